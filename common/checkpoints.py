@@ -61,7 +61,7 @@ class StoredFile(msgspec.Struct, frozen=True):
     crc32c: _Checksum
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class CheckpointManifest(msgspec.Struct, frozen=True):
     """What a checkpoint is, and what it must hold. `crc32c`, the last key, is that of the bytes before it."""
 
     version: int
@@ -88,7 +88,7 @@ class Found:
     """A checkpoint in a store. It is usable if `reason` is None."""
 
     path: Path
-    manifest: Manifest | None
+    manifest: CheckpointManifest | None
     reason: str | None = None
 
     @property
@@ -122,7 +122,7 @@ def files_of_ranks(ranks: int) -> list[StoredFile]:
     return [StoredFile(f"rank-{rank}.{kind}", rank, 0, 0) for rank in range(ranks) for kind in ("raw", "json")]
 
 
-def decode(content: bytes) -> Manifest:
+def decode(content: bytes) -> CheckpointManifest:
     """Return the manifest in `content`. Raises Damaged if it is no manifest or lists no complete state of a job."""
     if len(content) > _MOST_MANIFEST_BYTES:
         raise Damaged(f"has {len(content)} bytes, more than any such file")
@@ -130,7 +130,7 @@ def decode(content: bytes) -> Manifest:
         version = msgspec.json.decode(content, type=_OfVersion).version
         if version > VERSION:
             raise Damaged(f"is of version {version}, newer than this program's {VERSION}; use the newer program")
-        manifest = msgspec.json.decode(content, type=Manifest)
+        manifest = msgspec.json.decode(content, type=CheckpointManifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Damaged(f"is no manifest: {error}") from None
     ending = b"%d}" % manifest.crc32c
@@ -144,7 +144,7 @@ def decode(content: bytes) -> Manifest:
     return manifest
 
 
-def encode(manifest: Manifest) -> bytes:
+def encode(manifest: CheckpointManifest) -> bytes:
     """Return the manifest as JSON, whose last value is the checksum of all before it."""
     ending = b"0}"
     content = msgspec.json.encode(msgspec.structs.replace(manifest, crc32c=0)).removesuffix(ending)

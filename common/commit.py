@@ -23,8 +23,8 @@ from iotwin.common.checkpoints import (
     CHECKPOINT,
     LATEST,
     MANIFEST,
+    CheckpointManifest,
     Found,
-    Manifest,
     StoredFile,
     checkpoints,
     decode,
@@ -58,7 +58,7 @@ class Retention:
     best: int = 0
     epoch_ends: bool = False
 
-    def kept(self, newest_first: list[Manifest]) -> list[bool]:
+    def kept(self, newest_first: list[CheckpointManifest]) -> list[bool]:
         """Return for each checkpoint whether it remains; the newest always does."""
         if not (self.last or self.every or self.best or self.epoch_ends):
             return [True] * len(newest_first)
@@ -70,7 +70,7 @@ class Retention:
             for index, manifest in enumerate(newest_first)
         ]
 
-    def counted(self, newest_first: list[Manifest]) -> set[int]:
+    def counted(self, newest_first: list[CheckpointManifest]) -> set[int]:
         """Return the indexes of the checkpoints that remain because others are worse: the `last` and the `best`."""
         scored = [index for index, manifest in enumerate(newest_first) if manifest.metric is not None]
         best = sorted(scored, key=lambda index: newest_first[index].metric or 0.0, reverse=True)[: self.best]
@@ -150,7 +150,7 @@ class Store:
         if failed:
             raise IotwinError(f"{self.directory}: another rank could not write its part of the checkpoint")
 
-    def commit(self, manifest: Manifest, tensors: Iterable[Tensor] | Packed, values: dict[str, Any]) -> Path:
+    def commit(self, manifest: CheckpointManifest, tensors: Iterable[Tensor] | Packed, values: dict[str, Any]) -> Path:
         """Write a checkpoint of the `tensors` and `values` of all ranks; return its folder on rank 0.
 
         Every rank must call it. `manifest` needs neither files nor sequence. On return, the checkpoint is durable, and older
@@ -187,7 +187,7 @@ class Store:
             raise IotwinError(f"{error.filename or self.directory}: {error.strerror}; nothing more was removed") from None
         return leaving
 
-    def _begin(self, folder: Path, manifest: Manifest) -> Manifest:
+    def _begin(self, folder: Path, manifest: CheckpointManifest) -> CheckpointManifest:
         """Make the unfinished folder; return the manifest with the names of the files that the ranks will write.
 
         Raises UsageError, before anything is written, for a manifest that no later run could read.
@@ -200,7 +200,7 @@ class Store:
         new_folder(folder)
         return manifest
 
-    def _encoded(self, manifest: Manifest) -> tuple[bytes, Manifest]:
+    def _encoded(self, manifest: CheckpointManifest) -> tuple[bytes, CheckpointManifest]:
         """Return the manifest's bytes, and the manifest as a later run reads it; UsageError if none could."""
         content = encode(manifest)
         try:
@@ -208,7 +208,7 @@ class Store:
         except Damaged as damage:
             raise UsageError(f"{self.directory}: step {manifest.step} is not written, as its {MANIFEST} {damage}") from None
 
-    def _finish(self, folder: Path, manifest: Manifest) -> Path:
+    def _finish(self, folder: Path, manifest: CheckpointManifest) -> Path:
         before = checkpoints(self.directory)
         sequence = 1 + max((found.manifest.sequence for found in before if found.manifest), default=0)
         files = [_stored(folder, file) for file in manifest.files]
@@ -292,7 +292,7 @@ def _remove(found: Found) -> Path | None:
     return None if _remove_listed(gone, found.manifest) else gone
 
 
-def _remove_listed(gone: Path, manifest: Manifest | None) -> bool:
+def _remove_listed(gone: Path, manifest: CheckpointManifest | None) -> bool:
     """Remove the files that `manifest` lists, the manifest last, then the folder; return False if others' files keep it."""
     for name in (*(file.name for file in manifest.files), MANIFEST) if manifest else ():
         unlink_beneath(gone, name)

@@ -41,7 +41,6 @@ NOT_YET: dict[str, set[str]] = {
     "cells": set(),
     "lines": set(),
     "classes": {
-        "trace_store",
         "benchmark/fit",
     },
 }

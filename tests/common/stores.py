@@ -3,14 +3,16 @@
 import msgspec
 import numpy as np
 
-from iotwin.common.checkpoints import MANIFEST, Found, Manifest, Position, encode, look, read_rank
+from iotwin.common.checkpoints import MANIFEST, CheckpointManifest, Found, Position, encode, look, read_rank
 from iotwin.common.commit import Retention, Store
 from iotwin.common.tensor_file import Tensor
 
 
 def manifest(step, world_size=1, **changes):
     position = Position(seed=1, epoch=1, position=step * 4, samples=1000, batch_size=4, world_size=world_size)
-    return Manifest(**{"version": 1, "step": step, "epoch": 1, "position": position, "world_size": world_size, **changes})
+    return CheckpointManifest(
+        **{"version": 1, "step": step, "epoch": 1, "position": position, "world_size": world_size, **changes}
+    )
 
 
 def tensors(step, rank=0, sizes=(100, 0, 7)):

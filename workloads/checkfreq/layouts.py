@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import torch
 
-from iotwin.common.checkpoints import Found, Manifest, Position, checkpoints, newest, read_rank, verify
+from iotwin.common.checkpoints import CheckpointManifest, Found, Position, checkpoints, newest, read_rank, verify
 from iotwin.common.commit import LOCK, Retention, Store
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import fsync_directory, link, make_folder, open_rewritten, rename
@@ -79,7 +79,7 @@ class OurLayout:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._store.__exit__(kind, error, trace)
 
-    def commit(self, manifest: Manifest, tensors: Iterable[Tensor], values: State, waited: bool = False) -> None:
+    def commit(self, manifest: CheckpointManifest, tensors: Iterable[Tensor], values: State, waited: bool = False) -> None:
         """Commit the checkpoint to the store."""
         self._store.commit(manifest, tensors, values)
 
@@ -174,7 +174,7 @@ class TheirLayout:
             release_lock(self._lock)
             self._lock = None
 
-    def commit(self, manifest: Manifest, tensors: Iterable[Tensor], values: State, waited: bool = False) -> None:
+    def commit(self, manifest: CheckpointManifest, tensors: Iterable[Tensor], values: State, waited: bool = False) -> None:
         """Write a temporary file, sync it, rename it, and with `overwrite` remove the older checkpoints."""
         before = self._numbered()
         number = before[0][0] + 1 if before else 0

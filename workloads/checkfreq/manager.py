@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import distributed
 
-from iotwin.common.checkpoints import VERSION, Manifest, Position
+from iotwin.common.checkpoints import VERSION, CheckpointManifest, Position
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.progress import note
 from iotwin.workloads.checkfreq import LAYOUTS, OURS
@@ -254,7 +254,7 @@ class CFManager:
         state = self.chk.state()
         return state if self._sharding is None else self._sharding.parts(state)
 
-    def _save_now(self, state: State, manifest: Manifest) -> CheckpointCost:
+    def _save_now(self, state: State, manifest: CheckpointManifest) -> CheckpointCost:
         """Write the state without a snapshot, while training waits."""
         begin_ns, cpu_s = time.monotonic_ns(), time.thread_time()
         if self._persister is None:
@@ -270,12 +270,14 @@ class CFManager:
         self._stalled(begin_ns)
         return CheckpointCost(0.0, (time.monotonic_ns() - begin_ns) / 1e9)
 
-    def _manifest(self, additional: State | None, is_epoch: bool, epoch: int, position: Position | None, reason: str) -> Manifest:
+    def _manifest(
+        self, additional: State | None, is_epoch: bool, epoch: int, position: Position | None, reason: str
+    ) -> CheckpointManifest:
         step = (additional or {}).get("steps_so_far")
         self._step = step if isinstance(step, int) and step >= 0 else self._step + 1
         if position is None:  # the script's own loop: only "at an end of an epoch" or "within one" is known
             position = Position(0, epoch + 1, 0 if is_epoch else max(1, self._step), 0, 0, self.world_size)
-        return Manifest(
+        return CheckpointManifest(
             VERSION,
             self._step,
             epoch,

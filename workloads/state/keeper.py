@@ -14,7 +14,7 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
-from iotwin.common.checkpoints import VERSION, Found, Manifest, Position, checkpoints, open_checkpoint, read_rank
+from iotwin.common.checkpoints import VERSION, CheckpointManifest, Found, Position, checkpoints, open_checkpoint, read_rank
 from iotwin.common.commit import Retention, Store, Together
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import open_append
@@ -162,7 +162,7 @@ class Keeper:
         if self._ranks.rank == 0:
             state |= {"shared": shared, "order_sha256": self.order_sha256}
         tensors, values = self._framework.flatten(state)
-        manifest = Manifest(
+        manifest = CheckpointManifest(
             VERSION, self.steps, position.epoch, position, self._ranks.world_size, code_sha256=code_sha256(),
             versions=self._framework.versions | {"numpy": np.__version__, "msgspec": msgspec.__version__},
             reason=reason, metric=self.metric, job=self._job,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
 
-from iotwin.common.checkpoints import Manifest
+from iotwin.common.checkpoints import CheckpointManifest
 from iotwin.common.commit import Store
 from iotwin.common.errors import IotwinError
 from iotwin.common.tensor_file import Entry, Tensor
@@ -34,13 +34,15 @@ class Destination(Protocol):
 
     store: Store | None
 
-    def commit(self, manifest: Manifest, tensors: Iterable[Tensor], values: dict[str, Any], waited: bool = False) -> None:
+    def commit(
+        self, manifest: CheckpointManifest, tensors: Iterable[Tensor], values: dict[str, Any], waited: bool = False
+    ) -> None:
         """Write a checkpoint durably. `waited`: True if training blocks until the write ends. Raises IotwinError on failure."""
 
 
 class _Write(NamedTuple):
     snapshot: StateSnapshot
-    manifest: Manifest
+    manifest: CheckpointManifest
     worker: str  # THREAD or PROCESS
     sent_ns: int = 0  # when it was sent to the writer process, CLOCK_MONOTONIC; 0 if not yet
 
@@ -91,7 +93,7 @@ class Persister:
             self._free.append(buffer)
             self._changed.notify_all()
 
-    def submit(self, snapshot: StateSnapshot, manifest: Manifest, worker: str) -> None:
+    def submit(self, snapshot: StateSnapshot, manifest: CheckpointManifest, worker: str) -> None:
         """Queue a snapshot for the writing thread, which finishes and writes it.
 
         A fully copied snapshot goes to an idle writer process from the calling thread. Sending it from the writing thread would

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from iotwin.common.checkpoints import Manifest
+from iotwin.common.checkpoints import CheckpointManifest
 from iotwin.common.commit import Retention, Store
 from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import decode_foreign
@@ -35,7 +35,7 @@ class WriteRequest(msgspec.Struct):
 
     directory: str
     retention: dict[str, Any]
-    manifest: Manifest
+    manifest: CheckpointManifest
     buffer_bytes: int
     tensors: list[Entry]
     values: Any
