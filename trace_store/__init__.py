@@ -1,1 +1,1 @@
-"""The trace store: schema, writer, reader and crash recovery. Imports no other room."""
+"""Traces on disk: their schema, how to write, read, import and recover them, and figures about one trace."""

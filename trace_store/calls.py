@@ -1,7 +1,4 @@
-"""Decode the calls of a trace into numpy columns, and combine what collectors find in its chunks.
-
-Each user chooses the groups of operations, the kinds of files and the columns.
-"""
+"""Decode the calls of a trace into numpy columns, and merge what collectors found in its chunks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,13 +24,13 @@ class DecodedCalls:
 
     batch: pa.RecordBatch
     op: Ints  # index into the decoder's `ops`
-    group: Ints  # index into the decoder's groups; its `other` for all other operations
+    group: Ints  # index into the decoder's `groups`; the decoder's `other` if the operation is in none of them
     file_id: Ints  # -1 if the call has no file
-    kind: Ints  # of the file: index into the decoder's kinds; -1 for other kinds and for calls without a file
-    rows: Ints | None = None  # rows of the batch; None: all
+    kind: Ints  # index of the file's kind in the decoder's `kinds`; -1 for other kinds and for calls without a file
+    rows: Ints | None = None  # the rows of `batch` that these calls are; None: all
 
     def where(self, selected: NDArray[np.bool_]) -> "DecodedCalls":
-        """Return the calls that a mask selects."""
+        """Return the calls for which the mask `selected`, shape (n,), is True."""
         if selected.all():
             return self
         rows = np.flatnonzero(selected)
@@ -41,7 +38,7 @@ class DecodedCalls:
         return DecodedCalls(self.batch, op, group, file_id, kind, rows if self.rows is None else self.rows[rows])
 
     def column(self, name: str, missing: int = -1) -> Ints:
-        """Return a column of numbers, `missing` for null."""
+        """Return the numbers of the column `name`, with `missing` in place of null."""
         values = integers(self.batch.column(name), missing)
         return values if self.rows is None else values[self.rows]
 
@@ -50,12 +47,16 @@ class DecodedCalls:
         return np.maximum(self.column("duration_ns", 0), 0)
 
     def moved_bytes(self, transfers: NDArray[np.bool_]) -> Ints:
-        """Return the bytes that each call of the mask moved; 0 for other and for failed calls."""
+        """Return the bytes that each call transferred; 0 for failed calls and for calls outside the mask `transfers`."""
         return np.where(transfers, np.maximum(self.column("result", 0), 0), 0)
 
 
 class CallDecoder:
-    """Decodes `columns` (including op and file_id) of a trace's events in batches; `ops` names the operations read so far."""
+    """Decodes a trace's events in batches; `ops` lists the names of the operations read so far.
+
+    `columns` must include op and file_id. `groups` and `kinds` choose the groups of operations and the kinds of files that get
+    an index; operations of other groups get `other`.
+    """
 
     def __init__(
         self,
@@ -77,14 +78,14 @@ class CallDecoder:
     def read(
         self, where: pc.Expression | None = None, parts: Sequence[int] | None = None, batch_rows: int | None = None
     ) -> Iterator[DecodedCalls]:
-        """Yield the calls that `where` selects, from all parts of the trace or from `parts`, in batches that are not empty."""
+        """Yield the calls for which `where` is true, in non-empty batches; `parts` selects Parquet files of the events."""
         size = {} if batch_rows is None else {"batch_rows": batch_rows}
         for batch in self._trace.events(self._columns, where, parts=parts, **size):
             if batch.num_rows:
                 yield self._decode(batch)
 
     def in_flight(self, chunk: Chunk) -> DecodedCalls:
-        """Return the calls of earlier chunks that end after `chunk` begins; there may be none."""
+        """Return the calls of earlier chunks that end after `chunk` begins, possibly none."""
         columns = [column.combine_chunks() for column in chunk.in_flight.select(self._columns).columns]
         return self._decode(pa.RecordBatch.from_arrays(columns, self._columns))
 
@@ -112,16 +113,16 @@ Found = TypeVar("Found", bound=_Extendable)
 
 
 class Collectors:
-    """A set of collectors, its attributes, over the calls of one chunk or of consecutive chunks."""
+    """Base class of objects whose attributes are collectors, each for the calls of one or more consecutive chunks."""
 
     def extend(self, later: Self) -> None:
-        """Add what `later` collected from the calls after these."""
+        """Extend each collector by the same one of `later`, which covers the chunks that follow."""
         for name, collector in vars(self).items():
             collector.extend(getattr(later, name))
 
 
 def folded(found: Iterator[Found], chunks: Sequence[Chunk], advance: Advance) -> Found:
-    """Return the combination of what was `found` in the chunks, in their order; `advance` gets the events of each."""
+    """Merge the results `found` of the chunks, one each and in order; pass the number of events of each chunk to `advance`."""
     whole = next(found)
     advance(chunks[0].rows)
     for chunk in chunks[1:]:

@@ -21,29 +21,29 @@ _LEAST_EVENTS = 4_000_000  # events of a chunk: with fewer, merging costs more t
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive parts of a trace."""
+    """Consecutive parts (Parquet files) of a trace's events."""
 
     path: Path
-    parts: tuple[int, ...]
+    parts: tuple[int, ...]  # their indices
     rows: int
-    begin_ns: int  # no event starts earlier
+    begin_ns: int  # start of the first event
     end_ns: int  # begin of the next chunk; the largest int64 for the last one
     threads: NDArray[np.int64]  # of the whole trace, sorted
     in_flight: pa.Table  # schema.EVENTS: calls of earlier chunks that end after this one begins
 
 
 def chunks_of(trace: Trace, each: Workers) -> list[Chunk]:
-    """Return the chunks of a trace; `each` scans them if there are several."""
+    """Return the chunks of a trace, in order of time; `each` scans them concurrently if there are several."""
     rows = trace.part_rows
     groups = _groups(rows)
     begins = [trace.part_begin_ns(group[0]) if group else 0 for group in groups]
     ends = [*begins[1:], np.iinfo(np.int64).max]
     if len(groups) == 1:
-        looks = [_look((trace.path, groups[0], ends[0]))]
+        scans = [_scan((trace.path, groups[0], ends[0]))]
     else:
-        looks = list(each(_look, [(trace.path, group, end) for group, end in zip(groups, ends, strict=True)]))
-    threads = np.unique(np.concatenate([tids for tids, _ in looks]))
-    late = pa.concat_tables([table for _, table in looks]).unify_dictionaries()
+        scans = list(each(_scan, [(trace.path, group, end) for group, end in zip(groups, ends, strict=True)]))
+    threads = np.unique(np.concatenate([tids for tids, _ in scans]))
+    late = pa.concat_tables([table for _, table in scans]).unify_dictionaries()
     late_end = pc.add(late["start_ns"], late["duration_ns"])
     chunks = []
     for group, begin, end in zip(groups, begins, ends, strict=True):
@@ -64,8 +64,11 @@ def _groups(rows: Sequence[int]) -> list[list[int]]:
     return groups
 
 
-def _look(task: tuple[Path, Sequence[int], int]) -> tuple[NDArray[np.int64], pa.Table]:
-    """Return the threads of a chunk, and its events that end after `end_ns`."""
+def _scan(task: tuple[Path, Sequence[int], int]) -> tuple[NDArray[np.int64], pa.Table]:
+    """Return the thread ids of a chunk, and its events that end after the chunk's end.
+
+    `task`: path of the trace, indices of the chunk's parts, end of the chunk in ns.
+    """
     path, parts, end_ns = task
     trace = Trace(path)
     threads, earliest = [np.empty(0, np.int64)], None

@@ -17,32 +17,33 @@ _TEMPORARY = "/memfd:"
 _SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - a name to recognise, not a file to make
 _LIBRARY = ("/usr/", "/lib/", "/lib64/", "/bin/", "/sbin/")
 _LIBRARY_PARTS = ("/site-packages/", "/dist-packages/", "/lib/python", "/__pycache__/", "/.pyenv/", "/conda-meta/")
-# .recording: the program of a recorded twin, as a script is the program of a job.
+# A recorded twin is a .recording, which the emulator executes as a shell executes a script.
 _LIBRARY_SUFFIXES = {".py", ".pyc", ".so", ".egg-link", ".sh", ".recording"}
-# Files in these without a suffix (.11 of python3.11 is none) are programs, which their interpreter reads.
+# A file in such a folder is a program if its name has no suffix, or only digits after the dot (python3.11).
 _PROGRAM_FOLDERS = {"bin", "sbin", "libexec", "shims"}
 _LOG_SUFFIXES = {".log", ".out", ".err"}
 _CHECKPOINT_SUFFIXES = {".pt", ".pth", ".chk", ".ckpt", ".keras", ".safetensors", ".pkl", ".meta", ".index", ".distcp"}
 _CHECKPOINT_NAMES = {".metadata"}  # the index of a distributed checkpoint of torch
-# Files of iotwin.common.commit: the part of a rank, its description, the manifest and the name of the latest checkpoint.
+# Files that iotwin.common.commit writes: a rank's tensors and their index, the manifest, the name of the latest checkpoint.
 _STORED = re.compile(r"/step-[\d.]+(\.tmp|\.gone)?/(rank-\d+\.(raw|json)|manifest\.json)$|/LATEST$")
-# Files that hold either states or samples: kinds_by_use decides.
+# A file with such a suffix holds a state or samples: kinds_by_use decides.
 _EITHER_SUFFIXES = {*_CHECKPOINT_SUFFIXES, ".bin", ".h5", ".hdf5", ".npz"}
-_AGAIN = 1.5  # bytes read over size, from which on a file was read again
-_FEWEST_SAMPLES = 8  # files with a checkpoint's suffix, each read once during training, from which on they are samples
+_AGAIN = 1.5  # a file was read repeatedly if the job read at least this multiple of its size
+_FEWEST_SAMPLES = 8  # at least so many files with a checkpoint's suffix, read during training, are samples
 _SETTINGS_SUFFIXES = {".json", ".yaml", ".yml", ".toml", ".cfg", ".conf", ".ini", ".fio", ".txt", ".md"}
-_SETTINGS_LIMIT_BYTES = 1 << 20  # read from a text file or from all of a folder, from which on they are data
-_FEWEST_TEXTS = 8  # text files of a folder from which on they are a corpus, if they reach that limit together
-_FEWEST_LABELS = 16  # text files read repeatedly, from which on they are data of any size: labels, one a sample
-_CHECKPOINT_MINIMUM_BYTES = 1 << 16  # written to a file whose suffix does not decide
-_RESULT_SUFFIXES = {".json", ".csv", ".parquet", ".png", ".svg", ".html"}  # results, from which no job restarts
+_SETTINGS_LIMIT_BYTES = 1 << 20  # a text file, or all of a folder, is data if the job read at least so much of it
+_FEWEST_TEXTS = 8  # at least so many text files of a folder are a corpus if they reach that limit together
+_FEWEST_LABELS = 16  # at least so many text files of a folder, read repeatedly, are labels of samples, whatever their size
+_CHECKPOINT_MINIMUM_BYTES = 1 << 16  # a file whose suffix does not decide is a checkpoint if so much was written to it
+_RESULT_SUFFIXES = {".json", ".csv", ".parquet", ".png", ".svg", ".html"}  # no job restarts from these
 
 
 def file_kind(path: str, file_type: int, read_bytes: int, written_bytes: int, is_log: bool, size_bytes: int | None = None) -> str:
     """Return the kind (one of schema.FILE_KINDS) of one file.
 
-    `file_type` is S_IFMT >> 12, 0 if the file was never open. `read_bytes` includes mappings. `size_bytes` is the size when the
-    job first opened the file, None if unknown.
+    `file_type` is the type bits of the mode (S_IFMT) >> 12, 0 if the file was never open. `read_bytes` includes mappings.
+    `is_log`: the trace keeps the file as a log of the job. `size_bytes` is the size when the job first opened the file, None if
+    unknown.
     """
     if is_log:
         return "log"
@@ -59,16 +60,16 @@ def file_kind(path: str, file_type: int, read_bytes: int, written_bytes: int, is
 
 
 def _kind_of_memory_or_system(path: str, is_written: bool, is_read: bool) -> str | None:
-    """Return temporary, system or, for other files, None. `is_read`: the job read bytes that the file held before."""
+    """Return "temporary" or "system", or None for other files. `is_read`: the job read bytes that the file held before."""
     in_memory = path.startswith(_SHARED_MEMORY)
-    # Somebody copied a data set to memory if it was there before the job, which only reads it. Else the job made the file.
+    # A file in memory that the job only reads was there before it: a copy of a data set. The job made all other such files.
     if path.startswith(_TEMPORARY) or (in_memory and (is_written or not is_read)):
         return "temporary"
     return "system" if path.startswith(_SYSTEM) or (path.startswith("/dev/") and not in_memory) else None
 
 
 def _is_library(path: str) -> bool:
-    """Whether the name is that of a program, of a library or of one of its files."""
+    """Whether the file is a program, a library or part of a package, by its path."""
     suffix, folder = _suffix(PurePosixPath(path)), PurePosixPath(path).parent.name
     if path.startswith(_LIBRARY) or any(part in path for part in _LIBRARY_PARTS):
         return True
@@ -82,11 +83,11 @@ def _kind_of_read(path: str, read_bytes: int, size_bytes: int | None) -> str:
         return "checkpoint"
     if read_bytes == 0 or (suffix in _SETTINGS_SUFFIXES and read_bytes < _SETTINGS_LIMIT_BYTES):
         return "other"
-    return "temporary" if size_bytes == 0 else "dataset"  # the job read bytes that it wrote to the empty file through a map
+    return "temporary" if size_bytes == 0 else "dataset"  # empty at first: the job wrote it through a memory map
 
 
 def kind_of_removed(path: str) -> str:
-    """Return the kind of a file that was removed and never opened, by its name: a checkpoint or other."""
+    """Return the kind, checkpoint or other, of a file that the job removed without ever opening it, by its name."""
     return "checkpoint" if _is_named_checkpoint(path) else "other"
 
 
@@ -108,13 +109,14 @@ class FileReading:
 
 
 def kinds_by_use(files: Sequence[FileReading]) -> list[str]:
-    """Return the kinds of read files: for files that may be samples, settings or a state (.txt, .pt, ...), by their use.
+    """Return the kind of each file, from its use if it may hold samples, settings or a state (.txt, .pt, ...).
 
-    Files of one folder and suffix form a group of one kind:
-    - text files are data (a corpus, labels) if they are many, and large together or read repeatedly;
-    - files that are read repeatedly are data, and so are many files that are not read before other data;
-    - files that are read once, before other data, are a state that the job starts from (checkpoint);
-    - of all others the suffix decides.
+    The files of one folder with the same suffix form a group, and all get the same kind:
+    - text files are data (a corpus, labels) if there are many, and they are large together or read repeatedly;
+    - files that the job reads repeatedly are data;
+    - many files are data, unless the job reads them all before it begins to read other data;
+    - files that the job reads once, before other data, are a state from which it starts (checkpoint);
+    - for all other groups the suffix decides.
     """
     kinds = _with_corpora(files)
     groups = _groups(files, [i for i, kind in enumerate(kinds) if kind in ("dataset", "checkpoint")])
@@ -139,12 +141,12 @@ def kinds_by_use(files: Sequence[FileReading]) -> list[str]:
 
 
 def _held(file: FileReading) -> int:
-    """Return the size of the file in bytes, or the bytes read if the size is unknown."""
+    """Return the size of the file in bytes, or the bytes read from it if the size is unknown or 0."""
     return file.size_bytes or file.read_bytes
 
 
 def _with_corpora(files: Sequence[FileReading]) -> list[str]:
-    """Return the kinds of the files, with data for the text files of a corpus and for labels of samples."""
+    """Return the kind of each file: dataset for the text files of a corpus and for labels of samples, else its `kind`."""
     kinds = [file.kind for file in files]
     texts = [
         i for i, file in enumerate(files) if file.kind == "other" and _suffix(PurePosixPath(file.path)) in _SETTINGS_SUFFIXES
@@ -159,7 +161,7 @@ def _with_corpora(files: Sequence[FileReading]) -> list[str]:
 
 
 def _groups(files: Sequence[FileReading], chosen: Iterable[int]) -> dict[tuple[str, str], list[int]]:
-    """Return the chosen files that were read, by folder and suffix; a number is no suffix."""
+    """Return the indices among `chosen` of files that were read, by (folder, suffix); digits after the dot are no suffix."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for index in chosen:
         if files[index].read_bytes:
@@ -170,7 +172,7 @@ def _groups(files: Sequence[FileReading], chosen: Iterable[int]) -> dict[tuple[s
 
 
 def _suffix(path: PurePosixPath) -> str:
-    """Return the suffix of a name: .pth of model.pth.tar, since no archive of samples is called so."""
+    """Return the suffix of the name; .pth for model.pth.tar, as no archive of samples has such a name."""
     inner = PurePosixPath(path.stem).suffix
     return inner if path.suffix == ".tar" and inner in _CHECKPOINT_SUFFIXES else path.suffix
 

@@ -1,6 +1,6 @@
 """Convert times between CLOCK_MONOTONIC and wall time by a trace's readings of both; measure drift, uncertainty and steps.
 
-Between two readings the drift is interpolated; before the first and after the last one it is constant.
+Between two readings the difference of the clocks is interpolated; before the first and after the last reading it is constant.
 """
 
 from collections.abc import Callable
@@ -21,25 +21,28 @@ Times = NDArray[np.int64]
 
 
 def realtime_to_monotonic(clock: list[ClockPair]) -> Callable[[Times], Times]:
-    """Return the function from UNIX times to CLOCK_MONOTONIC, ns; there must be at least one reading."""
+    """Return the function that converts UNIX times to CLOCK_MONOTONIC, both in ns; `clock` must hold at least one reading."""
     monotonic, real = _readings(clock)
     return lambda times: times + _offset(times, real, monotonic - real)
 
 
 def monotonic_to_realtime(clock: list[ClockPair]) -> Callable[[Times], Times]:
-    """Return the function from CLOCK_MONOTONIC to UNIX times, ns; there must be at least one reading."""
+    """Return the function that converts CLOCK_MONOTONIC to UNIX times, both in ns; `clock` must hold at least one reading."""
     monotonic, real = _readings(clock)
     return lambda times: times + _offset(times, monotonic, real - monotonic)
 
 
 def between_hosts(clock: list[ClockPair], reference: list[ClockPair]) -> Callable[[Times], Times]:
-    """Return the function from one host's CLOCK_MONOTONIC to the reference's, through the wall time of both."""
+    """Return the function that converts CLOCK_MONOTONIC of one host to that of another, in ns, through the wall time of both.
+
+    `clock` and `reference` are the readings on the two hosts.
+    """
     to_realtime, to_reference = monotonic_to_realtime(clock), realtime_to_monotonic(reference)
     return lambda times: to_reference(to_realtime(times))
 
 
 def one_by_one(mapping: Callable[[Times], Times]) -> Callable[[int], int]:
-    """Return the same function of a single time."""
+    """Return `mapping` as a function of one time instead of an array."""
     return lambda time_ns: int(mapping(np.array([time_ns], np.int64))[0])
 
 
@@ -59,8 +62,9 @@ def _offset(times: Times, at: Times, offsets: Times) -> Times:
 class ClockSummary:
     """Figures about the clock readings of a trace.
 
-    `drift_ppm`: drift of wall time against CLOCK_MONOTONIC without steps; None if there is one reading. `uncertainty_ns`: largest
-    error of a computed wall time. `steps`: (CLOCK_MONOTONIC ns of the first reading after it, ns) of each setting of the clock.
+    `drift_ppm`: drift of wall time against CLOCK_MONOTONIC, without steps; None if there are fewer than two readings.
+    `uncertainty_ns`: largest error of a computed wall time.
+    `steps`: for each time that the wall clock was set, CLOCK_MONOTONIC of the next reading and the change, both in ns.
     """
 
     readings: int
@@ -86,7 +90,7 @@ def summarise_clock(clock: list[ClockPair]) -> ClockSummary:
 
 
 def step_notes(clock: list[ClockPair]) -> list[str]:
-    """Return a note for every time that the wall clock was set while the trace was recorded."""
+    """Return a note for each time that somebody set the wall clock while the trace was recorded."""
     begin = clock[0].monotonic_ns if clock else 0
     return [
         f"the wall clock was set {'forward' if by > 0 else 'back'} by {format_duration(abs(by))}, "

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 def column(values: NDArray[np.generic], kind: pa.DataType, missing: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Return the values, shape (n,), as a column of the fixed-width type `kind` of the same width; null where `missing`."""
+    """Return `values`, shape (n,), as a column of type `kind`, null where `missing`. Raises TypeError if the widths differ."""
     if values.itemsize * 8 != kind.bit_width:
         raise TypeError(f"{values.dtype} is no {kind}")
     validity = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
@@ -41,7 +41,7 @@ def plain_labels(expected: pa.Schema) -> pa.Schema:
 
 
 def texts(values: Sequence[str | None]) -> pa.StringArray:
-    """Return a column of texts; null where one is None."""
+    """Return a column of texts, null for None."""
     content = [b"" if value is None else value.encode() for value in values]
     ends = np.cumsum([0, *map(len, content)]).astype(np.int32)
     present = np.array([value is not None for value in values], np.bool_)
@@ -57,7 +57,7 @@ def labels(
 
 
 def rows_table(rows: Sequence[Mapping[str, Any]], expected: pa.Schema) -> pa.Table:
-    """Return a few rows as a table; null where a row has None or no value."""
+    """Return a few rows as a table of the schema `expected`; null where a row has None or lacks the column."""
     arrays = [_values_column([row.get(field.name) for row in rows], field.type) for field in expected]
     return pa.Table.from_arrays(arrays, schema=expected)
 

@@ -12,9 +12,9 @@ from iotwin.trace_store.schema import SCHEMA_VERSION
 
 MANIFEST_NAME = "manifest.json"
 KIND = "iotwin trace"
-_MOST_BYTES = 1 << 26  # of a manifest
+_MOST_MANIFEST_BYTES = 1 << 26
 
-# Sums of a few of them fit in 64 bits, and so do a time and a duration.
+# Bounded, so that the sum of two values fits in 64 bits.
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Pid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -23,26 +23,26 @@ State = Literal["recording", "complete", "recovered"]
 
 
 class ClockPair(msgspec.Struct):
-    """One reading of both clocks: CLOCK_REALTIME read between two CLOCK_MONOTONIC readings."""
+    """One reading of both clocks: CLOCK_REALTIME, read between two readings of CLOCK_MONOTONIC."""
 
     monotonic_ns: Nanoseconds
     realtime_ns: Nanoseconds
-    uncertainty_ns: Nanoseconds  # half the width of the two monotonic readings
+    uncertainty_ns: Nanoseconds  # half the time between the two readings of CLOCK_MONOTONIC
 
 
 class Host(msgspec.Struct):
-    """The machine a trace was taken on."""
+    """The machine on which the trace was recorded."""
 
     hostname: str
     kernel: str
     cpus: Count
     memory_bytes: Count
     architecture: str
-    file_system: str = ""  # of the directory the trace is written to
+    file_system: str = ""  # of the directory of the trace
 
 
 class Target(msgspec.Struct):
-    """What was traced."""
+    """The traced command, process, cgroup or container."""
 
     command: list[str] = []
     working_directory: str = ""
@@ -54,7 +54,7 @@ class Target(msgspec.Struct):
 
 
 class Cost(msgspec.Struct):
-    """What tracing cost the job and the machine."""
+    """The CPU time of tracer and job, and the rate of events."""
 
     wall_ns: Nanoseconds = 0
     tracer_cpu_ns: Nanoseconds = 0
@@ -64,25 +64,25 @@ class Cost(msgspec.Struct):
 
 
 class MergedHost(msgspec.Struct):
-    """The source of a part of a merged trace."""
+    """One of the traces that a merged trace consists of."""
 
-    name: str  # as in the `host` columns: the host name, with a number if it occurs twice
-    source: str  # the trace that was merged
+    name: str  # as in the columns `host`: the host name, with a number if several traces have it
+    source: str  # path of the trace
     host: Host
-    shift_ns: Nanoseconds  # added to its times, at its start
-    uncertainty_ns: Nanoseconds  # of the clock readings, without the difference between the wall clocks of the hosts
+    shift_ns: Nanoseconds  # added to the time of its first event
+    uncertainty_ns: Nanoseconds  # of the readings of the clocks, without the difference between the wall clocks of the hosts
     events: Count
     lost: Count
 
 
 class Manifest(msgspec.Struct, omit_defaults=False):
-    """Everything about a trace that is not in its tables."""
+    """The facts about a trace that are not in its tables."""
 
     status: State
     backend: str
     host: Host
     target: Target
-    kind: str = KIND  # distinguishes it from other manifests, such as those of data sets
+    kind: str = KIND  # a data set and a checkpoint have a manifest.json, too
     schema_version: int = SCHEMA_VERSION
     tool_version: str = ""
     probes: list[str] = []
@@ -98,11 +98,11 @@ class Manifest(msgspec.Struct, omit_defaults=False):
     workload: str | None = None
     parameters: dict[str, str] = {}
     cost: Cost = msgspec.field(default_factory=Cost)
-    hosts: list[MergedHost] = []  # of a merged trace; times are on the clock of the first
+    hosts: list[MergedHost] = []  # of a merged trace, whose times are on the first host's clock
 
     @property
     def lost_events(self) -> int:
-        """Events known to be missing from the tables."""
+        """Number of events known to be missing from the tables."""
         return sum(self.lost.values())
 
 
@@ -112,12 +112,12 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Return the manifest of the trace in `directory`; IotwinError when there is none or it is not one of ours."""
+    """Return the manifest of the trace at `directory`. Raises IotwinError if the directory is no trace."""
     path = directory / MANIFEST_NAME
     if not directory.exists():
         raise IotwinError(f"{directory}: no such trace; check the path")
     try:
-        content = read_foreign(path, _MOST_BYTES)
+        content = read_foreign(path, _MOST_MANIFEST_BYTES)
     except NotADirectoryError:
         raise IotwinError(f"{directory} is a file; a trace is a directory, with a {MANIFEST_NAME} in it") from None
     except FileNotFoundError:
@@ -128,7 +128,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def decode_manifest(content: bytes, path: Path) -> Manifest:
-    """Return the manifest that `content`, found at `path`, is; IotwinError when it is none that this iotwin reads."""
+    """Decode the manifest `content`, read from `path`. Raises IotwinError if this version of iotwin cannot read it."""
     try:
         manifest = decode_foreign(content, Manifest, "it")
     except IotwinError as error:

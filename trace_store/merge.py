@@ -1,11 +1,12 @@
-"""Merge the traces of the hosts of one job into one trace, on the clock of the first, through their wall clocks.
+"""Merge the traces of the hosts of one job into one trace, with times on the first host's clock, through the wall clocks.
 
-Hosts share process and thread ids, so those of host n are increased by n * PIDS_PER_HOST. A file has one row per host. Samples
-are stored per host, under hosts/NAME/samples.
+Two hosts may use the same process ids, so those of host n are increased by n * PIDS_PER_HOST. A file has one row per host.
+Samples are stored per host, under hosts/NAME/samples.
 """
 
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ Shift = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 
 def merge_traces(traces: Sequence[Trace], directory: Path, force: bool = False) -> Manifest:
-    """Write one trace at `directory` from all `traces` and return its manifest, in the memory of a few batches a trace.
+    """Write one trace at `directory` from all `traces` and return its manifest; needs the memory of a few batches a trace.
 
     Raises UsageError for too few or too many traces or a `directory` in use, IotwinError if a trace has no clock readings.
     """
@@ -60,7 +61,7 @@ def merge_traces(traces: Sequence[Trace], directory: Path, force: bool = False) 
 
 
 def _unique(names: list[str]) -> list[str]:
-    """Return the names, those that occur twice with a number: a host may have several jobs or ranks."""
+    """Return the names, with a number added to repeated ones: a host may have several jobs or ranks."""
     unique: list[str] = []
     for name in names:
         taken = sum(other == name or other.startswith(f"{name}-") for other in unique)
@@ -69,12 +70,15 @@ def _unique(names: list[str]) -> list[str]:
 
 
 def _file_name(host: str, number: int) -> str:
-    """Return the host's name if it is a safe file name, else one that no host has."""
+    """Return the host's name if it is a safe file name, else host_`number`; no host name has an underscore."""
     return host if _HOST_NAME.fullmatch(host) else f"host_{number}"
 
 
 def _events(traces: Sequence[Trace], shifts: Sequence[Shift]) -> Iterator[pa.Table]:
-    """Yield the events of all traces in order of start, up to the time that all of them have reached."""
+    """Yield the events of all traces, merged in order of start.
+
+    Each table holds the events up to the time that all traces have reached.
+    """
     file_bases = np.cumsum([0, *(len(trace.files()) for trace in traces)])
     streams = [
         _moved(trace, shift, index, int(base))
@@ -94,7 +98,7 @@ def _events(traces: Sequence[Trace], shifts: Sequence[Shift]) -> Iterator[pa.Tab
 
 
 def _moved(trace: Trace, shift: Shift, number: int, file_base: int) -> Iterator[pa.Table]:
-    """Yield the batches of a trace with its times, processes and files as in the merged trace."""
+    """Yield the batches of a trace with times, pids and file ids of the merged trace; `number` is the host's index."""
     for batch in trace.events():
         if batch.num_rows == 0:
             continue
@@ -218,8 +222,7 @@ def _host(trace: Trace, name: str, shift: Shift, first: Manifest) -> MergedHost:
 
 
 def _sum(counts: list[dict[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
+    total = Counter[str]()
     for each in counts:
-        for name, count in each.items():
-            total[name] = total.get(name, 0) + count
-    return total
+        total.update(each)
+    return dict(total)

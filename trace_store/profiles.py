@@ -25,7 +25,7 @@ from iotwin.trace_store.writer import write_table
 _HEAD_BYTES = 1 << 20
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
-_EPOCH_US = 1e14  # microseconds since 1970 are above this (1973), those since the start of a run are not
+_EPOCH_US = 1e14  # in 1973: times in microseconds are above this if they count from 1970, but not from the start of a run
 _DEVICE_KINDS = ("kernel", "copy", "set")
 _GPU_PROCESS = re.compile(r"(?:device:)?GPU:(\d+)", re.IGNORECASE)
 _MEMORY_NAMES = (("memcpy", "copy"), ("memset", "set"))
@@ -35,12 +35,12 @@ _PLAIN_GPU = plain_labels(schema.GPU)
 
 @dataclass
 class _Reading:
-    """What has been read from a profile so far."""
+    """The accelerator work read from a profile so far."""
 
-    base_ns: int  # UNIX time that the profile's times are relative to; 0: they are UNIX times themselves
+    base_ns: int  # UNIX time from which the profile's times count; 0: they count from 1970
     tables: list[pa.Table] = field(default_factory=list)
-    devices: dict[str, int] = field(default_factory=dict)  # TensorFlow: process in the profile -> GPU
-    others: int = 0
+    devices: dict[str, int] = field(default_factory=dict)  # of TensorFlow: pid in the profile -> index of the GPU
+    others: int = 0  # events of the CPU
 
 
 def attach_profiles(trace: Trace, profiles: list[Path]) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def attach_profiles(trace: Trace, profiles: list[Path]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> _Reading:
-    """Return the accelerator work in the profile at `path`, with the times of the profile."""
+    """Return the accelerator work in the profile at `path`, with times as in the profile."""
     try:
         with open_foreign_unpacked(path) as file:
             return _read_open(file, path)

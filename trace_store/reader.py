@@ -22,13 +22,13 @@ _BATCH_ROWS = 1 << 17
 class Trace:
     """A finished trace on disk. Opening it reads only the manifest and the Parquet footers.
 
-    Tables are pandas frames with the columns of `schema`; nullable integers are floats with NaN.
+    Methods return tables as pandas frames with the columns of `schema`; integers that may be null are floats with NaN.
     """
 
     def __init__(self, path: Path | str, inferred: pd.DataFrame | None = None) -> None:
         """Open the trace at `path`. Raises IotwinError if it is missing, unfinished, truncated or not a trace.
 
-        `inferred`: phases with the columns of `schema.PHASES`, used instead of those that the job did not log.
+        `inferred`: rows of schema.PHASES to use in place of the trace's phases, for a job that logs none.
         """
         self.path = Path(path)
         self.inferred = inferred
@@ -41,7 +41,7 @@ class Trace:
 
     @property
     def event_parts(self) -> int:
-        """The number of parts of the events."""
+        """The number of parts (Parquet files) of the events."""
         return len(self._events.files)
 
     @property
@@ -50,15 +50,13 @@ class Trace:
         return [_footer(Path(part)).num_rows for part in self._events.files]
 
     def part_begin_ns(self, part: int) -> int:
-        """Return the start of the first event of a part."""
+        """Return the start of the first event of a part in ns; 0 if the part is empty."""
         return next((int(batch["start_ns"][0].as_py()) for batch in self.events(["start_ns"], parts=[part]) if batch.num_rows), 0)
 
     def _open_events(self) -> ds.Dataset:
         directory = self.path / "events.parquet"
         parts = sorted(directory.glob("*.parquet"))
-        rows = 0
-        for part in parts:
-            rows += _footer(part, schema.EVENTS).num_rows
+        rows = sum(_footer(part, schema.EVENTS).num_rows for part in parts)
         if rows != self.manifest.events:
             raise IotwinError(
                 f"{directory} holds {rows} events but the manifest counts {self.manifest.events}: parts are missing; "
@@ -77,9 +75,9 @@ class Trace:
         batch_rows: int = _BATCH_ROWS,
         parts: Sequence[int] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the events of all or some `parts` in order of start, in batches of at most `batch_rows` rows.
+        """Yield the events in order of start, in batches of at most `batch_rows` rows; `parts` are indices, None for all parts.
 
-        `where` is a pyarrow expression that Parquet applies, e.g. ``pc.field("op") == "read"``.
+        `where` is a pyarrow expression that selects rows while Parquet is read, e.g. ``pc.field("op") == "read"``.
         """
         wanted = list(columns) if columns is not None else None
         # Threads decode a few batches ahead, in order; their number bounds the memory.
@@ -97,7 +95,7 @@ class Trace:
             yield batch
 
     def events_frame(self, columns: Sequence[str] | None = None, where: Expression | None = None) -> pd.DataFrame:
-        """Return the events as one frame, in order of start; `op` is categorical. For traces that fit in memory."""
+        """Return the events as one frame in order of start, for traces that fit in memory; `op` is categorical."""
         wanted = list(columns) if columns is not None else None
         with _damage_in_one_line(self.path / "events.parquet"):
             table: pa.Table = self._events.to_table(columns=wanted, filter=where)
@@ -114,7 +112,7 @@ class Trace:
         return self._table("processes.parquet", schema.PROCESSES)
 
     def phases(self) -> pd.DataFrame:
-        """Return the phases table in order of start: the inferred phases if given, else the logged ones, which may be none."""
+        """Return the phases in order of start: those passed as `inferred`, or else the logged phases, possibly none."""
         return self.inferred if self.inferred is not None else self._table("phases.parquet", schema.PHASES)
 
     def step_parts(self) -> pd.DataFrame | None:
@@ -131,12 +129,12 @@ class Trace:
 
     def tables(self) -> dict[str, ds.Dataset]:
         """Return each table of the trace as an Arrow dataset, by name; samples are called samples_KIND."""
-        places = {name: (self.path / f"{name}.parquet", columns) for name, columns in schema.TABLES.items()}
-        places |= {
+        files = {name: (self.path / f"{name}.parquet", columns) for name, columns in schema.TABLES.items()}
+        files |= {
             f"samples_{kind}": (self.path / "samples" / f"{kind}.parquet", columns) for kind, columns in schema.SAMPLES.items()
         }
         found: dict[str, ds.Dataset] = {"events": self._events}
-        for name, (path, columns) in places.items():
+        for name, (path, columns) in files.items():
             if path.exists():
                 _footer(path, columns)
                 found[name] = ds.dataset(str(path), schema=columns, format=_checked_parquet())
@@ -166,13 +164,13 @@ class Trace:
 
 
 def _checked_parquet() -> ds.ParquetFileFormat:
-    """Return the Parquet format with verification of page checksums; pages without a checksum pass."""
+    """Return the format that verifies the checksums of pages; pages without a checksum pass."""
     return ds.ParquetFileFormat(default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True))
 
 
 @contextmanager
 def _damage_in_one_line(path: Path) -> Iterator[None]:
-    """Turn Arrow's errors about unreadable pages, of several lines without a file name, into an IotwinError that names `path`."""
+    """Convert Arrow's errors about unreadable pages, which name no file, to an IotwinError of one line that names `path`."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:

@@ -8,14 +8,13 @@ import pyarrow as pa
 
 SCHEMA_VERSION = 1
 
-_op = pa.dictionary(pa.int16(), pa.string())
 _label = pa.dictionary(pa.int16(), pa.string())
 
 EVENTS = pa.schema(
     [
         ("start_ns", pa.int64()),
         ("duration_ns", pa.int64()),
-        ("op", _op),  # the system call's name: read, pread64, openat, ...
+        ("op", _label),  # the system call's name: read, pread64, openat, ...
         ("pid", pa.int32()),
         ("tid", pa.int32()),
         ("file_id", pa.int32()),  # row of files.parquet; null if the call has no file
@@ -30,8 +29,8 @@ EVENTS = pa.schema(
 
 FLAG_DIRECT = 1  # the file is open with O_DIRECT
 FLAG_APPEND = 2  # the file is open with O_APPEND
-FLAG_CREATE = 4  # openat with O_CREAT
-FLAG_TRUNCATE = 8  # openat with O_TRUNC
+FLAG_CREATE = 4  # an open with O_CREAT
+FLAG_TRUNCATE = 8  # an open with O_TRUNC
 FLAG_WRITABLE = 16  # the file is open for writing
 
 FILES = pa.schema(
@@ -40,10 +39,10 @@ FILES = pa.schema(
         ("device", pa.int64()),  # as os.stat().st_dev
         ("inode", pa.int64()),
         ("generation", pa.int64()),  # differs between two files that had the same inode number
-        ("path", pa.string()),  # absolute, as the job sees it when first opened; bytes that are not UTF-8 appear as \xNN
-        ("renamed_to", pa.string()),  # its last name, if the job renamed it; null otherwise
+        ("path", pa.string()),  # absolute, as the job sees it at the first open; bytes that are not UTF-8 appear as \xNN
+        ("renamed_to", pa.string()),  # its last path if the job renamed it; null otherwise
         ("container", pa.string()),
-        ("size_bytes", pa.int64()),  # when first opened; null if never seen
+        ("size_bytes", pa.int64()),  # at the first open; null if unknown
         ("kind", _label),  # one of FILE_KINDS
         ("host", pa.string()),  # in a merged trace; null otherwise
     ]
@@ -73,9 +72,9 @@ PROCESS_ROLES = ("rank", "loader", "helper")
 
 BLOCK = pa.schema(
     [
-        ("queued_ns", pa.int64()),  # when the request was queued; null when not seen
+        ("queued_ns", pa.int64()),  # when the request was queued; null if unknown
         ("issue_ns", pa.int64()),  # when it was issued to the driver
-        ("duration_ns", pa.int64()),  # from issue to completion; null when that was not seen
+        ("duration_ns", pa.int64()),  # from issue to completion; null if the completion was not seen
         ("op", _label),  # one of BLOCK_OPS
         ("device", pa.int64()),  # as os.stat().st_rdev of the device
         ("sector", pa.int64()),  # of 512 bytes
@@ -83,9 +82,9 @@ BLOCK = pa.schema(
         ("flags", pa.int32()),  # bits of the BLOCK_* constants below
         ("cgroup", pa.int64()),  # id of the cgroup that caused the request
         ("origin", _label),  # one of BLOCK_ORIGINS
-        ("pid", pa.int32()),  # of the task that issued it, which need not be the one that caused it; null when that was not seen
+        ("pid", pa.int32()),  # of the task that issued it, which need not be the task that caused it; null if unknown
         ("comm", pa.string()),
-        ("file_id", pa.int32()),  # row of files.parquet; null for the file system's own blocks and where the file is not known
+        ("file_id", pa.int32()),  # row of files.parquet; null if unknown, and for the file system's own blocks
     ]
 )
 
@@ -130,7 +129,7 @@ PHASE_NAMES = ("init", "epoch", "block", "evaluation", "checkpoint", "step")
 # The parts of steps and checkpoints that instrumented jobs log; they may overlap with one another and with phases.
 PARTS = pa.schema(
     [
-        ("name", _label),  # the job's own: load_batch_mem, all_compute, ...
+        ("name", _label),  # as the job logs it: load_batch_mem, all_compute, ...
         ("start_ns", pa.int64()),
         ("duration_ns", pa.int64()),
         ("rank", pa.int32()),
@@ -147,7 +146,7 @@ CPU_SAMPLES = pa.schema(
         ("system", pa.float32()),
         ("iowait", pa.float32()),
         ("idle", pa.float32()),
-        ("job_cpus", pa.float32()),  # CPUs' worth of time the traced job used; null when not known
+        ("job_cpus", pa.float32()),  # CPU time of the traced job / interval_ns; null if unknown
     ]
 )
 
@@ -203,7 +202,7 @@ PRESSURE_SAMPLES = pa.schema(
         ("interval_ns", pa.int64()),
         ("resource", pa.string()),  # cpu, memory or io
         ("some", pa.float32()),  # share of the interval in which some task waited for it, 0..1
-        ("full", pa.float32()),  # share in which all tasks did; null if the kernel does not report it
+        ("full", pa.float32()),  # share in which all tasks waited for it; null if the kernel does not report it
     ]
 )
 
@@ -219,8 +218,8 @@ SAMPLES = {
     "pressure": PRESSURE_SAMPLES,
 }
 
-# Groups of operations by meaning. docs/trace-format.md describes those that are no system calls: page faults, requests through
-# io_uring and libaio, the target of a copy.
+# Groups of operations by meaning. Some operations are no system calls: page faults, requests through io_uring and libaio, writes
+# to the target of a copy. docs/trace-format.md describes them.
 READ_OPS = (
     "read", "pread64", "readv", "preadv", "preadv2", "sendfile", "splice", "copy_file_range", "page_fault", "io_uring_read",
     "aio_read",

@@ -1,6 +1,6 @@
-"""Reconstruct what strace does not print: the process of each thread, and the position and flags of each descriptor.
+"""Reconstruct what strace does not print: the process of each thread, and the file position and flags of each descriptor.
 
-A `Replay` must see all calls in order of time.
+A `Replay` must receive all calls in order of time.
 """
 
 import os
@@ -11,8 +11,8 @@ from iotwin.trace_store import strace_text as text
 from iotwin.trace_store.syscalls import Kind
 
 FORKS = ("clone", "clone3", "fork", "vfork")
-FOLLOWED = ("lseek", "dup", "dup2", "dup3", "fcntl", *FORKS, "execve")  # calls that the text must contain
-_CHANGEABLE = os.O_APPEND | os.O_DIRECT  # the recorded flags that F_SETFL can change
+FOLLOWED = ("lseek", "dup", "dup2", "dup3", "fcntl", *FORKS, "execve")  # strace must print these calls for a Replay
+_CHANGEABLE = os.O_APPEND | os.O_DIRECT  # F_SETFL can change these recorded flags
 _MAPPED = re.compile(rb", (-?\d+(?:<[^>]*>)?), (0x[0-9a-f]+|\d+)$")
 
 
@@ -27,18 +27,18 @@ class DescriptorUse:
 
 
 class Replay:
-    """The processes and descriptors after the calls so far."""
+    """The state of processes and descriptors after the calls so far."""
 
     def __init__(self) -> None:
         self._pid_of: dict[int, int] = {}
         self._positions: dict[tuple[int, int], list[int]] = {}  # (pid, fd) -> [position, flags], shared by duplicates
 
     def process_of(self, call: text.Call) -> int:
-        """Return the process of the call's thread; a thread whose start is not in the text counts as a process."""
+        """Return the pid of the call's thread; a thread whose start strace did not print counts as a process."""
         return self._pid_of.setdefault(call.tid, call.tid)
 
     def fork(self, call: text.Call) -> int | None:
-        """Follow one of FORKS; return the pid of the new process, None for a thread or a failed call."""
+        """Apply a call of FORKS; return the pid of the new process, None for a new thread or a failed call."""
         pid, child = self.process_of(call), call.result
         if child <= 0:
             return None
@@ -52,7 +52,7 @@ class Replay:
         return child
 
     def move(self, call: text.Call) -> None:
-        """Follow a call that sets a position or duplicates a descriptor; ignore other calls."""
+        """Apply a call that sets the position or the flags of a descriptor, or duplicates it; ignore other calls."""
         pid = self.process_of(call)
         if call.result < 0:
             return
@@ -65,12 +65,12 @@ class Replay:
             state[1] = state[1] & ~_CHANGEABLE | text.flags(call.arguments, b"O_") & _CHANGEABLE
 
     def open(self, call: text.Call) -> None:
-        """Follow an open."""
+        """Apply an open."""
         if call.result >= 0:
             self._positions[self.process_of(call), call.result] = [0, text.flags(call.arguments, b"O_")]
 
     def use(self, call: text.Call, kind: Kind) -> DescriptorUse:
-        """Return the use of a descriptor, and move its position. Raises ValueError or IndexError for other arguments."""
+        """Return how a call uses its descriptor, and advance the position. Raises ValueError or IndexError for bad arguments."""
         pid, (fd, path) = self.process_of(call), text.descriptor(call.arguments)
         if kind is Kind.CLOSE:
             self._positions.pop((pid, fd), None)
@@ -89,11 +89,11 @@ class Replay:
         position = self._position(pid, fd)
         offset = position[0]
         position[0] += max(call.result, 0)
-        asked = text.numbers_at_end(call.arguments, 1)[0] if kind is Kind.READ_WRITE else _vector_bytes(call.arguments)
-        return DescriptorUse(fd, path, offset, asked)
+        requested = text.numbers_at_end(call.arguments, 1)[0] if kind is Kind.READ_WRITE else _vector_bytes(call.arguments)
+        return DescriptorUse(fd, path, offset, requested)
 
     def flags_of(self, call: text.Call) -> int:
-        """Return the O_* flags of the descriptor of a call. Raises ValueError or IndexError for other arguments."""
+        """Return the O_* flags of the call's descriptor. Raises ValueError or IndexError for bad arguments."""
         return self._position(self.process_of(call), text.descriptor(call.arguments)[0])[1]
 
     def _position(self, pid: int, fd: int) -> list[int]:
@@ -101,7 +101,7 @@ class Replay:
 
 
 def mapped(call: text.Call) -> DescriptorUse | None:
-    """Return the file and range that an mmap maps; None for memory without a file."""
+    """Return the descriptor, offset and size that an mmap maps; None for memory without a file."""
     match = _MAPPED.search(call.arguments)
     if match is None or b"MAP_ANONYMOUS" in call.arguments:
         return None

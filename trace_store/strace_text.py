@@ -1,8 +1,9 @@
-"""strace's text, one call a line (options -f -ff -y -yy, UNIX times in nano- or microseconds), parsed into calls."""
+"""Parse the text of strace, one call a line (options -f, -ff, -y, -yy; UNIX times in nano- or microseconds)."""
 
 import errno
 import os
 import re
+import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ class Call:
     name: str
     arguments: bytes
     result: int
-    result_path: bytes | None  # of the descriptor that the call returned
+    result_path: bytes | None  # path of the descriptor that the call returned
 
 
 def unescape(text: bytes) -> bytes:
@@ -56,13 +57,13 @@ def parse_lines(tid: int, lines: Iterable[bytes]) -> Iterator[Call]:
             if call is not None:
                 yield call
         elif ended := _EXITED.match(line):
-            signal_number = _signal_number(ended["signal"]) if ended["signal"] else 0
-            status = signal_number or int(ended["status"] or 0) << 8
+            number = int(getattr(signal, ended["signal"].decode(), 0)) if ended["signal"] else 0
+            status = number or int(ended["status"] or 0) << 8
             yield Call(tid, _nanoseconds(ended["s"], ended["ns"]), 0, "exit", b"", status, None)
 
 
 def is_last(line: bytes) -> bool:
-    """Whether the line ends the text of a thread: it exited, was killed, or has another number after execve."""
+    """Whether the line ends the text of a thread: it exited, was killed, or continues under another id after execve."""
     return _LAST.fullmatch(line) is not None
 
 
@@ -86,14 +87,8 @@ def _nanoseconds(seconds: bytes, fraction: bytes) -> int:
     return int(seconds) * 10**9 + int(fraction.ljust(9, b"0"))
 
 
-def _signal_number(name: bytes) -> int:
-    import signal
-
-    return int(getattr(signal, name.decode(), 0))
-
-
 def descriptor(argument: bytes) -> tuple[int, bytes | None]:
-    """Return (fd, path) of the descriptor at the start of `argument`; -100 and the directory for AT_FDCWD."""
+    """Return (fd, path) of the descriptor at the start of `argument`; fd is -100 for AT_FDCWD, -1 without a descriptor."""
     match = _DESCRIPTOR.match(argument)
     if match is None:
         return -1, None
@@ -107,7 +102,7 @@ def strings(arguments: bytes) -> list[bytes]:
 
 
 def numbers_at_end(arguments: bytes, count: int) -> list[int]:
-    """Return the last `count` arguments as integers, -1 for other arguments."""
+    """Return the last `count` arguments as integers, with -1 for an argument that is no number."""
     values = []
     for part in arguments.rsplit(b", ", count)[-count:]:
         try:
@@ -118,7 +113,7 @@ def numbers_at_end(arguments: bytes, count: int) -> list[int]:
 
 
 def flags(argument: bytes, prefix: bytes) -> int:
-    """Return the bits of the open flags (O_...) named in `argument`."""
+    """Return the bits of the flags in `argument` whose names begin with `prefix`, such as O_."""
     bits = 0
     for name in re.findall(prefix + rb"[A-Z0-9_]+", argument):
         bits |= getattr(os, name.decode(), 0)

@@ -1,8 +1,8 @@
 """The traced operations: their numbers, the layout of their arguments, and the groups of `--detail`.
 
-The eBPF programs get the kinds from here, and the trace store the names. Numbers up to 511 are system calls of x86-64
-(arch/x86/entry/syscalls/syscall_64.tbl of the Linux source). Numbers from 512 on are iotwin's, for operations that are no system
-calls: page faults, requests through io_uring and libaio, the second file of a copy.
+Numbers up to 511 are system calls of x86-64 (arch/x86/entry/syscalls/syscall_64.tbl of the Linux source). iotwin defines the
+numbers from 512 on, for operations that are no system calls: page faults, requests through io_uring and libaio, writes to the
+target of a copy.
 """
 
 from collections.abc import Collection
@@ -20,7 +20,7 @@ class Kind(IntEnum):
     VECTOR = 3  # (fd, vectors, count), at the file's position
     POSITIONED_VECTOR = 4  # (fd, vectors, count, offset)
     DESCRIPTOR = 5  # (fd)
-    CLOSE = 6  # (fd), whose file is gone afterwards
+    CLOSE = 6  # (fd); after the call the descriptor has no file
     OPEN = 7  # (path, flags)
     OPEN_AT = 8  # (directory fd, path, flags)
     CREATE = 9  # (path)
@@ -30,7 +30,7 @@ class Kind(IntEnum):
     NAME_AT = 13  # (directory fd, path); an empty path means the directory fd itself
     RENAME = 14  # (path, path)
     RENAME_AT = 15  # (directory fd, path, directory fd, path)
-    WAIT = 16  # no file
+    WAIT = 16  # arguments without a file
     RANGE = 17  # (fd, offset, size)
     ALLOCATE = 18  # (fd, mode, offset, size)
     LENGTH = 19  # (fd, length)
@@ -109,7 +109,7 @@ CALLS: dict[str, tuple[int, Kind]] = {
 # Mirrored in tracing_tools/probes/call_kinds.h: operations that are no system calls.
 OTHER_OPS = {
     "page_fault": 512,
-    "sendfile_to": 513, "splice_to": 514, "copy_file_range_to": 515,  # the file written; the row of the call has the file read
+    "sendfile_to": 513, "splice_to": 514, "copy_file_range_to": 515,  # writes to the target; the call itself reads the source
     "io_uring_read": 520, "io_uring_write": 521, "io_uring_fsync": 522, "io_uring_fdatasync": 523, "io_uring_openat": 524,
     "io_uring_close": 525, "io_uring_sync_file_range": 526, "io_uring_fallocate": 527,
     "aio_read": 540, "aio_write": 541, "aio_fsync": 542, "aio_fdatasync": 543,

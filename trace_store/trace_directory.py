@@ -1,6 +1,6 @@
-"""Recognise trace directories by their content, and replace one by another.
+"""Recognise the directories of traces by their content, and replace a trace by another one.
 
-A directory that holds anything else than a trace is never removed, whatever its manifest contains.
+A directory with anything else in it is never removed, whatever its manifest contains.
 """
 
 import os
@@ -16,30 +16,28 @@ from iotwin.common.removal import remove_entry
 from iotwin.trace_store import schema
 from iotwin.trace_store.manifest import MANIFEST_NAME, read_manifest
 
-_TABLES = [f"{name}.parquet" for name in ("files", "processes", "phases", "parts", "block", "gpu")]
-_SAMPLES = [f"{kind}.parquet" for kind in schema.SAMPLES]
-_FILES = frozenset([MANIFEST_NAME, *_TABLES])
-_SAMPLE_FILES = frozenset(_SAMPLES)
+_FILES = {MANIFEST_NAME, *(f"{name}.parquet" for name in schema.TABLES)}
+_SAMPLE_FILES = {f"{kind}.parquet" for kind in schema.SAMPLES}
 _PART = re.compile(r"part-\d{5,}\.parquet")
-_WHOLE = frozenset({"raw", "logs"})  # the recorder's scratch, and the logs of the job
+_UNCHECKED = {"raw", "logs"}  # folders with any content: the recorder's own files, and the logs of the job
 
 
 def foreign_entry(directory: Path) -> Path | None:
-    """Return an entry of the directory that no trace has, None if there is none. Links are not followed."""
+    """Return an entry of the directory that belongs to no trace, None if there is none. Links are not followed."""
     for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
         if _is_directory(entry.path):
             found = _foreign_below(Path(entry.path))
             if found:
                 return found
-        elif _final(entry.name) not in _FILES | _WHOLE:
+        elif _final(entry.name) not in _FILES | _UNCHECKED:
             return Path(entry.path)
     return None
 
 
 def _foreign_below(directory: Path) -> Path | None:
-    """Return an entry that no trace has at or below `directory`, a folder in a trace; None if there is none."""
+    """Return the folder `directory` of a trace, or an entry below it, that belongs to no trace; None if there is none."""
     name = _final(directory.name)
-    if name in _WHOLE:
+    if name in _UNCHECKED:
         return None
     entries = sorted(directory.iterdir())
     if name == "events.parquet":
@@ -58,12 +56,12 @@ def _foreign_below(directory: Path) -> Path | None:
 
 
 def _final(name: str) -> str:
-    """Return the final name of a file or folder, which a kill may have left under its temporary name."""
+    """Return the final name of a file or folder that a kill may have left under its temporary name."""
     return partial_of(name) or name.removesuffix(".partial")  # the suffix of earlier versions
 
 
 def leftovers(directory: Path) -> list[str]:
-    """Return the paths, relative to the trace `directory`, of files that killed processes left unfinished."""
+    """Return the unfinished files that killed processes left in the trace, as paths relative to `directory`."""
     names = _FILES | _SAMPLE_FILES | {"events.parquet"}
     found = [*directory.glob(".*.partial"), *directory.glob("samples/.*.partial")]
     return [str(path.relative_to(directory)) for path in found if partial_of(path.name) in names]
@@ -74,7 +72,7 @@ def _is_directory(path: Path | str) -> bool:
 
 
 def refuse_foreign(directory: Path) -> None:
-    """Raise UsageError unless the directory has the manifest of a trace and holds nothing else than a trace."""
+    """Raise UsageError unless the directory has the manifest of a trace and all its entries belong to a trace."""
     if not directory.is_dir():
         raise UsageError(f"{directory} is a file; choose another name for the trace")
     if not (directory / MANIFEST_NAME).exists():
@@ -91,7 +89,7 @@ def refuse_foreign(directory: Path) -> None:
 
 @contextmanager
 def made_trace(directory: Path) -> Iterator[Path]:
-    """Yield a new folder for a trace, which becomes `directory` at the end; if the block raises, the folder is removed.
+    """Yield a new folder for a trace. At the end of the `with` block it becomes `directory`; if the block raises, it is removed.
 
     `directory` may be missing, empty, or a trace, which is replaced. Raises UsageError if it is anything else.
     """

@@ -1,6 +1,7 @@
-"""Check the tables of a trace: columns, nulls, labels, ranges of numbers, ids of existing rows.
+"""Check the tables of a trace: columns, nulls, labels, ranges of numbers, file ids.
 
-The trace may be damaged or of another program. Each batch is checked when it is read, so that later code need not check.
+A trace may be damaged, or another program may have written it. Each batch is checked when it is read, so that later code need
+not check.
 """
 
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow.compute as pc
 from iotwin.common.errors import IotwinError
 from iotwin.trace_store import schema
 
-_MOST = 1 << 62  # of times and sizes: two of them together fit in 64 bits
+_MOST = 1 << 62  # the largest time or size, so that the sum of two fits in 64 bits
 _REQUIRED = {
     "events": ("start_ns", "duration_ns", "op", "pid", "tid", "fd", "result", "flags"),
     "files": ("file_id", "path", "kind"),
@@ -20,13 +21,7 @@ _REQUIRED = {
     "parts": ("name", "start_ns", "duration_ns"),
     "block": ("issue_ns", "op", "sector", "size_bytes", "origin"),
     "gpu": ("start_ns", "duration_ns", "kind"),
-    "cpu": ("time_ns",),
-    "memory": ("time_ns",),
-    "disk": ("time_ns",),
-    "gpu_process": ("time_ns",),
-    "gpu_samples": ("time_ns",),
-    "pressure": ("time_ns",),
-}
+} | dict.fromkeys(("gpu_samples", *(kind for kind in schema.SAMPLES if kind != "gpu")), ("time_ns",))
 _LABELS = {
     ("files", "kind"): schema.FILE_KINDS,
     ("processes", "role"): schema.PROCESS_ROLES,
@@ -36,7 +31,7 @@ _LABELS = {
     ("gpu", "kind"): schema.GPU_KINDS,
     ("gpu", "direction"): schema.COPY_DIRECTIONS,
 }
-# `offset` and `requested` are whatever the job passes: cp requests nearly 2**63 bytes.
+# Endings of the names of bounded columns. Offsets and request sizes are not bounded: cp requests nearly 2**63 bytes.
 _BOUNDED = ("_ns", "_bytes", "result", "sector")
 
 
@@ -60,7 +55,7 @@ def _family(kind: pa.DataType) -> str:
 
 
 def check_rows(rows: pa.RecordBatch | pa.Table, table: str, path: Path, files: int | None = None) -> None:
-    """Raise IotwinError unless the rows, some columns of `table`, are valid in a trace with so many `files`."""
+    """Raise IotwinError unless `rows`, which have columns of `table`, are valid; `files` is the number of files in the trace."""
     for name in rows.schema.names:
         column = rows.column(name)
         if column.null_count and name in _REQUIRED[table]:

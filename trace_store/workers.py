@@ -1,4 +1,4 @@
-"""Process traces or their chunks in this process, in several, or on a Dask cluster, with equal results."""
+"""Process traces or chunks of traces in this process, in worker processes, or on a Dask cluster, with equal results."""
 
 import importlib.util
 import math
@@ -28,17 +28,17 @@ class Workers(Protocol):
     """Calls a function for each item and yields the results one by one, in the order of the items."""
 
     def __call__(self, function: Callable[[Item], Result], items: Sequence[Item], /) -> Iterator[Result]:
-        """Yield the results; both function and items must be picklable."""
+        """Yield the results. The function and the items must be picklable."""
 
 
-def here(function: Callable[[Item], Result], items: Sequence[Item], /) -> Iterator[Result]:
-    """Work in this process."""
+def in_this_process(function: Callable[[Item], Result], items: Sequence[Item], /) -> Iterator[Result]:
+    """Call the function in this process."""
     return map(function, items)
 
 
 @contextmanager
 def _processes() -> Iterator[Workers]:
-    """Yield a worker process for each CPU. Workers are spawned, not forked, since Arrow has threads in this process."""
+    """Yield workers: a process for each CPU, spawned instead of forked, since Arrow has threads in this process."""
     number = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(number, get_context("spawn")) as pool:
 
@@ -53,9 +53,9 @@ def _processes() -> Iterator[Workers]:
 def workers(address: str | None, traces: Sequence[Trace], worth_processes: float = math.inf) -> Iterator[Workers]:
     """Yield the workers at `address`: 'HOST:PORT' of a Dask scheduler, or LOCAL for a cluster on this machine.
 
-    None means LOCAL for traces larger than memory if Dask is installed, else processes for `worth_processes` events or more, else
-    this process. Workers on other machines must see the traces under the same paths. Raises IotwinError if Dask is not installed
-    or no scheduler answers.
+    With None, the traces decide: LOCAL if they are larger than memory and Dask is installed, else worker processes if they have
+    `worth_processes` events or more, else this process. Workers on other machines must see the traces under the same paths.
+    Raises IotwinError if Dask is not installed or no scheduler answers.
     """
     if address is None and _larger_than_memory(traces):
         if importlib.util.find_spec("distributed"):
@@ -64,12 +64,17 @@ def workers(address: str | None, traces: Sequence[Trace], worth_processes: float
             note("the traces are larger than memory; with dask[distributed] installed a cluster could work on them")
     if address is None:
         alone = sum(trace.manifest.events for trace in traces) < worth_processes or len(os.sched_getaffinity(0)) == 1
-        with nullcontext(here) if alone else _processes() as each:
+        with nullcontext(in_this_process) if alone else _processes() as each:
             yield each
         return
-    distributed = _distributed()
     import logging
 
+    try:
+        import distributed
+    except ImportError:
+        raise IotwinError(
+            "--dask needs the Python package distributed, which is not installed; try: pip install 'dask[distributed]'"
+        ) from None
     logging.getLogger("distributed").setLevel(logging.ERROR)
     options: dict[str, Any] = {"silence_logs": logging.ERROR, "set_as_default": False}
     if address == LOCAL:
@@ -93,16 +98,6 @@ def workers(address: str | None, traces: Sequence[Trace], worth_processes: float
         client.close()
         if client.cluster is not None:
             client.cluster.close()
-
-
-def _distributed() -> Any:
-    try:
-        import distributed
-    except ImportError:
-        raise IotwinError(
-            "--dask needs the Python package distributed, which is not installed; try: pip install 'dask[distributed]'"
-        ) from None
-    return distributed
 
 
 def _larger_than_memory(traces: Sequence[Trace]) -> bool:

@@ -22,7 +22,7 @@ _ROWS_PER_GROUP = 1 << 16
 
 
 def write_events(directory: Path, tables: Iterable[pa.Table]) -> int:
-    """Write event tables (schema EVENTS, already in order of start) as parts under `directory`; return the rows written."""
+    """Write tables of events (schema.EVENTS, in order of start) as Parquet files in `directory`; return the number of rows."""
     rows = part_rows = parts = 0
     writer: pq.ParquetWriter | None = None
     with _parts_of(directory) as partial:
@@ -43,7 +43,7 @@ def write_events(directory: Path, tables: Iterable[pa.Table]) -> int:
 
 
 def write_event_parts(directory: Path, parts: Sequence[Iterable[pa.Table]]) -> int:
-    """Write event tables as `write_events` does, with a thread for each of `parts`; return the rows written."""
+    """Write events like `write_events`, but several of `parts` at once, in threads; return the number of rows."""
     with _parts_of(directory) as partial:
 
         def write(index: int) -> int:
@@ -59,7 +59,7 @@ def write_event_parts(directory: Path, parts: Sequence[Iterable[pa.Table]]) -> i
 
 @contextmanager
 def _parts_of(directory: Path) -> Iterator[Path]:
-    """Yield an empty folder that replaces `directory` at the end of the block."""
+    """Yield an empty folder, which replaces `directory` at the end of the `with` block."""
     with folder_whole(directory, below=directory.parent) as parts:
         yield parts
         remove_listed(directory.parent, [directory.name])
@@ -78,7 +78,7 @@ def _event_writer(path: Path) -> pq.ParquetWriter:
 
 
 def _row_groups(tables: Iterable[pa.Table]) -> Iterable[pa.Table]:
-    """Yield the tables combined into row groups: ParquetWriter makes a row group of each table, however small."""
+    """Combine small tables to row groups: ParquetWriter would make a row group of each table."""
     waiting = 0
     pending: list[pa.Table] = []
     for table in tables:
@@ -94,7 +94,7 @@ def _row_groups(tables: Iterable[pa.Table]) -> Iterable[pa.Table]:
 def write_table(directory: Path, name: str, expected: pa.Schema, columns: Mapping[str, Any] | pa.Table) -> None:
     """Write a small table (columns by name, or an Arrow table) as file `name` of the trace `directory`, whole or not at all.
 
-    Columns that are left out are null.
+    A column that `columns` lacks becomes null.
     """
     if not isinstance(columns, pa.Table):
         rows = len(next(iter(columns.values())))
@@ -119,15 +119,10 @@ def write_tables(
 
     `block` and `gpu` must be None, not empty, if they were not traced, and `parts` if the job logged none.
     """
-    write_table(directory, "files.parquet", schema.FILES, files)
-    write_table(directory, "processes.parquet", schema.PROCESSES, processes)
-    write_table(directory, "phases.parquet", schema.PHASES, phases)
-    if block is not None:
-        write_table(directory, "block.parquet", schema.BLOCK, block)
-    if gpu is not None:
-        write_table(directory, "gpu.parquet", schema.GPU, gpu)
-    if parts is not None:
-        write_table(directory, "parts.parquet", schema.PARTS, parts)
+    tables = {"files": files, "processes": processes, "phases": phases, "parts": parts, "block": block, "gpu": gpu}
+    for name, table in tables.items():
+        if table is not None:
+            write_table(directory, f"{name}.parquet", schema.TABLES[name], table)
     for kind, columns in (samples or {}).items():
         write_table(directory, f"samples/{kind}.parquet", schema.SAMPLES[kind], columns)
     write_manifest(directory, manifest)

@@ -10,7 +10,7 @@ import pytest
 from iotwin.trace_store import chunks, writer
 from iotwin.trace_store.chunks import chunks_of
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.workers import here, workers
+from iotwin.trace_store.workers import in_this_process, workers
 from iotwin.trace_visuals.report.analysis import Detail, analyse
 from iotwin.tracesim.calls import GROUPS
 from iotwin.tracesim.profile import profiles_of
@@ -41,7 +41,7 @@ def scheduler():
 def test_four_workers_give_the_numbers_of_one_process(cut, scheduler, tmp_path, monkeypatch):
     assert all(Trace(path).event_parts > 4 for path in cut)
     monkeypatch.setattr(chunks, "_LEAST_EVENTS", 100)
-    assert all(len(chunks_of(Trace(path), here)) > 3 for path in cut)
+    assert all(len(chunks_of(Trace(path), in_this_process)) > 3 for path in cut)
     for arguments in (
         ["stats", *cut, "--by", "file"],
         ["stats", *cut, "--by", "process"],
@@ -67,10 +67,10 @@ def test_a_trace_in_chunks_is_the_whole_trace(cut, monkeypatch):
     found = []
     for least in (10**9, 100):
         monkeypatch.setattr(chunks, "_LEAST_EVENTS", least)
-        pieces = [chunks_of(trace, here) for trace in traces]
-        every = profiles_of(traces, True, frozenset(GROUPS), here, lambda amount: None)
+        pieces = [chunks_of(trace, in_this_process) for trace in traces]
+        every = profiles_of(traces, True, frozenset(GROUPS), in_this_process, lambda amount: None)
         detail, zeros = Detail(512, 0), [trace.manifest.start_ns for trace in traces]
-        found.append((every, analyse(traces, ["a", "b"], zeros, detail, here, lambda amount: None)))
+        found.append((every, analyse(traces, ["a", "b"], zeros, detail, in_this_process, lambda amount: None)))
     assert any(chunk.in_flight.num_rows for mine in pieces for chunk in mine)
     for whole, merged in zip(*(profiles for profiles, _ in found), strict=True):
         for name in vars(whole.each):
@@ -90,10 +90,10 @@ def test_a_trace_in_chunks_is_the_whole_trace(cut, monkeypatch):
 def test_traces_larger_than_memory_go_to_a_local_cluster(cut, monkeypatch):
     traces = [Trace(path) for path in cut]
     with workers(None, traces) as each:
-        assert each is here
+        assert each is in_this_process
     monkeypatch.setattr("iotwin.trace_store.workers._EVENT_BYTES", 1 << 40)
     with workers(None, traces) as each:
-        assert each is not here and list(each(len, ["four", "by"])) == [4, 2]
+        assert each is not in_this_process and list(each(len, ["four", "by"])) == [4, 2]
 
 
 def test_a_failing_worker_fails_as_one_process_would(cut, scheduler, tmp_path):

@@ -7,7 +7,7 @@ from iotwin.trace_store.calls import CallDecoder, Collectors, folded
 from iotwin.trace_store.chunks import Chunk, chunks_of
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import GROUP_OF_OP
-from iotwin.trace_store.workers import here
+from iotwin.trace_store.workers import in_this_process
 from tests.synthetic import Job, write_job
 
 COLUMNS = ("start_ns", "duration_ns", "op", "tid", "file_id", "offset", "result")
@@ -65,7 +65,7 @@ def test_what_chunks_hold_is_put_together_in_their_order(trace):
         def __init__(self, number: int) -> None:
             self.one, self.ten = Numbers(number), Numbers(10 * number)
 
-    (chunk,) = chunks_of(trace, here)
+    (chunk,) = chunks_of(trace, in_this_process)
     chunks = [Chunk(chunk.path, (), rows, 0, 0, chunk.threads, chunk.in_flight) for rows in (5, 6, 7)]
     told: list[int] = []
     found = iter([Both(1), Both(2), Both(3), Both(4)])

@@ -42,7 +42,7 @@ for step in (1, 2, 3):
 WAYS = {
     "in place": ("", False, ["fsync of state.pt after its last write", "fsync of folder F after the creation of state.pt"]),
     "in place, synced": ("fsync folder", False, []),
-    "early": ("early folder", False, ["fsync of state.pt after its last write (the one there was came before it)"]),
+    "early": ("early folder", False, ["fsync of state.pt after its last write (the last one came before it)"]),
     "renamed": ("renamed folder", False, ["fsync of state.pt after its last write"]),
     "renamed, file synced": ("renamed fsync", False, ["fsync of folder F after the rename to state.pt"]),
     "renamed, synced": ("renamed fsync folder", True, []),

@@ -76,7 +76,7 @@ def test_rates_that_no_disk_has_count_as_none(said, rate):
 )
 def test_the_local_clock_is_that_of_the_nearest_change_of_a_second(tmp_path, lines, best, uncertainty_ns):
     (tmp_path / "clock").write_text("".join(f"{time_ns} {second}\n" for time_ns, second in lines))
-    assert artifact_samples.read_local_clock(tmp_path / "clock") == (artifact_samples.LocalClock([best], uncertainty_ns), 0)
+    assert artifact_samples.read_local_clock(tmp_path / "clock") == (artifact_samples.LocalClock(*best, uncertainty_ns), 0)
 
 
 @pytest.mark.parametrize(

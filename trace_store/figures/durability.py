@@ -10,38 +10,39 @@ from iotwin.trace_store.figures.saved_files import NEVER, SavedFile, saved_files
 from iotwin.trace_store.reader import Trace
 
 _NUMBERS = re.compile(r"\d+")
-# Numbers of a part of a checkpoint, not of the checkpoint: model-00001-of-00003, mp_rank_02, __0_0.distcp, shard3.
+# Numbers in names that count files of one checkpoint, not checkpoints: model-00001-of-00003, mp_rank_02, __0_0.distcp, shard3.
 _PARTS = re.compile(r"\d+-of-\d+|(?:rank|shard|part|worker|node|pp|tp|dp|mp)[-_]?\d+|__\d+_\d+", re.IGNORECASE)
-_LEAST_BYTES = 4096  # of a checkpoint; a smaller file, such as LATEST, only names one
+_LEAST_BYTES = 4096  # less is no checkpoint: a file such as LATEST only names one
 
 
 @dataclass
-class Saved:
-    """The files of one checkpoint."""
+class SavedCheckpoint:
+    """The files of one checkpoint, as the job wrote them once."""
 
     files: list[SavedFile]
-    gone_ns: int = NEVER  # time from which a loss of power may leave neither it nor its replacement
+    gone_ns: int = NEVER  # from then on, a loss of power may leave neither the checkpoint nor its replacement
 
     @property
     def begun_ns(self) -> int:
-        """The time at which its first file was opened."""
+        """The time at which the job opened its first file."""
         return min(file.begun_ns for file in self.files)
 
     @property
     def ended_ns(self) -> int:
-        """The end of the last call that made it."""
+        """The end of the last call that wrote, synced or renamed one of its files."""
         return max(file.ended_ns for file in self.files)
 
     @property
     def durable_ns(self) -> int:
-        """The time at which all its files were durable."""
+        """The time from which all its files were durable; NEVER if one was not."""
         return max(file.durable_ns for file in self.files)
 
 
 def audit(trace: Trace) -> dict[str, Any]:
-    """Return ``{"checkpoints": [...], "safe"}``: for each checkpoint when it was durable, what was missing, when none existed.
+    """Return ``{"checkpoints": [...], "safe": bool}``; safe: at each time a loss of power would have left a whole checkpoint.
 
-    Seconds count from the start of the trace. Raises IotwinError if the job wrote no checkpoint.
+    Each checkpoint's entry has times in seconds from the start of the trace, the missing calls of fsync, and the spans without
+    a durable checkpoint. Raises IotwinError if the job wrote no checkpoint.
     """
     found = judged(saved_files(trace), trace.manifest.start_ns, trace.manifest.end_ns)
     if not found["checkpoints"]:
@@ -52,7 +53,7 @@ def audit(trace: Trace) -> dict[str, Any]:
 
 
 def judged(files: list[SavedFile], start_ns: int, end_ns: int) -> dict[str, Any]:
-    """Return the result of `audit` for these files, in order of time."""
+    """Return the result of `audit` for `files`, which must be in order of time, in a trace from `start_ns` to `end_ns`."""
     each = _checkpoints(files)
     _note_gone(each)
     end_ns = max([end_ns, *(saved.ended_ns for saved in each)])
@@ -65,22 +66,25 @@ def judged(files: list[SavedFile], start_ns: int, end_ns: int) -> dict[str, Any]
     return {"checkpoints": entries, "safe": not any(entry["exposed"] for entry in entries)}
 
 
-def _first_there_ns(first: Saved, until_ns: int) -> int:
-    """Return when there was first something to lose: once durable, if that was before the next checkpoint began."""
+def _first_there_ns(first: SavedCheckpoint, until_ns: int) -> int:
+    """Return when the first checkpoint must survive: from when it was durable, or complete if the next one began before.
+
+    `until_ns`: when the next checkpoint began, or the end of the trace.
+    """
     return first.durable_ns if first.durable_ns <= until_ns else first.ended_ns
 
 
-def _checkpoints(files: list[SavedFile]) -> list[Saved]:
-    """Group files by a number in their folder or name; other files, until a name is written again."""
-    rounds: dict[tuple[str, ...], list[SavedFile]] = {}
+def _checkpoints(files: list[SavedFile]) -> list[SavedCheckpoint]:
+    """Group the files to checkpoints by folder and the numbers in names; a path that is written again begins another one."""
+    groups: dict[tuple[str, ...], list[SavedFile]] = {}
     current: dict[tuple[str, ...], int] = {}
     for file in files:
         key = _label(file.path)
         number = current.setdefault(key, 0)
-        if any(other.path == file.path for other in rounds.get((*key, str(number)), ())):
+        if any(other.path == file.path for other in groups.get((*key, str(number)), ())):
             current[key] = number = number + 1
-        rounds.setdefault((*key, str(number)), []).append(file)
-    found = [Saved(own) for own in rounds.values() if sum(file.size_bytes for file in own) >= _LEAST_BYTES]
+        groups.setdefault((*key, str(number)), []).append(file)
+    found = [SavedCheckpoint(own) for own in groups.values() if sum(file.size_bytes for file in own) >= _LEAST_BYTES]
     return sorted(found, key=lambda saved: saved.begun_ns)
 
 
@@ -91,12 +95,13 @@ def _label(path: str) -> tuple[str, ...]:
     return (str(PurePosixPath(*folders)), *_NUMBERS.findall(_PARTS.sub("", PurePosixPath(name).stem)))
 
 
-def _note_gone(each: list[Saved]) -> None:
-    """Set `gone_ns` of each checkpoint. A single file that another replaces by rename lasts until that one is gone.
+def _note_gone(each: list[SavedCheckpoint]) -> None:
+    """Set `gone_ns` of each checkpoint to the time at which its first file was lost.
 
-    The condition is that the bytes of the new file were durable before: then a loss of power leaves one of the two, complete.
+    A checkpoint of one file that a rename replaces is gone only with its replacement, if the replacement's bytes were durable
+    before the rename: then a loss of power leaves the old or the new file, complete.
     """
-    by_path: dict[str, Saved] = {}
+    by_path: dict[str, SavedCheckpoint] = {}
     for saved in reversed(each):
         saved.gone_ns = min(file.gone_ns for file in saved.files)
         [path, *others] = [file.path for file in saved.files]
@@ -106,8 +111,8 @@ def _note_gone(each: list[Saved]) -> None:
         by_path[path] = saved
 
 
-def _exposed(each: list[Saved], since_ns: int, until_ns: int) -> list[tuple[int, int]]:
-    """Return the spans in which a loss of power could leave no whole checkpoint."""
+def _exposed(each: list[SavedCheckpoint], since_ns: int, until_ns: int) -> list[tuple[int, int]]:
+    """Return the spans (begin_ns, end_ns) between the two times in which a loss of power could leave no whole checkpoint."""
     spans, at_ns = [], since_ns
     for begin_ns, end_ns in sorted((saved.durable_ns, saved.gone_ns) for saved in each if saved.durable_ns < saved.gone_ns):
         if begin_ns >= until_ns:
@@ -120,7 +125,7 @@ def _exposed(each: list[Saved], since_ns: int, until_ns: int) -> list[tuple[int,
     return [(begin, min(end, until_ns)) for begin, end in spans if begin < until_ns]
 
 
-def _entry(saved: Saved, lost: list[str], exposed: list[tuple[int, int]], start_ns: int) -> dict[str, Any]:
+def _entry(saved: SavedCheckpoint, lost: list[str], exposed: list[tuple[int, int]], start_ns: int) -> dict[str, Any]:
     def seconds(time_ns: int) -> float:
         return (time_ns - start_ns) / 1e9
 
@@ -141,15 +146,15 @@ def _entry(saved: Saved, lost: list[str], exposed: list[tuple[int, int]], start_
 
 
 def _missing(file: SavedFile) -> list[str]:
-    """Return the missing calls that would have made a file durable, in words."""
+    """Return descriptions of the missing calls that would have made the file durable."""
     name = PurePosixPath(file.path).name
-    early = " (the one there was came before it)" if file.synced_early else ""
+    early = " (the last one came before it)" if file.synced_early else ""
     lines = [f"fsync of {name} after its last write{early}"] if file.synced_ns == NEVER else []
     return lines + [f"fsync of folder {naming.folder} after {naming.how}" for naming in file.names if naming.durable_ns == NEVER]
 
 
-def _lost(each: list[Saved], exposed: list[tuple[int, int]]) -> list[str]:
-    """Return, in words, how earlier checkpoints were lost while no other one was durable."""
+def _lost(each: list[SavedCheckpoint], exposed: list[tuple[int, int]]) -> list[str]:
+    """Return descriptions of how files were lost within the spans `exposed`, in which no checkpoint was durable."""
     lost = {
         f"{PurePosixPath(file.path).name} {file.gone_how} before another was durable"
         for saved in each

@@ -13,10 +13,10 @@ _BUSIEST = 10
 
 
 def page_cache_hits(trace: Trace) -> pd.DataFrame | None:
-    """Return path, kind, `read_bytes`, `device_bytes` and `hit_ratio` of each file that was read; None without block requests.
+    """Return path, kind, read_bytes, device_bytes and hit_ratio of each file that was read, most device_bytes first.
 
-    Direct I/O bypasses the page cache and counts on neither side. `hit_ratio` is 1 - device_bytes / read_bytes, at least 0, since
-    readahead may fetch what is never read. Rows are in order of device_bytes, largest first.
+    Returns None if block requests were not traced. Direct I/O bypasses the page cache, so neither column counts it. `hit_ratio`
+    is 1 - device_bytes / read_bytes, at least 0, since readahead may fetch bytes that the job never reads.
     """
     requests = trace.block()
     if requests is None:
@@ -34,13 +34,13 @@ def page_cache_hits(trace: Trace) -> pd.DataFrame | None:
     table = files[["path", "kind"]].assign(
         read_bytes=read_bytes.astype(np.int64), device_bytes=np.maximum(device_bytes - direct_bytes, 0).astype(np.int64)
     )
-    table = table[files["kind"].isin(("pipe", "socket", "device", "directory", "system")).ne(True) & (table["read_bytes"] > 0)]
+    table = table[~files["kind"].isin(("pipe", "socket", "device", "directory", "system")) & (table["read_bytes"] > 0)]
     table["hit_ratio"] = 1 - np.minimum(table["device_bytes"] / table["read_bytes"], 1)
     return table.sort_values(["device_bytes", "read_bytes"], ascending=False, kind="stable")
 
 
 def summarise_page_cache(trace: Trace) -> dict[str, Any] | None:
-    """Return the totals of `page_cache_hits` and its first rows; None without block requests."""
+    """Return the totals of `page_cache_hits` and its first rows; None if block requests were not traced."""
     table = page_cache_hits(trace)
     if table is None:
         return None

@@ -1,7 +1,7 @@
 """The checkpoint files that a traced job wrote: when their bytes and names became durable, and when they were lost.
 
-Durable means what POSIX guarantees: bytes, by an fsync of their file that begins after the write; a name, by an fsync of its
-folder that begins after the call that made it. Many file systems do more, which does not count.
+Durable means what POSIX guarantees. Bytes are durable after an fsync of their file that begins after the write, a name after an
+fsync of its folder that begins after the call that gave the name. Guarantees of single file systems beyond these do not count.
 """
 
 from bisect import bisect_left
@@ -23,7 +23,7 @@ _ALL_FILES = ("sync", "syncfs")
 _RENAMES = ("rename", "renameat", "renameat2")
 _REMOVALS = ("unlink", "unlinkat")
 _MAKES = ("mkdir", "mkdirat")
-_SYNCS = tuple(op for op in schema.SYNC_OPS if "sync_file_range" not in op)  # it does not survive a loss of power
+_SYNCS = tuple(op for op in schema.SYNC_OPS if "sync_file_range" not in op)  # sync_file_range leaves data in the disk's cache
 _OPS = (*schema.OPEN_OPS, *schema.CLOSE_OPS, *schema.WRITE_OPS, *_SYNCS, *_RENAMES, *_REMOVALS, *_MAKES)
 
 
@@ -32,41 +32,41 @@ class Naming(NamedTuple):
 
     start_ns: int
     end_ns: int
-    folder: str  # whose fsync makes it durable
-    how: str  # in words, with the name
+    folder: str  # an fsync of this folder makes the name durable
+    how: str  # description of the call, with the name
     durable_ns: int
 
 
 @dataclass
 class SavedFile:
-    """One writing of a checkpoint file."""
+    """A checkpoint file as the job wrote it once; a file that is opened and written again counts once more."""
 
-    path: str  # its name once it was complete
+    path: str  # its name when complete
     begun_ns: int
     written_ns: int  # end of its last write
     size_bytes: int
-    synced_ns: int  # when the first fsync after that ended
-    synced_early: bool  # there was an fsync, but before the last write
-    names: list[Naming] = field(default_factory=list)  # all must be durable for the file to be found
-    ended_ns: int = 0  # of the last call that made it
-    gone_ns: int = NEVER  # time from which a loss of power may leave none of it
+    synced_ns: int  # end of the first fsync after the last write
+    synced_early: bool  # there was an fsync
+    names: list[Naming] = field(default_factory=list)  # all must be durable for the file to be found after a loss of power
+    ended_ns: int = 0  # end of the last write, fsync or rename
+    gone_ns: int = NEVER  # from then on, a loss of power may leave nothing of the file
     gone_how: str = ""
-    replaced: bool = False  # at gone_ns, by another file that took its name
+    replaced: bool = False  # another file took its name at gone_ns
 
     @property
     def durable_ns(self) -> int:
-        """The time at which all its bytes and names were durable."""
+        """The time from which all its bytes and names were durable."""
         return max(self.synced_ns, *(name.durable_ns for name in self.names), 0)
 
 
 def saved_files(trace: Trace) -> list[SavedFile]:
-    """Return all writings of checkpoint files, in order of time."""
+    """Return the checkpoint files that the job wrote, in order of time."""
     files = trace.files()
     kept = files[files["kind"] == "checkpoint"]
     if kept.empty:
         return []
     calls = _CheckpointCalls(trace, files, kept)
-    found = [saved for file_id in kept["file_id"].tolist() for saved in _each_time(calls, int(file_id))]
+    found = [saved for file_id in kept["file_id"].tolist() for saved in _saved_each_time(calls, int(file_id))]
     _note_replaced(found)
     return sorted(found, key=lambda saved: saved.begun_ns)
 
@@ -100,19 +100,22 @@ class _CheckpointCalls:
         return self._by_file.get(file_id, next(iter(self._by_file.values()), pd.DataFrame()).iloc[:0])
 
     def of_folder(self, path: str, ops: Sequence[str]) -> pd.DataFrame:
-        """Return the calls of `ops` on the folders that had this name at first or at last, in order of start."""
+        """Return the calls of `ops` on folders whose first or last path is `path`, in order of start."""
         own = [self.of(row) for row in self._rows_of[path]]
         calls = pd.concat(own) if own else self.of(-1)
         return calls[calls["op"].isin(ops)].sort_values("start_ns", kind="stable")
 
     def removals_ns(self, name: str, after_ns: int) -> list[int]:
-        """Return when files with this last name were removed: to strace, a renamed file is another file."""
+        """Return the times from `after_ns` on at which files whose last name is `name` were removed, in order."""
         own = [self.of(row) for row in self._last_named[name]]
         starts = [start for calls in own for start in calls.loc[calls["op"].isin(_REMOVALS), "start_ns"].tolist()]
         return sorted(start for start in starts if start >= after_ns)
 
     def synced_ns(self, own: list[tuple[int, int]], after_ns: int) -> int:
-        """Return the end of the first sync that began at `after_ns` or later, of those in `own` and those of all files."""
+        """Return the end of the first fsync among `own`, or sync of all files, that began at `after_ns` or later; else NEVER.
+
+        `own`: (start, end) of calls, in order of start.
+        """
         found = NEVER
         for spans in (own, self._all_synced):
             index = bisect_left(spans, (after_ns, 0))
@@ -120,7 +123,7 @@ class _CheckpointCalls:
         return found
 
     def naming(self, call: "pd.Series", path: str, how: str) -> Naming:
-        """Return the naming by a call that gave the name `path`."""
+        """Return the Naming by `call`, which gave the name `path`; `how` describes the call."""
         folder = str(PurePosixPath(path).parent)
         end_ns = int(call["end_ns"])
         durable_ns = self.synced_ns(_spans(self.of_folder(folder, _SYNCS)), end_ns)
@@ -131,8 +134,8 @@ def _spans(events: pd.DataFrame) -> list[tuple[int, int]]:
     return list(zip(events["start_ns"].tolist(), events["end_ns"].tolist(), strict=True))
 
 
-def _each_time(calls: _CheckpointCalls, file_id: int) -> list[SavedFile]:
-    """Return the writings of a file: each begins with an open of the closed file and ends before the next one."""
+def _saved_each_time(calls: _CheckpointCalls, file_id: int) -> list[SavedFile]:
+    """Return a SavedFile for each time that the job opened the closed file and wrote to it."""
     events = calls.of(file_id)
     opened = events["op"].isin(schema.OPEN_OPS).astype(np.int64)
     open_before = (opened - events["op"].isin(schema.CLOSE_OPS)).cumsum() - opened
@@ -147,7 +150,7 @@ def _each_time(calls: _CheckpointCalls, file_id: int) -> list[SavedFile]:
         since = events[(events["start_ns"] >= starts[visit]) & (events["start_ns"] < until_ns)]
         saved = _saved(calls, file_id, since, writes[of_writes == visit])
         if following is not None and not any(since["op"].isin(_RENAMES)):
-            # If the file was renamed, the old name is now another file, which strace records as the same one.
+            # After a rename the old name belongs to another file, which strace records as the same one.
             saved.gone_ns, saved.gone_how = min((saved.gone_ns, saved.gone_how), (until_ns, "was overwritten in place"))
         found.append(saved)
     return found
@@ -169,16 +172,16 @@ def _saved(calls: _CheckpointCalls, file_id: int, since: pd.DataFrame, writes: p
     renames = pd.concat([own.assign(of_folder=False), around.assign(of_folder=True)]).sort_values("start_ns", kind="stable")
     if removed:
         saved.gone_ns, saved.gone_how = last_ns, "was removed"
-        if len(renames) > 1:  # the last one moved it away before its removal
+        if len(renames) > 1:  # the last rename moved the file away before its removal
             saved.gone_ns, renames = int(renames["start_ns"].iloc[-1]), renames.iloc[:-1]
-    _name(calls, saved, row, renames)
+    _add_names(calls, saved, row, renames)
     ends = [written_ns, *(name.end_ns for name in saved.names), *(end for _, end in syncs)]
     saved.ended_ns = max(end for end in ends if end < NEVER)
     return saved
 
 
-def _name(calls: _CheckpointCalls, saved: SavedFile, row: "pd.Series", renames: pd.DataFrame) -> None:
-    """Set the names that the file depends on, and its final path."""
+def _add_names(calls: _CheckpointCalls, saved: SavedFile, row: "pd.Series", renames: pd.DataFrame) -> None:
+    """Add the names of file and folder that must be durable for the file to be found; set its final path."""
     path, last = PurePosixPath(saved.path), row["renamed_to"] if isinstance(row["renamed_to"], str) else None
     own, around = renames[~renames["of_folder"].astype(bool)], renames[renames["of_folder"].astype(bool)]
     opens = calls.of(int(row["file_id"]))

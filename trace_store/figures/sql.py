@@ -40,7 +40,7 @@ def query(trace: Trace, text: str) -> tuple[list[str], list[list[Any]]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a result for JSON."""
+    """Return a value of SQL as one that JSON can hold: infinities become None, dates text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

@@ -1,7 +1,7 @@
 """Calls, errors, bytes and times by operation, file or process, from tallies of bounded size.
 
-A tally counts calls by key and by bucket of their duration, 32 buckets an octave. Tallies of parts, traces and hosts add up
-exactly in any order, and yield percentiles without storing calls.
+A tally counts calls by key (operation, file or process) and by bucket of their duration, with 32 buckets a doubling. Tallies of
+parts, traces and hosts add up exactly in any order, and yield percentiles without storing calls.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from iotwin.trace_store import schema
 from iotwin.trace_store.columns import integers
 from iotwin.trace_store.figures.log_buckets import bucket_from_zero
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.workers import Workers, here
+from iotwin.trace_store.workers import Workers, in_this_process
 
 BY = ("op", "file", "process")
 BUCKETS_PER_OCTAVE = 32
@@ -30,12 +30,12 @@ _SUMS = ("calls", "errors", "read_bytes", "written_bytes", "total_ns")
 
 
 def event_columns(by: str) -> tuple[str, ...]:
-    """Return the columns of events that `tally` needs to count `by` one of BY."""
+    """Return the columns of events that `tally` reads; `by` is one of BY."""
     return tuple(dict.fromkeys((_KEY[by], "op", "duration_ns", "result")))
 
 
 def tally(batch: pa.RecordBatch, by: str) -> pa.Table:
-    """Return the tally of a batch of events: one row per key and bucket of duration, with _SUMS and `max_ns`."""
+    """Return the tally of a batch of events: one row per key and bucket of duration, with columns _SUMS and `max_ns`."""
     duration = np.maximum(integers(batch.column("duration_ns")), 0)
     result = integers(batch.column("result"))
     reads, writes = _moves(batch.column("op"))
@@ -63,7 +63,7 @@ def add_up(tallies: Sequence[pa.Table]) -> pa.Table:
 
 
 def named(counted: pa.Table, trace: Trace, label: str, by: str) -> pa.Table:
-    """Return the tally of one trace with names instead of its keys, whose numbers differ from trace to trace."""
+    """Return the tally of `trace` with names for keys, since file ids and pids differ between traces; `label` names the trace."""
     key = counted["key"].to_pandas()
     if by == "op":
         names = pd.DataFrame({"op": key})
@@ -78,7 +78,7 @@ def named(counted: pa.Table, trace: Trace, label: str, by: str) -> pa.Table:
 
 
 def rows(tallies: Sequence[pa.Table], by: str) -> pd.DataFrame:
-    """Return one row per name of the `named` tallies, most time first: names, calls, errors, bytes and times in ns.
+    """Return one row per name in the `named` tallies, with calls, errors, bytes and times in ns; the largest total time first.
 
     `time_share` is the share of the time of all rows. A percentile is the mean of the durations in its bucket: exact if they are
     equal, else within 2.2 %.
@@ -97,26 +97,26 @@ def rows(tallies: Sequence[pa.Table], by: str) -> pd.DataFrame:
     running = np.cumsum(calls)
     before = running[first] - calls[first]
     for name, share in PERCENTILES.items():
-        place = np.searchsorted(running, before + np.maximum(1, np.ceil(share * table["calls"].to_numpy())))
-        table[name] = time[place] / calls[place]
+        at = np.searchsorted(running, before + np.maximum(1, np.ceil(share * table["calls"].to_numpy())))
+        table[name] = time[at] / calls[at]
     table["max_ns"] = np.maximum.reduceat(frame["max_ns"].to_numpy(), first)
     return table.sort_values(["total_ns", "calls"], ascending=False, kind="stable", ignore_index=True)
 
 
-def statistics(traces: Sequence[Trace], labels: Sequence[str], by: str, workers: Workers = here) -> pd.DataFrame:
-    """Return the rows of all traces together; the workers count the parts."""
+def statistics(traces: Sequence[Trace], labels: Sequence[str], by: str, workers: Workers = in_this_process) -> pd.DataFrame:
+    """Return the table of `rows` of all traces together; `workers` tally the parts (Parquet files) of their events."""
     parts = [(trace.path, part, by) for trace in traces for part in range(trace.event_parts)]
     tallies = list(workers(_tally_part, parts))
     together, counted = [], 0
     for trace, label in zip(traces, labels, strict=True):
         own = [pa.ipc.open_stream(tally).read_all() for tally in tallies[counted : counted + trace.event_parts]]
         counted += trace.event_parts
-        together.append(named(add_up(own) if own else _nothing(), trace, label, by))
+        together.append(named(add_up(own) if own else _empty_tally(), trace, label, by))
     return rows(together, by)
 
 
 def _tally_part(part: tuple[Path, int, str]) -> bytes:
-    """Return the tally of a part in Arrow's stream format, which keeps columns aligned in transfer."""
+    """Return the tally of `part` (trace, index, by) in Arrow's stream format, which keeps columns aligned in transfer."""
     path, number, by = part
     counted = tally_trace(Trace(path), [by], [number])[by]
     sink = pa.BufferOutputStream()
@@ -128,7 +128,7 @@ def _tally_part(part: tuple[Path, int, str]) -> bytes:
 
 def tally_trace(trace: Trace, by: Iterable[str], parts: Sequence[int] | None = None) -> dict[str, pa.Table]:
     """Return the tallies of a trace, or of some of its parts, by each of `by`, in one pass over its events."""
-    wanted = {kind: _Growing() for kind in by}
+    wanted = {kind: _RunningTally() for kind in by}
     columns = tuple(dict.fromkeys(column for kind in wanted for column in event_columns(kind)))
     for batch in trace.events(columns, batch_rows=1 << 19, parts=parts):
         for kind, growing in wanted.items():
@@ -136,8 +136,8 @@ def tally_trace(trace: Trace, by: Iterable[str], parts: Sequence[int] | None = N
     return {kind: growing.result() for kind, growing in wanted.items()}
 
 
-class _Growing:
-    """Adds tallies up from time to time, so that their number does not grow with the trace."""
+class _RunningTally:
+    """The sum of the tallies of batches, added up now and then, so that memory does not grow with the trace."""
 
     _MOST_ROWS = 1 << 20
 
@@ -153,10 +153,10 @@ class _Growing:
             self._rows = 0
 
     def result(self) -> pa.Table:
-        return add_up(self._tallies) if self._tallies else _nothing()
+        return add_up(self._tallies) if self._tallies else _empty_tally()
 
 
-def _nothing() -> pa.Table:
+def _empty_tally() -> pa.Table:
     return pa.table({"key": pa.nulls(0), **{name: pa.array([], pa.int64()) for name in ("bucket", *_SUMS, "max_ns")}})
 
 
@@ -175,7 +175,7 @@ def _moves(op: pa.DictionaryArray) -> tuple[NDArray[np.bool_], NDArray[np.bool_]
 
 
 def _changes(names: pd.DataFrame) -> NDArray[np.bool_]:
-    """Return where a row of the sorted names differs from the previous one; nulls are equal."""
+    """Return which rows of the sorted table differ from the row before; nulls are equal."""
     changed = np.zeros(len(names), dtype=bool)
     changed[0] = True
     for name in names:

@@ -1,4 +1,4 @@
-"""Import recordings of other tools: a module a format, each with `recognises(source)` and `read(source, timezone)`."""
+"""Import recordings of other tools: one module a format, with the functions `recognises(source)` and `read(source, timezone)`."""
 
 import importlib
 from pathlib import Path
@@ -11,7 +11,7 @@ from iotwin.trace_store.importers.assemble import Imported, write_imported
 from iotwin.trace_store.manifest import Manifest, read_manifest
 from iotwin.trace_store.raw.recording import refuse_unusable
 
-# In the order in which `recognises` is called. A DFTracer file holds Chrome's events, one a line.
+# Format to module, in the order in which `recognises` is called. A DFTracer file holds Chrome's events, one a line.
 FORMATS = {
     "artifact": "artifact",
     "fio": "fio",
@@ -28,8 +28,10 @@ def import_trace(
 ) -> tuple[Manifest, Imported]:
     """Write a trace at `directory` from the recording `source`; return its manifest and the imported tables.
 
-    `format_name` is one of FORMATS, by default the one that recognises the source. `timezone` is the IANA name of the local time
-    in some formats. Raises UsageError for an unknown format or a `directory` in use, IotwinError for an unreadable source.
+    `format_name` is one of FORMATS, by default the one that recognises the source. `timezone` is the IANA name of the time zone
+    in which some formats hold times.
+
+    Raises UsageError for an unknown format or a `directory` in use, IotwinError for an unreadable source.
     """
     if not source.exists():
         raise UsageError(f"{source}: no such file or directory; check the path")
@@ -59,6 +61,6 @@ def _recognised(source: Path) -> str:
     if _is_trace(source):
         raise UsageError(f"{source} is an iotwin trace already; see: iotwin info {source}")
     for name in FORMATS:
-        if _importer(name).recognises(source):
+        if source.is_file() != (name == "artifact") and _importer(name).recognises(source):
             return name if FORMATS[name] != "chrome" else "dftracer" if ".pfw" in source.suffixes else "chrome"
     raise UsageError(f"{source} is of no format known here; name it with --format {'|'.join(FORMATS)}")

@@ -19,19 +19,19 @@ from iotwin.trace_store.manifest import ClockPair
 
 _SECOND = 1_000_000_000
 _DAY_S = 86_400
-_SLACK_S = 900  # seconds that the log may begin before or end after the calls; time zones differ by 15 minutes or more
+_SLACK_S = 900  # the log may begin so long before or end so long after the calls; time zones differ by 15 minutes or more
 
 
 def recognises(source: Path) -> bool:
-    """Whether `source` is such a directory, by its file names."""
+    """Whether `source` is a directory with one of the artifact's files."""
     return source.is_dir() and any((source / f"trace_{name}.out").exists() for name in ("read", "write", "openat", "bio"))
 
 
 def read(source: Path, timezone: str | None) -> Imported:
     """Return the recording in the directory; `timezone` is the IANA name of the machine's local time, by default UTC.
 
-    Events before the log's init are left out, as in the artifact's plots. Raises IotwinError if local time and the log contradict
-    each other, UsageError for an unknown time zone.
+    Events before the log's phase init are left out, as in the artifact's plots. Raises IotwinError if the log lies outside the
+    recorded calls in that time zone, UsageError for an unknown time zone.
     """
     if not source.is_dir():
         raise UsageError(f"{source} is not a directory: the artifact's recordings are; choose another --format")
@@ -77,11 +77,9 @@ def _add_phases(imported: Imported, source: Path, clock: samples.LocalClock, zon
     if not unix:
         imported.notes.append("no MLLOG or DLIO log: phases are not known")
         return
-    monotonic_ns, second = clock.ticks[0]
-    realtime_ns = _date_of(second, unix, zone)
-    imported.clock = [ClockPair(monotonic_ns, realtime_ns, clock.uncertainty_ns)]
-    _check_zone(imported, unix, monotonic_ns - realtime_ns, zone)
-
+    realtime_ns = _date_of(clock.second, unix, zone)
+    imported.clock = [ClockPair(clock.tick_ns, realtime_ns, clock.uncertainty_ns)]
+    _check_zone(imported, unix, clock.tick_ns - realtime_ns, zone)
     logged = read_log(logs, one_by_one(realtime_to_monotonic(imported.clock)))
     imported.phases, imported.parts, imported.torn["MLLOG"] = logged.phases, logged.parts, logged.torn
 
@@ -99,7 +97,10 @@ def _log_times_ns(logs: list[Path]) -> list[int]:
 
 
 def _date_of(second: int, unix: list[int], zone: zoneinfo.ZoneInfo) -> int:
-    """Return the UNIX ns of the local `second` of the day, on the day on which it is closest to the start of the log."""
+    """Return the UNIX time in ns of the local `second` of the day, on the day on which it is closest to the start of the log.
+
+    `unix`: the first and last time of the log, ns.
+    """
     day = datetime.datetime.fromtimestamp(unix[0] / _SECOND, zone).replace(hour=0, minute=0, second=0, microsecond=0)
     candidates = []
     for shift in (-1, 0, 1):

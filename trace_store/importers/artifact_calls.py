@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from iotwin.common.foreign_files import read_foreign_lines
 from iotwin.trace_store import schema
 from iotwin.trace_store.columns import column, labels, numbers
-from iotwin.trace_store.importers.runs import Runs, calls_of, calls_table, same_label, sorted_by_start
+from iotwin.trace_store.importers.runs import Runs, as_type, calls_of, calls_table, same_label, sorted_by_start
 from iotwin.trace_store.importers.text import TextColumns, column_blocks, read_lines
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
@@ -65,20 +65,20 @@ def read_calls(directory: Path, torn: dict[str, int], runs: Runs) -> None:
 
 
 class _Paths:
-    """The whole paths of files by name: only opens are recorded with whole paths."""
+    """The whole paths of files by name, as only the file of opens holds whole paths."""
 
     def __init__(self) -> None:
         self._whole: dict[str, str | None] = {}  # None: files of several folders have this name
 
     def learn(self, opened: pa.ChunkedArray) -> None:
-        """Add the paths of a label column."""
+        """Add the whole paths among the labels of the column `opened`."""
         for path in opened.unify_dictionaries().combine_chunks().dictionary.to_pylist():
             if path.startswith("/"):
                 name = path.rpartition("/")[2]
                 self._whole[name] = path if self._whole.get(name, path) == path else None
 
     def of(self, named: pa.ChunkedArray) -> pa.Array:
-        """Return the label column with whole paths if known, and null for an empty name."""
+        """Return the label column `named` with whole paths for names whose path is known, and null for an empty name."""
         array = named.combine_chunks()
         names = array.dictionary.to_pylist()
         codes = numbers(array.indices)
@@ -87,7 +87,7 @@ class _Paths:
 
 
 def _number(text: str) -> int:
-    """Return a 64-bit number printed as decimal or 0x; errors are unsigned values near 2**64. Raises ValueError."""
+    """Return a signed 64-bit number that was printed unsigned, as decimal or 0x...; -errno is near 2**64. Raises ValueError."""
     value = int(text, 16 if text.startswith("0x") else 10)
     if not -(1 << 63) <= value < _UNSIGNED or "_" in text:
         raise ValueError(text)
@@ -145,7 +145,7 @@ def _closes(path: Path, paths: _Paths) -> Iterator[TextColumns]:
 
 
 def _timed(table: pa.Table, op: str, path: Any, **more: Any) -> pa.Table:
-    """Return the CALLS, in order of start, from rows with the time of their end."""
+    """Return rows that hold the end of each call as a table of CALLS, in order of start; `more` are further columns."""
     end, duration = numbers(table["end_ns"]), numbers(table["duration_ns"])
     columns = {"result": np.zeros(len(end), np.int64), **more}
     return sorted_by_start(
@@ -170,7 +170,7 @@ def _creations(path: Path) -> Iterator[TextColumns]:
 
 
 def read_block(path: Path, torn: dict[str, int]) -> pa.Table:
-    """Return the block requests (schema.BLOCK) of trace_bio.out in order of issue; its header names the columns."""
+    """Return the block requests (schema.BLOCK) in trace_bio.out, whose header names the columns, in order of issue."""
     names = _bio_columns(path)
     columns = pa.schema([(name, _BIO_TYPES.get(name, _NAME)) for name in names])
     blocks = []
@@ -181,7 +181,7 @@ def read_block(path: Path, torn: dict[str, int]) -> pa.Table:
 
 
 def _requests(table: pa.Table) -> pa.Table:
-    """Return the requests (schema.BLOCK) of rows of trace_bio.out."""
+    """Convert rows of trace_bio.out to requests (schema.BLOCK)."""
     end, duration = numbers(table["TIMESTAMP"]), numbers(table["LAT"])
     rw, rw_code = _labels(table["R/W"])
     comm, comm_code = _labels(table["COMM"])
@@ -200,7 +200,7 @@ def _requests(table: pa.Table) -> pa.Table:
         "flags": np.array(flags, np.int32)[rw_code],
         "origin": _of_code(comm_code, origins),
     }
-    arrays = [_as(block[f.name], f.type) if f.name in block else pa.nulls(len(end), f.type) for f in schema.BLOCK]
+    arrays = [as_type(block[f.name], f.type) if f.name in block else pa.nulls(len(end), f.type) for f in schema.BLOCK]
     return pa.table(arrays, schema=schema.BLOCK)
 
 
@@ -210,15 +210,10 @@ def _labels(labels: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
 
 
 def _of_code(code: NDArray[np.int64], names: list[str]) -> pa.Array:
-    """Return a label column of the rows' names."""
+    """Return a label column with `names[code]` in each row."""
     known = list(dict.fromkeys(names))
     codes = np.array([known.index(name) for name in names], np.int16)
     return labels(codes[code], known)
-
-
-def _as(values: Any, kind: pa.DataType) -> Any:
-    array = values if isinstance(values, pa.Array | pa.ChunkedArray) else column(values, kind)
-    return array if array.type == kind else array.cast(kind)
 
 
 def _bio_columns(path: Path) -> list[str]:
@@ -232,7 +227,7 @@ def _bio_columns(path: Path) -> list[str]:
 
 
 def _bio_line(line: str, names: list[str]) -> tuple[Any, ...] | None:
-    """Return the fields of a line, whose COMM may contain blanks; None for a torn line."""
+    """Return the fields of a line of trace_bio.out, in which COMM may contain blanks; None for a torn line."""
     parts, comm = line.split(), names.index("COMM")
     after = len(names) - comm - 1
     if len(parts) < len(names):

@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,21 +30,20 @@ def seconds_of_day(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class LocalClock:
-    """Times at which a new local second began: (CLOCK_MONOTONIC ns, seconds of the day, which continue past midnight)."""
+    """The local second of the day, counted past midnight, that began at `tick_ns` of CLOCK_MONOTONIC."""
 
-    ticks: list[tuple[int, int]]
-    uncertainty_ns: int  # of the most exact one
+    tick_ns: int
+    second: int
+    uncertainty_ns: int
 
     def monotonic_ns(self, second: int) -> int:
-        """Return the CLOCK_MONOTONIC ns at which a local second began, from the tick before it."""
-        index = max(bisect_right(self.ticks, second, key=lambda tick: tick[1]) - 1, 0)
-        time_ns, at = self.ticks[index]
-        return time_ns + (second - at) * _SECOND
+        """Return the CLOCK_MONOTONIC ns at which the local `second` began."""
+        return self.tick_ns + (second - self.second) * _SECOND
 
     def unwrap(self, seconds: list[int]) -> list[int]:
-        """Return increasing seconds for times of day in recorded order, which continue past midnight."""
+        """Return the times of day, in seconds and in order of time, as seconds that continue past midnight."""
         result: list[int] = []
-        before = self.ticks[0][1] - _DAY_S // 2
+        before = self.second - _DAY_S // 2
         for second in seconds:
             while second < before - 60:
                 second += _DAY_S
@@ -55,7 +53,9 @@ class LocalClock:
 
 
 def read_local_clock(path: Path) -> tuple[LocalClock, int]:
-    """Return the clock of trace_time_align.out, from its narrowest change of second, and the number of torn lines.
+    """Return the clock in trace_time_align.out and the number of torn lines.
+
+    Two successive lines with different seconds enclose the begin of a second; the closest such lines count.
 
     Raises IotwinError if the second never changes.
     """
@@ -73,7 +73,7 @@ def read_local_clock(path: Path) -> tuple[LocalClock, int]:
             gap, best = time_ns - before_ns, ((before_ns + time_ns) // 2, second + days * _DAY_S)
     if not gap:
         raise IotwinError(f"{path}: the second never changes in it, so local times cannot be placed; leave the file out")
-    return LocalClock([best], gap // 2), torn
+    return LocalClock(*best, gap // 2), torn
 
 
 def cpu_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ def cpu_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
         system = share.get("%sys", 0) + share.get("%irq", 0) + share.get("%soft", 0)
         rows.append({"user": share["%usr"] + share.get("%nice", 0), "system": system, "iowait": share.get("%iowait", 0),
                      "idle": share.get("%idle", 0), "interval_ns": _SECOND})  # fmt: skip
-    return _placed(rows, seconds, clock)
+    return _with_times(rows, seconds, clock)
 
 
 def gpu_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
@@ -123,11 +123,11 @@ def gpu_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
                 **dict(zip(names, percents, strict=False)),
             }
         )
-    return _placed(rows, seconds, clock)
+    return _with_times(rows, seconds, clock)
 
 
 def gpu_of_job(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of schema.GPU_SAMPLES of the job, whose pid on each device is the first one listed."""
+    """Return the rows of schema.GPU_SAMPLES of the job: on each device, the samples of the first pid listed there."""
     first: dict[int, int] = {}
     rows = []
     for row in processes:
@@ -167,11 +167,11 @@ def disk_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
                     "busy": min(util / 100, 1.0),
                 }
             )
-    return _placed(rows, [second for second in seconds if second is not None], clock)
+    return _with_times(rows, [second for second in seconds if second is not None], clock)
 
 
 def _rate(value: Any) -> float:
-    """Return a rate; 0 for a value that is no number or beyond any disk."""
+    """Return the value as a rate; 0 if it is no number or larger than any disk's."""
     return float(value) if isinstance(value, int | float) and 0 <= value < 1e9 else 0.0
 
 
@@ -191,8 +191,8 @@ def _iostat_documents(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _placed(rows: list[dict[str, Any]], seconds: list[int], clock: LocalClock) -> list[dict[str, Any]]:
-    """Return the rows with `time_ns`, the end of the second of the sample."""
+def _with_times(rows: list[dict[str, Any]], seconds: list[int], clock: LocalClock) -> list[dict[str, Any]]:
+    """Return the rows with the column `time_ns`, at which the local second of the sample began."""
     return [row | {"time_ns": clock.monotonic_ns(second)} for row, second in zip(rows, clock.unwrap(seconds), strict=True)]
 
 

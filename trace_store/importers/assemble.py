@@ -1,4 +1,4 @@
-"""Make a trace of an imported recording: derive files and processes from the calls, and order all by start."""
+"""Write an imported recording as a trace; derive its files and processes from the calls."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,15 +21,15 @@ from iotwin.trace_store.writer import write_event_parts, write_tables
 
 @dataclass
 class Imported:
-    """An imported recording. Tables are optional; torn lines are counted by file name."""
+    """An imported recording; all tables are optional."""
 
     calls: Runs = field(default_factory=Runs)
-    torn: dict[str, int] = field(default_factory=dict)
+    torn: dict[str, int] = field(default_factory=dict)  # torn lines by file name
     notes: list[str] = field(default_factory=list)
-    processes: list[dict[str, Any]] = field(default_factory=list)  # known columns of schema.PROCESSES
-    phases: list[dict[str, Any]] = field(default_factory=list)
-    parts: list[dict[str, Any]] = field(default_factory=list)  # of steps
-    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    processes: list[dict[str, Any]] = field(default_factory=list)  # rows with the known columns of schema.PROCESSES
+    phases: list[dict[str, Any]] = field(default_factory=list)  # rows of schema.PHASES
+    parts: list[dict[str, Any]] = field(default_factory=list)  # rows of schema.PARTS
+    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # rows by kind of schema.SAMPLES
     block: pa.Table | None = None
     gpu: pa.Table | None = None
     clock: list[ClockPair] = field(default_factory=list)
@@ -89,7 +89,10 @@ def _extent(imported: Imported, used: ImportedEvents) -> tuple[int, int]:
 
 
 def _processes(pids: list[int], known: list[dict[str, Any]], read_by_pid: dict[int, int]) -> list[dict[str, Any]]:
-    """Return one row per process that is known or made a call, with a role."""
+    """Return a row of schema.PROCESSES for each process that is `known` or among `pids`, in order of start.
+
+    `read_by_pid`: bytes of the data set that each process read, from which its role follows.
+    """
     rows = {row["pid"]: {"comm": "", "command_line": None, "ppid": None, **row} for row in known}
     for pid in pids:
         rows.setdefault(pid, {"pid": pid, "ppid": None, "comm": "", "command_line": None})

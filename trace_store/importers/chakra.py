@@ -19,18 +19,16 @@ from iotwin.trace_store import chakra as et
 from iotwin.trace_store import schema
 from iotwin.trace_store.importers.assemble import Imported
 from iotwin.trace_store.importers.runs import Runs, calls_of
+from iotwin.trace_store.importers.text import read_unpacked
 
 _NANOSECONDS = 1000  # in a microsecond
-_MOST_BYTES = 1 << 33  # of a decompressed file
-_NAME_OF_FS_OP = {1: "openat", 2: "close", 3: "read", 4: "write", 5: "pread64", 6: "pwrite64", 7: "fsync", 8: "fdatasync",
-                  9: "sync_file_range"}  # fmt: skip
 _NAME_OF_BLOCK_OP = {number: name for name, number in et.BLOCK_OPS.items()}
 _PHASE_OF_NODE = {number: name for name, number in et.PHASE_NODES.items()}
 _CALL_COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "path", "fd", "offset", "requested", "result", "flags")
 _ATTRIBUTE_NUMBERS = (7, 9, 11, 13, 27)  # int32, int64, uint32, uint64 and bool of AttributeProto
 _ATTRIBUTE_TEXT = 29
 
-Fields = dict[int, list[Any]]  # by number; integers, and bytes of what has a length
+Fields = dict[int, list[Any]]  # number of a field -> its values: integers, or bytes for a field with a length
 
 
 def recognises(source: Path) -> bool:
@@ -38,8 +36,8 @@ def recognises(source: Path) -> bool:
     try:
         with open_foreign_unpacked(source) as file:
             head = file.read(4096)
-        length, place = _varint(head, 0)
-        fields = _fields(head[place : place + length])
+        length, begin = _varint(head, 0)
+        fields = _fields(head[begin : begin + length])
     except (IotwinError, OSError, EOFError, zlib.error, ValueError):
         return False
     version = fields.get(1, [b""])[0]
@@ -47,7 +45,7 @@ def recognises(source: Path) -> bool:
 
 
 def read(source: Path, timezone: str | None) -> Imported:
-    """Return the calls, block requests, phases and accelerator work of the trace, with its times, exact to 1 ns or 1 us.
+    """Return the calls, block requests, phases and accelerator work; times are exact to 1 us, in iotwin's own exports to 1 ns.
 
     Raises IotwinError if the file is cut off or is no Chakra trace.
     """
@@ -96,11 +94,8 @@ def _table(rows: list[dict[str, Any]], expected: pa.Schema, order: str) -> pa.Ta
 
 
 def _nodes(source: Path) -> Iterator[Fields]:
-    """Yield the fields of each message. Raises ValueError if the file is cut off."""
-    with open_foreign_unpacked(source) as file:
-        content: bytes = file.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise IotwinError(f"{source} holds more than {_MOST_BYTES >> 30} GiB; split it")
+    """Yield the fields of each message in the file. Raises ValueError if the last message is cut off."""
+    content = read_unpacked(source)
     position = 0
     while position < len(content):
         length, position = _varint(content, position)
@@ -160,7 +155,7 @@ def _text(fields: Fields, number: int) -> str:
 
 
 def _attributes(node: Fields) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes that are integers or texts."""
+    """Yield (name, value) of the node's attributes that are integers or texts."""
     for content in node.get(10, []):
         fields = _fields(content)
         number = next((number for number in _ATTRIBUTE_NUMBERS if number in fields), None)
@@ -177,7 +172,7 @@ def _times(node: Fields, attributes: dict[str, Any]) -> tuple[int, int]:
 
 def _call(node: Fields, attributes: dict[str, Any], detail: Fields) -> tuple[Any, ...]:
     name, op = _text(node, 2), _integer(detail, 1)
-    call = name if et.FS_OPS.get(name) == op else _NAME_OF_FS_OP.get(op, name)
+    call = name if et.FS_OPS.get(name) == op else et.CALL_OF_FS_OP.get(op, name)
     pid = attributes.get("pid", 0)
     offset = _integer(detail, 4) if 4 in detail else None
     size = _integer(detail, 5) if 5 in detail else None

@@ -1,9 +1,9 @@
-"""Import Chrome's JSON trace events, of profilers (PyTorch's Kineto) and of DFTracer, which writes one event a line."""
+"""Import Chrome's JSON trace events, as profilers (PyTorch's Kineto) and DFTracer (one event a line) write them."""
 
 import re
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -13,6 +13,7 @@ from iotwin.common.foreign_files import open_foreign_unpacked
 from iotwin.trace_store import schema
 from iotwin.trace_store.importers.assemble import Imported
 from iotwin.trace_store.importers.runs import Runs, calls_of
+from iotwin.trace_store.importers.text import read_unpacked
 
 _NANOSECONDS = 1000  # Chrome's times are microseconds
 _CALL_CATEGORIES = ("posix", "stdio", "syscall", "io")
@@ -37,9 +38,7 @@ _OPS = {"open64": "open", "pread": "pread64", "pwrite": "pwrite64", "creat64": "
         "fread": "read", "fwrite": "write", "fclose": "close"}  # fmt: skip
 _CALL_COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "path", "offset", "requested", "result")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
-_PIECE_BYTES = 1 << 24
 _LAST_NS, _INT32 = 1 << 62, (1 << 31) - 1
-_MOST_BYTES = 1 << 33  # of a decompressed file, which may be a decompression bomb
 
 
 class Event(msgspec.Struct):
@@ -56,7 +55,7 @@ class Event(msgspec.Struct):
 
 
 class _TraceDocument(msgspec.Struct):
-    """The object form of a trace."""
+    """A trace that is a JSON object, not an array of events."""
 
     traceEvents: list[Event] = []
 
@@ -66,9 +65,7 @@ _NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def recognises(source: Path) -> bool:
-    """Whether the file begins like one with trace events."""
-    if not source.is_file():
-        return False
+    """Whether the file begins like a JSON file with trace events."""
     try:
         with open_foreign_unpacked(source) as file:
             head = file.read(4096)
@@ -79,10 +76,10 @@ def recognises(source: Path) -> bool:
 
 def read(source: Path, timezone: str | None) -> Imported:
     """Return the calls on files, accelerator activity and profiler steps, with the times of the trace in ns."""
-    content = _content(source)
+    content = read_unpacked(source)
     torn = {source.name: 0}
     try:
-        events = _whole(content)
+        events = _from_document(content)
     except _NO_JSON:
         events, torn[source.name] = _by_line(content)
     if events and all(event.ph == "M" or str(event.cat) in _TRAINING_CATEGORIES for event in events):
@@ -93,27 +90,8 @@ def read(source: Path, timezone: str | None) -> Imported:
     return _imported(_paired(events), torn)
 
 
-def _content(source: Path) -> bytes:
-    try:
-        with open_foreign_unpacked(source) as file:
-            content = _at_most(file, _MOST_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise IotwinError(f"{source} cannot be read ({error}): it is cut off or damaged; copy it again") from None
-    if len(content) > _MOST_BYTES:
-        raise IotwinError(f"{source} holds more than {_MOST_BYTES >> 30} GiB; split it")
-    return content
-
-
-def _at_most(file: BinaryIO, most_bytes: int) -> bytes:
-    """Return the content of the file up to a limit. Reading in pieces avoids allocating the limit."""
-    pieces, left = [], most_bytes
-    while left and (piece := file.read(min(left, _PIECE_BYTES))):
-        pieces.append(piece)
-        left -= len(piece)
-    return b"".join(pieces)
-
-
-def _whole(content: bytes) -> list[Event]:
+def _from_document(content: bytes) -> list[Event]:
+    """Return the events of a file that is one JSON document, an array or an object."""
     if content.lstrip()[:1] == b"[":
         return msgspec.json.decode(content, type=list[Event])
     document = msgspec.json.decode(content, type=_TraceDocument)
@@ -137,7 +115,7 @@ def _by_line(content: bytes) -> tuple[list[Event], int]:
 
 
 def _paired(events: list[Event]) -> list[Event]:
-    """Return the events with their durations: a begin and an end become one event."""
+    """Return the events, with an event of the begin (B) and one of the end (E) joined to one that has a duration."""
     whole, begun = [], dict[tuple[str, str], list[Event]]()
     for event in events:
         thread = str(event.pid), str(event.tid)  # of any JSON type, even lists
@@ -193,7 +171,7 @@ def _is_own(event: Event, category: str) -> bool:
 
 
 def is_possible(event: Event) -> bool:
-    """Whether the sum of the event's times in ns fits in 64 bits."""
+    """Whether the event's start plus its duration, in ns, fits in 64 bits."""
     most = _LAST_NS / 2 / _NANOSECONDS
     return abs(event.ts) <= most and abs(event.dur) <= most
 
@@ -203,7 +181,7 @@ def _ns(microseconds: float) -> int:
 
 
 def _integer(value: Any, missing: int | None = None, most: int = _LAST_NS) -> int | None:
-    """Return the value as an integer; `missing` if it is none or above `most`."""
+    """Return the value as an integer; `missing` if it is no integer or beyond +-`most`."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):

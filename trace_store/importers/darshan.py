@@ -14,6 +14,7 @@ from iotwin.trace_store.importers.text import read_lines
 
 _FILE = re.compile(r"# DXT, file_id: \d+, file_name: (?P<path>.*)")
 _HEADER = "# DXT, file_id:"
+# Numbers that do not fit their column: 18 digits or more, a rank of 10 digits.
 _LONG = re.compile(r"\d{18}|X_\w+\s+\d{10}|\d{9}\.")
 _COMMAND = re.compile(r"# exe: (?P<command>.*)")
 _ROW = (
@@ -24,22 +25,21 @@ _ROW = (
 
 def recognises(source: Path) -> bool:
     """Whether the file begins like the output of the DXT parser."""
-    if not source.is_file():
-        return False
     with open_foreign(source) as file:
         return b"# DXT" in file.read(1 << 16)
 
 
 def read(source: Path, timezone: str | None) -> Imported:
-    """Return the reads and writes. Rank r is a process with pid r + 1. Times are exact to the digits of the text.
+    """Return the reads and writes. Rank r becomes a process with pid r + 1. Times are as exact as their digits in the text.
 
     If a file has POSIX rows, its MPI-IO rows are left out, since they move the same bytes.
     """
     lines = read_lines(source)
     path_of_line, command = _paths(lines)
     rows = pc.extract_regex(pa.array(lines, pa.string()), _ROW)
+    fits = np.array([_LONG.search(line) is None for line in lines], bool)
     data = np.array([line.lstrip().startswith("X_") for line in lines], bool)
-    whole = pc.is_valid(rows).to_numpy(zero_copy_only=False) & _fits(lines)
+    whole = pc.is_valid(rows).to_numpy(zero_copy_only=False) & fits
     kept = np.flatnonzero(whole & (path_of_line >= 0))
     torn = {source.name: int((data & ~whole).sum())}
     table = pa.Table.from_struct_array(pc.take(rows, pa.array(kept)))
@@ -66,18 +66,13 @@ def read(source: Path, timezone: str | None) -> Imported:
     return Imported(Runs.of(calls), torn, notes, processes=processes, command=command)
 
 
-def _fits(lines: list[str]) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-    """Return which lines have numbers that fit: fewer than 18 digits, and fewer than 10 of a rank."""
-    return np.array([_LONG.search(line) is None for line in lines], bool)
-
-
 def _path(header: str) -> str:
     match = _FILE.match(header)
     return match["path"] if match else "unknown"
 
 
 def _paths(lines: list[str]) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[str]]:
-    """Return the index of the file header above each line (-1: none), and the command of the job."""
+    """Return for each line the index of the last file header before it (-1: none), and the command of the job."""
     starts = np.array([line.startswith(_HEADER) for line in lines], bool)
     command = next((match["command"].split() for line in lines if (match := _COMMAND.match(line))), [])
     return np.cumsum(starts) - 1, command

@@ -15,9 +15,7 @@ _TRANSFERS = {"read": "read", "write": "write", "sync": "fsync", "datasync": "fd
 
 
 def recognises(source: Path) -> bool:
-    """Whether the first line is the header of a log of fio."""
-    if not source.is_file():
-        return False
+    """Whether the first line is the header of fio's log."""
     with open_foreign(source) as file:
         return _HEADER.match(file.read(64).decode("utf-8", "replace")) is not None
 
@@ -25,8 +23,8 @@ def recognises(source: Path) -> bool:
 def read(source: Path, timezone: str | None) -> Imported:
     """Return the calls of the log; durations are 0, since fio does not log them.
 
-    In version 3 each line has its start in milliseconds. Version 2 has waits in microseconds between calls; calls without a wait
-    between them start a nanosecond apart, in their order.
+    In version 3 each line has the start of its call in milliseconds. In version 2, waits in microseconds stand between calls;
+    calls without a wait between them start a nanosecond apart, so that they stay in order.
     """
     lines = read_lines(source)
     match = _HEADER.match(lines[0]) if lines else None

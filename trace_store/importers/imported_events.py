@@ -1,4 +1,4 @@
-"""Turn sorted calls into events, and collect the operations, files and processes that they use."""
+"""Convert imported calls to events, and collect their operations, files and processes."""
 
 from collections.abc import Iterator
 
@@ -14,21 +14,21 @@ from iotwin.trace_store.raw.records import TYPE_REGULAR
 
 
 class ImportedEvents:
-    """The events of sorted calls, and a tally of them by operation, process and file."""
+    """The events of imported calls, and their tally by operation, process and file."""
 
     def __init__(self, calls: Runs) -> None:
-        """`calls`: the sorted calls. All methods but `parts` require that the last event has been yielded."""
+        """All other methods require that the caller has read all events of `parts` before."""
         self._calls = calls
         self._tallies: list[NDArray[np.int64]] = []
         self._extents: list[tuple[int, int]] = []
 
     def parts(self) -> list[Iterator[pa.Table]]:
-        """Return the events (schema.EVENTS) in order of start, in parts that threads may read concurrently."""
+        """Return the events (schema.EVENTS) in order of start, as parts that threads may read concurrently."""
         return [map(self._events, part) for part in self._calls.parts()]
 
     @property
     def extent(self) -> tuple[int, int]:
-        """The first start and the last end."""
+        """The first start and the last end of an event, ns."""
         return min(first for first, _ in self._extents), max(last for _, last in self._extents)
 
     def _events(self, chunk: pa.Table) -> pa.Table:
@@ -47,17 +47,17 @@ class ImportedEvents:
         return pa.table(arrays, schema=schema.EVENTS)
 
     def counts(self) -> dict[str, int]:
-        """Return the events by operation."""
+        """Return the number of events by operation."""
         op, _, _, calls, _ = self._sums()
         totals = np.bincount(op, weights=calls, minlength=len(self._calls.ops))
         return {name: int(total) for name, total in zip(self._calls.ops, totals, strict=True) if total}
 
     def pids(self) -> list[int]:
-        """Return the processes that made calls."""
+        """Return the pids of the processes that made calls."""
         return list(dict.fromkeys(self._sums()[1].tolist()))
 
     def files(self) -> tuple[pa.Table, dict[int, int]]:
-        """Return the files table (schema.FILES), and the data-set bytes that each process read."""
+        """Return the files table (schema.FILES), and the bytes of the data set that each process read, by pid."""
         op, pid, path, _, moved = self._sums()
         paths = self._calls.paths
         is_read, is_write = (
@@ -79,12 +79,15 @@ class ImportedEvents:
         return table, dict(zip(pids.tolist(), sizes.tolist(), strict=True))
 
     def _sums(self) -> NDArray[np.int64]:
-        """Return rows of operations, processes, files (-1: none), and the calls and bytes of combinations of them."""
+        """Return five rows: indices of operations, pids, indices of paths (-1: none), number of calls, bytes moved.
+
+        Each column is a combination of operation, process and file in one chunk of events.
+        """
         return np.concatenate([np.empty((5, 0), np.int64), *self._tallies], axis=1)
 
 
 def _tally(chunk: pa.Table) -> NDArray[np.int64]:
-    """Return the rows of `ImportedEvents._sums` for a chunk, a column for each combination."""
+    """Return the columns of `ImportedEvents._sums` for one chunk of calls."""
     op, pid, path, result = (numbers(chunk[name]) for name in ("op", "pid", "path", "result"))
     key, moved = pid.astype(np.int64) << 32 | path.astype(np.uint32), np.maximum(result, 0)
     tallies = []

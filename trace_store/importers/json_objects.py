@@ -1,4 +1,4 @@
-"""Read the objects of a long JSON array in pieces, since profiles may be larger than memory."""
+"""Read a long JSON array of objects in pieces, since profiles may be larger than memory."""
 
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -11,7 +11,7 @@ _QUOTE, _BACKSLASH, _OPEN, _CLOSE, _CLOSE_ARRAY = (ord(character) for character 
 
 
 def object_pieces(file: BinaryIO, piece_bytes: int = _PIECE_BYTES) -> Iterator[bytes]:
-    """Yield JSON arrays with the objects of the array whose opening bracket `file` has just passed, until that array ends.
+    """Yield the objects of a JSON array in pieces, each a JSON array; `file` must be positioned after the opening bracket.
 
     An object that is cut off at the end of the file is left out. NumPy finds brackets and quotes, so no Python runs per byte.
     """
@@ -28,7 +28,7 @@ def object_pieces(file: BinaryIO, piece_bytes: int = _PIECE_BYTES) -> Iterator[b
 
 
 def _end_of_last_object(content: bytes) -> tuple[int, bool]:
-    """Return the end of the last whole object in `content` (0: none), and whether the array ends after it."""
+    """Return the offset of the end of the last whole object (0: none), and whether `content` holds the end of the array."""
     data = np.frombuffer(content, np.uint8)
     outside_strings = ~_within_strings(data)
     brackets = np.flatnonzero(((data == _OPEN) | (data == _CLOSE)) & outside_strings)

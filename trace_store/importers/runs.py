@@ -1,6 +1,6 @@
-"""Sort calls by start: each block of calls is sorted as it arrives, and the blocks are merged at the end.
+"""Sort calls by start: each block of calls arrives sorted (a run), and the runs are merged at the end.
 
-Blocks stay in memory up to a limit. Beyond it they go to a file without a name, which disappears with the process.
+Runs stay in memory up to a limit. Beyond it they move to a file without a name, which disappears with the process.
 """
 
 import mmap
@@ -22,14 +22,14 @@ _CHUNKS_PER_PART = 4
 _SAMPLED_EACH = 64
 _LABEL = pa.dictionary(pa.int32(), pa.string())
 
-# The calls of an importer: events with the path of their file (null: none). Times may be of any clock.
+# The calls that an importer returns: like schema.EVENTS, but with the path of the file (null: none). Times may be of any clock.
 CALLS = pa.schema([
     ("start_ns", pa.int64()), ("duration_ns", pa.int64()), ("op", _LABEL), ("pid", pa.int32()), ("tid", pa.int32()),
     ("path", _LABEL),
     ("fd", pa.int32()), ("offset", pa.int64()), ("requested", pa.int64()), ("result", pa.int64()),
     ("flags", pa.int32()),
 ])  # fmt: skip
-# The same with numbers for labels: indices into `Runs.ops` and `Runs.paths`, -1 for null.
+# The same columns with numbers for labels: indices into `Runs.ops` and `Runs.paths`, -1 for null.
 NUMBERED = pa.schema([(f.name, pa.int32() if f.type == _LABEL else f.type) for f in CALLS])
 
 
@@ -37,14 +37,14 @@ def calls_table(**columns: Any) -> pa.Table:
     """Return a CALLS table of the given columns; missing columns are null, except `tid` (the pid) and `fd` (-1)."""
     rows = len(columns["start_ns"])
     columns = {"tid": columns["pid"], "fd": np.full(rows, -1, np.int32), **columns}
-    arrays = [_as_type(columns[f.name], f.type) if columns.get(f.name) is not None else pa.nulls(rows, f.type) for f in CALLS]
+    arrays = [as_type(columns[f.name], f.type) if columns.get(f.name) is not None else pa.nulls(rows, f.type) for f in CALLS]
     return pa.table(arrays, schema=CALLS)
 
 
 def calls_of(rows: list[tuple[Any, ...]], names: tuple[str, ...]) -> tuple[pa.Table, int]:
-    """Return the CALLS table of rows with the columns `names`, and the number of rows with impossible values, left out.
+    """Return `rows`, tuples of the columns `names`, as a CALLS table, and the number of rows left out for impossible values.
 
-    The other columns are as in `calls_table`.
+    `calls_table` fills the other columns.
     """
     limits = [_LIMITS.get(str(CALLS.field(name).type)) for name in names]
     found, rows = len(rows), [row for row in rows if _is_possible(row, limits)]
@@ -70,7 +70,8 @@ def same_label(text: str, rows: int) -> pa.DictionaryArray:
     return labels(np.zeros(rows, np.int32), [text])
 
 
-def _as_type(values: Any, kind: pa.DataType) -> Any:
+def as_type(values: Any, kind: pa.DataType) -> Any:
+    """Return `values`, an array of numpy or Arrow, as an Arrow column of the type `kind`."""
     known = values if isinstance(values, pa.Array | pa.ChunkedArray) else column(values, kind)
     if kind == _LABEL and not pa.types.is_dictionary(known.type):
         known = known.dictionary_encode()
@@ -78,7 +79,7 @@ def _as_type(values: Any, kind: pa.DataType) -> Any:
 
 
 class _Numbers:
-    """Gives each label a number, in order of appearance."""
+    """Assigns numbers to labels, in order of appearance."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -98,15 +99,6 @@ class _Numbers:
         return number
 
 
-def possible_rows(table: pa.Table, names: tuple[str, ...]) -> pa.Table:
-    """Return the rows whose columns `names` (times and sizes) have sums that fit in 64 bits."""
-    good = np.ones(table.num_rows, np.bool_)
-    for name in names:
-        values = numbers(table[name])
-        good &= (values <= 1 << 62) & (values >= -(1 << 62))
-    return table if good.all() else table.filter(pa.array(good))
-
-
 def sorted_by_start(calls: pa.Table) -> pa.Table:
     """Return the table in order of `start_ns`; equal times keep their order."""
     start = numbers(calls["start_ns"])
@@ -116,7 +108,7 @@ def sorted_by_start(calls: pa.Table) -> pa.Table:
 
 
 class Runs:
-    """Collects calls in blocks and returns them in order of start."""
+    """Collects sorted tables of calls and returns all calls in order of start."""
 
     def __init__(self) -> None:
         """Begin with no calls."""
@@ -138,7 +130,7 @@ class Runs:
 
     @classmethod
     def of(cls, calls: pa.Table) -> "Runs":
-        """Return the runs of one CALLS table, in any order."""
+        """Return Runs with the calls of one CALLS table, which may be in any order."""
         runs = cls()
         runs.add(sorted_by_start(calls))
         return runs
@@ -148,9 +140,12 @@ class Runs:
 
         Raises IotwinError if the scratch directory is full.
         """
-        possible = possible_rows(calls, ("start_ns", "duration_ns", "offset", "requested", "result"))
-        self.impossible += calls.num_rows - possible.num_rows
-        calls = possible
+        possible = np.ones(calls.num_rows, np.bool_)
+        for name in ("start_ns", "duration_ns", "offset", "requested", "result"):
+            values = numbers(calls[name])
+            possible &= (values <= _LIMITS["int64"]) & (values >= -_LIMITS["int64"])
+        self.impossible += int((~possible).sum())
+        calls = calls if possible.all() else calls.filter(pa.array(possible))
         if not calls.num_rows:
             return
         numbered = calls.set_column(2, NUMBERED.field("op"), self._ops.of(calls["op"]))
@@ -159,9 +154,10 @@ class Runs:
         self._held_bytes += numbered.nbytes
         self.rows += numbered.num_rows
         if self._held_bytes > _MOST_HELD_BYTES:
-            self._file_what_is_held()
+            self._spill()
 
-    def _file_what_is_held(self) -> None:
+    def _spill(self) -> None:
+        """Move the runs in memory to a file that is mapped into memory."""
         directory = temporary_directory()
         try:
             with tempfile.TemporaryFile(dir=directory) as file:
@@ -178,7 +174,7 @@ class Runs:
         self._held, self._held_bytes = [], 0
 
     def span(self) -> tuple[int, int]:
-        """Return the first and the last start; there must be calls."""
+        """Return the starts of the first and the last call, of which there must be one."""
         starts = [run.column("start_ns") for run in (*self._filed, *self._held)]
         return min(start[0].as_py() for start in starts), max(start[-1].as_py() for start in starts)
 
@@ -217,7 +213,7 @@ class Runs:
 
 
 def _bounds(starts: list[NDArray[np.int64]], rows: int) -> NDArray[np.int64]:
-    """Return the times that cut the runs into chunks of about _CHUNK_ROWS, from a sample of them."""
+    """Return the times at which to cut the runs into chunks of about _CHUNK_ROWS calls, from a sample of the starts."""
     chunks = -(-rows // _CHUNK_ROWS)
     if chunks <= 1:
         return np.zeros(0, np.int64)

@@ -26,8 +26,6 @@ _DAY_NS = 86_400 * 10**9
 
 def recognises(source: Path) -> bool:
     """Whether one of the first lines is a call in strace's format."""
-    if not source.is_file():
-        return False
     with open_foreign(source) as file:
         lines = file.read(1 << 14).decode("utf-8", "replace").splitlines()[:50]
     heads = [match["rest"] for line in lines if (match := _HEAD.fullmatch(line))]
@@ -37,7 +35,7 @@ def recognises(source: Path) -> bool:
 def read(source: Path, timezone: str | None) -> Imported:
     """Return the calls of strace's text. Times are UNIX ns with -ttt, ns since midnight with -tt.
 
-    Positions are computed from the calls on each descriptor since its open; paths require -y. Without -T durations are 0.
+    Offsets are computed from the calls on each descriptor since its open. Paths require -y. Without -T durations are 0.
     """
     if not source.is_file():
         raise UsageError(f"{source} is not a file: give the text that strace -o wrote; of strace -ff, one file")
@@ -46,7 +44,7 @@ def read(source: Path, timezone: str | None) -> Imported:
     for call in sorted(_calls(source, torn), key=lambda call: call.start_ns):
         try:
             replay.apply(call)
-        except (ValueError, IndexError):  # arguments that are none of such a call
+        except (ValueError, IndexError):  # arguments that this call cannot have
             replay.torn += 1
     rows = replay.rows
     notes = ["durations are 0: strace ran without -T"] if rows and not any(row[1] for row in rows) else []
@@ -58,14 +56,14 @@ def read(source: Path, timezone: str | None) -> Imported:
 
 
 def _is_process(row: dict[str, Any]) -> bool:
-    """Whether the numbers of a process fit their columns."""
+    """Whether the numbers in a row of schema.PROCESSES fit their columns."""
     times = [row.get(name) or 0 for name in ("start_ns", "exit_ns")]
     numbers = [row.get(name) or 0 for name in ("pid", "ppid", "exit_status")]
     return all(abs(time_ns) <= 1 << 62 for time_ns in times) and all(abs(number) < 1 << 31 for number in numbers)
 
 
 def _calls(source: Path, torn: dict[str, int]) -> Iterator[text.Call]:
-    """Yield the calls; a call that lines of other threads interrupt is joined again."""
+    """Yield the calls; a call that strace printed as "<unfinished ...>" and "<... resumed>" is joined."""
     begun: dict[int, str] = {}
     suffix = source.suffix[1:]
     alone = int(suffix) if suffix.isdecimal() else 0
@@ -106,7 +104,7 @@ def _time_ns(time: str) -> int:
 
 @dataclass
 class _CallRows:
-    """Makes rows of the calls in order of time, and collects what they reveal about processes."""
+    """Converts calls, which must come in order of time, to rows, and collects the processes that they start and end."""
 
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     processes: dict[int, dict[str, Any]] = field(default_factory=dict)

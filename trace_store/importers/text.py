@@ -1,8 +1,9 @@
-"""Parse large text files with fields separated by single blanks into columns, in blocks; count torn lines."""
+"""Read the files of other tools: large text files as columns, in blocks, and other files whole."""
 
 import os
+import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,15 @@ import pyarrow.compute as pc
 import pyarrow.csv as pv
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import open_foreign, read_foreign
+from iotwin.common.foreign_files import open_foreign, open_foreign_unpacked, read_foreign
 from iotwin.common.processes.parallel import in_threads
 
 _BLOCK_BYTES = 1 << 23
-_MOST_BYTES = 1 << 33  # of a file that is read whole
-# Returns the fields of a line, None if it is torn. Called only for lines that the fast path cannot parse.
+_PIECE_BYTES = 1 << 24
+_MOST_BYTES = 1 << 33  # of a file that is read whole; a small archive may unpack to much more
+# Returns the fields of a line, None if the line is torn. Called only for lines that the CSV reader cannot parse.
 ParseLine = Callable[[str], tuple[Any, ...] | None]
-# Converts the rows of a block.
+# Converts the rows of a block to another table.
 Convert = Callable[[pa.Table], pa.Table]
 
 
@@ -31,23 +33,12 @@ class TextColumns:
     torn: int
 
 
-@dataclass
-class _Left:
-    """Lines that the CSV reader rejects for too few or too many fields."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def take(self, row: Any) -> str:
-        self.lines.append(row.text)
-        return "skip"
-
-
 def column_blocks(path: Path, schema: pa.Schema, parse_line: ParseLine, convert: Convert) -> Iterator[TextColumns]:
-    """Yield the columns `schema` of a file whose lines are fields between single blanks, in blocks of lines.
+    """Parse a text file with one row a line, whose fields are separated by single blanks; yield its blocks.
 
-    `convert` is applied to the rows of each block, in any order, by several threads. Lines before the first that starts with a
-    digit are headers. `parse_line` parses lines with another number of fields or with invalid numbers. Raises IotwinError if the
-    file cannot be read.
+    `schema` names the columns. Lines before the first one that starts with a digit are headers. `parse_line` parses lines that
+    have too few or too many fields, or invalid numbers. Threads apply `convert` to the table of each block, in any order. Raises
+    IotwinError if the file cannot be read.
     """
 
     def read(block: bytes) -> TextColumns:
@@ -80,7 +71,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
                 if cut:
                     file.seek(cut - len(block), os.SEEK_CUR)
                     block = block[:cut]
-                else:  # one line as long as that, or the last one
+                else:  # the last line, or one that is longer than a block
                     block += file.readline()
                 if in_header:
                     block, in_header = _without_header(block)
@@ -100,17 +91,16 @@ def _without_header(block: bytes) -> tuple[bytes, bool]:
 
 
 def _parse(block: bytes, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
-    left = _Left()
+    """Return the rows of a block, and the lines that the CSV reader cannot parse."""
     try:
-        return _csv(block, schema, left), left.lines
+        return _csv(block, schema)
     except pa.ArrowInvalid:
         return _parse_doubtful(block, schema)
 
 
 def _parse_doubtful(block: bytes, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
     """Parse a block with invalid numbers: return the rows of the valid lines, and the other lines."""
-    left = _Left()
-    text = _csv(block, pa.schema([(name, pa.string()) for name in schema.names]), left)
+    text, rejected = _csv(block, pa.schema([(name, pa.string()) for name in schema.names]))
     good = None
     for field_, column in zip(schema, text.columns, strict=True):
         if not pa.types.is_integer(field_.type):
@@ -127,22 +117,30 @@ def _parse_doubtful(block: bytes, schema: pa.Schema) -> tuple[pa.Table, list[str
             columns.append(pc.cast(column, field_.type) if pa.types.is_integer(field_.type) else column.dictionary_encode())
         except pa.ArrowInvalid:  # a number too large for its column: parse each line
             return schema.empty_table(), block.decode("utf-8", "backslashreplace").splitlines()
-    return pa.table(columns, names=schema.names).cast(schema), [*lines, *left.lines]
+    return pa.table(columns, names=schema.names).cast(schema), [*lines, *rejected]
 
 
-def _csv(block: bytes, schema: pa.Schema, left: _Left) -> pa.Table:
+def _csv(block: bytes, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
+    """Return the rows of a block, and the lines with too few or too many fields."""
+    rejected: list[str] = []
+
+    def reject(row: Any) -> str:
+        rejected.append(row.text)
+        return "skip"
+
     types = {field_.name: field_.type for field_ in schema}
     text = _utf8(block)  # longer than a block that is not UTF-8
-    return pv.read_csv(
+    table = pv.read_csv(
         pa.BufferReader(text),
         read_options=pv.ReadOptions(column_names=schema.names, block_size=len(text) + 1, use_threads=False),
-        parse_options=pv.ParseOptions(delimiter=" ", quote_char=False, invalid_row_handler=left.take),
+        parse_options=pv.ParseOptions(delimiter=" ", quote_char=False, invalid_row_handler=reject),
         convert_options=pv.ConvertOptions(column_types=types, strings_can_be_null=False, null_values=[]),
-    ).cast(schema)
+    )
+    return table.cast(schema), rejected
 
 
 def _utf8(block: bytes) -> bytes:
-    """Return the block with bytes that are not UTF-8 as \\xNN, since Arrow rejects them."""
+    """Return the block with \\xNN for bytes that are not UTF-8, which Arrow rejects."""
     if block.isascii():
         return block
     try:
@@ -154,6 +152,21 @@ def _utf8(block: bytes) -> bytes:
 
 def _plain(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def read_unpacked(path: Path) -> bytes:
+    """Return the content of a file, unpacked if its name ends in .gz. Raises IotwinError if it is unreadable or too large."""
+    pieces, left = [], _MOST_BYTES + 1
+    try:
+        with open_foreign_unpacked(path) as file:
+            while left and (piece := file.read(min(left, _PIECE_BYTES))):  # in pieces, as a read allocates what it requests
+                pieces.append(piece)
+                left -= len(piece)
+    except (OSError, EOFError, zlib.error) as error:
+        raise IotwinError(f"{path} cannot be read ({error}): it is cut off or damaged; copy it again") from None
+    if not left:
+        raise IotwinError(f"{path} holds more than {_MOST_BYTES >> 30} GiB; split it")
+    return b"".join(pieces)
 
 
 def read_lines(path: Path) -> list[str]:

@@ -13,7 +13,10 @@ _PHASES = {"epoch": "epoch", "block": "block", "eval": "evaluation", "checkpoint
 
 @dataclass(frozen=True)
 class Edge:
-    """The begin or end of a phase: `time_ns` is UNIX time, `number` that of the epoch, block or checkpoint, None if missing."""
+    """The begin or end of a phase.
+
+    `time_ns` is UNIX time. `number` counts epochs, blocks or checkpoints; None if the line has no number.
+    """
 
     phase: str
     starts: bool
@@ -22,7 +25,7 @@ class Edge:
 
 
 def parse_edge(line: str, zone: datetime.tzinfo = datetime.UTC) -> Edge | None:
-    """Return the begin or end of a phase that the line logs, with its time in `zone`; None for other lines."""
+    """Return the begin or end of a phase that `line` logs; None for other lines. `zone` is the time zone of the log."""
     match = _LINE.search(line)
     if match is None:
         return None
@@ -35,7 +38,7 @@ def parse_edge(line: str, zone: datetime.tzinfo = datetime.UTC) -> Edge | None:
 
 
 def zone_of(lines: list[str], begin_ns: int, end_ns: int) -> datetime.tzinfo:
-    """Return the zone, UTC or that of this machine, in which a phase lies between two UNIX times; UTC if neither fits."""
+    """Return the log's time zone: this machine's if only in that zone a line lies between the UNIX times given, else UTC."""
     local = datetime.datetime.fromtimestamp(begin_ns / 1e9).astimezone().tzinfo or datetime.UTC
     for line in lines:
         for zone in (datetime.UTC, local):

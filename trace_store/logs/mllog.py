@@ -1,4 +1,4 @@
-"""Phases and parts of steps from a job's MLLOG lines (`:::MLLOG {json}`, mlcommons/logging), and phases from those of DLIO's log.
+"""Read phases and parts of steps from MLLOG lines (`:::MLLOG {json}`, mlcommons/logging), and phases from DLIO's log.
 
 iotwin's workloads and emulator add `time_ns` (UNIX nanoseconds) to the standard `time_ms`, which is coarse for short phases.
 """
@@ -19,8 +19,8 @@ from iotwin.trace_store.logs.dlio_log import Edge, parse_edge, zone_of
 
 _LINE = re.compile(r"(?:\[?(?P<rank>\d+)\]?:?\s+)?:::MLLOG\s+(?P<json>\{.*\})\s*$")
 
-_LAST_NS = 1 << 62  # of UNIX time: in the year 2116
-_SAME_CLOCK_NS = 3_600_000_000_000  # ns between the end of a part and its log line; beyond, the part has another clock
+_LAST_NS = 1 << 62  # as UNIX time, in the year 2116
+_SAME_CLOCK_NS = 3_600_000_000_000  # a part that ended longer before its log line was timed by another clock
 _PART_NAME = re.compile(r"[a-z][a-z0-9_.]{0,63}")
 _MOST_PART_NAMES = 1000
 _MOST_LINE_BYTES = 1 << 20  # the rest of a longer line is ignored
@@ -30,7 +30,7 @@ PhaseRow = dict[str, Any]
 
 @dataclass
 class JobLog:
-    """The content of a job's logs: rows of schema.PHASES and schema.PARTS in order of start, and the count of torn lines."""
+    """The rows of schema.PHASES and schema.PARTS in a job's logs, in order of start, and the number of torn lines."""
 
     phases: list[PhaseRow] = field(default_factory=list)
     parts: list[dict[str, Any]] = field(default_factory=list)
@@ -50,8 +50,8 @@ def log_lines(log: Path) -> Iterator[str]:
 def read_log(logs: Iterable[Path], to_monotonic_ns: Callable[[int], int], span_ns: tuple[int, int] | None = None) -> JobLog:
     """Return the phases and parts of steps in the log files.
 
-    Lines of DLIO's log count if no MLLOG line has a phase. Their time zone is UTC, or that of this machine if the lines then lie
-    within `span_ns` (UNIX ns).
+    `to_monotonic_ns` converts UNIX times to CLOCK_MONOTONIC. Lines of DLIO's log count only if no MLLOG line has a phase. Their
+    time zone is UTC, or that of this machine if the lines then lie within `span_ns` (UNIX ns).
     """
     found = JobLog()
     dlio_rows: list[PhaseRow] = []
@@ -81,7 +81,7 @@ def read_log(logs: Iterable[Path], to_monotonic_ns: Callable[[int], int], span_n
 
 
 def phase_edge(line: str) -> tuple[str, bool, int, int | None] | None:
-    """Return (phase, whether it starts, rank, epoch or step) of a line of MLLOG or DLIO; None for other lines."""
+    """Return (phase, True for its start, rank, index of its step or epoch) for a line of MLLOG or DLIO; None for other lines."""
     if ":::MLLOG" not in line:
         begun = parse_edge(line)
         return None if begun is None else (begun.phase, begun.starts, 0, begun.number)
@@ -93,7 +93,7 @@ def phase_edge(line: str) -> tuple[str, bool, int, int | None] | None:
 
 
 def read_values(logs: Iterable[Path]) -> dict[str, Any]:
-    """Return the first value of each key in the MLLOG lines of the first rank, and the sum of `step_count` over its blocks."""
+    """Return the first value of each key in the MLLOG lines of rank 0, and as `step_count` the sum over its phases."""
     values: dict[str, Any] = {}
     for log in logs:
         events = [event for line in log_lines(log) if ":::MLLOG" in line and (event := _parse(line)) and not event["_rank"]]
@@ -153,7 +153,7 @@ def _parse(line: str) -> dict[str, Any] | None:
 
 
 def _edge(event: dict[str, Any]) -> tuple[str, bool] | None:
-    """Return the phase that the event starts (True) or ends (False), from its type or the ending of its key; else None."""
+    """Return (phase, True) for an event that starts a phase, (phase, False) for one that ends it, None for other events."""
     key: str = event["_key"]
     base, _, ending = key.rpartition("_")
     kind = event.get("event_type")
@@ -167,7 +167,8 @@ def _edge(event: dict[str, Any]) -> tuple[str, bool] | None:
 def _part(event: dict[str, Any], clock: Callable[[int], int]) -> dict[str, Any] | None:
     """Return the part of a step in an event as a row of schema.PARTS; None for other events.
 
-    Its start is on CLOCK_MONOTONIC. If that is impossible, as in a container with a separate clock, it ended when it was logged.
+    Its logged start is CLOCK_MONOTONIC. If that is impossible, as in a container with a separate clock, the part counts as ended
+    when it was logged. `clock` converts UNIX times to CLOCK_MONOTONIC.
     """
     value = event.get("value")
     if not isinstance(value, dict) or not _PART_NAME.fullmatch(event["_key"]):
@@ -191,7 +192,7 @@ def _part(event: dict[str, Any], clock: Callable[[int], int]) -> dict[str, Any] 
 
 
 def _numbers(metadata: dict[str, Any]) -> tuple[int | None, int | None]:
-    """Return the numbers of epoch and step in the metadata, None if missing."""
+    """Return (epoch, step) of the metadata, None for a missing number."""
     epoch, step = metadata.get("epoch_num"), metadata.get("step_num", metadata.get("first_step_num"))
     return None if epoch is None else _int32(epoch), None if step is None else _int32(step)
 

@@ -17,23 +17,28 @@ from iotwin.trace_store.raw.sorted_records import sorted_chunks
 # Bits of request.cmd_flags: enum req_op and enum req_flag_bits of include/linux/blk_types.h, which new kernels have kept.
 _OP_MASK = 0xFF
 _OPS = {0: "read", 1: "write", 2: "flush", 3: "discard", 5: "discard", 9: "write"}  # 5: secure erase, 9: zeroes
-_FLAGS = {1 << 11: schema.BLOCK_SYNC, 1 << 12: schema.BLOCK_META, 1 << 17: schema.BLOCK_FUA, 1 << 19: schema.BLOCK_READAHEAD}
+FLAG_OF_BIT = {
+    1 << 11: schema.BLOCK_SYNC,
+    1 << 12: schema.BLOCK_META,
+    1 << 17: schema.BLOCK_FUA,
+    1 << 19: schema.BLOCK_READAHEAD,
+}
 _CODE_OF_OP = np.array([schema.BLOCK_OPS.index(_OPS.get(op, "other")) for op in range(_OP_MASK + 1)], np.int16)
 
 
 def write_blocks(raw: Path, path: Path, files: FileTable) -> None:
-    """Write the requests of the raw file `raw` as the Parquet file `path` (schema.BLOCK), in order of issue."""
+    """Convert the records in the file `raw` to the Parquet file `path` (schema.BLOCK), in order of issue."""
     with (
         open_whole(path, below=path.parent) as file,
         pq.ParquetWriter(file, schema.BLOCK, compression="zstd", write_page_checksum=True) as writer,
     ):
         for records in sorted_chunks(raw, BLOCK, "issue_ns"):
-            requests = records[_is_whole(records)]
+            requests = records[_is_valid(records)]
             writer.write_table(_table(requests, files.assign_blocks(requests)))
 
 
-def _is_whole(requests: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Return which records are valid; zeros and random bytes, as a crash leaves them, are not."""
+def _is_valid(requests: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Return which records are valid; a crash may leave zeros or random bytes instead."""
     times = (np.abs(requests[name].astype(np.float64)) <= LAST_NS for name in ("queued_ns", "issue_ns", "duration_ns"))
     return np.asarray(
         np.logical_and.reduce([*times])
@@ -49,7 +54,7 @@ def _is_whole(requests: NDArray[np.void]) -> NDArray[np.bool_]:
 def _table(requests: NDArray[np.void], file_id: NDArray[np.int32]) -> pa.Table:
     request_flags = requests["request_flags"]
     flags = np.zeros(len(requests), np.int32)
-    for bit, meaning in _FLAGS.items():
+    for bit, meaning in FLAG_OF_BIT.items():
         flags |= np.where(request_flags & np.uint32(bit), meaning, 0).astype(np.int32)
     device = requests["device"].astype(np.int64)
     comm, codes = np.unique(requests["comm"], return_inverse=True)

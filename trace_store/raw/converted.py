@@ -1,4 +1,4 @@
-"""Convert files of a backend in raw/ into records after the job, completely or not at all."""
+"""After the job, replace a backend's own files in raw/ by records, completely or not at all."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,14 +12,15 @@ from iotwin.common.files import open_whole, write_whole
 from iotwin.common.foreign_files import read_foreign
 from iotwin.trace_store.raw.recording import EVENTS_FILE, NAMES_FILE, write_all
 
-_BEGAN_FILE = "names.began"  # the names that were known before the job ran
-_MOST_NAMES_BYTES = 1 << 30  # of that file
+_BEGAN_FILE = "names.began"  # the name records from before the job ran
+_MOST_NAMES_BYTES = 1 << 30
 
 
 class ConvertedRecords:
-    """Collects records; at the end of the block they replace the events, and names follow those known before the job.
+    """Collects converted records; at the end of the `with` block they become the event and name records of the recording.
 
-    If the block raises, nothing is replaced. A conversion that was cut off can be repeated with the same result.
+    Name records from before the job are kept. If the block raises, nothing changes. A conversion that was cut off can be
+    repeated with the same result.
     """
 
     def __init__(self, raw: Path) -> None:

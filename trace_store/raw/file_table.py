@@ -1,4 +1,4 @@
-"""The files of a trace: the file of each event, its path and its kind."""
+"""Build the table of files: find the file of each event, its path and its kind."""
 
 import os
 import struct
@@ -29,12 +29,12 @@ _IDENTITY = np.dtype([("inode", "<u8"), ("device", "<u4"), ("generation", "<u4")
 _IDENTITY_STRUCT = struct.Struct("<QII")
 _READING = np.array([NUMBER_OF_OP[op] for op in (*schema.READ_OPS, *schema.MAP_OPS)])
 _WRITING = np.array([NUMBER_OF_OP[op] for op in schema.WRITE_OPS])
-_READS_MAPPED = np.array([NUMBER_OF_OP[op] for op in schema.MAP_OPS])
+_MAPPING = np.array([NUMBER_OF_OP[op] for op in schema.MAP_OPS])
 _RENAMING = np.array([NUMBER_OF_OP[op] for op in ("rename", "renameat", "renameat2")])
 _REMOVING = np.array([NUMBER_OF_OP[op] for op in ("unlink", "unlinkat")])
 _PAGE_FAULT = NUMBER_OF_OP["page_fault"]
 _UNNAMED = b"unnamed:"
-_MEMORY_DEVICE = 1  # 0:1, the kernel's mount for memfd_create and shared memory, whose files have no path
+_MEMORY_DEVICE = 1  # 0:1, the kernel's mount for memfd_create and shared memory; its files have no path
 
 
 def readable(path: bytes) -> str:
@@ -45,8 +45,8 @@ def readable(path: bytes) -> str:
 class FileTable:
     """Assigns file ids to events in chunks, and collects the rows of the files table.
 
-    A file is identified by (device, inode, generation), so that a reused inode number is another file. A path that never led to
-    an open file, as of a failed open, is a file of kind 'missing' without a device.
+    A file is identified by (device, inode, generation), so that a reused inode number is another file. A path without an open
+    file, as of a failed open, is a file of kind 'missing' without a device.
     """
 
     def __init__(self, log_paths: set[bytes]) -> None:
@@ -55,14 +55,14 @@ class FileTable:
         self._log_paths = log_paths
         self._pid_file_bytes: dict[tuple[int, int], int] = {}
         self._read_at: dict[int, tuple[int, int]] = {}  # file_id -> starts of its first and last reads
-        self._removed: set[int] = set()  # by a name
-        self._called: set[int] = set()  # files that a call was made on, not only page faults
+        self._removed: set[int] = set()  # files that the job removed by name
+        self._called: set[int] = set()  # files with calls, not only page faults
         self._opened: dict[bytes, NameRecord] = {}
         self._inherited: dict[tuple[int, int], NameRecord] = {}
         self._given = GivenNames()
-        # The files that a path led to: (since, identity or file_id), in order of time.
+        # For each path the files that had it: (time_ns from then on, identity or file_id), in order of time.
         self._history: dict[bytes, list[tuple[int, bytes | int]]] = {}
-        self._in_folder: dict[bytes, set[int]] = {}  # file_ids of opened files by the folder of their present name
+        self._in_folder: dict[bytes, set[int]] = {}  # file_ids of opened files by the folder of their current path
 
     def add_name(self, record: NameRecord) -> None:
         """Add the path of an open, or a name given to a call. All names must be added before the first `assign`."""
@@ -81,15 +81,18 @@ class FileTable:
             self._inherited[record.inode, record.device] = record
 
     def assign(self, chunk: NDArray[np.void], number: NDArray[np.uint32]) -> NDArray[np.int32]:
-        """Return the file_id of each event of the chunk (-1: none), same order; chunks must come in order of start."""
+        """Return the file_id of each event of the chunk, -1 for none. Chunks must come in order of start.
+
+        `number`: number of each event's operation (syscalls.NUMBER_OF_OP).
+        """
         file_type = (chunk["call_flags_cpu"] >> 10).astype(np.uint32) & np.uint32(FILE_TYPE_MASK)
         file_id = self._ids_of(chunk["inode"], chunk["device"], chunk["generation"], file_type)
-        self._assign_given(chunk, number, file_id)
-        self._account(chunk, number, file_id)
+        self._assign_by_path(chunk, number, file_id)
+        self._count_bytes(chunk, number, file_id)
         return file_id
 
     def assign_blocks(self, requests: NDArray[np.void]) -> NDArray[np.int32]:
-        """Return the file_id of each block request (records.BLOCK; -1: none); call after the last chunk of events."""
+        """Return the file_id of each block request (records.BLOCK), -1 for none. Call after the last chunk of events."""
         regular = np.full(len(requests), TYPE_REGULAR, np.uint32)
         return self._ids_of(requests["inode"], requests["file_device"], requests["generation"], regular)
 
@@ -135,11 +138,11 @@ class FileTable:
         return file_id
 
     def _file_at(self, path: bytes, time_ns: int, succeeded: bool) -> int:
-        """Return the file that `path` led to at `time_ns`; a separate file if no open recorded one by then."""
+        """Return the file at `path` at `time_ns`; a new row if no open recorded a file there by then."""
         history = self._history.setdefault(path, [])
         position = bisect_right(history, time_ns, key=lambda entry: entry[0])
         if succeeded and history:
-            position = max(position, 1)  # the path led to its file before the first open of that
+            position = max(position, 1)  # a call that succeeded before the first open used the same file
         found = history[position - 1][1] if position else None
         if isinstance(found, bytes):
             found = self._ids.get(found)
@@ -148,8 +151,8 @@ class FileTable:
             history.insert(0, (0, found))
         return found
 
-    def _assign_given(self, chunk: NDArray[np.void], number: NDArray[np.uint32], file_id: NDArray[np.int32]) -> None:
-        """Set the files of calls by path: failed opens, stat and similar calls, unlinks and renames."""
+    def _assign_by_path(self, chunk: NDArray[np.void], number: NDArray[np.uint32], file_id: NDArray[np.int32]) -> None:
+        """Set in `file_id` the files of calls that name a path: failed opens, stat and similar calls, unlinks and renames."""
         rows = np.flatnonzero(file_id < 0)
         first, second = self._given.find(chunk["start_ns"][rows], chunk["tid"][rows])
         rows, first, second = rows[first >= 0], first[first >= 0], second[first >= 0]
@@ -157,7 +160,7 @@ class FileTable:
         renames = np.isin(number[rows], _RENAMING) & succeeded & (second >= 0)
         if len(rows) and not renames.any():
             names, codes = np.unique(first << 1 | succeeded, return_inverse=True)
-            file_id[rows] = np.array([self._file_always(name >> 1, bool(name & 1)) for name in names.tolist()], np.int32)[codes]
+            file_id[rows] = np.array([self._only_file_at(name >> 1, bool(name & 1)) for name in names.tolist()], np.int32)[codes]
         for i in np.flatnonzero(file_id[rows] < 0).tolist():
             start_ns = int(chunk["start_ns"][rows[i]])
             file_id[rows[i]] = found = self._file_at(self._given.paths[first[i]], start_ns, bool(succeeded[i]))
@@ -167,8 +170,8 @@ class FileTable:
             self._rows[found]["was_found"] = True
         self._removed.update(np.unique(file_id[rows[succeeded & np.isin(number[rows], _REMOVING)]]).tolist())
 
-    def _file_always(self, name: int, succeeded: bool) -> int:
-        """Return the file of a name if it is the same at all times, as for most names; else -1."""
+    def _only_file_at(self, name: int, succeeded: bool) -> int:
+        """Return the file at the path with the index `name` if all calls mean the same one, as for most paths; else -1."""
         path = self._given.paths[name]
         history = self._history.get(path, [])
         if len(history) > 1 or (history and not succeeded and history[0][0] > 0):
@@ -182,7 +185,7 @@ class FileTable:
             self._rename_within(before, path, time_ns)
 
     def _rename_within(self, before: bytes, after: bytes, time_ns: int) -> None:
-        """Rename the files at or below a renamed folder. Files that are younger than the rename keep their names."""
+        """Rename the files in a renamed folder and below. Files that the job first opened after `time_ns` keep their names."""
         for folder in [name for name in self._in_folder if name == before or name.startswith(before + b"/")]:
             for file in sorted(self._in_folder[folder]):
                 row = self._rows[file]
@@ -190,7 +193,7 @@ class FileTable:
                     self._name(file, after + (row["renamed_to"] or row["path"]).removeprefix(before), time_ns)
 
     def _name(self, file: int, path: bytes, time_ns: int) -> None:
-        """Set the name of the file from `time_ns` on."""
+        """Set the path of the file from `time_ns` on."""
         row = self._rows[file]
         before, after = ((name.rpartition(b"/")[0]) for name in (row["renamed_to"] or row["path"], path))
         if file in self._in_folder.get(before, ()):
@@ -200,8 +203,8 @@ class FileTable:
         target = self._history.setdefault(path, [])
         target.insert(bisect_right(target, time_ns, key=lambda entry: entry[0]), (time_ns, file))
 
-    def _account(self, chunk: NDArray[np.void], number: NDArray[np.uint32], file_id: NDArray[np.int32]) -> None:
-        moved = np.where(np.isin(number, _READS_MAPPED), chunk["requested"].astype(np.int64), chunk["result"])
+    def _count_bytes(self, chunk: NDArray[np.void], number: NDArray[np.uint32], file_id: NDArray[np.int32]) -> None:
+        moved = np.where(np.isin(number, _MAPPING), chunk["requested"].astype(np.int64), chunk["result"])
         moved = np.where((chunk["result"] > 0) & (file_id >= 0), moved, 0)
         self._called.update(np.unique(file_id[number != _PAGE_FAULT]).tolist())
         for field, calls in (("read_bytes", _READING), ("written_bytes", _WRITING)):
@@ -209,21 +212,21 @@ class FileTable:
             pairs, codes = np.unique(chunk["pid"][rows].astype(np.int64) << 32 | file_id[rows], return_inverse=True)
             totals = np.bincount(codes, weights=moved[rows].astype(np.float64), minlength=len(pairs)).astype(np.int64)
             if field == "read_bytes":
-                self._note_times(file_id[rows], chunk["start_ns"][rows].astype(np.int64))
+                self._note_read_times(file_id[rows], chunk["start_ns"][rows].astype(np.int64))
             for pair, size in zip(pairs.tolist(), totals.tolist(), strict=True):
                 pid, file = pair >> 32, pair & 0xFFFFFFFF
                 self._rows[file][field] += size
                 if field == "read_bytes":
                     self._pid_file_bytes[pid, file] = self._pid_file_bytes.get((pid, file), 0) + size
 
-    def _note_times(self, file_id: NDArray[np.int32], start_ns: NDArray[np.int64]) -> None:
+    def _note_read_times(self, file_id: NDArray[np.int32], start_ns: NDArray[np.int64]) -> None:
         files, firsts = np.unique(file_id, return_index=True)
         lasts = len(file_id) - 1 - np.unique(file_id[::-1], return_index=True)[1]
         for file, first, last in zip(files.tolist(), start_ns[firsts].tolist(), start_ns[lasts].tolist(), strict=True):
             self._read_at[file] = (self._read_at.get(file, (first, last))[0], last)
 
     def _kinds(self) -> list[str]:
-        """Return the kind of each file, by its name and bytes, and for files that were only read, by their use."""
+        """Return the kind of each file, from its path and bytes, and for files that were only read, from their use."""
         kinds = [self._kind(row) for row in self._rows]
         read = [i for i, row in enumerate(self._rows) if row["read_bytes"] and not row["written_bytes"] and i in self._read_at]
         readings = [
@@ -239,9 +242,9 @@ class FileTable:
         # The last name counts, since a file may be written under a temporary one.
         path = readable(row["renamed_to"] or row["path"])
         if row["path"].startswith(_UNNAMED) and row["file_id"] not in self._called:
-            return "library"  # mapped without an open: a program or its loader, which the kernel opens
+            return "library"  # a program or its loader: the kernel opens and maps these
         if not row["file_type"] and row["was_found"]:
-            # It exists, but calls used only its name.
+            # The file exists, but the job never opened it.
             return kind_of_removed(path) if row["file_id"] in self._removed else "other"
         is_log, moved = row["path"] in self._log_paths, (row["read_bytes"], row["written_bytes"])
         return file_kind(path, row["file_type"], *moved, is_log, row["size_bytes"])
@@ -270,10 +273,10 @@ class FileTable:
 
 
 def _factorize(identity: NDArray[np.void]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return the code of each row, and for each code the first row that has it.
+    """Number the distinct rows: return the number of each row, and for each number the first row that has it.
 
-    Rows are compared by a 64-bit hash, which is much faster than comparing them whole. The result is checked; rows are compared
-    whole if two hashes collide.
+    Comparing 64-bit hashes is much faster than comparing whole rows. The result is checked; if two hashes collide, whole rows
+    are compared.
     """
     with np.errstate(over="ignore"):
         mixed = (identity["device"].astype(np.uint64) << np.uint64(32)) | identity["generation"]

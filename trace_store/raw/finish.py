@@ -1,6 +1,6 @@
-"""Finish a recording: turn raw records into Parquet tables in order of start, and remove raw/.
+"""Finish a recording: convert its binary records to Parquet tables in order of start, and remove raw/.
 
-The same function recovers a recording whose recorder was killed, from its whole records.
+The same function recovers a recording whose recorder was killed; only the whole records count.
 """
 
 import contextlib
@@ -44,13 +44,13 @@ from iotwin.trace_store.syscalls import CALLS, NUMBER_OF_OP, OPEN_KINDS
 from iotwin.trace_store.trace_directory import leftovers
 from iotwin.trace_store.writer import write_events, write_table
 
-_CLOCK_SLACK_NS = 3_600_000_000_000  # ns between the last reading of the clocks and the last event; more is damage
+_CLOCK_SLACK_NS = 3_600_000_000_000  # an event that begins so long after the last reading of the clocks is damaged
 _MOST_PID = 1 << 22  # the kernel's greatest pid_max
 _MOST_REQUESTED = np.uint64((1 << 62) - 1)  # the limit of validity.py
 _O_CREAT, _O_TRUNC = 0o100, 0o1000
 _OPEN_NUMBERS = np.array([number for number, kind in CALLS.values() if kind in OPEN_KINDS])
 _OP_NAMES = list(NUMBER_OF_OP)
-_SEEN_AND_LOST = ("ring_full", "entry_missed", "perf_buffer")  # losses that are part of `seen` in the ledger of a backend
+_SEEN_AND_LOST = ("ring_full", "entry_missed", "perf_buffer")  # the losses that a backend's count `seen` includes
 _CODE_OF_NUMBER = np.zeros(1024, np.int16)
 for _code, _name in enumerate(_OP_NAMES):
     _CODE_OF_NUMBER[NUMBER_OF_OP[_name]] = _code
@@ -67,15 +67,14 @@ class _Container(msgspec.Struct):
 
 
 _ENTRIES: dict[str, type[msgspec.Struct]] = {"clock": ClockPair, "ledger": _Ledger, "container": _Container}
-Convert = Callable[[Path, Manifest], None]
+Convert = Callable[[Path, Manifest], None]  # makes records of a backend's own files in raw/
 
 
-def _as_they_are(raw: Path, manifest: Manifest) -> None:
-    """Convert nothing: the recording holds records."""
+def recover_trace(directory: Path, convert: Convert | None = None) -> Manifest:
+    """Finish the interrupted recording at `directory` up to its last whole record, and return its manifest.
 
-
-def recover_trace(directory: Path, convert: Convert = _as_they_are) -> Manifest:
-    """Finish the interrupted recording at `directory` up to its last whole record, and return its manifest."""
+    Raises IotwinError if there is nothing to recover, or if the recording goes on.
+    """
     manifest = _manifest_of_recording(directory)
     if manifest.status != "recording":
         raise IotwinError(f"{directory} is already {manifest.status}; there is nothing to recover")
@@ -88,7 +87,7 @@ def recover_trace(directory: Path, convert: Convert = _as_they_are) -> Manifest:
 
 
 def _manifest_of_recording(directory: Path) -> Manifest:
-    """Return the manifest; if a crash of the machine lost it, the first manifest of the recording, from its journal."""
+    """Return the manifest; if a crash of the machine lost it, the manifest in the journal, from the begin of the recording."""
     path = directory / MANIFEST_NAME
     try:
         return read_manifest(directory)
@@ -103,17 +102,18 @@ def _manifest_of_recording(directory: Path) -> Manifest:
     return Manifest(status="recording", backend="unknown", host=Host("", "", 0, 0, ""), target=Target())
 
 
-def finish_trace(directory: Path, manifest: Manifest, convert: Convert = _as_they_are, status: State = "complete") -> Manifest:
-    """Turn the raw records of `directory` into tables, set the counts and status of the manifest, and remove raw/.
+def finish_trace(directory: Path, manifest: Manifest, convert: Convert | None = None, status: State = "complete") -> Manifest:
+    """Convert the records in `directory` to tables, set counts and status of the manifest, write it, and remove raw/.
 
-    `convert` is called first, with raw/ and the manifest, to make records of files in other formats.
+    `convert` is called first, with the path of raw/ and the manifest.
     """
     # Arrow's pools keep freed memory, which would be a large part of a tracer's memory.
     pa.set_memory_pool(pa.system_memory_pool())
     raw = directory / RAW
     journal = _read_journal(raw / JOURNAL_FILE)
     _apply_journal(manifest, journal)
-    convert(raw, manifest)
+    if convert is not None:
+        convert(raw, manifest)
 
     files = FileTable(log_paths={os.fsencode(path.resolve()) for path in _logs(directory)})
     lives = _read_names(raw / NAMES_FILE, files)
@@ -140,7 +140,7 @@ def finish_trace(directory: Path, manifest: Manifest, convert: Convert = _as_the
 
 
 def _read_names(path: Path, files: FileTable) -> list[NameRecord]:
-    """Add the names of files to `files`, and return the records of forks, execs and exits."""
+    """Add the name records of files to `files`; return those of forks, execs and exits."""
     lives: list[NameRecord] = []
     if not path.is_file() or not path.stat().st_size:
         return lives
@@ -154,7 +154,7 @@ def _read_names(path: Path, files: FileTable) -> list[NameRecord]:
 
 
 def _read_journal(path: Path) -> list[dict[str, Any]]:
-    """Return the entries of the journal, without lines that a kill or a crash of the machine has torn."""
+    """Return the valid entries of the journal; a kill or a crash of the machine may have torn lines."""
     entries = []
     for line in read_foreign_lines(path, MOST_JSON_BYTES) if path.is_file() else []:
         with contextlib.suppress(IotwinError):
@@ -163,7 +163,7 @@ def _read_journal(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_entry(entry: dict[str, Any]) -> bool:
-    """Whether the entry has the fields of its kind, with numbers that fit the tables."""
+    """Whether a journal entry has the fields of its kind, with numbers that fit the tables."""
     kind = entry.get("kind")
     if kind == "manifest":
         return "manifest" in entry
@@ -193,7 +193,7 @@ def _containers(journal: list[dict[str, Any]]) -> dict[int, str]:
 
 
 def _close_ledger(manifest: Manifest) -> None:
-    """Count the calls that the kernel saw and neither dropped nor delivered to the tables as lost by the recorder."""
+    """Count as lost by the recorder the calls that the kernel saw, did not drop, and that no table has."""
     if manifest.seen is None:
         return
     unaccounted = manifest.seen - sum(manifest.lost.get(cause, 0) for cause in _SEEN_AND_LOST) - manifest.events
@@ -203,12 +203,12 @@ def _close_ledger(manifest: Manifest) -> None:
 
 
 def _event_tables(path: Path, files: FileTable, manifest: Manifest) -> Iterator[pa.Table]:
-    """Yield the events in order of start, and set the counts, start and end of the run in the manifest."""
+    """Yield the events (schema.EVENTS) in order of start; set the counts, start and end of the manifest."""
     counts = np.zeros(len(_OP_NAMES), np.int64)
     bounds = _clock_bounds(manifest.clock)
     damaged = 0
     for records in sorted_chunks(path, EVENT, "start_ns"):
-        chunk = records[_is_whole(records, bounds)]
+        chunk = records[_is_valid(records, bounds)]
         damaged += len(records) - len(chunk)
         if not len(chunk):
             continue
@@ -226,13 +226,13 @@ def _event_tables(path: Path, files: FileTable, manifest: Manifest) -> Iterator[
 
 
 def _clock_bounds(clock: list[ClockPair]) -> tuple[int, int]:
-    """Return the range of CLOCK_MONOTONIC in which events can begin; calls may begin before the first reading."""
+    """Return the range (first, last) of CLOCK_MONOTONIC, ns, in which an event can begin: also before the first reading."""
     times = [pair.monotonic_ns for pair in clock]
     return (0, max(times) + _CLOCK_SLACK_NS) if times else (0, LAST_NS)
 
 
-def _is_whole(records: NDArray[np.void], bounds: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return which records are valid; zeros and random bytes, as a crash leaves them, are not."""
+def _is_valid(records: NDArray[np.void], bounds: tuple[int, int]) -> NDArray[np.bool_]:
+    """Return which records are valid; a crash may leave zeros or random bytes instead."""
     start, duration = records["start_ns"], records["duration_ns"]
     return np.asarray(
         ((records["header"] == EVENT.itemsize - RING_HEADER_BYTES) | (records["header"] == 0))
@@ -252,9 +252,9 @@ def _is_whole(records: NDArray[np.void], bounds: tuple[int, int]) -> NDArray[np.
 def _event_table(
     chunk: NDArray[np.void], code: NDArray[np.int16], file_id: NDArray[np.int32], is_open: NDArray[np.bool_]
 ) -> pa.Table:
-    # A request for all there is (cp requests nearly 2**63 bytes of copy_file_range) must fit the limits of a trace.
+    # cp requests nearly 2**63 bytes of copy_file_range, which exceeds the limit of a trace.
     requested = np.minimum(chunk["requested"], _MOST_REQUESTED).astype(np.int64)
-    flags = ((chunk["call_flags_cpu"] >> 14) & 7).astype(np.int32)  # above the file type: direct, append, writable
+    flags = ((chunk["call_flags_cpu"] >> 14) & 7).astype(np.int32)  # the bits above the file type: direct, append, writable
     flags = (flags & 3) | ((flags & 4) << 2)
     flags |= np.where(is_open & ((requested & _O_CREAT) != 0), schema.FLAG_CREATE, 0)
     flags |= np.where(is_open & ((requested & _O_TRUNC) != 0), schema.FLAG_TRUNCATE, 0)
@@ -279,7 +279,7 @@ def _event_table(
 
 
 def _write_log_tables(directory: Path, manifest: Manifest) -> None:
-    """Write the phases and parts in the logs of the job. No content of a log may make the trace fail."""
+    """Write the tables of phases and parts of steps from the job's logs. No content of a log may make the trace fail."""
     logged = JobLog()
     if manifest.clock:
         span_ns = manifest.clock[0].realtime_ns, manifest.clock[-1].realtime_ns

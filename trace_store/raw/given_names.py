@@ -1,4 +1,4 @@
-"""The paths that programs passed to calls (failed opens, stat, unlink, rename), in a few bytes each, by call."""
+"""The paths that programs passed to calls (failed opens, stat, unlink, rename), stored compactly and found by call."""
 
 from array import array
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 class GivenNames:
-    """Paths by the thread and the start of their call. Add all before the first `find`."""
+    """Paths by the thread and the start of their call. Add all paths before the first `find`."""
 
     def __init__(self) -> None:
         self.paths: list[bytes] = []  # each path once
@@ -16,7 +16,7 @@ class GivenNames:
         self._sorted: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]] | None = None
 
     def add(self, time_ns: int, tid: int, path: bytes) -> None:
-        """Add the path of the call that `tid` began at `time_ns`; of a rename first the old path, then the new one."""
+        """Add a path of the call that thread `tid` began at `time_ns`; of a rename, first the old path, then the new one."""
         index = self._index_of.setdefault(path, len(self.paths))
         if index == len(self.paths):
             self.paths.append(path)
@@ -24,7 +24,7 @@ class GivenNames:
             column.append(value)
 
     def find(self, start_ns: NDArray[np.int64], tid: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the index in `paths` of the first and of the second path of each call; -1 for none."""
+        """Return for each call the indices in `paths` of its first and its second path, -1 for none; arguments shape (n,)."""
         times, tids, indices = self._in_order()
         if not len(times):
             return np.full(len(start_ns), -1), np.full(len(start_ns), -1)

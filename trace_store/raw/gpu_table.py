@@ -18,10 +18,10 @@ _HAS_SIZE = np.array([call.size > 0 for call in CUDA_CALLS])
 
 
 def gpu_table(path: Path) -> pa.Table:
-    """Return the calls recorded at `path` (dtype records.GPU_CALL) in order of start; a torn record at the end is left out."""
+    """Return the calls in the file `path` (records.GPU_CALL) in order of start, without a torn record at the end."""
     count = path.stat().st_size // GPU_CALL.itemsize
     calls: NDArray[np.void] = np.fromfile(path, GPU_CALL, count)
-    calls = calls[_is_whole(calls)]
+    calls = calls[_is_valid(calls)]
     calls = calls[np.argsort(calls["start_ns"], kind="stable")]
     function, rows = calls["function"], len(calls)
     no_direction = calls["direction"] == NO_DIRECTION
@@ -42,8 +42,8 @@ def gpu_table(path: Path) -> pa.Table:
     return pa.Table.from_arrays([columns[field.name] for field in schema.GPU], schema=schema.GPU)
 
 
-def _is_whole(calls: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Return which records are valid; zeros and random bytes, as a crash leaves them, are not."""
+def _is_valid(calls: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Return which records are valid; a crash may leave zeros or random bytes instead."""
     return np.asarray(
         (calls["function"] < len(_NAMES))
         & ((calls["direction"] < len(schema.COPY_DIRECTIONS)) | (calls["direction"] == NO_DIRECTION))

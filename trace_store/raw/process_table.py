@@ -15,13 +15,13 @@ from iotwin.trace_store.raw.records import NAME_EXEC, NAME_EXIT, NAME_FORK, Name
 def process_table(
     names: list[NameRecord], dataset_bytes: dict[int, int], root_pid: int | None, containers: dict[int, str]
 ) -> pa.Table:
-    """Return the processes table (schema.PROCESSES) in order of start.
+    """Return the processes table (schema.PROCESSES) in order of start, from `names`: records of forks, execs and exits.
 
     `dataset_bytes`: bytes of the data set that each pid read. `containers`: container names by cgroup id.
     """
-    lives: list[dict[str, Any]] = []  # a pid may be used again: each life is a row
+    lives: list[dict[str, Any]] = []  # a row for each process; two may have had the same pid
     latest: dict[int, dict[str, Any]] = {}
-    own_program: set[int] = set()  # lives that executed a program, by id of the row
+    own_program: set[int] = set()  # id() of the rows of processes that executed a program
 
     def begin(row: dict[str, Any]) -> dict[str, Any]:
         latest[row["pid"]] = row

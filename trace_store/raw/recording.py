@@ -1,4 +1,4 @@
-"""Record: append fixed-size binary records under raw/ while the job runs, to be finished or recovered later.
+"""Append binary records to files in raw/ while the job runs; finish.py converts them later.
 
 A kill at any instant loses at most the content of the kernel's ring buffer: each append is one write(2), after which the records
 are in the page cache and survive the recorder.
@@ -28,14 +28,14 @@ EVENTS_FILE = "events.bin"
 NAMES_FILE = "names.bin"
 GPU_FILE = "gpu.bin"  # only if an accelerator was called
 BLOCKS_FILE = "blocks.bin"  # only if block requests are traced
-JOURNAL_FILE = "journal.jsonl"  # clock pairs, ledgers and samples, one JSON object a line
+JOURNAL_FILE = "journal.jsonl"  # readings of the clocks, ledgers, samples, containers: one JSON object a line
 LOCK_FILE = "lock"
 _RESERVE_FILE = "reserve"
 _RESERVE_BYTES = 1 << 16
 
 
 def read_clocks(tries: int = 50) -> ClockPair:
-    """Return the most exact of `tries` readings of CLOCK_REALTIME between two of CLOCK_MONOTONIC."""
+    """Return the most exact of `tries` readings; each reads CLOCK_REALTIME between two readings of CLOCK_MONOTONIC."""
     best: ClockPair | None = None
     for _ in range(tries):
         before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
@@ -66,7 +66,7 @@ def refuse_unusable(directory: Path, force: bool) -> None:
 
 
 def is_being_recorded(directory: Path) -> bool:
-    """Whether a live recorder holds the trace at `directory`."""
+    """Whether a running recorder has locked the trace at `directory`."""
     try:
         descriptor = os.open(directory / RAW / LOCK_FILE, os.O_RDONLY)
     except OSError:
@@ -81,9 +81,9 @@ def is_being_recorded(directory: Path) -> bool:
 
 
 class Recording:
-    """An open recording at `directory`; appends are unbuffered. Close it, then finish it with `finish.finish_trace`.
+    """An open recording at `directory`. Close it, then convert it by `finish.finish_trace`. Appends are unbuffered.
 
-    The directory appears with its manifest and all files that a recovery needs: a kill leaves a recording, or no directory.
+    The directory appears only with its manifest and all files that a recovery needs.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, force: bool = False) -> None:
@@ -109,7 +109,7 @@ class Recording:
         self._names = open_append(raw / NAMES_FILE, 0o644)
         self._journal = open_append(raw / JOURNAL_FILE, 0o644)
         write_manifest(directory, self.manifest)
-        # If a crash of the machine loses the manifest, a recovery uses that of the journal.
+        # If a crash of the machine loses the manifest, a recovery uses the copy in the journal.
         self.append_journal("manifest", {"manifest": msgspec.to_builtins(self.manifest)})
         # The reserve lets a recording that fills the disk still write its ledger.
         try:
@@ -131,7 +131,7 @@ class Recording:
         self.events_written += len(records)
 
     def append_blocks(self, records: NDArray[np.void]) -> None:
-        """Append block requests (dtype records.BLOCK). A call without requests marks them as traced."""
+        """Append block requests (dtype records.BLOCK). A call with no request records that they are traced."""
         if self._blocks < 0:
             self._blocks = open_append(self.directory / RAW / BLOCKS_FILE, 0o644)
         write_all(self._blocks, records.view(np.uint8).data)
@@ -145,11 +145,11 @@ class Recording:
             os.close(descriptor)
 
     def append_names(self, content: bytes | memoryview) -> None:
-        """Append name records in the format of the ring buffer."""
+        """Append name records as the kernel writes them to a ring buffer."""
         write_all(self._names, memoryview(content))
 
     def append_journal(self, kind: str, values: dict[str, Any]) -> None:
-        """Append one journal line; `values` must be JSON."""
+        """Append one line to the journal; `values` must be JSON."""
         write_all(self._journal, memoryview(json.dumps({"kind": kind, **values}).encode() + b"\n"))
 
     def append_clock(self) -> None:
@@ -157,7 +157,7 @@ class Recording:
         self.append_journal("clock", msgspec.to_builtins(read_clocks()))
 
     def release_reserve(self) -> None:
-        """Free the reserved space, when only the ledger is left to write."""
+        """Free the reserved space; call this when only the ledger is left to write."""
         remove_file(self.directory / RAW / _RESERVE_FILE)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The fixed binary records that a recorder appends, and that finishing turns into tables.
+"""The binary records that a recorder appends to files, and that `finish` converts to tables.
 
-Mirror of tracing_tools/probes/records.h: struct event, name, block_record and gpu_call as they lie in a BPF ring buffer, where
-each follows an 8-byte header (length with busy and discard bits, page offset). The disk has the same format, so that recording
+The types mirror struct event, name, block_record and gpu_call of tracing_tools/probes/records.h. As in a BPF ring buffer, each
+record follows an 8-byte header: length with busy and discard bits, page offset. Files have the same format, so that recording
 is one copy. Little endian, x86-64.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 RING_HEADER_BYTES = 8
-_LENGTH_MASK, _GIVEN_UP = (1 << 30) - 1, 1 << 30  # of the header's first word; the second is the kernel's discard bit
+_LENGTH_MASK, _DISCARDED = (1 << 30) - 1, 1 << 30  # bits of the header's first word
 
 EVENT = np.dtype([
     ("header", "<u4"), ("page", "<u4"),
@@ -42,39 +42,39 @@ GPU_CALL = np.dtype([
     ("function", "<u2"), ("direction", "<u2"), ("result", "<i4"),
 ])  # fmt: skip
 
-_NAME_STRUCT = struct.Struct("<IIqQqIIIIIIiiII")  # the same, for reading one at a time
+_NAME_STRUCT = struct.Struct("<IIqQqIIIIIIiiII")  # the layout of NAME_HEAD, for reading single records
 
-LAST_NS = 1 << 62  # of times, durations and sizes: what is beyond was not written by a recorder
+LAST_NS = 1 << 62  # the largest valid time, duration or size
 FILE_TYPE_MASK = 15  # S_IFMT >> 12
 RAW_FLAG_DIRECT, RAW_FLAG_APPEND, RAW_FLAG_WRITABLE = 16, 32, 64
 TYPE_PIPE, TYPE_CHARACTER, TYPE_DIRECTORY, TYPE_BLOCK, TYPE_REGULAR, TYPE_SOCKET = 1, 2, 4, 6, 8, 12
 
 NAME_OPENED, NAME_GIVEN, NAME_FORK, NAME_EXEC, NAME_EXIT = 1, 2, 3, 4, 5
 LIFE_TYPES = (NAME_FORK, NAME_EXEC, NAME_EXIT)
-NAME_INHERITED = 6  # not from the kernel: a file that was open when the trace began, so its generation is not known
+NAME_INHERITED = 6  # a file that was open when the trace began; read from /proc, so its generation is not known
 
 
 def pack_call(number: int, flags: int = 0, cpu: int = 0) -> int:
-    """Return the packed call_flags_cpu field of one event."""
+    """Return the field call_flags_cpu of an event: number of the operation, flags of the file, CPU."""
     return number | flags << 10 | cpu << 18
 
 
 @dataclass(slots=True)
 class NameRecord:
-    """A path seen at an open, a name given to a call, or a step in a process's life."""
+    """The path of an opened file, a path that a program passed to a call, or a fork, exec or exit."""
 
     time_ns: int
     type: int
     pid: int
     tid: int
     parent: int  # pid of the parent; fork, exec and exit
-    result: int  # given: the call's result; fork, exec: pid in the process's own namespace; exit: the wait status
+    result: int  # NAME_GIVEN: the call's result; fork, exec: the pid in the process's own namespace; exit: the wait status
     inode: int
     device: int
     generation: int
     mode: int
     size: int
-    text: bytes  # absolute path; arguments separated by NUL; or comm
+    text: bytes  # of a file: absolute path; of an exec: arguments, separated by NUL; of a fork or exit: comm
 
 
 def _join(components: bytes) -> bytes:
@@ -93,7 +93,7 @@ def _text(type_: int, data: bytes, given_length: int) -> bytes:
 
 
 def read_names(content: bytes | mmap.mmap) -> Iterator[NameRecord]:
-    """Yield the records of a names segment, without discarded ones and a torn one at the end."""
+    """Yield the name records in `content`, without discarded ones and without a torn one at the end."""
     position = 0
     while position + NAME_HEAD.itemsize <= len(content):
         head = _NAME_STRUCT.unpack_from(content, position)
@@ -105,7 +105,7 @@ def read_names(content: bytes | mmap.mmap) -> Iterator[NameRecord]:
         if end > len(content) or size < NAME_HEAD.itemsize - RING_HEADER_BYTES:
             return
         is_whole = 0 <= time_ns <= LAST_NS and max(pid, tid) < 1 << 31 and inode < 1 << 63 and abs(file_size) <= LAST_NS
-        if not header & _GIVEN_UP and is_whole:
+        if not header & _DISCARDED and is_whole:
             begin = position + NAME_HEAD.itemsize
             text = _text(type_, content[begin : begin + length], given_length)
             yield NameRecord(time_ns, type_, pid, tid, parent, result, inode, device, generation, mode, file_size, text)
@@ -113,7 +113,7 @@ def read_names(content: bytes | mmap.mmap) -> Iterator[NameRecord]:
 
 
 def whole_names(content: bytes) -> int:
-    """Return the number of bytes of whole records at the begin of a names segment; the rest is torn or being written."""
+    """Return how many bytes at the begin of `content` are whole name records; the last record may be torn or incomplete."""
     position = 0
     while position + NAME_HEAD.itemsize <= len(content):
         size = int.from_bytes(content[position : position + 4], "little") & _LENGTH_MASK
@@ -125,7 +125,7 @@ def whole_names(content: bytes) -> int:
 
 
 def pack_name(record: NameRecord) -> bytes:
-    """Return the bytes of a record for `read_names`, for backends that do not receive them from the kernel."""
+    """Return a name record as bytes that `read_names` reads, for backends that get no records from the kernel."""
     content = record.text
     if record.type == NAME_OPENED:
         content = b"".join(part + b"\0" for part in reversed(record.text.split(b"/")) if part)

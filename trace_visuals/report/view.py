@@ -20,7 +20,7 @@ import numpy as np
 
 from iotwin.common.progress import progress
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.workers import here
+from iotwin.trace_store.workers import in_this_process
 from iotwin.trace_visuals.bins import Grid, LaneBins
 from iotwin.trace_visuals.call_columns import CallReader
 from iotwin.trace_visuals.labels import trace_labels
@@ -52,7 +52,7 @@ class ReportServer:
         detail = Detail(bins=1 << (_BINS // len(traces)).bit_length() - 1, most_calls=0)
         with progress("view: reading calls", 2 * sum(trace.manifest.events for trace in traces), "calls") as advance:
             zeros = [window.zero_ns for window in view.windows]
-            analyses = analyse(traces, trace_labels(paths), zeros, detail, here, advance)
+            analyses = analyse(traces, trace_labels(paths), zeros, detail, in_this_process, advance)
         self._stretches = [_Stretches(analysis) for analysis in analyses]
         document = report_document(analyses, view.axis_label) | {"served": True}
         self._page = page(document, served=True).encode("utf-8")

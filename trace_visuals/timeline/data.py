@@ -9,7 +9,7 @@ from iotwin.common.progress import Advance
 from iotwin.trace_store.chunks import chunks_of
 from iotwin.trace_store.manifest import Manifest
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.workers import here
+from iotwin.trace_store.workers import in_this_process
 from iotwin.trace_visuals.bins import CallLanes, Grid, LaneBins
 from iotwin.trace_visuals.call_columns import GROUPS, OPEN, READ, SYNC, WRITE, CallReader, Ints, span_ns
 from iotwin.trace_visuals.gaps import sample_gaps
@@ -49,7 +49,11 @@ class TraceTimeline:
 
 def load_timeline(trace: Trace, label: str, window: TimeWindow, bins: int, how: str, advance: Advance) -> TraceTimeline:
     """Return what a timeline of the trace shows within `window`, in `bins` bins; `advance` gets the number of events read."""
-    busiest = surveys([trace], [chunks_of(trace, here)], here, lambda calls: None)[0].busiest if how != "all" else []
+    busiest = (
+        surveys([trace], [chunks_of(trace, in_this_process)], in_this_process, lambda calls: None)[0].busiest
+        if how != "all"
+        else []
+    )
     groups = group_processes(trace, how, busiest, _MOST_GROUPS)
     grid = Grid.covering(window.begin_ns, window.end_ns, bins)
     accumulated = LaneBins(grid, len(groups.titles) * len(ROW_GROUPS))

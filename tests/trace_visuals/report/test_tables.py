@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.workers import here
+from iotwin.trace_store.workers import in_this_process
 from iotwin.trace_visuals.call_columns import READ, WRITE, CallReader
 from iotwin.trace_visuals.report.analysis import Detail, analyse
 from iotwin.trace_visuals.report.heatmap import HeatMap
@@ -22,7 +22,7 @@ def trace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def analysis(trace):
-    return analyse([trace], ["job"], [trace.manifest.start_ns], Detail(512, 10**6), here, lambda amount: None)[0]
+    return analyse([trace], ["job"], [trace.manifest.start_ns], Detail(512, 10**6), in_this_process, lambda amount: None)[0]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_lanes_hold_every_byte(analysis, frame):
 def test_every_call_is_kept_or_none(trace, analysis):
     calls, lane = analysis.every_call
     assert len(calls) == (analysis.lanes.calls[: len(analysis.lane_names)][[0, 1, 2, 3]]).sum() == len(lane)
-    assert analyse([trace], ["job"], [0], Detail(64, 10), here, lambda amount: None)[0].every_call is None
+    assert analyse([trace], ["job"], [0], Detail(64, 10), in_this_process, lambda amount: None)[0].every_call is None
 
 
 def test_slowest_are_the_slowest(analysis, frame):
