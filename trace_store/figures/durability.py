@@ -98,8 +98,8 @@ def _label(path: str) -> tuple[str, ...]:
 def _note_gone(each: list[SavedCheckpoint]) -> None:
     """Set `gone_ns` of each checkpoint to the time at which its first file was lost.
 
-    A checkpoint of one file that a rename replaces is gone only with its replacement, if the replacement's bytes were durable
-    before the rename: then a loss of power leaves the old or the new file, complete.
+    If a rename replaces a checkpoint of one file, and the bytes of the new file were durable before, a loss of power leaves one
+    of the two files complete. Such a checkpoint is gone only when its replacement is gone.
     """
     by_path: dict[str, SavedCheckpoint] = {}
     for saved in reversed(each):
