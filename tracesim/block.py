@@ -11,7 +11,10 @@ BLOCK_OPS = ("read", "write")
 
 
 def block_bytes(block: pd.DataFrame | None, occurrences: Occurrences) -> NDArray[np.float64]:
-    """Return the bytes of block requests by direction and size, shape (occurrences, 2 * BINS); zeros if there are none."""
+    """Return the bytes of block requests per phase occurrence, by direction and size: shape (occurrences, 2 * BINS).
+
+    `block` is the trace's table of block requests; without it the result is zeros.
+    """
     n = occurrences.number
     if block is None:
         return np.zeros((n, len(BLOCK_OPS) * BINS))

@@ -1,6 +1,6 @@
-"""Busy time: the part of each bin of a phase in which a read, a write or a block request is in flight.
+"""Busy time: how long at least one read, write or block request is in flight, per time bin of a phase.
 
-These are the bars of a timeline: a bar lasts while at least one call is in flight, however many there are.
+These are the bars of a timeline. Two calls at the same time count once.
 """
 
 import numpy as np
@@ -10,13 +10,16 @@ from numpy.typing import NDArray
 from iotwin.tracesim.calls import READ, WRITE, Calls
 from iotwin.tracesim.phases import Occurrences
 
-BUSY_BINS = 64  # equal bins of an occurrence: eight of them make the width of the blur (dimensions.py)
+BUSY_BINS = 64  # equal time bins of a phase occurrence; dimensions.py blurs them over eight bins
 ROWS = ("READ", "WRITE", "BIOR", "BIOW")
 _GROUPS = (READ, WRITE)
 
 
 class _Union:
-    """The union of intervals in order of start: `before_ns` is the time that they cover before each edge, shape (edges,)."""
+    """The union of time intervals that are added in order of start.
+
+    `before_ns`, shape (edges,), is the time in ns before each of `edges` that at least one interval covers.
+    """
 
     def __init__(self, edges: NDArray[np.int64]) -> None:
         self._edges = edges
@@ -31,7 +34,7 @@ class _Union:
         if not len(start_ns):
             return
         reach = np.maximum.accumulate(end_ns)
-        # The part of each interval that no earlier one covers: these parts are disjoint and in order.
+        # Cut each interval to the part that no earlier interval covers: the cut intervals are disjoint and in order.
         covered = np.maximum(np.concatenate(([self._covered_to], reach[:-1])), self._covered_to)
         begin = np.maximum(start_ns, covered)
         fresh = end_ns > begin
@@ -46,7 +49,7 @@ class _Union:
 
 
 class Busy:
-    """Collects the busy time of each row in each bin of each occurrence."""
+    """Collects the busy time of each timeline row (ROWS) in each time bin of each phase occurrence."""
 
     def __init__(self, occurrences: Occurrences) -> None:
         self._n = occurrences.number
@@ -61,7 +64,7 @@ class Busy:
             self._unions[row].add(calls.start_ns[chosen], calls.start_ns[chosen] + calls.duration_ns[chosen])
 
     def begin_with(self, in_flight: Calls) -> None:
-        """Mark the time of these calls, which an earlier chunk counts, as covered."""
+        """Mark the time of calls that began in an earlier chunk of the trace as covered: that chunk counts it."""
         for row, group in enumerate(_GROUPS):
             chosen = (in_flight.group == group) & (in_flight.moved_bytes > 0)
             self._unions[row].cover(in_flight.start_ns[chosen] + in_flight.duration_ns[chosen])
@@ -72,7 +75,7 @@ class Busy:
             union.before_ns += other.before_ns
 
     def add_block(self, block: pd.DataFrame) -> None:
-        """Add all block requests, in order of issue; requests that never completed do not count."""
+        """Add all block requests of the trace, in order of issue. Requests that never completed are ignored."""
         block = block[block["duration_ns"].notna()]
         for row, op in enumerate(("read", "write"), start=len(_GROUPS)):
             chosen = block[block["op"] == op]

@@ -30,11 +30,11 @@ class Calls:
     start_ns: NDArray[np.int64]
     duration_ns: NDArray[np.int64]
     group: NDArray[np.int64]  # index into GROUPS
-    kind: NDArray[np.int64]  # of the file: index into FILE_KINDS
+    kind: NDArray[np.int64]  # kind of the file: index into FILE_KINDS
     thread: NDArray[np.int64]  # 0, 1, ... in order of tid
     file: NDArray[np.int64]  # file_id
     offset: NDArray[np.int64]  # bytes; -1 if unknown
-    moved_bytes: NDArray[np.int64]  # by a read or a write; 0 for other calls and for failed ones
+    moved_bytes: NDArray[np.int64]  # bytes that the call read or wrote; 0 if it failed or is neither a read nor a write
 
     def where(self, selected: NDArray[np.bool_] | NDArray[np.int64]) -> "Calls":
         """Return the calls that a mask or an index array selects."""
@@ -42,19 +42,21 @@ class Calls:
 
 
 class StorageCalls:
-    """The calls of `groups` on files of FILE_KINDS in a chunk of a trace, batch by batch in order of start."""
+    """Iterates over the calls on data-set and checkpoint files in a chunk of a trace, in batches, in order of start.
+
+    Only calls of `groups`, a subset of GROUPS, are yielded.
+    """
 
     def __init__(self, chunk: Chunk, groups: frozenset[str] = frozenset(GROUPS)) -> None:
         self._chunk = chunk
-        self._is_wanted = np.array(
-            [group in groups for group in GROUPS] + [False, False]
-        )  # the last two: renames and removals, no group
+        # The two last codes of the decoder are not in GROUPS: renames and removals, and all other calls.
+        self._is_wanted = np.array([group in groups for group in GROUPS] + [False, False])
         self._decoder = CallDecoder(Trace(chunk.path), _COLUMNS, (*GROUPS, "name"), FILE_KINDS)
         self.files = self._decoder.files
-        self.removed_files = 0  # checkpoint files that were removed in the batches so far
+        self.removed_files = 0  # number of checkpoint files removed in the batches yielded so far
 
     def __iter__(self) -> Iterator[Calls]:
-        """Yield the batches that hold calls."""
+        """Yield each batch that has at least one call."""
         for decoded in self._decoder.read(parts=self._chunk.parts, batch_rows=_BATCH_ROWS):
             self.removed_files += self._removals(decoded)
             calls = self._calls(decoded)
@@ -62,7 +64,7 @@ class StorageCalls:
                 yield calls
 
     def in_flight(self) -> Calls:
-        """Return the calls of earlier chunks that end after this one begins."""
+        """Return the calls of earlier chunks that end after this chunk begins."""
         return self._calls(self._decoder.in_flight(self._chunk))
 
     def _removals(self, decoded: DecodedCalls) -> int:

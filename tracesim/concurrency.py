@@ -1,4 +1,4 @@
-"""Concurrency: calls in flight, and threads that read the data set."""
+"""Concurrency: how many calls are in flight, and how many threads read the data set."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,8 +7,8 @@ from iotwin.tracesim.calls import READ, Calls
 from iotwin.tracesim.logbins import BINS_PER_OCTAVE, log_bin, table
 from iotwin.tracesim.phases import Occurrences
 
-LEVEL_BINS = 12 * BINS_PER_OCTAVE + 1  # up to 4096 at once
-WINDOWS = 8  # equal windows of an occurrence: readers that take turns of an eighth of it are not concurrent
+LEVEL_BINS = 12 * BINS_PER_OCTAVE + 1  # bins of a histogram of concurrent calls or threads, from 1 to 4096
+WINDOWS = 8  # equal time windows of a phase occurrence; threads that read in different windows are not concurrent
 
 
 def _level_bin(level: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -16,15 +16,14 @@ def _level_bin(level: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class InFlight:
-    """Time by number of calls in flight: `time_ns`, shape (occurrences, LEVEL_BINS). Time without calls does not count."""
+    """Sums the time during which n calls are in flight: `time_ns`, shape (occurrences, LEVEL_BINS), has a bin for each n > 0."""
 
     def __init__(self, occurrences: Occurrences, begin_ns: int = 0, ends_ns: NDArray[np.int64] | None = None) -> None:
         """Begin at `begin_ns` with calls in flight that end at `ends_ns`."""
         self._occurrences = occurrences
         self.time_ns = np.zeros((occurrences.number, LEVEL_BINS))
-        # The ends of the calls in flight at the latest start, and that start.
-        self._pending = np.empty(0, dtype=np.int64) if ends_ns is None else ends_ns
-        self._horizon = begin_ns
+        self._pending = np.empty(0, dtype=np.int64) if ends_ns is None else ends_ns  # ends of the calls in flight at _horizon
+        self._horizon = begin_ns  # start of the latest call
 
     def add(self, calls: Calls) -> None:
         """Add a batch; batches must come in order of start."""
@@ -34,7 +33,7 @@ class InFlight:
         self._pending = ends[ends > horizon]
 
     def finish(self, end_ns: int = np.iinfo(np.int64).max) -> None:
-        """Count the calls in flight until they end, at most until `end_ns`."""
+        """Count the calls that are still in flight until they end, or until `end_ns` if that is earlier."""
         if len(self._pending):
             ends = self._pending[self._pending <= end_ns]
             self._sweep(len(self._pending), self._pending[:0], ends, min(int(self._pending.max()), end_ns))
@@ -58,7 +57,7 @@ class InFlight:
 
 
 class Readers:
-    """Collects the threads that read the data set in each occurrence, and in each of its WINDOWS windows."""
+    """Collects which threads read the data set in each phase occurrence, and in each of its WINDOWS time windows."""
 
     def __init__(self, occurrences: Occurrences) -> None:
         self._occurrences = occurrences
@@ -76,7 +75,10 @@ class Readers:
         self._seen += later._seen
 
     def counts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the readers of each occurrence, (occurrences,), and the windows by readers, (occurrences, LEVEL_BINS)."""
+        """Return the number of reading threads per phase occurrence, and how many of its windows have n reading threads.
+
+        Shapes: (occurrences,) and (occurrences, LEVEL_BINS), with a bin for each n.
+        """
         n = self._occurrences.number
         seen = np.unique(np.concatenate(self._seen)) if self._seen else np.empty(0, dtype=np.int64)
         window, readers = np.unique(seen >> 32, return_counts=True)

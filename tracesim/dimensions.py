@@ -1,4 +1,4 @@
-"""The dimensions of similarity: the weight of each, its score from two summaries, and the curve that a plot shows.
+"""The dimensions of similarity: weight, score of two trace summaries, and the curve of one summary for plots.
 
 docs/similarity.md gives the formulas and the reasons.
 """
@@ -25,15 +25,15 @@ from iotwin.tracesim.tallies import ACTIVITY_BINS
 HALF_WIDTH = 2 * BINS_PER_OCTAVE  # bins: values that differ by a factor of 16 share nothing
 _IS_TIMED = np.isin(np.arange(len(PHASES)), TIMED)
 _CHECKPOINT_FILE = FILE_KINDS.index("checkpoint")
-_BAR_BLUR = BUSY_BINS // 8  # bins: bars a quarter of a phase apart share nothing, bars an eighth apart a quarter
-# Standard deviations of a random order by which two orders may differ at no cost: of 1,990 pairs of shuffles of 8 to 200 files
-# 98 to 100 % differ by less (by less than one deviation: 83 to 92 %).
+_BAR_BLUR = BUSY_BINS // 8  # bins: busy times a quarter of a phase apart have overlap 0, an eighth apart an overlap of 1/4
+# Two orders of files score 1 if they differ by less than this many standard deviations of a random order. Measured: 98 to 100 %
+# of 1,990 pairs of shuffles of 8 to 200 files differ by less than two deviations, 83 to 92 % by less than one.
 _CHANCE_DEVIATIONS = 2.0
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve, or a bar chart if there are `labels`, one an entry; `x` and `y` have the same shape (n,)."""
+    """The curve of a dimension in a plot: `x` and `y` of shape (n,). With n `labels` it is a bar chart."""
 
     x: Floats
     y: Floats
@@ -41,7 +41,7 @@ class Curve:
 
 
 class Score(NamedTuple):
-    """A score in [0, 1] and its parts by name, each in [0, 1]."""
+    """The score of a dimension in [0, 1], and the scores in [0, 1] that it is combined from, by name."""
 
     total: float
     parts: dict[str, float]
@@ -49,10 +49,10 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Definition:
-    """One dimension: its weight in the overall score, its score of two summaries and its curve of one summary.
+    """One dimension: its weight in the overall score, and the functions that compute its score and its curve.
 
-    `score` returns None if the dimension does not apply to the two traces. `latency_bound`: True if the score also depends on
-    the speed of the storage.
+    `score` returns None if the dimension does not apply to the two traces. `x_unit` and `unit` are the units of the curve's x and
+    y. `latency_bound`: True if the score also depends on the speed of the storage.
     """
 
     name: str
@@ -65,35 +65,41 @@ class Definition:
 
 
 def _mean(parts: dict[str, tuple[float, float]]) -> Score:
-    """Return the weighted mean of parts, given as (score, weight)."""
+    """Return the weighted mean of named parts, each given as (score, weight)."""
     scores, weights = [s for s, _ in parts.values()], [w for _, w in parts.values()]
     return Score(weighted_mean(scores, weights), {name: score for name, (score, _) in parts.items()})
 
 
 def _timed_shares(a: Floats, b: Floats) -> Floats:
-    """Return the mean share of each phase in two amounts by phase, shape (phases,); 0 for start-up."""
+    """Return each phase's share of an amount, as the mean of two traces: shape (phases,), 0 for start-up.
+
+    `a` and `b` hold the amount of each phase in either trace.
+    """
     return (shares(np.where(_IS_TIMED, a, 0.0)) + shares(np.where(_IS_TIMED, b, 0.0))) / 2
 
 
 def _byte_weights(a: Summary, b: Summary) -> Floats:
-    """Return the weight of each phase in parts about calls: its share of the bytes."""
+    """Return the weight of each phase in scores about calls: the phase's share of all bytes read and written."""
     return _timed_shares(a.bytes.sum(axis=(1, 2)), b.bytes.sum(axis=(1, 2)))
 
 
 def _time_weights(a: Summary, b: Summary) -> Floats:
-    """Return the weight of each phase in parts about time: the mean of its shares of the time and of the bytes."""
+    """Return the weight of each phase in scores about time: the mean of the phase's shares of the time and of the bytes."""
     return (_byte_weights(a, b) + _timed_shares(a.duration_ns, b.duration_ns)) / 2
 
 
 def _by_phase(weights: Floats, similarity: Callable[[int], float | None]) -> float:
-    """Return the weighted mean of `similarity` over the phases; phases without weight or with None do not count."""
+    """Return the weighted mean of `similarity(phase)`, leaving out phases of weight 0 and phases for which it returns None."""
     found = [(similarity(phase), weight) for phase, weight in enumerate(weights.tolist()) if weight > 0]
     known = [(score, weight) for score, weight in found if score is not None]
     return weighted_mean([score for score, _ in known], [weight for _, weight in known])
 
 
 def _overlap_by_phase(a: Summary, b: Summary, of_a: Floats, of_b: Floats) -> float:
-    """Return the overlap of two histograms by phase; phases in one trace only are left to volume and duration."""
+    """Return the mean overlap of the histograms `of_a[phase]` and `of_b[phase]` over all phases that both traces have.
+
+    A phase that only one trace has lowers the scores of volume and timing instead.
+    """
     weights = _byte_weights(a, b)
     return _by_phase(weights, lambda p: overlap(of_a[p], of_b[p], HALF_WIDTH) if of_a[p].any() and of_b[p].any() else None)
 
@@ -140,7 +146,10 @@ def _request_size_curve(s: Summary) -> Curve:
 
 
 def _order_similarity(a: Floats, a_variance: Floats, b: Floats, b_variance: Floats, weights: Floats) -> float:
-    """Return the similarity of two order statistics by phase; differences that chance explains do not count."""
+    """Return the similarity of a statistic of file order (order.py), averaged over phases; differences by chance do not count.
+
+    `a` and `b` hold the statistic per phase, NaN if unknown.
+    """
     known = ~(np.isnan(a) | np.isnan(b))
     a, b = a[known], b[known]
     # The statistic is 0 for a perfect order, which leaves nothing to chance, and 1 for a random one.
@@ -158,7 +167,8 @@ def _access_order(a: Summary, b: Summary) -> Score:
         "order_in_files": _order_similarity(a.jumps, a.jumps_variance, b.jumps, b.jumps_variance, weights),
         "reuse": overlap(a.rereads, b.rereads, HALF_WIDTH),
     }
-    # A product, since an order that is wrong in one sense is wrong. The minimum, since the three orders often change together.
+    # The three orders of files often change together, so only the worst of them counts. Its score is multiplied with the other
+    # parts: if any of them is wrong, the whole order is wrong.
     order = min(parts["file_order"], parts["file_order_by_epoch"], parts["order_in_files"])
     total = parts["within_file"] * order * parts["reuse"]
     return Score(total, parts)
@@ -245,14 +255,14 @@ def _timeline(a: Summary, b: Summary) -> Score | None:
 
 
 def _row_weight(a: Summary, b: Summary, row: int) -> float:
-    """Return the square root of the row's share of all busy time, so that a rare row still counts."""
+    """Return the weight of a timeline row: the square root of its share of all busy time, so that a rare row still counts."""
     busy = [(s.row_shares * s.duration_ns[:, None, None]).sum(axis=(0, 2)) for s in (a, b)]
     return float(np.sqrt((shares(busy[0])[row] + shares(busy[1])[row]) / 2))
 
 
 def _bars(a: Summary, b: Summary, row: int, phase: int) -> float | None:
-    """Return the overlap of the blurred bars of a row; None if neither trace has any in the phase."""
-    # The job decides where bars lie, the storage how long they are: the square root makes presence outweigh length.
+    """Return the overlap of a timeline row's busy times, blurred; None if the row is never busy in this phase in either trace."""
+    # The job decides when the row is busy, the storage for how long. The square root makes the former outweigh the latter.
     of_a, of_b = np.sqrt(a.row_shares[phase, row]), np.sqrt(b.row_shares[phase, row])
     return overlap(of_a, of_b, _BAR_BLUR) if of_a.any() or of_b.any() else None
 
@@ -316,7 +326,7 @@ def _checkpoint(a: Summary, b: Summary) -> Score | None:
     syncs = [float(s.calls[:, _CHECKPOINT_FILE, SYNC].sum() / max(s.written_files, 1)) for s in (a, b)]
     sizes = _sizes_overlap(a, b, slice(_CHECKPOINT_FILE, None), WRITE)
     count = ratio(a.written_files, b.written_files)
-    sync = ratio(*syncs) if count else 0.0  # two traces of which one has no checkpoint have no syncs in common
+    sync = ratio(*syncs) if count else 0.0  # only one trace has checkpoints: no syncs, which the ratio would call equal
     several = float(a.between_saves.any() or b.between_saves.any())
     written = _mean(
         {
@@ -332,7 +342,7 @@ def _checkpoint(a: Summary, b: Summary) -> Score | None:
         "at_once": measures.s_curve(ratio(a.saves_at_once, b.saves_at_once)),
         "removed": 1.0 - abs(removed_share(a) - removed_share(b)),
     }
-    # A product: more files at once, or files that are never removed, require another storage however alike the files are.
+    # Multiplied: more files at once, or files that are never removed, require other storage even if the files are equal.
     return Score(written.total * kept["at_once"] * kept["removed"], written.parts | kept)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compares every real trace with every emulated one: one result file a pair, and the matrix of all.
+# Compares every real trace with every emulated one; writes a result file per pair, and the matrix of all scores.
 #   generate_similarity_breakdowns.sh [REAL_DIR [EMULATED_DIR [RESULTS_DIR]]]
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)

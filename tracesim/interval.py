@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from iotwin.tracesim.profile import Summary, TraceProfile, summarise
 
-_DRAWS = 200  # samples: five lie beyond each end of the interval
+_DRAWS = 200  # bootstrap samples, of which five lie beyond each end of the interval
 _SEED = 20_240_607
 _CONFIDENCE = 0.95  # share of the samples within the interval
 
@@ -15,10 +15,10 @@ _CONFIDENCE = 0.95  # share of the samples within the interval
 def confidence_interval(
     a: TraceProfile, b: TraceProfile, score: Callable[[Summary, Summary], float]
 ) -> tuple[float, float] | None:
-    """Return the 95 % percentile interval of `score` (Efron 1979, blocks after Kunsch 1989); None if either has one epoch.
+    """Return the 95 % percentile interval of `score(a, b)`, or None if a trace has fewer than two epochs.
 
-    Each sample takes the same positions of both traces, whose occurrences correspond: identical traces have an interval of no
-    width. The seed is fixed, so that the same traces have the same interval.
+    The bootstrap (Efron 1979, blocks after Kunsch 1989) draws phase occurrences with replacement. A sample draws the same
+    occurrences from both traces, so the interval of two identical traces has width 0. The seed is fixed.
     """
     if min(a.trainings, b.trainings) < 2:
         return None
@@ -33,7 +33,10 @@ def confidence_interval(
 
 
 def weights_at(profile: TraceProfile, positions: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how often each occurrence is drawn; `positions` in [0, 1) select occurrences of each phase in order."""
+    """Return how often a bootstrap sample draws each phase occurrence, shape (occurrences,).
+
+    Each of `positions`, in [0, 1), selects an occurrence among those of one phase, from the first to the last.
+    """
     phase = profile.occurrences.phase
     weights = np.zeros(len(phase))
     for members in (np.flatnonzero(phase == p) for p in np.unique(phase)):

@@ -1,4 +1,4 @@
-"""Latency of calls, reported with the score but not part of it: it belongs to the storage, not to the job."""
+"""The latency of calls. It is reported with the score but not part of it, since it depends on the storage, not on the job."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from iotwin.tracesim.profile import TraceProfile
 
 
 def latency(a: TraceProfile, b: TraceProfile) -> dict[str, dict[str, Any]]:
-    """Return, per operation, the similarity of the durations, and their median and 99th percentile in ns."""
+    """Return, per operation of either trace, the similarity of call durations, and each trace's median and 99th percentile."""
     result = {}
     for group, name in enumerate(GROUPS):
         of_a, of_b = a.latency[group], b.latency[group]

@@ -12,15 +12,15 @@ LOWER_EDGES: NDArray[np.float64] = 2.0 ** (np.arange(BINS) / BINS_PER_OCTAVE)
 
 
 def log_bin(values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the bin of each value, same shape; values below 1 count as 1, values beyond the axis are in the last bin."""
+    """Return the index of each value's bin, same shape. Values below 1 count as 1; values above 2**42 go to the last bin."""
     bins: NDArray[np.int64] = np.minimum(octaves(values, BINS_PER_OCTAVE), BINS - 1).astype(np.int64)
     return bins
 
 
 def shared_histogram(values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the histogram (BINS,) in which each value is split between the two nearest edges, in proportion.
+    """Return a histogram of shape (BINS,) in which each value is shared by the two nearest bins, the nearer taking more.
 
-    So two values that hardly differ have similar histograms, even if the edge of a bin lies between them.
+    So two nearly equal values have similar histograms even if they are on either side of a bin's edge.
     """
     position = np.minimum(octaves(values, BINS_PER_OCTAVE), BINS - 2)
     low = position.astype(np.int64)
@@ -31,12 +31,15 @@ def shared_histogram(values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray
 def table(
     row: NDArray[np.int64], column: NDArray[np.int64], weight: NDArray[np.int64] | None, rows: int, columns: int
 ) -> NDArray[np.float64]:
-    """Return the sum of weights, or the count, of the entries of each cell, shape (rows, columns)."""
+    """Return a table of shape (rows, columns): each cell is the sum of the weights of its entries, or their count.
+
+    Entry i belongs to the cell (`row[i]`, `column[i]`) and has the weight `weight[i]`.
+    """
     return np.bincount(row * columns + column, weights=weight, minlength=rows * columns).reshape(rows, columns).astype(float)
 
 
 def quantile(histogram: NDArray[np.float64], share: float) -> float | None:
-    """Return the value below which `share` of the mass lies, to a quarter of an octave; None if the histogram is empty."""
+    """Return the `share`-quantile of a histogram of shape (BINS,), exact to a quarter of an octave; None if it is empty."""
     if histogram.sum() <= 0:
         return None
     cumulative = np.cumsum(histogram)

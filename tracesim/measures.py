@@ -1,6 +1,6 @@
-"""Similarity of two amounts, mixes or distributions: in [0, 1], symmetric, and exactly 1 for equal input.
+"""Functions that score the similarity of two amounts, mixes or histograms in [0, 1]: symmetric, and exactly 1 for equal input.
 
-Two empty inputs score 1. An empty and a non-empty input score 0.
+Two empty inputs score 1; an empty and a non-empty input score 0.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,17 @@ def ratio(a: float, b: float) -> float:
 
 
 def s_curve(likeness: float) -> float:
-    """Return a score that forgives the differences of any rerun: 0.95 becomes 0.995; 1, 0.5 and 0 stay."""
+    """Return `likeness` in [0, 1], mapped so that small differences, as between reruns, hardly count: 0.95 becomes 0.995.
+
+    0, 0.5 and 1 remain unchanged.
+    """
     return 1.0 - 2.0 * (1.0 - likeness) ** 2 if likeness > 0.5 else 2.0 * likeness**2
 
 
 def cell_ratios(a: Floats, b: Floats) -> float:
-    """Return the mean over cells of min/max, each cell weighted by the square root of its mean share.
+    """Return the mean of min/max over the cells of two arrays of one shape, weighted by the square root of each cell's share.
 
-    The square root keeps a rare cell from vanishing: a cell with 1 % of the amount has a tenth of the full weight.
+    Because of the square root a rare cell still counts: a cell with 1 % of the amount has a tenth of the full weight.
     """
     larger = np.maximum(a, b)
     used = larger > 0
@@ -42,14 +45,14 @@ def shares(amounts: Floats) -> Floats:
 
 
 def shared_mass(a: Floats, b: Floats) -> float:
-    """Return one minus the total variation distance of two mixes: the share that both have in common."""
+    """Return one minus the total variation distance of two mixes, that is, the share that they have in common."""
     if a.sum() <= 0 or b.sum() <= 0:
         return float(a.sum() <= 0 and b.sum() <= 0)
     return max(0.0, 1.0 - 0.5 * float(np.abs(shares(a) - shares(b)).sum()))
 
 
 def hellinger(a: Floats, b: Floats) -> float:
-    """Return one minus the Hellinger distance of two mixes; unlike `shared_mass`, it falls if a rare part is missing."""
+    """Return one minus the Hellinger distance of two mixes. Unlike `shared_mass` it falls clearly if a rare part is missing."""
     if a.sum() <= 0 or b.sum() <= 0:
         return float(a.sum() <= 0 and b.sum() <= 0)
     difference = np.sqrt(shares(a)) - np.sqrt(shares(b))
@@ -57,10 +60,10 @@ def hellinger(a: Floats, b: Floats) -> float:
 
 
 def overlap(a: Floats, b: Floats, half_width: int) -> float:
-    """Return the shared mass of two histograms, shape (bins,), after blurring both by a triangle.
+    """Return the `shared_mass` of two histograms of shape (bins,), after blurring both with a triangle.
 
-    `half_width` is half the base of the triangle in bins. Masses twice that apart share nothing; nearer masses share more. If
-    all values differ by a factor f and `half_width` is h octaves, they share about (1 - log2(f) / 2h)**2 of their mass.
+    `half_width` is half the base of the triangle, in bins. Values twice that far apart share nothing, nearer ones share more: if
+    all values differ by a factor f and `half_width` is h octaves, the result is about (1 - log2(f) / 2h)**2.
     """
     return shared_mass(blurred(a, half_width), blurred(b, half_width))
 
@@ -72,6 +75,6 @@ def blurred(histogram: Floats, half_width: int) -> Floats:
 
 
 def weighted_mean(scores: Sequence[float], weights: Sequence[float]) -> float:
-    """Return the weighted mean: exactly 1 if every score is 1, and 1 if no weight is above zero."""
+    """Return the weighted mean of `scores`: exactly 1 if every score is 1, and 1 if no weight is above zero."""
     total = sum(weights)
     return sum(s * w for s, w in zip(scores, weights, strict=True)) / total if total > 0 else 1.0

@@ -13,29 +13,30 @@ from iotwin.tracesim.logbins import table
 STEPS = ("first", "sequential", "forward", "backward", "again")
 _FIRST, _SEQUENTIAL, _FORWARD, _BACKWARD, _AGAIN = range(len(STEPS))
 _SLOT_BITS = 20
-_FEWEST_FILES = 8  # files: an order of 7 is in order by chance once in 5,040 shuffles, of 4 once in 24
-PARTS = 64  # equal parts of a file: samples of a 64th of a file or larger show their order
-_MOST_FILES = 32  # files: the order of more files shows the job's order without their parts
-_FEWEST_BYTES = 1 << 22  # bytes of a file with parts: a part is then 64 KiB, a request of usual size, or larger
+_FEWEST_FILES = 8  # least number of files whose order is measured: a shuffle of 7 files is sorted by chance once in 5,040 times
+PARTS = 64  # equal parts into which a large file is divided, to see in which order its bytes are read
+_MOST_FILES = 32  # with more data-set files than these, the order of the files suffices, and no file is divided
+_FEWEST_BYTES = 1 << 22  # least size of a divided file, so that a part is at least 64 KiB, a usual request size
 
 
 class OffsetSteps:
-    """Counts the steps between consecutive reads and writes of one thread on a file, per occurrence.
+    """Classifies each read and write by where it begins, compared with the previous call of its thread on its file (STEPS).
 
-    A step is `first` after an open, `sequential` from the end of the previous call, `again` from its begin, else `forward` or
-    `backward`.
+    A call is `first` if it is the first after an open, `sequential` if it begins where the previous call ended, and `again` if it
+    begins where that call began. Otherwise it is `forward` or `backward`. Calls and bytes are summed per phase occurrence.
     """
 
     def __init__(self, occurrences: int, files: int) -> None:
         self._n, self._files = occurrences, max(files, 1)
         self.calls = np.zeros((occurrences, 2 * len(STEPS)))  # by read or write, step
         self.bytes = np.zeros((occurrences, 2 * len(STEPS)))
-        # The last call of each (thread, file), in a table of fixed size: a pair whose entry another pair took counts as first.
+        # A hash table of fixed size with the last call of each (thread, file). If another pair overwrote the entry of a pair, the
+        # pair's next call counts as `first`.
         self._key = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
         self._begin = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
         self._end = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
-        # Calls that found no entry: the chunk before this one may hold their previous call.
-        self._unplaced: list[NDArray[np.int64]] = []  # rows: key, begin, cell of `calls`, bytes
+        # Calls without an entry: their previous call may be in the previous chunk of the trace. Rows: key, begin, cell, bytes.
+        self._unplaced: list[NDArray[np.int64]] = []
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
         """Add one batch; `occurrence` has one entry a call."""
@@ -71,7 +72,10 @@ class OffsetSteps:
             np.copyto(getattr(self, name), getattr(later, name), where=touched)
 
     def _steps(self, calls: Calls, order: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the step of each call in `order` (by thread, file and time), and whether it is `first` for lack of an entry."""
+        """Return the index into STEPS of each call in `order`, and True for calls without an entry, which count as `first`.
+
+        `order` sorts the calls by thread, file and time.
+        """
         key = calls.thread[order] * self._files + calls.file[order]
         opening = calls.group[order] == OPEN
         begin = np.where(opening, -1, calls.offset[order])
@@ -95,14 +99,14 @@ def _step(begin: NDArray[np.int64], before_begin: NDArray[np.int64], before_end:
 
 
 def _slot(key: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Fibonacci hashing (Knuth, volume 3, 6.4): the top bits of the product with 2**64 over the golden ratio."""
+    """Return the hash table's index for each key by Fibonacci hashing (Knuth, volume 3, 6.4)."""
     product = key.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     slot: NDArray[np.int64] = (product >> np.uint64(64 - _SLOT_BITS)).astype(np.int64)
     return slot
 
 
 class Visits:
-    """Collects the files that each occurrence reads, in order of the first read of each, and how many it writes."""
+    """Collects the data-set files that each phase occurrence reads, in order of first read, and checkpoint files it writes."""
 
     def __init__(self, files: int) -> None:
         self._files = max(files, 1)
@@ -126,7 +130,7 @@ class Visits:
         file, occurrence = calls.file[used], occurrence[used]
         last = self._last[group]
         found = [np.empty(0, dtype=np.int64)]
-        # Calls are in order of start, so an occurrence is a stretch of them, or a few where phases are nested.
+        # Calls are in order of start, so those of one occurrence are consecutive, or in a few groups if phases are nested.
         for begin, end in itertools.pairwise([0, *(np.flatnonzero(np.diff(occurrence)) + 1), len(file)]):
             files, current = file[begin:end], occurrence[begin:end]
             index = np.arange(len(files))
@@ -137,22 +141,22 @@ class Visits:
         return np.concatenate(found)
 
     def of_each(self, occurrences: int) -> list[NDArray[np.int64]]:
-        """Return for each occurrence the file_ids that it reads, in order of the first read of each."""
+        """Return, for each phase occurrence, the file_ids that it reads, in order of first read."""
         visited = _once(self._visited)
         visited = visited[np.argsort(visited // self._files, kind="stable")]
         cuts = np.searchsorted(visited // self._files, np.arange(1, occurrences))
         return [part % self._files for part in np.split(visited, cuts)]
 
     def written_files(self, occurrences: int) -> NDArray[np.float64]:
-        """Return how many files each occurrence writes."""
+        """Return the number of files that each phase occurrence writes."""
         return np.bincount(_once(self._written) // self._files, minlength=occurrences).astype(float)
 
 
 class FileParts:
-    """Collects the parts of large data-set files that each occurrence reads, in order of the first read of each."""
+    """Collects which parts of large data-set files each phase occurrence reads, in order of first read."""
 
     def __init__(self, size_bytes: NDArray[np.int64]) -> None:
-        """`size_bytes`: the size of each data-set file by file_id, 0 for other files."""
+        """Divide the large files. `size_bytes[file_id]` is the size of a data-set file, 0 for other files."""
         large = np.flatnonzero(size_bytes >= _FEWEST_BYTES)
         self._large = large if np.count_nonzero(size_bytes) <= _MOST_FILES else large[:0]
         self._size_bytes = size_bytes
@@ -172,24 +176,26 @@ class FileParts:
         self._visits.extend(later._visits)
 
     def of_each(self, occurrences: int) -> list[NDArray[np.int64]]:
-        """Return for each occurrence the parts that it reads, as file * PARTS + part, in order of the first read of each."""
+        """Return, for each phase occurrence, the parts that it reads as file * PARTS + part, in order of first read."""
         return self._visits.of_each(occurrences)
 
 
 def _once(found: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return each distinct entry once, in order of its first appearance."""
+    """Return the distinct entries in order of first appearance."""
     together = np.concatenate([np.empty(0, dtype=np.int64), *found])
     return together[np.sort(np.unique(together, return_index=True)[1])]
 
 
 @dataclass(frozen=True)
 class Order:
-    """Statistics of the order of files, one entry an occurrence: 0 in order, 1 random, NaN if there are too few files.
+    """Statistics of the order in which files are read, per phase occurrence: 0 sorted, 1 random, NaN if there are too few files.
 
-    `scatter`: mean distance, in the order of names, from a file to the next, over its expectation (n + 1) / 3 under a random
-    order; a perfect order has distance 1, which both lose. `drift`: mean distance between the positions of a file in this
-    occurrence and in the previous one of the phase, over its expectation (n**2 - 1) / 3n (Spearman's footrule; Diaconis and
-    Graham 1977). `jumps`: mean scatter of the parts within large files. `*_variance`: the variance under a random order.
+    * `scatter`: how far apart, in order of name, two files are that are read one after the other. It is the mean distance less 1
+      (that of sorted files), divided by its expectation for a random order, (n + 1) / 3 - 1.
+    * `drift`: how far a file's position moves from the previous occurrence of the phase to this one. It is the mean distance over
+      its expectation for a random order, (n**2 - 1) / 3n (Spearman's footrule; Diaconis and Graham 1977).
+    * `jumps`: the mean scatter of the parts within large files.
+    * `*_variance`: the statistic's variance under a random order.
     """
 
     scatter: NDArray[np.float64]
@@ -207,9 +213,10 @@ def order_of(
     visited_parts: Sequence[NDArray[np.int64]] = (),
     parts: int = 1,
 ) -> Order:
-    """Return the order statistics of the files in `visits` (one array an occurrence), given the rank of each file by name.
+    """Return the order statistics of the files in `visits`, the file_ids that each phase occurrence reads, in order.
 
-    `visited_parts` has for each occurrence the parts of large files that it reads, as file * parts + part.
+    `phase` is the phase of each occurrence, `name_rank` each file's rank in order of name. `visited_parts` holds the parts of
+    large files that each occurrence reads, as file * parts + part.
     """
     result = np.full((6, len(visits)), np.nan)
     for index, visited in enumerate(visited_parts):
@@ -232,7 +239,7 @@ def _scatter(rank: NDArray[np.int64]) -> tuple[float, float]:
     position = np.empty(n)
     position[np.argsort(rank)] = np.arange(n)
     scale = (n + 1) / 3 - 1
-    # The distance of one random step has variance (n + 1)(n - 2) / 18; the n - 1 steps are taken as independent.
+    # One random distance has the variance (n + 1)(n - 2) / 18. The n - 1 distances are treated as independent.
     variance = (n + 1) * (n - 2) / 18 / (n - 1) / scale**2
     return min((float(np.abs(np.diff(position)).mean()) - 1) / scale, 1.0), variance
 

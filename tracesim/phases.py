@@ -1,4 +1,4 @@
-"""Occurrences of phases, which cover the whole run without overlap, from the phases table of a trace."""
+"""Divides a run into occurrences of phases (one epoch, one evaluation ...), which cover it without overlap."""
 
 from dataclasses import dataclass
 
@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 
 PHASES = ("startup", "training", "evaluation", "checkpoint", "run")
 STARTUP, TRAINING, EVALUATION, CHECKPOINT, RUN = range(len(PHASES))
-TIMED = (TRAINING, EVALUATION, CHECKPOINT, RUN)  # start-up is importing and set-up, which a twin does not imitate
+TIMED = (TRAINING, EVALUATION, CHECKPOINT, RUN)  # all but start-up (imports, set-up), which a twin does not imitate
 
 
 @dataclass(frozen=True)
 class Occurrences:
-    """Occurrences of phases, and the segments of time that belong to them.
+    """The n phase occurrences of a run, and the segments of time that belong to them.
 
-    Segment i lasts from `segment_start_ns[i]` to the start of the next and belongs to occurrence `segment_owner[i]`. Occurrence 0
-    is start-up: the time before the first phase. A gap belongs to the phase before it, which caused its calls. `duration_ns` is
-    the sum of an occurrence's segments, `span_ns` the time from the start of the first to the end of the last.
+    Segment i lasts from `segment_start_ns[i]` to the start of segment i + 1 and belongs to occurrence `segment_owner[i]`.
+    Occurrence 0 is start-up, the time before the first phase. A gap between two phases belongs to the earlier one, which caused
+    its calls. `duration_ns` is the sum of an occurrence's segments, `span_ns` the time from its first start to its last end.
     """
 
     phase: NDArray[np.int64]  # index into PHASES
@@ -33,20 +33,21 @@ class Occurrences:
         return len(self.phase)
 
     def at(self, time_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the occurrence at each time, same shape."""
+        """Return the index of the occurrence at each time, same shape."""
         segment = np.searchsorted(self.segment_start_ns, time_ns, side="right") - 1
         return self.segment_owner[np.maximum(segment, 0)]
 
     def position(self, time_ns: NDArray[np.int64], occurrence: NDArray[np.int64], bins: int) -> NDArray[np.int64]:
-        """Return the index of the bin, of `bins` equal ones in its occurrence, at each time; same shape."""
+        """Return, for each time within `occurrence`, the index of its bin if the occurrence is divided into `bins` equal ones."""
         elapsed = (time_ns - self.start_ns[occurrence]) / np.maximum(self.span_ns[occurrence], 1)
         return np.clip(elapsed * bins, 0, bins - 1).astype(np.int64)
 
 
 def phases_of(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the training, evaluation and checkpoint phases of the first rank, in order of precedence; empty without training.
+    """Return the training, evaluation and checkpoint phases of the first rank from a trace's phases `table`.
 
-    Epochs count as training; if there are none, blocks do. Checkpoint takes precedence over evaluation, and that over training.
+    Training phases are the epochs, or the blocks if there are no epochs. Rows are sorted by precedence: where phases overlap, the
+    later row counts (checkpoint before evaluation before training). The result is empty without training.
     """
     table = table[table["end_ns"] > table["start_ns"]]
     table = table[(table["rank"] == table["rank"].min()) | table["rank"].isna()]
@@ -60,7 +61,7 @@ def phases_of(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def occurrences(phases: pd.DataFrame) -> Occurrences:
-    """Return the occurrences of the phases that `phases_of` returned; there must be at least one."""
+    """Return the occurrences of `phases`, the result of `phases_of`, which must not be empty."""
     starts = phases["start_ns"].to_numpy(np.int64)
     ends = phases["end_ns"].to_numpy(np.int64)
     edges = np.unique(np.concatenate((starts, ends)))
@@ -68,7 +69,7 @@ def occurrences(phases: pd.DataFrame) -> Occurrences:
     begins, stops = np.searchsorted(edges, starts), np.searchsorted(edges, ends)
     for number, (begin, stop) in enumerate(zip(begins, stops, strict=True), start=1):
         owner[begin:stop] = number
-    # A gap belongs to the owner of the last owned segment before it.
+    # A gap has owner 0 so far; it gets the owner of the last segment before it that has one.
     owner = owner[np.maximum.accumulate(np.where(owner > 0, np.arange(len(owner)), 0))]
     count = len(phases) + 1
     lengths = np.diff(edges)
@@ -87,7 +88,7 @@ def occurrences(phases: pd.DataFrame) -> Occurrences:
 
 
 def whole_run(start_ns: int, end_ns: int) -> Occurrences:
-    """Return the single occurrence of a run without phases."""
+    """Return the occurrences of a run without phases: empty start-up, and the run as one occurrence."""
     times = np.array([start_ns, start_ns]), np.array([0, end_ns - start_ns])
     return Occurrences(
         phase=np.array([STARTUP, RUN]),

@@ -1,4 +1,4 @@
-"""Profiles: all that a comparison needs of a trace, collected in one pass over its calls, in bounded memory."""
+"""Collects a profile of each trace, which holds all that a comparison needs, in one pass over its calls in bounded memory."""
 
 import re
 from collections.abc import Sequence
@@ -27,51 +27,51 @@ from iotwin.tracesim.steps import StepTimes
 from iotwin.tracesim.tallies import Tallies
 
 Floats = NDArray[np.float64]
-REREAD_ONE = 20 * BINS_PER_OCTAVE  # bin of files read exactly once; it leaves room for files of which a millionth is read
+REREAD_ONE = 20 * BINS_PER_OCTAVE  # histogram bin of files read exactly once; bin 0 is for files of which a millionth is read
 
 
 @dataclass(frozen=True)
 class PerOccurrence:
-    """Sums over each occurrence of a phase; the first axis of each array is the occurrence."""
+    """Sums over each of the n phase occurrences, which are the first axis of every array."""
 
     duration_ns: Floats  # (n,)
-    calls: Floats  # (n, kinds * groups)
-    bytes: Floats  # (n, kinds * groups)
-    size_calls: Floats  # (n, kinds * 2 * BINS)
-    size_bytes: Floats
-    step_calls: Floats  # (n, 2 * STEPS)
-    step_bytes: Floats
-    activity: Floats  # (n, ACTIVITY_BINS): bytes
-    busy_ns: Floats  # (n,)
-    pause_ns: Floats  # (n, BINS): by length
-    burst_bytes: Floats  # (n, BINS): by size
-    in_flight_ns: Floats  # (n, LEVEL_BINS)
-    readers: Floats  # (n,)
-    windows: Floats  # (n, LEVEL_BINS): by readers at once
-    written_files: Floats  # (n,)
-    gap_ns: Floats  # (n, BINS): between a read and the job's next one, by length
+    calls: Floats  # (n, kinds * groups): number of calls by kind of file and operation
+    bytes: Floats  # (n, kinds * groups): bytes that these calls read or wrote
+    size_calls: Floats  # (n, kinds * 2 * BINS): number of reads and of writes by size
+    size_bytes: Floats  # same shape: their bytes
+    step_calls: Floats  # (n, 2 * STEPS): number of reads and of writes by step (order.py)
+    step_bytes: Floats  # same shape: their bytes
+    activity: Floats  # (n, ACTIVITY_BINS): bytes over the time of the occurrence
+    busy_ns: Floats  # (n,): time in which a thread reads the data set, summed over threads
+    pause_ns: Floats  # (n, BINS): time between two reads of a thread, by length
+    burst_bytes: Floats  # (n, BINS): bytes that a thread reads between two pauses, by size
+    in_flight_ns: Floats  # (n, LEVEL_BINS): time by number of calls in flight
+    readers: Floats  # (n,): threads that read the data set
+    windows: Floats  # (n, LEVEL_BINS): time windows by number of threads that read in them
+    written_files: Floats  # (n,): number of checkpoint files written
+    gap_ns: Floats  # (n, BINS): time between a read and the job's next read, by length
     row_ns: Floats  # (n, rows * BUSY_BINS): busy time of each row of a timeline
-    block_bytes: Floats  # (n, 2 * BINS): by direction and size
-    typical_step_ns: Floats  # (n,): median length of its steps, 0 without
-    step_ns: Floats  # (n, BINS): time in steps, by their length
-    wait_ns: Floats  # (n,): waiting for data; 0 if the trace has no waits
+    block_bytes: Floats  # (n, 2 * BINS): bytes of block requests by direction and size
+    typical_step_ns: Floats  # (n,): median length of the training steps; 0 without steps
+    step_ns: Floats  # (n, BINS): time in training steps, by their length
+    wait_ns: Floats  # (n,): time that ranks wait for data; 0 if the trace has no waits
 
 
 @dataclass(frozen=True)
 class TraceProfile:
-    """One trace, ready to be compared: sums over each occurrence of a phase, and over the whole run."""
+    """What a comparison needs of one trace: sums over each phase occurrence, and over the whole run."""
 
     path: str
     occurrences: Occurrences
     each: PerOccurrence
     order: Order
-    file_sizes: Floats  # (kinds, BINS): files used, by size in bytes
-    rereads: Floats  # (BINS,): data-set files by bytes read over size; bin REREAD_ONE is 1
-    between_saves: Floats  # (BINS,): shares of the data set's reading from one checkpoint file to the next, by size
-    beside_saves: float  # rate of reading the data set while checkpoints are written, over the rate otherwise; 0..1
-    saves_at_once: float  # mean number of checkpoint files being written while any is
-    removed_files: float  # checkpoint files that were removed
-    latency: Floats  # (groups, BINS): calls by duration in ns
+    file_sizes: Floats  # (kinds, BINS): number of files used, by size in bytes
+    rereads: Floats  # (BINS,): number of data-set files, by bytes read over file size; bin REREAD_ONE is a ratio of 1
+    between_saves: Floats  # (BINS,): shares of all data-set bytes that are read between two checkpoint files, by size
+    beside_saves: float  # rate of reading the data set while checkpoints are written, over the rate otherwise; 0 to 1
+    saves_at_once: float  # mean number of checkpoint files being written, while at least one is
+    removed_files: float  # number of checkpoint files removed
+    latency: Floats  # (groups, BINS): number of calls, by duration in ns
 
     @property
     def trainings(self) -> int:
@@ -81,7 +81,7 @@ class TraceProfile:
 
 @dataclass(frozen=True)
 class Summary:
-    """A profile added up by phase: arrays marked (phases, ...) have an entry for each of PHASES. Units: PerOccurrence."""
+    """A trace's profile summed by phase; axes named `phases` have an entry for each of PHASES. Quantities: see PerOccurrence."""
 
     occurrences: Floats  # (phases,)
     duration_ns: Floats  # (phases,)
@@ -96,19 +96,19 @@ class Summary:
     pause_ns: Floats  # (phases, BINS)
     burst_bytes: Floats  # (phases, BINS)
     in_flight_ns: Floats  # (phases, LEVEL_BINS)
-    readers: Floats  # (phases,): mean of the occurrences
+    readers: Floats  # (phases,): mean over the occurrences
     windows: Floats  # (phases, LEVEL_BINS)
     written_files: float
     gap_ns: Floats  # (phases, BINS)
     row_shares: Floats  # (phases, rows, BUSY_BINS): share of the time in which the row is busy
     block_bytes: Floats  # (phases, 2, BINS)
-    quickest_ns: Floats  # (phases,): the shortest occurrence
-    quickest_step_ns: Floats  # (phases,): the shortest typical step of an occurrence
-    least_without_waits_ns: Floats  # (phases,): the shortest occurrence less its waits for data; 0 without waits
+    quickest_ns: Floats  # (phases,): duration of the shortest occurrence
+    quickest_step_ns: Floats  # (phases,): least typical_step_ns among the occurrences
+    least_without_waits_ns: Floats  # (phases,): least duration without waits for data; 0 if the trace has no waits
     step_ns: Floats  # (phases, BINS)
     wait_ns: Floats  # (phases,)
-    scatter: Floats  # (phases,): mean; NaN if the order is unknown
-    scatter_variance: Floats  # of that mean under a random order
+    scatter: Floats  # (phases,): mean over the occurrences; NaN if the order is unknown
+    scatter_variance: Floats  # (phases,): variance of this mean under a random order
     drift: Floats
     drift_variance: Floats
     jumps: Floats
@@ -122,12 +122,12 @@ class Summary:
 
 
 def has_phases(trace: Trace) -> bool:
-    """Whether the trace has phases of training."""
+    """Return True if the trace has training phases."""
     return not phases_of(trace.phases()).empty
 
 
 class _Collectors(Collectors):
-    """Everything collected from the calls of one chunk, or of consecutive chunks."""
+    """All collectors, for the calls of one chunk of a trace or of consecutive chunks."""
 
     def __init__(self, when: Occurrences, calls: StorageCalls, begin_ns: int, data_bytes: NDArray[np.int64]) -> None:
         n, files, before = when.number, calls.files, calls.in_flight()
@@ -160,9 +160,10 @@ def _collect(task: tuple[Chunk, Occurrences, frozenset[str], NDArray[np.int64]])
 def profiles_of(
     traces: Sequence[Trace], by_phase: bool, groups: frozenset[str], each: Workers, advance: Advance
 ) -> list[TraceProfile]:
-    """Return the profiles of `traces` from their calls of `groups`, by phase or as one whole run; `each` processes chunks.
+    """Return the profile of each trace, from its calls of `groups`, a subset of GROUPS.
 
-    Raises IotwinError if a trace has no call on a file of FILE_KINDS.
+    `by_phase` False profiles each run as a single phase. `each` maps a function over chunks, possibly in other processes. Raises
+    IotwinError if a trace has no call on a data-set or checkpoint file.
     """
     chunks = [chunks_of(trace, each) for trace in traces]
     whens = [
@@ -207,7 +208,7 @@ def _profile(trace: Trace, when: Occurrences, found: _Collectors) -> TraceProfil
 
 
 def _extent(chunks: Sequence[Chunk], each: Workers) -> tuple[int, int]:
-    """Return the start of the first call and the end of the last."""
+    """Return the start of the first call and the end of the last call, in ns; zeros without calls."""
     found = [extent for extent in each(_extent_of, chunks) if extent is not None]
     return min((first for first, _ in found), default=0), max((last for _, last in found), default=0)
 
@@ -224,7 +225,7 @@ def _data_bytes(files: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def _name_ranks(files: pd.DataFrame) -> NDArray[np.int64]:
-    """Return the rank of each data-set file by path; digits within names compare as numbers, so that 9 precedes 10."""
+    """Return each data-set file's rank in order of path, by file_id. Digits in paths compare as numbers: 9 precedes 10."""
     data = np.flatnonzero((files["kind"] == FILE_KINDS[0]).to_numpy())
     paths = files["path"].astype(str).to_numpy()
     keys = [[int(part) if at % 2 else part for at, part in enumerate(re.split(r"([0-9]+)", paths[i]))] for i in data]
@@ -235,7 +236,7 @@ def _name_ranks(files: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def _file_figures(files: pd.DataFrame, tallies: Tallies) -> tuple[Floats, Floats]:
-    """Return the histograms of file sizes, (kinds, BINS), and of bytes read over size of data-set files, (BINS,)."""
+    """Return TraceProfile's `file_sizes` and `rereads`."""
     read, written = tallies.file_read_bytes, tallies.file_written_bytes
     size = np.maximum(files["size_bytes"].fillna(0).to_numpy(np.float64), tallies.file_extent_bytes)
     kinds = files["kind"].astype(object).to_numpy()
@@ -247,7 +248,7 @@ def _file_figures(files: pd.DataFrame, tallies: Tallies) -> tuple[Floats, Floats
 
 
 def summarise(profile: TraceProfile, weight: Floats | None = None) -> Summary:
-    """Add up the profile by phase; each occurrence counts `weight` times, shape (occurrences,), by default once."""
+    """Sum a profile by phase. Occurrence i counts `weight[i]` times, by default once."""
     each, when = profile.each, profile.occurrences
     weight = np.ones(when.number) if weight is None else weight
     by_phase = (when.phase == np.arange(len(PHASES))[:, None]) * weight
@@ -275,7 +276,7 @@ def summarise(profile: TraceProfile, weight: Floats | None = None) -> Summary:
 
 
 def _least(by_phase: Floats, values: Floats) -> Floats:
-    """Return the smallest positive value of each phase among the occurrences that count; 0 if there is none."""
+    """Return, per phase, the smallest positive value among its occurrences of positive weight; 0 if there is none."""
     least = np.where((by_phase > 0) & (values > 0), values, np.inf).min(axis=1)
     return np.where(np.isinf(least), 0.0, least)
 

@@ -1,4 +1,4 @@
-"""The rhythm of reading the data set: times between reads, each thread's pauses, and the bytes read between pauses."""
+"""The rhythm of reading the data set: times between reads, the pauses of each thread, and the bytes read between pauses."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,17 +6,17 @@ from numpy.typing import NDArray
 from iotwin.tracesim.calls import READ, WRITE, Calls, stable_order
 from iotwin.tracesim.logbins import BINS, log_bin, table
 
-SHORTEST_PAUSE_NS = 1_000_000  # ns: within a shorter gap a thread only processes what it read, it does not wait
-_NOT_KNOWN = -2  # the pause before the first call of a thread in a chunk, until the chunk before is known
-_BURST_SHARE = 0.25  # of the typical pause of the phase: a pause this long or longer ends a burst
+SHORTEST_PAUSE_NS = 1_000_000  # ns: in a shorter gap between reads a thread does not wait, it processes what it read
+_NOT_KNOWN = -2  # length of the pause before a thread's first call in a chunk, until the previous chunk is added
+_BURST_SHARE = 0.25  # a burst of reads ends with a pause of at least this share of the phase's typical pause
 
 
 class Arrivals:
-    """Time between consecutive reads of the data set by the job, by its length: `gap_ns`, shape (occurrences, BINS)."""
+    """Sums the time between the starts of two consecutive reads of the data set, by length: `gap_ns`, (occurrences, BINS)."""
 
     def __init__(self, occurrences: int) -> None:
         self._n = occurrences
-        self._first = np.empty((2, 0), dtype=np.int64)  # start and occurrence of the first read; empty before it
+        self._first = np.empty((2, 0), dtype=np.int64)  # start and occurrence of the first read; no column before it
         self._last = self._first
         self.gap_ns = np.zeros((occurrences, BINS))
 
@@ -43,20 +43,20 @@ class Arrivals:
 
 
 class ReadRhythm:
-    """Collects runs of calls of one thread on the data set: the bytes of each run and the pause before it.
+    """Collects each thread's runs of data-set calls without a pause: the bytes of each run and the pause before it.
 
-    A run ends with its occurrence; the time between two occurrences is no pause.
+    A run ends at the end of its phase occurrence. The time between two occurrences is not a pause.
     """
 
     def __init__(self, phase: NDArray[np.int64]) -> None:
-        """`phase`: the phase of each occurrence, shape (occurrences,)."""
+        """Begin without calls. `phase` holds the phase of each occurrence."""
         self._n = len(phase)
         self._phase = phase
-        self._end = np.empty(0, dtype=np.int64)  # of each thread's last call
-        self._occurrence = np.empty(0, dtype=np.int64)
+        self._end = np.empty(0, dtype=np.int64)  # end of each thread's last call
+        self._occurrence = np.empty(0, dtype=np.int64)  # occurrence of each thread's last call, -1 before it
         self._runs: list[NDArray[np.int64]] = []  # rows: thread, occurrence, pause_ns (-1: none, _NOT_KNOWN), bytes
         self._firsts: list[NDArray[np.int64]] = []  # starts of the runs whose pause is _NOT_KNOWN, in order
-        self.busy_ns = np.zeros(self._n)  # in calls, and in gaps shorter than a pause
+        self.busy_ns = np.zeros(self._n)  # time in calls and in gaps shorter than a pause, summed over threads
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
         """Add one batch; `occurrence` has one entry a call."""
@@ -106,7 +106,10 @@ class ReadRhythm:
         self._occurrence = np.concatenate((self._occurrence, np.full(missing, -1, dtype=np.int64)))
 
     def pauses_and_bursts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the time in pauses by their length, and the bytes of bursts by their size, both (occurrences, BINS)."""
+        """Return the time in pauses by length of the pause, and the bytes read in bursts by size of the burst.
+
+        Both have the shape (occurrences, BINS).
+        """
         runs = np.concatenate(self._runs, axis=1) if self._runs else np.empty((4, 0), dtype=np.int64)
         thread, occurrence, pause, moved = runs[:, np.argsort(runs[0], kind="stable")]
         paused = pause >= SHORTEST_PAUSE_NS
@@ -122,7 +125,10 @@ class ReadRhythm:
 
 
 def _burst_limit(pause: NDArray[np.int64]) -> int:
-    """Return _BURST_SHARE of the typical pause in ns: half of all pausing time is in pauses at least as long as that one."""
+    """Return the least pause in ns that ends a burst: _BURST_SHARE of the typical pause.
+
+    Half of all pausing time is in pauses at least as long as the typical one.
+    """
     if len(pause) == 0:
         return SHORTEST_PAUSE_NS
     longest_first = np.sort(pause)[::-1]

@@ -1,4 +1,4 @@
-"""Checkpoint files: the data-set reading between and during them, how many are written at once, how many are removed."""
+"""How a job writes checkpoint files: how much data it reads between and during them, how many at once, how many it removes."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,11 +8,11 @@ from iotwin.tracesim.logbins import BINS, log_bin
 from iotwin.tracesim.phases import Occurrences
 
 _DATA, _CHECKPOINT = FILE_KINDS.index("dataset"), FILE_KINDS.index("checkpoint")
-_WHOLE = 1 << 40  # all bytes read, in units that make the shares of log_bin whole numbers
-# Reads expected in the time of all checkpoints together, from which on their rate counts in full. With fewer, one read by chance
-# would count as reading at full speed.
+_WHOLE = 1 << 40  # log_bin takes values from 1 on, so shares in [0, 1] are multiplied by this
+# `rate_during` counts in full if at least this many reads are expected during all checkpoints together. Without this limit, a
+# single read during short checkpoints would count as reading at full speed.
 _ENOUGH_READS = 2.0
-_BINS = 1 << 16  # bins over the run, which bound the memory: read times are exact to a bin
+_BINS = 1 << 16  # time bins over the run, in which read bytes are summed to bound the memory
 
 
 class Saving:
@@ -24,11 +24,11 @@ class Saving:
         self._begin_ns = int(occurrences.start_ns.min())
         self._end_ns = max(int((occurrences.start_ns + occurrences.span_ns).max()), self._begin_ns + 1)
         self._read_bytes = np.zeros(_BINS)
-        self._rows: list[NDArray[np.int64]] = []  # file, begins with an open, first start, last end, has writes
+        self._rows: list[NDArray[np.int64]] = []  # rows: file, 1 if it begins with an open, first start, last end, 1 if written
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
-        """Add one batch, in order of start."""
-        del occurrence  # of the whole run
+        """Add one batch of calls, in order of start."""
+        del occurrence  # these figures are of the whole run
         reads = (calls.kind == _DATA) & (calls.group == READ) & (calls.moved_bytes > 0)
         position = (calls.start_ns[reads] - self._begin_ns) / (self._end_ns - self._begin_ns) * _BINS
         position = np.clip(position, 0, _BINS - 1).astype(np.int64)
@@ -53,7 +53,7 @@ class Saving:
         self.removed_files += later.removed_files
 
     def spans_ns(self) -> NDArray[np.int64]:
-        """Return begin and end of each writing of a checkpoint file, shape (n, 2), in order of begin."""
+        """Return when each checkpoint file was written: (begin, end) of each, shape (n, 2), in order of begin."""
         rows = np.concatenate([np.empty((5, 0), np.int64), *self._rows], axis=1)
         file, opened, start, end, written = rows[:, np.argsort(rows[0], kind="stable")]
         if not len(file):
@@ -64,7 +64,7 @@ class Saving:
         return in_order
 
     def between_reads(self) -> NDArray[np.float64]:
-        """Return the shares of all bytes read that lie between the begins of consecutive checkpoint files, by size; (BINS,)."""
+        """Return the shares of all data-set bytes that are read between two checkpoint files, as a histogram of shape (BINS,)."""
         read = np.diff(self._until(self.spans_ns()[:, 0]))
         shares = read[read > 0] / self._read_bytes.sum()
         counted = np.bincount(log_bin(np.maximum(shares * _WHOLE, 1).astype(np.int64)), weights=shares, minlength=BINS)
@@ -73,7 +73,7 @@ class Saving:
     def rate_during(self) -> float:
         """Return the rate of reading the data set while checkpoints are written, over the rate otherwise; at most 1.
 
-        The result is smaller in proportion if fewer than _ENOUGH_READS are expected in that time.
+        The result is reduced in proportion if fewer than _ENOUGH_READS are expected during all checkpoints.
         """
         total = float(self._read_bytes.sum())
         if not total:
@@ -94,7 +94,7 @@ class Saving:
         return float(min(within / usual, 1.0) * min(reads / _ENOUGH_READS, 1.0))
 
     def at_once(self) -> float:
-        """Return the mean number of checkpoint files being written while any is; 0 without checkpoints."""
+        """Return the mean number of checkpoint files being written while at least one is; 0 without checkpoints."""
         spans = self.spans_ns()
         if not len(spans):
             return 0.0
@@ -104,6 +104,6 @@ class Saving:
         return float((spans[:, 1] - spans[:, 0]).sum()) / within_ns if within_ns else 1.0
 
     def _until(self, time_ns: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the bytes of the data set read before each time, same shape."""
+        """Return the data-set bytes read before each time, same shape."""
         edges = np.linspace(self._begin_ns, self._end_ns, _BINS + 1)
         return np.interp(time_ns, edges, np.concatenate(([0.0], np.cumsum(self._read_bytes))))

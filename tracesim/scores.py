@@ -1,4 +1,4 @@
-"""The scores of two summaries: of each dimension that applies, and overall."""
+"""Scores the similarity of two trace summaries, by dimension and overall."""
 
 from iotwin.tracesim.dimensions import DEFINITIONS
 from iotwin.tracesim.measures import weighted_mean
@@ -12,6 +12,6 @@ def scores_of(a: Summary, b: Summary) -> dict[str, float]:
 
 
 def overall_of(scores: dict[str, float]) -> float:
-    """Return the weighted mean of the scores of the dimensions that apply."""
+    """Return the overall score: the weighted mean of the `scores` by dimension."""
     weights = {definition.name: definition.weight for definition in DEFINITIONS}
     return weighted_mean(list(scores.values()), [weights[name] for name in scores])

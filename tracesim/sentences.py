@@ -1,4 +1,4 @@
-"""The differences of two traces in sentences with numbers, the largest first: what B does, compared with A."""
+"""Describes how trace B differs from trace A: sentences with numbers for each dimension, the largest difference first."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -12,26 +12,26 @@ from iotwin.tracesim.logbins import quantile
 from iotwin.tracesim.phases import CHECKPOINT, EVALUATION, PHASES, RUN, TIMED, TRAINING
 from iotwin.tracesim.profile import Summary
 
-# Smaller differences are not worth a sentence: reruns of one job have them, too.
-_LEAST_FACTOR = 1.1  # of two amounts or times
-_LEAST_BINS_FACTOR = 1.4  # of two medians, which a histogram of four bins an octave gives to a factor of 1.19 each
-_LEAST_SHARE = 0.1  # between two shares
-_LEAST_CALLS = 0.02  # between two shares of calls: rare operations matter
-_LEAST_ORDER = 0.3  # between two orders of files (order.py: 0 in order, 1 random)
-_TIMES_FROM = 1.5  # factor from which "2.1 times more" reads better than "110 % more"
+# Smaller differences get no sentence, since reruns of one job have them, too.
+_LEAST_FACTOR = 1.1  # least ratio of two amounts or times
+_LEAST_BINS_FACTOR = 1.4  # least ratio of two medians of histograms, each of which is exact to a factor of 1.19
+_LEAST_SHARE = 0.1  # least difference of two shares
+_LEAST_CALLS = 0.02  # least difference of two shares of calls, smaller because rare operations matter
+_LEAST_ORDER = 0.3  # least difference of two order statistics (order.py: 0 sorted, 1 random)
+_TIMES_FROM = 1.5  # ratios from here on are written as "2.1 times more", smaller ones as "14 % more"
 _WHERE = ("start-up", "training", "evaluation", "checkpoints", "the whole run")  # one for each of PHASES
-_CALLS = (READ, WRITE, OPEN, SYNC, MAP)  # a file is closed as often as it is opened
+_CALLS = (READ, WRITE, OPEN, SYNC, MAP)  # without CLOSE: files are closed as often as they are opened
 _VERBS = {READ: "reads", WRITE: "writes"}
 
 
 def differences(name: str, a: Summary, b: Summary) -> tuple[str, ...]:
-    """Return the differences in dimension `name`, the weightiest first; empty if none is worth a sentence."""
+    """Return sentences about the differences in dimension `name`, the weightiest first; empty if all are small."""
     sentences = sorted(_SENTENCES[name](a, b), key=lambda entry: -entry[0])
     return tuple(sentence for _, sentence in sentences)
 
 
 def with_names(text: str, a: str, b: str) -> str:
-    """Return sentences about traces A and B with other names for them, such as "the job" and "its twin"."""
+    """Return `text` with the trace names A and B replaced, for example by "the job" and "the twin"."""
     for letter, name in (("A", a), ("B", b)):
         text = re.sub(rf"\b{letter}\b", name, text)
     return text
@@ -41,7 +41,7 @@ Weighted = Iterator[tuple[float, str]]  # size of the difference, sentence
 
 
 def _factor(a: float, b: float) -> float:
-    """Return the larger over the smaller amount: 1 if both are zero, infinite if one is."""
+    """Return the larger over the smaller amount: 1 if both are zero, infinite if only one is."""
     larger, smaller = max(a, b), min(a, b)
     return 1.0 if larger <= 0 else np.inf if smaller <= 0 else larger / smaller
 
@@ -168,7 +168,7 @@ def _block(a: Summary, b: Summary) -> Weighted:
 
 
 def _nothing(a: Summary, b: Summary) -> Weighted:
-    """Return no sentence: those of the other dimensions cover this one."""
+    """Yield nothing: the sentences of the other dimensions cover this one."""
     yield from ()
 
 

@@ -1,4 +1,4 @@
-"""The similarity of two traces: dimensions, overall score, noise floor from repeats, and a verdict in words."""
+"""Compares traces: scores by dimension and overall, the noise floor from repeats of the job, and a verdict in words."""
 
 import itertools
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from iotwin.tracesim.verdict.decide import verdict, withheld_for
 from iotwin.tracesim.verdict.equivalence import Equivalence, equivalence
 from iotwin.tracesim.verdict.trust import MOST_LOST, common_groups, lost_share, misplaced, warnings_about
 
-WORTH_PROCESSES = 4_000_000  # events of all traces, from which processes save more time than they take to start
-_WORTH_WORDS = 0.99  # score of a dimension from which on its differences are not worth a sentence
+WORTH_PROCESSES = 4_000_000  # from this many events on, several processes read the traces faster than one
+_WORTH_WORDS = 0.99  # the differences in a dimension are described only if its score is lower
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """The score of one dimension in [0, 1], with its weight in the overall score, its parts and its curves.
+    """The score of one dimension in [0, 1], its weight in the overall score, the scores of its parts and both traces' curves.
 
     `x_unit` and `unit` are the units of the curves' x and y. `differences` are sentences, the weightiest first. `latency_bound`:
     True if the score also depends on the speed of the storage.
@@ -85,10 +85,10 @@ class Similarity:
 
 
 def compare(a: Trace, b: Trace, repeats: Sequence[Trace] = (), each: Workers | None = None) -> Similarity:
-    """Return the similarity of `a` and `b`; `repeats` are further runs of the job of `a`, whose differences are the noise.
+    """Return the similarity of `a` and `b`. `repeats` are further runs of the job of `a`, which show how much reruns differ.
 
-    `each` processes the chunks of the traces; by default this process does, or several for large traces. Raises IotwinError if
-    a trace is damaged or has no call to compare.
+    `each` maps a function over the chunks of the traces; by default this process does, or several processes for large traces.
+    Raises IotwinError if a trace is damaged or has no call to compare.
     """
     traces = [a, b, *repeats]
     by_phase = all(map(has_phases, traces))
@@ -97,9 +97,9 @@ def compare(a: Trace, b: Trace, repeats: Sequence[Trace] = (), each: Workers | N
 
 
 def compare_all(rows: Sequence[Trace], columns: Sequence[Trace]) -> list[list[Similarity]]:
-    """Return the similarity of each of `rows` to each of `columns`; each trace is read once.
+    """Return the similarity of each of `rows` to each of `columns`, as a matrix; each trace is read once.
 
-    Phases and operations that one trace lacks are left out of all, so that the scores are comparable.
+    So that all scores are comparable, operations that one trace did not capture are ignored in all traces, and so are phases.
     """
     traces = [*rows, *columns]
     profiles = _profiles(traces, all(map(has_phases, traces)), common_groups(traces))
@@ -112,7 +112,7 @@ def compare_all(rows: Sequence[Trace], columns: Sequence[Trace]) -> list[list[Si
 
 
 def score_all(rows: Sequence[Trace], columns: Sequence[Trace]) -> list[list[float | None]]:
-    """Return the overall scores of `compare_all`, None if withheld, without its intervals, which take most of the time."""
+    """Return the matrix of overall scores of `compare_all`, None where withheld, in a fraction of the time."""
     traces = [*rows, *columns]
     profiles = _profiles(traces, all(map(has_phases, traces)), common_groups(traces))
     known = [lost_share(trace) <= MOST_LOST for trace in traces]
@@ -131,7 +131,7 @@ def _names(traces: Sequence[Trace]) -> list[str]:
 
 
 def _similarity(traces: Sequence[Trace], profiles: Sequence[TraceProfile], caveats: Sequence[str]) -> Similarity:
-    """Score the second profile against the first; further profiles are repeats of the first. `caveats`: those of the traces."""
+    """Compare the second profile with the first; further profiles are repeats of the first. `caveats` are those of the traces."""
     names = _names(traces)
     without_phases = [name for trace, name in zip(traces, names, strict=True) if not has_phases(trace)]
     warnings = warnings_about(traces, names, without_phases) + misplaced(profiles, names)
@@ -181,7 +181,7 @@ def _dimensions(a: TraceProfile, b: TraceProfile) -> tuple[Dimension, ...]:
 
 
 def _noise_floors(runs: Sequence[TraceProfile]) -> dict[str, float]:
-    """Return the lowest score of each dimension, and of "overall", among all pairs of runs; empty for a single run."""
+    """Return the lowest score of each dimension, and the lowest "overall" score, among all pairs of runs; empty for one run."""
     summaries = [summarise(run) for run in runs]
     floors: dict[str, float] = {}
     for one, other in itertools.combinations(summaries, 2):
@@ -192,7 +192,7 @@ def _noise_floors(runs: Sequence[TraceProfile]) -> dict[str, float]:
 
 
 def _interval(a: TraceProfile, b: TraceProfile, overall: float, lost: float) -> tuple[float, float] | None:
-    """Return the bootstrap interval, widened on either side by the share of lost events, which may have been of any kind."""
+    """Return the confidence interval of the overall score, widened on both sides by the share of lost events."""
     interval = confidence_interval(a, b, lambda one, other: overall_of(scores_of(one, other)))
     if interval is None:
         interval = (overall, overall) if lost else None

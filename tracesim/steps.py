@@ -1,7 +1,7 @@
-"""The lengths of steps, as the job logs them, and the time that the main threads of its ranks wait for data.
+"""Lengths of training steps from the job's log, and the time that the main threads of its ranks wait for data.
 
-A rank waits for the next batch of its loaders in poll, select or epoll. The framework decides how many such calls a batch takes,
-so only the time in them counts.
+A rank waits for the next batch in poll, select or epoll calls. The framework decides how many calls a batch takes, so only
+their total time counts.
 """
 
 import numpy as np
@@ -15,9 +15,11 @@ from iotwin.tracesim.phases import Occurrences
 
 
 class StepTimes:
-    """Per occurrence: time in steps by length, `step_ns` (n, BINS), and the median length, `typical_step_ns` (n,).
+    """Step and waiting times of each of the n phase occurrences.
 
-    `wait_ns` (n,) is the mean waiting time of the main threads; 0 if they never wait.
+    * `step_ns`, shape (n, BINS): time in steps, by length of the step.
+    * `typical_step_ns`, (n,): median length of a step.
+    * `wait_ns`, (n,): time that the ranks' main threads wait for data, as the mean over the ranks.
     """
 
     def __init__(self, trace: Trace, occurrences: Occurrences) -> None:

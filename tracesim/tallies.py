@@ -1,4 +1,4 @@
-"""Sums over calls in any order: calls and bytes, request sizes, activity over a phase, file extents and latencies."""
+"""Sums over calls: counts and bytes, request sizes, activity over a phase, file extents and latencies."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ _KINDS, _GROUPS = len(FILE_KINDS), len(GROUPS)
 
 
 class Tallies:
-    """Collects, per occurrence, calls and bytes by file kind and operation, request sizes and activity; per file, bytes."""
+    """Sums calls and bytes by file kind and operation, request sizes and activity per phase occurrence, and bytes per file."""
 
     def __init__(self, occurrences: Occurrences, files: int) -> None:
         n = occurrences.number
@@ -25,7 +25,7 @@ class Tallies:
         self.latency = np.zeros((_GROUPS, BINS))  # calls by duration in ns
         self.file_read_bytes = np.zeros(files)
         self.file_written_bytes = np.zeros(files)
-        self.file_extent_bytes = np.zeros(files, dtype=np.int64)  # end of the furthest access
+        self.file_extent_bytes = np.zeros(files, dtype=np.int64)  # largest end offset of a read or write
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
         """Add one batch; `occurrence` has one entry a call."""

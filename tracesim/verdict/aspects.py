@@ -1,6 +1,6 @@
-"""The aspects of a run that the test of equivalence reads in addition to the dimensions: times and amounts, one number each.
+"""The aspects of a run: times and amounts, one number each, that the test of equivalence compares in addition to dimensions.
 
-A dimension is a mean, in which half the time of training can hide. An aspect is tested on its own.
+The score of a dimension is a mean, so that a single large difference can remain unseen. Each aspect is tested separately.
 """
 
 from collections.abc import Iterator
@@ -13,17 +13,20 @@ from iotwin.tracesim.calls import CLOSE, FILE_KINDS, GROUPS, SYNC, WRITE
 from iotwin.tracesim.phases import PHASES, RUN, TIMED
 from iotwin.tracesim.profile import Summary
 
-# Added to each amount before its logarithm, so that a small one counts less: an amount as large as this counts half.
-_SMALL_TIME = 0.1  # of the time of all phases, to the time in one
-_SMALL_COMPUTATION = 0.02  # of the time in a phase, to that time without its waits for data
-_SMALL_AMOUNT = 0.01  # of all calls or bytes, to those of one operation on one kind of file
-_SMALL_COUNT = 0.5  # of a file or a sync: a single one more or less is noticed
+# Runs are compared by log(amount + addend), so that relative differences of amounts below the addend count less.
+_SMALL_TIME = 0.1  # addend to the time in a phase, as a share of the time of all phases
+_SMALL_COMPUTATION = 0.02  # addend to a phase's time without waits for data, as a share of the phase's time
+_SMALL_AMOUNT = 0.01  # addend to the calls or bytes of an operation on a kind of file, as a share of all calls or bytes
+_SMALL_COUNT = 0.5  # addend to a number of files or syncs, so that one more or less is noticed
 _WHERE = {phase: "the whole run" if phase == RUN else PHASES[phase] for phase in TIMED}
 
 
 @dataclass(frozen=True)
 class AspectKind:
-    """Differences of logarithms of a kind of aspect: tolerated in any twin, and usual between runs of a job."""
+    """How much aspects of a kind may differ, as differences of logarithms.
+
+    `tolerance` is allowed in any twin; `usual` is the usual standard deviation among reruns of a job.
+    """
 
     tolerance: float
     usual: float
@@ -35,7 +38,7 @@ READERS = AspectKind(tolerance=0.05, usual=0.03)
 
 
 class Aspect(NamedTuple):
-    """An amount of one run, and the natural logarithm of the amount and its small addend."""
+    """An amount of one run, and `log`, the natural logarithm of the amount plus its addend."""
 
     name: str
     kind: AspectKind
@@ -44,7 +47,7 @@ class Aspect(NamedTuple):
 
 
 def aspects_of(s: Summary) -> list[Aspect]:
-    """Return the times and amounts of a run; times that are 0 are left out."""
+    """Return the aspects of a run, without times of 0."""
     return [
         Aspect(name, kind, amount, float(np.log(amount + small)))
         for name, kind, amount, small in [*_times(s), *_amounts(s)]
@@ -53,7 +56,7 @@ def aspects_of(s: Summary) -> list[Aspect]:
 
 
 def _times(s: Summary) -> Iterator[tuple[str, AspectKind, float, float]]:
-    # The quickest occurrence of each phase: other work on the machine makes occurrences longer, never shorter.
+    # Times are those of the shortest occurrence of each phase: other work on the machine only makes occurrences longer.
     times = (s.occurrences * s.quickest_ns)[list(TIMED)]
     total = float(times.sum())
     if np.count_nonzero(times) > 1:
@@ -64,7 +67,7 @@ def _times(s: Summary) -> Iterator[tuple[str, AspectKind, float, float]]:
         if s.quickest_step_ns[phase] > 0:
             yield f"time per step of {_WHERE[phase]}", TIME, float(s.quickest_step_ns[phase]), 0.0
         if s.least_without_waits_ns[phase] > 0:
-            # Their sum, not the time from one wait to the next: whether the rank waits for a batch at all is chance.
+            # The total is compared, not the time between two waits: whether a rank must wait for a batch is chance.
             without_ns = float(s.occurrences[phase] * s.least_without_waits_ns[phase])
             yield f"time in {_WHERE[phase]} without waits for data", TIME, without_ns, _SMALL_COMPUTATION * time
 

@@ -1,4 +1,4 @@
-"""Caveats that weaken a verdict: a crowded machine, reads through memory maps, reruns that differ too much.
+"""Caveats that weaken a verdict: a busy machine, reads through memory maps, reruns that differ too much.
 
 All commands that print a verdict or a ratio of times take their caveats from here.
 """
@@ -6,13 +6,13 @@ All commands that print a verdict or a ratio of times take their caveats from he
 from iotwin.trace_store.figures.mapped import mapped_data_note
 from iotwin.trace_store.reader import Trace
 
-LEAST_FLOOR = 0.90  # overall score: reruns of one job on a quiet machine score more
-_LEAST_IDLE = 0.1  # share of the CPUs; with less idle, work waits for a CPU
-_LEAST_OTHER = 0.25  # share of the CPUs that other work takes; with less, the job itself fills the machine
+LEAST_FLOOR = 0.90  # least overall score of two reruns of a job on a quiet machine
+_LEAST_IDLE = 0.1  # a machine is crowded if a smaller share of its CPUs is idle ...
+_LEAST_OTHER = 0.25  # ... and programs other than the job use at least this share
 
 
 def caveats_of(trace: Trace, name: str) -> list[str]:
-    """Return a sentence for each caveat of this trace, which the sentences call `name`."""
+    """Return a sentence for each caveat of `trace`; the sentences call the trace `name`."""
     found = []
     if others := _others_cpus(trace):
         cpus = trace.manifest.host.cpus
@@ -23,7 +23,7 @@ def caveats_of(trace: Trace, name: str) -> list[str]:
 
 
 def caveats_of_floor(floor: float | None, job: str = "A") -> list[str]:
-    """Return a sentence if the noise floor of the reruns is too low to base a verdict on it."""
+    """Return a list with a sentence if the noise floor is below LEAST_FLOOR, else an empty list."""
     if floor is None or floor >= LEAST_FLOOR:
         return []
     return [
@@ -33,7 +33,7 @@ def caveats_of_floor(floor: float | None, job: str = "A") -> list[str]:
 
 
 def _others_cpus(trace: Trace) -> float:
-    """Return the CPUs that other work took, if the machine is crowded; 0 if it is not, or if that is unknown."""
+    """Return how many CPUs other programs used if the machine was crowded; 0 if it was not, or if that is unknown."""
     samples = trace.samples("cpu")
     cpus = trace.manifest.host.cpus
     if samples is None or samples.empty or samples["job_cpus"].isna().all():

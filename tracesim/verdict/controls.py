@@ -1,7 +1,7 @@
-"""Negative controls: twins made wrong on purpose from the profile of a trace, which the test of equivalence must notice.
+"""Negative controls: wrong twins, made by changing the profile of a trace, which the test of equivalence must notice.
 
-Each stands for a simpler imitation of the job: the same amounts in another order, at even times, with sizes drawn from one
-histogram (as a replay of histograms does), or with half the computation. Nothing runs again.
+Each imitates the job in a simpler way: in another order, at random times, with request sizes from one histogram, or with half
+the computation. No program runs for them.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ from iotwin.tracesim.profile import TraceProfile
 
 Floats = NDArray[np.float64]
 _SEQUENTIAL, _FORWARD, _BACKWARD = (STEPS.index(name) for name in ("sequential", "forward", "backward"))
-_RANDOM = 0.5  # scatter (order.py: 0 in order, 1 random) from which on an order counts as shuffled
+_RANDOM = 0.5  # least scatter of a shuffled order (order.py: 0 sorted, 1 random)
 
 
 def order_shuffled(profile: TraceProfile) -> TraceProfile | None:
-    """Return the run with its files, and the bytes of each file, in random order; None if its order is random."""
+    """Return the run as if it read its files, and the bytes of each file, in random order; None if it does so."""
     if _is_random(profile):
         return None
     each = replace(
@@ -35,12 +35,12 @@ def order_shuffled(profile: TraceProfile) -> TraceProfile | None:
 
 
 def order_sorted(profile: TraceProfile) -> TraceProfile | None:
-    """Return the run with its files in order of name in each epoch; None if its order is not random."""
+    """Return the run as if each epoch read its files in order of name; None if the run's order is not random."""
     return _with_order(profile, 0.0) if _is_random(profile) else None
 
 
 def times_shuffled(profile: TraceProfile) -> TraceProfile | None:
-    """Return the run with its calls at random times of their phase: even activity, pauses as between independent events."""
+    """Return the run as if its calls were at random times within their phase: even activity, exponential pauses."""
     each, n = profile.each, profile.occurrences.number
     rows = each.row_ns.reshape(n, len(ROWS), BUSY_BINS)
     even = np.repeat(rows.mean(axis=2, keepdims=True), BUSY_BINS, axis=2).reshape(n, -1)
@@ -50,7 +50,7 @@ def times_shuffled(profile: TraceProfile) -> TraceProfile | None:
 
 
 def sizes_by_marginals(profile: TraceProfile) -> TraceProfile | None:
-    """Return the run with the sizes of all requests drawn from one histogram; None if all are of one size."""
+    """Return the run as if the sizes of all requests were drawn from one histogram; None if all requests have one size."""
     each, shape = profile.each, (profile.occurrences.number, len(FILE_KINDS), WRITE + 1, BINS)
     calls, moved = each.size_calls.reshape(shape), each.size_bytes.reshape(shape)
     every, every_bytes = calls.sum(axis=(0, 1, 2)), moved.sum(axis=(0, 1, 2))
@@ -70,7 +70,10 @@ def sizes_by_marginals(profile: TraceProfile) -> TraceProfile | None:
 
 
 def computation_halved(profile: TraceProfile) -> TraceProfile | None:
-    """Return the run with half its computation: the time without waits for data or, if waits are unknown, without I/O."""
+    """Return the run with half its computation time; None if it does not compute.
+
+    Computation is the time without waits for data or, if the trace has no waits, the time without reads and writes.
+    """
     each, when = profile.each, profile.occurrences
     moving = each.row_ns.reshape(when.number, len(ROWS), BUSY_BINS)[:, : WRITE + 1].sum(axis=(1, 2))
     waiting = each.wait_ns if each.wait_ns.any() else moving
@@ -94,7 +97,7 @@ def computation_halved(profile: TraceProfile) -> TraceProfile | None:
     return replace(profile, each=changed, occurrences=shorter)
 
 
-DECISIVE = "computation halved"  # a test that misses it is inconclusive about the times of a job
+DECISIVE = "computation halved"  # if the test does not notice this control, its result is inconclusive
 CONTROLS: dict[str, Callable[[TraceProfile], TraceProfile | None]] = {
     "order shuffled": order_shuffled,
     "order sorted": order_sorted,
@@ -105,21 +108,21 @@ CONTROLS: dict[str, Callable[[TraceProfile], TraceProfile | None]] = {
 
 
 def _is_random(profile: TraceProfile) -> bool:
-    # The order of the parts of large files counts before that of the files, of which there are few.
+    # A job with large files has few files, so the order of their parts decides if it is known.
     every = np.where(np.isnan(profile.order.jumps), profile.order.scatter, profile.order.jumps)
     known = every[~np.isnan(every)]
     return bool(len(known)) and float(np.median(known)) >= _RANDOM
 
 
 def _with_order(profile: TraceProfile, value: float) -> TraceProfile:
-    """Return the run with `value` for each known statistic of the order of files."""
+    """Return the run with all known statistics of file order (order.py) set to `value`."""
     order = profile.order
     scatter, drift, jumps = (np.where(np.isnan(known), np.nan, value) for known in (order.scatter, order.drift, order.jumps))
     return replace(profile, order=replace(order, scatter=scatter, drift=drift, jumps=jumps))
 
 
 def _scattered(steps: Floats) -> Floats:
-    """Return steps within files, (n, 2 * STEPS), with sequential steps turned into forward and backward ones, half each."""
+    """Return `steps`, (n, 2 * STEPS), with half of the sequential ones counted as forward and half as backward."""
     moved = steps.reshape(-1, WRITE + 1, len(STEPS)).copy()
     moved[..., [_FORWARD, _BACKWARD]] += moved[..., [_SEQUENTIAL]] / 2
     moved[..., _SEQUENTIAL] = 0
@@ -127,10 +130,13 @@ def _scattered(steps: Floats) -> Floats:
 
 
 def _memoryless(times: Floats) -> Floats:
-    """Return histograms of time by length, (n, BINS), with the same total and count and exponentially distributed lengths."""
+    """Return histograms of time by length of the gap, (n, BINS), as if the lengths were exponentially distributed.
+
+    The total time and the number of gaps are those of `times`.
+    """
     total, number = times.sum(axis=1), (times / LOWER_EDGES).sum(axis=1)
     mean = np.where(number > 0, total / np.maximum(number, 1e-9), 1.0)
-    # The time in pauses up to a length x follows a gamma distribution of shape 2.
+    # If lengths are exponential, the share of time in gaps of up to a length follows a gamma distribution of shape 2.
     reached = LOWER_EDGES / mean[:, None]
     share = 1 - np.exp(-reached) * (1 + reached)
     made: Floats = total[:, None] * np.diff(share, axis=1, append=1.0)
@@ -138,7 +144,7 @@ def _memoryless(times: Floats) -> Floats:
 
 
 def _shortened(times: Floats, left: Floats) -> Floats:
-    """Return histograms of time by length, (n, BINS), with the lengths of row i multiplied by `left[i]`."""
+    """Return histograms of time by length, (n, BINS), with all lengths in row i multiplied by `left[i]`, at most 1."""
     shift = -np.log2(np.maximum(left, 2.0**-20)) * BINS_PER_OCTAVE
     whole = shift.astype(np.int64)
     part = (shift - whole)[:, None]

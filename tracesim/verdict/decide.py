@@ -8,23 +8,23 @@ from iotwin.tracesim.verdict.trust import MOST_LOST
 # Scores below which two traces are different even if there are no reruns to compare with.
 ALIKE_OVERALL = 0.90
 ALIKE_DIMENSION = 0.75
-_LOW_IN_RERUNS = ("timeline", "block")  # they depend on milliseconds, and on the page cache before the run
-_MOST_SENTENCES = 3  # differences that a reader takes in at once; the comparison's `differences` has all
+_LOW_IN_RERUNS = ("timeline", "block")  # dimensions that depend on milliseconds, or on the page cache before the run
+_MOST_SENTENCES = 3  # most sentences in a verdict; the comparison's `differences` has all
 
 
 def verdict(
     overall: float, floor: float | None, scores: Mapping[str, float], differences: Sequence[str], test: Equivalence
 ) -> str:
-    """Return the verdict on two traces from their overall score and the `scores` of the dimensions, all in [0, 1].
+    """Return the verdict on two traces in words.
 
-    `floor` is the overall score of reruns, or None. `differences` are sentences, the weightiest first. `test` compares
-    the traces with reruns; if it is inconclusive, low scores still make the traces different.
+    `overall` and `scores`, by dimension, are in [0, 1]. `floor` is the lowest overall score of two reruns, None without reruns.
+    `differences` are sentences, the weightiest first. If `test` is inconclusive, the traces still differ if their scores are low.
     """
     if test.result == ALIKE:
         return "indistinguishable from a rerun" if floor is not None and overall >= floor else ALIKE
     if test.result == DIFFERENT:
         return f"{DIFFERENT}: {'; '.join([*test.reason.split('; ')[:1], *differences[: _MOST_SENTENCES - 1]])}"
-    # The differences among reruns are unknown, but these scores are lower than those of any rerun.
+    # The test is inconclusive, but scores below these limits are lower than those of any rerun.
     worst = min((name for name in scores if name not in _LOW_IN_RERUNS), key=scores.__getitem__)
     if overall >= ALIKE_OVERALL and scores[worst] >= ALIKE_DIMENSION:
         return f"{test.result}: {test.reason}"

@@ -1,8 +1,8 @@
-"""Test whether a twin differs from its job by no more than reruns of the job differ among themselves.
+"""Tests whether a twin differs from its job by no more than reruns of the job differ among themselves.
 
-Each aspect (the times and amounts of aspects.py, and one minus the score of each dimension) has a margin, taken from the reruns.
-A run's distance to others is its largest difference in any aspect, in margins. A run at a distance above 1 is not one of them.
-docs/similarity.md has the formulas and the measured rates of error.
+Aspects are the times and amounts of aspects.py, and one minus the score of each dimension. The reruns set a margin for each
+aspect. The distance of a run to others is its largest difference in any aspect, as a multiple of the margin; above 1, the run is
+different. docs/similarity.md has the formulas and the measured error rates.
 """
 
 import itertools
@@ -24,12 +24,12 @@ Floats = NDArray[np.float64]
 ALIKE, DIFFERENT, INCONCLUSIVE = "alike", "different", "cannot be told"
 # With these, 40 of 40 reruns were alike and 40 of 40 wrong twins different (docs/similarity.md: error rates).
 _LEVEL = 0.02  # chance that a rerun is called different for its times, and again for its amounts
-_PRIOR_RUNS = 4.0  # runs: the weight of the usual spread against that of the given reruns
-_TOLERANCE = 0.05  # one minus the score of a dimension by which any twin may differ
-_STORAGE_TOLERANCE = 0.10  # the same of a dimension that depends on the storage
-_OVERALL_TOLERANCE = 0.02  # the same of the overall score
-_RERUNS_DISTANCES = 2.0  # mean distances between reruns that a twin may differ by on top of these
-_DRAWS = 60  # bootstrap samples of the interval
+_PRIOR_RUNS = 4.0  # the usual spread of reruns weighs as much as this many given reruns
+_TOLERANCE = 0.05  # by this much the score of a dimension may be below 1 in any twin
+_STORAGE_TOLERANCE = 0.10  # the same for a dimension that depends on the storage
+_OVERALL_TOLERANCE = 0.02  # the same for the overall score
+_RERUNS_DISTANCES = 2.0  # a twin's score may be lower by this many mean distances between reruns, too
+_DRAWS = 60  # bootstrap samples for the confidence interval
 _SEED = 20_261_122
 _LATENCY_BOUND = ("timing", "bursts", "steps", "concurrency", "timeline")
 _NOT_THE_JOBS = "block"  # block requests depend on the page cache before the run
@@ -37,7 +37,10 @@ _NOT_THE_JOBS = "block"  # block requests depend on the page cache before the ru
 
 @dataclass(frozen=True)
 class AspectDifference:
-    """The signed `difference` of a twin from the job in one aspect, and its `margin`: both of logarithms, or of scores."""
+    """How much a twin differs from the job in one aspect, and by how much it may differ (`margin`).
+
+    Both are differences of logarithms or, if `is_score`, of scores.
+    """
 
     name: str
     is_score: bool
@@ -46,11 +49,11 @@ class AspectDifference:
 
     @property
     def distance(self) -> float:
-        """The size of the difference in margins."""
+        """The absolute difference as a multiple of the margin."""
         return abs(self.difference) / self.margin
 
     def sentence(self) -> str:
-        """Return the difference, and the margin of a rerun, in words."""
+        """Return the difference and the margin in words."""
         if self.is_score:
             return f"{self.name.replace('_', ' ')} scores {1 - self.difference:.2f}, a rerun {1 - self.margin:.2f} or more"
         return f"{_change(self.difference)} {self.name} (a rerun may differ by {100 * np.expm1(self.margin):.0f} %)"
@@ -58,7 +61,7 @@ class AspectDifference:
 
 @dataclass(frozen=True)
 class Control:
-    """A twin made wrong on purpose: its overall score, its distance in margins and whether the test notices it."""
+    """A negative control (controls.py): its overall score, its distance to the job, and whether the test notices it."""
 
     name: str
     overall: float
@@ -70,8 +73,8 @@ class Control:
 class Equivalence:
     """The outcome of the test.
 
-    `distance_ratio` is the twin's distance to the job over the mean distance of the reruns to each other, `interval` its 95 %
-    interval, and `margin` the ratio up to which a twin is alike. They are None if the reruns do not differ or are missing.
+    `distance_ratio` is the twin's distance to the job over the mean distance among the reruns, `interval` the ratio's 95 %
+    confidence interval, and `margin` the largest ratio of a twin that is alike. All are None if reruns are missing or equal.
     """
 
     result: str
@@ -83,7 +86,7 @@ class Equivalence:
     controls: tuple[Control, ...]
 
     def to_document(self) -> dict[str, Any]:
-        """Return the outcome for JSON; differences of times and amounts are factors less one."""
+        """Return the outcome for JSON, with differences of times and amounts as ratios less one."""
         return {
             "result": self.result,
             "reason": self.reason,
@@ -101,10 +104,10 @@ class Equivalence:
 def equivalence(
     job: Sequence[TraceProfile], twin: TraceProfile, floor: float | None, least_floor: float, lost: float
 ) -> Equivalence:
-    """Test whether `twin` could be a further run of `job`, whose first profile is the run that the twin was made from.
+    """Test whether `twin` could be a further run of the job whose runs are `job`. The twin was made from the first of them.
 
-    `floor` is the lowest overall score among the runs of the job, None for a single run; below `least_floor` they are not runs
-    of one job. `lost` is the largest share of events that a trace lost; it counts as a difference in the overall score.
+    `floor` is the lowest overall score among the runs of the job, None for a single run. Below `least_floor` the test is
+    inconclusive. `lost` is the largest share of events that a trace lost, which counts as a difference in the overall score.
     """
     runs = [summarise(run) for run in job]
     wrong = [(name, summarise(made)) for name, make in CONTROLS.items() if (made := make(job[0])) is not None]
@@ -135,7 +138,7 @@ def _outcome(distance: float, differences: Sequence[AspectDifference], controls:
 
 
 class _Runs:
-    """The aspects of some runs, and the distances between their scores, each computed at its first use."""
+    """The aspects of several runs, and the scores between any two of them, each computed at its first use."""
 
     def __init__(self, summaries: Sequence[Summary]) -> None:
         self._summaries = summaries
@@ -148,7 +151,7 @@ class _Runs:
         self.number = len(summaries)
 
     def apart(self, one: int, other: int) -> dict[str, float]:
-        """Return one minus the score of each dimension but _NOT_THE_JOBS, and overall."""
+        """Return one minus the score between two runs, by dimension and "overall", without the dimension _NOT_THE_JOBS."""
         pair = (min(one, other), max(one, other))
         if pair not in self._pairs:
             scores = scores_of(self._summaries[pair[0]], self._summaries[pair[1]])
@@ -162,7 +165,7 @@ class _Runs:
 
 
 class _Test:
-    """The margins derived from the runs of a job, and distances in these margins."""
+    """Derives margins from the runs of a job, and measures distances as multiples of them."""
 
     def __init__(self, runs: _Runs) -> None:
         pairs = [runs.apart(*pair) for pair in itertools.combinations(range(runs.number), 2)]
@@ -178,7 +181,7 @@ class _Test:
         }
 
     def differences(self, runs: _Runs, run: int, others: Sequence[int]) -> tuple[AspectDifference, ...]:
-        """Return the difference of a run from the mean of others in each aspect, the largest in margins first."""
+        """Return how much a run differs from the mean of `others` in each aspect, by falling distance."""
         found = [
             AspectDifference(name, False, float(runs.logs[name][run] - runs.logs[name][list(others)].mean()), margin)
             for name, margin in self._margins.items()
@@ -196,11 +199,11 @@ class _Test:
         return self.differences(runs, runs.number - 1, range(runs.number - 1))
 
     def among(self, runs: _Runs, chosen: Sequence[int]) -> float:
-        """Return the mean over the chosen runs of the distance of each to the other chosen ones."""
+        """Return the mean distance of each of the chosen runs to the other chosen runs."""
         return float(np.mean([self.differences(runs, run, [o for o in chosen if o != run])[0].distance for run in chosen]))
 
     def control(self, name: str, runs: _Runs) -> Control:
-        """Test a wrong twin, the last run. `noticed` is None if it would pass even if the reruns did not differ at all."""
+        """Test the last of `runs`, a negative control. `noticed` is None if it would pass even with equal reruns."""
         differences = self.differences_of_last(runs)
         can_be_noticed = any(abs(each.difference) > self._least_margins[each.name] for each in differences)
         distance = differences[0].distance
@@ -212,10 +215,10 @@ def _tolerance(name: str) -> float:
 
 
 def _margin(kind: AspectKind, logs: Floats, aspects: int) -> float:
-    """Return the distance that a further run may have from the mean of `logs`: a prediction interval of Student's t.
+    """Return by how much the logarithm of a further run may differ from the mean of `logs`, those of the reruns.
 
-    The spread of two or three runs is uncertain, so it is moderated by the usual one (Smyth 2004, formula 4). The level is shared
-    by the number of `aspects` (Bonferroni).
+    This is the tolerance plus half a prediction interval of Student's t. Two or three runs do not determine the spread, so it is
+    averaged with the usual spread (Smyth 2004, formula 4). The level is divided by the number of `aspects` (Bonferroni).
     """
     freedom = len(logs) - 1
     variance = (_PRIOR_RUNS * kind.usual**2 + freedom * float(logs.var(ddof=1))) / (_PRIOR_RUNS + freedom)
@@ -224,7 +227,7 @@ def _margin(kind: AspectKind, logs: Floats, aspects: int) -> float:
 
 
 def _student(probability: float, freedom: float) -> float:
-    """Return the quantile of Student's t, within 2 % from 5 degrees of freedom on (Abramowitz and Stegun 26.7.5)."""
+    """Return a quantile of Student's t, to 2 % from 5 degrees of freedom on (Abramowitz and Stegun 26.7.5)."""
     z = NormalDist().inv_cdf(probability)
     terms = (
         (z**3 + z) / 4,
@@ -235,9 +238,9 @@ def _student(probability: float, freedom: float) -> float:
 
 
 def _bootstrap(test: _Test, job: Sequence[TraceProfile], twin: TraceProfile) -> Floats:
-    """Return the distance ratio in samples of runs and of occurrences of phases; empty if neither can vary.
+    """Return the distance ratio in each of _DRAWS bootstrap samples; empty for a job with few runs and epochs.
 
-    A sample takes the same positions of all runs, as the interval of a score does (interval.py).
+    Samples draw runs of the job and, if every run has several epochs, phase occurrences: the same ones of all runs (interval.py).
     """
     every = [*job, twin]
     by_phase = min(run.trainings for run in every) >= 2
@@ -259,7 +262,7 @@ def _bootstrap(test: _Test, job: Sequence[TraceProfile], twin: TraceProfile) -> 
 
 
 def _two_or_more(generator: np.random.Generator, number: int) -> list[int]:
-    """Return `number` indices of runs drawn with replacement, at least two of them different."""
+    """Return `number` indices of runs, drawn with replacement until at least two of them differ."""
     while True:
         chosen: list[int] = generator.integers(number, size=number).tolist()
         if len(set(chosen)) > 1:
@@ -271,7 +274,7 @@ def _as_share(aspect: AspectDifference, difference: float) -> float:
 
 
 def _change(difference: float) -> str:
-    """Return the difference of logarithms in words: 14 % more, or 2.1 times less."""
+    """Return a difference of logarithms in words, such as "14 % more" or "2.1 times less"."""
     word = "more" if difference > 0 else "less"
     factor = float(np.exp(abs(difference)))
     return f"{factor:.3g} times {word}" if factor >= 2 else f"{100 * abs(np.expm1(difference)):.0f} % {word}"

@@ -8,7 +8,7 @@ from iotwin.tracesim.calls import GROUPS
 from iotwin.tracesim.phases import STARTUP
 from iotwin.tracesim.profile import TraceProfile
 
-MOST_LOST = 0.01  # share of lost events above which the score is withheld
+MOST_LOST = 0.01  # if a trace lost a larger share of its events, the score is withheld
 
 
 def lost_share(trace: Trace) -> float:
@@ -18,7 +18,7 @@ def lost_share(trace: Trace) -> float:
 
 
 def common_groups(traces: Sequence[Trace]) -> frozenset[str]:
-    """Return the operations of calls.GROUPS that all traces capture; a trace that lists no probes captures all."""
+    """Return the operations (calls.GROUPS) that all traces captured. A trace that lists no probes captured all."""
     common = frozenset(GROUPS)
     for trace in traces:
         common &= _captured(trace) or common
@@ -26,13 +26,16 @@ def common_groups(traces: Sequence[Trace]) -> frozenset[str]:
 
 
 def _captured(trace: Trace) -> frozenset[str]:
-    """Return the operations of the trace's probes (read, tracepoint:syscalls:sys_enter_read); empty if it lists none."""
+    """Return the operations of a trace's probes, which are listed as "read" or "tracepoint:syscalls:sys_enter_read"."""
     ops = {probe.rpartition("sys_enter_")[2] for probe in trace.manifest.probes}
     return frozenset(GROUP_OF_OP[op] for op in ops if op in GROUP_OF_OP)
 
 
 def warnings_about(traces: Sequence[Trace], names: Sequence[str], without_phases: Sequence[str]) -> list[str]:
-    """Return a sentence for each reason to doubt the comparison of these traces, except those of caveats.py."""
+    """Return a sentence for each reason to doubt a comparison of these traces; caveats.py has further reasons.
+
+    `without_phases` names the traces that have no training phases.
+    """
     found = []
     for trace, name in zip(traces, names, strict=True):
         if share := lost_share(trace):
@@ -51,7 +54,7 @@ def warnings_about(traces: Sequence[Trace], names: Sequence[str], without_phases
 
 
 def misplaced(profiles: Sequence[TraceProfile], names: Sequence[str]) -> list[str]:
-    """Return a sentence for each trace without calls in its phases, as if they were on different clocks."""
+    """Return a sentence for each trace whose calls are all outside its phases: both may use different clocks."""
     found = []
     for profile, name in zip(profiles, names, strict=True):
         timed = profile.occurrences.phase != STARTUP

@@ -1,8 +1,8 @@
-"""Sentences about the test behind a verdict: the distance of the twin from the job, and the faults that the test notices."""
+"""Sentences about the test of equivalence: how far the twin is from the job, and which faults the test would notice."""
 
 from typing import Any
 
-# Plain words for the names of controls in the document.
+# Plain words for the names of negative controls (controls.py).
 _CONTROLS = {
     "order shuffled": "files in random order",
     "order sorted": "files in order of name",
@@ -20,7 +20,7 @@ _LEAST_SHOWN = (
 
 
 def sentences_of_test(test: dict[str, Any], job: str = "A", twin: str = "B") -> list[str]:
-    """Return sentences about the document of a test (Equivalence.to_document), which call the traces `job` and `twin`."""
+    """Return sentences about a `test`, the result of Equivalence.to_document; they call the traces `job` and `twin`."""
     sentences = []
     if test["distance_ratio"] is not None:
         interval = " (95 % interval {:.1f} to {:.1f})".format(*test["interval"]) if test["interval"] else ""
