@@ -238,6 +238,20 @@ def link(path: Path, new: Path) -> None:
     new.hardlink_to(path)
 
 
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a file by one call, so that lines of several processes do not interleave."""
+    descriptor = open_append(path, 0o644)
+    try:
+        os.write(descriptor, f"{line}\n".encode())
+    finally:
+        os.close(descriptor)
+
+
+def cache_folder() -> Path:
+    """Return the folder of the user's caches of iotwin, in $XDG_CACHE_HOME or ~/.cache. It may not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iotwin"
+
+
 def fsync_directory(directory: Path) -> None:
     """Make the names in `directory` last through a loss of power, which fsync(2) of a file does not; OSError when that fails."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -9,8 +9,8 @@ from typing import Any
 from iotwin.common.errors import UsageError, nearest
 from iotwin.common.progress import note
 from iotwin.workloads.checkfreq import LAYOUTS, OURS
-from iotwin.workloads.common.program import require_at_least
-from iotwin.workloads.common.variant import ORIGINAL, add_variant_options, check_variant
+from iotwin.workloads.common.options import add_options, check_least, option
+from iotwin.workloads.common.variant import INSTRUMENTED, ORIGINAL, add_variant_options, check_variant
 from iotwin.workloads.models import IMAGE_CLASSIFIERS, PRESETS
 
 POLICIES = ("auto", "sync", "epoch", "none")
@@ -25,44 +25,52 @@ _INERT_VALUES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckFreqConfig:
     """One training job."""
 
-    data: Path
-    output: Path
-    arch: str
-    preset: str
-    workers: int
-    batch_size: int  # per rank
-    epochs: int
-    iters: int  # steps of an epoch, at most; below 0: all
-    steps_per_run: int  # of this run, at most; below 0: all
-    lr: float  # at a global batch of 256, in proportion to it
-    momentum: float
-    wd: float
-    amp: bool
-    sync_bn: bool
-    barrier: bool
-    deterministic: bool
-    noeval: bool
-    print_freq: int
-    chk_policy: str
-    chk_prefix: Path | None
-    chk_freq: int  # steps; 0: as measured
-    chk_seconds: float
-    max_overhead: float  # per cent
-    mtbf: float | None
-    dynamic: bool
-    in_flight: int
-    keep_all: bool
-    layout: str
-    resume: bool
-    profile_cache: Path | None
-    reprofile: bool
-    index_log: Path | None
-    threads: int
-    seed: int
+    data: Path = option("directory of train/CLASS/*.JPEG and val/CLASS/*.JPEG", metavar="DIR")
+    output: Path = option("directory for checkpoints, tables and result.json", metavar="DIR")
+    arch: str = option(", ".join(IMAGE_CLASSIFIERS), "resnet18", "-a", "--arch", metavar="NAME")
+    preset: str = option("paper: as published; tiny: for a CPU", "paper", metavar="NAME")
+    workers: int = option("loader processes per rank; 0: none", 4, "-j", "--workers", least=0)
+    batch_size: int = option("images per step and rank", 256, "-b", "--batch-size", least=1)
+    epochs: int = option("epochs to train", 3, least=1)
+    iters: int = option("end each epoch after N steps; below 0: not before its end", -1, metavar="N")
+    steps_per_run: int = option("exit after N steps, as if killed; below 0: never", -1, "--steps_per_run", metavar="N")
+    lr: float = option("learning rate at a global batch of 256, scaled with it", 0.1, least=0)
+    momentum: float = option("momentum of SGD", 0.9)
+    wd: float = option("weight decay", 1e-4, "--wd", "--weight-decay", least=0)
+    amp: bool = option("compute in half precision where it is safe", False, "--fp16", "--amp")
+    sync_bn: bool = option("normalise over the batches of all ranks", False, "--sync_bn")
+    barrier: bool = option("let all ranks wait for one another after each step")
+    deterministic: bool = option("give the same bits in every run on the same device")
+    noeval: bool = option("do not evaluate after epochs", False, "--noeval", "--no-eval")
+    print_freq: int = option("print a line every N steps; 0: none", 10, "-p", "--print-freq", least=0, metavar="N")
+    chk_policy: str = option(
+        "auto: in two phases, as often as measured costs allow (default); sync: training waits; "
+        "epoch: at ends of epochs only, training waits; none",
+        None, type=str, metavar="NAME",
+    )  # fmt: skip
+    chk_freq: int = option(
+        "steps between checkpoints; 0 or cached: as planned from measured or cached costs", "0", type=str, metavar="N"
+    )
+    chk_seconds: float = option("also take a checkpoint every S seconds; 0: never", 0.0, least=0, metavar="S")
+    chk_prefix: Path | None = option("store of the checkpoints (default OUTPUT/checkpoints)", None, type=Path, metavar="DIR")
+    max_overhead: float = option("per cent of time for checkpoints", 5.0, metavar="P")
+    mtbf: float | None = option("mean seconds between failures, which set a least interval", None, type=float, metavar="S")
+    dynamic: bool = option("correct the interval in the whole job, not only until the bound holds")
+    in_flight: int = option("most unfinished checkpoints at once", 1, least=1, metavar="N")
+    keep_all: bool = option("keep all checkpoints, not only the newest and those of ends of epochs")
+    layout: str = option("ours: the store; theirs: the original's files", OURS, metavar="NAME")
+    resume: str = option("auto: from the newest valid checkpoint", "never", nargs="?", const="auto", metavar="auto|never")
+    profile_cache: Path | None = option(
+        "folder of measured costs (default ~/.cache/iotwin/checkfreq)", None, type=Path, metavar="DIR"
+    )
+    reprofile: bool = option("measure again, without cached costs")
+    index_log: Path | None = option("append a line per batch: rank epoch step index index ...", None, type=Path, metavar="FILE")
+    threads: int = option("CPU threads that compute; 0: torch's choice", 0, least=0)
+    seed: int = option("seed of weights, order and augmentation", 1, least=0)
     variant: str
 
     @property
@@ -78,62 +86,13 @@ class CheckFreqConfig:
 
 def prepare_parser(parser: ArgumentParser) -> None:
     """Add the job's options to `parser`."""
-    add = parser.add_argument
-    add("--data", type=Path, required=True, metavar="DIR", help="directory of train/CLASS/*.JPEG and val/CLASS/*.JPEG")
-    add("--output", type=Path, required=True, metavar="DIR", help="directory for checkpoints, tables and result.json")
-    add("-a", "--arch", default="resnet18", metavar="NAME", help=f"{', '.join(IMAGE_CLASSIFIERS)} (default %(default)s)")
-    add("--preset", default="paper", metavar="NAME", help="paper: as published; tiny: for a CPU (default %(default)s)")
-    add("-j", "--workers", type=int, default=4, help="loader processes per rank; 0: none (default %(default)s)")
-    add("-b", "--batch-size", type=int, default=256, help="images per step and rank (default %(default)s)")
-    add("--epochs", type=int, default=3, help="epochs to train (default %(default)s)")
-    add("--iters", type=int, default=-1, metavar="N", help="end each epoch after N steps")
-    add("--steps_per_run", type=int, default=-1, metavar="N", help="exit after N steps, as if killed")
-    add("--lr", type=float, default=0.1, help="learning rate at a global batch of 256, scaled with it (default %(default)s)")
-    add("--momentum", type=float, default=0.9, help="momentum of SGD (default %(default)s)")
-    add("--wd", "--weight-decay", type=float, default=1e-4, help="weight decay (default %(default)s)")
-    add("--fp16", "--amp", dest="amp", action="store_true", help="compute in half precision where it is safe")
-    add("--sync_bn", action="store_true", help="normalise over the batches of all ranks")
-    add("--barrier", action="store_true", help="let all ranks wait for one another after each step")
-    add("--deterministic", action="store_true", help="give the same bits in every run on the same device")
-    add("--noeval", "--no-eval", action="store_true", help="do not evaluate after epochs")
-    add("-p", "--print-freq", type=int, default=10, metavar="N", help="print a line every N steps; 0: none (default %(default)s)")
-    add("--threads", type=int, default=0, help="CPU threads that compute; 0: torch's choice (default %(default)s)")
-    add("--seed", type=int, default=1, help="seed of weights, order and augmentation (default %(default)s)")
-    add("--index-log", type=Path, metavar="FILE", help="append a line per batch: rank epoch step index index ...")
-    _add_checkpoints(parser)
-    add_variant_options(parser, (ORIGINAL, "instrumented"))
+    add_options(parser, CheckFreqConfig)
+    parser.add_argument("--chk_mode_baseline", action="store_true", help="as --chk-policy sync, or epoch without --chk-freq")
+    add_variant_options(parser, (ORIGINAL, INSTRUMENTED))
     for flag in _INERT_FLAGS:
-        add(flag, action="append_const", const=flag, dest="inert", help=argparse.SUPPRESS)
+        parser.add_argument(flag, action="append_const", const=flag, dest="inert", help=argparse.SUPPRESS)
     for flag in _INERT_VALUES:
-        add(flag, metavar="VALUE", action=_Inert, dest="inert", help=argparse.SUPPRESS)
-
-
-def _add_checkpoints(parser: ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--chk-policy",
-        metavar="NAME",
-        help="auto: in two phases, as often as measured costs allow (default); sync: training "
-        "waits; epoch: at ends of epochs only, training waits; none",
-    )
-    add("--chk_mode_baseline", action="store_true", help="as --chk-policy sync, or epoch without --chk-freq")
-    add(
-        "--chk-freq",
-        default="0",
-        metavar="N",
-        help="steps between checkpoints; 0 or cached: as planned from measured or cached costs (default 0)",
-    )
-    add("--chk-seconds", type=float, default=0.0, metavar="S", help="also take a checkpoint every S seconds; 0: never (default)")
-    add("--chk-prefix", type=Path, metavar="DIR", help="the store of the checkpoints (default OUTPUT/checkpoints)")
-    add("--max-overhead", type=float, default=5.0, metavar="P", help="per cent of time for checkpoints (default %(default)s)")
-    add("--mtbf", type=float, metavar="S", help="mean seconds between failures, which set a least interval")
-    add("--dynamic", action="store_true", help="correct the interval in the whole job, not only until the bound holds")
-    add("--in-flight", type=int, default=1, metavar="N", help="most unfinished checkpoints at once (default %(default)s)")
-    add("--keep-all", action="store_true", help="keep all checkpoints, not only the newest and those of ends of epochs")
-    add("--layout", default=OURS, metavar="NAME", help="ours: the store; theirs: the original's files (default %(default)s)")
-    add("--resume", nargs="?", const="auto", default="never", metavar="auto|never", help="auto: from the newest valid checkpoint")
-    add("--profile-cache", type=Path, metavar="DIR", help="folder of measured costs (default ~/.cache/iotwin/checkfreq)")
-    add("--reprofile", action="store_true", help="measure again, without cached costs")
+        parser.add_argument(flag, metavar="VALUE", action=_Inert, dest="inert", help=argparse.SUPPRESS)
 
 
 class _Inert(argparse.Action):
@@ -158,15 +117,10 @@ def parse_config(args: Namespace) -> CheckFreqConfig:
         ("layout", LAYOUTS),
     ):
         if values[name] not in known:
-            option = name.replace("_", "-")
-            raise UsageError(
-                f"--{option} '{values[name]}' is unknown{nearest(values[name], list(known))}; choose {', '.join(known)}"
-            )
-    values["resume"] = args.resume == "auto"
+            wrong = f"--{name.replace('_', '-')} '{values[name]}'"
+            raise UsageError(f"{wrong} is unknown{nearest(values[name], list(known))}; choose {', '.join(known)}")
     config = CheckFreqConfig(**values)
-    require_at_least(1, epochs=config.epochs, batch_size=config.batch_size, in_flight=config.in_flight)
-    require_at_least(0, workers=config.workers, chk_seconds=config.chk_seconds, lr=config.lr, wd=config.wd,
-                     threads=config.threads, seed=config.seed, print_freq=config.print_freq)  # fmt: skip
+    check_least(config)
     if not 0 < config.max_overhead < 1000:
         raise UsageError(f"--max-overhead {config.max_overhead} must be above 0 per cent and below 1000")
     if config.mtbf is not None and not config.mtbf > 0:

@@ -15,6 +15,7 @@ from torch import distributed
 
 from iotwin.common.checkpoints import Position
 from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.files import cache_folder
 from iotwin.workloads.checkfreq import profile
 from iotwin.workloads.checkfreq.epochs.restart import Epochs
 from iotwin.workloads.checkfreq.manager import DEVICE, HOST, CFManager, CFMode
@@ -35,7 +36,7 @@ class IteratorOptions:
     seconds: float = 0.0  # also take a checkpoint every so many seconds; 0: never
     mtbf_s: float | None = None  # mean time between failures, which sets a least interval
     stop_at: tuple[int, ...] = ()  # signals after which the job takes a checkpoint and stops
-    cache: Path | None = None  # folder of the profiles, default `profile.cache_folder()`
+    cache: Path | None = None  # folder of the profiles; None: in the user's cache
     synchronous: bool = False  # in AUTO: training waits for each checkpoint
     reprofile: bool = False  # ignore the profile of an earlier, equal job
 
@@ -94,7 +95,7 @@ class CFIterator:
         self._own_s: list[float] = []  # seconds of this class between two steps of a window
         self._cut = False
         self._policy = Policy(seconds=own.seconds or None, now=time.monotonic())
-        self._timed, self._cache = bool(own.seconds or own.stop_at), own.cache or profile.cache_folder()
+        self._timed, self._cache = bool(own.seconds or own.stop_at), own.cache or cache_folder() / "checkfreq"
         self._handlers = {number: signal.signal(number, self._asked) for number in own.stop_at}
         if self._fixed and chk_freq:
             self.intervals.append((0, chk_freq))

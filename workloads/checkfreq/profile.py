@@ -118,11 +118,6 @@ def _shapes(value: Any, path: str = "") -> list[tuple[str, str]]:
     return [found for name, each in pairs for found in _shapes(each, f"{path}.{name}")]
 
 
-def cache_folder() -> Path:
-    """Return the default folder of the cached profiles."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iotwin" / "checkfreq"
-
-
 def _cache_file(folder: Path, found: State) -> Path:
     return folder / f"{hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:32]}.json"
 

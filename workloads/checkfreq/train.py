@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import math
-import os
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -19,10 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from iotwin.common.checkpoints import Position
 from iotwin.common.errors import IotwinError
-from iotwin.common.files import make_folder, open_append, open_rewritten
+from iotwin.common.files import append_line, make_folder, open_rewritten
 from iotwin.common.mllog import MlLog
 from iotwin.datagen.layouts import ImagenetLayout
-from iotwin.workloads.checkfreq import profile
 from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
 from iotwin.workloads.checkfreq.config import CheckFreqConfig
 from iotwin.workloads.checkfreq.data import evaluation_loader, training_loader
@@ -153,14 +151,15 @@ class CheckFreqJob:
 
     def _iterator(self) -> CFIterator:
         config = self._config
-        left = self.manager.restore() if self.manager is not None and config.resume else None
+        left = self.manager.restore() if self.manager is not None and config.resume == "auto" else None
         iterator = CFIterator(
             self._loader, bs=config.batch_size, arch=config.network.replace(" ", "-"),
             chk_freq=0 if config.chk_policy in ("epoch", "none") else config.chk_freq, steps_to_run=config.steps_per_run,
             max_overhead=config.max_overhead, dynamic=config.dynamic, cf_manager=self.manager, seconds=config.chk_seconds,
             mtbf_s=config.mtbf, synchronous=config.chk_policy == "sync", reprofile=config.reprofile,
-            cache=config.profile_cache or profile.cache_folder(),
+            cache=config.profile_cache,
         )  # fmt: skip
+        iterator.before_epoch_checkpoint = self._close_epoch
         if left is not None:
             iterator.load_state_dict(left)
         return iterator
@@ -183,11 +182,10 @@ class CheckFreqJob:
         self._model.train()
         waited = self.manager.stalls if self.manager else None
         taken = len(waited.each_s) if waited else 0
-        iterator = _EndOfEpoch(self.iterator, self._close_epoch)
         asked_ns = time.monotonic_ns()
         while True:
             position, stalled_s = self._batches.position, waited.total_s if waited else 0.0
-            batch = iterator.next()
+            batch = next(self.iterator, None)
             if batch is None:
                 break
             arrived_ns = time.monotonic_ns()
@@ -237,12 +235,8 @@ class CheckFreqJob:
             self.history.order_sha256 = order_digest(self.history.order_sha256, everybody.tolist())
         if self._config.index_log is not None:
             steps = self.iterator.state_dict()["steps_so_far"]
-            line = " ".join(map(str, (self._ranks.rank, epoch, steps, *self._batches.indices(position))))
-            descriptor = open_append(self._config.index_log, 0o644)
-            try:
-                os.write(descriptor, f"{line}\n".encode())  # one call, so that lines of several ranks do not interleave
-            finally:
-                os.close(descriptor)
+            own = self._batches.indices(position)
+            append_line(self._config.index_log, " ".join(map(str, (self._ranks.rank, epoch, steps, *own))))
 
     def _close_epoch(self) -> None:
         """Complete the epoch's results, before its checkpoint is taken."""
@@ -266,18 +260,6 @@ class CheckFreqJob:
         self._log.point("eval_accuracy", shares[0], epoch_num=epoch)
         self.history.evaluations.append({"epoch": epoch, "top1": shares[0], "top5": shares[1]})
         return shares
-
-
-class _EndOfEpoch:
-    """Returns an iterator's batches, None at the end of an epoch. `ended` is called before the epoch's checkpoint is taken."""
-
-    def __init__(self, iterator: CFIterator, ended: Any) -> None:
-        self._iterator = iterator
-        iterator.before_epoch_checkpoint = ended
-
-    def next(self) -> Any:
-        """Return the next batch."""
-        return next(self._iterator, None)
 
 
 def train(config: CheckFreqConfig) -> dict[str, Any] | None:

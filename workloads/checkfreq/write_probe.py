@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from iotwin.common.errors import IotwinError, UsageError
-from iotwin.common.files import file_system_of, make_folder, write_json
+from iotwin.common.files import cache_folder, file_system_of, make_folder, write_json
 from iotwin.common.foreign_files import read_foreign_struct
 
 _BLOCK_BYTES = 1 << 20
@@ -40,7 +40,7 @@ def probe(directory: Path, size_bytes: int, fresh: bool = False, clock: Callable
         raise UsageError(f"{directory} is no directory; name the one that checkpoints go to")
     device = directory.stat().st_dev
     file_system, number = file_system_of(directory), f"{os.major(device)}:{os.minor(device)}"
-    kept = _cache() / f"{number.replace(':', '-')}-{file_system.replace('/', '-')}-{size_bytes}.json"
+    kept = cache_folder() / "write-probe" / f"{number.replace(':', '-')}-{file_system.replace('/', '-')}-{size_bytes}.json"
     speed = None if fresh else _kept(kept)
     if speed is None:
         try:
@@ -73,10 +73,6 @@ def _measure(directory: Path, size_bytes: int, clock: Callable[[], float]) -> tu
 def _write(descriptor: int, content: bytes) -> None:
     while content:
         content = content[os.write(descriptor, content) :]
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iotwin" / "write-probe"
 
 
 def _kept(path: Path) -> tuple[float, float] | None:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.errors import IotwinError
 from iotwin.common.files import write_json
 from iotwin.common.signals import interrupted_status
 
@@ -88,13 +88,6 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
         for key, value in values.items()
         if value is not None
     }
-
-
-def require_at_least(lowest: float, **values: float) -> None:
-    """Raise UsageError for the first option of `values` (names with underscores) that is NaN or below `lowest`."""
-    for name, value in values.items():
-        if not value >= lowest:  # also refuses nan
-            raise UsageError(f"--{name.replace('_', '-')} {value} must be at least {lowest}")
 
 
 def _last_line(error: IotwinError) -> str:

@@ -5,33 +5,36 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from iotwin.common.errors import UsageError
-from iotwin.workloads.common.program import require_at_least
+from iotwin.workloads.common.options import add_options, check_least, option
 from iotwin.workloads.common.variant import add_variant_options, check_variant
-from iotwin.workloads.state.options import StateOptions, add_state_options, take_state_options
+from iotwin.workloads.state.options import StateOptions, take_state_options
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DlrmConfig:
     """One training job: one process over all devices, as published, or several ranks that share each batch.
 
-    "Every N steps" counts steps from 1; 0 means never.
+    "Every N steps" counts steps from 1; 0 means never. The network has a dense tower (`bottom`) for the 13 numbers of a sample,
+    and a tower above the interaction of its output with the embeddings (`top`).
     """
 
-    data: Path
-    output: Path
-    batch_size: int  # over all devices
-    steps: int
-    shuffle: bool  # batches in random order instead of the file's
-    eval_every: int
-    eval_batches: int
-    eval_batch_size: int
-    embedding_size: int
-    most_categories: int  # of any feature: larger numbers are taken modulo this
-    bottom: tuple[int, ...]  # widths of the dense tower after its 13 inputs
-    top: tuple[int, ...]  # widths of the tower above the interaction, without the last, which is 1
-    learning_rate: float
-    threads: int  # of the computation; 0 leaves torch's choice
-    seed: int
+    data: Path = option("directory of terabyte_processed_train.bin and _test.bin", metavar="DIR")
+    output: Path = option("directory for checkpoints and result.json", metavar="DIR")
+    batch_size: int = option("samples per step over all devices", 32768, least=1)
+    steps: int = option("training batches; past the file's end it starts over", 32768, least=1)
+    shuffle: bool = option("read the batches in random order instead of the file's")
+    eval_every: int = option("evaluate and save after every Nth step; 0: never", 16384, least=0, metavar="N")
+    eval_batches: int = option("test batches of an evaluation", 2048, least=1, metavar="N")
+    eval_batch_size: int = option("samples of a test batch", 16384, least=1)
+    embedding_size: int = option("width of an embedding", 128, least=1)
+    most_categories: int = option(
+        "rows of the largest embedding tables; categories are taken modulo N", 40_000_000, least=1, metavar="N"
+    )
+    bottom: tuple[int, ...] = option("hidden widths of the dense tower", "512,256", type=str, metavar="W,...")
+    top: tuple[int, ...] = option("hidden widths above the interaction", "1024,1024,512,256", type=str, metavar="W,...")
+    learning_rate: float = option("learning rate of SGD", 1.0, least=0)
+    threads: int = option("CPU threads that compute; 0: torch's choice", 0, least=0)
+    seed: int = option("seed of weights and order", 1, least=0)
     variant: str
     sleep: str | None  # model of the variant sleep
     state: StateOptions
@@ -49,56 +52,18 @@ class DlrmConfig:
 
 def prepare_parser(parser: ArgumentParser) -> None:
     """Add the job's options to `parser`."""
-    add = parser.add_argument
-    add("--data", type=Path, required=True, metavar="DIR", help="directory of terabyte_processed_train.bin and _test.bin")
-    add("--output", type=Path, required=True, metavar="DIR", help="directory for checkpoints and result.json")
-    add("--batch-size", type=int, default=32768, help="samples per step over all devices (default %(default)s)")
-    add("--steps", type=int, default=32768, help="training batches; past the file's end it starts over (default %(default)s)")
-    add("--shuffle", action="store_true", help="read the batches in random order instead of the file's")
-    add(
-        "--eval-every",
-        type=int,
-        default=16384,
-        metavar="N",
-        help="evaluate and save after every Nth step; 0: never (default %(default)s)",
-    )
-    add("--eval-batches", type=int, default=2048, metavar="N", help="test batches of an evaluation (default %(default)s)")
-    add("--eval-batch-size", type=int, default=16384, help="samples of a test batch (default %(default)s)")
-    add("--embedding-size", type=int, default=128, help="width of an embedding (default %(default)s)")
-    add(
-        "--most-categories",
-        type=int,
-        default=40_000_000,
-        metavar="N",
-        help="rows of the largest embedding tables; categories are taken modulo N (default %(default)s)",
-    )
-    add("--bottom", default="512,256", metavar="W,...", help="hidden widths of the dense tower (default %(default)s)")
-    add("--top", default="1024,1024,512,256", metavar="W,...", help="hidden widths above the interaction (default %(default)s)")
-    add("--learning-rate", type=float, default=1.0, help="learning rate of SGD (default %(default)s)")
-    add("--threads", type=int, default=0, help="CPU threads that compute; 0: torch's choice (default %(default)s)")
-    add("--seed", type=int, default=1, help="seed of weights and order (default %(default)s)")
-    add_state_options(parser)
+    add_options(parser, DlrmConfig)
+    add_options(parser, StateOptions)
     add_variant_options(parser)
 
 
 def parse_config(args: Namespace) -> DlrmConfig:
-    """Return the job that `args` describe; UsageError for a value that no job can have."""
+    """Return the job that `args` describe. Raises UsageError if a value is impossible."""
     values = vars(args) | {name: _parse_widths(name, getattr(args, name)) for name in ("bottom", "top")}
     values["state"] = take_state_options(values)
     check_variant(args.variant, args.sleep, values.pop("variants"))
     config = DlrmConfig(**values)
-    require_at_least(
-        1,
-        batch_size=config.batch_size,
-        steps=config.steps,
-        eval_batches=config.eval_batches,
-        eval_batch_size=config.eval_batch_size,
-        embedding_size=config.embedding_size,
-        most_categories=config.most_categories,
-    )
-    require_at_least(
-        0, eval_every=config.eval_every, learning_rate=config.learning_rate, threads=config.threads, seed=config.seed
-    )
+    check_least(config)
     if config.sleep is not None and config.state.used:
         raise UsageError("--variant sleep of dlrm only reads: it cannot be resumed, stopped or asked for its indices")
     return config

@@ -1,7 +1,6 @@
 """Saves a job's state by its policy, restores it, and counts the samples that the run has consumed."""
 
 import hashlib
-import os
 import signal
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ import numpy as np
 from iotwin.common.checkpoints import VERSION, CheckpointManifest, Found, Position, checkpoints, open_checkpoint, read_rank
 from iotwin.common.commit import Retention, Store, Together
 from iotwin.common.errors import IotwinError
-from iotwin.common.files import open_append
+from iotwin.common.files import append_line
 from iotwin.common.progress import note
 from iotwin.workloads.policies.cadence import Cadence, LoopPosition, Policy
 from iotwin.workloads.state.nested import Framework
@@ -133,12 +132,7 @@ class Keeper:
         self._steps_here += 1
         self.order_sha256 = order_digest(self.order_sha256, all_ranks)
         if self._options.index_log is not None:
-            line = " ".join(map(str, (self._ranks.rank, epoch, self.steps, *own)))
-            descriptor = open_append(self._options.index_log, 0o644)
-            try:
-                os.write(descriptor, f"{line}\n".encode())  # one call, so that lines of several ranks do not interleave
-            finally:
-                os.close(descriptor)
+            append_line(self._options.index_log, " ".join(map(str, (self._ranks.rank, epoch, self.steps, *own))))
 
     # Saving
 

@@ -1,27 +1,30 @@
 """The command line options of jobs that can stop and resume at any step."""
 
-from argparse import ArgumentParser
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from iotwin.common.errors import UsageError
-from iotwin.workloads.common.program import require_at_least
+from iotwin.workloads.common.options import check_least, option
 
 AUTO, NEVER = "auto", "never"
-_NAMES = ("checkpoint_steps", "checkpoint_seconds", "keep", "resume", "stop_after", "index_log")
 
 
 @dataclass(frozen=True)
 class StateOptions:
-    """When a job saves its state, where it resumes and when it stops. 0 means never, or all for `keep`."""
+    """When a job saves its state, where it resumes and when it stops."""
 
-    checkpoint_steps: int
-    checkpoint_seconds: float
-    keep: int
-    resume: str  # auto, never, or a path
-    stop_after: int
-    index_log: Path | None
+    checkpoint_steps: int = option(
+        "save the whole state in OUTPUT/checkpoints after every Kth step; 0: never", 0, least=0, metavar="K"
+    )
+    checkpoint_seconds: float = option("save the state every S seconds; 0: never", 0.0, least=0, metavar="S")
+    keep: int = option("saved states to keep, the newest; 0: all", 0, least=0, metavar="N")
+    resume: str = option(
+        "resume from the newest state in OUTPUT/checkpoints, if any, or from a store or checkpoint", NEVER,
+        metavar="auto|never|PATH",
+    )  # fmt: skip
+    stop_after: int = option("save the state and stop after STEPS steps of this run; 0: do not stop", 0, least=0, metavar="STEPS")
+    index_log: Path | None = option("append a line per batch: rank epoch step index index ...", None, type=Path, metavar="FILE")
 
     @property
     def keeps(self) -> bool:
@@ -34,38 +37,10 @@ class StateOptions:
         return self.keeps or self.resume != NEVER or self.stop_after > 0 or self.index_log is not None
 
 
-def add_state_options(parser: ArgumentParser) -> None:
-    """Add the options to `parser`."""
-    add = parser.add_argument
-    add(
-        "--checkpoint-steps",
-        type=int,
-        default=0,
-        metavar="K",
-        help="save the whole state in OUTPUT/checkpoints after every Kth step; 0: never (default)",
-    )
-    add("--checkpoint-seconds", type=float, default=0, metavar="S", help="save the state every S seconds; 0: never (default)")
-    add("--keep", type=int, default=0, metavar="N", help="saved states to keep, the newest; 0: all (default)")
-    add(
-        "--resume",
-        default=NEVER,
-        metavar="auto|never|PATH",
-        help="resume from the newest state in OUTPUT/checkpoints, if any, or from a store or checkpoint (default never)",
-    )
-    add("--stop-after", type=int, default=0, metavar="STEPS", help="save the state and stop after STEPS steps of this run")
-    add("--index-log", type=Path, metavar="FILE", help="append a line per batch: rank epoch step index index ...")
-
-
 def take_state_options(values: dict[str, Any]) -> StateOptions:
-    """Remove the options from the arguments `values` and return them. Raises UsageError for impossible ones."""
-    options = StateOptions(**{name: values.pop(name) for name in _NAMES})
-    require_at_least(
-        0,
-        checkpoint_steps=options.checkpoint_steps,
-        checkpoint_seconds=options.checkpoint_seconds,
-        keep=options.keep,
-        stop_after=options.stop_after,
-    )
+    """Remove the fields of StateOptions from the arguments `values` and return them. Raises UsageError if one is impossible."""
+    options = StateOptions(**{each.name: values.pop(each.name) for each in fields(StateOptions)})
+    check_least(options)
     if options.keeps and values["sleep"] is not None:
         raise UsageError("--variant sleep computes nothing, so there is no state for --checkpoint-steps or --checkpoint-seconds")
     return options

@@ -8,7 +8,7 @@ import pytest
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.workloads.dtr.simulator import kernel, telemetry
-from iotwin.workloads.dtr.simulator.chain import adversary_ratio, chain_budget, run_chain, unit_chain
+from iotwin.workloads.dtr.simulator.chain import chain_budget, run_chain, unit_chain
 from iotwin.workloads.dtr.simulator.compiler import has_numba
 from iotwin.workloads.dtr.simulator.graph import Graph, GraphBuilder
 from iotwin.workloads.dtr.simulator.heuristics import HEURISTICS, heuristic_named
@@ -208,7 +208,20 @@ def test_a_long_chain_needs_no_recursion():
 
 
 def test_an_adversary_makes_every_heuristic_recompute():
-    assert adversary_ratio(60, 6, HEURISTICS["DTR"])["ratio"] > 2
+    # The adversary of theorem 3.2: `budget` chains start at one root, and each step extends a chain without resident tensors.
+    steps, budget = 60, 6
+    settings = SimulationSettings(HEURISTICS["DTR"], budget, overhead_limit=float("inf"), events=True)
+    chains: list[list[int]] = [[] for _ in range(budget)]
+    builder = GraphBuilder()
+    root = builder.add("root", 1, [], [("root", 1, -1)])[0]
+    builder.pin(root)
+    for step in range(steps):
+        graph = builder.build()
+        _, resident = telemetry.replay(graph, simulate(graph, settings))
+        target = next((chain for chain in chains if not resident & set(chain)), min(chains, key=len))
+        before = target[-1] if target else root
+        target.append(builder.add(f"s{step}", 1, [before], [(f"s{step}", 1, -1)])[0])
+    assert simulate(builder.build(), settings).clock - 1 > 2 * (steps + 1)
 
 
 def test_budgets_of_chains_are_numbers_or_functions():

@@ -74,34 +74,3 @@ def theory_lines(layers: list[int]) -> dict[str, list[float]]:
         return 2.0 if n <= 1 else n / 2 + 2 * treeverse(n / 2)
 
     return {"Chen": [float(n) for n in layers], "Treeverse": [treeverse(n) for n in layers]}
-
-
-def adversary_ratio(steps: int, budget: int, heuristic: Heuristic) -> dict[str, Any]:
-    """Play the adversary of theorem 3.2 against a heuristic and return the ratio of its work to that of the static optimum.
-
-    `budget` chains start at one root. Each step extends a chain without resident tensors, which must be recomputed from the root.
-    The adversary replays its earlier steps to find the resident tensors.
-    """
-    chains: list[list[int]] = [[] for _ in range(budget)]
-    builder = GraphBuilder()
-    root = builder.add("root", 1, [], [("root", 1, -1)])[0]
-    builder.pin(root)
-    for step in range(steps):
-        resident = _resident(builder.build(), budget, heuristic)
-        target = next((c for c in chains if not resident & set(c)), min(chains, key=len))
-        before = target[-1] if target else root
-        target.append(builder.add(f"s{step}", 1, [before], [(f"s{step}", 1, -1)])[0])
-    run = simulate(builder.build(), SimulationSettings(heuristic, budget, overhead_limit=math.inf))
-    return {
-        "steps": steps,
-        "budget": budget,
-        "heuristic": heuristic.name,
-        "work": run.clock - 1,
-        "ratio": (run.clock - 1) / (steps + 1),
-    }
-
-
-def _resident(graph: Graph, budget: int, heuristic: Heuristic) -> set[int]:
-    from iotwin.workloads.dtr.simulator.telemetry import resident_at_end
-
-    return resident_at_end(graph, simulate(graph, SimulationSettings(heuristic, budget, overhead_limit=math.inf, events=True)))

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from iotwin.common.files import make_folder
+from iotwin.common.files import cache_folder, make_folder
 
 PLAIN = "_plain"  # suffix of the name of a module whose functions are not compiled
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -45,9 +45,8 @@ def compiler_of(module: str, inline: bool = False) -> Callable[[_Function], _Fun
 
 def _kept_in(package: Path) -> Path | None:
     """Return the folder of a package's compiled kernels: in __pycache__ or the user's cache, None if both are read-only."""
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iotwin"
-    for place in (package / "__pycache__", user):
-        directory = place / f"compiled-{content_of(package)}"
+    for folder in (package / "__pycache__", cache_folder()):
+        directory = folder / f"compiled-{content_of(package)}"
         try:
             make_folder(directory)
         except OSError:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from iotwin.common.errors import IotwinError, UsageError
-from iotwin.common.files import make_folder, open_whole, write_whole
+from iotwin.common.files import cache_folder, make_folder, open_whole, write_whole
 from iotwin.common.foreign_files import decode_foreign, open_foreign, read_foreign_struct
 from iotwin.workloads.dtr.simulator.graph import Graph
 from iotwin.workloads.dtr.simulator.log_format import read_log
@@ -90,7 +90,7 @@ def load_graph(path: Path, preallocate: bool = False) -> Graph:
     """Return the graph of a log, from the cache if a log of the same content was read before."""
     if not path.is_file():
         raise UsageError(f"{path} is not a file")
-    kept = _cache() / f"{sha256_of(path)}-{_VERSION}{'-preallocate' * preallocate}.npz"
+    kept = cache_folder() / "dtr" / f"{sha256_of(path)}-{_VERSION}{'-preallocate' * preallocate}.npz"
     try:
         return _unpack(kept)
     except (OSError, KeyError, ValueError, EOFError, zlib.error, zipfile.BadZipFile, IotwinError):
@@ -103,10 +103,6 @@ def load_graph(path: Path, preallocate: bool = False) -> Graph:
     except (IotwinError, OSError):
         pass  # without a cache the log is read again next time
     return graph
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iotwin" / "dtr"
 
 
 def _pack(graph: Graph) -> dict[str, Any]:

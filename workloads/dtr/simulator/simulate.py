@@ -1,20 +1,21 @@
 """Simulates a training step under a memory budget: prepares the kernel's arrays, runs the kernel and returns the outcome."""
 
+import importlib.util
 import math
 import time
 import types
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from iotwin.common.errors import IotwinError
 from iotwin.workloads.dtr.simulator import kernel
-from iotwin.workloads.dtr.simulator.compiler import has_numba
+from iotwin.workloads.dtr.simulator.compiler import PLAIN, has_numba
 from iotwin.workloads.dtr.simulator.graph import Graph, Ints
 from iotwin.workloads.dtr.simulator.heuristics import HEURISTICS, Heuristic
-from iotwin.workloads.dtr.simulator.kernels import fresh_plain_kernel, load_kernel
 
 POLICIES = {"eager": kernel.EAGER, "ignore": kernel.IGNORE, "banish": kernel.BANISH}
 RESULTS = {kernel.PASS: "pass", kernel.OUT_OF_MEMORY: "oom", kernel.THRASH: "thrash"}
@@ -203,9 +204,25 @@ def _rules(settings: SimulationSettings, limit: int) -> kernel.Rules:
     )  # fmt: skip
 
 
+@cache
+def load_kernel(plain: bool) -> types.ModuleType:
+    """Return the module `kernel`, compiled by numba if it is installed; if `plain`, the same functions in plain Python."""
+    return kernel if not plain or not has_numba() else _fresh_plain_kernel()
+
+
+def _fresh_plain_kernel() -> types.ModuleType:
+    """Return a new copy of the module `kernel` in plain Python, whose functions can be replaced."""
+    spec = importlib.util.spec_from_file_location(kernel.__name__ + PLAIN, kernel.__file__)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{kernel.__file__} cannot be loaded")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def _with_plug_in(name: str, score: Callable[[int, int, int, int], float]) -> types.ModuleType:
     """Return a plain Python kernel that scores storages by the plug-in `name`."""
-    plugged = fresh_plain_kernel()
+    plugged = _fresh_plain_kernel()
 
     def plug_in(s: kernel.KernelState, rules: kernel.Rules, storage: int) -> float:
         s.run[0].evaluations += 1

@@ -154,11 +154,6 @@ def replay(graph: Graph, run: SimulatedRun) -> tuple[list[tuple[int, int]], set[
     return line, resident
 
 
-def resident_at_end(graph: Graph, run: SimulatedRun) -> set[int]:
-    """Return the storages in memory at the end of a run with events."""
-    return replay(graph, run)[1]
-
-
 def held(graph: Graph, run: SimulatedRun) -> list[dict[str, int]]:
     """Return the locked and pinned bytes after each change, as the original's max-locked and max-pinned lists do."""
     locked: set[int] = set()

@@ -188,32 +188,3 @@ def is_series_parallel(graph: LayerGraph) -> bool:
         left -= 1
         waiting += (source, target)  # now they may have one predecessor and one successor
     return left == 2
-
-
-def is_isomorphic(graph: LayerGraph, other: LayerGraph) -> bool:
-    """Return True if both graphs have equal structure and descriptions, by colour refinement.
-
-    The result is exact if every layer ends with a unique colour; otherwise different graphs may count as equal.
-    """
-    if len(graph.nodes) != len(other.nodes) or len(graph.edges) != len(other.edges):
-        return False
-    return _colours(graph, len(graph.nodes)) == _colours(other, len(graph.nodes))
-
-
-def _colours(graph: LayerGraph, rounds: int) -> list[int]:
-    import hashlib
-
-    def digest(*parts: object) -> int:
-        return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big")
-
-    colour = [digest(node.description) for node in graph.nodes]
-    for _ in range(rounds):
-        refined = [
-            digest(own, sorted(colour[a] for a in graph.predecessors[index]), sorted(colour[b] for b in graph.successors[index]))
-            for index, own in enumerate(colour)
-        ]
-        stable = len(set(refined)) == len(set(colour))
-        colour = refined
-        if stable:
-            break
-    return sorted(colour)
