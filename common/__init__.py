@@ -1,1 +1,1 @@
-"""The ground floor: small mechanisms that every room uses. It imports the standard library, numpy, msgspec and rich."""
+"""Mechanisms that all packages of iotwin use. It imports only the standard library, numpy, msgspec, rich and crc32c."""

@@ -1,9 +1,8 @@
-"""Files by names that others chose: opened, found, renamed and removed beneath one directory and nowhere else.
+"""Open, measure, rename and make files below a directory, by names that a stranger may have chosen.
 
-A name comes from a manifest, a journal, a recipe or a twin that somebody may have sent. It must not lead out by `..` or a leading
-slash, nor through a symbolic link that stands in the directory. Every folder on the way is therefore opened without following
-links (openat(2), O_NOFOLLOW), and the last step happens relative to its descriptor. The directory itself is the user's own choice
-and may be a link.
+Such names come from manifests, journals, recipes and twins. A name must not lead out of the directory: not by `..`, not by a
+leading slash, and not through a symbolic link. So every folder on the way is opened without following links (openat(2),
+O_NOFOLLOW), and the file is opened relative to the last folder. The user chose the directory itself, so it may be a link.
 """
 
 import os
@@ -14,11 +13,11 @@ from pathlib import Path
 
 from iotwin.common.errors import IotwinError
 
-_LONGEST_NAME, _LONGEST_PART = 4095, 240  # bytes: PATH_MAX; NAME_MAX, with room for what unfinished files are called
+_LONGEST_NAME, _LONGEST_PART = 4095, 240  # bytes: PATH_MAX; NAME_MAX less the suffix of unfinished files
 
 
 def stays_within(name: str) -> bool:
-    """Return whether `name` is a relative name of something below the directory it is joined to."""
+    """Return whether `name` is a relative path that stays below the directory it is joined to."""
     try:
         parts = os.fsencode(name).split(b"/")
     except UnicodeEncodeError:
@@ -29,14 +28,14 @@ def stays_within(name: str) -> bool:
 
 
 def normal(name: str) -> str:
-    """Return `name` in the one form that all its spellings share: ``./a//b`` is a/b."""
+    """Return the path `name` without empty and "." parts: ``./a//b`` becomes a/b."""
     return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 
 def refuse_planted(path: Path) -> None:
-    """Raise IotwinError if a link that leads to `path`, or `path` itself, is another user's, who chose where it leads.
+    """Raise IotwinError if `path` or a folder above it is a symbolic link that another user made.
 
-    Links of root and of the user who called sudo count as our own.
+    Links of root and of the user who called sudo are allowed.
     """
     caller = os.environ.get("SUDO_UID", "")
     own = {0, os.geteuid(), int(caller) if caller.isdecimal() else 0}
@@ -49,9 +48,9 @@ def refuse_planted(path: Path) -> None:
 
 @contextmanager
 def folder_of(directory: Path, name: str, make: bool = False) -> Iterator[tuple[int, str]]:
-    """Yield (descriptor of the folder that `name` is in, last part of the name); `make` makes the folders that are missing.
+    """Yield (descriptor of the folder that contains `name`, last part of `name`). `make`: create missing folders.
 
-    Raises IotwinError for a name that leads out, by itself or through a link, and OSError as openat(2).
+    Raises IotwinError if `name` leads out of `directory`, by itself or through a link, and OSError as openat(2) does.
     """
     if not stays_within(name):
         raise IotwinError(f"{directory}: the name {name!r} leads out of it; nothing was done with it")
@@ -86,19 +85,19 @@ def _is_link(name: str, descriptor: int) -> bool:
 
 
 def make_folder_beneath(directory: Path, name: str) -> None:
-    """Make the folder `name` and those above it, unless they are there; errors as `folder_of`."""
+    """Create the folder `name` below `directory`, and missing folders above it. Raises the errors of `folder_of`."""
     with folder_of(directory, f"{name}/made", make=True):
         pass
 
 
 def open_beneath(directory: Path, name: str, flags: int, *, make_folders: bool = False) -> int:
-    """Return the descriptor of the regular file `name`, opened with `flags` (mode 0666 where it is made).
+    """Return a descriptor of the regular file `name` below `directory`, opened with `flags`. A new file has mode 0666.
 
-    Raises IotwinError for a name that leads out, a link, and anything that is no file; OSError as openat(2).
+    Raises IotwinError if `name` leads out of `directory`, is a link or is not a regular file, and OSError as openat(2) does.
     """
     with folder_of(directory, name, make_folders) as (folder, last):
         try:
-            # Not blocking: a FIFO must not hold us up; of no effect on a file.
+            # O_NONBLOCK: opening a FIFO must not wait for a writer. It has no effect on a regular file.
             descriptor = os.open(last, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
         except OSError:
             if _kind_is_wrong(last, folder):
@@ -122,7 +121,7 @@ def _no_file(directory: Path, name: str) -> IotwinError:
 
 
 def size_beneath(directory: Path, name: str) -> int | None:
-    """Return the bytes of the file `name`; None where there is none, or something else stands there."""
+    """Return the size in bytes of the file `name` below `directory`; None if it does not exist or is not a regular file."""
     try:
         with folder_of(directory, name) as (folder, last):
             found = os.lstat(last, dir_fd=folder)
@@ -132,13 +131,13 @@ def size_beneath(directory: Path, name: str) -> int | None:
 
 
 def rename_beneath(directory: Path, name: str, new_name: str) -> None:
-    """Give the file `name` the name `new_name` in the same folder; OSError as renameat(2)."""
+    """Rename the file `name` below `directory` to the last part of `new_name`, in the same folder. Raises OSError on failure."""
     with folder_of(directory, name) as (folder, last):
         os.replace(last, normal(new_name).rpartition("/")[2], src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def read_beneath(directory: Path, name: str, limit_bytes: int) -> bytes:
-    """Return the content of the file `name`; IotwinError when it has more than `limit_bytes`."""
+    """Return the content of the file `name` below `directory`. Raises IotwinError if it has more than `limit_bytes`."""
     with os.fdopen(open_beneath(directory, name, os.O_RDONLY), "rb") as file:
         content = file.read(limit_bytes + 1)
     if len(content) > limit_bytes:

@@ -1,7 +1,6 @@
-"""Read checkpoints of a store: list them, verify them, and find the newest that loads.
+"""Read the checkpoints that `common.commit` writes: list them, verify them, and find the newest undamaged one.
 
-`common.commit` writes them. `sequence` grows with every commit, so that neither a run that went back to an
-earlier step nor a clock that was set back makes an old checkpoint the newest.
+Age is decided by the manifest's `sequence`, which grows with every commit. Steps and clocks may go back; `sequence` never does.
 """
 
 import os
@@ -29,7 +28,7 @@ from iotwin.common.tensor_file import (
 
 VERSION = 1
 MANIFEST, LATEST = "manifest.json", "LATEST"
-# .1, .2 ...: the step once more, after a return to an earlier one
+# A job that returned to an earlier step writes step-N again, as step-N.1, step-N.2 and so on.
 CHECKPOINT = re.compile(r"step-([0-9]{1,19})(?:\.[0-9]{1,9})?")
 _MOST_MANIFEST_BYTES = 64 << 20
 _MOST_SEQUENCE = 2**53  # a commit each microsecond for 285 years
@@ -37,11 +36,11 @@ _Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _Ranks = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]  # of a file in the folder, nowhere else
 _Checksum = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
-_verified: dict[int, str | None] = {}  # what `verify` found, by the state of the files that it read
+_verified: dict[int, str | None] = {}  # result of `verify`, keyed by `_state_of_files`
 
 
 class Position(msgspec.Struct, frozen=True):
-    """How far the data is consumed: `position` of the `samples` of epoch `epoch` (from 1), by all ranks together."""
+    """Progress through the data: all ranks together have consumed `position` of the `samples` of epoch `epoch` (from 1)."""
 
     seed: _Natural
     epoch: _Natural
@@ -49,7 +48,7 @@ class Position(msgspec.Struct, frozen=True):
     samples: _Natural
     batch_size: _Natural  # per rank
     world_size: _Ranks
-    kept: _Natural = 0  # samples that the epoch consumes; those after them fill no step of the ranks that began it
+    kept: _Natural = 0  # samples that the epoch consumes; the rest would not fill one more step on every rank
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -62,7 +61,7 @@ class StoredFile(msgspec.Struct, frozen=True):
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True):
-    """What a checkpoint is, and what it must hold. `crc32c`, the last key, is that of the bytes before it."""
+    """The manifest of a checkpoint: step, files and their checksums. `crc32c`, the last key, covers the bytes before it."""
 
     version: int
     step: _Natural
@@ -74,7 +73,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True):
     versions: dict[str, str] = {}
     reason: str = ""  # why it was written: "epoch", "steps", "seconds", "list", "signal", "end"
     metric: float | None = None  # of the newest evaluation; higher is better
-    job: dict[str, Any] = {}  # what must agree for a job to go on from here
+    job: dict[str, Any] = {}  # settings that a job must share to resume from this checkpoint
     sequence: Annotated[int, msgspec.Meta(ge=0, le=_MOST_SEQUENCE)] = 0
     crc32c: _Checksum = 0
 
@@ -103,7 +102,7 @@ class Found:
 
 
 def look(path: Path) -> Found:
-    """Return the checkpoint at `path` by its manifest and its files' sizes, without reading them."""
+    """Return the checkpoint in the folder `path`, after a check of its manifest and file sizes. File contents are not read."""
     try:
         manifest = decode(read_small(path / MANIFEST, _MOST_MANIFEST_BYTES))
     except Damaged as damage:
@@ -118,7 +117,7 @@ def look(path: Path) -> Found:
 
 
 def files_of_ranks(ranks: int) -> list[StoredFile]:
-    """Return the files that the ranks will write, without sizes and checksums, which are known only afterwards."""
+    """Return the two files that each of `ranks` ranks will write. Sizes and checksums are still 0."""
     return [StoredFile(f"rank-{rank}.{kind}", rank, 0, 0) for rank in range(ranks) for kind in ("raw", "json")]
 
 
@@ -138,21 +137,21 @@ def decode(content: bytes) -> CheckpointManifest:
         raise Damaged("does not have its own checksum")
     ranks = len(manifest.files) // 2
     listed = sorted((file.name, file.rank) for file in manifest.files)
-    # One rank may write for all of them.
+    # Rank 0 may write the files of all ranks.
     if ranks not in (1, manifest.world_size) or listed != sorted((file.name, file.rank) for file in files_of_ranks(ranks)):
         raise Damaged(f"does not list the files of {manifest.world_size} ranks, nor those of one")
     return manifest
 
 
 def encode(manifest: CheckpointManifest) -> bytes:
-    """Return the manifest as JSON, whose last value is the checksum of all before it."""
+    """Return the manifest as JSON. Its last value is the checksum of the bytes before that value."""
     ending = b"0}"
     content = msgspec.json.encode(msgspec.structs.replace(manifest, crc32c=0)).removesuffix(ending)
     return content + b"%d}" % crc32c(content)
 
 
 def verify(found: Found) -> Found:
-    """Read all files of `found`; return it, with a reason if a file differs from what was written."""
+    """Read all files of `found` and return it, with `reason` set if the content of a file does not match its checksum."""
     if found.reason is not None or found.manifest is None:
         return found
     state = _state_of_files(found)
@@ -163,7 +162,7 @@ def verify(found: Found) -> Found:
 
 
 def verify_once(found: Found) -> Found:
-    """Return what `verify` returns, but skip files that this process has read or written and that are unchanged since."""
+    """Return what `verify` returns, without reading unchanged files again that this process has verified or written."""
     state = _state_of_files(found)
     if found.reason is None and state in _verified:
         return replace(found, reason=_verified[state])
@@ -177,7 +176,7 @@ def trust(found: Found) -> None:
 
 
 def _state_of_files(found: Found) -> int | None:
-    """Return a number that changes with every write to a file; None if a file is missing. Decay on disk does not change it."""
+    """Return a hash of the files' inodes, sizes and times, which changes with every write; None if a file is missing."""
     if found.manifest is None:
         return None
     try:
@@ -189,7 +188,7 @@ def _state_of_files(found: Found) -> int | None:
 
 
 def _flaw(folder: Path, files: list[StoredFile]) -> str | None:
-    """Return how the bytes of `files` differ from what was written; None if they do not."""
+    """Return a message about the first of `files` in `folder` that is damaged; None if none is."""
     sizes = {file.name: file.size_bytes for file in files}
     for file in files:
         try:
@@ -203,7 +202,10 @@ def _flaw(folder: Path, files: list[StoredFile]) -> str | None:
 
 
 def checkpoints(directory: Path) -> list[Found]:
-    """Return what `directory` holds by `look`, newest first, before them those without a manifest; IotwinError without it."""
+    """Return the checkpoints in `directory`: first those without a valid manifest, then the others, newest first.
+
+    File contents are not read. Raises IotwinError if `directory` cannot be listed.
+    """
     try:
         names = [
             entry.name
@@ -222,7 +224,7 @@ def _age(found: Found) -> tuple[bool, int, int]:
 
 
 def named_latest(directory: Path) -> str | None:
-    """Return the name in LATEST, whether or not it exists; None when it cannot be a checkpoint's."""
+    """Return the checkpoint name in the file LATEST, without checking that it exists; None if LATEST holds no such name."""
     try:
         name = read_small(directory / LATEST, 4096).decode("ascii", "replace").strip()
     except Damaged:
@@ -231,7 +233,10 @@ def named_latest(directory: Path) -> str | None:
 
 
 def newest(directory: Path, refused: Callable[[str], None]) -> Found | None:
-    """Return the newest checkpoint of `directory` all of whose bytes are right; `refused` gets a line for each newer one."""
+    """Return the newest undamaged checkpoint in `directory`, after reading it whole; None if there is none.
+
+    `refused` is called with a message for each newer checkpoint that is damaged.
+    """
     for found in checkpoints(directory):
         checked = verify(found)
         if checked.reason is None:
@@ -241,7 +246,10 @@ def newest(directory: Path, refused: Callable[[str], None]) -> Found | None:
 
 
 def open_checkpoint(path: Path, refused: Callable[[str], None]) -> Found:
-    """Return the checkpoint that `path` is, or the newest of the store that it is; IotwinError when there is none that loads."""
+    """Return the checkpoint at `path`. If `path` is a store, return its newest undamaged checkpoint (see `newest`).
+
+    Raises IotwinError if the checkpoint is damaged or the store has no undamaged one.
+    """
     if _has_manifest(path):
         found = verify(look(path))
         if found.reason is not None:
@@ -260,7 +268,7 @@ def _has_manifest(path: Path) -> bool:
 
 
 def read_rank(found: Found, rank: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors by name and the plain values that `rank` saved; IotwinError when the files are not what was written."""
+    """Return (tensors by name, plain values) that `rank` saved. Raises IotwinError if its files are missing or damaged."""
     files = {file.name: file for file in found.manifest.files} if found.manifest else {}
     try:
         raw, index = files[f"rank-{rank}.raw"], files[f"rank-{rank}.json"]

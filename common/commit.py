@@ -43,15 +43,17 @@ from iotwin.common.removal import remove_empty, unlink_beneath
 from iotwin.common.tensor_file import Damaged, Index, Packed, Tensor, crc32c, read_small, write_durably, write_tensors
 
 LOCK = "store.lock"
-_LEFT = re.compile(
-    CHECKPOINT.pattern + r"\.(?:(?P<unfinished>tmp)|gone(?:\.[0-9]+)?)"
-)  # by a commit or a removal that was killed
+# Folders that a killed commit or a killed removal leaves.
+_LEFT = re.compile(CHECKPOINT.pattern + r"\.(?:(?P<unfinished>tmp)|gone(?:\.[0-9]+)?)")
 _OURS = re.compile(r"rank-\d{1,9}\.(raw|json)|manifest\.json")
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints remain: the `last`, each `every`-th step, the `best` by metric, ends of epochs; by default all."""
+    """Which checkpoints a store keeps: the `last` N, those at multiples of `every` steps, the `best` N by metric, ends of epochs.
+
+    By default it keeps all.
+    """
 
     last: int = 0
     every: int = 0
@@ -78,18 +80,18 @@ class Retention:
 
 
 class Together(Protocol):
-    """The ranks that write one checkpoint."""
+    """The ranks that write a checkpoint together."""
 
     @property
     def rank(self) -> int:
-        """Return this rank's number."""
+        """Return this rank's index."""
 
     @property
     def world_size(self) -> int:
-        """Return how many there are."""
+        """Return the number of ranks."""
 
     def sum(self, *values: float) -> list[float]:
-        """Return each value summed over all ranks. Blocks until all ranks have called it."""
+        """Return the sum of each value over all ranks. Blocks until all ranks have called it."""
 
 
 class Alone:
@@ -103,9 +105,9 @@ class Alone:
 
 
 class Store:
-    """The checkpoints of one job. Used as a context by every rank; rank 0 holds the store's lock meanwhile.
+    """The directory of one job's checkpoints. Every rank enters it as a context, and rank 0 holds its lock meanwhile.
 
-    Raises UsageError when the directory holds others' files, IotwinError when another job writes there or it cannot be written.
+    Entering raises UsageError if the directory holds other files, IotwinError if another job writes there or it is not writable.
     """
 
     def __init__(self, directory: Path, retention: Retention | None = None, together: Together | None = None) -> None:
@@ -151,10 +153,10 @@ class Store:
             raise IotwinError(f"{self.directory}: another rank could not write its part of the checkpoint")
 
     def commit(self, manifest: CheckpointManifest, tensors: Iterable[Tensor] | Packed, values: dict[str, Any]) -> Path:
-        """Write a checkpoint of the `tensors` and `values` of all ranks; return its folder on rank 0.
+        """Write a checkpoint of the `tensors` and `values` of all ranks. Return its folder on rank 0.
 
-        Every rank must call it. `manifest` needs neither files nor sequence. On return, the checkpoint is durable, and older
-        ones that the retention does not keep are removed.
+        Every rank must call `commit`, which sets the manifest's `files` and `sequence`. On return, the checkpoint is durable, and
+        older checkpoints that the retention does not keep are removed.
         """
         folder, rank = self.directory / f"step-{manifest.step}.tmp", self._together.rank
         try:
@@ -173,9 +175,9 @@ class Store:
         raise AssertionError  # _agreed re-raises what the last block raised
 
     def prune(self) -> list[Found]:
-        """Verify all, then remove unfinished checkpoints and those that the retention does not keep; return the latter.
+        """Remove unfinished checkpoints, and those that the retention does not keep; return the latter.
 
-        Files that no manifest lists remain, and so does their folder, which is no longer a checkpoint.
+        All checkpoints are verified first. Files that no manifest lists remain, in a folder that is no checkpoint any more.
         """
         try:
             for path in leftovers(self.directory):
@@ -188,9 +190,9 @@ class Store:
         return leaving
 
     def _begin(self, folder: Path, manifest: CheckpointManifest) -> CheckpointManifest:
-        """Make the unfinished folder; return the manifest with the names of the files that the ranks will write.
+        """Make the unfinished folder, and return the manifest with the names of the files that the ranks will write.
 
-        Raises UsageError, before anything is written, for a manifest that no later run could read.
+        Raises UsageError, before anything is written, if no later run could read the manifest.
         """
         manifest = msgspec.structs.replace(manifest, files=files_of_ranks(self._together.world_size))
         self._encoded(manifest)
@@ -201,7 +203,7 @@ class Store:
         return manifest
 
     def _encoded(self, manifest: CheckpointManifest) -> tuple[bytes, CheckpointManifest]:
-        """Return the manifest's bytes, and the manifest as a later run reads it; UsageError if none could."""
+        """Return the manifest's bytes, and the manifest as a later run will read it. Raises UsageError if it is unreadable."""
         content = encode(manifest)
         try:
             return content, decode(content)
@@ -218,7 +220,7 @@ class Store:
         final = _free_name(self.directory / f"step-{manifest.step}")
         rename(folder, final)
         fsync_directory(self.directory)
-        # From here on it is durable: no failure may end the job.
+        # The checkpoint is durable now, so no failure below may end the job.
         with _noted(self.directory / LATEST), open_whole(self.directory / LATEST, durable=True) as file:
             file.write(f"{final.name}\n".encode())
         written = Found(final, whole)
@@ -232,7 +234,7 @@ class Store:
 
 @contextlib.contextmanager
 def _noted(path: Path) -> Iterator[None]:
-    """Print a note when the block fails on `path`, instead of raising: no checkpoint is lost by that."""
+    """If the block fails with an OSError or IotwinError on `path`, print a note instead of raising the error."""
     try:
         yield
     except IotwinError as error:
@@ -242,9 +244,9 @@ def _noted(path: Path) -> Iterator[None]:
 
 
 def write_rank(folder: Path, rank: int, tensors: Iterable[Tensor] | Packed, values: dict[str, Any]) -> None:
-    """Write the files of one rank into an unfinished checkpoint, each fsynced; OSError when that fails."""
+    """Write and fsync the two files of `rank` in the unfinished checkpoint `folder`. Raises OSError if a write fails."""
     entries, size_bytes, checksum = write_tensors(folder / f"rank-{rank}.raw", tensors)
-    # Rank 0 reads the checksum of the other ranks' tensors here, so that only sums need to pass between ranks.
+    # Rank 0 reads size and checksum of every rank's tensors from these files, since ranks exchange only sums.
     index = {**msgspec.to_builtins(Index(entries, values)), "size_bytes": size_bytes, "crc32c": checksum}
     write_durably(folder / f"rank-{rank}.json", msgspec.json.encode(index))
 
@@ -255,7 +257,7 @@ class _Written(msgspec.Struct):
 
 
 def _stored(folder: Path, file: StoredFile) -> StoredFile:
-    """Return the entry of a file that a rank has written."""
+    """Return `file`, which a rank has written in `folder`, with its size and checksum."""
     path = folder / f"rank-{file.rank}.json"
     try:
         content = read_small(path)
@@ -268,9 +270,9 @@ def _stored(folder: Path, file: StoredFile) -> StoredFile:
 
 
 def superseded(newest_first: list[Found], retention: Retention) -> list[Found]:
-    """Return the checkpoints that `retention` does not keep, after verifying those that remain instead.
+    """Return the checkpoints that `retention` does not keep. The kept ones that they give way to are verified first.
 
-    Damaged ones are neither counted nor returned.
+    Damaged checkpoints are neither counted nor returned.
     """
     while True:
         usable = [(found, found.manifest) for found in newest_first if found.reason is None and found.manifest is not None]
@@ -286,21 +288,21 @@ def superseded(newest_first: list[Found], retention: Retention) -> list[Found]:
 
 
 def _remove(found: Found) -> Path | None:
-    """Remove a checkpoint, renamed first so that it is never found half; return its folder if others' files keep it."""
+    """Rename a checkpoint's folder, so that no reader finds half of it, and remove it. Return it if other files are in it."""
     gone = _free_name(found.path.with_name(f"{found.name}.gone"))
     rename(found.path, gone)
     return None if _remove_listed(gone, found.manifest) else gone
 
 
 def _remove_listed(gone: Path, manifest: CheckpointManifest | None) -> bool:
-    """Remove the files that `manifest` lists, the manifest last, then the folder; return False if others' files keep it."""
+    """Remove the files that `manifest` lists, the manifest and the folder `gone`. Return False if other files are in it."""
     for name in (*(file.name for file in manifest.files), MANIFEST) if manifest else ():
         unlink_beneath(gone, name)
     return remove_empty(gone) or not any(gone.iterdir())
 
 
 def leftovers(directory: Path) -> list[Path]:
-    """Return the folders that killed commits and removals left in a store, and those that hold files of others."""
+    """Return what killed commits and removals left in a store: folders, and unfinished files of LATEST."""
     return [
         Path(entry.path)
         for entry in os.scandir(directory)
@@ -310,7 +312,7 @@ def leftovers(directory: Path) -> list[Path]:
 
 
 def _remove_leftover(path: Path) -> None:
-    """Remove our files of a leftover. Raises UsageError if an unfinished checkpoint holds files of others."""
+    """Remove what a commit wrote at `path`, one of `leftovers`. Raises UsageError if an unfinished checkpoint has other files."""
     match = _LEFT.fullmatch(path.name)
     if match is None:
         unlink_beneath(path.parent, path.name)
@@ -330,7 +332,7 @@ def _free_name(path: Path) -> Path:
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove an unfinished checkpoint; UsageError when it holds anything that no checkpoint of ours has."""
+    """Remove an unfinished checkpoint. Raises UsageError if the folder holds a file that no checkpoint has."""
     names = [entry.name for entry in os.scandir(folder)]
     for name in names:
         if not _OURS.fullmatch(name):

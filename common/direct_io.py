@@ -1,17 +1,17 @@
-"""Writes past the page cache (O_DIRECT), and through it where that is refused."""
+"""Write past the page cache (O_DIRECT), or through it if the file system refuses O_DIRECT."""
 
 import errno
 import fcntl
 import os
 from collections.abc import Callable, Sequence
 
-_BLOCK_BYTES = 512  # the smallest that O_DIRECT aligns to; a disk of larger ones refuses what does not fill them
+_BLOCK_BYTES = 512  # the smallest logical block; a disk with larger ones refuses a write that does not fill them
 
 
 def write_direct(descriptor: int, wanted: bool, write: Callable[[], int]) -> tuple[int, bool]:
-    """Call `write`, past the page cache if `wanted`; return what it returns, and whether it went past.
+    """Call `write` with O_DIRECT set on `descriptor` if `wanted`. Return its result, and whether it bypassed the page cache.
 
-    It goes through the cache, too, where the file system or its disk refuses the mode, or the write in it.
+    If the file system refuses O_DIRECT, or refuses the write with it, `write` goes through the cache.
     """
     direct = _set_direct(descriptor, wanted)
     try:
@@ -24,7 +24,7 @@ def write_direct(descriptor: int, wanted: bool, write: Callable[[], int]) -> tup
 
 
 def _set_direct(descriptor: int, wanted: bool) -> bool:
-    """Set whether writes to a file bypass the page cache. Return whether they do: some file systems refuse."""
+    """Set or clear O_DIRECT on `descriptor`. Return whether it is set now: some file systems refuse the change."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     if bool(flags & os.O_DIRECT) == wanted:
         return wanted
@@ -36,12 +36,12 @@ def _set_direct(descriptor: int, wanted: bool) -> bool:
 
 
 def write_once(descriptor: int, parts: Sequence[memoryview]) -> int:
-    """Write `parts` by one system call; return how many bytes of them are written."""
+    """Write `parts` by one system call and return the number of bytes written, which may be fewer than they have."""
     return os.writev(descriptor, parts) if len(parts) > 1 else os.write(descriptor, parts[0] if parts else b"")
 
 
 class DirectWriter:
-    """Writes an open, empty file past the page cache. A last partial block, and all after a refusal, goes through the cache."""
+    """Writes an empty file past the page cache. A partial last block and all writes after a refusal go through the cache."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -49,11 +49,11 @@ class DirectWriter:
         self._refused = False
 
     def write(self, parts: Sequence[memoryview]) -> int:
-        """Write `parts` by one system call and return how many bytes of them are written.
+        """Write `parts` by one system call and return the number of bytes written.
 
-        They lie at whole blocks in memory, and all but the last fill some.
+        Each part must begin at a block boundary in memory, and each but the last must fill whole blocks.
         """
-        # A short write, as on a full disk, may leave what no longer begins at a block.
+        # After a short write, as on a full disk, the next write may not begin at a block boundary of the file.
         aligned = not (self._at_bytes | sum(len(part) for part in parts)) % _BLOCK_BYTES
         wanted = aligned and not self._refused
         written, direct = write_direct(self._descriptor, wanted, lambda: write_once(self._descriptor, parts))

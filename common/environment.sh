@@ -1,6 +1,6 @@
-# Sourced by the scripts of this checkout, which set `root` to its folder: leaves an iotwin on PATH and its interpreter in PYTHON.
+# Scripts of this checkout source this file, with `root` set to the checkout. It puts iotwin on PATH, its interpreter in PYTHON.
 #
-# An iotwin on PATH, as of an activated environment, comes before that of the checkout's .venv. PYTHON may be set before.
+# An iotwin that is on PATH already, as in an activated environment, is preferred to the checkout's .venv. A set PYTHON stays.
 if ! command -v iotwin >/dev/null 2>&1; then
     if [ ! -x "$root/.venv/bin/iotwin" ] && [ -z "${PYTHON:-}" ]; then
         echo "$0: iotwin is not installed; install it with: $root/setup.sh" >&2

@@ -1,10 +1,10 @@
-"""The one error type that every command turns into a one-line message and an exit status."""
+"""Exceptions that every command turns into a one-line message and an exit status."""
 
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Limits of the process that reach a command in the middle of its work.
+# Remedies by errno, for limits of the process that a command may reach in the middle of its work.
 _REMEDIES = {
     errno.EFBIG: "; raise the limit on file sizes (ulimit -f)",
     errno.EMFILE: "; raise the limit on open files (ulimit -n 1024)",
@@ -17,7 +17,7 @@ class IotwinError(Exception):
     exit_status = 1
 
     def __init__(self, message: str) -> None:
-        super().__init__(message.replace("\n", " "))  # in a name or value that somebody else has chosen
+        super().__init__(message.replace("\n", " "))  # a stranger's file name or value may contain line breaks
 
 
 class UsageError(IotwinError):
@@ -41,7 +41,10 @@ def reason_of(error: OSError) -> str:
 
 @contextmanager
 def in_one_line(what: str, advice: str) -> Iterator[None]:
-    """Turn any exception of the block into an IotwinError: the exceptions of a store's client share no base class."""
+    """Turn any exception of the block into an IotwinError "`what`: reason; `advice`".
+
+    It catches everything, because the exceptions of an object store's client share no base class.
+    """
     try:
         yield
     except IotwinError:
@@ -51,7 +54,7 @@ def in_one_line(what: str, advice: str) -> Iterator[None]:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """Return `` (did you mean 'x'?)`` for the known name closest to `name`, or an empty string."""
+    """Return the text `` (did you mean 'x'?)`` with the name in `known` that resembles `name` most; '' if none does."""
     import difflib
 
     close = difflib.get_close_matches(name, known, n=1)

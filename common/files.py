@@ -1,11 +1,10 @@
-"""Creating and replacing files and folders: whole or not at all, never through a planted link, never over others' files.
+"""Create and replace files and folders, whole or not at all, never through another user's link.
 
-This module, `common.beneath` and `common.removal` are the only ones that change what the file system holds; a test of the house
-forbids it to all others. What is made has a random name until it is whole. So nobody can put a link where it will be written.
+Only this module, `common.beneath` and `common.removal` create, rename and remove files (tests/test_house.py). A file has a random
+name until it is whole, so nobody can plant a link under the name that will be written.
 """
 
 import json
-import math
 import os
 import re
 import tempfile
@@ -21,20 +20,23 @@ from iotwin.common.errors import IotwinError, UsageError, reason_of
 from iotwin.common.removal import remove_entry
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# Not blocking: a FIFO that nobody reads must not hold us up; of no effect on a file.
+# O_NONBLOCK: opening a FIFO that nobody reads must fail, not wait. It has no effect on a regular file.
 _THERE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_LONGEST_STEM = 200  # bytes of a name that its temporary name keeps: 255 are allowed
+_LONGEST_STEM = 200  # most bytes of a file's name that its temporary name repeats; names may have 255
 _PARTIAL = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.partial", re.DOTALL)
 
 
 def check_type(path: Path, known: tuple[str, ...]) -> None:
-    """Raise UsageError unless the name of `path` ends in one of `known` (such as '.png')."""
+    """Raise UsageError unless `path` has one of the suffixes `known`, such as '.png'."""
     if path.suffix.lower() not in known:
         raise UsageError(f"{path} has no known file type; end its name in {' or '.join(known)}")
 
 
 def check_output(path: Path) -> None:
-    """Raise before any work is done: UsageError when `path` is no name for a file, IotwinError when none can be written there."""
+    """Check, before a command does its work, that it can write the file `path`.
+
+    Raises UsageError if `path` is a directory, device or pipe, and IotwinError if its directory is missing or not writable.
+    """
     if path.is_dir():
         raise UsageError(f"{path} is a directory; give the name of a file in it")
     _refuse_special(path)
@@ -46,13 +48,13 @@ def check_output(path: Path) -> None:
 
 
 def _refuse_special(path: Path) -> None:
-    """Raise UsageError for what is no file: root could replace a device or a pipe by one, and /dev/stdout, which is a link."""
+    """Raise UsageError if `path` is a device, a pipe or in /dev (as the link /dev/stdout), which root could replace by a file."""
     if (path.exists() and not path.is_file() and not path.is_dir()) or path.parent.resolve() == Path("/dev"):
         raise UsageError(f"{path} is no regular file, and would be replaced by one; give the name of a file")
 
 
 def temporary_directory() -> str:
-    """Return the directory for temporary files; IotwinError when no place for them takes any."""
+    """Return the directory for temporary files. Raises IotwinError if none can be written to."""
     try:
         return tempfile.gettempdir()
     except FileNotFoundError:
@@ -60,19 +62,19 @@ def temporary_directory() -> str:
 
 
 def temporary_folder(prefix: str) -> Path:
-    """Make a new folder for temporary files, which only we can enter, and return its path."""
+    """Create a new folder for temporary files that only this user can enter, and return its path."""
     return Path(tempfile.mkdtemp(prefix=prefix, dir=temporary_directory()))
 
 
 @contextmanager
 def scratch_folder(directory: Path | None = None) -> Iterator[Path]:
-    """Yield a new folder for temporary files, in `directory` or where such files go, and remove it at the end."""
+    """Yield a new folder in `directory` (None: where temporary files go). It is removed at the end of the block."""
     with tempfile.TemporaryDirectory(prefix=".iotwin-", dir=directory or temporary_directory()) as folder:
         yield Path(folder)
 
 
 def partial_of(name: str) -> str | None:
-    """Return the name that an unfinished file called `name` would have got; None if `name` is no such file's."""
+    """Return the final name of the unfinished file called `name`; None if `name` is not an unfinished file's."""
     match = _PARTIAL.fullmatch(name)
     return match["name"] if match else None
 
@@ -84,7 +86,10 @@ def _partial_name(name: str) -> str:
 
 @contextmanager
 def _renamed_at_the_end(folder: int, name: str) -> Iterator[str]:
-    """Yield a new name in `folder`, a descriptor. What the block makes there takes `name`, or is removed if the block fails."""
+    """Yield a temporary name in the folder with the descriptor `folder`. The block must create a file or folder of that name.
+
+    At the end it is renamed to `name`, or removed if the block fails.
+    """
     partial = _partial_name(name)
     try:
         yield partial
@@ -97,13 +102,13 @@ def _renamed_at_the_end(folder: int, name: str) -> Iterator[str]:
 
 @contextmanager
 def _parent_of(path: Path, below: Path | None) -> Iterator[tuple[int, str]]:
-    """Yield (descriptor of the folder that `path` is in, its name there); see `open_whole` for `below`."""
+    """Yield (descriptor of the folder that contains `path`, name of `path` in it). `open_whole` explains `below`."""
     if below is not None:
         with folder_of(below, str(path.relative_to(below)), make=True) as found:
             yield found
         return
     refuse_planted(path.parent)
-    # O_PATH: it is enough to be allowed to write into the folder; reading it may be forbidden.
+    # O_PATH, because the user may have the right to write into the folder, but not to read it.
     descriptor = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield descriptor, path.name
@@ -113,11 +118,11 @@ def _parent_of(path: Path, below: Path | None) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def open_whole(path: Path, durable: bool = False, below: Path | None = None) -> Iterator[BinaryIO]:
-    """Yield a new file, which takes the place of `path` at the end of the block, or is removed when the block fails.
+    """Yield a new file that replaces `path` at the end of the block. If the block fails, the new file is removed instead.
 
-    `below`: a directory above `path`; folders between them are made, and none of them may be a link.
-    `durable`: bytes and name are on disk when the block has ended, so that a loss of power leaves the old file or the new one.
-    Raises UsageError when `path` is a device, a pipe or a socket, IotwinError when it cannot be written.
+    `below`: a directory above `path`; missing folders between them are created, and none of them may be a link.
+    `durable`: content and name are on disk after the block, so that a loss of power leaves the old file or the new one.
+    Raises UsageError if `path` is a device, a pipe or a socket, and IotwinError if it cannot be written.
     """
     _refuse_special(path)
     try:
@@ -137,7 +142,7 @@ def open_whole(path: Path, durable: bool = False, below: Path | None = None) -> 
 
 
 def _as_named(path: Path) -> Path:
-    """Return the path by which a user knows what is written: not by descriptor, nor by the name of what is unfinished."""
+    """Return the final path of the file at `path`, for messages: without /proc/self/fd and temporary names."""
     if path.parts[:4] != ("/", "proc", "self", "fd") or len(path.parts) < 5:
         return path
     folder = Path(*path.parts[:5]).readlink()
@@ -146,10 +151,10 @@ def _as_named(path: Path) -> Path:
 
 @contextmanager
 def folder_whole(path: Path, below: Path | None = None) -> Iterator[Path]:
-    """Yield a new folder, which takes the place of `path` (nothing, or an empty folder) at the end of the block, or is removed.
+    """Yield a new folder that is renamed to `path` at the end of the block. If the block fails, it is removed instead.
 
-    The yielded path leads to the folder by descriptor, in this process only. For `below` see `open_whole`.
-    Raises OSError, which names `path`.
+    `path` must be missing or an empty folder. The yielded path is below /proc/self/fd, so it is valid in this process only.
+    `open_whole` explains `below`. Raises OSError, which names `path`.
     """
     try:
         with _parent_of(path, below) as (folder, name), _renamed_at_the_end(folder, name) as partial:
@@ -164,40 +169,33 @@ def folder_whole(path: Path, below: Path | None = None) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: bytes, below: Path | None = None) -> None:
-    """Replace `path` by a file that holds `content`, as `open_whole` does; IotwinError when that fails."""
+    """Replace `path` by a file with `content`; see `open_whole` for `below` and errors."""
     with open_whole(path, below=below) as file:
         file.write(content)
 
 
 def struct_json(document: Any) -> bytes:
-    """Return msgspec's structs and what is in them as JSON, a value a line; numbers that JSON lacks become null."""
+    """Return `document`, which may contain msgspec structs, as indented JSON. NaN and infinity become null."""
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
 def write_json(path: Path, document: Any, indent: int | None = 1, below: Path | None = None) -> None:
-    """Write `document` as JSON by `write_whole`: a value a line, or all on one line where `indent` is None.
+    """Write `document` as JSON by `write_whole`, indented, or on one line if `indent` is None.
 
-    Numbers that JSON lacks become null: the loss of a job that diverges is NaN.
+    NaN (such as the loss of a job that diverges) and infinity, which JSON lacks, become null.
     """
     try:
         text = json.dumps(document, indent=indent, allow_nan=False)
     except ValueError:
-        text = json.dumps(_without_nan(document), indent=indent)
+        text = json.dumps(json.loads(json.dumps(document), parse_constant=lambda word: None), indent=indent)
     write_whole(path, f"{text}\n".encode(), below)
 
 
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def make_folder(path: Path, below: Path | None = None, mode: int = 0o777) -> None:
-    """Make the folder `path` and what is missing above it, unless it is there. Raises OSError, IotwinError for a link or file.
+    """Create the folder `path` and missing folders above it. An existing folder is no error.
 
-    `below`: a directory above `path`; no folder between them, nor `path` itself, may be a link.
+    `below`: a directory above `path`; neither `path` nor a folder between them may be a link.
+    Raises OSError, and IotwinError for a file or a link that is not allowed.
     """
     if below is None:
         refuse_planted(path)
@@ -209,32 +207,32 @@ def make_folder(path: Path, below: Path | None = None, mode: int = 0o777) -> Non
 
 
 def new_folder(path: Path, mode: int = 0o777) -> None:
-    """Make the folder `path`, where there must be nothing; FileExistsError otherwise, for a link too."""
+    """Create the folder `path`. Raises FileExistsError if anything of that name exists, even a dangling link."""
     path.mkdir(mode)
 
 
 def open_new(path: Path, mode: int = 0o666) -> BinaryIO:
-    """Open a new file for writing; FileExistsError when there is anything at `path`, a link too."""
+    """Create the file `path` and open it for writing. Raises FileExistsError if anything exists there, even a dangling link."""
     return os.fdopen(os.open(path, _NEW, mode), "wb")
 
 
 def open_rewritten(path: Path) -> BinaryIO:
-    """Open `path` for writing from its start; what it held is gone. OSError for a link (ELOOP) and an unread FIFO (ENXIO)."""
+    """Open `path` for writing, and truncate it. Raises OSError, for a link with ELOOP, for a FIFO without reader with ENXIO."""
     return os.fdopen(os.open(path, _THERE | os.O_TRUNC, 0o666), "wb")
 
 
 def open_append(path: Path, mode: int = 0o666) -> int:
-    """Return a descriptor that appends to the file `path`, made if it is missing; OSError as `open_rewritten`."""
+    """Return a descriptor that appends to the file `path`, which is created if missing. Raises OSError as `open_rewritten`."""
     return os.open(path, _THERE | os.O_APPEND, mode)
 
 
 def rename(path: Path, new: Path) -> None:
-    """Give the file or folder at `path` the name `new`; a file or an empty folder of that name is replaced. Raises OSError."""
+    """Rename the file or folder `path` to `new`, replacing a file or an empty folder of that name. Raises OSError on failure."""
     path.replace(new)
 
 
 def link(path: Path, new: Path) -> None:
-    """Give the file at `path` the further name `new`, where there must be nothing. Raises OSError."""
+    """Create the hard link `new` to the file `path`. Raises OSError on failure, also if `new` exists."""
     new.hardlink_to(path)
 
 
@@ -253,7 +251,10 @@ def cache_folder() -> Path:
 
 
 def fsync_directory(directory: Path) -> None:
-    """Make the names in `directory` last through a loss of power, which fsync(2) of a file does not; OSError when that fails."""
+    """Sync `directory`, so that new names in it survive a loss of power. fsync(2) of a file does not sync its name.
+
+    Raises OSError on failure.
+    """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -262,7 +263,7 @@ def fsync_directory(directory: Path) -> None:
 
 
 def file_system_of(path: Path) -> str:
-    """Return the type of the file system that `path` is or will be on."""
+    """Return the type of the file system of `path`, such as ext4. `path` need not exist."""
     best, kind = "", ""
     resolved = str(path.resolve())
     for line in Path("/proc/self/mounts").read_text().splitlines():

@@ -1,7 +1,7 @@
-"""The one module that reads files which somebody else may have made.
+"""Read files that a stranger may have made. No other module does so.
 
-A file is opened without waiting, must be a regular one, and is read up to a limit. Every failure is an IotwinError of one line
-that names the file, but for FileNotFoundError and NotADirectoryError: a missing file is often no failure.
+A file must be regular, is opened without waiting, and is read only up to a limit. Failures raise an IotwinError of one line that
+names the file. Only a missing file raises FileNotFoundError or NotADirectoryError, since that is often no failure.
 """
 
 import errno
@@ -22,9 +22,9 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.units import format_size
 
 MOST_JSON_BYTES = 1 << 26
-_DIGITS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))  # every digit becomes a zero
+_DIGITS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))  # maps every digit to a zero
 _LONG_NUMBER = b"0" * len(str(2**63))
-_BYTE = re.compile(r"\(byte (\d+)\)")  # in msgspec's words
+_BYTE = re.compile(r"\(byte (\d+)\)")  # as msgspec's messages give the offset of an error
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ def _unreadable(path: Path, reason: str | None) -> IotwinError:
 
 
 class _Foreign(io.FileIO):
-    """A file whose failing reads are IotwinErrors: a bad sector shows in read(2), long after open(2)."""
+    """A file whose reads raise IotwinError on failure: a bad sector makes read(2) fail, long after open(2) succeeded."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         super().__init__(descriptor)
@@ -54,8 +54,8 @@ class _Foreign(io.FileIO):
 
 
 def open_foreign(path: Path, follow: bool = True) -> io.BufferedReader:
-    """Open `path` for reading; refuse what is no regular file, such as a FIFO, and (not `follow`) a symbolic link."""
-    # O_NONBLOCK: a FIFO that nobody writes to must not hold us up; to a regular file it makes no difference.
+    """Open the regular file `path` for reading. Unless `follow`, a symbolic link is refused, like a FIFO or a device."""
+    # O_NONBLOCK: opening a FIFO must not wait for a writer. It has no effect on a regular file.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags)
@@ -73,21 +73,24 @@ def open_foreign(path: Path, follow: bool = True) -> io.BufferedReader:
 
 
 def open_foreign_unpacked(path: Path) -> BinaryIO:
-    """Open `path`, unpacked if its name ends in .gz. Reads of a damaged archive raise OSError, EOFError or zlib.error."""
+    """Open `path` for reading; if its name ends in .gz, reads decompress it.
+
+    Reads of a damaged archive raise OSError, EOFError or zlib.error.
+    """
     file = open_foreign(path)
     if path.suffix != ".gz":
         return file
     unpacked = gzip.GzipFile(fileobj=file, mode="rb")
-    unpacked.myfileobj = cast(Any, file)  # closed with it
+    unpacked.myfileobj = cast(Any, file)  # so that closing `unpacked` closes `file`
     return cast(BinaryIO, unpacked)
 
 
 def read_foreign(path: Path, most_bytes: int, follow: bool = True) -> bytes:
-    """Return the content of `path`; refuse a file of more than `most_bytes`."""
+    """Return the content of `path`. Raises IotwinError if it has more than `most_bytes`."""
     with open_foreign(path, follow) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         content = file.read(size_bytes + 1) if size_bytes <= most_bytes else b""
-        if len(content) > size_bytes:  # it has grown
+        if len(content) > size_bytes:  # the file has grown since fstat
             content += file.read(most_bytes + 1 - len(content))
     if max(size_bytes, len(content)) > most_bytes:
         raise IotwinError(f"{path} holds more than {format_size(most_bytes)}, so it is not what it should be")
@@ -95,7 +98,7 @@ def read_foreign(path: Path, most_bytes: int, follow: bool = True) -> bytes:
 
 
 def read_foreign_text(path: Path, most_bytes: int = MOST_JSON_BYTES, follow: bool = True) -> str:
-    """Return the text of `path`; refuse bytes that are not UTF-8."""
+    """Return the text of `path`, which has at most `most_bytes`. Raises IotwinError if it is not UTF-8."""
     try:
         return read_foreign(path, most_bytes, follow).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -110,7 +113,7 @@ def read_foreign_end(path: Path, most_bytes: int = 1 << 16) -> str:
 
 
 def read_foreign_lines(path: Path, most_line_bytes: int) -> Iterator[bytes]:
-    """Yield the lines of `path`, each with its end; of a longer line only the first `most_line_bytes`."""
+    """Yield the lines of `path` with their line ends. Lines longer than `most_line_bytes` are cut to that length."""
     with open_foreign(path) as file:
         is_rest = False
         while line := file.readline(most_line_bytes):
@@ -130,9 +133,9 @@ def read_foreign_struct(path: Path, kind: type[T], most_bytes: int = MOST_JSON_B
 
 
 def decode_foreign(content: bytes, kind: type[T], name: object) -> T:
-    """Return the JSON `content`, of `name`, as a msgspec type (`object`: as plain values).
+    """Return the JSON `content` as the msgspec type `kind` (`object`: as plain values). Messages call it `name`.
 
-    Refuses what JSON lacks (NaN, Infinity), integers beyond 64 bits, floats beyond 1e308, lone surrogates and deep nesting.
+    Raises IotwinError for NaN, Infinity, integers beyond 64 bits, floats beyond 1e308, lone surrogates and deep nesting.
     """
     try:
         if _LONG_NUMBER in content.translate(_DIGITS):
@@ -152,7 +155,7 @@ def _decoder(kind: Any) -> "msgspec.json.Decoder[Any]":
 
 
 def _int64(text: str) -> int:
-    """msgspec takes any whole number for an int, which numpy and Parquet do not."""
+    """Return `text` as an int. Raises ValueError beyond 64 bits: msgspec would accept such numbers, numpy and Parquet not."""
     if len(text) > len(_LONG_NUMBER) + 1 or not -(2**63) <= (value := int(text)) < 2**63:
         raise ValueError(f"the number {text:.30} is beyond 64 bits")
     return value

@@ -1,4 +1,4 @@
-"""One writer for a directory: a lock file that refuses a second holder, in other processes and in this one."""
+"""Lock files, which let only one job write a directory. A second holder is refused in other processes and in this one."""
 
 import fcntl
 import os
@@ -14,13 +14,13 @@ _admission = threading.Lock()
 
 
 def hold_lock(path: Path) -> int:
-    """Return a descriptor of the lock file `path`, which is made if missing and locked until `release_lock` or a kill.
+    """Lock the file `path`, created if missing, and return its descriptor. `release_lock` or the end of the process unlocks it.
 
     Child processes inherit the descriptor, not the lock. Raises IotwinError if this or another process holds the lock, if `path`
-    is a link or no file, and if it cannot be made or locked.
+    is a link or not a file, or if it cannot be created or locked.
     """
     with _admission:
-        # Asked first: lockf admits its own process again, and closing any descriptor of the file would end the lock on it.
+        # Checked before opening: lockf(3) would admit this process again, and closing a second descriptor would end the lock.
         if _identity_at(path) in _held.values():
             raise _refusal(path)
         try:
@@ -28,7 +28,7 @@ def hold_lock(path: Path) -> int:
         except OSError as error:
             raise IotwinError(f"{path} cannot be made or opened: {error.strerror}; choose another directory") from None
         try:
-            # Not flock: loader processes would inherit it and hold it for seconds after a kill.
+            # Not flock(2): loader processes would inherit that lock and hold it for seconds after this process is killed.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
@@ -62,7 +62,7 @@ def _refusal(path: Path) -> IotwinError:
 
 
 def _forget_all() -> None:
-    """Begin a forked process without the locks, which stay with its parent."""
+    """Clear the list of held locks in a forked process: its parent holds them."""
     global _admission
     _held.clear()
     _admission = threading.Lock()  # another thread may have held it at the fork

@@ -1,8 +1,7 @@
-"""Folders that a command fills. It claims a folder if that is new or empty; later it replaces only what it made there.
+"""Result folders of commands. A command claims a new or empty folder, and later replaces only the entries that it made there.
 
-The list is `.iotwin.json` in the folder. It names the command's kind of result and every entry that the command made. `--force`
-removes those entries and nothing else, however much another folder looks like ours. Two kinds of result follow another rule:
-`trace_store/trace_directory.py` for traces, and `remove_ours` in `datagen/generate.py` for data sets.
+The file `.iotwin.json` in the folder names the kind of result and lists every entry that a command made. `--force` removes only
+those entries. Traces (`trace_store/trace_directory.py`) and data sets (`remove_ours` in `datagen/generate.py`) keep other lists.
 """
 
 from pathlib import Path
@@ -26,16 +25,16 @@ class _List(msgspec.Struct, tag="folder made by iotwin", tag_field="kind"):
 
 
 class MadeFolder:
-    """A folder that this process fills, and the list of what it made there."""
+    """A folder that this process fills with a result of the kind `what`, and the list of the entries that it made."""
 
     def __init__(self, directory: Path, what: str) -> None:
         self.directory, self._list = directory, _List(what, [])
 
     @classmethod
     def claim(cls, directory: Path, what: str, force: bool) -> Self:
-        """Make `directory`, or take it if it is empty or an earlier `what` that `force` allows to replace.
+        """Return the folder `directory`, created if missing. With `force`, an earlier result of the kind `what` in it is removed.
 
-        Raises UsageError when it is a file, holds anything else, or is ours without `force`.
+        Raises UsageError if `directory` is a file, holds other files, or holds an earlier result and `force` is False.
         """
         if directory.exists() and not directory.is_dir():
             raise UsageError(f"{directory} is a file; choose another directory")
@@ -55,15 +54,15 @@ class MadeFolder:
 
     @classmethod
     def of(cls, directory: Path, what: str) -> Self:
-        """Return the folder as an earlier process left it; nothing is listed if it is no `what` of ours."""
+        """Return the folder with the list of an earlier process; the list is empty if that made no result of the kind `what`."""
         folder = cls(directory, what)
         folder._list.made += _listed(directory, what) or []
         return folder
 
     def entry(self, name: str) -> Path:
-        """Return the path of the entry `name`, after listing it as made here: what is listed first is removed even after a kill.
+        """Add the entry `name` to the list and return its path, before the caller creates it: a kill leaves no unlisted entry.
 
-        Raises UsageError when something that is not listed has this name already.
+        Raises UsageError if something of this name exists that is not in the list.
         """
         path = self.directory / name
         if name not in self._list.made:
@@ -83,7 +82,7 @@ class MadeFolder:
 
 
 def _listed(directory: Path, what: str) -> list[str] | None:
-    """Return the names that the directory's list of a `what` holds; None if it has no such list."""
+    """Return the entries that the list in `directory` names; None if it has no valid list for the kind `what`."""
     try:
         found = read_foreign_struct(directory / LIST, _List, _MOST_BYTES, follow=False)
     except (OSError, IotwinError):

@@ -1,4 +1,4 @@
-"""MLPerf logging lines (``:::MLLOG {json}``): one writer for real workloads and emulator, and the meaning of the keys."""
+"""Write MLPerf logging lines (``:::MLLOG {json}``) for real workloads and the emulator, and map their keys to phases."""
 
 import json
 import time
@@ -8,8 +8,7 @@ from typing import TextIO
 
 Value = float | int | str | None
 
-# Key of an interval (without _start, _stop, _end) and the phase of a trace that it is. "epoch", "block" and "training" are all
-# training of one kind or another.
+# Phase of a trace by the key of an MLLOG interval, without _start, _stop and _end.
 PHASE_OF_KEY = {
     "init": "init",
     "epoch": "epoch",
@@ -21,13 +20,13 @@ PHASE_OF_KEY = {
     "step": "step",
 }
 
-FOR_TRACERS = "iotwin"  # the emulator's namespace; output_keeper knows it, too
+FOR_TRACERS = "iotwin"  # namespace of the emulator's lines; the tracer's output_keeper hides them from the terminal
 
 
 class MlLog:
     """Writes MLLOG lines to a stream and flushes each, so that none is lost or late. Does nothing if the stream is None.
 
-    `metadata` goes into every line. Lines of the namespace FOR_TRACERS do not appear on the terminal of whoever traces the job.
+    `metadata` is part of every line. A tracer does not show lines of the namespace FOR_TRACERS on the terminal.
     """
 
     def __init__(self, stream: TextIO | None, namespace: str = "", /, **metadata: Value) -> None:
@@ -52,15 +51,15 @@ class MlLog:
 
     @contextmanager
     def interval(self, key: str, **metadata: Value) -> Iterator[None]:
-        """Log the start and the end of the block; a block that fails has no end."""
+        """Log the start and the end of the `with` block as the interval `key`. If the block fails, the end is not logged."""
         self.start(key, **metadata)
         yield
         self.end(key, **metadata)
 
     def line(self, event_type: str, key: str, value: Value | dict[str, int], metadata: Mapping[str, Value]) -> None:
-        """Write one line, dated now.
+        """Write one line with the present time.
 
-        It is one write of one whole line: ranks and loader processes share a file or pipe and must not tear each other's lines.
+        One write(2) carries the whole line, because ranks and loader processes share the file or pipe.
         """
         if self._stream is None:
             return
@@ -68,7 +67,7 @@ class MlLog:
         entry = {
             "namespace": self._namespace,
             "time_ms": now_ns // 1_000_000,
-            "time_ns": now_ns,  # ours: milliseconds are coarse for the steps of a small job
+            "time_ns": now_ns,  # not in MLPerf's format, whose milliseconds are too coarse for the steps of a small job
             "event_type": event_type,
             "key": key,
             "value": value,

@@ -1,49 +1,40 @@
-"""The one progress display: a rich bar on a terminal, plain lines in a log, nothing when quiet.
-
-Everything goes to stderr, so that stdout carries only results.
-"""
+"""Show progress and notes on stderr: a rich bar on a terminal, plain lines in a log, nothing if quiet."""
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol
 
 from iotwin.common.units import format_size
 
 _PLAIN_LINE_EVERY_S = 5.0
 _quiet = False
 
+Advance = Callable[[float], None]  # reports that so many more units are done
+
 
 def set_quiet(quiet: bool) -> None:
-    """Silence (or restore) progress and notes for the whole process; the command line calls this once."""
+    """Turn progress and notes of the whole process off or on."""
     global _quiet
     _quiet = quiet
 
 
 def note(text: str) -> None:
-    """Print one line for the person watching, unless quiet."""
+    """Print one line on stderr, unless quiet."""
     if not _quiet:
         show_line(text)
 
 
 def show_line(text: str) -> None:
-    """Print one line on stderr in one piece, as a job may print there at the same time."""
-    with suppress(OSError):  # the terminal was closed, or whoever read along has gone
+    """Print one line on stderr by one write, as a job may print there at the same time."""
+    with suppress(OSError):  # the terminal or the other end of a pipe may be closed
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
 
-class Advance(Protocol):
-    """Reports that `amount` more units are done."""
-
-    def __call__(self, amount: float) -> None:
-        """Add `amount` to the units done."""
-
-
 @contextmanager
 def progress(title: str, total: float, unit: str = "B") -> Iterator[Advance]:
-    """Show progress towards `total` (bytes when `unit` is 'B', else plain counts) until the block ends."""
+    """Show progress towards `total` until the block ends, and yield the function that reports it. `unit` 'B' means bytes."""
     if _quiet:
         yield lambda amount: None
     elif sys.stderr.isatty():

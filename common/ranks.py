@@ -1,6 +1,6 @@
-"""This process's rank, read from the launcher's environment: torchrun, Open MPI, MPICH and its kin, srun.
+"""The rank of this process, read from the environment that torchrun, Open MPI, MPICH or srun sets; and free ports for ranks.
 
-Under MPI, the end of one rank by an error is the end of all (`run_as_one`).
+Under MPI, an error on one rank ends all ranks (`run_as_one`).
 """
 
 import os
@@ -16,24 +16,24 @@ from iotwin.common.signals import interrupted_status
 # Variables of each launcher of several processes: rank, number of processes.
 MPI_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
-    ("PMI_RANK", "PMI_SIZE"),  # MPICH and its kin
+    ("PMI_RANK", "PMI_SIZE"),  # MPICH and MPIs derived from it
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun
 )
 _FIRST_PORT, _PORTS_END = 29500, 65000
-_FIRST_SPEAKS_S = 3.0  # head start of a rank over the next one, if several fail of the same
-_LONGEST_SILENCE_S = 6.0
-_FIRST_STARTS_S = 10.0  # the longest that the first rank may need more than another one to start
+_REPORT_STAGGER_S = 3.0  # head start of a rank over the next one, if several report the same error
+_LONGEST_WAIT_TO_REPORT_S = 6.0
+_LATEST_START_S = 10.0  # rank 0 may start so much later than other ranks
 
 
 class Launched(NamedTuple):
-    """This process's rank, counted from 0, and the number of processes of its run."""
+    """The rank of this process, from 0, and the number of processes in its run."""
 
     rank: int = 0
     size: int = 1
 
 
 def launched_by_mpi() -> Launched:
-    """Return this process's rank under mpirun or srun, without starting MPI; rank 0 of 1 if neither started it."""
+    """Return the rank of this process under mpirun or srun, without initialising MPI; rank 0 of 1 without a launcher."""
     launchers = [Launched(_natural(rank, 0), _natural(size, 1)) for rank, size in MPI_VARIABLES if size in os.environ]
     return max(launchers, key=lambda launched: launched.size, default=Launched())
 
@@ -44,7 +44,7 @@ def _natural(name: str, otherwise: int) -> int:
 
 
 def _mpi() -> Any:
-    """Return mpi4py's module MPI if this process takes part in MPI with others, else None."""
+    """Return mpi4py's module MPI if MPI is initialised in this process and has several ranks, else None."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.Get_size() == 1:
         return None
@@ -52,25 +52,25 @@ def _mpi() -> Any:
 
 
 def await_turn_to_report() -> str:
-    """Wait until a lower MPI rank would have reported the same error; return who reports, such as 'rank 1 on node-a: '.
+    """Wait until lower MPI ranks would have reported the same error. Return a prefix for the report, as 'rank 1 on node-a: '.
 
-    A lower rank that reports ends all ranks, this one by KeyboardInterrupt: an error on all ranks is reported once. Returns ''
-    if this process is alone, or if its rank is not worth naming because MPI has not begun.
+    A lower rank that reports the error ends all ranks, this one by KeyboardInterrupt. So an error that hits all ranks is reported
+    once. The prefix is '' if this process has no other ranks or MPI is not initialised.
     """
     launched = launched_by_mpi()
     if launched.size == 1:
         return ""
     begun = _mpi() is not None
     if launched.rank:
-        time.sleep(min(_LONGEST_SILENCE_S, launched.rank * _FIRST_SPEAKS_S) if begun else _FIRST_STARTS_S)
+        time.sleep(min(_LONGEST_WAIT_TO_REPORT_S, launched.rank * _REPORT_STAGGER_S) if begun else _LATEST_START_S)
     return f"rank {launched.rank} on {os.uname().nodename}: " if begun else ""
 
 
 def run_as_one(run: Callable[[], int]) -> int:
-    """Return the exit status that `run` returns or exits with; under MPI, one that is not 0 and any exception end all ranks.
+    """Return the exit status that `run` returns or exits with. Under MPI, an exception or a status other than 0 ends all ranks.
 
-    Without that, a rank that failed waits in MPI_Finalize for the others, which wait for it in a barrier. Before MPI has begun,
-    the launcher ends all ranks when one of them exits with a status that is not 0.
+    Otherwise, the failed rank would wait in MPI_Finalize for the others, which wait for it in a barrier. Before MPI is
+    initialised, the launcher ends all ranks if one exits with a status other than 0.
     """
     if launched_by_mpi().size == 1:
         return run()
@@ -78,7 +78,7 @@ def run_as_one(run: Callable[[], int]) -> int:
         status = run()
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except KeyboardInterrupt:  # another rank has ended all, and reported the reason
+    except KeyboardInterrupt:  # another rank has reported an error and ended all ranks
         status = interrupted_status()
     except Exception:
         import traceback
@@ -105,7 +105,7 @@ def launched_by_torchrun() -> Launched:
 
 
 def from_environment(name: str, default: int) -> int:
-    """Return the number that the variable `name` holds; UsageError when it holds something else."""
+    """Return the number in the environment variable `name`, or `default` without it. Raises UsageError if it is no number."""
     text = os.environ.get(name, str(default))
     if not text.isdecimal():
         raise UsageError(
@@ -116,10 +116,10 @@ def from_environment(name: str, default: int) -> int:
 
 @contextmanager
 def claimed_ports(count: int) -> Iterator[int]:
-    """Yield the first of `count` consecutive ports of this machine that are free; IotwinError when there are none.
+    """Yield the first of `count` consecutive free ports of this machine. Raises IotwinError if there are none.
 
-    Until the block ends, no other caller of this function gets them, even before they are bound. An abstract Unix socket named
-    after each port claims it: the kernel grants the name once, and releases it when this process ends.
+    Until the block ends, no other caller of this function gets these ports, even while nobody listens on them. An abstract Unix
+    socket named after the port claims each: the kernel grants a name once, and releases it when this process ends.
     """
     for first in range(_FIRST_PORT, _PORTS_END - count, count):
         with ExitStack() as claims:
@@ -130,7 +130,7 @@ def claimed_ports(count: int) -> Iterator[int]:
 
 
 def _claim(ports: Sequence[int], claims: ExitStack) -> bool:
-    import socket  # 5 ms, which the command line would spend at every start
+    import socket  # takes 5 ms, too long for every start of the command line
 
     try:
         for port in ports:

@@ -1,6 +1,6 @@
-"""Removing files and folders: never what a link leads to, and of what others may have put there only what a list of ours names.
+"""Remove files and folders, never what a link leads to. Where strangers may have put files, remove only listed names.
 
-No other module removes anything; a test of the house holds that.
+No other module removes files (tests/test_house.py).
 """
 
 import os
@@ -12,32 +12,29 @@ from iotwin.common.beneath import folder_of
 
 
 def remove_file(path: Path) -> None:
-    """Remove the file or link at `path`, if there is one; OSError when that fails, or for a folder."""
+    """Remove the file or link at `path` if it exists. Raises OSError on failure and for a folder."""
     with suppress(FileNotFoundError):
         path.unlink()
 
 
 def remove_entry(name: str | Path, folder: int | None = None) -> None:
-    """Remove the file, link or whole folder `name`, in the folder of which `folder` is a descriptor. Raises OSError."""
+    """Remove the file, link or whole folder `name`, relative to the folder with the descriptor `folder`. Raises OSError."""
     try:
         os.unlink(name, dir_fd=folder)
     except IsADirectoryError:
-        import shutil  # with its archives, 10 ms that only this needs
+        import shutil  # takes 10 ms, since it imports the archive formats
 
         shutil.rmtree(name, dir_fd=folder)
 
 
 def remove_own(path: Path) -> None:
-    """Remove the file, link or whole folder at `path`, which only we can have made; nothing when it is not there.
-
-    What cannot be removed stays, without an error: nobody but us needs it gone.
-    """
+    """Remove the file, link or whole folder at `path`, which only this program can have made. Failures are ignored."""
     with suppress(OSError):
         remove_entry(path)
 
 
 def remove_empty(folder: Path) -> bool:
-    """Remove `folder` if it is empty, and return whether it is gone."""
+    """Remove `folder` if it is empty. Return whether it does not exist any more."""
     try:
         folder.rmdir()
     except FileNotFoundError:
@@ -48,9 +45,9 @@ def remove_empty(folder: Path) -> bool:
 
 
 def remove_listed(directory: Path, names: Iterable[str]) -> None:
-    """Remove those entries below `directory` that `names` lists: files, links, and folders with all that is in them.
+    """Remove the entries `names` below `directory`: files, links and whole folders. A missing entry is no error.
 
-    A name that leads out of the directory, by itself or through a link, raises IotwinError; a missing entry is no error.
+    Raises IotwinError if a name leads out of `directory`, by itself or through a link.
     """
     for name in names:
         with suppress(FileNotFoundError, NotADirectoryError), folder_of(directory, name) as (folder, last):
@@ -58,6 +55,6 @@ def remove_listed(directory: Path, names: Iterable[str]) -> None:
 
 
 def unlink_beneath(directory: Path, name: str) -> None:
-    """Remove the file (or link) `name` below `directory`, if it is there; errors as `folder_of`."""
+    """Remove the file or link `name` below `directory` if it exists. Raises the errors of `folder_of`."""
     with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError), folder_of(directory, name) as (folder, last):
         os.unlink(last, dir_fd=folder)

@@ -1,4 +1,4 @@
-"""Requests to end - Ctrl-C, a polite kill, a closed terminal - held back or collected while something must not stop halfway."""
+"""Hold back or collect the signals that ask a process to end (SIGINT, SIGTERM, SIGHUP) while work must not stop halfway."""
 
 import os
 import signal
@@ -10,14 +10,14 @@ from types import FrameType
 from typing import Any
 
 REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_ONE_REQUEST_S = 0.1  # no person asks twice within it, but timeout(1) signals a process and then its group
+_ONE_REQUEST_S = 0.1  # signals closer together count as one: timeout(1) signals a process and then its group
 
 
 @contextmanager
 def interrupts_held(requests: Iterable[signal.Signals] = REQUESTS) -> Iterator[set[int | signal.Signals]]:
-    """Let requests to end wait until the end of the block, and yield the signal mask from before it.
+    """Delay the signals `requests` until the end of the block, and yield the signal mask from before the block.
 
-    A request that came before raises at the beginning of the block.
+    A signal that arrived before the block is handled at its beginning.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, requests)
     held = _Held(requests)
@@ -31,9 +31,9 @@ def interrupts_held(requests: Iterable[signal.Signals] = REQUESTS) -> Iterator[s
 
 
 class _Held:
-    """Replaces the handlers of requests by one that only notes them.
+    """Replaces the handlers of `requests` by one that only records the signals, in `received`.
 
-    The main thread runs Python's handlers for a signal that any other thread received, even if its own mask blocks the signal.
+    It is needed besides the signal mask: if another thread receives a signal, the main thread runs the handler all the same.
     """
 
     def __init__(self, requests: Iterable[signal.Signals]) -> None:
@@ -50,11 +50,11 @@ class _Held:
         if not self._is_over and os.getpid() == self._pid:
             self.received.append(number)
             return
-        signal.signal(number, self.handlers[number])  # in a child that was forked meanwhile, or while `end` is at it
+        signal.signal(number, self.handlers[number])  # in a child forked within the block, or while `end` runs
         signal.raise_signal(number)
 
     def end(self) -> None:
-        """Restore the handlers, but for those that the block has set itself."""
+        """Restore the handlers, except those that the block has replaced."""
         self._is_over = True
         for number, handler in self.handlers.items():
             if signal.getsignal(number) == self._receive:
@@ -62,7 +62,7 @@ class _Held:
 
 
 def _handler(number: int) -> Any:
-    """Return the handler of a signal; if the signal is held, the one from before."""
+    """Return the handler of the signal `number`; within `interrupts_held`, the handler from before the block."""
     handler: Any = signal.getsignal(number)
     while isinstance(held := getattr(handler, "__self__", None), _Held):
         handler = held.handlers[number]
@@ -70,10 +70,10 @@ def _handler(number: int) -> Any:
 
 
 def interrupted_status() -> int:
-    """Return 130, the exit status of a program that was asked to end, and make Python exit with it.
+    """Return 130, the exit status after Ctrl-C, and make sure that Python really exits with it.
 
-    Python 3.11 remembers a SIGINT that arrives inside `exec`, which every import of a dataclass calls. If it runs a module
-    (-m), it then kills itself by SIGINT at exit. The next `exec` clears that memory.
+    Python 3.11 remembers a SIGINT that arrives inside `exec`, which every definition of a dataclass calls. If it was started with
+    -m, it then kills itself by SIGINT at exit. Another `exec` clears that memory.
     """
     exec("")  # noqa: S102
     return 130
@@ -88,9 +88,9 @@ class Requests:
         self._handlers: dict[int, Any] = {}
 
     def collect(self, even_ignored: bool) -> None:
-        """Begin; signals that our caller had us ignore stay ignored unless `even_ignored`."""
+        """Start to collect signals. Those that this process was started to ignore remain ignored unless `even_ignored`."""
         if threading.current_thread() is not threading.main_thread():
-            return  # signals are the main thread's
+            return  # only the main thread may set handlers
         for number in REQUESTS:
             handler = _handler(number)
             if even_ignored or handler is not signal.SIG_IGN:
@@ -104,10 +104,10 @@ class Requests:
         self._last_s = now
 
     def take(self) -> int | None:
-        """Return the number of the first request that was not taken yet, or None."""
+        """Remove the oldest collected signal and return its number; None if there is none."""
         return self._received.pop(0) if self._received else None
 
     def restore(self) -> None:
-        """Let requests raise again, as before `collect`."""
+        """Restore the handlers from before `collect`."""
         while self._handlers:
             signal.signal(*self._handlers.popitem())

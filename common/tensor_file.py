@@ -1,4 +1,4 @@
-"""Tensors of one rank as one raw file and an index in JSON: written once, forwards, checksummed on the way."""
+"""Write and read the tensors of one rank: one raw file with their bytes, and an index in JSON."""
 
 import math
 import mmap
@@ -23,14 +23,14 @@ ITEM_BYTES = {
 }  # fmt: skip
 _CHUNK_BYTES = 1 << 20  # small enough to stay in a processor's cache between its copy and its checksum
 _BUFFER_BYTES = 4 << 20  # of one write
-ALIGNMENT = 64  # of every tensor's first byte, for vector instructions on what is read back
+ALIGNMENT = 64  # of every tensor's first byte, as vector instructions on the tensors require
 _MOST_INDEX_BYTES = 256 << 20
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _kept_buffers: list[NDArray[np.uint8]] = []
 
 
 class Tensor(NamedTuple):
-    """A tensor to write, or as read: `data` holds its elements in C order, as bytes."""
+    """A tensor. `data` holds its elements in C order, as bytes."""
 
     name: str
     dtype: str  # a key of ITEM_BYTES
@@ -39,7 +39,7 @@ class Tensor(NamedTuple):
 
 
 class Entry(msgspec.Struct):
-    """Where a tensor lies in its raw file."""
+    """The type, shape and position of a tensor in its raw file."""
 
     name: str
     dtype: str
@@ -49,25 +49,28 @@ class Entry(msgspec.Struct):
 
 
 class Packed(NamedTuple):
-    """Tensors in the layout of a raw file: `content`, with `entries` for their offsets, and zeros between them."""
+    """The `content` of a raw file, in which the tensors lie as `entries` describes, with zeros between them."""
 
     entries: list[Entry]
     content: NDArray[np.uint8]
 
 
 class Index(msgspec.Struct):
-    """The tensors of a raw file, and the plain values that are stored with it."""
+    """The index of a raw file: its tensors, and plain values stored with them."""
 
     tensors: list[Entry]
     values: dict[str, Any]
 
 
 class Damaged(Exception):
-    """A file differs from what was written. The text gives the difference, without the file's name."""
+    """A file is not as it was written. The text describes the damage, without the file's name."""
 
 
 def crc32c(content: "bytes | NDArray[np.uint8]", before: int = 0) -> int:
-    """Return the CRC-32C of `content` following bytes whose checksum is `before`; IotwinError where google-crc32c is missing."""
+    """Return the CRC-32C of `content`, appended to bytes with the CRC-32C `before`.
+
+    Raises IotwinError if google-crc32c is not installed.
+    """
     try:
         import google_crc32c
     except ModuleNotFoundError:
@@ -76,7 +79,7 @@ def crc32c(content: "bytes | NDArray[np.uint8]", before: int = 0) -> int:
 
 
 def write_tensors(path: Path, tensors: Iterable[Tensor] | Packed) -> tuple[list[Entry], int, int]:
-    """Write `tensors` at `path`, which must not exist, and fsync it; return the entries, the size in bytes and the CRC-32C."""
+    """Write and fsync `tensors` as the new file `path`. Return their entries, the file's size in bytes and its CRC-32C."""
     with open_new(path) as file, _write_buffer() as buffer:
         appender = _Appender(file.fileno(), buffer)
         if isinstance(tensors, Packed):
@@ -90,7 +93,7 @@ def write_tensors(path: Path, tensors: Iterable[Tensor] | Packed) -> tuple[list[
 
 
 def _append(appender: "_Appender", tensor: Tensor) -> Entry:
-    """Append padding to the alignment, then a tensor; return its entry."""
+    """Append `tensor`, after padding to the alignment, and return its entry."""
     name, dtype, shape, data = tensor
     appender.append(np.zeros(-appender.size_bytes % ALIGNMENT, np.uint8))
     entry = Entry(name, dtype, shape, appender.size_bytes, data.size)
@@ -100,11 +103,11 @@ def _append(appender: "_Appender", tensor: Tensor) -> Entry:
 
 @contextmanager
 def _write_buffer() -> Iterator[NDArray[np.uint8]]:
-    """Yield a page-aligned buffer. Buffers are reused: fresh ones cost a small checkpoint a third of its processor time."""
+    """Yield a page-aligned buffer. Buffers are reused, as new ones cost a small checkpoint a third of its processor time."""
     try:
-        buffer = _kept_buffers.pop()  # one call: several threads may write
+        buffer = _kept_buffers.pop()  # no check before it, since several threads may write
     except IndexError:
-        pages = mmap.mmap(-1, _BUFFER_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # a forked job has its own
+        pages = mmap.mmap(-1, _BUFFER_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # private: not shared with forked processes
         buffer = np.frombuffer(pages, np.uint8)
     try:
         yield buffer
@@ -113,9 +116,9 @@ def _write_buffer() -> Iterator[NDArray[np.uint8]]:
 
 
 class _Appender:
-    """Collects bytes in a buffer, which is written past the page cache when full.
+    """Collects bytes in a buffer, and writes it past the page cache when it is full.
 
-    This avoids the copy to the page cache, which is most of the cost, and does not evict the training data from it.
+    This saves the copy to the page cache, which is most of the cost, and does not evict the training data from the cache.
     """
 
     def __init__(self, descriptor: int, buffer: NDArray[np.uint8]) -> None:
@@ -126,7 +129,7 @@ class _Appender:
         self.checksum = 0
 
     def append(self, data: NDArray[np.uint8]) -> None:
-        """Take all of `data`. What fills a whole buffer and is page-aligned is written without a copy."""
+        """Append `data`. Parts that are page-aligned and fill a whole buffer are written without a copy."""
         self.size_bytes += data.size
         if not self._filled and data.size >= _BUFFER_BYTES and not data.ctypes.data % mmap.PAGESIZE:
             data = self._write_in_place(data)
@@ -140,12 +143,12 @@ class _Appender:
                 self._write()
 
     def finish(self) -> None:
-        """Write what is left."""
+        """Write the rest of the buffer."""
         if self._filled:
             self._write()
 
     def _write_in_place(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Write as many whole buffers of `data` as it fills; return the rest."""
+        """Write the whole buffers at the beginning of `data` directly; return the rest of `data`."""
         whole = data.size - data.size % _BUFFER_BYTES
         for begin in range(0, whole, _BUFFER_BYTES):
             part = data[begin : begin + _BUFFER_BYTES]
@@ -163,7 +166,7 @@ class _Appender:
 
 
 def write_durably(path: Path, content: bytes) -> tuple[int, int]:
-    """Write `content` at `path`, which must not exist, and fsync it; return its size in bytes and its CRC-32C."""
+    """Write and fsync `content` as the new file `path`. Return its size in bytes and its CRC-32C."""
     with open_new(path) as file:
         file.write(content)
         file.flush()
@@ -173,9 +176,9 @@ def write_durably(path: Path, content: bytes) -> tuple[int, int]:
 
 @contextmanager
 def _open_regular(path: Path) -> Iterator[int]:
-    """Yield a descriptor of a regular file that is no link: a pipe would wait forever, a link lead elsewhere.
+    """Yield a descriptor of the regular file `path`. A pipe or a link is refused.
 
-    Damaged when it cannot be opened, and when the block fails to read it.
+    Raises Damaged if the file cannot be opened, or if the block fails to read it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -190,7 +193,7 @@ def _open_regular(path: Path) -> Iterator[int]:
 
 
 def read_small(path: Path, most_bytes: int = _MOST_INDEX_BYTES) -> bytes:
-    """Return the content of a regular file of at most `most_bytes`; Damaged when it cannot be read."""
+    """Return the content of the regular file `path`. Raises Damaged if it cannot be read or has more than `most_bytes`."""
     with _open_regular(path) as descriptor:
         size_bytes = os.fstat(descriptor).st_size
         if size_bytes > most_bytes:
@@ -200,13 +203,13 @@ def read_small(path: Path, most_bytes: int = _MOST_INDEX_BYTES) -> bytes:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a regular file; Damaged when there is none."""
+    """Return the size in bytes of the regular file `path`. Raises Damaged if there is none."""
     with _open_regular(path) as descriptor:
         return os.fstat(descriptor).st_size
 
 
 def checksum_of(path: Path) -> int:
-    """Return the CRC-32C of a file, read a chunk at a time; Damaged when it cannot be read."""
+    """Return the CRC-32C of the file `path`. Raises Damaged if it cannot be read."""
     checksum, buffer = 0, np.empty(_CHUNK_BYTES, np.uint8)
     with _open_regular(path) as descriptor, open(descriptor, "rb", buffering=0, closefd=False) as file:
         while count := file.readinto(buffer.data):
@@ -215,8 +218,8 @@ def checksum_of(path: Path) -> int:
 
 
 def read_checked(path: Path, size_bytes: int, checksum: int) -> NDArray[np.uint8]:
-    """Return a file's bytes, read once and compared with the checksum. Raises Damaged if they differ."""
-    if (found := size_of(path)) != size_bytes:  # before memory is taken for it
+    """Return the bytes of the file `path`. Raises Damaged if its size is not `size_bytes` or its CRC-32C is not `checksum`."""
+    if (found := size_of(path)) != size_bytes:  # checked before memory is allocated
         raise Damaged(f"has {found} bytes instead of {size_bytes}")
     content = np.empty(size_bytes, np.uint8)
     at = computed = 0
@@ -230,7 +233,7 @@ def read_checked(path: Path, size_bytes: int, checksum: int) -> NDArray[np.uint8
 
 
 def decode_index(content: bytes) -> Index:
-    """Return the index in `content`; Damaged when it is none."""
+    """Return the index in the JSON `content`. Raises Damaged if it is not an index."""
     try:
         return msgspec.json.decode(content, type=Index)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -238,7 +241,7 @@ def decode_index(content: bytes) -> Index:
 
 
 def check_index(index: Index, size_bytes: int) -> None:
-    """Raise Damaged unless all tensors of `index` lie in a raw file of `size_bytes`."""
+    """Raise Damaged if a tensor of `index` has an unknown type, a wrong size, or ends after `size_bytes` of its raw file."""
     for entry in index.tensors:
         item_bytes = ITEM_BYTES.get(entry.dtype)
         if item_bytes is None:
@@ -248,7 +251,7 @@ def check_index(index: Index, size_bytes: int) -> None:
 
 
 def tensors_in(index: Index, content: NDArray[np.uint8]) -> Iterator[Tensor]:
-    """Yield the tensors of a raw file as views of its `content`; Damaged where the index and the file do not agree."""
+    """Yield the tensors of a raw file as views of its `content`. Raises Damaged if `index` does not fit the content."""
     check_index(index, content.size)
     for entry in index.tensors:
         yield Tensor(entry.name, entry.dtype, entry.shape, content[entry.offset : entry.offset + entry.size_bytes])

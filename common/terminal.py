@@ -1,7 +1,7 @@
-"""What is printed is text: control characters of names, notes and commands, which anybody may have made, appear as '?'.
+"""Print text from strangers safely: control characters in names, notes and commands appear as '?'.
 
-The command line writes through `cleaned_streams`, and tables of rich through `console`. A terminal would take escape sequences
-for orders; characters that turn the direction of writing would show another text than there is.
+A terminal would obey escape sequences, and marks of writing direction would display another text. The command line writes through
+`cleaned_streams`, and rich's tables through `console`.
 """
 
 import io
@@ -15,30 +15,30 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 if TYPE_CHECKING:
     from rich.console import Console
 
-# C0 without tab and newline, C1, marks of direction, invisible and separating characters, halves of surrogate pairs.
+# C0 without tab and newline, C1, marks of writing direction, invisible and separating characters, lone surrogates.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
 
 
 def clean(text: str) -> str:
-    """Return the text with '?' for every control character but tab and newline."""
+    """Return `text` with '?' in place of every control character except tab and newline."""
     return _CONTROL.sub("?", text)
 
 
 class CleanStream:
-    """A text stream that cleans what is written to it; all else, such as `buffer` and `isatty`, is the stream's behind it."""
+    """Wraps a text stream and cleans the text written to it. Other attributes, such as `buffer`, are those of the stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self.behind = stream
 
     def write(self, text: str) -> int:
-        """Write the cleaned text; return the length of what was given."""
+        """Write the cleaned text, and return the length of `text`."""
         self.behind.write(clean(text))
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write each of the lines."""
+        """Write the cleaned lines."""
         for line in lines:
             self.write(line)
 
@@ -47,15 +47,15 @@ class CleanStream:
 
 
 def _open_closed_streams() -> None:
-    """Have /dev/null where our caller closed a standard stream (``>&-``): the next file opened would take its place.
+    """Open /dev/null in place of standard streams that the caller closed (``>&-``): the next open file would get their number.
 
-    Programs that we start find stdin closed as we did.
+    Programs that this process starts inherit the replaced stdout and stderr, but find stdin closed.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is `number`
             os.set_inheritable(number, number > 0)
         if number and getattr(sys, name) is None:
             setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - open as long as we run
@@ -63,10 +63,10 @@ def _open_closed_streams() -> None:
 
 @contextmanager
 def cleaned_streams() -> Iterator[None]:
-    """Clean what goes to stdout and stderr within the block."""
+    """Clean the text that the block writes to stdout and stderr."""
     _open_closed_streams()
     before = sys.stdout, sys.stderr
-    for stream in before:  # a terminal that is not of UTF-8 has no sign for most names
+    for stream in before:  # a terminal that does not use UTF-8 cannot display most names
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.stdout, sys.stderr = (cast(TextIO, CleanStream(stream)) for stream in before)
@@ -77,7 +77,7 @@ def cleaned_streams() -> Iterator[None]:
 
 
 def console(stderr: bool = False, width: int | None = None) -> "Console":
-    """Return a console of rich that cleans every text, and whose own colours and movements of the cursor still work."""
+    """Return a console of rich that cleans the text of every output, but not rich's own colours and cursor movements."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -91,7 +91,7 @@ def console(stderr: bool = False, width: int | None = None) -> "Console":
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows under their columns' names."""
+    """Print `rows` below the names of their `columns`, the first column aligned left and the others right."""
     texts = [[str(value) for value in row] for row in [columns, *rows]]
     widths = [max(len(row[i]) for row in texts) for i in range(len(columns))]
     for row in texts:

@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them: parsing and formatting in one place."""
+"""Parse and format sizes and durations as people write them."""
 
 import math
 import re
@@ -22,7 +22,7 @@ _DURATION_UNITS = {
 
 
 def _parse(text: str, what: str, units: dict[str, int], example: str) -> int:
-    """Return the number in the smallest unit; UsageError for text that is none, or one larger than any number."""
+    """Return the number in `text`, in the smallest of `units`. Raises UsageError unless it is finite and has a known unit."""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     if match is None:
         raise UsageError(f"{what} '{text}' is not a positive number with a unit; write for example {example}")
@@ -49,7 +49,7 @@ def parse_duration(text: str) -> int:
 
 
 def _three_digits(value: float) -> str:
-    """Return three significant digits, never in scientific notation above one."""
+    """Return `value` with three significant digits; from 999.5 on as a whole number, not in scientific notation."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 

@@ -1,11 +1,11 @@
-"""The real workloads, each registered once: what run, generate, scale, images and plots know of one, they know from here."""
+"""The registry of the real workloads, with the facts that the commands run, generate, scale, images and plot need."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from iotwin.common.errors import UsageError, nearest
 
-EMULATED = "emulated"  # the variant that is a twin
+EMULATED = "emulated"  # the variant in which the emulator runs the workload's twin
 
 
 @dataclass(frozen=True)
@@ -14,14 +14,14 @@ class Workload:
 
     name: str
     framework: Literal["torch", "tensorflow"]
-    # What starts several ranks of it: torchrun, our iotwin.workloads.launch, or nothing, where one process computes on all GPUs.
+    # The program that starts several ranks: torchrun, or iotwin.workloads.launch. None: one process computes on all GPUs.
     launcher: Literal["torchrun", "launch", None]
-    has_loader_processes: bool = False  # and so the option --workers
+    has_loader_processes: bool = False  # such a job has the option --workers
     variants: tuple[str, ...] = ("original", "instrumented", "sleep", EMULATED)
-    other_names: tuple[str, ...] = ()  # that the paper artifact's scripts know it by
+    other_names: tuple[str, ...] = ()  # used by the scripts of the paper artifact
 
     def launch_words(self, ranks: int) -> list[str]:
-        """Return what stands between ``python -m`` and the program to start so many ranks on this machine."""
+        """Return the words between ``python -m`` and the program that start `ranks` ranks on this machine."""
         if ranks == 1 or self.launcher is None:
             return []
         if self.launcher == "launch":
@@ -41,7 +41,7 @@ NAMES = {name: workload.name for workload in _ALL for name in (workload.name, *w
 
 
 def workload_named(name: str) -> Workload:
-    """Return the workload of that name; UsageError, with the nearest one, when there is none."""
+    """Return the workload called `name`. Raises UsageError, which names the nearest workload, if there is none."""
     if name not in WORKLOADS:
         raise UsageError(f"unknown workload '{name}'{nearest(name, list(WORKLOADS))}; known: {', '.join(WORKLOADS)}")
     return WORKLOADS[name]

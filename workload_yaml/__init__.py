@@ -1,6 +1,6 @@
-"""The workload YAML, with DLIO's keys and iotwin's keys under ``twin:``: read, composed, checked and written as typed structs.
+"""Read, compose, check and write the workload YAML, which has DLIO's keys and, under ``twin:``, iotwin's.
 
-An unknown key is an error that names the nearest known key. A run that silently dropped a setting would measure something else.
+An unknown key is an error that names the nearest known key, because a run without that setting would measure something else.
 """
 
 from iotwin.common.numbers.durations import (

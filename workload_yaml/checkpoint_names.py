@@ -24,7 +24,7 @@ def numbers_in(name: str, pattern: str) -> tuple[int, int] | None:
 
 
 def found_first(config: Config) -> dict[str, str]:
-    """Return the `startup_files` that belong to earlier checkpoints and are read again at later checkpoints.
+    """Return the `startup_files` that belong to checkpoints from before the run and are read again at each later checkpoint.
 
     Maps each name to the name of its stand-in file within checkpoint_folder.
     """

@@ -1,6 +1,8 @@
-"""Composes a workload from a YAML, the files that its `defaults:` name, and overrides. Each value has its origin.
+"""Compose a workload from a YAML, the files that its `defaults:` name, and overrides of the command line, for example:
 
 iotwin emulate workload=unet3d_h100 ++workload.reader.batch_size=4
+
+The origin of each value, a file or an override, is recorded for messages.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +31,7 @@ class ComposedWorkload(NamedTuple):
 
     config: Config
     origins: dict[str, str]  # by path, such as reader.batch_size
-    passed_over: Sequence[str] = ()  # paths of the unknown keys in a DLIO YAML, which are ignored
+    passed_over: Sequence[str] = ()  # paths of unknown keys in a DLIO YAML, which were ignored
 
     def rows(self) -> list[tuple[str, Any, str]]:
         """Return (path, value, origin) of every key in the order of the schema."""
@@ -37,7 +39,7 @@ class ComposedWorkload(NamedTuple):
 
     def origin(self, path: str) -> str:
         """Return where the value at `path` comes from: a file's name, an override, or ``default``."""
-        # A distribution may have been composed from keys below it and next to it.
+        # A distribution may be composed from keys below `path` and the neighbouring key with its standard deviation.
         parts = [origin for name, origin in self.origins.items() if name.startswith((f"{path}.", f"{path}_stdev"))]
         if parts and path not in self.origins:
             return parts[0]
@@ -72,7 +74,7 @@ def parse_foreign(content: bytes, where: str) -> Config:
     settings = ComposedValues()
     try:
         for name, value, origin in own_settings(where, raw):
-            if any("${" in text for text in _texts(value)):
+            if "${" in str(value):
                 raise UsageError(
                     f"{where}: {name}: takes its value from elsewhere by ${{...}}; pack the twin with values written out"
                 )
@@ -84,19 +86,6 @@ def parse_foreign(content: bytes, where: str) -> Config:
     if key := recorded_times(config):
         raise UsageError(f"{where}: {key}: replays a file that is not in the archive; give its quantiles instead")
     return config
-
-
-def _texts(value: Any) -> Iterator[str]:
-    match value:
-        case str():
-            yield value
-        case list():
-            for item in value:
-                yield from _texts(item)
-        case dict():
-            for key, item in value.items():
-                yield from _texts(key)
-                yield from _texts(item)
 
 
 def select(arguments: Sequence[str], folder: Path | None = None) -> ComposedWorkload:
@@ -183,7 +172,7 @@ def finished(
         origin = workload.origin(key.partition("[")[0])
         if origin in overrides:
             return f"'{origin}'"
-        return str(path) if origin in ("default", path.name) else origin  # another file that it is put together from
+        return str(path) if origin in ("default", path.name) else origin
 
     config = checked_config(settings.raw, where)
     if config.twin.recorded is not None:
@@ -224,7 +213,7 @@ def _base_settings(base: Base, others: Sequence[Path], within: tuple[Path, ...])
 def own_settings(source: str, raw: dict[Any, Any]) -> Iterator[tuple[str, Any, str]]:
     """Yield (path, value, origin) of each value in the file called `source`."""
     seen: set[str] = set()
-    # hydra.run.dir first: the workload's own output folder replaces it.
+    # hydra.run.dir comes first, because output.folder overrides it.
     for name, value in sorted(leaves(raw, ""), key=lambda leaf: not leaf[0].startswith(IGNORED)):
         known = known_name(name, value)
         if known.startswith(IGNORED):

@@ -1,4 +1,4 @@
-"""Converts plain values to a Config and checks their combinations. Each error names the key, in one line."""
+"""Convert plain values to a Config and check that they do not contradict each other. Each error names the key, in one line."""
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -30,13 +30,14 @@ def checked_config(raw: dict[str, Any], where: Callable[[str], str]) -> Config:
 def _check(config: Config, where: Callable[[str], str]) -> None:
     """Raise UsageError, which names the key, if values contradict each other although each one is valid."""
     wrong = [(key, problem) for key, bad, problem in _conflicts(config) if bad]
-    wrong += _wrong_distributions(config, "")
+    wrong += _wrong_distributions(config)
+    # A name that leads out of its folder would let a stranger's twin write elsewhere.
     for index, file in enumerate(config.twin.checkpoint.files):
-        if not _is_file_name(file.name):
+        if not stays_within(file.name):
             wrong.append((f"twin.checkpoint.files[{index}].name", f"'{file.name}' must be a path inside checkpoint_folder"))
     for kind in ("train_files", "eval_files"):
         names = getattr(config.twin, kind) or []
-        wrong += [(f"twin.{kind}", f"'{name}' must be a path inside data_folder") for name in names if not _is_file_name(name)]
+        wrong += [(f"twin.{kind}", f"'{name}' must be a path inside data_folder") for name in names if not stays_within(name)]
         if len(set(names)) < len(names):
             wrong.append((f"twin.{kind}", "a name is listed twice"))
         reads = kind.replace("files", "reads")
@@ -46,7 +47,7 @@ def _check(config: Config, where: Callable[[str], str]) -> None:
         wrong.append(("twin.startup_reads", unsound))
     for key in ("dataset.record_element_type", "reader.transformed_record_element_type"):
         section, _, name = key.partition(".")
-        if not _is_element_type(word := getattr(getattr(config, section), name)):
+        if element_type(word := getattr(getattr(config, section), name)) is None:
             wrong.append((key, f"'{word}' is no element type; give one of numpy's such as uint8 or float32"))
     if wrong:
         raise UsageError(f"{where(wrong[0][0])}: {wrong[0][0]}: {wrong[0][1]}")
@@ -126,38 +127,27 @@ def _format_conflicts(config: Config) -> list[tuple[str, bool, str]]:
     ]
 
 
-def _wrong_distributions(value: Any, at: str) -> Iterator[tuple[str, str]]:
-    """Yield (key, problem) for every distribution in the struct `value` whose parameters contradict each other."""
-    match value:
-        case Quantiles(values) if any(a > b for a, b in pairwise(values)):
-            yield f"{at}.values", "quantiles must ascend"
-        case Uniform(low, high) if low > high:
-            yield f"{at}.min", "must not be above max"
-        case msgspec.Struct():
-            for field in msgspec.structs.fields(value):
-                yield from _wrong_distributions(getattr(value, field.name), f"{at}.{field.name}" if at else field.name)
+def _wrong_distributions(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, problem) for every distribution in `config` whose parameters contradict each other."""
+    for key, struct in _structs_in(config, ""):
+        match struct:
+            case Quantiles(values) if any(a > b for a, b in pairwise(values)):
+                yield f"{key}.values", "quantiles must ascend"
+            case Uniform(low, high) if low > high:
+                yield f"{key}.min", "must not be above max"
 
 
 def recorded_times(config: Config) -> str:
-    """Return the key of a time that is read from a file, '' if there is none."""
-    return next((key for key, value in _distributions(config, "") if isinstance(value, Recorded)), "")
+    """Return the key of a time that is read from a file; '' if there is none."""
+    return next((key for key, struct in _structs_in(config, "") if isinstance(struct, Recorded)), "")
 
 
-def _distributions(value: Any, at: str) -> Iterator[tuple[str, msgspec.Struct]]:
-    """Yield (key, distribution) for every distribution in `value`, including those in lists."""
+def _structs_in(value: Any, at: str) -> Iterator[tuple[str, msgspec.Struct]]:
+    """Yield (key, struct) for every section and distribution in `value`, which is at the key `at`, including those in lists."""
     if isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _distributions(item, f"{at}[{index}]")
+            yield from _structs_in(item, f"{at}[{index}]")
     if isinstance(value, msgspec.Struct):
         yield at, value
         for field in msgspec.structs.fields(value):
-            yield from _distributions(getattr(value, field.name), f"{at}.{field.name}" if at else field.name)
-
-
-def _is_element_type(word: str) -> bool:
-    return element_type(word) is not None
-
-
-def _is_file_name(name: str) -> bool:
-    """True if `name` stays inside the folder that it is joined to. A twin from a stranger must not write elsewhere."""
-    return stays_within(name)
+            yield from _structs_in(getattr(value, field.name), f"{at}.{field.name}" if at else field.name)

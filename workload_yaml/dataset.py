@@ -6,7 +6,7 @@ import msgspec
 
 from iotwin.common.numbers.durations import Seconds
 
-# A trillion of anything is a typing error; the bound keeps products of two such numbers within what numpy and len() count.
+# More than a trillion is a typing error.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 # Bytes; DLIO has means such as 114660.07.
@@ -56,35 +56,35 @@ class Dataset(Section):
     """The files of the data set, and how `iotwin generate` generates them."""
 
     data_folder: str = "./data/"
-    format: str = "tfrecord"  # of datagen's FormatLayout, `synthetic` for no files at all, or a reader's plug-in
-    num_files_train: Count | None = None  # all there are when not given (a unet3d pair counts once)
+    format: str = "tfrecord"  # one of FormatLayout.FORMATS, `synthetic` for no files at all, or the name of a reader's plug-in
+    num_files_train: Count | None = None  # None: all existing ones; a pair of files of unet3d counts once
     num_files_eval: Count | None = None
     num_samples_per_file: Positive = 1
     eval_num_samples_per_file: Positive | None = None  # None: as in training
-    record_length_bytes: Size | None = None  # mean sample size (of a pair: both files); None: DLIO's 65536 where it is needed
+    record_length_bytes: Size | None = None  # mean sample size, of a pair both files together; None: DLIO's 65536
     record_length_bytes_stdev: Size | None = None
-    record_length_bytes_resize: Size | None = None  # of a sample as the loader delivers it; None: as it is stored
-    record_dims: list[Positive] = []  # instead of a length
+    record_length_bytes_resize: Size | None = None  # size of a sample as the loader delivers it; None: its stored size
+    record_dims: list[Positive] = []  # shape of each record, which then determines its length
     record_element_type: str = "uint8"
     num_subfolders_train: Count = 0
     num_subfolders_eval: Count = 0
     file_prefix: str = "img"
     compression: str = "none"
     compression_level: Count = 4
-    interleave: bool = False  # samples of several files in turn, as tf.data's interleave
+    interleave: bool = False  # read samples from several files in turn, as tf.data's interleave does
     hdf5: Hdf5 = msgspec.field(default_factory=Hdf5)
     parquet: Parquet = msgspec.field(default_factory=Parquet)
     enable_chunking: bool = False
     chunk_size: Count = 0
-    keep_files: bool = True  # false: the files that this run generated are removed at its end
-    generation_buffer_size: Size = 2 << 30  # of no effect: generation streams
-    # Of the MLCommons fork, of no effect: files are named by number, not listed, and generated ones appear when they are whole.
+    keep_files: bool = True  # False: the run removes at its end the files that it generated
+    generation_buffer_size: Size = 2 << 30  # of no effect: generation needs no buffer of this size
+    # Keys of MLCommons' fork of DLIO, of no effect: iotwin lists no files, and generated files appear only when whole.
     data_gen_method: str | None = None
     write_threads: Positive | None = None
     skip_listing: bool = False
     listing_validation_interval: Count = 0
     post_generation_settle_seconds: Seconds = 0.0
-    # Beyond DLIO: as in `iotwin generate --config`.
+    # Not in DLIO; they describe the generated files.
     record_length_distribution: Literal["normal", "lognormal"] = "normal"
     record_length_histogram: list[tuple[int, float]] = []
     entropy: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0

@@ -1,4 +1,4 @@
-"""How Hydra's files are composed: the `defaults:` list and the ``# @package`` line."""
+"""Parse what composes Hydra's files: the `defaults:` list and the ``# @package`` line."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from iotwin.workload_yaml.schema import Config
 
 SELF = "_self_"
 _PACKAGE_LINE = re.compile(r"^\s*#\s*@package\s+(\S+)", re.M)
-_OWN = ("hydra/", "override ")  # of Hydra's logging and launching, or a second choice of what is chosen by workload=NAME
+_OWN = ("hydra/", "override ")  # entries for Hydra itself, or that override a choice which workload=NAME makes here
 
 
 class Base(NamedTuple):
@@ -28,9 +28,9 @@ class Base(NamedTuple):
 
 
 def bases(entries: Any, path: Path) -> tuple[list[Base], list[Base]]:
-    """Return the files that the file at `path` overrides, and the files that override it.
+    """Return (files that the file at `path` overrides, files that override it) by `entries`, the file's `defaults:` list.
 
-    They are the entries before and after _self_ in its `defaults:` list. Without _self_, as in Hydra 1.1, the file overrides all.
+    The former are the entries before _self_, the latter those after it. Without _self_, the file overrides all, as in Hydra 1.1.
     Raises UsageError if an entry is not a name.
     """
     before: list[Base] = []
@@ -53,7 +53,7 @@ def package(text: str) -> str:
 
 
 def _named(entry: Any, path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (group with its package, name) of an entry. An entry such as ``workload: null`` yields nothing."""
+    """Yield (group with its package, name) of an entry of a `defaults:` list. ``workload: null`` yields nothing."""
     match entry:
         case None:
             return
@@ -78,12 +78,12 @@ def _base(group: str, name: str, path: Path) -> Base:
     below = Path(*filter(None, (group, folder)))
     if ".." in (*below.parts, name):
         raise UsageError(f"{path}: defaults: '{below / name}' leads out of this file's folder; put the YAML there or below")
-    # An absolute name starts at the folder that has workload/ in it.
+    # An absolute name is relative to the folder that contains the folder workload/.
     tops = [path.parent.parent, path.parent] if absolute else [path.parent]
     return Base(name, [top / below for top in tops], _section(group_package or name_package or group), optional)
 
 
 def _section(name: str) -> str:
-    """Return the path of the section that a package or a group names; '' for the whole workload."""
+    """Return the YAML path of the section that a package or group `name` stands for; '' for the whole workload."""
     inner = name.replace("/", ".").removeprefix("_global_").strip(".").removeprefix("workload").strip(".")
     return inner if inner.partition(".")[0] in Config.__struct_fields__ else ""

@@ -48,7 +48,7 @@ class HydraJob(NamedTuple):
     workload: ComposedWorkload
     choice: str
     overrides: list[str]
-    subfolder: str | None  # of the output folder, for Hydra's notes; None for no notes
+    subfolder: str | None  # folder within the output folder for the files of `job_files`; None: they are not written
 
 
 def compose_job(words: Sequence[str], source: ConfigFolders) -> HydraJob:
@@ -71,9 +71,9 @@ def compose_job(words: Sequence[str], source: ConfigFolders) -> HydraJob:
 
 
 def _primary(source: ConfigFolders) -> tuple[dict[Any, Any], Path]:
-    """Return the content and the path of the primary config.
+    """Return the content and the path of the primary config: the first file of that name in the folders of `source`.
 
-    It is the first file of its name in the folders of `source`, or DLIO's config.yaml if none contains it.
+    If no folder contains it and no name was given, the primary config is DLIO's config.yaml.
     """
     name = (source.name or "config").removesuffix(".yaml")
     for folder in source.folders:
@@ -94,7 +94,7 @@ def _choice(primary: dict[Any, Any], path: Path) -> str:
 
 
 def _composed(primary: dict[Any, Any], path: Path, choice: str, source: ConfigFolders) -> Iterator[tuple[str, Any, str]]:
-    """Yield the values of the primary config and of the workload, of which later values override earlier ones.
+    """Yield (path, value, origin) of the values of the primary config and the workload. Later values override earlier ones.
 
     The primary config's values are last if its defaults end with _self_.
     """

@@ -1,14 +1,14 @@
-"""Replaces OmegaConf's interpolations: ``${dataset.data_folder}/eval``, ``${oc.env:SCRATCH,/tmp}``, ``${now:%Y-%m-%d}``."""
+"""Replace OmegaConf's interpolations: ``${dataset.data_folder}/eval``, ``${oc.env:SCRATCH,/tmp}``, ``${now:%Y-%m-%d}``."""
 
 import os
 import re
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from iotwin.common.errors import UsageError, nearest
+from iotwin.workload_yaml.overrides import paths_in, value_at
 from iotwin.workload_yaml.schema import Config
 from iotwin.workload_yaml.spelling import known_name
 
@@ -22,8 +22,8 @@ _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 def interpolate(raw: dict[str, Any], where: str) -> None:
     """Replace every interpolation in the values of `raw`. An interpolation of a key that `raw` lacks gives the key's default.
 
-    Keys that `raw` does not have take their defaults. Raises UsageError, naming the key, for an unknown reference and for a
-    result that is larger than any workload needs. Environment variables raise it, too, if the workload would carry them along.
+    Raises UsageError, which names the key, if an interpolation is unknown, or if its result is larger than any workload needs.
+    Environment variables also raise it if the workload's data are on another machine, which would learn them.
     """
     interpolation = _Interpolation(raw, where)
     interpolation.replace(raw, "")
@@ -36,11 +36,11 @@ def interpolate(raw: dict[str, Any], where: str) -> None:
 
 def _remote(raw: dict[str, Any]) -> str:
     """Return the key that places the workload's data on a remote store; '' if all data are in a file system."""
-    storage_type = _looked_up(raw, "storage.storage_type")
+    storage_type = value_at(raw, "storage.storage_type")
     if storage_type is not None and storage_type not in _LOCAL:
         return "storage.storage_type"
     for key in ("dataset.data_folder", "storage.storage_root", "checkpoint.checkpoint_folder"):
-        if "://" in str(_looked_up(raw, key) or "") or "::" in str(_looked_up(raw, key) or ""):
+        if "://" in str(value_at(raw, key)) or "::" in str(value_at(raw, key)):
             return key
     return ""
 
@@ -57,7 +57,7 @@ class _Interpolation:
         self._raw, self._where = raw, where
         self._under_way: list[str] = []
         self._looked_at = self._replaced = 0
-        self.from_environment: list[str] = []  # where values took one of the environment's variables
+        self.from_environment: list[str] = []  # keys whose values contain an environment variable
 
     def replace(self, value: Any, at: str) -> Any:
         """Return `value` with its interpolations replaced. Mappings and lists are changed in place."""
@@ -107,35 +107,23 @@ class _Interpolation:
             raise UsageError(f"{self._where}: {at}: ${{{key}}} leads back to itself; write the value out")
         self._under_way.append(key)
         given, usual = self._raw, msgspec.to_builtins(Config())
-        found = _looked_up(given, key)
+        found = value_at(given, key)
         if found is None:
-            found = _looked_up(usual, key)
+            found = value_at(usual, key)
         if found is None:
-            raise UsageError(f"{self._where}: {at}: ${{{key}}} names no value{nearest(key, [*_paths(usual), *_paths(given)])}")
+            raise UsageError(
+                f"{self._where}: {at}: ${{{key}}} names no value{nearest(key, [*paths_in(usual), *paths_in(given)])}"
+            )
         found = self.replace(found, key)
         self._under_way.pop()
         return found
 
 
 def _absolute(name: str, at: str) -> str:
-    """Return the absolute path of the interpolated `name` in the value at `at`.
+    """Return the absolute path of the key that an interpolation calls `name`, in the value at the path `at`.
 
     One leading dot stands for the section of `at`, two for the section that contains that section.
     """
     dots = len(name) - len(name.lstrip("."))
     around = at.split(".")[: -dots or None] if dots else []
     return known_name(".".join([*around, name.lstrip(".")]), "")
-
-
-def _looked_up(source: Any, key: str) -> Any:
-    """Return the value at `key`, None if there is none."""
-    for part in key.split("."):
-        source = source.get(part) if isinstance(source, dict) else None
-    return source
-
-
-def _paths(source: dict[str, Any], at: str = "") -> Iterator[str]:
-    for key, value in source.items():
-        yield f"{at}{key}"
-        if isinstance(value, dict):
-            yield from _paths(value, f"{at}{key}.")

@@ -1,4 +1,4 @@
-"""Converts plain values to typed sections. An error names the key, and for an unknown key also the nearest known one."""
+"""Convert plain values to typed sections. An error names the key, and for an unknown key also the nearest known one."""
 
 import typing
 from collections.abc import Callable, Iterator
@@ -64,7 +64,7 @@ def _unknown_keys(value: Any, annotation: Any, at: str) -> Iterator[tuple[str, s
         return
     tagged = [struct for struct in candidates if struct.__struct_config__.tag == value.get("type")]
     if not tagged and all(struct.__struct_config__.tag for struct in candidates):
-        return  # an unknown type: reported with the value
+        return  # an unknown `type`, which `convert_section` reports as a wrong value
     struct = (tagged or candidates)[0]
     fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
     known = [*fields, *(["type"] if struct.__struct_config__.tag_field else [])]
@@ -76,7 +76,10 @@ def _unknown_keys(value: Any, annotation: Any, at: str) -> Iterator[tuple[str, s
 
 
 def _fitting(value: Any, annotation: Any) -> Any:
-    """Return `value` without null values, with YAML 1.1's words for booleans and whole floats such as 1e6 converted."""
+    """Return `value` prepared for the type `annotation`.
+
+    Null values are dropped, YAML 1.1's words for booleans and whole floats such as 1e6 are converted.
+    """
     kinds = set(_scalars(annotation))
     match value:
         case dict():

@@ -1,4 +1,4 @@
-"""Parses a twin's lists of reads: ``FILE:OFFSET+SIZE``, separated by spaces. FILE is an index in the twin's list of files.
+"""Parse a twin's lists of reads: ``FILE:OFFSET+SIZE``, separated by spaces. FILE is an index in the twin's list of files.
 
 ``FILE:0+0`` reads nothing. It opens the file, even if the file is open already.
 ``FILE:OFFSET+SIZE@THREAD`` is a read by the additional thread THREAD, counted from 1.
@@ -17,7 +17,7 @@ class Read(NamedTuple):
     file: int
     offset: int
     size_bytes: int
-    thread: int  # 0: the one that reads the sample
+    thread: int  # number of the additional thread; 0: the thread that reads the sample
 
 
 def parse(listed: str) -> list[Read]:

@@ -14,10 +14,10 @@ from iotwin.workload_yaml.schema import Config
 from iotwin.workload_yaml.spelling import known_name, known_value
 from iotwin.workload_yaml.yaml12 import parse
 
-IGNORED = ("hydra.", "hydra/")  # Hydra's settings: where results go (`spelling`), logging, notes
+IGNORED = ("hydra.", "hydra/")  # Hydra's own settings, such as logging; `spelling` converts hydra.run.dir
 _EXAMPLE = "write for example ++workload.reader.batch_size=4"
 _KIND = {"": "set", "+": "add", "++": "force", "~": "delete"}
-# Hydra has {a:1} where YAML has {a: 1}, and a backslash before what would mean something to it.
+# Hydra writes {a:1} where YAML requires {a: 1}, and a backslash before special characters.
 _TIGHT_KEY = re.compile(r"([{,]\s*[\w.\-/]+):(?=\S)")
 _QUOTED = re.compile(r"""(['"])((?:\\\1|(?!\1).)*)\1""", re.DOTALL)
 _ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
@@ -29,13 +29,28 @@ class Override(NamedTuple):
 
     kind: Literal["set", "add", "force", "delete"]
     path: str
-    value: Any  # of a deletion None: whatever the value is
+    value: Any  # None of a deletion: delete the key whatever its value is
     text: str
 
     @property
     def is_ignored(self) -> bool:
         """True if the override sets one of Hydra's own settings instead of the workload's."""
         return known_name(self.path, self.value).startswith(IGNORED)
+
+
+def value_at(section: Any, path: str) -> Any:
+    """Return the value at `path`, such as reader.batch_size, in the nested mappings `section`; None if there is none."""
+    for name in path.split("."):
+        section = section.get(name) if isinstance(section, dict) else None
+    return section
+
+
+def paths_in(section: dict[str, Any], at: str = "") -> Iterator[str]:
+    """Yield the paths of all keys in the nested mappings `section`, each after the prefix `at`."""
+    for key, value in section.items():
+        yield f"{at}{key}"
+        if isinstance(value, dict):
+            yield from paths_in(value, f"{at}{key}.")
 
 
 class ComposedValues:
@@ -69,10 +84,7 @@ class ComposedValues:
 
     def get(self, path: str) -> Any:
         """Return the value at `path`; None if there is none."""
-        found: Any = self.raw
-        for name in path.split("."):
-            found = found.get(name) if isinstance(found, dict) else None
-        return found
+        return value_at(self.raw, path)
 
     def has(self, path: str) -> bool:
         """Return whether the key at `path` exists, even if its value is None."""
@@ -126,8 +138,10 @@ def apply(settings: ComposedValues, override: Override, strict: bool = False) ->
         )
     if strict and override.kind == "add" and settings.get(path) is not None:
         raise UsageError(f"'{override.text}': {path} is there already; write ++ to replace it")
-    if strict and override.kind == "set" and not (settings.has(path) or _in_schema(path)):
-        raise UsageError(f"'{override.text}': {path} is not in the workload{_nearest(path)}; write ++ to add it")
+    if strict and override.kind == "set" and not settings.has(path):
+        known = list(paths_in(msgspec.to_builtins(Config())))
+        if path not in known and path.rpartition("_stdev")[0] not in known:
+            raise UsageError(f"'{override.text}': {path} is not in the workload{nearest(path, known)}; write ++ to add it")
     for name, value in leaves({override.path: override.value}, ""):
         settings.put(known_name(name, value), value, override.text)
 
@@ -152,23 +166,3 @@ def leaves(value: dict[Any, Any], at: str) -> Iterator[tuple[str, Any]]:
             yield from leaves(item, path)
         else:
             yield path, item
-
-
-def _in_schema(path: str) -> bool:
-    return path in _schema_paths() or path.rpartition("_stdev")[0] in _schema_paths()
-
-
-def _schema_paths() -> list[str]:
-    paths: list[str] = []
-    pending = [("", msgspec.to_builtins(Config()))]
-    while pending:
-        at, section = pending.pop()
-        for key, value in section.items():
-            paths.append(at + key)
-            if isinstance(value, dict):
-                pending.append((f"{at}{key}.", value))
-    return paths
-
-
-def _nearest(path: str) -> str:
-    return nearest(path, _schema_paths())

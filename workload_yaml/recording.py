@@ -1,8 +1,8 @@
-"""A recording: a file with every thread's storage calls and waits in a traced job. `fit` writes it and the emulator replays it.
+"""Recordings: files with every thread's storage calls and waits in a traced job. `fit` writes them, the emulator replays them.
 
-The file is one Parquet table of calls, sorted by thread. Its metadata list the threads, processes, files, pipes and phases
-as JSON, and the calls refer to their indices. A recording may come from a stranger: `read_recording` checks every number
-and name before use.
+A recording is a Parquet table of calls, sorted by thread. Its metadata list the threads, processes, files, pipes and phases
+as JSON, and the calls refer to their indices. A recording may come from a stranger, so `read_recording` checks every number
+and name.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,10 @@ _MOST_BYTES, _LONGEST_NS, _FARTHEST = 1 << 31, 1 << 54, 1 << 54  # of one call; 
 
 
 class Op(IntEnum):
-    """Operation of a row. The row's `subject` is a file up to TRUNCATE, then a pipe, a channel, a process, a thread or a mark."""
+    """Operation of a row. The row's `subject` is the index of a file for OPEN to TRUNCATE, and of a pipe for PIPE_WRITE to POLL.
+
+    It is the index of a channel for POST and WAIT, a process for START and JOIN, a thread for THREAD, and a mark for MARK.
+    """
 
     OPEN = 0
     READ = 1
@@ -47,25 +50,25 @@ class Op(IntEnum):
     PIPE_WRITE = 14
     PIPE_READ = 15  # waits for the bytes
     POLL = 16  # waits until there is something to read
-    POST = 17  # on a channel between two threads of a process
-    WAIT = 18  # for one post
-    START = 19  # a process
+    POST = 17  # puts a token into a channel between two threads of a process
+    WAIT = 18  # waits for a token
+    START = 19  # starts a process
     JOIN = 20  # waits for a process to end
     THREAD = 21  # starts a thread
-    MARK = 22  # a phase begins or ends: it is logged
-    END = 23  # of the process or thread: time to it, and nothing more
+    MARK = 22  # logs that a phase begins or ends
+    END = 23  # the end of the process or thread; its time counts, nothing is called
 
 
 CALLS = 17  # operations below this are system calls on files and pipes
-# Flags besides FLAG_* of iotwin.trace_store.schema: the file has its last name by now; the job duplicated its descriptor.
+# Flags besides FLAG_* of iotwin.trace_store.schema: the file already has its last name; the job duplicated its descriptor.
 RENAMED, DUPLICATED = 1 << 8, 1 << 9
 COLUMNS = {
     "thread": np.int32,
-    "at_ns": np.int64,  # since the start of the job: when a wait was over, when anything else began
-    "think_ns": np.int64,  # from the end of the row before
+    "at_ns": np.int64,  # since the start of the job: when a wait ended, or when another operation began
+    "think_ns": np.int64,  # time since the end of the thread's previous row
     "op": np.uint8,
     "subject": np.int32,
-    "fd": np.int32,  # the job's; -1: none
+    "fd": np.int32,  # the job's file descriptor; -1: none
     "offset": np.int64,  # -1: none
     "size": np.int64,
     "flags": np.int32,
@@ -78,8 +81,8 @@ class RecordedFile(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     renamed_to: str | None = None
     size_bytes: int = 0  # when the job began
-    written: bool = False  # it lies in the output folder, else in the data folder
-    made: bool = False  # by a call of the job; a written file that is not was there when the job began
+    written: bool = False  # True: the job wrote the file, which is in the output folder; False: it is in the data folder
+    made: bool = False  # True: the job created the file; False: the file existed when the job began
 
 
 class Pipe(msgspec.Struct, forbid_unknown_fields=True):
@@ -104,8 +107,8 @@ class Header(msgspec.Struct, forbid_unknown_fields=True):
     files: list[RecordedFile]
     pipes: list[Pipe]
     channels: int
-    parents: list[int]  # of each process, by number; -1 for the first
-    threads: list[int]  # the process of each thread; the first one of a process is its main thread
+    parents: list[int]  # index of each process's parent process; -1 for the first
+    threads: list[int]  # index of each thread's process; the first thread of a process is its main thread
     marks: list[Mark]
 
 

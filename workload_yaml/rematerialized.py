@@ -11,21 +11,21 @@ _SCALED = {"mean", "stdev", "min", "max", "scale", "values"}
 
 
 def share_of_peak(time: Rematerialized) -> float | None:
-    """Return the budget as a share of peak memory; None without a budget. A budget above 1 is in bytes, else it is a share."""
+    """Return the budget as a share of peak memory; None without a budget. In the YAML, a budget above 1 is in bytes."""
     if time.budget is None:
         return None
     return float(time.budget) if time.budget <= 1 else time.budget / time.peak_bytes
 
 
 def overhead(time: Rematerialized) -> float:
-    """Return how many times longer a step takes under the budget, by the largest share on the curve that is within the budget.
+    """Return the overhead of the largest share of memory on the curve that is within the budget: step time / base time.
 
     Raises UsageError, which names the least feasible share, if the budget is below every share.
     """
     share = share_of_peak(time)
     if share is None or share >= 1 > max(ratio for ratio, _ in time.curve):
         return 1.0
-    feasible = [point for point in time.curve if point[0] <= share * (1 + 1e-9)]
+    feasible = [(ratio, cost) for ratio, cost in time.curve if ratio <= share * (1 + 1e-9)]
     if not feasible:
         least = min(ratio for ratio, _ in time.curve)
         raise UsageError(

@@ -15,10 +15,10 @@ from iotwin.workload_yaml.step_times import StepTime
 
 OrNone = Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]  # -1: none, as in DLIO
 Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-# An explicit maximum keeps one typing error (a size in the place of a count) from becoming a fork bomb.
+# The maximum keeps a typing error, such as a size in place of a count, from becoming a fork bomb.
 Processes = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 Datatype = Literal["int8", "uint8", "fp16", "bf16", "fp32", "fp64"]
-Shuffle = Literal["off", "seed", "random"]  # random: a fresh order in each epoch even where seed_change_epoch is false
+Shuffle = Literal["off", "seed", "random"]  # random: a new order in each epoch even if seed_change_epoch is false
 
 
 class Parallelism(Section):
@@ -44,13 +44,13 @@ class Model(Section):
     """The emulated model: its name, and the sizes of its checkpoints."""
 
     name: str = "default"
-    type: str | None = None  # only `transformer` changes anything: sizes then follow from the shape
-    model_size_bytes: Size = 10240  # of the model state that a rank which checkpoints writes, unless type is transformer
+    type: str | None = None  # `transformer`: sizes follow from the shape; other values have no effect
+    model_size_bytes: Size = 10240  # size of the model state that a writing rank writes, unless type is transformer
     model_datatype: Datatype = "fp16"
     optimizer_datatype: Datatype = "fp32"
-    optimization_groups: list[Positive] = []  # elements of each optimizer tensor, given one by one
+    optimization_groups: list[Positive] = []  # number of elements of each optimizer tensor
     num_layers: OrNone = -1
-    layer_parameters: list[Positive] = []  # elements of each tensor of a layer, given one by one
+    layer_parameters: list[Positive] = []  # number of elements of each tensor of a layer
     parallelism: Parallelism = msgspec.field(default_factory=Parallelism)
     transformer: Transformer = msgspec.field(default_factory=Transformer)
 
@@ -72,7 +72,7 @@ class Storage(Section):
 
     storage_type: Literal["local_fs", "parallel_fs", "direct_fs", "s3", "aistore", "s3dlio"] = "local_fs"
     storage_root: str = "./"
-    # Of the object store: endpoint_url, region, keys.
+    # Options of the object store: endpoint_url, region, keys.
     storage_options: dict[str, str | int | float | bool | list[str] | None] = {}
     storage_library: str | None = None  # of no effect: fsspec speaks to every store
 
@@ -88,21 +88,21 @@ class Reader(Section):
     batch_size_eval: Positive = 1
     read_threads: Processes = 1  # worker processes; 0: the main process reads
     computation_threads: Processes = 1  # tf.data's parallel parsing; of no effect, as records are not parsed
-    # Batches in flight over all workers, each having ceil(size / read_threads), as in DLIO. When not given, each worker has two
-    # whatever their number, as in PyTorch.
+    # Batches in flight over all workers. As in DLIO, each worker has ceil(prefetch_size / read_threads) of them. If it is not
+    # given, each worker has two, as in PyTorch.
     prefetch_size: Positive | None = None
-    file_shuffle: Shuffle = "off"  # with one sample per file, the same thing as sample_shuffle: either one shuffles
+    file_shuffle: Shuffle = "off"  # with one sample per file, it has the same effect as sample_shuffle
     sample_shuffle: Shuffle = "off"
     shuffle_size: Positive = 1024  # samples in tf.data's shuffle buffer
     read_type: Literal["on_demand", "memory"] = "on_demand"  # memory: each file is read once, in the first epoch
     file_access: Literal["multi", "shared", "collective", "mpio", "posix"] = "multi"  # of no effect, as in DLIO
-    transfer_size: Positive | None = None  # bytes of one read; None: as the format's own reader has it
+    transfer_size: Positive | None = None  # most bytes of one read; None: as the format's reader chooses
     preprocess_time: Duration = 0.0  # per training sample, in the worker
-    multiprocessing_context: Literal["fork", "spawn", "forkserver"] = "fork"  # of the pytorch loader; native always forks
-    pin_memory: bool = True  # the pytorch loader's; the native loader copies if twin.reader.pinned_copies
-    odirect: bool = False  # past the page cache
+    multiprocessing_context: Literal["fork", "spawn", "forkserver"] = "fork"  # for the pytorch loader; native always forks
+    pin_memory: bool = True  # for the pytorch loader; twin.reader.pinned_copies is for the native loader
+    odirect: bool = False  # read past the page cache
     dont_use_mmap: bool = False  # of no effect
-    # Of the tensor that the pytorch loader delivers for a sample, instead of record_length_bytes_resize.
+    # Shape of the tensor that the pytorch loader delivers for a sample, instead of record_length_bytes_resize.
     transformed_record_dims: list[Positive] = []
     transformed_record_element_type: str = "uint8"
 
@@ -112,21 +112,20 @@ class Train(Section):
 
     epochs: Positive = 1
     computation_time: StepTime = 0.0  # per step
-    # At most this many steps in each epoch, as DLIO has it; -1: all.
-    total_training_steps: OrNone = -1
-    seed: Seed = 123  # of order, drawn times and checkpoint content
-    seed_change_epoch: bool = True  # a fresh order each epoch; False: the same order in all
+    total_training_steps: OrNone = -1  # most steps of each epoch, as in DLIO; -1: all
+    seed: Seed = 123  # for the order of samples, drawn times and checkpoint content
+    seed_change_epoch: bool = True  # a new order in each epoch; False: the same order in all
 
 
 class Evaluation(Section):
     """When and how to evaluate: by epochs, or by steps if `steps_between_evals` is given."""
 
     eval_time: Duration = 0.0  # per evaluation step
-    eval_after_epoch: Positive = 1  # first after this epoch,
-    epochs_between_evals: Positive = 1  # then every so many
-    eval_after_step: OrNone = -1  # first after this step of the run; -1: after the first steps_between_evals
+    eval_after_epoch: Positive = 1  # epoch after which the first evaluation is due
+    epochs_between_evals: Positive = 1
+    eval_after_step: OrNone = -1  # step of the run after which the first evaluation is due; -1: steps_between_evals
     steps_between_evals: OrNone = -1
-    total_eval_steps: OrNone = -1  # of each evaluation; -1: all
+    total_eval_steps: OrNone = -1  # most steps of each evaluation; -1: all
 
 
 class Ksm(Section):
@@ -142,22 +141,22 @@ class Checkpoint(Section):
     """When and how to write checkpoints: by epochs, or by steps if `steps_between_checkpoints` is given."""
 
     checkpoint_folder: str = "./checkpoints/"
-    checkpoint_after_epoch: Positive = 1  # first after this epoch,
-    epochs_between_checkpoints: Positive = 1  # then every so many
-    checkpoint_after_step: OrNone = -1  # one more after this step of the run; 0: before the first
+    checkpoint_after_epoch: Positive = 1  # epoch after which the first checkpoint is due
+    epochs_between_checkpoints: Positive = 1
+    checkpoint_after_step: OrNone = -1  # step of the run after which one more checkpoint is due; 0: before the first step
     steps_between_checkpoints: OrNone = -1
-    time_between_checkpoints: Duration = 0.0  # seconds of computing between checkpoints, when only checkpoints run
-    num_checkpoints_write: OrNone = -1  # when only checkpoints run: how many are written,
-    num_checkpoints_read: OrNone = -1  # and then read back
-    type: Literal["rank_zero", "all_ranks"] = "rank_zero"  # who writes the model where nothing is sharded
-    mode: Literal["default", "subset"] = "default"  # subset: fewer ranks than the model's parallelism, which write their shares
-    fsync: bool | None = None  # for all files; when not given, each file does as recorded
-    recovery_rank_shift: bool = False  # reading back, each rank reads another's files, past its node's page cache
+    time_between_checkpoints: Duration = 0.0  # seconds of computing between checkpoints if workflow.train is false
+    num_checkpoints_write: OrNone = -1  # number of checkpoints to write if workflow.train is false
+    num_checkpoints_read: OrNone = -1  # how often the newest checkpoint is read back at the end
+    type: Literal["rank_zero", "all_ranks"] = "rank_zero"  # ranks that write a model that is not sharded
+    mode: Literal["default", "subset"] = "default"  # subset: fewer ranks run than the parallelism requires and write their shares
+    fsync: bool | None = None  # for all files; None: each recorded file as the job did
+    recovery_rank_shift: bool = False  # each rank reads back files of a rank on another node, not in this node's page cache
     rank_sync: bool = False  # ranks wait for one another after each checkpoint
     randomize_tensor: bool = True  # random bytes; false: zeros, which storage may compress away
     ksm: Ksm | None = None
     checkpoint_mechanism_classname: str | None = None
-    # The fork of the artifact: writes alternate between q1 bytes and a normal curve, never below min.
+    # Keys of the paper artifact's fork of DLIO: writes alternate between q1 bytes and a draw from a normal curve, at least min.
     ckpt_write_sz_q1: Positive | None = None
     ckpt_write_sz_mean: Positive | None = None
     ckpt_write_sz_std: Count | None = None
@@ -167,7 +166,7 @@ class Checkpoint(Section):
 class OutputMetric(Section):
     """Which steps of an epoch the metrics exclude."""
 
-    exclude_start_steps: Count = 1  # warming up: the first batch has no step to hide behind
+    exclude_start_steps: Count = 1  # the first step waits for its batch, as no earlier step hides the read
     exclude_end_steps: Count = 0
 
 
@@ -192,77 +191,77 @@ class Metric(Section):
     au: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.9  # accelerator utilisation to reach
 
 
-# torch.save's two, torch.distributed.checkpoint's, and PCcheck's.
+# The two formats of torch.save, that of torch.distributed.checkpoint, and PCcheck's.
 CheckpointFormat = Literal["zip", "legacy", "dcp", "slots"]
 
 
 class CheckpointFile(Section):
     """One file of a checkpoint, as it was traced."""
 
-    name: str  # within checkpoint_folder; '{epoch}' and '{step}' become numbers, a name without any is overwritten
+    name: str  # within checkpoint_folder; '{epoch}' and '{step}' become numbers, a name without both is overwritten
     write_sizes: Annotated[list[tuple[Count, Positive]], msgspec.Meta(min_length=1)]  # [bytes, how often], in order
     fsync: bool = False
     rename: bool = False  # written under a temporary name, then renamed
-    made_first: bool = False  # opened and closed once before it is opened to be written, as where tempfile.mkstemp names it
-    direct: bool = False  # past the page cache, O_DIRECT, as far as writes fill blocks and the file system knows how
-    # [offset, bytes] of each read once it is written, as TensorFlow merges indices; each at 0 opens it anew, no bytes: its end.
+    made_first: bool = False  # opened and closed once before it is opened for writing, as tempfile.mkstemp does
+    direct: bool = False  # written with O_DIRECT, if writes fill blocks and the file system supports it
+    # [offset, bytes] of each read after writing, as TensorFlow merges indices. Offset 0 reopens the file; 0 bytes read its end.
     read_back: list[tuple[Count, Count]] = []
-    # At each later checkpoint while this one is there, as a store does that looks which are whole; None: it is left alone.
+    # What each later checkpoint does with this file, as a store that checks which checkpoints are whole; None: nothing.
     looked_at: Literal["opened", "read"] | None = None
-    rank: Count = 0  # that writes it; of fewer ranks the last
-    epochs: list[Count] | None = None  # written only at these epochs' checkpoints (a best-so-far file); None: at every one
-    after_steps: list[Count] | None = None  # the same of the whole run's steps, if two kinds have separate cadences
-    keep: Count | None = None  # newest of this file alone that stay, 0: all; None: twin.checkpoint.keep
-    # Seconds besides writing; None: its share, by bytes, of the section's.
+    rank: Count = 0  # the rank that writes it; the last one if there are fewer ranks
+    epochs: list[Count] | None = None  # written only at the checkpoints of these epochs (a best-so-far file); None: at all
+    after_steps: list[Count] | None = None  # the same by steps of the run, if two kinds of files have separate cadences
+    keep: Count | None = None  # number of newest versions of this file that stay, 0: all; None: twin.checkpoint.keep
+    # Seconds besides writing; None: its share, by bytes, of twin.checkpoint.serialization_time.
     serialization_time: Duration | None = None
-    format: CheckpointFormat | None = None  # that its writes are of; None: another, or not known
+    format: CheckpointFormat | None = None  # format that its writes have; None: another, or unknown
 
 
 class CheckpointPolicy(Section):
     """CheckFreq's policy: measure steps and checkpoints, then write checkpoints as often as the bound `overhead` allows."""
 
     type: Literal["checkfreq"] = "checkfreq"
-    overhead: Annotated[float, msgspec.Meta(gt=0, le=100)] = 0.05  # share of the time of steps that checkpoints may add
-    mtbf: PositiveSeconds | None = None  # mean time between failures; below Young's interval checkpoints cost more than they save
+    overhead: Annotated[float, msgspec.Meta(gt=0, le=100)] = 0.05  # time that checkpoints may add, as a share of the steps' time
+    mtbf: PositiveSeconds | None = None  # mean time between failures, which sets a least interval (Young's)
     profile_steps: Positive = 100  # steps timed before the first checkpoint that the policy takes
 
 
 class TwinCheckpoint(Section):
     """Checkpoint settings that DLIO does not have."""
 
-    files: list[CheckpointFile] = []  # recorded; without any, sizes follow from the model section
-    # Seconds per file besides writing; those of all files of a checkpoint are shared by them in proportion to their bytes.
+    files: list[CheckpointFile] = []  # recorded files; if empty, files and sizes follow from the model section
+    # Seconds per file besides writing; the sum over a checkpoint's files is divided among them by their bytes.
     serialization_time: Duration = 0.0
-    # Share of a file's that passes before its first write; the rest follows its writes, in proportion to their bytes.
+    # Share of a file's serialization that passes before its first write; the rest follows the writes, by their bytes.
     serialization_ahead: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     lead_time: Duration = 0.0  # seconds of a checkpoint before its first file
-    first_lead_time: Duration | None = None  # of the very first checkpoint, which warms up; None: as the others
-    tail_time: Duration = 0.0  # seconds of a checkpoint besides those before and in its files; they follow its last file
+    first_lead_time: Duration | None = None  # lead time of the very first checkpoint, which warms up; None: as the others
+    tail_time: Duration = 0.0  # seconds of a checkpoint after its last file
     write_size: Positive | None = None  # bytes of one write of files that are not recorded; None: 8 MiB
     rename: bool = True  # files that are not recorded are written under a temporary name, then renamed
-    # folder: the files of a folder are written below a temporary name of it (+ .tmp), which is renamed when all ranks are done.
+    # folder: a checkpoint is a folder, written under a temporary name (+ .tmp) that is renamed when all ranks are done.
     commit: Literal["file", "folder"] = "file"
-    directory_sync: bool = False  # fsync of the folder after each kind of rename, and of one that is renamed before
-    format: CheckpointFormat | None = None  # in which the same tensors are written; None: as recorded, or writes of write_size
-    persist_threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1  # write files at once: of dcp so many, of slots parts of one
-    asynchronous: bool = False  # a snapshot in memory, persisted in the background
-    in_flight: Positive = 1  # asynchronous checkpoints that may be under way; training waits for room
-    snapshot_time: Duration | None = None  # of an asynchronous one; None: what copying its bytes takes here
-    # Asynchronous: training waits for all of the snapshot (device), or it goes on until the end of the next step (host).
+    directory_sync: bool = False  # fsync a folder after files in it were renamed, and before it is renamed itself
+    format: CheckpointFormat | None = None  # format in which the tensors are written; None: as recorded, or by write_size
+    persist_threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1  # threads that write files, or parts of a slot, concurrently
+    asynchronous: bool = False  # a snapshot in memory is written in the background
+    in_flight: Positive = 1  # most asynchronous checkpoints under way; training waits until there are fewer
+    snapshot_time: Duration | None = None  # seconds of an asynchronous checkpoint's snapshot; None: the time of copying its bytes
+    # device: training waits for the whole snapshot; host: the snapshot is taken during the next step, whose end waits for it.
     snapshot: Literal["host", "device"] = "device"
-    logged: bool | None = None  # as a separate phase; None: if training waits for it
-    keep: Positive | None = None  # newest checkpoints kept, older ones are removed; None: all
-    keep_every: Positive | None = None  # one in so many stays besides
-    keep_epoch_ends: bool = False  # those at ends of epochs stay besides
-    # [epoch, step] in the names of those that are there when the run begins, oldest first; holes of their size stand in for them.
+    logged: bool | None = None  # whether the log has checkpoints as phases; None: if training waits for them
+    keep: Positive | None = None  # number of newest checkpoints that stay; older ones are removed; None: all stay
+    keep_every: Positive | None = None  # one in so many checkpoints also stays
+    keep_epoch_ends: bool = False  # checkpoints at ends of epochs also stay
+    # [epoch, step] in the names of checkpoints from before the run, oldest first; sparse files of their size stand in for them.
     before: list[tuple[Count, Count]] = []
-    on_processors: bool = False  # the job trains on the processors that write; a policy counts what writing takes of them
-    policy: CheckpointPolicy | None = None  # decides within epochs; None: by the checkpoint section
-    first_after_step: Positive | None = None  # of those by steps; None: after steps_between_checkpoints
-    # Of the whole run, in place of steps_between_checkpoints; a step has as many as it stands there.
+    on_processors: bool = False  # the job trains on the CPUs that write, so a policy counts the CPU time of writing
+    policy: CheckpointPolicy | None = None  # decides when checkpoints within epochs are due; None: the checkpoint section does
+    first_after_step: Positive | None = None  # step of the first checkpoint by steps; None: steps_between_checkpoints
+    # Steps of the run after which checkpoints are due, instead of steps_between_checkpoints; a step may be listed several times.
     after_steps: list[Positive] | None = None
-    also_after_epoch: Positive | None = None  # one more, of those by epochs
-    seconds_between: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # by time; None: by the checkpoint section
+    also_after_epoch: Positive | None = None  # epoch after which one more checkpoint is due
+    seconds_between: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # None: checkpoints are not due by time
 
 
 class TwinResume(Section):
@@ -274,8 +273,8 @@ class TwinResume(Section):
     * full reads the checkpoint and trains on the epoch's earlier samples again.
     """
 
-    epoch: Positive = 1  # that it was in,
-    step: Count = 0  # after so many steps of it
+    epoch: Positive = 1  # the epoch in which the run stopped
+    step: Count = 0  # number of steps of that epoch that were done
     mode: Literal["restore", "skip_reads", "replay_data", "full"] = "restore"
 
 
@@ -285,31 +284,33 @@ class TwinEvaluation(Section):
     read_threads: Processes | None = None  # worker processes; None: as in training
     lead_time: Duration = 0.0  # seconds of an evaluation before it requests its first batch
     preprocess_time: Duration = 0.0  # per evaluation sample
-    after_checkpoint: bool = False  # where both are due
-    steps_before: Count = 0  # of an evaluation before the first epoch, as frameworks make sure that one will work
+    after_checkpoint: bool = False  # if both are due, the checkpoint comes first
+    steps_before: Count = 0  # steps of an evaluation before the first epoch, by which some frameworks test evaluation
 
 
 class TwinReader(Section):
     """Reader settings that DLIO does not have."""
 
     workers: Literal["processes", "threads"] = "processes"
-    start_time: Duration = 0.0  # seconds from when a pass begins to start its loader processes until the first of them reads
+    start_time: Duration = 0.0  # seconds from the start of a pass's first loader process to the first read
     mmap: bool = False  # files are mapped, not read
-    interleave_files: Positive | None = None  # files that dataset.interleave takes turns among; None: 8
-    # Files of any format are streamed as tf.data streams TFRecords, in records of dataset.record_length_bytes, and begun again
+    interleave_files: Positive | None = None  # number of files that dataset.interleave reads in turn; None: 8
+    # Files of any format are streamed as tf.data streams TFRecords, in records of dataset.record_length_bytes. They are repeated
     # until train.total_training_steps are done.
     streamed: bool = False
-    in_turn: bool = False  # a stream's open files give records in turn, though threads read them
-    opening_threads: Positive | None = None  # that open a stream's files, ahead of their turn; None: those that read them
-    random_batches: bool = False  # shuffles batches, not samples: one read each out of one big file
-    # The request size of each read of a file, the last one again until its end; none: the format's own.
+    in_turn: bool = False  # a stream's open files deliver records in turn, even if threads read them
+    opening_threads: Positive | None = None  # threads that open a stream's files in advance; None: those that read
+    random_batches: bool = False  # shuffle batches, not samples: each batch is one read of one big file
+    # Request size of each read of a file; the last one is repeated until the end of the file. Empty: the format's reader chooses.
     read_sizes: list[Positive] = []
-    read_past_end: bool = False  # with read_sizes: the read that finds nothing more is made too
+    read_past_end: bool = False  # with read_sizes: one more read finds the end of the file
     keep_open: bool = False  # files stay open from their first read on
-    most_open: Positive | None = None  # with keep_open, in each process: the one opened first is closed for another; None: all
-    # With keep_open: loaders open files for themselves, or share those that the main process opened, once or for each pass.
+    most_open: Positive | None = (
+        None  # with keep_open: most open files of a process, which closes the one opened first; None: all
+    )
+    # With keep_open: each loader opens files, or loaders inherit files that the main process opened once or for each pass.
     opened: Literal["by_loaders", "once", "each_pass"] = "by_loaders"
-    pinned_copies: bool = False  # each batch is copied to the main process, as pinned memory is
+    pinned_copies: bool = False  # the main process copies each batch, as into pinned memory
 
 
 class PipelineStage(Section):
@@ -318,9 +319,9 @@ class PipelineStage(Section):
     ranks: Annotated[list[Count], msgspec.Meta(min_length=1)]
     forward_s: Seconds
     backward_s: Seconds
-    all_reduce_s: Seconds = 0.0  # that averaging gradients adds to a backward pass
-    receive_s: Seconds = 0.0  # of its input's way over the link and the gradient's back
-    checkpoint_bytes: Count = 0  # of its file at the end of each epoch, which its first rank writes
+    all_reduce_s: Seconds = 0.0  # time that averaging gradients adds to a backward pass
+    receive_s: Seconds = 0.0  # time to transfer its input over the link and the gradient back
+    checkpoint_bytes: Count = 0  # size of the file that its first rank writes at the end of each epoch
 
 
 class Pipeline(Section):
@@ -328,50 +329,49 @@ class Pipeline(Section):
 
     stages: Annotated[list[PipelineStage], msgspec.Meta(min_length=1)]
     schedule: Literal["1f1b", "gpipe", "flush", "none", "2bw"] = "1f1b"
-    depth: dict[str, Count] = {}  # warm-up of stages by their number, instead of the formula's
-    minibatches: Positive | None = None  # at most so many in each epoch; None: all that the data set has
+    depth: dict[str, Count] = {}  # minibatches in flight during warm-up, by the stage's index, instead of the schedule's formula
+    minibatches: Positive | None = None  # of each epoch; None: all that the data set has
 
 
 class TwinRecorded(Section):
     """The recording to replay, and how to replay it. A replay ignores all other keys except twin.ranks and the folders."""
 
     file: str  # written by `iotwin fit` next to the YAML, and read from there
-    loop: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1  # times it is replayed, one after another
-    cut_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # only the calls of the job's first seconds; None: all
-    think_scale: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 1.0  # times what the job computed between its calls
+    loop: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1  # number of replays, one after another
+    cut_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # replay only the job's first seconds; None: all
+    think_scale: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 1.0  # factor for the job's time between calls
 
 
 class Twin(Section):
     """The keys that iotwin adds to DLIO's."""
 
     source: str = ""  # the trace the twin was derived from
-    host: str = ""  # the machine that trace was taken on
-    assumptions: list[str] = []  # what the trace does not show, in words
-    # unet3d, bert, dlrm: those workloads' files; npy: one file a sample of any name; None: by dataset.format.
+    host: str = ""  # the machine of that trace
+    assumptions: list[str] = []  # properties of the twin that the trace does not show, in words
+    # unet3d, bert, dlrm: files named as those workloads name them; npy: one file of any name per sample; None: by dataset.format.
     layout: Literal["unet3d", "npy", "bert", "dlrm"] | None = None
     train_files: list[str] | None = None  # names within data_folder; of a unet3d pair the part before _x.npy
     eval_files: list[str] | None = None
-    # What each sample reads, FILE:OFFSET+SIZE ..., by the numbers of train_files; None: a file, or an equal part of one.
+    # Reads of each sample, as FILE:OFFSET+SIZE with indices of train_files; None: a sample is a file or an equal part of one.
     train_reads: list[str] | None = None
     eval_reads: list[str] | None = None
-    # What is read in init, in order, each from opening the file to closing it: a model to start from, a state to go on from.
+    # Files read in the phase init: a model or a state to start from. Each entry of startup_reads opens, reads and closes one.
     startup_files: list[str] = []  # names within data_folder, or absolute paths
-    startup_reads: list[str] = []  # FILE:OFFSET+SIZE ..., by the numbers of startup_files
-    startup_ranks: list[Count] = []  # which rank makes each of startup_reads; of fewer ranks the last; none: rank 0
+    startup_reads: list[str] = []  # FILE:OFFSET+SIZE with indices of startup_files, in order
+    startup_ranks: list[Count] = []  # rank that makes each of startup_reads, the last one if there are fewer; empty: rank 0
     resume: TwinResume | None = None  # None: from the first step
     startup_time: Seconds = 0.0  # from the process's start to the start of init: imports
     init_time: Duration = 0.0  # from the start of init to the first epoch
-    epoch_warm_up_time: Duration = 0.0  # seconds that the first step of an epoch takes longer than the others
+    epoch_warm_up_time: Duration = 0.0  # additional seconds of the first step of an epoch
     first_step_time: Duration | None = None  # of the very first training step, which warms up; None: as the others
-    ranks: Annotated[int, msgspec.Meta(ge=1, le=1024)] = (
-        1  # processes that each stand for one accelerator, unless `iotwin emulate --ranks` is given
-    )
-    barrier: bool = True  # ranks wait for one another after each step, as an all-reduce makes them
-    all_reduce_time: Duration = 0.0  # seconds of each step after that wait, drawn alike on all ranks
-    instrument: bool = False  # every part of every step goes into the log of rank 0; as --instrument
-    busy_wait: bool = False  # computing keeps a CPU busy instead of sleeping
-    persistent_workers: bool = False  # worker processes live through all epochs; False: fresh ones for each
-    pipeline: Pipeline | None = None  # None: every rank reads and computes the same
+    # Number of processes that each stand for one accelerator, unless `iotwin emulate --ranks` is given.
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    barrier: bool = True  # ranks wait for one another after each step, as for an all-reduce
+    all_reduce_time: Duration = 0.0  # seconds of each step after that wait; all ranks draw the same
+    instrument: bool = False  # log every part of every step of rank 0; the option --instrument sets it, too
+    busy_wait: bool = False  # keep a CPU busy instead of sleeping in place of computation
+    persistent_workers: bool = False  # worker processes live through all epochs; False: each epoch starts new ones
+    pipeline: Pipeline | None = None  # pipeline-parallel stages; None: all ranks do the same
     reader: TwinReader = msgspec.field(default_factory=TwinReader)
     evaluation: TwinEvaluation = msgspec.field(default_factory=TwinEvaluation)
     checkpoint: TwinCheckpoint = msgspec.field(default_factory=TwinCheckpoint)

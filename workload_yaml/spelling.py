@@ -1,4 +1,4 @@
-"""Converts DLIO's alternative spellings to the schema's: keys with two names, times in two keys, words in place of sections."""
+"""Convert DLIO's alternative spellings to the schema's: keys with two names, times in two keys, words in place of sections."""
 
 import re
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from iotwin.common.errors import UsageError
 from iotwin.workload_yaml.dataset import OTHER_NAMES, known_columns
 
-# Other name to the one of iotwin.workload_yaml.schema, as paths from the top.
+# The schema's path of a key by its other path.
 _OTHER_NAMES = {
     "data_reader": "reader",
     **{f"dataset.{other}": f"dataset.{name}" for other, name in OTHER_NAMES.items()},
@@ -15,9 +15,9 @@ _OTHER_NAMES = {
     "reader.seed": "train.seed",
     "hydra.run.dir": "output.folder",
 }
-_LOCAL_URL = re.compile("^(file|direct)://")  # of the MLCommons fork: a path of this machine's
+_LOCAL_URL = re.compile("^(file|direct)://")  # MLCommons' fork of DLIO writes paths of this machine so
 _SHUFFLES = ("reader.file_shuffle", "reader.sample_shuffle")
-# Keys where DLIO has a value that stands for "none"; PyTorch's own class is none of DLIO's loaders, which passes it over.
+# Values by which DLIO means "not given". DLIO ignores PyTorch's own class as data_loader_classname, too.
 _NONE_VALUES = {
     "reader.prefetch_size": 0,
     "checkpoint.time_between_checkpoints": -1,
@@ -44,7 +44,7 @@ def known_name(path: str, value: Any) -> str:
 
 def known_value(path: str, value: Any) -> Any:
     """Return `value` of the schema's key `path` in the schema's words; None if the value has no effect."""
-    if path in _SHUFFLES and value is False:  # `off` to a YAML 1.1 reader that wrote it out again
+    if path in _SHUFFLES and value is False:  # a YAML 1.1 program that rewrote the file has turned `off` into false
         return "off"
     if path == "checkpoint.checkpoint_folder" and isinstance(value, str):
         return _LOCAL_URL.sub("", value)

@@ -27,7 +27,7 @@ class _Fit(NamedTuple):
         return self.constant + self.per_gpu * gpus + self.per_sample * batch
 
 
-# Of the mean and of the standard deviation; the batch is a GPU's for unet3d and bert, that of all GPUs together for dlrm.
+# (fit of the mean, fit of the standard deviation). The batch size is that of one GPU for unet3d and bert, of all GPUs for dlrm.
 _FITS = {
     "unet3d": (_Fit(0.27739, 0.00211888, 0.27448834), _Fit(-0.02411, 0.00429292, 0.00705136)),
     "bert": (_Fit(0.32936, 0.00622823, 0.11688357), _Fit(0.00967, 0.004484, -0.00128301)),
@@ -50,7 +50,7 @@ def step_time(model: NamedStepTime, gpus: int, batch: int) -> Duration:
 
 
 def _fitted(workload: str, gpus: int, batch: int) -> Normal:
-    """Return the regression's distribution. A negative deviation becomes 0; raises UsageError if the mean is not positive."""
+    """Return the regression's distribution. A negative deviation becomes 0. Raises UsageError if the mean is not positive."""
     mean, deviation = (fit.at(gpus, batch) for fit in _FITS[workload])
     if mean <= 0:
         raise UsageError(f"the fit for {workload} has no positive step time for {gpus} GPUs and batch {batch}; give a number")
@@ -73,9 +73,9 @@ def _measured(workload: str, gpus: int, batch: int) -> Quantiles:
 def _through_quartiles(mean: float, first: float, median: float, third: float) -> Quantiles:
     """Return a piecewise linear distribution with the given quartiles and mean.
 
-    The slope of the lowest quarter equals that of the second; the slope of the highest quarter yields the mean.
+    The lowest quarter has the same slope as the second. The maximum is chosen so that the distribution has the mean.
     """
     least = max(0.0, 2 * first - median)
-    # A quarter of the steps takes the mean of its two ends: (least + 2 first + 2 median + 2 third + most) / 8 is the mean.
+    # The mean of a quarter is that of its two ends, so the overall mean is (least + 2 first + 2 median + 2 third + most) / 8.
     most = max(third, 8 * mean - least - 2 * (first + median + third))
     return Quantiles(values=[least, first, median, third, most])

@@ -8,7 +8,7 @@ from iotwin.common.numbers.durations import Distribution, Duration, Factor
 
 
 class StepTimeRegression(Distribution, tag_field="type", tag="regression"):
-    """Normal distribution of a paper's workload, by a regression over GPUs and batch size; see step_time_models.py."""
+    """Normal distribution of the step time of one of the paper's workloads, by a regression (see step_time_models.py)."""
 
     workload: Literal["unet3d", "bert", "dlrm"]
     gpus: Annotated[int, msgspec.Meta(ge=1)] | None = None  # None: num_gpus, or the ranks of the run
@@ -16,7 +16,7 @@ class StepTimeRegression(Distribution, tag_field="type", tag="regression"):
 
 
 class MeasuredStepTime(Distribution, tag_field="type", tag="measured"):
-    """Measured step times of a paper's workload, by their quartiles and mean; see step_time_models.py."""
+    """Measured step times of one of the paper's workloads, by their quartiles and mean (see step_time_models.py)."""
 
     workload: Literal["unet3d", "bert", "dlrm"]
     gpus: Annotated[int, msgspec.Meta(ge=1)] | None = None

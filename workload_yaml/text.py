@@ -1,4 +1,4 @@
-"""Reads workloads from YAML 1.2 text, and writes workloads as text that YAML 1.1 and 1.2 readers parse alike."""
+"""Read workloads from YAML 1.2 text, and write workloads as text that YAML 1.1 and 1.2 readers parse alike."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from iotwin.common.files import write_whole
 from iotwin.workload_yaml.schema import Config
 from iotwin.workload_yaml.yaml12 import add_scalars, parse, read_text
 
-_FREE_SECTION = "storage.storage_options"  # whatever keys an object store knows
+_FREE_SECTION = "storage.storage_options"  # its keys are those of the object store, not of the schema
 # The keys that readers of a twin search, and that users edit for what-if questions.
 _ALWAYS_WRITTEN = frozenset({
     "model.name", "framework", "workflow.train", "workflow.evaluation", "workflow.checkpoint", "dataset.data_folder",
@@ -32,7 +32,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-add_scalars(_Dumper)  # besides YAML 1.1's
+add_scalars(_Dumper)  # in addition to YAML 1.1's, which it has already
 
 
 def read(path: Path) -> tuple[dict[Any, Any], str]:

@@ -1,7 +1,7 @@
-"""Parses YAML 1.2 from strangers with bounds, so that a few hundred bytes cannot expand to billions of values.
+"""Parse YAML 1.2 from strangers with bounds, so that a few hundred bytes cannot expand to billions of values.
 
-An alias may stand for a list of aliases, whose sizes multiply at each level. The parser counts the values of the whole document
-before it builds any of them. If PyYAML was built with libyaml, libyaml parses, ten times as fast.
+An alias may stand for a list of aliases, whose sizes multiply at each level. So the parser counts the values of the whole
+document before it builds any of them. If PyYAML was built with libyaml, libyaml parses, ten times as fast.
 """
 
 import re
@@ -13,12 +13,12 @@ import yaml
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.foreign_files import read_foreign_text
 
-LARGEST_BYTES = 64 << 20  # a twin that names a million files has half of it
+LARGEST_BYTES = 64 << 20  # twice the size of a twin that names a million files
 _DEEPEST = 64
 _ALWAYS_ALLOWED = 100_000  # values of a document with aliases
 
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# YAML 1.2's scalars as (tag, pattern, first characters); `1_000` is kept of 1.1.
+# YAML 1.2's scalars as (tag, pattern, first characters), and YAML 1.1's `1_000`.
 SCALARS = (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),

@@ -141,7 +141,7 @@ class _RankProcess(Generic[_T]):
 
 def _serve(rank: Rank, parent_pid: int, job: Callable[[Rank], _T], outbox: Connection) -> None:
     """Run the job as a rank and send its result."""
-    children.become_rank(rank.index, parent_pid)
+    children.become_child(f"iotwin-rank{rank.index}", parent_pid, cleans_up=True)
     if rank.index:
         set_quiet(True)  # one rank reports the progress of all
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):  # on SIGTERM, or when the main process is gone

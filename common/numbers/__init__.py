@@ -1,1 +1,1 @@
-"""Numbers that draws, times and orders are made of: keyed generators, permutations, distributions, confidence."""
+"""Random generators, permutations, distributions of durations, emulated sleep and confidence intervals."""

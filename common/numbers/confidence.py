@@ -1,7 +1,7 @@
 """95 % confidence intervals of ratios, means and quantiles over the steps of a run.
 
-Consecutive steps are correlated: a prefetched batch hides a slow read for some steps. So intervals use the means of at most 20
-batches of consecutive steps (Law, Simulation Modeling and Analysis, section 9.5.3: batch means).
+Consecutive steps are correlated, since a prefetched batch hides a slow read for some steps. So the steps are divided into at most
+20 runs of consecutive steps, whose means are compared (Law, Simulation Modeling and Analysis, section 9.5.3: batch means).
 """
 
 import math
@@ -22,29 +22,30 @@ Numbers = NDArray[np.int64] | NDArray[np.float64]
 
 
 class Estimate(NamedTuple):
-    """A figure and its 95 % confidence interval, which a single step or repeat has none of."""
+    """A figure and its 95 % confidence interval. `low` and `high` are None if there is only one step or repeat."""
 
     value: float
     low: float | None
     high: float | None
 
     def scaled(self, factor: float) -> "Estimate":
-        """Return the same in a unit `factor` times smaller."""
+        """Return the estimate with all three numbers multiplied by `factor`."""
         return Estimate(*(None if bound is None else bound * factor for bound in self))  # type: ignore[arg-type]
 
     def at_most(self, most: float) -> "Estimate":
-        """Return the same with nothing above `most`."""
+        """Return the estimate with all three numbers limited to `most`."""
         return Estimate(*(None if bound is None else min(most, bound) for bound in self))  # type: ignore[arg-type]
 
     def document(self) -> dict[str, float | None]:
-        """Return it for JSON."""
+        """Return {"value", "low", "high"} for JSON."""
         return self._asdict()
 
 
 def ratio(numerator: Numbers, denominator: Numbers) -> Estimate | None:
-    """Return sum(numerator) / sum(denominator), step by step; None without a denominator. What is not negative stays so.
+    """Return sum(numerator) / sum(denominator), two arrays of shape (steps,); None if the denominators sum to 0 or less.
 
-    The variance is that of a ratio estimator over the batches (Cochran, Sampling Techniques, section 6.3).
+    The lower bound of a ratio that is not negative is at least 0. The variance is that of a ratio estimator over the runs of
+    steps (Cochran, Sampling Techniques, section 6.3).
     """
     total = float(denominator.sum())
     if not total > 0:
@@ -63,12 +64,15 @@ def ratio(numerator: Numbers, denominator: Numbers) -> Estimate | None:
 
 
 def mean(values: Numbers) -> Estimate | None:
-    """Return the mean of `values`; None when there are none."""
+    """Return the mean of `values`; None if there are no values."""
     return ratio(values, np.ones(len(values)))
 
 
 def quantile(values: Numbers, probability: float) -> Estimate:
-    """Return the quantile of `values`, at least one, with the order statistics around it (David and Nagaraja, section 7.1)."""
+    """Return the quantile of `values`, of which there must be at least one.
+
+    The bounds are order statistics around it (David and Nagaraja, Order Statistics, section 7.1).
+    """
     ordered = np.sort(values)
     count = len(ordered)
     middle, margin = count * probability, _Z * math.sqrt(count * probability * (1 - probability))

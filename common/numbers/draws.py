@@ -1,4 +1,4 @@
-"""Durations drawn from their distributions, keyed by what they are for."""
+"""Draw durations from their distributions, by random numbers that are keyed by rank, epoch and step."""
 
 import math
 from statistics import NormalDist
@@ -21,34 +21,34 @@ from iotwin.common.numbers.gamma import gamma_quantile
 from iotwin.common.numbers.keyed import Purpose, generator
 from iotwin.common.numbers.recorded_times import read_recording
 
-_SMALLEST = 2.0**-57  # about the least that a stratum's draw of 53 bits can be
+_SMALLEST = 2.0**-57  # about the least draw of 53 bits within a stratum
 _STRATA, _MOST_STRATA = 8, 32
 _LARGEST_BELOW_ONE = float(np.nextafter(1.0, 0.0))
 
 
 def inverse_cdf(duration: Duration, probability: float) -> float:
-    """Return the seconds below which `duration` falls with `probability` (0..1).
+    """Return the number of seconds that a draw from `duration` stays below with `probability` (0..1).
 
-    Quantiles are interpolated linearly between equally spaced probabilities. A normal curve is truncated at zero: the
-    probability counts the part above it, so that no mass piles up at zero and none is folded over.
+    Quantiles are interpolated linearly between equally spaced probabilities. A normal distribution is truncated at zero, so that
+    no probability mass piles up there.
     """
-    # Unbounded curves take neither 0 nor 1, and a draw may round to either.
+    # The inverse of an unbounded curve accepts neither 0 nor 1, to which a draw may round.
     inner = min(max(probability, _SMALLEST), _LARGEST_BELOW_ONE)
     match duration:
         case Quantiles(values):
-            place = probability * (len(values) - 1)
-            low = min(int(place), len(values) - 1)
+            position = probability * (len(values) - 1)
+            low = min(int(position), len(values) - 1)
             high = min(low + 1, len(values) - 1)
-            return values[low] + (place - low) * (values[high] - values[low])
+            return values[low] + (position - low) * (values[high] - values[low])
         case Normal(mean, stdev) if stdev > 0:
             curve = NormalDist(mean, stdev)
             below_zero = curve.cdf(0.0)
-            place = min(max(below_zero + probability * (1 - below_zero), _SMALLEST), _LARGEST_BELOW_ONE)
-            return max(0.0, curve.inv_cdf(place))
+            of_curve = min(max(below_zero + probability * (1 - below_zero), _SMALLEST), _LARGEST_BELOW_ONE)
+            return max(0.0, curve.inv_cdf(of_curve))
         case Normal(mean) | Lognormal(mean, 0.0):
             return mean
         case Lognormal(mean, stdev):
-            variance = math.log1p((stdev / mean) ** 2)  # of the logarithms; their mean is log(mean) - variance / 2
+            variance = math.log1p((stdev / mean) ** 2)  # of the logarithms, whose mean is log(mean) - variance / 2
             return mean * math.exp(math.sqrt(variance) * NormalDist().inv_cdf(inner) - variance / 2)
         case Uniform(least, most):
             return least + probability * (most - least)
@@ -76,19 +76,18 @@ def _poisson_quantile(lam: float, probability: float) -> int:
 
 
 def even_strata(steps: int) -> int:
-    """Return the strata with which an epoch of `steps` draws from all parts of a distribution: few enough to end with it."""
+    """Return the number of strata for an epoch of `steps`, chosen so that the epoch ends about when a round of strata does."""
     return -(-steps // -(-steps // _MOST_STRATA)) if steps else _STRATA
 
 
 class DrawnTime:
     """A duration that is drawn anew, by inverse transform, for every (rank, epoch, step).
 
-    Draws are stratified (Cochran, Sampling Techniques, 1977, ch. 5): each `strata` consecutive steps get one draw from each
-    equal part of the distribution, in random order. Every single draw has the specified distribution. The sum over few steps is
-    closer to its mean than that of independent draws, so a short twin lasts as long as the job. `even_strata` chooses a number
-    of strata that ends with the epoch.
+    Draws are stratified (Cochran, Sampling Techniques, 1977, ch. 5). The distribution is divided into `strata` equally probable
+    parts, and each run of `strata` consecutive steps draws once from every part, in random order. Every single draw has the
+    specified distribution, but sums vary less than those of independent draws. So a short twin lasts as long as the job.
 
-    A recording is replayed instead: each rank and epoch starts at a random index, and times in order start at their first.
+    `Recorded` times are replayed instead, by each rank and epoch from a random index on. `InOrder` times start at the first one.
     """
 
     def __init__(self, duration: Duration, seed: int, purpose: Purpose, strata: int = _STRATA) -> None:
@@ -99,7 +98,7 @@ class DrawnTime:
         self._probabilities: list[float] = []
 
     def seconds(self, rank: int, epoch: int, step: int) -> float:
-        """Return the seconds of this step (or sample, or file), counted from 0; the same at every call."""
+        """Return the seconds of step `step` (or sample, or file), counted from 0. Every call returns the same."""
         if self._recording is not None:
             first = int(generator(self._seed, self._purpose, rank, epoch).integers(len(self._recording)))
             return float(self._recording[(first + step) % len(self._recording)])

@@ -1,28 +1,28 @@
-"""Emulated time in the YAML: a number of seconds, or one of the distributions that seconds are drawn from."""
+"""Types of an emulated time in the YAML: a number of seconds, or a distribution of seconds."""
 
 from typing import Annotated
 
 import msgspec
 
-# Thirty years and more is a unit mistaken; the bound also keeps infinity out.
+# More than thirty years is a mistaken unit. The bound also excludes infinity.
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 Factor = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class Distribution(msgspec.Struct, forbid_unknown_fields=True):
-    """Base of all distributions: `type` names the distribution; parameters are in seconds unless documented otherwise."""
+    """Base class of distributions. The YAML key `type` selects one. Parameters are in seconds unless documented otherwise."""
 
 
 class Normal(Distribution, tag_field="type", tag="normal"):
-    """A normal distribution, truncated at zero: `mean` and `stdev` are those of the curve before the cut."""
+    """A normal distribution, truncated at zero. `mean` and `stdev` are those before the truncation."""
 
     mean: Seconds
     stdev: Seconds = 0.0
 
 
 class Uniform(Distribution, tag_field="type", tag="uniform"):
-    """Any time from `min` to `max` alike."""
+    """A uniform distribution from `min` to `max`."""
 
     min: Seconds
     max: Seconds
@@ -42,7 +42,7 @@ class Exponential(Distribution, tag_field="type", tag="exponential"):
 
 
 class Poisson(Distribution, tag_field="type", tag="poisson"):
-    """A Poisson distribution of whole seconds with the mean `lam`, as DLIO has it."""
+    """A Poisson distribution of whole seconds with the mean `lam`, as in DLIO."""
 
     lam: Annotated[float, msgspec.Meta(gt=0, le=700)]
 
@@ -61,20 +61,20 @@ class Quantiles(Distribution, tag_field="type", tag="quantiles"):
 
 
 class Recorded(Distribution, tag_field="type", tag="recorded"):
-    """A recording, replayed: `file` holds one number of seconds a line.
+    """Recorded times, replayed from `file`, which has one number of seconds on each line.
 
-    Every rank and epoch starts at its own index, takes the values in order, and wraps around at the end. So runs of slow
-    steps remain runs.
+    Every rank and epoch starts at a random line, takes the times in order, and wraps around at the end. So consecutive slow
+    steps remain consecutive.
     """
 
     file: str
 
 
 class InOrder(Distribution, tag_field="type", tag="in_order"):
-    """Not drawn: the first step of an epoch, or of an evaluation, takes the first of `values`, and so on, over and over."""
+    """Times in order, not drawn: step i of an epoch or evaluation takes value i of `values`, which are repeated at their end."""
 
     values: Annotated[list[Seconds], msgspec.Meta(min_length=1)]
 
 
-# Seconds: always the same, or drawn anew each time.
+# A number is a constant time; of a distribution, each use draws a new time.
 Duration = Seconds | Normal | Uniform | Gamma | Exponential | Poisson | Lognormal | Quantiles | Recorded | InOrder

@@ -1,4 +1,4 @@
-"""Quantiles of the gamma distribution, in plain arithmetic: nothing else here would need SciPy."""
+"""Quantiles of the gamma distribution, without SciPy, which iotwin needs for nothing else."""
 
 import math
 from statistics import NormalDist
@@ -7,13 +7,13 @@ _PRECISE = 1e-14
 _CLOSE = 1e-11
 _MOST_STEPS = 200
 _SMALLEST_LOG = -700.0
-_LARGEST = 1 - 1e-11  # what is closer to 1 is lost in the rounding of gamma_cdf, which might never reach it
+_LARGEST = 1 - 1e-11  # rounding in gamma_cdf may keep it from ever reaching a probability closer to 1
 
 
 def gamma_cdf(shape: float, x: float) -> float:
-    """Return the probability of a value of at most `x` (scale 1): the series of the incomplete gamma function.
+    """Return the probability that a gamma-distributed value (scale 1) is at most `x`.
 
-    Abramowitz and Stegun, Handbook of Mathematical Functions, 6.5.29.
+    Computed by the series of the incomplete gamma function (Abramowitz and Stegun, Handbook of Mathematical Functions, 6.5.29).
     """
     if x <= 0:
         return 0.0
@@ -27,10 +27,10 @@ def gamma_cdf(shape: float, x: float) -> float:
 
 
 def gamma_quantile(shape: float, probability: float) -> float:
-    """Return the value (scale 1) that is not passed with `probability`, which is above 0 and below 1.
+    """Return the value (scale 1) that a gamma-distributed value does not exceed with `probability`, between 0 and 1 exclusive.
 
     Newton's method on the logarithms of value and probability, within a bracket. It starts at the approximation of Wilson and
-    Hilferty (The distribution of chi-square, 1931), or at the series' first term if that approximation is not positive. Values
+    Hilferty (The distribution of chi-square, 1931), or, if that is not positive, at the first term of the series. Values
     below the smallest float are returned as 0. Probabilities above 1 - 1e-11 count as 1 - 1e-11.
     """
     probability = min(probability, _LARGEST)
@@ -46,7 +46,7 @@ def gamma_quantile(shape: float, probability: float) -> float:
         excess = math.log(reached / probability) if reached > 0 else -math.inf
         low, high = (low, log_value) if excess > 0 else (log_value, high)
         slope = math.exp(shape * log_value - value - math.lgamma(shape)) / reached if reached > 0 else 0.0
-        # Not farther than a factor of e at once: where the distribution function is flat, its slope is a poor guide.
+        # A step changes the value by at most a factor of e: Newton's steps overshoot where the distribution function is flat.
         step = min(max(excess / slope, -1.0), 1.0) if slope > 0 else math.copysign(1.0, excess)
         following = log_value - step
         if abs(step) <= _CLOSE:

@@ -1,4 +1,4 @@
-"""The one keyed random generator: a rerun draws the same, whatever the workers and whatever was drawn before."""
+"""Random generators keyed by seed and use: a rerun draws the same numbers, with any number of workers and in any order."""
 
 from enum import IntEnum
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """What a draw is for. The numbers are part of the key: changing one changes every run."""
+    """The use of a draw. The numbers are part of the key, so changing one changes every run."""
 
     ORDER = 1
     TRAIN_STEP = 2
@@ -28,6 +28,9 @@ class Purpose(IntEnum):
 
 
 def generator(seed: int, purpose: Purpose, rank: int = 0, epoch: int = 0, step: int = 0) -> np.random.Generator:
-    """Return the generator of one draw: Philox4x64 (Salmon et al., 2011) keyed by seed and purpose, its counter by the rest."""
-    # The lowest counter word is the one that advances while numbers are drawn.
+    """Return the generator for one draw: Philox4x64 (Salmon et al., 2011) with the key (seed, purpose).
+
+    `rank`, `epoch` and `step` set its counter.
+    """
+    # The lowest word of the counter is 0, as it advances while numbers are drawn.
     return np.random.Generator(np.random.Philox(key=[seed, purpose], counter=[0, rank, epoch, step]))

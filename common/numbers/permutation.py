@@ -3,10 +3,10 @@
     a = ceil(sqrt(n)), b = ceil(n / a); x = right * a + left, with left < a and right < b
     round i of 16: left = (left + mix(right ^ key[i])) mod a for even i, right = (right + mix(left ^ key[i])) mod b for odd i
 
-and once more from the result while it is n or larger. This is a generalised Feistel network on a times b (Black and Rogaway,
-Ciphers with Arbitrary Finite Domains, CT-RSA 2002: the network FE2 and cycle walking). `mix` is the finaliser of SplitMix64
-(Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014); the 64-bit keys come from Philox, keyed by
-seed and epoch. As a * b < n + a, a place is walked on from about once in sqrt(n).
+If the result is n or larger, the rounds are applied to it again. This is a generalised Feistel network on a times b (Black and
+Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002: the network FE2 and cycle walking). `mix` is the finaliser of
+SplitMix64 (Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014). The 64-bit keys come from Philox,
+keyed by seed and epoch. As a * b < n + a, about one index in sqrt(n) needs the rounds again.
 """
 
 import math
@@ -31,7 +31,7 @@ class Permutation:
         self._keys = generator(seed, Purpose.ORDER, epoch=epoch).integers(0, 2**64, _ROUNDS, dtype=np.uint64)
 
     def __call__(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the permutation at each of `indices`, which must be within the length."""
+        """Return the permuted value of each of `indices`, which must be below the length."""
         items = self._pass(indices.astype(np.uint64))
         while len(beyond := np.flatnonzero(items >= self._length)):
             items[beyond] = self._pass(items[beyond])

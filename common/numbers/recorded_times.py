@@ -1,4 +1,4 @@
-"""Recorded times: a text file with one number of seconds a line."""
+"""Read recorded times from a text file with one number of seconds on each line."""
 
 from pathlib import Path
 
@@ -12,9 +12,9 @@ _LONGEST_S = 1e9
 
 
 def read_recording(file: str) -> NDArray[np.float64]:
-    """Return the seconds in `file`, at least one; empty lines and what follows a # do not count.
+    """Return the seconds in `file`. Empty lines and comments after a # are ignored.
 
-    Raises IotwinError, naming the file and the line, when it cannot be read or a line is no number from 0 to 1e9.
+    Raises IotwinError, which names file and line, if the file cannot be read, has no times, or a time is not from 0 to 1e9 s.
     """
     try:
         text = read_foreign_text(Path(file))

@@ -1,15 +1,15 @@
-"""Emulated time: what the emulator itself takes, and sleeps that end late, come off the next sleep."""
+"""Sleep in place of computation. Time that the emulator loses, also by sleeps that end late, is subtracted from later sleeps."""
 
 import time
 
-_LONGEST_DELAY_NS = 10_000_000  # a longer one is the machine pausing, not the timer being late
+_LONGEST_DELAY_NS = 10_000_000  # a longer delay is a pause of the machine, not a late timer
 
 
 class Sleeper:
-    """Spends time, so that many short spells last as long as their sum: asleep, or `busy` on a CPU.
+    """Sleeps, or keeps a CPU busy if `busy`, so that many short sleeps together last as long as the sum of their seconds.
 
-    It keeps how far the emulator is behind the job that it stands for, and catches up while that computes. Only
-    CLOCK_MONOTONIC is read, so setting the machine's clock changes nothing.
+    It records how far the emulator lags behind the job that it emulates, and shortens the next sleeps by that delay. It reads
+    CLOCK_MONOTONIC only, so setting the machine's clock has no effect.
     """
 
     def __init__(self, busy: bool = False) -> None:
@@ -17,7 +17,7 @@ class Sleeper:
         self._busy = busy
 
     def sleep(self, seconds: float) -> None:
-        """Spend `seconds` less the delay so far; zero or less returns at once."""
+        """Sleep for `seconds` minus the present delay. If `seconds` is not positive, return at once."""
         if seconds <= 0:
             return
         due_ns = self.due_ns() + int(seconds * 1e9)
@@ -30,11 +30,11 @@ class Sleeper:
         self.set_due(due_ns)
 
     def due_ns(self) -> int:
-        """Return the time at which the job would have reached the emulator's present point (CLOCK_MONOTONIC)."""
+        """Return when the job would have reached the emulator's present state (CLOCK_MONOTONIC)."""
         return time.monotonic_ns() - self._delay_ns
 
     def set_due(self, due_ns: int) -> None:
-        """Set the time at which the job would have reached the emulator's present point."""
+        """Set when the job would have reached the emulator's present state (CLOCK_MONOTONIC)."""
         self._delay_ns = min(max(0, time.monotonic_ns() - due_ns), _LONGEST_DELAY_NS)
 
     def add_delay(self, took_ns: int) -> None:

@@ -1,1 +1,1 @@
-"""Child processes of ours, and threads for work in parallel: how they begin, what they import, how they end."""
+"""Start and end child processes and programs, and run work in parallel threads."""

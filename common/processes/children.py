@@ -1,4 +1,4 @@
-"""Children, forked, spawned or executed: how they begin with requests held back, die with their parent, and are ended."""
+"""Start child processes so that no signal hits them half-initialised and they die with their parent; and end them."""
 
 import os
 import signal
@@ -12,67 +12,48 @@ from iotwin.common.processes.starts import die_with_parent, name_process
 from iotwin.common.signals import interrupts_held
 
 REQUESTS = (signal.SIGINT, signal.SIGTERM)
-_SAFE_PATH = "PYTHONSAFEPATH"  # as python -P, for interpreters that multiprocessing starts by a separate command line
+_SAFE_PATH = "PYTHONSAFEPATH"  # works as python -P; multiprocessing starts interpreters without that option
 
 
 def start(process: BaseProcess) -> None:
-    """Start a forked or spawned process with Ctrl-C and SIGTERM held back, until it calls `ready`.
+    """Start a forked or spawned process with SIGINT and SIGTERM blocked until it calls `ready`.
 
-    A signal that arrived earlier, before the child has set its handlers, would run the parent's or end in a traceback.
+    A signal that arrived before the child has set its handlers would run the parent's handlers, or print a traceback.
     """
     with interrupts_held(REQUESTS):
         process.start()
 
 
 def ready() -> None:
-    """Take requests again, in a child that `start` began, or before a program that we execute (a preexec_fn)."""
+    """Unblock SIGINT and SIGTERM in a child that `start` began. Also usable as a preexec_fn of subprocess."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)
 
 
-def become_loader(index: int, parent_pid: int) -> None:
-    """Name this process, let it die with its parent, and leave Ctrl-C to the parent; for a process just forked."""
-    _become(f"iotwin-loader{index}", parent_pid)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def become_child(name: str, parent_pid: int, cleans_up: bool = False) -> None:
+    """Prepare a process that was just forked: call it `name` in lists of processes, and let it die with its parent.
 
-
-def leave_signals_to_rank(index: int) -> None:
-    """Let Ctrl-C end the rank, which then ends its loaders quietly, not each with a traceback; a worker_init_fn of PyTorch's."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def become_sampler(parent_pid: int) -> None:
-    """The same for the process that samples the machine's disks and CPUs."""
-    _become("iotwin-iostat", parent_pid)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def become_keeper(parent_pid: int) -> None:
-    """The same for the process that keeps pages in the page cache."""
-    _become("iotwin-keeper", parent_pid)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def become_rank(rank: int, parent_pid: int) -> None:
-    """The same for a rank, which on SIGTERM cleans up."""
-    _become(f"iotwin-rank{rank}", parent_pid)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-
-
-def _become(name: str, parent_pid: int) -> None:
+    It ignores Ctrl-C, which its parent handles. SIGTERM kills it, or raises KeyboardInterrupt if `cleans_up`.
+    """
     name_process(name)
     die_with_parent(parent_pid, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.default_int_handler if cleans_up else signal.SIG_DFL)
+
+
+def leave_signals_to_rank(index: int) -> None:
+    """Ignore Ctrl-C in a loader process (a worker_init_fn of PyTorch), so that only its rank handles it, without tracebacks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def dying_with_us(number: int) -> Callable[[], None]:
-    """Return what a program that we execute does before: the kernel sends it the signal `number` when we die (a preexec_fn)."""
+    """Return a preexec_fn for subprocess, by which the kernel sends the program the signal `number` when this process dies."""
     parent_pid = os.getpid()
     return lambda: die_with_parent(parent_pid, number)
 
 
 def end(process: BaseProcess, grace_s: float, killed_s: float) -> None:
-    """Wait `grace_s` for the process to end, then kill it and wait `killed_s`: one stuck in the kernel cannot be waited for."""
+    """Wait `grace_s` for the process to end, else kill it and wait at most `killed_s`, as it may be stuck in the kernel."""
     process.join(max(0.0, grace_s))
     if process.is_alive():
         process.kill()
@@ -80,9 +61,9 @@ def end(process: BaseProcess, grace_s: float, killed_s: float) -> None:
 
 
 def end_programs(programs: Sequence["subprocess.Popen[bytes]"], grace_s: float, whole_session: bool = False) -> None:
-    """Ask the programs that still run to end, and kill those that have not after `grace_s`.
+    """Send SIGTERM to the programs that still run, and SIGKILL to those that run after `grace_s`.
 
-    `whole_session`: with all that a program started, which must be the leader of a session.
+    `whole_session`: kill the whole process group of a program, which must lead a session.
     """
     for program in programs:
         if program.poll() is None:
@@ -101,10 +82,10 @@ def end_programs(programs: Sequence["subprocess.Popen[bytes]"], grace_s: float, 
 
 @contextmanager
 def safe_path() -> Iterator[None]:
-    """Have the Python processes that are started meanwhile leave the current directory out of sys.path.
+    """Make Python processes that are started within the block leave the current directory out of sys.path.
 
-    Worker processes of ours import nothing from there: it may be a stranger's or a job's. The variable is taken back before a job
-    could inherit it.
+    Worker processes must import nothing from a directory that may be a stranger's. The environment variable is restored at the
+    end of the block, so that no job inherits it.
     """
     before = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"

@@ -1,4 +1,4 @@
-"""Work on a sequence, a few items ahead, with the results in the items' order: by threads, or by whatever else takes work."""
+"""Process the items of a sequence in parallel, a few items ahead, and yield the results in the items' order."""
 
 import os
 from collections import deque
@@ -11,14 +11,14 @@ Result = TypeVar("Result", covariant=True)
 
 
 class Pending(Protocol[Result]):
-    """Work that was begun."""
+    """Work under way, such as a Future."""
 
     def result(self) -> Result:
-        """Return what came of it, once it is done."""
+        """Wait for the result and return it."""
 
 
 def in_order(begin: Callable[[Item], Pending[Result]], items: Iterable[Item], ahead: int) -> Iterator[Result]:
-    """Yield what comes of each item in the items' order; at most `ahead` of them are begun and not yet taken."""
+    """Call `begin` on each item and yield the results in the items' order. At most `ahead` items are under way at a time."""
     begun: deque[Pending[Result]] = deque()
     for item in items:
         begun.append(begin(item))
@@ -29,9 +29,9 @@ def in_order(begin: Callable[[Item], Pending[Result]], items: Iterable[Item], ah
 
 
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Yield function(item) for each item in the items' order, by as many threads as there are processors.
+    """Yield function(item) for each item, in the items' order, computed by one thread for each available processor.
 
-    For work that Arrow and numpy do. No more items are taken than the threads can work on.
+    This pays if `function` spends its time in Arrow or numpy, outside of Python's lock.
     """
     threads = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(threads) as pool:

@@ -40,10 +40,10 @@ def sampling(path: Path, devices: list[str]) -> Iterator[None]:
 
 def _sample(parent_pid: int, pipe: Connection, devices: list[str]) -> None:
     """Run in the sampling process: collect a row of statistics a second until the parent requests the rows."""
-    from iotwin.common.processes.children import become_sampler
+    from iotwin.common.processes.children import become_child
     from iotwin.tracing_tools.samplers.machine import MachineSampler
 
-    become_sampler(parent_pid)
+    become_child("iotwin-iostat", parent_pid)
     machine = MachineSampler(lambda: None)
     statistics: list[dict[str, Any]] = []
     due = time.monotonic()

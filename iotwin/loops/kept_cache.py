@@ -64,7 +64,7 @@ def _free_bytes() -> int:
 
 
 def _keep(files: list[tuple[Path, int]], parent_pid: int) -> None:
-    children.become_keeper(parent_pid)
+    children.become_child("iotwin-keeper", parent_pid)
     children.ready()
     pages = Pages(files)
     while True:

@@ -89,7 +89,7 @@ def test_the_process_is_named_for_lists_of_processes():
     ours, theirs = _fork.Pipe()
 
     def tell() -> None:
-        children.become_loader(3, os.getppid())
+        children.become_child("iotwin-loader3", os.getppid())
         theirs.send(Path("/proc/self/comm").read_text())
 
     process = _fork.Process(target=tell)

@@ -64,7 +64,7 @@ class _Worker:
 
 def _serve(index: int, parent_pid: int, fetcher: Fetcher, inbox: Connection, outbox: Connection) -> None:
     """Run a worker: fetch each batch from `inbox`, until None arrives or the parent has ended."""
-    children.become_loader(index, parent_pid)
+    children.become_child(f"iotwin-loader{index}", parent_pid)
     children.ready()
     try:
         while (task := inbox.recv()) is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from iotwin.benchmark.emulator.recorded.memory import Descriptors, Maps
 from iotwin.benchmark.emulator.recorded.player import Player
 from iotwin.benchmark.emulator.recorded.shared import DONE, ENDED_NS, FAILED, GO_ON, LET_GO, RUNNING, STOPPED, WAITING, Shared
-from iotwin.common.processes.children import become_loader
+from iotwin.common.processes.children import become_child
 from iotwin.trace_store.schema import FLAG_CREATE, FLAG_TRUNCATE
 from iotwin.workload_yaml.recording import RENAMED
 
@@ -65,7 +65,7 @@ class ReplayedProcess:
             return
         status = 1
         try:
-            become_loader(number, parent)
+            become_child(f"iotwin-loader{number}", parent)
             ReplayedProcess(self.shared, number, self).run(begin_ns)
             status = 0
         except BaseException as error:
