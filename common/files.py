@@ -5,6 +5,7 @@ name until it is whole, so nobody can plant a link under the name that will be w
 """
 
 import json
+import math
 import os
 import re
 import tempfile
@@ -187,8 +188,16 @@ def write_json(path: Path, document: Any, indent: int | None = 1, below: Path | 
     try:
         text = json.dumps(document, indent=indent, allow_nan=False)
     except ValueError:
-        text = json.dumps(json.loads(json.dumps(document), parse_constant=lambda word: None), indent=indent)
+        text = json.dumps(_without_nan(document), indent=indent)
     write_whole(path, f"{text}\n".encode(), below)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def make_folder(path: Path, below: Path | None = None, mode: int = 0o777) -> None:
