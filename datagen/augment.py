@@ -1,6 +1,7 @@
-"""Copies that are not the same bytes again: volumes flipped, blurred or sharpened, tables and texts with their values moved.
+"""Change copies of a data set, so that they are not the same bytes again.
 
-Everything works block by block on whole planes, rows or lines; draws come from one stream for each copied file.
+Volumes are flipped and blurred or sharpened. Values of tables and words of texts are moved. All functions work on whole planes,
+rows or lines of a block of a file, with the random numbers of one stream for each copied file.
 """
 
 from collections.abc import Iterator
@@ -14,34 +15,34 @@ from iotwin.common.errors import IotwinError
 from iotwin.datagen.layouts import DlrmLayout
 
 _BLOCK_BYTES = 1 << 20
-_MOVED_SHARE = 0.1  # of the words of a text that are swapped, deleted and inserted, each
+_MOVED_SHARE = 0.1  # share of a text's words that are swapped; as many are deleted, and as many inserted
 
 Bytes = NDArray[np.uint8]
 
 
 class Change(NamedTuple):
-    """What happens to one copy of a volume: the axes of (D, H, W) it is mirrored along, and its filter."""
+    """The change of one copy of a volume."""
 
-    flips: tuple[bool, bool, bool]
-    sharpness: float  # from -1, a blur, over 0, nothing, to 1
+    flips: tuple[bool, bool, bool]  # the axes of (D, H, W) along which it is mirrored
+    sharpness: float  # from -1 (blurred) over 0 (unchanged) to 1 (sharpened)
 
 
 def volume_change(stream: np.random.SFC64) -> Change:
-    """Return the next change of `stream`; at least one axis is flipped."""
+    """Return a random change drawn from `stream`, which flips at least one axis."""
     flips = 1 + int(stream.random_raw()) % 7
     sharpness = int(stream.random_raw()) * 2.0**-63 - 1
     return Change((bool(flips & 1), bool(flips & 2), bool(flips & 4)), sharpness)
 
 
 def changed_planes(volume: NDArray[np.generic], change: Change, image: bool) -> Iterator[NDArray[np.generic]]:
-    """Yield the planes (H, W) of the changed `volume` (D, H, W). A mask is flipped only, so that it still fits its image."""
+    """Yield the planes (H, W) of `volume` (D, H, W) after `change`. A mask (not `image`) is only flipped, to fit its image."""
     flipped = volume[tuple(slice(None, None, -1 if flip else 1) for flip in change.flips)]
     for plane in flipped:
         yield np.ascontiguousarray(_filtered(plane, change.sharpness) if image else plane)
 
 
 def _filtered(plane: NDArray[np.generic], sharpness: float) -> NDArray[np.generic]:
-    """Return the plane plus `sharpness` times what a (1, 2, 1) / 4 blur in both directions takes away, within its own range."""
+    """Return plane + sharpness * (plane - blur), clipped to the plane's range. The blur is (1, 2, 1) / 4 in both directions."""
     values = plane.astype(np.float32)
     padded = np.pad(values, 1, mode="edge")
     along = (padded[:-2] + 2 * padded[1:-1] + padded[2:]) / 4
@@ -50,10 +51,7 @@ def _filtered(plane: NDArray[np.generic], sharpness: float) -> NDArray[np.generi
 
 
 def shuffled_rows(rows: NDArray[np.int32], stream: np.random.SFC64) -> NDArray[np.int32]:
-    """Return Criteo's binary rows (count, 40) with every categorical column's values shuffled among the rows.
-
-    Each column keeps its range and its distribution; what goes together in a row is new.
-    """
+    """Return Criteo's binary rows, shape (count, 40), with the values of every categorical column shuffled among the rows."""
     result = rows.copy()
     for column in range(1 + DlrmLayout.DENSE, DlrmLayout.COLUMNS):
         result[:, column] = rows[_permutation(stream, len(rows)), column]
@@ -65,15 +63,15 @@ def _permutation(stream: np.random.SFC64, count: int) -> NDArray[np.int64]:
 
 
 def line_blocks(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the file as blocks of whole lines, about a mebibyte each."""
+    """Yield the content of `file` in blocks of whole lines, about a mebibyte each."""
     while block := file.read(_BLOCK_BYTES):
         yield block + file.readline()
 
 
 def shuffled_lines(block: bytes, stream: np.random.SFC64, path: Path) -> Bytes:
-    """Return Criteo's text lines with every categorical column shuffled among the lines, as shuffled_rows does.
+    """Return Criteo's text lines in `block` with the values of every categorical column shuffled among the lines.
 
-    Raises IotwinError when a line does not have Criteo's 40 columns.
+    Raises IotwinError, which names `path`, if a line does not have Criteo's 40 columns.
     """
     data, starts, ends = _fields(block, b"\t\n")
     lines = int(np.count_nonzero(data[ends - 1] == ord("\n")))
@@ -87,16 +85,16 @@ def shuffled_lines(block: bytes, stream: np.random.SFC64, path: Path) -> Bytes:
 
 
 def moved_words(block: bytes, stream: np.random.SFC64) -> Bytes:
-    """Return lines of text in which a tenth of the words are swapped with the next, deleted, or inserted from elsewhere.
+    """Return the lines of text in `block` after random changes of their words, except of the last word of every line.
 
-    The last word of every line stays, so the number of lines does too.
+    A tenth of the words are swapped with the next word, a tenth deleted, and a tenth inserted from other lines.
     """
     data, starts, ends = _fields(block, b" \n")
     inner = data[ends - 1] == ord(" ")
     kind = (stream.random_raw(len(ends)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     order = np.arange(len(ends))
     swap = np.flatnonzero((kind[:-1] < _MOVED_SHARE) & inner[:-1] & inner[1:])
-    swap = swap[np.diff(swap, prepend=-2) > 1]  # a word takes part in one swap
+    swap = swap[np.diff(swap, prepend=-2) > 1]  # swaps must not overlap
     order[swap], order[swap + 1] = swap + 1, swap
     delete = inner & (kind > 1 - _MOVED_SHARE)
     insert = np.flatnonzero(inner & (kind >= _MOVED_SHARE) & (kind < 2 * _MOVED_SHARE))
@@ -107,14 +105,17 @@ def moved_words(block: bytes, stream: np.random.SFC64) -> Bytes:
 
 
 def _fields(block: bytes, separators: bytes) -> tuple[Bytes, NDArray[np.int64], NDArray[np.int64]]:
-    """Return the block's bytes, ended by a newline, and where each field starts and ends, its separator included."""
+    """Return (bytes of `block`, which end in a newline, first offset of each field, end offset of each field).
+
+    A field includes the separator after it.
+    """
     data = np.frombuffer(block if block.endswith(b"\n") else block + b"\n", np.uint8)
     ends = np.flatnonzero((data == separators[0]) | (data == separators[1])) + 1
     return data, np.concatenate([[0], ends[:-1]]), ends
 
 
 def _gathered(data: Bytes, starts: NDArray[np.int64], ends: NDArray[np.int64], order: NDArray[np.int64]) -> Bytes:
-    """Return the fields of `data` joined in `order`."""
+    """Return the fields of `data` from `starts` to `ends`, joined in `order` (indices of fields)."""
     lengths = (ends - starts)[order]
     shift = starts[order] - np.concatenate([[0], np.cumsum(lengths)[:-1]])
     positions: NDArray[np.int64] = np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(shift, lengths)

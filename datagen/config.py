@@ -1,4 +1,4 @@
-"""Read a DLIO workload YAML's `dataset` section as a layout, so that configurations made for DLIO generate as they are."""
+"""Convert the section `dataset` of a DLIO workload YAML to a layout, so that DLIO's configurations generate unchanged."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ class _Workload(Section):
 def read_config(path: Path) -> tuple[FormatLayout, int]:
     """Return the layout and the number of training samples that the YAML at `path` specifies.
 
-    Raises UsageError for a file that cannot be read, an unknown key (naming the nearest known one) or a wrong value.
+    Raises UsageError if the file cannot be read, a key is unknown or a value is wrong.
     """
     document = parse(read_text(path), str(path))
     given = document.get("dataset") if isinstance(document, dict) else None
@@ -42,7 +42,7 @@ def layout_of(dataset: Dataset) -> FormatLayout:
         raise UsageError("dataset.eval_num_samples_per_file: generated files all have num_samples_per_file samples; leave it out")
     chunk_dims = tuple(dataset.hdf5.chunk_dims)
     columns = tuple((column.name, column.dtype, column.size) for column in dataset.parquet.columns)
-    has_columns = dataset.format == "parquet" and bool(columns)  # which then determine the length of a record
+    has_columns = dataset.format == "parquet" and bool(columns)  # the columns then determine the length of a record
     if dataset.format in FormatLayout.IMAGES and dataset.record_element_type != "uint8":
         note(f"{dataset.format} images are of uint8; dataset.record_element_type {dataset.record_element_type} has no effect")
     row_bytes = sum(size * _element_bytes(name, dtype) for name, dtype, size in columns) if has_columns else 0

@@ -1,17 +1,20 @@
-"""Bytes of records: random by default, so that no storage can compress or deduplicate them, or as much less as is asked for."""
+"""Random bytes for records, which storage can neither compress nor deduplicate, unless the data set specifies that."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.datagen.randomness import CONTENT, NOISE, bulk_stream
 
-EXTENT_BYTES = 1 << 16  # what repeats as a whole under `dedup`
-_CHUNK_BYTES = 512  # each has its random share first and zeros after it under `entropy`, so that every disk block has both
+EXTENT_BYTES = 1 << 16  # unit of repetition for `dedup`
+_CHUNK_BYTES = 512  # begins with random bytes and ends with zeros, by the share `entropy`, so that every disk block has both
 _POOL_EXTENTS = 16
 
 
 class Content:
-    """The bytes of one file. The pool of repeated extents is the whole data set's."""
+    """The content of the file at `index`: a share `entropy` of random bytes, and a share `dedup` of repeated extents.
+
+    All files of a data set repeat extents of the same pool.
+    """
 
     def __init__(self, seed: int, index: int, entropy: float, dedup: float) -> None:
         self._stream = bulk_stream(seed, index, NOISE)
@@ -36,7 +39,7 @@ class Content:
 
 
 def as_numbers(content: NDArray[np.uint8], dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
-    """Return bytes as numbers of `dtype` without NaN or infinity: the top exponent bit of floats is cleared in place."""
+    """Return the bytes `content` as numbers of `dtype`. The top exponent bit of floats is cleared, to avoid NaN and infinity."""
     if dtype.kind == "b":
         content &= 1
         return content.view(bool)

@@ -1,4 +1,4 @@
-"""Copy whole files by the cheapest way that their file systems support: shared blocks, then a copy inside the kernel."""
+"""Copy whole files in the cheapest way that their file systems support: by shared blocks, else by a copy inside the kernel."""
 
 import fcntl
 import os
@@ -9,22 +9,24 @@ from pathlib import Path
 from iotwin.common.beneath import open_beneath
 from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import open_foreign
-from iotwin.datagen.files import PARTIAL_SUFFIX, Piece, read_piece
+from iotwin.datagen.files import PARTIAL_SUFFIX, Piece, read_open_piece
 
 _FICLONE = 0x40049409  # linux/fs.h
-_CHUNK_BYTES = 64 << 20  # between two reports
+_CHUNK_BYTES = 64 << 20  # copied between two calls of `written`
 
 
 @lru_cache(maxsize=1 << 16)
 def _checksum(path: Path, size_bytes: int) -> str:
-    """Return the checksum of a source; a worker that copies it again need not read it again."""
-    return read_piece(path, path.name, 0, size_bytes, lambda _: None).xxh3_128
+    """Return the checksum of the first `size_bytes` of the source file `path`. It is cached, as sources are copied repeatedly."""
+    with open_foreign(path) as file:
+        return read_open_piece(file, path.name, 0, size_bytes, lambda _: None).xxh3_128
 
 
 def copy_file(source: Path, size_bytes: int, directory: Path, name: str, written: Callable[[int], None]) -> Piece:
-    """Copy `source`, of `size_bytes`, to the temporary name of the file `name`, flush it to disk and return its piece.
+    """Copy `source` to the temporary name of the file `name` in `directory`, flush it to disk and return its piece.
 
-    Raises IotwinError when the disk refuses or the source no longer has its size.
+    `written` is called with the number of bytes of each write. Raises IotwinError if a write fails, or if `source` does not have
+    `size_bytes` bytes.
     """
     target = directory / (name + PARTIAL_SUFFIX)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -45,7 +47,7 @@ def copy_file(source: Path, size_bytes: int, directory: Path, name: str, written
 
 
 def _clone(reader: int, writer: int) -> bool:
-    """Make both files share the same blocks (reflink); return whether the file system can."""
+    """Make the file `writer` share the blocks of `reader` (reflink). Return False if the file system does not support that."""
     try:
         fcntl.ioctl(writer, _FICLONE, reader)
     except OSError:
@@ -62,7 +64,7 @@ def _copy(reader: int, writer: int, size_bytes: int, written: Callable[[int], No
         except OSError:
             if copy is _between_file_systems:
                 raise
-            copy = _between_file_systems  # a full disk refuses this, too; the last way then raises
+            copy = _between_file_systems  # if the disk was full, this raises, too
             continue
         if not count:
             return

@@ -1,4 +1,4 @@
-"""The command of the paper artifact, kept for its users: a thin call of ``iotwin generate``.
+"""The paper artifact's command for generating data sets, which runs ``iotwin generate``.
 
 python datagen/data_generation.py -o DIR -s BYTES -w {unet3d,imseg,bert,dlrm}
 """

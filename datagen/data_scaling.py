@@ -1,4 +1,4 @@
-"""The command of the paper artifact, kept for its users: a thin call of ``iotwin scale``.
+"""The paper artifact's command for growing data sets, which runs ``iotwin scale``.
 
 python datagen/data_scaling.py --input_path DIR --output_path DIR --desired_size BYTES --workload {unet3d,imseg,bert,dlrm}
 """

@@ -1,4 +1,4 @@
-"""Writing data-set files: under a temporary name until whole, hashed on the way, flushed to disk before the name counts.
+"""Write the files of data sets: under a temporary name until they are whole and flushed to disk, with a checksum.
 
 Checksums are XXH3 of 128 bits, which detect torn, swapped and decayed bytes at a thirtieth of the cost of SHA-256.
 """
@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
 import msgspec
@@ -17,7 +16,6 @@ import xxhash
 
 from iotwin.common.beneath import open_beneath, rename_beneath, size_beneath
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import open_foreign
 
 PARTIAL_SUFFIX = ".iotwin-partial"
 _READ_BYTES = 1 << 20
@@ -27,16 +25,19 @@ _libc = ctypes.CDLL(None)
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A run of bytes of one file that one worker wrote; small files are one piece."""
+    """A contiguous part of a file that one worker wrote. A small file is one piece."""
 
-    name: str  # of the file, relative to the data set's directory
+    name: str  # path of the file relative to the data set's directory
     offset: int  # of the piece's first byte in the file
     size_bytes: int
-    xxh3_128: str = ""  # in hexadecimal; empty in the manifests of generator 1, which had another checksum
+    xxh3_128: str = ""  # hexadecimal; empty in manifests with `generator` 1, which had another checksum
 
 
 class PieceWriter:
-    """Writes one piece front to back; `with` flushes it to disk and closes it. `written` gets the size of every write."""
+    """Writes one piece from front to back. Leaving its context flushes it to disk and closes it.
+
+    `written` is called with the number of bytes of every write.
+    """
 
     def __init__(self, directory: Path, name: str, written: Callable[[int], None], offset: int = 0) -> None:
         self.path = directory / (name + PARTIAL_SUFFIX)
@@ -46,7 +47,7 @@ class PieceWriter:
         self._hash = xxhash.xxh3_128()
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append `data`, which must be contiguous; IotwinError when the disk refuses, for lack of space above all."""
+        """Append `data`, which must be contiguous. Raises IotwinError if the write fails, for example if the disk is full."""
         view = memoryview(data).cast("B")
         self._hash.update(view)
         while len(view):
@@ -61,47 +62,45 @@ class PieceWriter:
             self._start_flush()
 
     def piece(self) -> Piece:
-        """Return what was written so far."""
+        """Return the piece as written so far."""
         return Piece(self._name, self._offset, self._size_bytes, self._hash.hexdigest())
 
     def _start_flush(self) -> None:
-        """Have the kernel begin writing to disk now, so that the disk works while the next bytes are made.
+        """Have the kernel begin to write to disk, so that the disk works while the next bytes are computed.
 
-        A refusal costs only time, as fsync at the end writes whatever is left.
+        A failure is ignored, because fsync at the end writes the rest.
         """
         start, length = self._offset + self._flushed_bytes, self._size_bytes - self._flushed_bytes
         _libc.sync_file_range(self._fd, ctypes.c_int64(start), ctypes.c_int64(length), _SYNC_FILE_RANGE_WRITE)
         self._flushed_bytes = self._size_bytes
 
     def __enter__(self) -> Self:
-        """Return the writer."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Flush the piece to disk, unless it failed, and close the file."""
+    def __exit__(self, failed: type[BaseException] | None, *details: object) -> None:
         try:
-            if kind is None:
+            if failed is None:
                 os.fsync(self._fd)
         finally:
             os.close(self._fd)
 
 
 class WriteStream(io.RawIOBase):
-    """A file-like object for libraries that write front to back."""
+    """A file object over a PieceWriter, for libraries that write from front to back."""
 
     def __init__(self, sink: PieceWriter) -> None:
         self._sink, self._position = sink, 0
 
     def writable(self) -> bool:
-        """Return that it is."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Return the bytes written so far."""
+        """Return the number of bytes written so far."""
         return self._position
 
     def write(self, data: "memoryview | bytes") -> int:  # type: ignore[override]
-        """Append `data`, all of it."""
+        """Append all of `data` and return its size in bytes."""
         view = memoryview(data).cast("B")
         self._sink.write(view)
         self._position += len(view)
@@ -109,55 +108,55 @@ class WriteStream(io.RawIOBase):
 
 
 class Publisher:
-    """Gives finished files their final names: a file counts as finished once all bytes of it are written."""
+    """Renames the files in `directory` from their temporary to their final names, each once all its pieces are written."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._pending_bytes: dict[str, int] = {}
 
     def add(self, piece: Piece, file_bytes: int | None) -> None:
-        """Take note of a finished piece of a file of `file_bytes` bytes, None when the piece is the whole file."""
+        """Record a finished piece of a file with `file_bytes` bytes (None: the piece is the file), and publish a whole file."""
         if file_bytes is not None:
             done_bytes = self._pending_bytes.get(piece.name, 0) + piece.size_bytes
             self._pending_bytes[piece.name] = done_bytes
             if done_bytes < file_bytes:
                 return
-        if self._partial_bytes(piece.name) is not None:  # None when an earlier, interrupted call has published it
+        if self._partial_bytes(piece.name) is not None:  # None: an earlier, interrupted call has published it
             self.publish(self._directory / (piece.name + PARTIAL_SUFFIX), piece.name)
 
     def publish(self, partial: Path, name: str) -> None:
-        """Rename the whole file at `partial`, in the same folder, to its final name `name`."""
+        """Rename the whole file at `partial` to its final name `name`, in the same folder."""
         rename_beneath(self._directory, name + PARTIAL_SUFFIX, name)
 
     def final_bytes(self, name: str) -> int | None:
-        """Return the size of the file that has the final name `name`, None when there is none."""
+        """Return the size in bytes of the published file `name`; None if there is none."""
         return size_beneath(self._directory, name)
 
     def _partial_bytes(self, name: str) -> int | None:
         return size_beneath(self._directory, name + PARTIAL_SUFFIX)
 
     def has(self, piece: Piece) -> bool:
-        """Return whether the piece's file, under its final or temporary name, is long enough to hold it."""
+        """Return whether the piece's file exists, under its final or temporary name, and is long enough to contain the piece."""
         size_bytes = self.final_bytes(piece.name)
         if size_bytes is None:
             size_bytes = self._partial_bytes(piece.name)
         return size_bytes is not None and size_bytes >= piece.offset + piece.size_bytes
 
 
-def read_piece(path: Path, name: str, offset: int, size_bytes: int, read: Callable[[int], None]) -> Piece:
-    """Return the piece of the file `name`, now at `path`, that is found on disk; shorter where the file ends early."""
-    with open_foreign(path) as file:
-        return read_open_piece(file, name, offset, size_bytes, read)
-
-
 def read_piece_beneath(directory: Path, piece: Piece, read: Callable[[int], None]) -> Piece:
-    """Return `piece` of the data set in `directory` as it is found on disk; IotwinError when its name leads out."""
+    """Return `piece` of the data set in `directory` with the size and checksum that it has on disk.
+
+    Raises IotwinError if its name leads out of `directory`.
+    """
     with os.fdopen(open_beneath(directory, piece.name, os.O_RDONLY), "rb", buffering=0) as file:
         return read_open_piece(file, piece.name, piece.offset, piece.size_bytes, read)
 
 
 def read_open_piece(file: BinaryIO | FileIO, name: str, offset: int, size_bytes: int, read: Callable[[int], None]) -> Piece:
-    """Return the piece that is found in `file`, opened for reading."""
+    """Return the piece of the open `file` from `offset` on, with its checksum. It is shorter if the file ends early.
+
+    `read` is called with the number of bytes of each read.
+    """
     digest = xxhash.xxh3_128()
     left_bytes = size_bytes
     file.seek(offset)

@@ -1,8 +1,9 @@
-"""Generate a data set: plan it, check the space, write it in parallel, and leave a manifest of checksums."""
+"""Generate a data set: plan it, check the free space, write it in parallel, and write a manifest with checksums."""
 
 import fcntl
 import os
 import shutil
+from collections.abc import Callable
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -19,7 +20,13 @@ from iotwin.common.foreign_files import decode_foreign
 from iotwin.common.progress import note, progress
 from iotwin.common.removal import remove_empty, unlink_beneath
 from iotwin.common.units import format_size
+from iotwin.datagen.datasets.bert import write_shard
+from iotwin.datagen.datasets.dlrm import write_day, write_unit
+from iotwin.datagen.datasets.imagenet import write_images
+from iotwin.datagen.datasets.recorded import write_file
+from iotwin.datagen.datasets.unet3d import write_case
 from iotwin.datagen.files import PARTIAL_SUFFIX, Piece, Publisher
+from iotwin.datagen.formats.write import write_files
 from iotwin.datagen.layouts import (
     BertLayout,
     DlrmDaysLayout,
@@ -51,8 +58,8 @@ _MOST_SAMPLES = 1 << 50
 _MOST_FILES = 1 << 27
 _LARGEST_BYTES = float(1 << 60)
 
-# What becomes of files in the directory that are not the requested data set. "refuse": IotwinError. "replace": another data set
-# of ours is removed, other files stay. "keep": all stay, and files of the same names are written anew, as DLIO does.
+# What to do if the directory holds files that are not of the requested data set. "refuse": raise IotwinError. "replace": remove
+# an earlier data set of iotwin, but no other files. "keep": remove nothing, but overwrite files of the same names, as DLIO does.
 Existing = Literal["refuse", "replace", "keep"]
 REPLACING = "iotwin generate or scale --force"
 
@@ -62,25 +69,28 @@ class Plan(msgspec.Struct, frozen=True):
 
     layout: Layout
     request: Request
-    unit_bytes: NDArray[np.int64]  # of every unit of work
+    unit_bytes: NDArray[np.int64]  # size of every unit of work
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole data set; an estimate unless layout.exact."""
-        return int(self.unit_bytes.sum())  # `plan` has seen that it fits
+        """Return the size of the whole data set in bytes; an estimate unless layout.exact."""
+        return int(self.unit_bytes.sum())  # does not overflow, as `plan` has checked
 
     @property
     def files(self) -> int:
-        """Number of files."""
+        """Return the number of files."""
         return self.layout.file_count(self.request.samples)
 
     def pieces(self, unit: int) -> list[PlannedPiece]:
-        """Return what unit `unit` writes."""
+        """Return the pieces of files that unit `unit` writes."""
         return self.layout.unit_pieces(self.request.samples, self.request.seed, unit)
 
 
 def plan(layout: Layout, *, samples: int | None = None, size_bytes: int | None = None, seed: int = 0) -> Plan:
-    """Plan the data set of `samples` samples, or of as many as fit whole into `size_bytes`; UsageError if that makes none."""
+    """Return the plan of a data set of `samples` samples, or of as many as fit whole into `size_bytes`.
+
+    Raises UsageError if not even one sample fits, or if the data set would be too large.
+    """
     if not 0 <= seed < _SEED_LIMIT:
         raise UsageError(f"seed {seed} is out of range; give a whole number from 0 to {_SEED_LIMIT - 1}")
     if samples is None and size_bytes is not None:
@@ -97,12 +107,12 @@ def plan(layout: Layout, *, samples: int | None = None, size_bytes: int | None =
         raise UsageError(f"{samples} samples make no data set; ask for at least 1 and at most {_MOST_SAMPLES}")
     if (files := layout.file_count(samples)) > _MOST_FILES:
         raise UsageError(f"{files} files are more than a data set may have ({_MOST_FILES}); ask for fewer samples")
-    # As the manifest will hold it: tuples become lists, so that a journal's request compares equal.
+    # Encoded and decoded, so that tuples become lists, and the request compares equal to one that is read from a journal.
     request = Request(
         layout.workload, decode_foreign(msgspec.json.encode(layout), dict[str, object], "the layout"), samples, seed
     )
     unit_bytes = layout.unit_bytes(samples, seed)
-    # Summed as numbers that do not overflow: a wrong total would pass as one that fits the disk.
+    # Summed as floats, which do not overflow: a wrong total would seem to fit on the disk.
     if (total := unit_bytes.sum(dtype=np.float64)) > _LARGEST_BYTES or unit_bytes.min() < 0:
         raise UsageError(f"a data set of {total:.3g} bytes is no request that a disk could hold; ask for less")
     return Plan(layout, request, unit_bytes)
@@ -118,11 +128,11 @@ def generate(
     workers: int | None = None,
     existing: Existing = "refuse",
 ) -> DataSetManifest:
-    """Write the data set of `samples` samples, or as many as fit whole into `size_bytes`, and return its manifest.
+    """Write a data set of `samples` samples, or of as many as fit whole into `size_bytes`, and return its manifest.
 
-    The bytes depend on layout, samples and seed only. An interrupted call leaves a journal, from which the same call goes on;
-    a finished data set is returned as it is. `existing` decides about other files in `directory`.
-    Raises UsageError for a request that makes no data set, IotwinError for a directory or disk that cannot take it.
+    The bytes depend only on layout, samples and seed. An interrupted call leaves a journal, and the same call then resumes. If
+    the data set is finished already, its manifest is returned. `existing` decides about other files in `directory`.
+    Raises UsageError as `plan` does, and IotwinError if `directory` has other files or the disk is too small or fails.
     """
     planned = plan(layout, samples=samples, size_bytes=size_bytes, seed=seed)
     if finished := prepare(directory, planned.request, existing):
@@ -143,9 +153,9 @@ def generate(
 
 
 def prepare(directory: Path, request: Request, existing: Existing) -> DataSetManifest | None:
-    """Make `directory` ready for `request`; return the manifest if it already holds exactly that data set.
+    """Prepare `directory` for the data set of `request`. Return the manifest if it holds that data set already, else None.
 
-    Empty folders are no reason to refuse.
+    Raises IotwinError if `existing` forbids to write into the directory. Empty folders in it are allowed.
     """
     if directory.exists() and not directory.is_dir():
         raise IotwinError(f"{directory} is a file; name a directory to write the data set to")
@@ -169,9 +179,9 @@ def prepare(directory: Path, request: Request, existing: Existing) -> DataSetMan
 
 
 def remove_ours(directory: Path, data: bool = True) -> None:
-    """Remove a finished or unfinished data set of ours, and nothing else: files of its list, below its directory, by no link.
+    """Remove the finished or unfinished data set in `directory`: the files in its manifest or journals, and no others.
 
-    Without `data` its whole files stay; their list and unfinished files are removed.
+    Unless `data`, whole files stay, and only the manifest, the journals and unfinished files are removed.
     """
     unfinished, done = read_journal(directory)
     names = set()
@@ -187,7 +197,7 @@ def remove_ours(directory: Path, data: bool = True) -> None:
 
 
 def remove_data_set(directory: Path) -> None:
-    """Remove the data set of ours in `directory` and the folders that are empty then, `directory` itself included."""
+    """Remove the data set of iotwin in `directory`, and then the empty folders, including `directory` itself."""
     remove_ours(directory)
     for folder in (*sorted(directory.rglob("*"), reverse=True), directory):
         if folder.is_dir() and not folder.is_symlink():
@@ -195,9 +205,9 @@ def remove_data_set(directory: Path) -> None:
 
 
 def finished_units(planned: Plan, directory: Path, publisher: Publisher) -> dict[int, list[Piece]]:
-    """Return the units that an interrupted call finished, by the journal in `directory`, and whose bytes are still there.
+    """Return the pieces of the units that the journals in `directory` list as finished, by unit, if their files still exist.
 
-    Anybody may have written a journal: entries outside of the plan are ignored, and their units are written again.
+    A stranger may have written a journal, so entries that do not agree with the plan are ignored.
     """
     _, done = read_journal(directory)
     return {
@@ -214,7 +224,7 @@ def _is_planned(planned: Plan, unit: int, pieces: list[Piece]) -> bool:
 
 
 def check_space(directory: Path, needed_bytes: int) -> None:
-    """Raise IotwinError unless `needed_bytes` are free in `directory`."""
+    """Raise IotwinError if fewer than `needed_bytes` are free on the disk of `directory`."""
     free_bytes = shutil.disk_usage(directory).free
     if needed_bytes > free_bytes:
         raise IotwinError(
@@ -232,12 +242,12 @@ def write_units(
     share: slice = slice(None),
     journal_name: str = JOURNAL_NAME,
 ) -> None:
-    """Write the `share` of the units that is not yet `done`, add it to `done` and to the journal, publish whole files."""
+    """Write those units of `share` that are not `done`. Add them to `done` and to the journal, and publish whole files."""
     if done:
         note(f"going on after {len(done)} of {len(planned.unit_bytes)} finished parts in {directory}")
     ours = range(len(planned.unit_bytes))[share]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    # Longest first, so that no worker is left alone with a big one at the end.
+    # Largest units first, so that no worker writes a large one alone at the end.
     todo = [unit for unit in np.argsort(-planned.unit_bytes, kind="stable").tolist() if unit in ours and unit not in done]
     with (
         progress(f"generating {planned.request.workload}", int(planned.unit_bytes[share].sum())) as advance,
@@ -254,19 +264,19 @@ def write_units(
 
 
 def publish_done(planned: Plan, publisher: Publisher, done: dict[int, list[Piece]]) -> None:
-    """Publish the files that the `done` units make whole."""
+    """Publish the files all of whose pieces belong to `done` units."""
     for unit, pieces in done.items():
         _publish(publisher, planned, unit, pieces)
 
 
 def whole(planned: Plan, done: dict[int, list[Piece]]) -> DataSetManifest:
-    """Return the manifest of the data set whose units are all `done`."""
+    """Return the manifest of the data set with the pieces `done` of all units."""
     pieces = sorted((piece for unit in done.values() for piece in unit), key=lambda piece: (piece.name, piece.offset))
     return DataSetManifest(planned.request, sum(piece.size_bytes for piece in pieces), pieces)
 
 
 def _lock(journal: FileIO, directory: Path) -> None:
-    """Hold the journal until it is closed, so that two calls never write the same files; a kill lets go of it too."""
+    """Lock the journal until it is closed or the process dies, so that no two calls write the same files."""
     try:
         fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -278,40 +288,21 @@ def _publish(publisher: Publisher, planned: Plan, unit: int, pieces: list[Piece]
         publisher.add(piece, expected.file_bytes)
 
 
+# Each writes one unit of a layout: (layout, samples, seed, directory, unit, function that is called with every write's bytes).
+_WRITERS: dict[type, Callable[..., list[Piece]]] = {
+    Unet3dLayout: write_case,
+    DlrmLayout: write_unit,
+    DlrmDaysLayout: write_day,
+    BertLayout: write_shard,
+    ImagenetLayout: write_images,
+    FormatLayout: write_files,
+    RecordedLayout: write_file,
+    ScaledFiles: write_copy,
+    ScaledRows: write_rows,
+}
+
+
 def _unit_writer(planned: Plan, directory: Path) -> UnitWriter:
-    """Return the function that writes one unit of the layout; modules are imported when they are needed."""
+    """Return the function that writes one unit of the plan's layout."""
     request = planned.request
-    match planned.layout:
-        case Unet3dLayout() as layout:
-            from iotwin.datagen.datasets.unet3d import write_case
-
-            return partial(write_case, layout, request.seed, directory)
-        case DlrmLayout() as layout:
-            from iotwin.datagen.datasets.dlrm import write_unit
-
-            return partial(write_unit, layout, request.samples, request.seed, directory)
-        case DlrmDaysLayout() as layout:
-            from iotwin.datagen.datasets.dlrm import write_day
-
-            return partial(write_day, layout, request.samples, request.seed, directory)
-        case BertLayout() as layout:
-            from iotwin.datagen.datasets.bert import write_shard
-
-            return partial(write_shard, layout, request.samples, request.seed, directory)
-        case ImagenetLayout() as layout:
-            from iotwin.datagen.datasets.imagenet import write_images
-
-            return partial(write_images, layout, request.samples, request.seed, directory)
-        case FormatLayout() as layout:
-            from iotwin.datagen.formats.write import write_files
-
-            return partial(write_files, layout, request.samples, request.seed, directory)
-        case RecordedLayout() as layout:
-            from iotwin.datagen.datasets.recorded import write_file
-
-            return partial(write_file, layout, request.seed, directory)
-        case ScaledFiles() as layout:
-            return partial(write_copy, layout, request.samples, request.seed, directory)
-        case ScaledRows() as layout:
-            return partial(write_rows, layout, request.samples, request.seed, directory)
-    raise TypeError(f"no writer for {planned.layout}")
+    return partial(_WRITERS[type(planned.layout)], planned.layout, request.samples, request.seed, directory)

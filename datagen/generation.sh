@@ -1,6 +1,6 @@
 #!/bin/sh
-# Generate the three workloads' data sets side by side: generation.sh DIR SIZE, for example generation.sh data 16GB
-# For sizes below unet3d's volumes SCALE shrinks these: SCALE=0.2 generation.sh data 30MB
+# Generate the data sets of unet3d, bert and dlrm: generation.sh DIR SIZE, for example generation.sh data 16GB
+# SCALE shrinks the volumes of unet3d, as small data sets require: SCALE=0.2 generation.sh data 30MB
 set -eu
 if [ $# -ne 2 ]; then
     echo "usage: $0 DIR SIZE, for example: $0 data 16GB" >&2

@@ -1,4 +1,4 @@
-"""The metadata of a data set's directory: manifest.json once it is whole, a journal while it is written.
+"""Read and write the metadata of a data set: manifest.json of a finished one, and the journals of an unfinished one.
 
 The manifest holds no times and no machine, so that the same request gives the same bytes everywhere.
 """
@@ -22,12 +22,12 @@ MANIFEST_NAME = "manifest.json"
 JOURNAL_NAME = ".iotwin-generate.jsonl"
 NODE_JOURNAL_PATTERN = ".iotwin-generate-of-*.jsonl"
 KIND = "iotwin data set"
-_LARGEST_LIST_BYTES = 1 << 30  # of a manifest or journal: some five million files
-GENERATOR = 2  # raised whenever the same request would give other bytes or checksums
+_LARGEST_LIST_BYTES = 1 << 30  # of a manifest or journal, which then lists about five million files
+GENERATOR = 2  # version of the generator, which changes if the same request gives other bytes or checksums
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What was asked for: everything that decides the data set's bytes."""
+    """The request for a data set, which determines its bytes."""
 
     workload: str
     layout: dict[str, Any]
@@ -46,19 +46,14 @@ class DataSetManifest(msgspec.Struct, frozen=True):
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
-    """One finished unit of work; its pieces are on disk."""
+    """A line of a journal: a finished unit of work, and its pieces, which are on disk."""
 
     unit: int
     pieces: list[Piece]
 
 
-def encode_manifest(manifest: DataSetManifest) -> bytes:
-    """Return the content of manifest.json."""
-    return struct_json(manifest)
-
-
 def decode_manifest(content: bytes, place: object) -> DataSetManifest:
-    """Return the manifest in `content`, which was read at `place`. Raises IotwinError if it is not one of ours."""
+    """Return the manifest in `content`, which was read at `place`. Raises IotwinError if iotwin did not write it."""
     try:
         manifest = decode_foreign(content, DataSetManifest, "it")
     except IotwinError as error:
@@ -74,17 +69,17 @@ def decode_manifest(content: bytes, place: object) -> DataSetManifest:
 
 
 def _is_possible(piece: Piece) -> bool:
-    """Whether a piece is one that we could have written: below the directory, and within what a file can hold."""
+    """Return whether iotwin could have written the piece: its name stays within the directory, and its numbers are in range."""
     return stays_within(piece.name) and 0 <= piece.offset <= LARGEST_FILE_BYTES and 0 <= piece.size_bytes <= LARGEST_FILE_BYTES
 
 
 def write_manifest(directory: Path, manifest: DataSetManifest) -> None:
-    """Write the manifest so that a reader sees the old one or the new one, never half of either."""
-    _write(directory, MANIFEST_NAME, encode_manifest(manifest))
+    """Write manifest.json, whole or not at all."""
+    _write(directory, MANIFEST_NAME, struct_json(manifest))
 
 
 def read_manifest(directory: Path) -> DataSetManifest:
-    """Return the manifest of the data set in `directory`; IotwinError when there is none or it is not one of ours."""
+    """Return the manifest of the data set in `directory`. Raises IotwinError if there is none or iotwin did not write it."""
     try:
         content = read_beneath(directory, MANIFEST_NAME, _LARGEST_LIST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
@@ -93,10 +88,9 @@ def read_manifest(directory: Path) -> DataSetManifest:
 
 
 def read_journal(directory: Path) -> tuple[Request | None, dict[int, list[Piece]]]:
-    """Return the unfinished request in `directory` (None if there is none) and the pieces of its finished units.
+    """Return the unfinished request in `directory` (None if there is none) and the pieces of its finished units, by unit.
 
-    The journals of all nodes count. A line torn by a kill, to which a later call may have added its first one, is dropped: its
-    units are written again.
+    The journals of all nodes are read. Damaged lines, as after a kill, are ignored, so their units are written again.
     """
     request, done = _read_lines(directory, JOURNAL_NAME)
     for path in sorted(directory.glob(NODE_JOURNAL_PATTERN)):
@@ -125,12 +119,12 @@ def _read_lines(directory: Path, name: str) -> tuple[Request | None, dict[int, l
 
 
 def start_journal(directory: Path, request: Request, name: str = JOURNAL_NAME) -> None:
-    """Begin the journal of `request`, replacing any other of that name."""
+    """Begin the journal `name` of `request`. An existing file of that name is replaced."""
     _write(directory, name, msgspec.json.encode(request) + b"\n")
 
 
 def _write(directory: Path, name: str, content: bytes) -> None:
-    """Write the file `name` of ours whole, never through a link that somebody has put in its place."""
+    """Write the file `name` in `directory`, whole or not at all, and never through a link."""
     temporary = name + ".partial"
     unlink_beneath(directory, temporary)
     with os.fdopen(open_beneath(directory, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
@@ -141,6 +135,6 @@ def _write(directory: Path, name: str, content: bytes) -> None:
 
 
 def remove_journals(directory: Path) -> None:
-    """Remove the journals of all nodes. The one that marks an unfinished data set goes last."""
+    """Remove the journals of all nodes. The one that marks the data set as unfinished is removed last."""
     for path in (*directory.glob(NODE_JOURNAL_PATTERN), directory / JOURNAL_NAME):
         remove_file(path)

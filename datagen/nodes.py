@@ -1,8 +1,8 @@
-"""One data set written by several nodes into one shared directory, with MPI or without.
+"""Write one data set by several nodes into a shared directory, with or without MPI.
 
-Node i of n writes the units whose index is i modulo n and keeps a journal of them in the directory. The nodes talk through the
-directory alone: the first prepares it, gathers the journals, publishes the files that several nodes wrote, and writes the
-manifest. A node that was killed is started again with the same command; the others wait.
+Node i of n writes the units whose index is i modulo n, and lists them in a journal in the directory. The nodes communicate only
+through the directory. Node 0 prepares it, reads all journals, publishes the files that several nodes wrote, and writes the
+manifest. If a node is killed, the same command starts it again, and the other nodes wait for it.
 """
 
 import time
@@ -27,11 +27,11 @@ from iotwin.datagen.manifest import (
     write_manifest,
 )
 
-_LOOK_EVERY_S = 0.2
+_POLL_S = 0.2
 
 
 class Node(NamedTuple):
-    """One of `size` nodes; `barrier` waits for all of them, where something can."""
+    """The node `rank` of `size` nodes. `barrier` waits for all nodes; it is None without MPI."""
 
     rank: int  # from 0
     size: int
@@ -39,7 +39,7 @@ class Node(NamedTuple):
 
     @property
     def journal_name(self) -> str:
-        """Name of this node's journal."""
+        """Return the name of this node's journal."""
         return f".iotwin-generate-of-{self.size}-{self.rank}.jsonl"
 
 
@@ -52,7 +52,7 @@ def parse_node(text: str) -> Node:
 
 
 def mpi_node() -> Node | None:
-    """Return this process's node if mpirun or srun started several, else None. Raises IotwinError if mpi4py is missing."""
+    """Return the node of this process if mpirun or srun started several, else None. Raises IotwinError without mpi4py."""
     if launched_by_mpi().size < 2:
         return None
     try:
@@ -74,7 +74,7 @@ def generate(
     workers: int | None = None,
     existing: Existing = "refuse",
 ) -> DataSetManifest:
-    """Write this node's share as datagen.generate.generate does, wait for the others, and return the manifest of the whole."""
+    """Write this node's share as datagen.generate.generate does, wait for the other nodes, and return the whole manifest."""
     if existing == "replace" and node.barrier is None:
         raise UsageError(
             "--force cannot go with --nodes, as no node knows what another has replaced; remove the directory instead"
@@ -91,7 +91,7 @@ def generate(
 
 
 def _begin(planned: Plan, directory: Path, node: Node, existing: Existing) -> DataSetManifest | None:
-    """Have the first node make the directory ready and the others wait for it; return the manifest of a finished data set."""
+    """Prepare the directory on node 0, and wait for that on the other nodes. Return the manifest if the data set is finished."""
     finished = None
     if node.rank == 0:
         finished = prepare(directory, planned.request, existing)
@@ -105,12 +105,12 @@ def _begin(planned: Plan, directory: Path, node: Node, existing: Existing) -> Da
         while read_journal(directory)[0] != planned.request:
             if finished := _finished(planned.request, directory):
                 return finished
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
     return finished
 
 
 def _finished(request: Request, directory: Path) -> DataSetManifest | None:
-    """Return the manifest, once it is there; IotwinError if it is of something else."""
+    """Return the manifest, or None if it does not exist yet. Raises IotwinError if it is that of another data set."""
     if not (directory / MANIFEST_NAME).exists():
         return None
     manifest = read_manifest(directory)
@@ -127,7 +127,7 @@ def _finish(planned: Plan, directory: Path) -> DataSetManifest:
     """Wait until the journals have every unit, publish what several nodes wrote, and write the manifest."""
     note("waiting for the other nodes")
     while len(done := _all_done(planned, directory)) < len(planned.unit_bytes):
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_S)
     publish_done(planned, Publisher(directory), done)
     manifest = whole(planned, done)
     write_manifest(directory, manifest)
@@ -138,5 +138,5 @@ def _finish(planned: Plan, directory: Path) -> DataSetManifest:
 def _wait_for_manifest(request: Request, directory: Path) -> DataSetManifest:
     note("waiting for node 0 to write the manifest")
     while not (manifest := _finished(request, directory)):
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_S)
     return manifest

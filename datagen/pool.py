@@ -1,7 +1,7 @@
-"""Workers that take units of work one at a time and report bytes as they go.
+"""Run units of work on a pool of workers, which report the bytes that they write.
 
-The first worker is a thread of the caller, so that it writes while the others, processes, start. Each has its own pipe: when the
-parent dies, even by SIGKILL, a worker process reads end-of-file and exits.
+The first worker is a thread of the caller, which writes while the other workers, processes, start. Each worker has a separate
+pipe to the caller. If the caller dies, even by SIGKILL, a worker process reads the end of its pipe and exits.
 """
 
 import multiprocessing
@@ -18,18 +18,18 @@ from iotwin.common.processes.children import safe_path
 from iotwin.common.signals import interrupts_held
 from iotwin.datagen.files import Piece
 
-_REPORT_EVERY_BYTES = 1 << 20  # how soon a worker notices that the main process is gone
+_REPORT_EVERY_BYTES = 1 << 20  # a worker that reports notices if the main process is dead
 
-# Writes one unit; the second argument is called with every write's bytes.
+# Writes the unit of that index. The second argument is called with the number of bytes of every write.
 UnitWriter = Callable[[int, Callable[[int], None]], list[Piece]]
 
 
 def run_units(
     writer: UnitWriter, units: Sequence[int], workers: int, advance: Callable[[float], None]
 ) -> Iterator[tuple[int, list[Piece]]]:
-    """Yield (unit, its pieces) as units finish, from at most `workers` workers; `writer` must be picklable.
+    """Write `units` by `writer`, which must be picklable, on at most `workers` workers. Yield (unit, pieces) as units finish.
 
-    Raises IotwinError with the worker's message when a unit fails. Leaving the iterator ends the workers.
+    Raises IotwinError with the worker's message if a unit fails. Closing the iterator ends the workers.
     """
     workers = min(workers, len(units))
     if workers <= 1:
@@ -45,7 +45,8 @@ def run_units(
         for _ in range(workers - 1):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work_alone, args=(writer, theirs), daemon=True)
-            # A Ctrl-C while Python still starts there would end in a traceback; the mask is inherited, the tracker would lift it.
+            # SIGINT is blocked in the child until Python has started there, since it would print a traceback. multiprocessing's
+            # resource tracker would unblock it, so that starts before.
             with safe_path():
                 resource_tracker.ensure_running()
                 with interrupts_held((signal.SIGINT,)):
@@ -65,7 +66,7 @@ def run_units(
 def _dispatch(
     pipes: list[Connection], units: Sequence[int], advance: Callable[[float], None]
 ) -> Iterator[tuple[int, list[Piece]]]:
-    """Assign a unit to every ready worker until all are written, without waiting for workers that are still starting."""
+    """Assign units to workers as they become ready, until all units are written. Yield (unit, pieces) of each."""
     left, unanswered = iter(units), len(units)
     while unanswered:
         for pipe in cast(list[Connection], wait(pipes)):
@@ -88,13 +89,13 @@ def _dispatch(
 
 
 def _work_alone(writer: UnitWriter, pipe: Connection) -> None:
-    """Be a worker process. Ctrl-C is the parent's to handle."""
+    """Run a worker process. It ignores Ctrl-C, which its parent handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _work(writer, pipe)
 
 
 def _work(writer: UnitWriter, pipe: Connection) -> None:
-    """Write units until the other end of the pipe closes; then close this one."""
+    """Write the units that arrive on `pipe` until its other end closes, then close this end."""
     pending = 0
 
     def written(size_bytes: int) -> None:
@@ -106,7 +107,7 @@ def _work(writer: UnitWriter, pipe: Connection) -> None:
 
     try:
         while True:
-            pipe.send(None)  # ready
+            pipe.send(None)  # ready for a unit
             unit = pipe.recv()
             pieces = writer(unit, written)
             pipe.send(float(pending))

@@ -1,13 +1,13 @@
-"""Keyed random draws: the same (seed, index, purpose) gives the same numbers on any machine, whatever ran before.
+"""Keyed random numbers: the same (seed, index, purpose) gives the same numbers on every machine.
 
-Only raw words of numpy's bit generators are used: numpy promises that those never change between its versions, and
-promises no such thing for `Generator.uniform` and its kin (numpy NEP 19).
+Only raw words of numpy's bit generators are used, since numpy guarantees that those never change between versions. It does not
+guarantee that for `Generator.uniform` and similar functions (numpy NEP 19).
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-# What the draws are for. Each purpose is its own stream, so that adding draws to one changes no other. Never renumber.
+# Purposes of draws. Each has a separate stream, so that more draws for one purpose do not change another. Never renumber them.
 SHAPE, CONTENT, NOISE, SIZES, COLUMNS, AUGMENT = range(1, 7)
 
 
@@ -17,14 +17,14 @@ def random_words(seed: int, index: int, purpose: int, count: int) -> NDArray[np.
 
 
 def uniforms(seed: int, index: int, purpose: int, count: int) -> NDArray[np.float64]:
-    """Return `count` draws uniform in [0, 1) with 53 random bits each, keyed by (seed, index, purpose)."""
+    """Return `count` uniform draws in [0, 1) with 53 random bits each, keyed by (seed, index, purpose)."""
     return (random_words(seed, index, purpose, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def bulk_stream(seed: int, index: int, purpose: int) -> np.random.SFC64:
-    """Return the stream for bulk content of (seed, index, purpose): gigabytes of words.
+    """Return a fast stream of random words for gigabytes of content, keyed by (seed, index, purpose).
 
-    SFC64 is numpy's fastest generator, more than twice as fast as Philox; its starting state is keyed by 128 bits from Philox.
+    SFC64 is numpy's fastest generator, more than twice as fast as Philox. 128 bits from Philox set its initial state.
     """
     high, low = (int(word) for word in random_words(seed, index, purpose, 2))
     return np.random.SFC64(high << 64 | low)

@@ -1,8 +1,8 @@
-"""Data sets in object stores and other file systems that fsspec knows: `s3://bucket/prefix`.
+"""Generate data sets in object stores and other file systems that fsspec supports, as `s3://bucket/prefix`.
 
-Such stores cannot rename or append. Files are made whole in a local staging directory, with its journal, and uploaded one by
-one; an object appears whole or not at all, and the manifest goes last. A kill leaves the staging directory, from which the same
-command goes on. Uploads happen while the workers make the next files.
+Object stores cannot rename or append. So workers write files to a local staging directory, which also has the journal, and whole
+files are uploaded one by one meanwhile. The manifest is uploaded last. A kill leaves the staging directory, from which the same
+command resumes.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from iotwin.common.errors import IotwinError, in_one_line
-from iotwin.common.files import make_folder, new_folder, temporary_directory
+from iotwin.common.files import make_folder, new_folder, struct_json, temporary_directory
 from iotwin.common.progress import note
 from iotwin.common.removal import remove_entry, remove_file, remove_own
 from iotwin.datagen.files import Piece, Publisher, read_open_piece
@@ -28,7 +28,6 @@ from iotwin.datagen.manifest import (
     DataSetManifest,
     Request,
     decode_manifest,
-    encode_manifest,
     read_journal,
     start_journal,
 )
@@ -39,25 +38,25 @@ if TYPE_CHECKING:
 
 
 class ObjectStore(NamedTuple):
-    """A place in a file system of fsspec."""
+    """A prefix in an object store, or a folder in another file system of fsspec."""
 
     url: str
     files: "AbstractFileSystem"
     prefix: str
 
     def path(self, name: str) -> str:
-        """Return the path of the file `name` of the data set."""
+        """Return the path in the store of the data set's file `name`."""
         return f"{self.prefix}/{name}"
 
     def sizes(self) -> dict[str, int]:
-        """Return the bytes of every object below the prefix, by its name in the data set."""
+        """Return the size in bytes of every object below the prefix, by its name relative to the prefix."""
         with _one_line(self.url):
             self.files.invalidate_cache()
             found = self.files.find(self.prefix, detail=True)
         return {path.removeprefix(f"{self.prefix}/"): int(entry["size"]) for path, entry in found.items()}
 
     def manifest(self) -> DataSetManifest:
-        """Return the manifest; IotwinError when there is none or it is not one of ours."""
+        """Return the manifest of the data set. Raises IotwinError if there is none or iotwin did not write it."""
         if MANIFEST_NAME not in self.sizes():
             raise IotwinError(f"{self.url} is not a finished iotwin data set: it has no {MANIFEST_NAME}")
         with _one_line(self.url):
@@ -70,7 +69,7 @@ def _one_line(url: str) -> AbstractContextManager[None]:
 
 
 def open_store(url: str, options: Mapping[str, object] | None = None) -> ObjectStore:
-    """Return the place that `url` names, with fsspec's `options`; IotwinError when what its protocol needs is not installed."""
+    """Return the store at `url`, opened with fsspec's `options`. Raises IotwinError if a package for its protocol is missing."""
     try:
         from fsspec.core import url_to_fs
 
@@ -83,22 +82,22 @@ def open_store(url: str, options: Mapping[str, object] | None = None) -> ObjectS
 
 
 class _Uploader(Publisher):
-    """Publishes by uploading; the staged file goes."""
+    """Publishes a file by uploading it and removing it from the staging directory."""
 
     def __init__(self, staging: Path, store: ObjectStore) -> None:
         super().__init__(staging)
         self._store, self._sizes = store, store.sizes()
 
     def publish(self, partial: Path, name: str) -> None:
-        """Upload the file."""
+        """Upload the file at `partial` as `name`, and remove it."""
         with _one_line(self._store.url):
             path = self._store.path(name)
-            self._store.files.makedirs(path.rpartition("/")[0], exist_ok=True)  # of no effect in an object store
+            self._store.files.makedirs(path.rpartition("/")[0], exist_ok=True)  # has no effect in an object store
             self._store.files.put_file(str(partial), path)
         remove_file(partial)
 
     def final_bytes(self, name: str) -> int | None:
-        """Return the size of the object, if there was one when this call began."""
+        """Return the size in bytes that the object had when the run began; None if it did not exist then."""
         return self._sizes.get(name)
 
 
@@ -113,7 +112,7 @@ def generate(
     existing: Existing = "refuse",
     options: Mapping[str, object] | None = None,
 ) -> DataSetManifest:
-    """Write the data set at `url` as datagen.generate.generate does in a directory, with the same bytes and the same errors."""
+    """Write the data set to `url`, as datagen.generate.generate writes it to a directory."""
     planned = plan(layout, samples=samples, size_bytes=size_bytes, seed=seed)
     store = open_store(url, options)
     staging = _staging(store.url)
@@ -125,15 +124,16 @@ def generate(
     write_units(planned, staging, uploader, done, workers)
     manifest = whole(planned, done)
     with _one_line(url):
-        store.files.pipe_file(store.path(MANIFEST_NAME), encode_manifest(manifest))
+        store.files.pipe_file(store.path(MANIFEST_NAME), struct_json(manifest))
     remove_entry(staging)
     return manifest
 
 
 def _staging(url: str) -> Path:
-    """Return where files for `url` are staged: a directory that nobody else can write, as what lies there is gone on from.
+    """Return the staging directory for `url`, below $XDG_CACHE_HOME or ~/.cache.
 
-    Below $XDG_CACHE_HOME or ~/.cache. Raises IotwinError when what stands there is a link, somebody else's, or open to others.
+    A run resumes from the files in it, so nobody else may write there. Raises IotwinError if the directory is a link, belongs
+    to another user, or gives others permissions.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     try:
@@ -147,13 +147,13 @@ def _staging(url: str) -> Path:
             if directory == base:
                 make_folder(directory, mode=0o700)
             found = directory.lstat()
-        except FileNotFoundError:  # nothing is staged
+        except FileNotFoundError:  # nothing is staged yet
             return staging
         except OSError as error:
             raise IotwinError(
                 f"{directory}: {error.strerror}; set XDG_CACHE_HOME to a directory for unfinished uploads"
             ) from None
-        # Other things of ours are cached in the base, which others may look into, but not write.
+        # iotwin caches other files in `base`, too, which others may read, but not write.
         forbidden = 0o022 if directory == base else 0o077
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & forbidden:
             raise IotwinError(
@@ -164,14 +164,14 @@ def _staging(url: str) -> Path:
 
 
 def _staged_bytes(planned: Plan, workers: int) -> int:
-    """Return about the most that is staged at a time: a unit of each worker, and a file that several units write."""
+    """Return approximately the most bytes staged at a time: a unit of each worker, or a file that several units write."""
     largest = int(np.argmax(planned.unit_bytes))
     shared = max(piece.file_bytes or 0 for piece in planned.pieces(largest))
     return max(shared, min(planned.size_bytes, (workers + 1) * int(planned.unit_bytes[largest])))
 
 
 def _prepare(store: ObjectStore, staging: Path, request: Request, existing: Existing) -> DataSetManifest | None:
-    """Make the store and `staging` ready for `request`; return the manifest if the store already holds that data set."""
+    """Prepare the store and `staging` for `request`. Return the manifest if the store holds that data set already, else None."""
     names = store.sizes()
     if MANIFEST_NAME in names and existing != "replace":
         manifest = store.manifest()
@@ -196,13 +196,13 @@ def _prepare(store: ObjectStore, staging: Path, request: Request, existing: Exis
         for name in sorted(ours & names.keys()):
             store.files.rm_file(store.path(name))
     remove_own(staging)
-    new_folder(staging, mode=0o700)  # refused if anything is left there
+    new_folder(staging, mode=0o700)  # fails if anything could not be removed
     start_journal(staging, request)
     return None
 
 
 def remove_data_set(url: str, options: Mapping[str, object] | None = None) -> None:
-    """Remove the objects of the data set at `url`, which must be a finished one of ours, and no others."""
+    """Remove the objects that the manifest at `url` lists, and the manifest, but no other objects."""
     store = open_store(url, options)
     names = {MANIFEST_NAME, *(piece.name for piece in store.manifest().pieces)}
     with _one_line(store.url):
@@ -211,13 +211,13 @@ def remove_data_set(url: str, options: Mapping[str, object] | None = None) -> No
 
 
 def verify(url: str, workers: int | None = None) -> DataSetManifest:
-    """Return the manifest of the data set at `url` after reading all of it; IotwinError if any byte differs."""
+    """Read the whole data set at `url` and return its manifest. Raises IotwinError if any byte differs from it."""
     store = open_store(url)
     return compare(store.url, store.manifest(), store.sizes().get, partial(_read_piece, url), workers)
 
 
 def _read_piece(url: str, pieces: list[Piece], index: int, read: Callable[[int], None]) -> list[Piece]:
-    """Return piece `index` with the checksum of what the store holds."""
+    """Return the piece at `index` with the size and checksum that it has in the store."""
     store, piece = open_store(url), pieces[index]
     with _one_line(url), store.files.open(store.path(piece.name), "rb") as file:
         return [read_open_piece(file, piece.name, piece.offset, piece.size_bytes, read)]

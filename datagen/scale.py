@@ -1,7 +1,6 @@
-"""Grow a real data set: copies of its cases, shards or rows under further names, by `iotwin.datagen.generate.generate`.
+"""Grow a real data set by copies of its cases, shards or rows under new names.
 
-A grown data set has a layout like any other, so that it is planned, written, gone on with after a kill and verified in the
-same way.
+A grown data set has a layout like any other, so `iotwin.datagen.generate.generate` plans, writes, resumes and verifies it.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,17 +25,17 @@ _BLOCK_ROWS = 1 << 14
 
 
 class SourceFile(NamedTuple):
-    """A file of the data set to grow."""
+    """A file of the data set that is to be grown."""
 
     name: str
     size_bytes: int
 
 
 class ScaledFiles(msgspec.Struct, frozen=True):
-    """Whole samples or shards copied in turn: unet3d's cases, bert's shards, dlrm's text files.
+    """Copies of groups of files: unet3d's cases, bert's shards, dlrm's text files. A sample is a copy of a group.
 
-    The n-th copy is of the source's n-th group of files, modulo their number; copies beyond the first round are changed when
-    `augment`. The files of `once` come along once. A sample is a group.
+    Copy n is of group n modulo the number of groups. Later copies of the same group are changed if `augment`. The files `once`
+    are copied once.
     """
 
     source: str  # directory
@@ -47,7 +46,7 @@ class ScaledFiles(msgspec.Struct, frozen=True):
 
     workload: ClassVar[str] = "scaled"
     samples_per_file: ClassVar[int] = 1
-    exact: ClassVar[bool] = False  # words that come and go change sizes a little
+    exact: ClassVar[bool] = False  # inserted and deleted words change sizes
 
     def names(self, samples: int, index: int) -> tuple[str, ...]:
         """Return the names of the files of copy `index`."""
@@ -56,14 +55,14 @@ class ScaledFiles(msgspec.Struct, frozen=True):
         return (f"part-{index:05d}-of-{samples:05d}",) if self.kind == "bert" else (f"day_{index}",)
 
     def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
-        """Return the files of copy `unit`; those of `once` are the units after the last copy."""
+        """Return the files of copy `unit`. The units after the last copy are the files `once`."""
         if unit >= samples:
             return [PlannedPiece(*self.once[unit - samples])]
         group = self.groups[unit % len(self.groups)]
         return [PlannedPiece(name, file.size_bytes) for name, file in zip(self.names(samples, unit), group, strict=True)]
 
     def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
-        """Return the bytes of every unit."""
+        """Return the size of every unit in bytes."""
         copies = np.resize(self._group_bytes(), samples)
         return np.concatenate([copies, np.array([file.size_bytes for file in self.once], np.int64)])
 
@@ -72,7 +71,7 @@ class ScaledFiles(msgspec.Struct, frozen=True):
         return samples * len(self.groups[0]) + len(self.once)
 
     def samples_within(self, size_bytes: int, seed: int) -> int:
-        """Return how many copies fit into `size_bytes`; UsageError when not even the source does."""
+        """Return how many copies fit into `size_bytes`. Raises UsageError if the source itself does not fit."""
         groups = self._group_bytes()
         left_bytes = size_bytes - sum(file.size_bytes for file in self.once)
         _refuse_less(self.source, int(groups.sum()), left_bytes)
@@ -84,9 +83,9 @@ class ScaledFiles(msgspec.Struct, frozen=True):
 
 
 class ScaledRows(msgspec.Struct, frozen=True):
-    """dlrm's binary training file, whose rows are repeated; rows beyond the first round are shuffled when `augment`.
+    """dlrm's binary training file with its rows repeated. A sample is a row. Repeated rows are shuffled if `augment`.
 
-    The test file and the counts come along once. A sample is a row.
+    The files `once`, of test samples and of counts, are copied once.
     """
 
     source: str  # directory
@@ -99,26 +98,23 @@ class ScaledRows(msgspec.Struct, frozen=True):
     exact: ClassVar[bool] = True
 
     def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
-        """Return the run of rows of unit `unit`; the files of `once` are the units after the last run."""
-        size_bytes, units = DlrmLayout.SAMPLE_BYTES, -(-samples // DlrmLayout.UNIT_SAMPLES)
+        """Return the rows of unit `unit`. The units after the last rows are the files `once`."""
+        units = -(-samples // DlrmLayout.UNIT_SAMPLES)
         if unit >= units:
             return [PlannedPiece(*self.once[unit - units])]
-        first = unit * DlrmLayout.UNIT_SAMPLES
-        count = min(DlrmLayout.UNIT_SAMPLES, samples - first)
-        return [PlannedPiece(DlrmLayout.TRAIN_NAME, count * size_bytes, first * size_bytes, samples * size_bytes)]
+        return [DlrmLayout.rows_piece(DlrmLayout.TRAIN_NAME, samples, unit)]
 
     def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
-        """Return the bytes of every unit."""
-        firsts = np.arange(0, samples, DlrmLayout.UNIT_SAMPLES, dtype=np.int64)
-        runs = np.minimum(samples - firsts, DlrmLayout.UNIT_SAMPLES) * DlrmLayout.SAMPLE_BYTES
-        return np.concatenate([runs, np.array([file.size_bytes for file in self.once], np.int64)])
+        """Return the size of every unit in bytes."""
+        once = np.array([file.size_bytes for file in self.once], np.int64)
+        return np.concatenate([DlrmLayout.piece_bytes(samples), once])
 
     def file_count(self, samples: int) -> int:
         """Return the number of files."""
         return 1 + len(self.once)
 
     def samples_within(self, size_bytes: int, seed: int) -> int:
-        """Return how many rows fit into `size_bytes`; UsageError when not even the source does."""
+        """Return how many rows fit into `size_bytes`. Raises UsageError if the source itself does not fit."""
         left_bytes = size_bytes - sum(file.size_bytes for file in self.once)
         _refuse_less(self.source, self.rows * DlrmLayout.SAMPLE_BYTES, left_bytes)
         return left_bytes // DlrmLayout.SAMPLE_BYTES
@@ -130,7 +126,7 @@ def _refuse_less(source: str, has_bytes: int, wanted_bytes: int) -> None:
 
 
 def scaled_layout(workload: str, source: Path, augment: bool = False) -> ScaledFiles | ScaledRows:
-    """Return the layout that grows the data set of `workload` in `source`; IotwinError when there is none."""
+    """Return the layout that grows the data set of `workload` in `source`. Raises IotwinError if there is no such data set."""
     if not source.is_dir():
         raise UsageError(f"{source}: no such directory; name the one that holds the {workload} data set")
     source = source.resolve()
@@ -181,7 +177,7 @@ def _source_file(path: Path) -> SourceFile:
 def write_copy(
     layout: ScaledFiles, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
 ) -> list[Piece]:
-    """Write the files of unit `unit` under temporary names and return their pieces."""
+    """Write the files of unit `unit` under temporary names, and return their pieces."""
     if unit >= samples:
         return [_copy_once(layout, layout.once[unit - samples], directory, written)]
     group = layout.groups[unit % len(layout.groups)]
@@ -208,7 +204,7 @@ def _copy_once(layout: ScaledFiles | ScaledRows, file: SourceFile, directory: Pa
 def _write_changed_case(
     sources: list[Path], names: tuple[str, ...], stream: np.random.SFC64, directory: Path, written: Callable[[int], None]
 ) -> list[Piece]:
-    """Write image and mask, changed alike."""
+    """Write copies of an image and its mask with the same random change, and return their pieces."""
     change = volume_change(stream)
     pieces = []
     for source, name, is_image in zip(sources, names, (True, False), strict=True):
@@ -222,7 +218,7 @@ def _write_changed_case(
 
 
 def _volume(path: Path) -> NDArray[np.generic]:
-    """Return the volume (1, D, H, W) in `path`, read as it is used; IotwinError when it holds something else."""
+    """Return the volume (1, D, H, W) in the .npy file `path` as a memory map. Raises IotwinError if it has other content."""
     try:
         volume: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError):
@@ -235,7 +231,7 @@ def _volume(path: Path) -> NDArray[np.generic]:
 def write_rows(
     layout: ScaledRows, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
 ) -> list[Piece]:
-    """Write the run of rows of unit `unit`, or a file that comes along once, and return its piece."""
+    """Write the rows of unit `unit`, or one of the files that are copied once, and return its piece."""
     (planned,) = layout.unit_pieces(samples, seed, unit)
     if planned.name != DlrmLayout.TRAIN_NAME:
         (file,) = (file for file in layout.once if file.name == planned.name)
@@ -261,7 +257,7 @@ def _source_rows(path: Path) -> NDArray[np.int32]:
 
 
 def _runs(first: int, count: int, source_rows: int) -> Iterator[tuple[int, int]]:
-    """Yield (first row, rows) of runs that end at a round's end or a block's."""
+    """Yield (first row, number of rows) of blocks that do not cross the end of the source's `source_rows` rows."""
     end = first + count
     while first < end:
         step = min(_BLOCK_ROWS, end - first, source_rows - first % source_rows)

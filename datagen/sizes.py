@@ -1,4 +1,4 @@
-"""Sizes of the records of a data set's files, whose mean and standard deviation are those asked for, not just expected."""
+"""Draw the record sizes of a data set's files so that even few files have the requested mean and standard deviation."""
 
 from functools import lru_cache
 from statistics import NormalDist
@@ -14,7 +14,7 @@ _GRID = 1 << 14
 
 
 class SizeDistribution(NamedTuple):
-    """How the sizes of records are distributed over files: normal or lognormal, or the histogram's (size in bytes, weight)."""
+    """The distribution of record sizes over files: `normal` or `lognormal`, or `histogram` of (size in bytes, weight)."""
 
     mean_bytes: int
     stdev_bytes: int = 0
@@ -24,10 +24,10 @@ class SizeDistribution(NamedTuple):
 
 @lru_cache(maxsize=4)
 def record_sizes(sizes: SizeDistribution, files: int, seed: int) -> NDArray[np.int64]:
-    """Return the bytes of a record of every file, shape (files,), at least 1 each.
+    """Return the record size in bytes, at least 1, of every file, shape (files,).
 
-    Every file draws from its own 1/files of the distribution, in keyed random order (stratified sampling), so that the sample's
-    mean and deviation lie far closer to the distribution's than those of independent draws.
+    Stratified sampling: the distribution is divided into as many equally probable parts as files, and each file draws from one of
+    them, in random order. So mean and deviation are far closer to the distribution's than those of independent draws.
     """
     if not sizes.stdev_bytes and not sizes.histogram:
         return np.full(files, sizes.mean_bytes, np.int64)
@@ -48,17 +48,17 @@ def record_sizes(sizes: SizeDistribution, files: int, seed: int) -> NDArray[np.i
 
 
 def _normal_quantiles(quantiles: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the standard normal's value at every quantile, interpolated in a table that is finer towards the tails."""
+    """Return the standard normal distribution's value at each of `quantiles`, interpolated in a table."""
     scores = np.linspace(-6.5, 6.5, _GRID)
     normal = NormalDist()
     return np.interp(quantiles, [normal.cdf(score) for score in scores.tolist()], scores)
 
 
 def _lognormal(normal: NDArray[np.float64], mean: float, deviation: float) -> NDArray[np.float64]:
-    """Return lognormal sizes from normal ones, with `mean` and as nearly as they allow with `deviation`.
+    """Return lognormal sizes for the standard `normal` draws, with `mean` and, as nearly as possible, `deviation`.
 
-    A long tail's deviation depends on few sizes. So the width is fitted to these very draws, near the distribution's
-    sqrt(log(1 + (deviation / mean)**2)). With very few draws it remains about there.
+    The deviation of a long tail depends on few draws. So the width is fitted to these draws, within 0.8 to 1.25 times the
+    distribution's sqrt(log(1 + (deviation / mean)**2)).
     """
     expected = np.sqrt(np.log1p((deviation / mean) ** 2))
     low, high = 0.8 * expected, 1.25 * expected
@@ -70,7 +70,7 @@ def _lognormal(normal: NDArray[np.float64], mean: float, deviation: float) -> ND
 
 
 def _clipped_normal(mean: float, deviation: float) -> tuple[float, float]:
-    """Return the centre and width of the normal that has `mean` and `deviation` once its negative part is clipped to zero."""
+    """Return (mean, deviation) of the normal distribution that has `mean` and `deviation` after clipping below zero."""
     scores = _normal_quantiles((np.arange(_GRID) + 0.5) / _GRID)
     centre, width = mean, deviation
     for _ in range(_FIT_ROUNDS):

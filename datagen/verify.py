@@ -1,4 +1,4 @@
-"""Read a finished data set again and compare every byte with its manifest."""
+"""Read a finished data set and compare it with the sizes and checksums in its manifest."""
 
 import os
 from collections.abc import Callable
@@ -14,8 +14,7 @@ from iotwin.datagen.pool import UnitWriter, run_units
 
 
 def verify(directory: Path, workers: int | None = None) -> DataSetManifest:
-    """Return the manifest of the data set in `directory` after reading all of it; IotwinError if any byte differs."""
-
+    """Read the whole data set in `directory` and return its manifest. Raises IotwinError if any byte differs from it."""
     size_bytes = partial(size_beneath, directory)
     return compare(str(directory), read_manifest(directory), size_bytes, partial(_read_piece, directory), workers)
 
@@ -29,8 +28,8 @@ def compare(
 ) -> DataSetManifest:
     """Return `manifest` if the data set at `place` matches it, else raise IotwinError.
 
-    `size_bytes` maps a file's name to its size, None if it is missing. `reader` (picklable) reads the piece at an index of a
-    list.
+    `size_bytes` returns the size of a file by name, None if it is missing. `reader`, which must be picklable, returns the piece
+    at an index of a list with the size and checksum that it has at `place`.
     """
     if manifest.request.generator != GENERATOR:
         raise IotwinError(f"{place} was made by another version of iotwin, with other checksums; generate it again with --force")
@@ -52,7 +51,7 @@ def compare(
 
 
 def _wrong_sizes(manifest: DataSetManifest, size_bytes: Callable[[str], int | None]) -> dict[str, str]:
-    """Return the faults of missing files and files of a wrong size, by name."""
+    """Return {name: fault} of the files that are missing or have a wrong size."""
     sizes: dict[str, int] = {}
     for piece in manifest.pieces:
         sizes[piece.name] = sizes.get(piece.name, 0) + piece.size_bytes
@@ -67,5 +66,5 @@ def _wrong_sizes(manifest: DataSetManifest, size_bytes: Callable[[str], int | No
 
 
 def _read_piece(directory: Path, pieces: list[Piece], index: int, read: Callable[[int], None]) -> list[Piece]:
-    """Return piece `index` with the checksum of what is on disk."""
+    """Return the piece at `index` with the size and checksum that it has on disk."""
     return [read_piece_beneath(directory, pieces[index], read)]

@@ -1,1 +1,1 @@
-"""Writers of the data sets of the real workloads, and of those that a twin records."""
+"""Write the data sets of the real workloads, and substitutes for data sets that a trace recorded."""

@@ -1,7 +1,7 @@
-"""The content of bert data sets: tf.Example records of masked token sequences, written column by column in numpy.
+"""Write bert data sets: tf.Example records of masked token sequences, computed column by column in numpy.
 
-Tokens are drawn with the skew of text (low ids are frequent); 0.175 of the sequences fill all 512 places, as long articles do,
-the rest are mostly short; 15 % of the tokens are masked. These shares make the published mean of 2497 bytes a record.
+Low token ids are frequent, as frequent words are in text. A share of 0.175 of the sequences fills all 512 positions, as long
+articles do; the rest are mostly short. 15 % of the tokens are masked. These shares yield the published mean of 2497 bytes.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from iotwin.datagen.formats.tfrecord import HEAD_BYTES, TAIL_BYTES, fill_frames
 from iotwin.datagen.layouts import BertLayout
 from iotwin.datagen.randomness import NOISE, bulk_stream
 
-_BATCH_RECORDS = 1 << 9  # a batch's arrays stay near a core's cache
-_CLS, _SEP, _MASK = 101, 102, 103  # of the published vocabulary
+_BATCH_RECORDS = 1 << 9  # few enough for the arrays to stay in a processor's cache
+_CLS, _SEP, _MASK = 101, 102, 103  # token ids of the published vocabulary
 _FIRST_WORD = 1000
 _FULL_SHARE = 0.175
 _SHORTEST = 8
@@ -29,28 +29,28 @@ Flags = NDArray[np.bool_]
 
 
 class RecordColumns(NamedTuple):
-    """A run of bytes in every record of a batch: candidates, and which of them the record has; both (records, width)."""
+    """One part of every record of a batch, padded to a common width."""
 
-    values: Bytes
-    present: Flags
-    lengths: NDArray[np.int64]  # present bytes of each record
+    values: Bytes  # (records, width)
+    present: Flags  # (records, width): False for padding
+    lengths: NDArray[np.int64]  # (records,): bytes that are not padding
 
 
 def _uniform(stream: np.random.SFC64, records: int, width: int) -> NDArray[np.float32]:
-    """Return (records, width) draws in [0, 1) with 24 bits."""
+    """Return uniform draws in [0, 1) with 24 random bits each, shape (records, width)."""
     draws = stream.random_raw(records * width // 2 + 1).view(np.uint32)[: records * width]
     return ((draws >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)).reshape(records, width)
 
 
 def features(stream: np.random.SFC64, records: int) -> list[NDArray[np.generic]]:
-    """Return the values of BertLayout.FEATURES for the next `records` records, each (records, values)."""
+    """Return the values of each of BertLayout.FEATURES for the next `records` records, shape (records, values)."""
     layout = BertLayout
     shape = _uniform(stream, records, 4)
     longest = layout.SEQUENCE
     lengths = np.where(
         shape[:, 0] < _FULL_SHARE, longest, _SHORTEST + (shape[:, 1] ** 2 * (longest - _SHORTEST)).astype(np.int64)
     )
-    second = 2 + (shape[:, 2] * (lengths - 4)).astype(np.int64)  # where the second sentence starts
+    second = 2 + (shape[:, 2] * (lengths - 4)).astype(np.int64)  # position at which the second sentence starts
     position = np.arange(longest, dtype=np.int16)
     inside = position < lengths[:, None].astype(np.int16)
     segments = inside & (position >= second[:, None].astype(np.int16))
@@ -63,7 +63,7 @@ def features(stream: np.random.SFC64, records: int) -> list[NDArray[np.generic]]
 
 
 def _tokens(stream: np.random.SFC64, inside: Flags, second: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return token ids (records, 512) of sequences of two sentences, the second from place `second` on, zero outside."""
+    """Return token ids (records, 512) of two sentences. The second one starts at position `second`; `inside` is not padding."""
     draws = _uniform(stream, *inside.shape)
     tokens = _FIRST_WORD + (draws * draws * draws * np.float32(BertLayout.VOCABULARY - _FIRST_WORD)).astype(np.int64)
     tokens[:, 0] = _CLS
@@ -74,18 +74,18 @@ def _tokens(stream: np.random.SFC64, inside: Flags, second: NDArray[np.int64], l
 
 
 def _positions(stream: np.random.SFC64, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], Flags]:
-    """Return the places to predict (records, 76), rising and zero when unused, and which are used."""
+    """Return (positions of the masked tokens, which of them are used), both (records, 76). Unused positions are 0."""
     count = np.clip(np.rint(lengths * _MASKED_SHARE), 1, BertLayout.PREDICTIONS)
     rank = np.arange(BertLayout.PREDICTIONS)
     chosen = rank < count[:, None]
-    # One draw from each of `count` equal stretches between the first and the last token.
+    # One draw from each of `count` equal parts of the range between the first and the last token.
     spread = (rank + _uniform(stream, len(lengths), BertLayout.PREDICTIONS)) * ((lengths - 2) / count)[:, None]
     return np.minimum(1 + spread.astype(np.int64), (lengths - 2)[:, None]) * chosen, chosen
 
 
 @cache
 def _varint_table() -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint8]]:
-    """Return, for every value below 2**16, its protobuf varint in four bytes, which of them it has (1 or 0), how many."""
+    """Return, for every value below 2**16, its protobuf varint padded to four bytes, flags of the bytes in use, their number."""
     values = np.arange(1 << 16, dtype=np.uint32)
     digits = values[:, None] >> np.array([0, 7, 14, 21], np.uint32)
     present = np.concatenate([np.ones((len(values), 1), bool), digits[:, 1:] > 0], axis=1)
@@ -94,7 +94,7 @@ def _varint_table() -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.
 
 
 def _varints(values: NDArray[np.int64]) -> RecordColumns:
-    """Return (records, count) values below 2**16 as protobuf varints."""
+    """Return the protobuf varints of `values`, shape (records, count), which are below 2**16."""
     content, present, sizes = _varint_table()
     return RecordColumns(
         content.take(values, mode="clip").view(np.uint8),
@@ -112,14 +112,14 @@ def _whole(values: Bytes) -> RecordColumns:
 
 
 def _payload(kind: str, values: NDArray[np.generic]) -> RecordColumns:
-    """Return a packed list of values: floats in four bytes each, whole numbers as varints."""
+    """Return the packed list of `values`: of kind float four bytes each, otherwise varints."""
     if kind == "float":
         return _whole(values.astype("<f4").view(np.uint8))
     return _whole(values.view(np.uint8)) if values.dtype == bool else _varints(values.astype(np.int64))
 
 
 def _message(tag: int, body: list[RecordColumns]) -> list[RecordColumns]:
-    """Return `body` as the length-delimited field with `tag`, for bodies below 2**16 bytes."""
+    """Return the length-delimited protobuf field with the key byte `tag` and the content `body`, of less than 2**16 bytes."""
     lengths = np.sum([part.lengths for part in body], axis=0)
     return [_constant(bytes([tag]), len(lengths)), _varints(lengths[:, None]), *body]
 
@@ -139,7 +139,7 @@ def records_stream(stream: np.random.SFC64, records: int) -> Bytes:
     gaps = _constant(bytes(HEAD_BYTES), records), _constant(bytes(TAIL_BYTES), records)
     values = np.concatenate([part.values for part in (gaps[0], *example, gaps[1])], axis=1)
     present = np.concatenate([part.present for part in (gaps[0], *example, gaps[1])], axis=1)
-    # compress() is several times as fast as a boolean index where the flags change often.
+    # compress() is several times faster than a boolean index if the flags change often.
     content = values.reshape(-1).compress(present.reshape(-1))
     fill_frames(content, np.sum([part.lengths for part in example], axis=0))
     return content
@@ -148,7 +148,7 @@ def records_stream(stream: np.random.SFC64, records: int) -> Bytes:
 def write_shard(
     layout: BertLayout, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
 ) -> list[Piece]:
-    """Write shard `unit`, or the evaluation file, under its temporary name and return its piece."""
+    """Write the shard of unit `unit`, or the evaluation file, under a temporary name, and return its piece."""
     stream = bulk_stream(seed, unit, NOISE)
     left = int(layout.shard_samples(samples)[unit])
     with PieceWriter(directory, layout.unit_name(samples, unit), written) as file:

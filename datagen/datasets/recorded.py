@@ -1,11 +1,9 @@
-"""Substitutes for the files of a recorded data set, with the same names and sizes, and the recipe that lists them."""
+"""Write substitutes for the files of a traced data set, with the same names and sizes; and the CSV file that lists them."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-from pyarrow import csv
 
 from iotwin.common.errors import UsageError
 from iotwin.common.files import write_whole
@@ -13,20 +11,24 @@ from iotwin.datagen.content import Content
 from iotwin.datagen.files import Piece, PieceWriter
 from iotwin.datagen.layouts import RecordedLayout, npy_header
 
-_BLOCK_BYTES = (
-    2 << 20
-)  # of a huge page: writes of this size lie in the page cache like those of a job that wrote the file at once
+_BLOCK_BYTES = 2 << 20  # a huge page: so the page cache holds the file as if it had been written at once
 _LARGEST_BYTES = 256 << 20
 _MOST_FILES = 4_000_000
 
 
 def read_recipe(path: Path) -> RecordedLayout:
-    """Return the data set that the CSV file at `path` (columns name, size_bytes) lists; UsageError when it lists none."""
+    """Return the data set that the CSV file at `path` lists, in the columns name and size_bytes.
+
+    Raises UsageError if the file is missing, too large or has other content.
+    """
     try:
         if path.stat().st_size > _LARGEST_BYTES:
             raise UsageError(f"{path}: is larger than the {_LARGEST_BYTES >> 20} MiB that a list of files may have")
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; give the dataset.csv that iotwin twin wrote") from None
+    import pyarrow as pa
+    from pyarrow import csv
+
     types = csv.ConvertOptions(column_types={"name": pa.string(), "size_bytes": pa.int64()}, strings_can_be_null=False)
     try:
         table = csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True), convert_options=types)
@@ -42,20 +44,24 @@ def read_recipe(path: Path) -> RecordedLayout:
 
 
 def write_recipe(path: Path, files: Sequence[tuple[str, int]]) -> None:
-    """Write the CSV file that `read_recipe` reads; `files` are (name, size in bytes)."""
-    table = pa.table(
-        {
-            "name": pa.array([name for name, _ in files], pa.string()),
-            "size_bytes": pa.array([size for _, size in files], pa.int64()),
-        }
-    )
+    """Write the CSV file that `read_recipe` reads. `files` are pairs (name, size in bytes)."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    names, sizes = [name for name, _ in files], [size for _, size in files]
+    table = pa.table({"name": pa.array(names, pa.string()), "size_bytes": pa.array(sizes, pa.int64())})
     sink = pa.BufferOutputStream()
     csv.write_csv(table, sink)
     write_whole(path, sink.getvalue().to_pybytes())
 
 
-def write_file(layout: RecordedLayout, seed: int, directory: Path, unit: int, written: Callable[[int], None]) -> list[Piece]:
-    """Write file `unit` under a temporary name and return its piece: noise, after a valid header if the name ends in .npy."""
+def write_file(
+    layout: RecordedLayout, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
+) -> list[Piece]:
+    """Write the file at index `unit` under a temporary name, and return its piece.
+
+    Its content is random. A name that ends in .npy gets a valid .npy header first.
+    """
     name, size_bytes = layout.files[unit]
     content = Content(seed, unit, 1.0, 0.0)
     with PieceWriter(directory, name, written) as sink:
@@ -67,6 +73,6 @@ def write_file(layout: RecordedLayout, seed: int, directory: Path, unit: int, wr
 
 
 def _npy_header_within(size_bytes: int) -> bytes:
-    """Return the header of a .npy file of bytes that comes to `size_bytes` with it; empty when the file is too short for one."""
+    """Return the header of a .npy file of uint8 with `size_bytes` including the header; b"" if the file is too short for it."""
     header_bytes = len(npy_header(np.dtype(np.uint8).str, (size_bytes,)))
     return npy_header(np.dtype(np.uint8).str, (size_bytes - header_bytes,)) if size_bytes > header_bytes else b""

@@ -1,8 +1,8 @@
-"""The content of unet3d cases: noise no storage can compress away, in which a small U-Net can still find the organs.
+"""Write unet3d cases: incompressible noise in which a small U-Net can still find the organs.
 
-An image is uniform noise over the published value range with a random mantissa in every voxel. Each case has two
-"kidneys", ellipsoids of class 1, of which one carries a "tumour", an ellipsoid of class 2 inside it. Inside them the noise is
-squeezed towards the top of the range, so its mean rises while its mantissa stays random and its range stays the published one.
+An image is uniform noise over the published value range. Each case has two "kidneys", ellipsoids of class 1, and inside one of
+them a "tumour", an ellipsoid of class 2. Inside the organs, the noise is compressed towards the top of the range. So its mean
+rises, but every voxel still has a random mantissa within the published range.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,14 +16,14 @@ from iotwin.datagen.files import Piece, PieceWriter
 from iotwin.datagen.layouts import Unet3dLayout, npy_header
 from iotwin.datagen.randomness import CONTENT, NOISE, bulk_stream, uniforms
 
-_BLOCK_VOXELS = 1 << 18  # 1 MiB of float32: a block stays in a core's cache from its draw to its write
-_KEEP = np.array([1.0, 0.45, 0.15], np.float32)  # how much of its distance to the top of the range a voxel keeps, by class
+_BLOCK_VOXELS = 1 << 18  # 1 MiB of float32, which stays in a processor's cache from its draw to its write
+_KEPT_DISTANCE = np.array([1.0, 0.45, 0.15], np.float32)  # factor, by class, for a voxel's distance to the top of the range
 _DRAWS_PER_KIDNEY = 6
-_RUN_VOXELS = 128  # 512 bytes, of which a share is noise, so that every disk block has as much of it
+_RUN_VOXELS = 128  # 512 bytes; each run begins with noise and ends with air, so that every disk block has both
 
 
 class Ellipsoid(NamedTuple):
-    """One smooth organ: centre and semi-axes in voxels along (D, H, W)."""
+    """One organ: its class, and centre and semi-axes in voxels along (D, H, W)."""
 
     label: int
     centre: NDArray[np.float64]
@@ -31,13 +31,13 @@ class Ellipsoid(NamedTuple):
 
 
 def ellipsoids(seed: int, index: int, extents: NDArray[np.int64]) -> list[Ellipsoid]:
-    """Return the organs of case `index` in a volume of `extents` (D, H, W) voxels, in the order in which they are painted."""
+    """Return the organs of case `index` in a volume of `extents` (D, H, W) voxels. The tumour, painted over a kidney, is last."""
     draws = uniforms(seed, index, CONTENT, 2 * _DRAWS_PER_KIDNEY + 1)
     kidneys = []
     for side in range(2):
         along = draws[side * _DRAWS_PER_KIDNEY : (side + 1) * _DRAWS_PER_KIDNEY]
         radii = extents * (0.12 + 0.08 * along[:3])
-        # One kidney in each half of the width; its centre stays a semi-axis away from every face.
+        # One kidney in each half of the width. Its centre is at least a semi-axis away from every face of the volume.
         low, high = np.array([0.22, 0.22, 0.22 + 0.5 * side]), np.array([0.78, 0.78, 0.28 + 0.5 * side])
         kidneys.append(Ellipsoid(1, extents * (low + (high - low) * along[3:]), radii))
     bearer = kidneys[int(draws[-1] * 2)]
@@ -46,7 +46,7 @@ def ellipsoids(seed: int, index: int, extents: NDArray[np.int64]) -> list[Ellips
 
 
 def _box(organ: Ellipsoid, first_plane: int, shape: tuple[int, ...]) -> tuple[slice, slice, slice]:
-    """Return the part of a block of `shape` (planes, H, W), starting at plane `first_plane`, that can hold the organ."""
+    """Return the bounding box of the organ in a block of `shape` (planes, H, W) that starts at plane `first_plane`."""
     start = np.array([first_plane, 0, 0])
     low = np.maximum(np.ceil(organ.centre - organ.radii).astype(int) - start, 0)
     high = np.maximum(np.minimum(np.floor(organ.centre + organ.radii).astype(int) + 1 - start, shape), low)
@@ -54,12 +54,12 @@ def _box(organ: Ellipsoid, first_plane: int, shape: tuple[int, ...]) -> tuple[sl
 
 
 def _reaches(organ: Ellipsoid, first_plane: int, planes: int) -> bool:
-    """Return whether any of the organ lies within so many planes: most blocks have none, and need not look for it."""
+    """Return whether the organ reaches into the block of `planes` planes that starts at `first_plane`. Most blocks have none."""
     return bool(first_plane <= organ.centre[0] + organ.radii[0] and organ.centre[0] - organ.radii[0] < first_plane + planes)
 
 
 def _paint(organ: Ellipsoid, first_plane: int, mask: NDArray[np.uint8]) -> None:
-    """Label the organ's voxels in a block of planes of shape (planes, H, W) whose first is plane `first_plane`."""
+    """Set the organ's class in its voxels of `mask`, a block of shape (planes, H, W) that starts at plane `first_plane`."""
     box = _box(organ, first_plane, mask.shape)
     origin = (first_plane, 0, 0)
     along = [
@@ -71,20 +71,20 @@ def _paint(organ: Ellipsoid, first_plane: int, mask: NDArray[np.uint8]) -> None:
 
 
 def _raise_mean(image: NDArray[np.float32], mask: NDArray[np.uint8]) -> None:
-    """Squeeze the image towards the top of its range wherever the mask has a label."""
+    """Move the image's voxels towards the top of the value range wherever the mask has a class above 0."""
     high = np.float32(Unet3dLayout.IMAGE_HIGH)
     inside = mask > 0
-    image[inside] = high - (high - image[inside]) * _KEEP[mask[inside]]
+    image[inside] = high - (high - image[inside]) * _KEPT_DISTANCE[mask[inside]]
 
 
 def blocks(layout: Unet3dLayout, seed: int, index: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.uint8]]]:
-    """Yield case `index` as blocks of whole planes, image and mask of shape (planes, H, W); the arrays are reused."""
+    """Yield (image, mask) of case `index` in blocks of whole planes, shape (planes, H, W). The arrays are reused."""
     _, depth, height, width = layout.shape(seed, index)
     planes = max(1, min(depth, _BLOCK_VOXELS // (height * width)))
     image, mask = np.empty((planes, height, width), np.float32), np.empty((planes, height, width), np.uint8)
     organs = ellipsoids(seed, index, np.array([depth, height, width]))
     noise = bulk_stream(seed, index, NOISE)
-    # A hair under the exact width, so that rounding cannot carry a voxel over either end.
+    # Slightly less than the exact width, so that rounding cannot move a voxel out of the range.
     step = np.float32((layout.IMAGE_HIGH - layout.IMAGE_LOW) / 2**32 * (1 - 2**-22))
     middle = np.float32((layout.IMAGE_HIGH + layout.IMAGE_LOW) / 2)
     noisy = round(_RUN_VOXELS * layout.entropy)
@@ -106,14 +106,16 @@ def blocks(layout: Unet3dLayout, seed: int, index: int) -> Iterator[tuple[NDArra
         yield image[:count], mask[:count]
 
 
-def write_case(layout: Unet3dLayout, seed: int, directory: Path, index: int, written: Callable[[int], None]) -> list[Piece]:
-    """Write both files of case `index` under temporary names and return their pieces."""
-    image_name, mask_name = layout.case_names(index)
-    shape = layout.shape(seed, index)
+def write_case(
+    layout: Unet3dLayout, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
+) -> list[Piece]:
+    """Write both files of the case at index `unit` under temporary names, and return their pieces."""
+    image_name, mask_name = layout.case_names(unit)
+    shape = layout.shape(seed, unit)
     with PieceWriter(directory, image_name, written) as images, PieceWriter(directory, mask_name, written) as masks:
         images.write(npy_header(layout.IMAGE_DTYPE, shape))
         masks.write(npy_header(layout.MASK_DTYPE, shape))
-        for image, mask in blocks(layout, seed, index):
+        for image, mask in blocks(layout, seed, unit):
             images.write(image.data)
             masks.write(mask.data)
         return [images.piece(), masks.piece()]

@@ -1,1 +1,1 @@
-"""Writers of the file formats the emulator reads, a module for those that share parts."""
+"""Writers of the file formats that the emulator reads."""

@@ -1,4 +1,4 @@
-"""Tables of numbers as text, plain or compressed."""
+"""Write tables of numbers as CSV text, compressed or not."""
 
 import bz2
 import lzma
@@ -33,7 +33,7 @@ def _compressor(kind: str, level: int) -> _Compressor | None:
 
 
 def write_csv(file: File) -> list[Piece]:
-    """One line per record under a line of column numbers, as pandas reads it."""
+    """Write a header of column numbers, then one line for each record."""
     compressor = _compressor(file.layout.compression, file.layout.compression_level)
     columns = math.prod(file.shape)
     with file.open(file.name) as sink:

@@ -1,4 +1,4 @@
-"""TFRecord files of tf.Examples, with the index that DALI reads."""
+"""Write TFRecord files of tf.Examples, with the index files that DALI reads."""
 
 from itertools import chain
 
@@ -10,7 +10,7 @@ from iotwin.datagen.formats.file import File
 from iotwin.datagen.formats.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, fill_frames, framed
 from iotwin.datagen.formats.varint import varint
 
-_SHORT_RECORD_BYTES = 1 << 16  # up to here many records are framed at a time
+_SHORT_RECORD_BYTES = 1 << 16  # records up to this size are framed many at a time
 
 
 def _bytes_field(tag: int, body: bytes) -> bytes:
@@ -18,7 +18,7 @@ def _bytes_field(tag: int, body: bytes) -> bytes:
 
 
 def _example_around(record_bytes: int, side: int) -> tuple[bytes, bytes]:
-    """Return what comes before and after the record in its tf.Example {image: the record, size: its side}."""
+    """Return the bytes before and after the record in a tf.Example {image: the record, size: `side`}."""
     sides = _bytes_field(0x1A, _bytes_field(0x0A, varint(side)))  # Feature.int64_list
     size = _bytes_field(0x0A, _bytes_field(0x0A, b"size") + _bytes_field(0x12, sides))
     # From the inside out: BytesList.value, Feature.bytes_list, the map entry, Features, Example.
@@ -30,7 +30,7 @@ def _example_around(record_bytes: int, side: int) -> tuple[bytes, bytes]:
 
 
 def write_tfrecord(file: File) -> list[Piece]:
-    """Write a tf.Example a record, and the index: a line with each one's offset and length."""
+    """Write a tf.Example for each record, and the index file, whose lines are "offset length" of each example."""
     before, after = _example_around(file.record_bytes, file.shape[0])
     length = len(before) + file.record_bytes + len(after)
     with file.open(file.name) as sink, file.open(file.indices[0]) as index:
@@ -47,7 +47,7 @@ def write_tfrecord(file: File) -> list[Piece]:
 
 
 def _framed_examples(before: bytes, batch: NDArray[np.uint8], after: bytes) -> NDArray[np.uint8]:
-    """Return the TFRecord stream of a batch of short records, each between `before` and `after`."""
+    """Return the framed examples of the records `batch`, shape (records, bytes), as one array of bytes."""
     parts = [np.frombuffer(bytes(HEAD_BYTES) + before, np.uint8), batch, np.frombuffer(after + bytes(TAIL_BYTES), np.uint8)]
     shaped = [np.broadcast_to(part, (len(batch), part.shape[-1])) for part in parts]
     stream = np.concatenate(shaped, axis=1)

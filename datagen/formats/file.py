@@ -1,4 +1,4 @@
-"""A file to be written: its place, its records, and their bytes by blocks, so that memory does not grow with its size."""
+"""A file that a format's writer writes: its name, the shape of its records, and their content in blocks of bounded size."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -12,47 +12,47 @@ from iotwin.datagen.content import Content, as_numbers
 from iotwin.datagen.files import PieceWriter
 from iotwin.datagen.layouts import FormatLayout
 
-# Much larger arrays go back to the system whenever they are freed, and cost its page faults again.
+# malloc would map much larger arrays anew each time, which costs page faults.
 BLOCK_BYTES = 1 << 19
 
 
 @dataclass(frozen=True)
 class File:
-    """One file to write."""
+    """One file to write in `directory`."""
 
     layout: FormatLayout
     directory: Path
     name: str
-    indices: list[str]
+    indices: list[str]  # names of its index files
     shape: tuple[int, ...]  # of one record
     content: Content
     written: Callable[[int], None]
 
     @property
     def records(self) -> int:
-        """Number of records."""
+        """Return the number of records."""
         return self.layout.samples_per_file
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """Type of a record's elements."""
+        """Return the type of a record's elements."""
         return np.dtype(self.layout.dtype)
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of one record."""
+        """Return the size of one record in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def open(self, name: str) -> PieceWriter:
-        """Return the writer of the file `name`, this one's own or an index of it."""
+        """Return the writer of the file `name`, which is this file or one of its indices."""
         return PieceWriter(self.directory, name, self.written)
 
     def take(self, size_bytes: int) -> NDArray[np.uint8]:
-        """Return the next bytes of content, valid as numbers of dtype."""
+        """Return the next `size_bytes` bytes of content, which are valid numbers of `dtype`."""
         return as_numbers(self.content.take(size_bytes), self.dtype).view(np.uint8)
 
     def blocks(self) -> Iterator[NDArray[np.uint8]]:
-        """Yield the bytes of all records, about half a mebibyte at a time."""
+        """Yield the bytes of all records in blocks of about half a mebibyte."""
         left = self.records * self.record_bytes
         step = BLOCK_BYTES // self.dtype.itemsize * self.dtype.itemsize
         while left:
@@ -60,12 +60,12 @@ class File:
             left -= min(left, step)
 
     def one_record(self) -> Iterator[memoryview]:
-        """Yield the bytes of the next record, about half a mebibyte at a time."""
+        """Yield the bytes of the next record in blocks of about half a mebibyte."""
         for start in range(0, self.record_bytes, BLOCK_BYTES):
             yield self.take(min(BLOCK_BYTES, self.record_bytes - start)).data
 
     def batches(self, records: int) -> Iterator[NDArray[np.uint8]]:
-        """Yield the next records as (count, record bytes), about half a mebibyte or one record at a time."""
+        """Yield the next `records` records as arrays (count, record bytes) of about half a mebibyte, or of one larger record."""
         each = max(1, BLOCK_BYTES // self.record_bytes)
         for first in range(0, records, each):
             count = min(each, records - first)

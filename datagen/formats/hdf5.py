@@ -1,4 +1,4 @@
-"""HDF5 files: as the library lays them out, and streamed into that frame where nothing is compressed or in chunks."""
+"""Write HDF5 files. Contiguous data sets are streamed between the metadata of an empty file that the HDF5 library has written."""
 
 import math
 import os
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def write_hdf5(file: File) -> list[Piece]:
-    """Write labels and one or more sets of records. IotwinError: h5py is not installed."""
+    """Write the data set `labels`, and the records in one or more data sets. Raises IotwinError if h5py is not installed."""
     try:
         import h5py
     except ImportError:
@@ -36,7 +36,7 @@ def write_hdf5(file: File) -> list[Piece]:
             return [sink.piece()]
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
     with os.fdopen(open_beneath(file.directory, file.name + PARTIAL_SUFFIX, flags, make_folders=True), "r+b") as opened:
-        path = Path(f"/proc/self/fd/{opened.fileno()}")  # for a library that takes names only: this file and no other
+        path = Path(f"/proc/self/fd/{opened.fileno()}")  # the library accepts only paths; this one leads to no other file
         with h5py.File(path, "w") as target:
             target.create_dataset("labels", data=np.zeros(file.records, np.int64))
             for index in range(layout.datasets):
@@ -46,7 +46,7 @@ def write_hdf5(file: File) -> list[Piece]:
 
 
 def _dataset_shape(file: File) -> tuple[int, ...]:
-    """Return the shape of a record in each of the file's datasets; a first dimension of 1 is left out, as DLIO does."""
+    """Return the shape of a record's part in each data set. As in DLIO, a first dimension of 1 is left out."""
     layout = file.layout
     lines, *others = file.shape
     lines //= layout.datasets
@@ -56,7 +56,7 @@ def _dataset_shape(file: File) -> tuple[int, ...]:
 
 @lru_cache(maxsize=16)
 def _hdf5_frame(shape: tuple[int, ...], dtype: str) -> tuple[bytes, bytes]:
-    """Return what is before and after the records in the file that the library lays out for them, without writing them."""
+    """Return the bytes before and after the records in an HDF5 file with a data set of `shape` and `dtype`."""
     import h5py
 
     with scratch_folder() as directory:
@@ -65,7 +65,7 @@ def _hdf5_frame(shape: tuple[int, ...], dtype: str) -> tuple[bytes, bytes]:
             target.create_dataset("labels", data=np.zeros(shape[0], np.int64))
             settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
             settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-            settings.set_fill_time(h5py.h5d.FILL_TIME_NEVER)  # so the file stays sparse
+            settings.set_fill_time(h5py.h5d.FILL_TIME_NEVER)  # keeps the temporary file sparse
             records = target.create_dataset("records_0", shape, dtype, dcpl=settings)
             offset, size_bytes = records.id.get_offset(), records.id.get_storage_size()
         with open_foreign(path) as content:
@@ -75,7 +75,7 @@ def _hdf5_frame(shape: tuple[int, ...], dtype: str) -> tuple[bytes, bytes]:
 
 
 def _fill_dataset(file: File, target: "h5py.File", name: str) -> None:
-    """Write the records, or their part where a record has several datasets, a block of short ones or of a long one at a time."""
+    """Create the data set `name` and write the records, or their parts, in blocks of several short ones or of a part of one."""
     layout = file.layout
     shape = _dataset_shape(file)
     settings: dict[str, object] = {} if layout.compression == "none" else {"compression": layout.compression}

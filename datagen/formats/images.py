@@ -1,4 +1,4 @@
-"""JPEG and PNG files of one grey image each."""
+"""Write JPEG and PNG files with one grey image each."""
 
 import struct
 import zlib
@@ -31,16 +31,16 @@ def write_jpeg(file: File) -> list[Piece]:
 
 
 def write_png(file: File) -> list[Piece]:
-    """An 8-bit grey PNG (RFC 2083) whose deflate stream is stored when its content cannot shrink anyway."""
+    """Write an 8-bit grey PNG (RFC 2083). Content with full entropy is not compressed, as it would not shrink."""
     height, width = _image_shape(file)
     deflate = zlib.compressobj(0 if file.layout.entropy == 1 else 1)
-    each = max(1, BLOCK_BYTES // 2 // width)  # as deflate returns another array as large
+    each = max(1, BLOCK_BYTES // 2 // width)  # half a block, as deflate returns a second array of that size
     with file.open(file.name) as sink:
         sink.write(b"\x89PNG\r\n\x1a\n")
         _png_chunk(sink.write, b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
         for first in range(0, height, each):
             count = min(each, height - first)
-            lines = np.zeros((count, width + 1), np.uint8)  # a filter byte, none, before each line
+            lines = np.zeros((count, width + 1), np.uint8)  # each line begins with its filter type, 0 for none
             lines[:, 1:] = file.take(count * width).reshape(count, width)
             _png_chunk(sink.write, b"IDAT", deflate.compress(lines.data))
         _png_chunk(sink.write, b"IDAT", deflate.flush())

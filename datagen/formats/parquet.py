@@ -1,7 +1,7 @@
-"""Parquet tables of plain columns, written front to back, however long a record is, without holding it.
+"""Write Parquet tables of plain columns from front to back, without holding a record in memory.
 
-Source of the format: apache/parquet-format, parquet.thrift, in Thrift's compact protocol. All columns are required, so there
-are no levels, and plainly encoded. Every batch of records is a row group of one page a column.
+Source of the format: apache/parquet-format, parquet.thrift, in Thrift's compact protocol. All columns are required, so they have
+no definition levels, and their encoding is PLAIN. Every row group has one page for each column.
 """
 
 import zlib
@@ -13,20 +13,20 @@ import numpy as np
 from iotwin.datagen.formats.varint import varint
 
 _MAGIC = b"PAR1"
-_TYPES = {"i32": 5, "i64": 6, "binary": 8, "list": 9, "struct": 12}  # of the compact protocol
-_NUMBERS = {"int32": 1, "int64": 2, "float32": 4, "float64": 5}  # element types that the format has itself
+_TYPES = {"i32": 5, "i64": 6, "binary": 8, "list": 9, "struct": 12}  # numbers of types in the compact protocol
+_NUMBERS = {"int32": 1, "int64": 2, "float32": 4, "float64": 5}  # Parquet's physical types of numbers
 _BYTE_ARRAY, _FIXED_BYTES = 6, 7
 _PLAIN, _RLE = 0, 3
 _UNCOMPRESSED, _GZIP = 0, 2
 LARGEST_PAGE_BYTES = (1 << 31) - 1
 
 Blocks = Iterable[bytes | memoryview]
-# A type's name, and a number, bytes, a list's type and values, or a struct: its fields by number, or their bytes.
+# (name of a type, value). The value of a list is (type of its items, items); a struct is a dict of fields by number, or bytes.
 Field = tuple[str, Any]
 
 
 class Column(NamedTuple):
-    """A column of a table: its name, type, and the bytes of a value if the type does not determine them."""
+    """A column of a table: its name, its Parquet type, and the size of a value if the type does not determine it."""
 
     name: str
     kind: int
@@ -34,7 +34,7 @@ class Column(NamedTuple):
 
     @classmethod
     def of(cls, name: str, dtype: str, elements: int) -> "Column":
-        """Return the column whose values are `elements` numbers: a number, or as many bytes as they take."""
+        """Return a column of numbers, or of byte strings with `elements` numbers of type `dtype` in each."""
         if elements == 1 and dtype in _NUMBERS:
             return cls(name, _NUMBERS[dtype])
         return cls(name, _FIXED_BYTES, elements * np.dtype(dtype).itemsize)
@@ -44,7 +44,7 @@ RECORD_COLUMNS = (Column("record", _BYTE_ARRAY), Column("label", _NUMBERS["int64
 
 
 class TableWriter:
-    """Writes `columns` through `write`; `finish` ends the file."""
+    """Writes a table with `columns` by calling `write`. `gzip_level`: compress pages; None: do not."""
 
     def __init__(
         self, write: Callable[[bytes | memoryview], None], gzip_level: int | None, columns: Sequence[Column] = RECORD_COLUMNS
@@ -55,9 +55,9 @@ class TableWriter:
         self._write(_MAGIC)
 
     def add(self, rows: int, pages: Iterable[tuple[int, Blocks]]) -> None:
-        """Append a row group of `rows` records: of each column its bytes, as a number and as blocks.
+        """Append a row group of `rows` records. `pages` has (size in bytes, blocks of bytes) for each column.
 
-        Values stand one after the other; those of a column of any length have their byte count (<u4) before them.
+        The blocks contain the values one after the other. A value of variable length begins with its size (<u4).
         """
         columns = [self._page(column, rows, *page) for column, page in zip(self._columns, pages, strict=True)]
         total_bytes = sum(column[3][1][6][1] for column in columns)
@@ -110,7 +110,7 @@ class TableWriter:
 
 
 def _gzipped(blocks: Blocks, level: int) -> list[bytes]:
-    """Return the blocks compressed: their size must be known before they are written."""
+    """Return the compressed blocks as a list, since their size must be known before they are written."""
     compressor = zlib.compressobj(level, wbits=31)
     return [*(compressor.compress(block) for block in blocks), compressor.flush()]
 
@@ -131,7 +131,7 @@ def _struct(fields: dict[int, Field]) -> bytes:
 def _value(kind: str, value: Any) -> bytes:
     match kind:
         case "i32" | "i64":
-            return varint(value << 1)  # zigzag; nothing here is negative
+            return varint(value << 1)  # zigzag encoding of a number that is not negative
         case "binary":
             return varint(len(value)) + bytes(value)
         case "list":

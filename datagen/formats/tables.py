@@ -1,4 +1,4 @@
-"""Parquet files of records and labels, or of the columns asked for."""
+"""Write Parquet files of records and labels, or of the columns that the layout specifies."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,11 @@ from iotwin.datagen.formats.parquet import LARGEST_PAGE_BYTES, RECORD_COLUMNS, C
 
 
 def write_parquet(file: File) -> list[Piece]:
-    """A table of `record` and `label`, or of the columns asked for; a row group to about half a mebibyte or one record."""
+    """Write a table of `record` and `label`, or of the layout's columns.
+
+    A row group has about half a mebibyte, or one larger record, unless the layout specifies its rows. Raises IotwinError if a
+    row group would have 2 GiB or more.
+    """
     layout = file.layout
     each = layout.row_group_rows or max(1, BLOCK_BYTES // file.record_bytes)
     if min(each, file.records) * file.record_bytes > LARGEST_PAGE_BYTES - 4 * each:
@@ -30,12 +34,13 @@ def write_parquet(file: File) -> list[Piece]:
 
 
 def _record_pages(file: File, rows: int) -> Iterator[tuple[int, Iterator[bytes | memoryview]]]:
-    """Yield the pages of `record`, whose values have their byte count before them, and of `label`."""
-    yield rows * (4 + file.record_bytes), _counted(file, rows)
+    """Yield the pages of the columns `record` and `label` as (size in bytes, blocks)."""
+    yield rows * (4 + file.record_bytes), _sized_records(file, rows)
     yield 8 * rows, iter([bytes(8 * rows)])
 
 
-def _counted(file: File, rows: int) -> Iterator[bytes | memoryview]:
+def _sized_records(file: File, rows: int) -> Iterator[bytes | memoryview]:
+    """Yield blocks of the next `rows` records, each preceded by its size in bytes."""
     count = np.array([file.record_bytes], "<u4").view(np.uint8)
     if file.record_bytes > BLOCK_BYTES:
         for _ in range(rows):
@@ -47,7 +52,7 @@ def _counted(file: File, rows: int) -> Iterator[bytes | memoryview]:
 
 
 def _column_pages(file: File, rows: int) -> Iterator[tuple[int, Iterator[bytes | memoryview]]]:
-    """Yield the pages of the columns asked for: nothing but numbers."""
+    """Yield the pages of the layout's columns as (size in bytes, blocks)."""
     for _, dtype, elements in file.layout.columns:
         element = np.dtype(dtype)
         page_bytes, step = rows * elements * element.itemsize, BLOCK_BYTES // element.itemsize * element.itemsize

@@ -1,7 +1,7 @@
-"""TFRecord framing without TensorFlow: length, its checksum, the record, its checksum.
+"""Frame TFRecords without TensorFlow. A frame is the record's length, the length's checksum, the record and its checksum.
 
-Source of the format: tensorflow/core/lib/io/record_writer.h. Its checksums are CRC-32C (Castagnoli, RFC 3720), rotated and
-shifted as in tensorflow/core/lib/hash/crc32c.h; Python's own crc32 is another polynomial.
+Source of the format: tensorflow/core/lib/io/record_writer.h. Checksums are CRC-32C (Castagnoli, RFC 3720), rotated and
+shifted as in tensorflow/core/lib/hash/crc32c.h. Python's zlib.crc32 has another polynomial.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,14 +10,14 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-HEAD_BYTES = 12  # 8 of length and 4 of checksum before a record
-TAIL_BYTES = 4  # of checksum after it
+HEAD_BYTES = 12  # before a record: 8 bytes of length and 4 of checksum
+TAIL_BYTES = 4  # after a record: its checksum
 FRAME_BYTES = HEAD_BYTES + TAIL_BYTES
 _MASK_DELTA = 0xA282EAD8
 
 
 def fill_frames(stream: NDArray[np.uint8], lengths: NDArray[np.int64]) -> None:
-    """Write the frames of records of `lengths` bytes into the gaps that `stream` has for them."""
+    """Fill in the frames of the records in `stream`, which have `lengths` bytes and gaps before and after them for the frames."""
     ends = np.cumsum(lengths + FRAME_BYTES) - TAIL_BYTES
     starts = ends - lengths
     known, where = np.unique(lengths, return_inverse=True)
@@ -30,18 +30,18 @@ def fill_frames(stream: NDArray[np.uint8], lengths: NDArray[np.int64]) -> None:
 
 
 def _checksums(contents: Iterable[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Return the checksum of each of `contents`, shape (count, 4). One call each: it takes as long as copying a record does."""
+    """Return the checksums of `contents` as bytes, shape (count, 4)."""
     values = np.fromiter((google_crc32c.value(np.ascontiguousarray(content)) for content in contents), np.uint64)
     return _masked(values)[:, None].view(np.uint8)
 
 
 def _masked(checksums: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """Return CRC-32Cs as TFRecord stores them."""
+    """Return the CRC-32Cs `checksums` rotated and shifted, as TFRecord stores them."""
     return (((checksums >> np.uint64(15)) | (checksums << np.uint64(17))) + np.uint64(_MASK_DELTA)).astype("<u4")
 
 
 def framed(length: int, content: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """Yield the frame around one record of `length` bytes, however long, and its content between."""
+    """Yield the head of the frame of a record with `length` bytes, the blocks of its `content`, and the tail of the frame."""
     head = np.zeros(HEAD_BYTES, np.uint8)
     head[:8] = np.array([length], "<u8").view(np.uint8)
     head[8:] = _checksums([head[:8]])

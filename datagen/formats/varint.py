@@ -1,8 +1,8 @@
-"""Whole numbers in base 128, as Protocol Buffers and Thrift have them."""
+"""Varints: whole numbers in base 128, as in Protocol Buffers and Thrift."""
 
 
 def varint(value: int) -> bytes:
-    """Return a number from 0 on in base 128, lowest digit first; every byte but the last has its top bit set."""
+    """Return `value`, at least 0, in base 128, lowest digit first. Every byte but the last has its top bit set."""
     content = bytearray()
     while value >= 128:
         content.append(value & 127 | 128)

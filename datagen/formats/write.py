@@ -1,4 +1,4 @@
-"""Each format's writer, and the files of one unit of work by it."""
+"""Write the files of one unit of work by the writer of their format."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ from iotwin.datagen.layouts import FormatLayout
 def write_files(
     layout: FormatLayout, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
 ) -> list[Piece]:
-    """Write the files of unit `unit` under temporary names and return their pieces, each file's index after it."""
+    """Write the files of unit `unit` and their index files under temporary names, and return their pieces."""
     sizes = layout.record_sizes(samples, seed)
     pieces: list[Piece] = []
     for index in layout.unit_files(samples, unit):

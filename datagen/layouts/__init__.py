@@ -1,6 +1,6 @@
-"""What the data sets of the workloads look like: file names, shapes, dtypes, bytes.
+"""Layouts describe the files of data sets: names, shapes, element types and sizes.
 
-A layout only describes; datagen/generate.py writes what it describes, benchmark/ and workloads/ read it.
+datagen/generate.py writes the files of a layout; benchmark/ and workloads/ read them.
 """
 
 from iotwin.datagen.layouts.base import LARGEST_FILE_BYTES, Layout, PlannedPiece, npy_header

@@ -1,4 +1,4 @@
-"""What every layout has: the pieces it plans, its protocol, the types of elements, and the header of .npy files."""
+"""The interface of layouts, the pieces that they plan, and the header of .npy files."""
 
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple, Protocol
@@ -6,43 +6,43 @@ from typing import ClassVar, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-LARGEST_FILE_BYTES = 1 << 53  # as much as a float64 counts exactly
+LARGEST_FILE_BYTES = 1 << 53  # float64 represents whole numbers up to here exactly
 
 
 class PlannedPiece(NamedTuple):
-    """A file of a data set, or a run of bytes of one, before it is written."""
+    """A file of a data set, or a contiguous part of a file, before it is written."""
 
-    name: str  # of the file, relative to the data set's directory
+    name: str  # path of the file relative to the data set's directory
     size_bytes: int
     offset: int = 0  # of the piece's first byte in the file
-    file_bytes: int | None = None  # of the whole file where a file has several pieces; None when the piece is the file
+    file_bytes: int | None = None  # size of the whole file; None if the piece is the whole file
 
 
 class Layout(Protocol):
-    """What every data set knows of its files. A unit is what one worker writes without the others, in any order."""
+    """The interface of layouts. A unit is work that one worker does independently of others: some files, or part of a file."""
 
     workload: ClassVar[str]
-    exact: ClassVar[bool]  # whether planned sizes are exact, or close estimates of what content will come to
+    exact: ClassVar[bool]  # True: planned sizes are exact; False: they are close estimates
 
     @property
     def samples_per_file(self) -> int:
-        """Samples must come in multiples of this: more than one only where files of a fixed number of samples are whole."""
+        """Return the number that the number of samples must be a multiple of."""
 
     def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
-        """Return the bytes of every unit of a data set of `samples` samples."""
+        """Return the size in bytes of every unit of a data set of `samples` samples, shape (units,)."""
 
     def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
-        """Return what unit `unit` writes."""
+        """Return the pieces that unit `unit` writes."""
 
     def file_count(self, samples: int) -> int:
         """Return the number of files of a data set of `samples` samples."""
 
     def samples_within(self, size_bytes: int, seed: int) -> int:
-        """Return how many samples fit into `size_bytes`; 0 when none does."""
+        """Return how many samples fit into `size_bytes`."""
 
 
 def npy_header(descr: str, shape: Sequence[int]) -> bytes:
-    """Return the header of a version 1.0 .npy file in C order: `descr` as '<f4', padded to a multiple of 64 bytes.
+    """Return the header, padded to a multiple of 64 bytes, of a .npy file (version 1.0, C order) of elements such as '<f4'.
 
     Source of the format: numpy.lib.format.
     """

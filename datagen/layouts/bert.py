@@ -1,4 +1,4 @@
-"""Wikipedia as BERT pre-training reads it: TFRecord shards."""
+"""The layout of Wikipedia for BERT pre-training: TFRecord shards."""
 
 from typing import ClassVar
 
@@ -12,9 +12,9 @@ from iotwin.datagen.layouts.base import PlannedPiece
 class BertLayout(msgspec.Struct, frozen=True):
     """Wikipedia for BERT pre-training as TFRecord shards `part-NNNNN-of-NNNNN` of tf.Example records, and `eval_10k`.
 
-    Each record has the seven features of FEATURES, each with a fixed number of values; token ids are below VOCABULARY.
-    Samples spread evenly over 500 shards, fewer when there are fewer samples. Record sizes vary with the tokens; they are
-    2497 bytes on average, as published, so planned sizes are estimates.
+    Each record has the seven features FEATURES (name, type, number of values). Token ids are below VOCABULARY. Samples are
+    divided evenly among 500 shards, or among as many shards as samples if those are fewer. Record sizes vary with the tokens,
+    with a mean of 2497 bytes, as published. So planned sizes are estimates.
     """
 
     workload: ClassVar[str] = "bert"
@@ -42,17 +42,17 @@ class BertLayout(msgspec.Struct, frozen=True):
         return min(self.SHARDS, samples)
 
     def evaluation_samples(self, samples: int) -> int:
-        """Return the samples of the evaluation file: 10 000 or, for small data sets, one for every ten for training."""
+        """Return the number of samples in the evaluation file: 10 000, but at most a tenth of the training samples."""
         return min(self.EVALUATION_SAMPLES, -(-samples // 10))
 
     def shard_samples(self, samples: int) -> NDArray[np.int64]:
-        """Return the samples of each unit: of every shard, and last of the evaluation file."""
+        """Return the number of samples of each unit: the shards, then the evaluation file."""
         shards = self.shards(samples)
         share = samples // shards + (np.arange(shards) < samples % shards)
         return np.append(share, self.evaluation_samples(samples)).astype(np.int64)
 
     def unit_name(self, samples: int, unit: int) -> str:
-        """Return the name of the file of unit `unit`."""
+        """Return the name of the file that unit `unit` writes."""
         shards = self.shards(samples)
         return f"part-{unit:05d}-of-{shards:05d}" if unit < shards else self.EVALUATION_NAME
 
@@ -61,7 +61,7 @@ class BertLayout(msgspec.Struct, frozen=True):
         return [PlannedPiece(self.unit_name(samples, unit), int(self.shard_samples(samples)[unit]) * self.RECORD_BYTES)]
 
     def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
-        """Return the expected bytes of each shard."""
+        """Return the expected size of each unit in bytes."""
         return self.shard_samples(samples) * self.RECORD_BYTES
 
     def file_count(self, samples: int) -> int:

@@ -1,4 +1,4 @@
-"""Criteo Terabyte as DLRM reads it: after its preprocessing, and by days before and halfway through it."""
+"""Layouts of Criteo Terabyte for DLRM: after the workload's preprocessing, and by days before and halfway through it."""
 
 from typing import ClassVar
 
@@ -13,17 +13,17 @@ from iotwin.datagen.layouts.base import PlannedPiece
 class DlrmLayout(msgspec.Struct, frozen=True):
     """Criteo Terabyte after the workload's preprocessing: one row of 40 little-endian int32 per sample, label first.
 
-    `terabyte_processed_train.bin` holds the samples, `terabyte_processed_test.bin` a further 1 for every 47 of them (as in the
-    original: half of its last day), `day_fea_count.npz` the number of categories of each categorical feature.
+    `terabyte_processed_train.bin` holds the training samples and `terabyte_processed_test.bin` one test sample for every 47 of
+    them, as in the original. `day_fea_count.npz` holds the number of categories of each categorical feature.
     """
 
     workload: ClassVar[str] = "dlrm"
     samples_per_file: ClassVar[int] = 1
     exact: ClassVar[bool] = True
     DTYPE: ClassVar[str] = "<i4"
-    COLUMNS: ClassVar[int] = 40  # label, DENSE, CATEGORIES
+    COLUMNS: ClassVar[int] = 40  # the label, DENSE features and a feature for each of CATEGORIES
     DENSE: ClassVar[int] = 13
-    # Distinct values of each categorical feature of Criteo Terabyte, before the workload's own modulus.
+    # Number of values of each categorical feature of Criteo Terabyte, before the workload's own modulus.
     CATEGORIES: ClassVar[tuple[int, ...]] = (
         227605432, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 130229467, 3067956, 405282, 10,
         2209, 11938, 155, 4, 976, 14, 292775614, 40790948, 187188510, 590152, 12973, 108, 36,
@@ -32,32 +32,40 @@ class DlrmLayout(msgspec.Struct, frozen=True):
     TRAIN_NAME: ClassVar[str] = "terabyte_processed_train.bin"
     TEST_NAME: ClassVar[str] = "terabyte_processed_test.bin"
     COUNTS_NAME: ClassVar[str] = "day_fea_count.npz"
-    COUNTS_BYTES: ClassVar[int] = 474  # one stored int64 array 'counts' of 26
-    UNIT_SAMPLES: ClassVar[int] = 1 << 18  # 40 MiB; several workers write the one big file
+    COUNTS_BYTES: ClassVar[int] = 474  # an .npz with one array of 26 int64
+    UNIT_SAMPLES: ClassVar[int] = 1 << 18  # 40 MiB, since several workers write one large file
 
     @staticmethod
     def test_samples(samples: int) -> int:
         """Return the number of test samples for `samples` training samples."""
         return -(-samples // 47)
 
+    @classmethod
+    def rows_piece(cls, name: str, rows: int, unit: int) -> PlannedPiece:
+        """Return the piece at index `unit` of the file `name`, which has `rows` rows in pieces of UNIT_SAMPLES."""
+        first = unit * cls.UNIT_SAMPLES
+        count = min(cls.UNIT_SAMPLES, rows - first)
+        return PlannedPiece(name, count * cls.SAMPLE_BYTES, first * cls.SAMPLE_BYTES, rows * cls.SAMPLE_BYTES)
+
+    @classmethod
+    def piece_bytes(cls, rows: int) -> NDArray[np.int64]:
+        """Return the sizes in bytes of the pieces of a file with `rows` rows."""
+        firsts = np.arange(0, rows, cls.UNIT_SAMPLES, dtype=np.int64)
+        return np.minimum(rows - firsts, cls.UNIT_SAMPLES) * cls.SAMPLE_BYTES
+
     def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
-        """Return the run of samples of unit `unit`: those of the training file first, then the test file's, then the counts."""
+        """Return the piece of unit `unit`. The pieces of the training file come first, then the test file's, then the counts."""
         for name, rows in ((self.TRAIN_NAME, samples), (self.TEST_NAME, self.test_samples(samples))):
             units = -(-rows // self.UNIT_SAMPLES)
             if unit < units:
-                first = unit * self.UNIT_SAMPLES
-                count = min(self.UNIT_SAMPLES, rows - first)
-                return [PlannedPiece(name, count * self.SAMPLE_BYTES, first * self.SAMPLE_BYTES, rows * self.SAMPLE_BYTES)]
+                return [self.rows_piece(name, rows, unit)]
             unit -= units
         return [PlannedPiece(self.COUNTS_NAME, self.COUNTS_BYTES)]
 
     def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
-        """Return the bytes of each unit."""
-        parts: list[NDArray[np.int64]] = []
-        for rows in (samples, self.test_samples(samples)):
-            firsts = np.arange(0, rows, self.UNIT_SAMPLES, dtype=np.int64)
-            parts.append(np.minimum(rows - firsts, self.UNIT_SAMPLES) * self.SAMPLE_BYTES)
-        return np.concatenate([*parts, np.array([self.COUNTS_BYTES])])
+        """Return the size of each unit in bytes."""
+        files = self.piece_bytes(samples), self.piece_bytes(self.test_samples(samples))
+        return np.concatenate([*files, np.array([self.COUNTS_BYTES])])
 
     def file_count(self, samples: int) -> int:
         """Return the number of files: training, test and counts."""
@@ -70,12 +78,12 @@ class DlrmLayout(msgspec.Struct, frozen=True):
 
 
 class DlrmDaysLayout(msgspec.Struct, frozen=True):
-    """Criteo Terabyte by days, before and halfway through the workload's preprocessing; samples spread evenly over the days.
+    """Criteo Terabyte by days, before or halfway through the workload's preprocessing. All days have about equally many samples.
 
-    * `text`: `day_N`, the download's tab-separated lines: label, 13 numbers, 26 categories as 8 hexadecimal digits.
-    * `npz`: `day_N_reordered.npz` with X_int (n, 13), X_cat (n, 26) and y (n,), all int32; `day_day_count.npz` with the samples
-      of each day; and `day_fea_count.npz`. facebookresearch/dlrm's data_utils.py writes the same files for its memory-mapped
-      loader, which takes the last day for testing.
+    * form `text`: files `day_N` as downloaded, with tab-separated lines: label, 13 numbers, 26 categories as 8 hex digits.
+    * form `npz`: files `day_N_reordered.npz` with X_int (n, 13), X_cat (n, 26) and y (n,), all int32; `day_day_count.npz` with
+      the number of samples of each day; and `day_fea_count.npz`. data_utils.py of facebookresearch/dlrm writes the same files
+      for its memory-mapped loader, which tests on the last day.
     """
 
     form: str = "text"
@@ -85,7 +93,7 @@ class DlrmDaysLayout(msgspec.Struct, frozen=True):
     exact: ClassVar[bool] = False
     FORMS: ClassVar[tuple[str, ...]] = ("text", "npz")
     DAYS: ClassVar[int] = 24
-    LINE_BYTES: ClassVar[int] = 284  # mean of generated lines; a category with its separator takes 9
+    LINE_BYTES: ClassVar[int] = 284  # mean length of a generated line
     DAY_COUNTS_NAME: ClassVar[str] = "day_day_count.npz"
 
     def __post_init__(self) -> None:
@@ -96,12 +104,12 @@ class DlrmDaysLayout(msgspec.Struct, frozen=True):
             )
 
     def day_samples(self, samples: int) -> NDArray[np.int64]:
-        """Return the samples of each day; small data sets have as many days as samples."""
+        """Return the number of samples of each day. There are 24 days, or as many as samples if those are fewer."""
         days = min(self.DAYS, samples)
         return np.asarray(samples // days + (np.arange(days) < samples % days), np.int64)
 
     def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
-        """Return the file of day `unit`; the counts are the units after the last day."""
+        """Return the file of day `unit`. The units after the last day are the files of counts."""
         days = self.day_samples(samples)
         if unit < len(days):
             name = f"day_{unit}" if self.form == "text" else f"day_{unit}_reordered.npz"
@@ -109,7 +117,7 @@ class DlrmDaysLayout(msgspec.Struct, frozen=True):
         return [PlannedPiece((self.DAY_COUNTS_NAME, DlrmLayout.COUNTS_NAME)[unit - len(days)], DlrmLayout.COUNTS_BYTES)]
 
     def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
-        """Return about the bytes of each day and of the counts."""
+        """Return the approximate size of each unit in bytes: the days, then the files of counts."""
         days = self.day_samples(samples)
         if self.form == "text":
             return days * self.LINE_BYTES

@@ -1,4 +1,4 @@
-"""Files of one format holding records of random bytes, as DLIO lays them out."""
+"""The layout of files with records of random bytes in one of several formats, as DLIO generates them."""
 
 import math
 from typing import ClassVar
@@ -16,18 +16,18 @@ from iotwin.datagen.sizes import SizeDistribution, record_sizes
 
 
 class FormatLayout(msgspec.Struct, frozen=True):
-    """Files of one format holding records of random bytes, named as DLIO names them: `train/img_00_of_32.npz`.
+    """Files of one format with records of random bytes, named as DLIO names them: `train/img_00_of_32.npz`.
 
-    A data set of N samples has N / samples_per_file training files and `evaluation_files` more under valid/. All records of
-    a file have one size. Sizes are constant, or normal, lognormal or drawn from `histogram` (size in bytes, weight) over
-    the files, whose mean and standard deviation are those asked for. `record_dims`, if given, fixes every record's shape.
+    A data set of N samples has N / samples_per_file training files in train/ and `evaluation_files` more in valid/. All records
+    of a file have the same size. Over the files, sizes are constant, normal, lognormal, or distributed as `histogram` (size in
+    bytes, weight). If `record_dims` is given, all records have that shape.
     """
 
     format: str = "npz"
     samples_per_file: int = 1
     record_bytes: int = 65536  # mean
     record_stdev_bytes: int = 0
-    distribution: str = "normal"  # or lognormal; of no effect when the deviation is 0
+    distribution: str = "normal"  # or lognormal; without effect if record_stdev_bytes is 0
     histogram: tuple[tuple[int, float], ...] = ()
     record_dims: tuple[int, ...] = ()
     dtype: str = "uint8"
@@ -37,27 +37,27 @@ class FormatLayout(msgspec.Struct, frozen=True):
     prefix: str = "img"
     compression: str = "none"
     compression_level: int = 4
-    chunk_dims: tuple[int, ...] = ()  # hdf5
-    max_shape: tuple[int, ...] = ()  # hdf5: up to which a record's datasets may be extended; () for not at all
-    datasets: int = 1  # hdf5: that a record is split into along its first dimension
-    columns: tuple[tuple[str, str, int], ...] = ()  # parquet: name, element type and elements, instead of one column `record`
-    row_group_rows: int = 0  # parquet; 0 for about half a mebibyte
-    entropy: float = 1.0  # share of a file's bytes that no compressor can save
-    dedup: float = 0.0  # share of a file's extents that repeat one of a few
+    chunk_dims: tuple[int, ...] = ()  # hdf5: shape of a chunk; (): not chunked
+    max_shape: tuple[int, ...] = ()  # hdf5: shape up to which a record's data sets may be extended; (): not extensible
+    datasets: int = 1  # hdf5: number of data sets that each record is split into along its first dimension
+    columns: tuple[tuple[str, str, int], ...] = ()  # parquet: (name, element type, elements); (): the columns record and label
+    row_group_rows: int = 0  # parquet: rows of a row group; 0: about half a mebibyte
+    entropy: float = 1.0  # share of a file's bytes that are incompressible
+    dedup: float = 0.0  # share of a file's extents that repeat other extents
 
     workload: ClassVar[str] = "format"
     exact: ClassVar[bool] = False
-    # Formats and the compressions each has.
+    # Compressions by format.
     FORMATS: ClassVar[dict[str, tuple[str, ...]]] = {
         "npy": (), "npz": ("zip",), "hdf5": ("gzip", "lzf"), "tfrecord": (), "csv": ("gzip", "bz2", "xz"), "parquet": ("gzip",),
         "jpeg": (), "png": (), "indexed_binary": (), "mmap_indexed_binary": (), "bin": (),
     }  # fmt: skip
     IMAGES: ClassVar[tuple[str, ...]] = ("jpeg", "png")
-    SUFFIXES: ClassVar[dict[str, str]] = {"gzip": ".gz", "bz2": ".bz2", "xz": ".xz"}  # of a compressed csv
-    UNIT_BYTES: ClassVar[int] = 32 << 20  # small files are written many at a time
+    SUFFIXES: ClassVar[dict[str, str]] = {"gzip": ".gz", "bz2": ".bz2", "xz": ".xz"}  # of compressed csv files
+    UNIT_BYTES: ClassVar[int] = 32 << 20  # a unit writes small files of this size together
 
     def __post_init__(self) -> None:
-        """Refuse what no writer can write."""
+        """Raise UsageError if no writer supports the combination of values."""
         formats = list(self.FORMATS)
         if self.format not in formats:
             raise UsageError(f"unknown format {self.format!r}{nearest(self.format, formats)}; known: {', '.join(formats)}")
@@ -126,20 +126,21 @@ class FormatLayout(msgspec.Struct, frozen=True):
             raise UsageError("the standard deviation of the record length is over twice its mean; give the sizes as a histogram")
 
     def files(self, samples: int) -> tuple[int, int]:
-        """Return the number of training and of evaluation files; UsageError when samples do not fill whole files."""
+        """Return (number of training files, of evaluation files). Raises UsageError if `samples` do not fill whole files."""
         if samples % self.samples_per_file:
             raise UsageError(f"{samples} samples do not fill files of {self.samples_per_file}; ask for a multiple")
         return samples // self.samples_per_file, self.evaluation_files
 
     def record_sizes(self, samples: int, seed: int) -> NDArray[np.int64]:
-        """Return the wanted bytes of a record of every file, training files first."""
+        """Return the intended size in bytes of the records of every file, training files first."""
         sizes = SizeDistribution(self.record_bytes, self.record_stdev_bytes, self.distribution, self.histogram)
         return record_sizes(sizes, sum(self.files(samples)), seed)
 
     def record_shape(self, record_bytes: int) -> tuple[int, ...]:
-        """Return the dimensions of a record of about `record_bytes` bytes: record_dims, else the squarest two.
+        """Return the shape of a record of about `record_bytes` bytes: `record_dims`, or two dimensions that are nearly equal.
 
-        Those of a jpeg are whole blocks, so that the file takes the wanted bytes; a record of several datasets splits evenly.
+        The sides of a jpeg are multiples of 8, so that no padding enlarges the file. The first dimension is a multiple of
+        `datasets`.
         """
         if self.record_dims:
             return self.record_dims
@@ -176,7 +177,7 @@ class FormatLayout(msgspec.Struct, frozen=True):
         return max(1, self.UNIT_BYTES // (mean * self.samples_per_file))
 
     def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
-        """Return the files of unit `unit` with about their sizes."""
+        """Return the files of unit `unit` with their approximate sizes."""
         sizes = self._file_bytes(samples, seed)
         pieces = []
         for index in self.unit_files(samples, unit):
@@ -185,7 +186,7 @@ class FormatLayout(msgspec.Struct, frozen=True):
         return pieces
 
     def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
-        """Return about the bytes of every unit, indices left out."""
+        """Return the approximate size of every unit in bytes, without index files."""
         sizes = self._file_bytes(samples, seed)
         return np.add.reduceat(sizes, np.arange(0, len(sizes), self._files_per_unit()))
 
@@ -199,16 +200,16 @@ class FormatLayout(msgspec.Struct, frozen=True):
             records = np.full(len(records), jpeg.padded_pixels(*(1, *self.record_dims)[-2:]))
         contents = records * self.samples_per_file
         if self.format == "csv":
-            # A number takes 2.57 digits and a comma on average if it is a byte; a line of column numbers comes first.
+            # A byte has 2.57 digits on average, and a comma. The header has the numbers of the columns.
             columns = records / element_bytes
             contents = contents * (3.57 if element_bytes == 1 else 4.0) + columns * (np.log10(columns) + 1)
         return contents.astype(np.int64) + 128
 
     def file_count(self, samples: int) -> int:
-        """Return the number of files, indices counted."""
+        """Return the number of files, including index files."""
         return sum(self.files(samples)) * (1 + len(self.index_names(self.samples_per_file, 0)))
 
     def samples_within(self, size_bytes: int, seed: int) -> int:
-        """Return about how many samples, in whole files, fit into `size_bytes` together with the evaluation files."""
+        """Return the approximate number of samples, in whole files, that fit into `size_bytes` with the evaluation files."""
         mean = float(self._file_bytes(min(1000, max(1, size_bytes)) * self.samples_per_file, seed).mean())
         return max(0, int(size_bytes / mean) - self.evaluation_files) * self.samples_per_file

@@ -1,4 +1,4 @@
-"""ImageNet (ILSVRC 2012) as image classification reads it: a folder for each class, a JPEG for each image."""
+"""The layout of ImageNet (ILSVRC 2012): a folder for each class, a JPEG for each image."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -12,14 +12,14 @@ from iotwin.datagen import jpeg
 from iotwin.datagen.layouts.base import PlannedPiece
 from iotwin.datagen.randomness import SHAPE, uniforms
 
-_GRID = 2 * jpeg.BLOCK_SIDE  # sides are multiples, so that every row has pairs of blocks
+_GRID = 2 * jpeg.BLOCK_SIDE  # sides are multiples of it, so that every row has pairs of blocks
 
 
 class ImagenetLayout(msgspec.Struct, frozen=True):
-    """Training images `train/nCCCCCCCC/nCCCCCCCC_N.JPEG`, and a further 1 for every 26 of them under `val/`, as published.
+    """Training images `train/nCCCCCCCC/nCCCCCCCC_N.JPEG`, and one validation image in `val/` for every 26 of them, as published.
 
-    Classes come in turn. Sides are uniform in SIDES pixels times `scale`, rounded to multiples of 16 (at least 16). Each
-    coefficient takes a byte, so a picture of the published size has about the published 110 kB.
+    Image i is of class i modulo `classes`. Sides are uniform in SIDES pixels times `scale`, rounded to multiples of 16, at least
+    16. Each coefficient takes a byte, so a picture of the published size has about the published 110 kB.
     """
 
     classes: int = 1000
@@ -33,18 +33,18 @@ class ImagenetLayout(msgspec.Struct, frozen=True):
     UNIT_IMAGES: ClassVar[int] = 64
 
     def __post_init__(self) -> None:
-        """Refuse what no data set can have."""
+        """Raise UsageError if a value is out of range."""
         if not 1 <= self.classes <= 99_999_999:
             raise UsageError(f"{self.classes} classes are out of range; give at least 1, for example 10")
         if not 0 < self.scale <= 16:
             raise UsageError(f"scale {self.scale} is out of range; give a factor above 0 and at most 16, for example 0.25")
 
     def images(self, samples: int) -> int:
-        """Return how many images there are for `samples` training images, those for validation included."""
+        """Return the number of images, training and validation, for `samples` training images."""
         return samples + -(-samples // self.VALIDATION_EVERY)
 
     def shape(self, seed: int, image: int) -> tuple[int, int]:
-        """Return height and width of an image, in pixels; those for validation are counted on after those for training."""
+        """Return (height, width) in pixels of the image at index `image`. Validation images follow the training images."""
         low, high = self.SIDES
         height, width = (
             max(1, round((low + draw * (high - low)) * self.scale / _GRID)) * _GRID for draw in uniforms(seed, image, SHAPE, 2)
@@ -52,7 +52,7 @@ class ImagenetLayout(msgspec.Struct, frozen=True):
         return height, width
 
     def name(self, samples: int, image: int) -> str:
-        """Return the name of an image's file."""
+        """Return the file name of the image at index `image`."""
         number = image if image < samples else image - samples
         folder = f"n{number % self.classes + 1:08d}"
         if image < samples:
@@ -60,16 +60,16 @@ class ImagenetLayout(msgspec.Struct, frozen=True):
         return f"val/{folder}/ILSVRC2012_val_{number + 1:08d}.JPEG"
 
     def class_of(self, samples: int, image: int) -> int:
-        """Return the class of an image, from 0."""
+        """Return the class, from 0, of the image at index `image`."""
         return (image if image < samples else image - samples) % self.classes
 
     def file_bytes(self, seed: int, image: int) -> int:
-        """Return the bytes of an image's file."""
+        """Return the size in bytes of the file of the image at index `image`."""
         height, width = self.shape(seed, image)
         return len(jpeg.header(height, width)) + jpeg.padded_pixels(height, width) + len(jpeg.END)
 
     def unit_images(self, samples: int, unit: int) -> range:
-        """Return the images of a unit."""
+        """Return the indices of the images of unit `unit`."""
         return range(unit * self.UNIT_IMAGES, min((unit + 1) * self.UNIT_IMAGES, self.images(samples)))
 
     def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
@@ -79,7 +79,7 @@ class ImagenetLayout(msgspec.Struct, frozen=True):
         ]
 
     def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
-        """Return the bytes of each unit."""
+        """Return the size of each unit in bytes."""
         sizes = np.fromiter((self.file_bytes(seed, image) for image in range(self.images(samples))), np.int64)
         return np.add.reduceat(sizes, np.arange(0, len(sizes), self.UNIT_IMAGES))
 
@@ -88,9 +88,9 @@ class ImagenetLayout(msgspec.Struct, frozen=True):
         return self.images(samples)
 
     def samples_within(self, size_bytes: int, seed: int) -> int:
-        """Return how many training images, with those for validation that belong to them, fit into `size_bytes`."""
+        """Return how many training images fit into `size_bytes` together with their validation images."""
         samples, used_bytes = 0, 0
-        while True:  # images are counted in the order in which they come to be needed, not in that of their numbers
+        while True:  # estimates the sizes, since the indices of validation images depend on the number of samples
             more = self.images(samples + 1) - self.images(samples)
             used_bytes += more * self.file_bytes(seed, samples)
             if used_bytes > size_bytes:
@@ -98,7 +98,7 @@ class ImagenetLayout(msgspec.Struct, frozen=True):
             samples += 1
 
     def _shrunk(self, samples: int, size_bytes: int, seed: int) -> int:
-        """Return the most samples up to `samples` whose files, as they really are, fit."""
+        """Return the largest number of samples, at most `samples`, whose files really fit into `size_bytes`."""
         sizes = np.cumsum([self.file_bytes(seed, image) for image in range(self.images(samples) + 1)])
         while samples and sizes[self.images(samples) - 1] > size_bytes:
             samples -= 1
@@ -106,9 +106,9 @@ class ImagenetLayout(msgspec.Struct, frozen=True):
 
     @staticmethod
     def discover(directory: Path, part: str) -> tuple[list[str], list[tuple[Path, int]]]:
-        """Return the classes by name, and (file, class) of each image of `part`, "train" or "val", in order of their names.
+        """Return the names of the classes, and (file, class) of each image, in the folder `part`, "train" or "val".
 
-        Raises IotwinError when there are none.
+        Both are sorted by name. Raises IotwinError if there are no images.
         """
         folder = directory / part
         try:

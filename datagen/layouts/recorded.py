@@ -1,4 +1,4 @@
-"""Files of given names and sizes."""
+"""The layout of the data set of a traced job: files with given names and sizes."""
 
 from typing import ClassVar
 
@@ -10,18 +10,18 @@ from iotwin.common.beneath import normal, stays_within
 from iotwin.common.errors import UsageError
 from iotwin.datagen.layouts.base import LARGEST_FILE_BYTES, PlannedPiece
 
-# Names that the data set's own bookkeeping has in its directory (iotwin.datagen.manifest), and unfinished files everywhere.
+# Names of journals and manifests (iotwin.datagen.manifest), and of unfinished files (iotwin.datagen.files).
 _RESERVED_STARTS = (".iotwin-generate", "manifest.json")
 _RESERVED_ENDS = (".iotwin-partial",)
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a data set's own lists, or its unfinished files, are called so; `name` is relative to its directory."""
+    """Return whether `name`, relative to a data set's directory, is that of a manifest, a journal or an unfinished file."""
     return name.startswith(_RESERVED_STARTS) or name.endswith(_RESERVED_ENDS)
 
 
 class RecordedLayout(msgspec.Struct, frozen=True):
-    """Files of given names and sizes: the stand-in for a data set that a trace saw. Each file is one sample."""
+    """Files with given names and sizes, which substitute for the data set of a traced job. Each file is one sample."""
 
     files: tuple[tuple[str, int], ...] = ()  # (name relative to the directory, bytes)
 
@@ -30,7 +30,7 @@ class RecordedLayout(msgspec.Struct, frozen=True):
     exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse names that lead out of the directory or stand twice, and sizes that no file has."""
+        """Raise UsageError if a name leads out of the directory, is reserved or repeated, or a size is impossible."""
         names: set[str] = set()
         folders: set[str] = set()
         for name, size_bytes in self.files:
@@ -50,7 +50,7 @@ class RecordedLayout(msgspec.Struct, frozen=True):
             raise UsageError(f"{min(both)!r} is a file and a folder of others in the recorded data set; it can be one of them")
 
     def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
-        """Return file `unit`: one unit is one file."""
+        """Return the file at index `unit`: one unit is one file."""
         return [PlannedPiece(*self.files[unit])]
 
     def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
@@ -62,5 +62,5 @@ class RecordedLayout(msgspec.Struct, frozen=True):
         return samples
 
     def samples_within(self, size_bytes: int, seed: int) -> int:
-        """Return how many files, from the first on, fit whole into `size_bytes`."""
+        """Return how many files, from the first one on, fit whole into `size_bytes`."""
         return int(np.searchsorted(np.cumsum(self.unit_bytes(len(self.files), seed)), size_bytes, side="right"))

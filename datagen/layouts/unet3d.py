@@ -1,4 +1,4 @@
-"""KiTS19 after the preprocessing of unet3d: pairs of .npy files."""
+"""The layout of KiTS19 after the preprocessing of unet3d: pairs of .npy files."""
 
 import re
 from collections.abc import Sequence
@@ -30,10 +30,10 @@ class Case:
 class Unet3dLayout(msgspec.Struct, frozen=True):
     """KiTS19 after the workload's preprocessing: pairs `case_NNNNN_x.npy` (image) and `case_NNNNN_y.npy` (mask).
 
-    Both have shape (1, D, H, W) with D uniform in [128, 471) and H = W uniform in [186, 444) voxels, each then
-    multiplied by `scale` (never below MINIMUM_EXTENT). Images are float32 in [IMAGE_LOW, IMAGE_HIGH], masks uint8 with
-    the classes of MASK_CLASSES. The ranges are those of the emulation of KiTS19 published with the paper artifact.
-    `entropy` is the share of an image's voxels that are noise, which no compressor can save; the others are IMAGE_LOW, air.
+    Both have shape (1, D, H, W) with D uniform in [128, 471) and H = W uniform in [186, 444) voxels, each then multiplied by
+    `scale` (at least MINIMUM_EXTENT). Images are float32 in [IMAGE_LOW, IMAGE_HIGH], masks are uint8 with the classes
+    MASK_CLASSES. The ranges are those that the paper artifact published for its emulation of KiTS19. `entropy` is the share of
+    an image's voxels that are incompressible noise; the other voxels are IMAGE_LOW, air.
     """
 
     scale: float = 1.0
@@ -53,7 +53,7 @@ class Unet3dLayout(msgspec.Struct, frozen=True):
     EVALUATION_EVERY: ClassVar[int] = 5  # 42 of KiTS19's 210 cases are for evaluation
 
     def __post_init__(self) -> None:
-        """Refuse a scale or an entropy no volume can have."""
+        """Raise UsageError if `scale` or `entropy` is out of range."""
         if not 0 < self.scale <= 16:
             raise UsageError(f"scale {self.scale} is out of range; give a factor above 0 and at most 16, for example 0.25")
         if not 0 <= self.entropy <= 1:
@@ -92,7 +92,7 @@ class Unet3dLayout(msgspec.Struct, frozen=True):
         return 2 * samples
 
     def samples_within(self, size_bytes: int, seed: int) -> int:
-        """Return how many cases, from index 0 on, fit whole into `size_bytes`."""
+        """Return how many cases, from the first one on, fit whole into `size_bytes`."""
         samples = used_bytes = 0
         while True:
             used_bytes += sum(piece.size_bytes for piece in self.unit_pieces(samples + 1, seed, samples))
@@ -102,7 +102,10 @@ class Unet3dLayout(msgspec.Struct, frozen=True):
 
     @staticmethod
     def discover(directory: Path) -> list[Case]:
-        """Return the cases in `directory` by rising index; IotwinError when there are none or one lacks its other half."""
+        """Return the cases in `directory` by ascending index.
+
+        Raises IotwinError if there are none, or if a case has no image or no mask.
+        """
         if not directory.is_dir():
             raise IotwinError(f"{directory}: no such directory; make a data set with: iotwin generate unet3d -o {directory} ...")
         halves: list[dict[int, Path]] = [{}, {}]
@@ -123,9 +126,9 @@ class Unet3dLayout(msgspec.Struct, frozen=True):
 
     @classmethod
     def split(cls, cases: Sequence[Case]) -> tuple[list[Case], list[Case]]:
-        """Return (training, evaluation) cases: by rising index, the first of every five is for evaluation.
+        """Return (training cases, evaluation cases). By ascending index, the first of every five is for evaluation.
 
-        Of 210 cases that is 42 for evaluation and 168 for training, as published. A lone case is for training.
+        Of 210 cases, 42 are for evaluation and 168 for training, as published. A single case is for training.
         """
         ordered = sorted(cases)
         if len(ordered) == 1:
