@@ -33,7 +33,7 @@ def test_files_have_their_recorded_names_and_sizes(tmp_path):
 def test_as_much_as_a_huge_page_is_written_at_once(tmp_path):
     """So that the page cache can keep it in one: a job that maps what it has just written faults once for it."""
     sizes: list[int] = []
-    write_file(RecordedLayout((("big.bin", (5 << 20) + 7),)), 1, tmp_path, 0, sizes.append)
+    write_file(RecordedLayout((("big.bin", (5 << 20) + 7),)), 1, 1, tmp_path, 0, sizes.append)
     assert sizes == [2 << 20, 2 << 20, (1 << 20) + 7]
 
 
