@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from iotwin.common.errors import UsageError
-from iotwin.loops.emulation_summary import print_question
+from iotwin.loops.emulation_summary import print_what_if
 from iotwin.loops.what_if import ask, key_of
 from iotwin.workload_yaml import Normal, Quantiles, Recorded, Rematerialized, StepTime
 from iotwin.workload_yaml.rematerialized import facts, overhead
@@ -55,8 +55,8 @@ def test_the_table_tells_use_with_recomputing_and_without_where_they_differ(caps
         metric = {"train_au_mean_percentage": 80.0, "train_throughput_mean_samples_per_second": 5.0}
         return {"metric": metric, "iotwin": own, "num_accelerators": 1, "output": "out"}
 
-    print_question(ask("accelerator.memory_budget", ["4e9"], summary) | {"output": "out"})
+    print_what_if(ask("accelerator.memory_budget", ["4e9"], summary) | {"output": "out"})
     names, plain, asked, _ = capsys.readouterr().out.splitlines()
     assert names.endswith("AU first %") and plain.split()[-1] == "80.0" and asked.split()[-1] == "60.0"
-    print_question(ask("accelerators", ["2"], summary) | {"output": "out"})
+    print_what_if(ask("accelerators", ["2"], summary) | {"output": "out"})
     assert "AU first" not in capsys.readouterr().out
