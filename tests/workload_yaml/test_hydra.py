@@ -101,7 +101,7 @@ def test_unknown_keys_of_a_yaml_of_dlios_are_passed_over_without_the_alias(
         f"model: {{name: a}}\n{shape}\nlogging: {{verbosity: INFO}}\nreader: {{storage_library: s3dlio, batch_size: 3}}\n"
     )
     assert main(["emulate", str(path), "--show"]) == 0
-    assert "passed over, as nobody reads them: logging, reader.storage_library" in capsys.readouterr().err
+    assert "ignored, as the emulator has no such keys: logging, reader.storage_library" in capsys.readouterr().err
     assert main(["emulate", str(path), "++workload.reader.batchsize=4", "--show"]) == 2
     path.write_text(f"{path.read_text()}twin: {{ranks: 2}}\n")
     assert main(["emulate", str(path), "--show"]) == 2
@@ -177,7 +177,7 @@ def test_the_notes_are_in_the_output_folder(
         "++workload.unread=1",
     ]
     assert main(["emulate", "--dlio", f"--config-dir={folder}", *words]) == 0
-    assert "passed over, as nobody reads them: logging, unread" in capsys.readouterr().err
+    assert "ignored, as the emulator has no such keys: logging, unread" in capsys.readouterr().err
     output = folder / "results" / "little"
     assert {"summary.json", "notes", "trace-0-of-1.pfw"} <= {path.name for path in output.iterdir()}
     assert yaml.safe_load((output / "notes" / "overrides.yaml").read_text()) == words
