@@ -1,4 +1,4 @@
-"""Calls spread over equal bins of time, exactly and without Python per call.
+"""Spread calls over equal bins of time, exactly and without a Python loop over calls.
 
 Each lane (for instance "reads of storage") gets, per bin:
 
@@ -8,12 +8,11 @@ Each lane (for instance "reads of storage") gets, per bin:
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from iotwin.trace_visuals.call_columns import Bools, Ints
+from iotwin.trace_visuals.call_columns import Bools, CallColumns, Ints
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,16 +41,16 @@ class Grid:
 
 
 class Spread:
-    """Sums, per lane and bin, of things that are evenly spread over the same intervals of the grid's axis."""
+    """Sums `quantities` per lane and bin. Each quantity is spread evenly over intervals of the grid's axis."""
 
-    def __init__(self, grid: Grid, lanes: int, things: int = 1) -> None:
+    def __init__(self, grid: Grid, lanes: int, quantities: int = 1) -> None:
         self._grid, self._lanes = grid, lanes
-        self._parts = np.zeros((things, lanes * grid.count))
-        # Density changes at bin borders: their running sum is what the bins wholly inside an interval get.
-        self._steps = np.zeros((things, lanes * (grid.count + 1)))
+        self._parts = np.zeros((quantities, lanes * grid.count))
+        # Changes of density at bin borders. Their running sum is the density in the bins that intervals cover whole.
+        self._steps = np.zeros((quantities, lanes * (grid.count + 1)))
 
     def add(self, lane: Ints, start: Ints, end: Ints, *densities: Floats | float) -> None:
-        """Add intervals with a density per unit of the axis for each thing; what lies outside the grid is left out."""
+        """Add intervals with the density of each quantity, per unit of the axis. Parts outside of the grid do not count."""
         grid, span = self._grid, self._grid.width * self._grid.count
         start, end = _clipped(start - grid.origin, span), _clipped(end - grid.origin, span)
         rates = [np.broadcast_to(np.asarray(density, dtype=np.float64), start.shape) for density in densities]
@@ -69,7 +68,7 @@ class Spread:
             self._add_long(lane[more], first[more], last[more], end[more], [rate[more] for rate in rates])
 
     def _add_long(self, lane: Ints, first: Ints, last: Ints, end: Ints, rates: list[Floats]) -> None:
-        """Add what intervals over a bin border have in their last bin, and the bins in between."""
+        """Add what intervals that cross a bin border contribute to their last bin, and to the bins between first and last."""
         grid = self._grid
         tail, row = end - last * grid.width, lane * (grid.count + 1)
         for parts, steps, rate in zip(self._parts, self._steps, rates, strict=True):
@@ -78,16 +77,16 @@ class Spread:
             np.subtract.at(steps, row + last, rate)
 
     def extend(self, later: "Spread") -> None:
-        """Take in what another has added on the same grid."""
+        """Add the sums of `later`, which has the same grid."""
         self._parts += later._parts
         self._steps += later._steps
 
-    def sums(self, thing: int = 0) -> Floats:
-        """Return the sums of a thing, shape (lanes, bins)."""
+    def sums(self, quantity: int = 0) -> Floats:
+        """Return the sums of the quantity with this index, shape (lanes, bins)."""
         grid = self._grid
-        inside = np.cumsum(self._steps[thing].reshape(self._lanes, grid.count + 1), axis=1)[:, :-1] * grid.width
-        # Adding and taking away the same rates may leave a rounding residue where nothing is in flight.
-        sums: Floats = np.maximum(self._parts[thing].reshape(self._lanes, grid.count) + inside, 0.0)
+        inside = np.cumsum(self._steps[quantity].reshape(self._lanes, grid.count + 1), axis=1)[:, :-1] * grid.width
+        # Adding and subtracting the same densities may leave a rounding error below 0.
+        sums: Floats = np.maximum(self._parts[quantity].reshape(self._lanes, grid.count) + inside, 0.0)
         return sums
 
 
@@ -96,25 +95,18 @@ def _clipped(values: Ints, most: int) -> Ints:
     return values if inside else np.clip(values, 0, most)
 
 
-class Intervals(Protocol):
-    """What bins need to know of calls or requests: every array has one entry for each, in order of start."""
+@dataclass(frozen=True)
+class RequestIntervals:
+    """Block requests, kernels or copies in order of start; every array has one entry for each."""
 
-    @property
-    def start_ns(self) -> Ints:
-        """Begin of each."""
-
-    @property
-    def end_ns(self) -> Ints:
-        """End of each."""
-
-    @property
-    def size_bytes(self) -> Ints:
-        """Bytes that each moves."""
+    start_ns: Ints
+    end_ns: Ints
+    size_bytes: Ints
 
 
 @dataclass(frozen=True)
 class CallLanes:
-    """What a LaneBins found; every array has the shape (lanes, bins)."""
+    """The result of LaneBins; every array has the shape (lanes, bins)."""
 
     grid: Grid
     calls: Ints  # calls that start in the bin
@@ -133,7 +125,7 @@ class LaneBins:
         self._instant = np.zeros(lanes * grid.count)
         self._covered_to = np.full(lanes, np.iinfo(np.int64).min)
 
-    def add(self, calls: Intervals, lane: Ints) -> None:
+    def add(self, calls: CallColumns | RequestIntervals, lane: Ints) -> None:
         """Add a batch; `lane` has one entry per call, negative for calls that belong to no lane."""
         start, end, size = calls.start_ns, calls.end_ns, calls.size_bytes
         wanted = (lane >= 0) & (end >= self.grid.origin) & (start < self.grid.end)
@@ -149,13 +141,13 @@ class LaneBins:
         np.add.at(self._instant, cell[at_once], size[at_once])
         self._add_union(lane, start, end)
 
-    def begin_with(self, calls: Intervals, lane: Ints) -> None:
-        """Take calls that are in flight at the begin and are counted elsewhere: what they cover is not covered once more."""
+    def begin_with(self, calls: CallColumns, lane: Ints) -> None:
+        """Note the calls of earlier chunks that are still in flight: the time that they cover is not counted as busy again."""
         chosen = lane >= 0
         np.maximum.at(self._covered_to, lane[chosen], calls.end_ns[chosen])
 
     def extend(self, later: "LaneBins") -> None:
-        """Take in what another has found in the calls after these."""
+        """Add the bins of `later`, which holds the calls after these."""
         self._calls += later._calls
         self._union.extend(later._union)
         self._load.extend(later._load)
@@ -183,5 +175,5 @@ class LaneBins:
 
 
 def occupied(lanes: CallLanes) -> Bools:
-    """Return which bins see a call at all, shape (lanes, bins): one starts there or one is in flight."""
+    """Return the bins in which a call starts or is in flight, as booleans of shape (lanes, bins)."""
     return (lanes.calls > 0) | (lanes.in_flight > 0)

@@ -1,4 +1,4 @@
-"""A trace's calls as plain numpy columns, batch by batch: what every picture is computed from."""
+"""Read a trace's calls as numpy columns, batch by batch, for pictures and the report."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Bools = npt.NDArray[np.bool_]
 GROUPS = ("read", "write", "open", "sync", "wait", "other")
 READ, WRITE, OPEN, SYNC, WAIT, OTHER = range(len(GROUPS))
 
-# Kinds of file that are the job's storage; the rest (libraries, pipes, sockets, ...) is shown apart.
+# Kinds of file that count as the job's storage. Calls on others (libraries, pipes, sockets, ...) are shown separately.
 STORAGE_KINDS = ("dataset", "checkpoint", "log")
 
 _COLUMNS = ("start_ns", "duration_ns", "op", "pid", "file_id", "offset", "result")
@@ -51,13 +51,13 @@ class CallColumns:
 
     def pick(self, chosen: Bools | Ints) -> "CallColumns":
         """Return the calls that a mask or an index array chooses."""
-        # One search for the chosen places instead of one in every column.
+        # One search for the indices is faster than applying a mask to every column.
         indices = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
         return CallColumns(*(getattr(self, name).take(indices) for name in self.__dataclass_fields__))
 
 
 class CallReader:
-    """Streams a trace's calls; `ops` names the operations met so far."""
+    """Streams a trace's calls. `ops`: names of the operations in the calls read so far; `CallColumns.op` is an index into it."""
 
     def __init__(self, trace: Trace, ops: list[str] | None = None) -> None:
         self._decoder = CallDecoder(trace, _COLUMNS, GROUPS, STORAGE_KINDS, OTHER, ops)
@@ -80,7 +80,7 @@ class CallReader:
         yield from self._read(None, chunk.parts)
 
     def in_flight(self, chunk: Chunk) -> CallColumns:
-        """Return the calls of earlier chunks that end after this one begins."""
+        """Return the calls of earlier chunks that end after `chunk` begins."""
         return _calls(self._decoder.in_flight(chunk))
 
     def _read(self, where: pc.Expression | None, parts: Sequence[int] | None = None) -> Iterator[CallColumns]:
@@ -96,7 +96,7 @@ def _calls(decoded: DecodedCalls) -> CallColumns:
 
 
 def span_ns(trace: Trace) -> tuple[int, int]:
-    """Return the trace's first and last moment (monotonic ns) by its manifest, or by its calls where the manifest is silent."""
+    """Return begin and end of the trace (monotonic ns), from its manifest or, if that lacks them, from its calls."""
     begin, end = trace.manifest.start_ns, trace.manifest.end_ns
     if end > begin > 0:
         return begin, end

@@ -1,4 +1,4 @@
-"""Sheets of curves: a panel for each document of series, as measurements and predictions write them.
+"""Draw curves: a panel for each JSON document of series, as measurements and predictions write them.
 
 A document is a JSON file: ``{"title", "x": AXIS, "y": AXIS, "series": [{"name", "x": [..], "y": [..]}]}``. An axis is
 ``{"label", "unit", "scale"}``, where unit and scale are optional and a scale is ``linear`` (the default) or ``log``. A value of
@@ -15,27 +15,26 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from iotwin.common.errors import IotwinError, UsageError
-from iotwin.common.files import check_output, check_type, open_whole
+from iotwin.common.files import check_output, check_type
 from iotwin.common.foreign_files import read_foreign_json
 from iotwin.trace_visuals.labels import plain
-from iotwin.trace_visuals.style import FIGURE_RC, TRACE_COLOURS
+from iotwin.trace_visuals.style import FIGURE_RC, PICTURE_TYPES, TRACE_COLOURS, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_TYPES = (".png", ".svg", ".pdf")
 _COLUMNS = 3
 _PANEL_INCHES = (2.6, 2.1)
 _MARKERS = "os^Dv<>"
 _MOST_WITHIN = 4  # curves whose legend has room within the axes
 _LEGEND_INCHES, _LEGEND_LINE_INCHES = 1.5, 0.15
 _MARGIN = 0.04  # of the span of x, on both sides
-_STATES = {"oom": ("X", "out of memory"), "thrash": ("P", "thrashes"), "failed": ("x", "failed")}  # marks, and what they mean
-_TOP, _BELOW = 0.96, 0.06  # of the axes: where marks without a y are, and how far below one another those of several curves
+_STATES = {"oom": ("X", "out of memory"), "thrash": ("P", "thrashes"), "failed": ("x", "failed")}  # marks, and their meanings
+_TOP, _BELOW = 0.96, 0.06  # shares of the axes: height of the marks without a y, and distance between those of two curves
 
 
 class Axis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an axis shows."""
+    """Label, unit and scale of an axis."""
 
     label: str
     unit: str = ""
@@ -80,7 +79,7 @@ class Panel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sheet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Panels that share what their axes show."""
+    """A document of several panels that share their axes."""
 
     title: str
     x: Axis
@@ -105,7 +104,7 @@ class Curves(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     series: list[Series]
 
     def sheet(self, path: Path) -> Sheet:
-        """Return it as a sheet; UsageError for a series that is not as long in y as in x."""
+        """Return the document as a sheet. Raises UsageError if a series does not have as many values of y as of x."""
         for series in self.series:
             if len(series.x) != len(series.y):
                 raise UsageError(f"{path}: series '{series.name}' has {len(series.x)} values of x and {len(series.y)} of y")
@@ -114,7 +113,7 @@ class Curves(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_sheet(path: Path) -> Sheet:
-    """Return the document at `path`; UsageError when it is missing, is no such document, or its curves cannot be drawn."""
+    """Return the document at `path`. Raises UsageError if it is missing, not valid, or holds curves that cannot be drawn."""
     try:
         content = read_foreign_json(path)
         several = isinstance(content, dict) and "panels" in content
@@ -131,7 +130,7 @@ def read_sheet(path: Path) -> Sheet:
 
 
 def _check(path: Path, sheet: Sheet, panel: Panel) -> None:
-    """Refuse values that axes of these scales cannot show."""
+    """Raise UsageError for a value that a logarithmic axis cannot show."""
     ends = [value for band in panel.bands for value in (band.first, band.last)]
     named = [("bands", sheet.x, ends)]
     for curve in panel.curves:
@@ -149,7 +148,7 @@ def plot_curves(paths: list[Path], output: Path) -> dict[str, Any]:
 
     Raises UsageError for a document or file type that cannot be drawn, IotwinError when the picture cannot be written.
     """
-    check_type(output, _TYPES)
+    check_type(output, PICTURE_TYPES)
     check_output(output)
     sheets = [read_sheet(path) for path in paths]
     _draw(sheets, output)
@@ -174,10 +173,10 @@ def _draw(sheets: list[Sheet], output: Path) -> None:
     panels = [(sheet, panel) for sheet in sheets for panel in sheet.panels]
     columns = min(_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
-    beside = [len(panel.curves) > _MOST_WITHIN or bool(panel.bands or _states(panel)) for _, panel in panels]
+    outside = [len(panel.curves) > _MOST_WITHIN or bool(panel.bands or _states(panel)) for _, panel in panels]
     longest = max(len(panel.curves) + len(_states(panel)) for _, panel in panels)
-    width = _PANEL_INCHES[0] + (_LEGEND_INCHES if any(beside) else 0)
-    height = max(_PANEL_INCHES[1], _LEGEND_LINE_INCHES * longest + 0.3 if any(beside) else 0)
+    width = _PANEL_INCHES[0] + (_LEGEND_INCHES if any(outside) else 0)
+    height = max(_PANEL_INCHES[1], _LEGEND_LINE_INCHES * longest + 0.3 if any(outside) else 0)
     with mpl.rc_context(FIGURE_RC):
         figure = Figure((width * max(columns, 1.4), height * rows + 0.3), layout="constrained")
         if title := ", ".join(sheet.title for sheet in sheets if sheet.title):
@@ -185,15 +184,9 @@ def _draw(sheets: list[Sheet], output: Path) -> None:
         axes = figure.subplots(rows, columns, squeeze=False).ravel()
         for spare in axes[len(panels) :]:
             spare.set_axis_off()
-        for place, (sheet, panel), outside in zip(axes, panels, beside, strict=False):
-            _draw_panel(place, sheet, panel, outside)
-        with open_whole(output) as file:
-            figure.savefig(file, format=output.suffix.lower().removeprefix("."), dpi=200, metadata=_without_date(output))
-
-
-def _without_date(output: Path) -> dict[str, Any]:
-    """The same documents give the same bytes."""
-    return {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(output.suffix.lower(), {})
+        for own_axes, (sheet, panel), is_outside in zip(axes, panels, outside, strict=False):
+            _draw_panel(own_axes, sheet, panel, is_outside)
+        save_figure(figure, output)
 
 
 def _draw_panel(axes: "Axes", sheet: Sheet, panel: Panel, legend_outside: bool) -> None:
@@ -217,7 +210,7 @@ def _draw_panel(axes: "Axes", sheet: Sheet, panel: Panel, legend_outside: bool) 
 
 
 def _states(panel: Panel) -> list[str]:
-    """Return in which ways runs of the panel did not pass."""
+    """Return the states other than pass that points of the panel have."""
     found = {point.state for curve in panel.curves for point in curve.points}
     return [state for state in _STATES if state in found]
 
@@ -229,7 +222,7 @@ def _draw_curve(axes: "Axes", index: int, curve: PlottedCurve) -> None:
     gap = float("nan")
     x = [point.x for point in points]
     passed = [point if point.state == "pass" else Point(point.x) for point in points]
-    # Hollow marks of different kinds: curves that meet are all seen.
+    # Hollow marks of different shapes, so that overlapping curves all remain visible.
     axes.plot(
         x, [gap if point.y is None else point.y for point in passed], marker=_MARKERS[index % len(_MARKERS)], markersize=3.5,
         markerfacecolor="none", markeredgewidth=0.8, linewidth=1, color=colour, label=plain(curve.name, 60), clip_on=False,
@@ -255,7 +248,7 @@ def _draw_bands(axes: "Axes", bands: list[Band]) -> None:
 
 
 def _show_all(axes: "Axes", sheet: Sheet, panel: Panel) -> None:
-    """Show every x, even if all curves have a gap there because no run passed; and 0 of a linear y axis."""
+    """Extend the axes to every x, also to those at which all curves have a gap, and a linear y axis to 0."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     x = [point.x for curve in panel.curves for point in curve.points]
@@ -268,12 +261,12 @@ def _show_all(axes: "Axes", sheet: Sheet, panel: Panel) -> None:
     if sheet.y.scale == "linear":
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
     if any(point.state != "pass" and point.y is None for curve in panel.curves for point in curve.points):
-        # Room above all that was measured, for the marks of what was not.
+        # Leave room above the measured points for the marks of runs without a y.
         least, most = axes.transScale.transform([(1, end) for end in axes.get_ylim()])[:, 1]
         room = 1 - _TOP + _BELOW * len(panel.curves)
         top = axes.transScale.inverted().transform([(1, least + (most - least) / (1 - room))])[0, 1]
         axes.set_ylim(top=top)
     for axis, shown in ((axes.xaxis, sheet.x), (axes.yaxis, sheet.y)):
         if shown.scale == "log":
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))  # its own are written for TeX
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))  # matplotlib's own labels are TeX
             axis.set_minor_formatter(NullFormatter())

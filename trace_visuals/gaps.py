@@ -1,17 +1,17 @@
-"""Where a sampler stalled or ended early: what the machine did there is not known, and no curve may pretend that it is."""
+"""Find the times at which a sampler stalled or had ended, so that no curve is drawn across them."""
 
 import numpy as np
 
 from iotwin.trace_visuals.call_columns import Ints
 
-_INTERVALS = 3  # a gap is this many usual intervals without a sample
-_FEWEST = 4  # fewest samples that define the usual interval
+_INTERVALS = 3  # a gap is longer than this many median intervals
+_FEWEST = 4  # fewest samples of which a median is taken
 
 
 def sample_gaps(time_ns: Ints, begin_ns: int, end_ns: int) -> Ints:
-    """Return the stretches of begin..end without a sample for more than three usual intervals, in ns; shape (gaps, 2).
+    """Return begin and end (ns) of each time within begin..end without a sample for over three intervals; shape (gaps, 2).
 
-    `time_ns` are the ends of the samples' intervals in any order, of several devices perhaps. The usual interval is the median.
+    `time_ns`: ends of the samples' intervals, in any order, perhaps of several devices. Their median distance is the interval.
     """
     times = np.unique(time_ns)
     if len(times) < _FEWEST:
@@ -20,5 +20,5 @@ def sample_gaps(time_ns: Ints, begin_ns: int, end_ns: int) -> Ints:
     before = np.concatenate(([begin_ns], times))
     after = np.concatenate((times, [end_ns]))
     wide = after - before > _INTERVALS * usual
-    after[0] -= usual  # the first sample speaks for the interval before it
+    after[0] -= usual  # the first sample describes the interval before it
     return np.stack([before[wide], after[wide]], axis=1)

@@ -1,4 +1,4 @@
-"""Histograms with logarithmic buckets: percentiles of any number of values in little memory, within a known error."""
+"""Histograms with logarithmic buckets, which give percentiles of any number of values in little memory, with a known error."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ _BUCKETS = 64 * BUCKETS_PER_OCTAVE + 1  # bucket 0 holds the zeros; the others r
 
 
 class LogHistogram:
-    """One histogram per row of whole numbers from 0; rows are added as they are met."""
+    """Histograms of whole numbers from 0, one per row. Rows are added as their first values arrive."""
 
     def __init__(self) -> None:
         self.counts = np.zeros((0, _BUCKETS), dtype=np.int64)
@@ -31,7 +31,7 @@ class LogHistogram:
         np.maximum.at(self._most, row, value)
 
     def extend(self, later: "LogHistogram") -> None:
-        """Take in the values that another has counted."""
+        """Add the values that `later` has counted."""
         rows = max(len(self.counts), len(later.counts))
         self._grow(rows)
         later._grow(rows)
@@ -56,7 +56,7 @@ class LogHistogram:
         return float(self._totals[rows, bucket].sum() / counts[bucket])
 
     def count(self, row: int) -> int:
-        """Return how many values the row has."""
+        """Return the number of values in the row."""
         return int(self.counts[row].sum()) if row < len(self.counts) else 0
 
     def total(self, rows: list[int]) -> int:
@@ -68,7 +68,7 @@ class LogHistogram:
         return int(self._most[rows].max()) if rows else 0
 
     def coarse(self, rows: list[int], per_octave: int) -> tuple[Ints, Floats]:
-        """Return counts of the rows together in `per_octave` buckets an octave, and their edges; zeros have a bucket [0, 1)."""
+        """Return the summed counts of the rows in `per_octave` buckets an octave, and the buckets' edges. The first is [0, 1)."""
         counts = self.counts[rows].sum(axis=0)
         wide = counts[1:].reshape(-1, BUCKETS_PER_OCTAVE // per_octave).sum(axis=1)
         edges = 2.0 ** (np.arange(len(wide) + 1) / per_octave)

@@ -1,4 +1,4 @@
-"""The words under and over a picture: which trace, which machine, what was lost."""
+"""Captions of pictures: names of traces, the machine, lost events, and the cost of tracing."""
 
 from pathlib import Path
 
@@ -35,12 +35,12 @@ def command_line(manifest: Manifest) -> str:
 
 
 def machine_line(manifest: Manifest) -> str:
-    """Return where and how the trace was taken: host, kernel, CPUs, memory, file system, backend."""
+    """Return the machine and backend of a trace: host, kernel, CPUs, memory, file system, backend."""
     return ", ".join([*machine_words(manifest.host), f"backend {manifest.backend}"])
 
 
 def machine_words(host: Host) -> list[str]:
-    """Return what is known of a machine: host, kernel, CPUs, memory, file system. Recordings of other tools may name none."""
+    """Return the known properties of a machine: host, kernel, CPUs, memory, file system. Imported traces may have none."""
     words = [
         host.hostname,
         f"Linux {host.kernel}" if host.kernel else "",
@@ -52,12 +52,12 @@ def machine_words(host: Host) -> list[str]:
 
 
 def failure_line(manifest: Manifest) -> str:
-    """Return that the traced command failed, or an empty string when it did not or had not ended."""
+    """Return a sentence if the traced command failed, else an empty string."""
     return f"the command failed with exit status {manifest.exit_status}" if manifest.exit_status else ""
 
 
 def loss_line(manifest: Manifest) -> str:
-    """Return what is missing from the trace, or an empty string when nothing is known to be."""
+    """Return the number of lost events and whether the trace's end is missing; an empty string if the trace is complete."""
     parts = []
     if manifest.lost_events:
         share = manifest.lost_events / (manifest.lost_events + manifest.events)
@@ -69,7 +69,7 @@ def loss_line(manifest: Manifest) -> str:
 
 
 def tracing_cost_line(manifest: Manifest) -> str:
-    """Return what tracing cost, or an empty string when it was not measured."""
+    """Return the tracer's CPU time and event rate, or an empty string if they were not measured."""
     cost = manifest.cost
     if not cost.wall_ns:
         return ""

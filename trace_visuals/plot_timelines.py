@@ -1,4 +1,4 @@
-"""The command of the paper artifact, kept for its users: the timelines of one trace, in all its zooms.
+"""Draw the timelines of one trace at several zooms, with the options of the paper artifact's script of this name.
 
 python trace_visuals/plot_timelines.py DATA_DIR WORKLOAD NAME [-po] [-a] [-s] [-o DIR]
 """
@@ -29,9 +29,9 @@ _ALL = _FEW | {
 
 
 def draw_all(trace: Path, directory: Path, zooms: dict[str, str | None], form: Form) -> list[Path]:
-    """Draw a picture for each zoom that the trace has something for, and the legend of the whole; return the pictures.
+    """Draw a picture for each zoom that the trace has data for, and one legend, into `directory`; return the pictures' paths.
 
-    Raises IotwinError for an unreadable trace.
+    Raises IotwinError if the trace cannot be read.
     """
     make_folder(directory)
     drawn: list[Path] = []

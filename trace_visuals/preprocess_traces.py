@@ -1,4 +1,4 @@
-"""The command of the paper artifact, kept for its users: a thin call of ``iotwin import``.
+"""Convert raw recordings by ``iotwin import``, with the options of the paper artifact's script of this name.
 
 python trace_visuals/preprocess_traces.py TRACES_DIR WORKLOAD [-o DIR] [-s STEP] [-ml] [--timezone ZONE]
 """
@@ -15,7 +15,7 @@ from iotwin.common.workloads import NAMES  # noqa: E402
 
 
 def main() -> None:
-    """Translate the arguments and become ``iotwin import``."""
+    """Translate the arguments, and replace this process by ``iotwin import``."""
     parser = argparse.ArgumentParser(description="Turn raw recordings into a trace; see also: iotwin import --help")
     parser.add_argument("traces_dir", type=Path, help="directory of trace_read.out and the others")
     parser.add_argument("workload", choices=list(NAMES), help="what was recorded")
@@ -30,7 +30,7 @@ def main() -> None:
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, environment.get("PYTHONPATH")]))
     arguments = [sys.executable, "-P", "-m", "iotwin", *command]
-    os.execve(sys.executable, arguments, environment)  # noqa: S606 - exit status and signals become its own
+    os.execve(sys.executable, arguments, environment)  # noqa: S606 - the caller sees its exit status and signals
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command of the paper artifact, kept for its users: the step breakdowns of instrumented runs, by ``iotwin plot steps``.
+"""Draw the step breakdowns of instrumented runs by ``iotwin plot steps``, with the options of the paper artifact's script.
 
 python trace_visuals/proc_instru_data.py DIR... WORKLOAD [-o DIR] [-t TITLE] [-l] [-f] [-pb] [-pt] [-pl] [-bh]
 """
@@ -15,7 +15,7 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.workloads import NAMES
 from iotwin.trace_visuals.steps import plot_steps
 
-# Pictures of `plot_steps` by the option that asks for them.
+# Pictures of `plot_steps` by the option that selects them.
 _PICTURES = {
     "breakdown": "breakdown.png",
     "throughputs": "throughputs.png",

@@ -1,4 +1,4 @@
-"""The command of the paper artifact for BERT, kept for its users: proc_instru_data.py, which knows every kind of run."""
+"""The paper artifact's script for BERT: the same as proc_instru_data.py, which reads every kind of run."""
 
 import sys
 from pathlib import Path

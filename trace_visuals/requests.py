@@ -1,28 +1,16 @@
 """Block requests, accelerator activity and parts of steps spread over bins of time, as calls are."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
 
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_visuals.bins import CallLanes, Grid, LaneBins
-from iotwin.trace_visuals.call_columns import Ints
+from iotwin.trace_visuals.bins import CallLanes, Grid, LaneBins, RequestIntervals
 
 BLOCK_LANES = ("read", "write")
 DEVICE_LANES = ("kernel", "copy")
-CHECKPOINT_PARTS = ("persist", "snapshot", "stall")  # of a concurrent checkpoint: the write, the copy before it, the wait
+CHECKPOINT_PARTS = ("persist", "snapshot", "stall")  # of a checkpoint concurrent with training: write, copy, wait
 _MOST_PARTS = 6
 _MOST_DEVICES = 8
-
-
-@dataclass(frozen=True)
-class RequestIntervals:
-    """Block requests, kernels or copies in order of start; every array has one entry for each."""
-
-    start_ns: Ints
-    end_ns: Ints
-    size_bytes: Ints
 
 
 def block_lanes(trace: Trace, grid: Grid) -> CallLanes | None:
@@ -40,9 +28,9 @@ def device_lanes(trace: Trace, grid: Grid) -> CallLanes | None:
 
 
 def device_rows(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], CallLanes | None]:
-    """Return names and bins of the kernels, of each accelerator apart where several were used, and of all copies.
+    """Return names and bins of the kernels, separately for each accelerator if several were used, and of all copies.
 
-    The names are those of `device_lanes`, a kernel's with its device: ``kernel 0``. The bins are None when there is nothing.
+    The names are those of `device_lanes`, a kernel's followed by its device: ``kernel 0``. The bins are None if there is no work.
     """
     gpu = trace.gpu()
     kernels = None if gpu is None else gpu["kind"] == "kernel"
@@ -56,9 +44,9 @@ def device_rows(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], CallLanes | 
 
 
 def part_lanes(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], CallLanes]:
-    """Return the names of the lowest rank's parts, and their lanes of bins.
+    """Return names and bins of parts of the lowest rank's steps.
 
-    They are those that it spent most time in, in order of their first, and then those of checkpoints.
+    The parts are those in which the rank spent most time, in order of first occurrence, then those of checkpoints.
     """
     parts = trace.step_parts()
     if parts is None:
@@ -76,7 +64,7 @@ def _binned(table: pd.DataFrame, start: str, kind: "pd.Series[str]", names: tupl
     for index, name in enumerate(names):
         lane[(kind == name).to_numpy()] = index
     begin = table[start].to_numpy(dtype=np.int64)
-    # How long a request lasts that the trace's end cut off is not known: it counts as a point.
+    # A request that the trace's end cut off has an unknown duration and counts as 0 ns long.
     duration = table["duration_ns"].fillna(0).to_numpy(dtype=np.int64)
     bins = LaneBins(grid, len(names))
     bins.add(RequestIntervals(begin, begin + duration, table["size_bytes"].fillna(0).to_numpy(dtype=np.int64)), lane)

@@ -1,4 +1,4 @@
-"""Pictures of likeness: the two curves behind each dimension, and the matrix of many traces against many."""
+"""Draw comparisons: the two curves behind each dimension of similarity, and the matrix of many traces against many."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,28 +7,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from iotwin.common.files import check_type, open_whole
+from iotwin.common.files import check_type
 from iotwin.trace_visuals.labels import plain
-from iotwin.trace_visuals.style import BLUE, FIGURE_RC, VERMILLION
+from iotwin.trace_visuals.style import BLUE, FIGURE_RC, PICTURE_TYPES, VERMILLION, save_figure
 from iotwin.tracesim import Curve, Dimension, Similarity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_TYPES = (".png", ".svg", ".pdf")
 _COLUMNS = 3
 _PANEL_INCHES = (2.4, 1.7)
 _CELL_INCHES = 0.42
-_LONGEST_NAME = 255  # of a file: a trace's name stands whole at its row or column
+_LONGEST_NAME = 255  # of a file, so that names of traces are not shortened
 _COLOURS = (BLUE, VERMILLION)
 
 
 def plot_similarity(similarity: Similarity, path: Path) -> None:
-    """Draw every dimension's two curves, A's and B's, under its score; UsageError for a file type that cannot be written."""
-    check_type(path, _TYPES)
+    """Draw the curves of A and B for every dimension, under its score. Raises UsageError if the file type is unknown."""
+    check_type(path, PICTURE_TYPES)
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -46,11 +42,11 @@ def plot_similarity(similarity: Similarity, path: Path) -> None:
         figure.suptitle(f"overall {overall}\n{fill(plain(similarity.verdict, 200), 110)}", fontsize=8)
         handles = [panels[0].plot([], [], color=colour, label=name)[0] for colour, name in zip(_COLOURS, names, strict=True)]
         figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
-        _save(figure, path)
+        save_figure(figure, path)
 
 
 def _short(value: float, _: int) -> str:
-    """A tick of a logarithmic axis: 0.001, 1, 4Ki, 1Mi."""
+    """Return the label of a tick on a logarithmic axis: 0.001, 1, 4Ki, 1Mi."""
     if value < 1000:
         return f"{value:g}"
     power = min(int(np.log2(value) // 10), 4)
@@ -66,7 +62,7 @@ def _draw_dimension(panel: "Axes", dimension: Dimension) -> None:
         _draw_bars(panel, curves)
     else:
         for curve, colour, style in zip(curves, _COLOURS, ("-", "--"), strict=True):
-            # A step at the last point that moves ends what is of interest.
+            # Only the part between the first and the last change of a curve is drawn.
             moves = np.flatnonzero(np.diff(curve.y)) if len(curve.y) > 1 else np.empty(0, int)
             shown = slice(max(moves[0], 0), moves[-1] + 2) if len(moves) else slice(None)
             panel.plot(curve.x[shown], curve.y[shown], style, color=colour, linewidth=1.1)
@@ -93,14 +89,14 @@ def _value(curve: Curve, label: str) -> float:
 
 
 def _spans_decades(curves: tuple[Curve, Curve]) -> bool:
-    """Whether the axis is one of the logarithmic histograms, whose values rise by a constant factor."""
+    """Return whether the x values rise by a constant factor, as those of logarithmic histograms do."""
     x = curves[0].x
     return len(x) > 2 and x[0] > 0 and abs(x[1] / x[0] - x[-1] / x[-2]) < 1e-6
 
 
 def plot_matrix(overall: Sequence[Sequence[float | None]], rows: Sequence[str], columns: Sequence[str], path: Path) -> None:
     """Draw the overall scores of every row (real) against every column (emulated); a withheld one is left white."""
-    check_type(path, _TYPES)
+    check_type(path, PICTURE_TYPES)
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -116,9 +112,4 @@ def plot_matrix(overall: Sequence[Sequence[float | None]], rows: Sequence[str], 
         axes.set_xticks(range(len(columns)), [plain(name, _LONGEST_NAME) for name in columns], rotation=45, ha="right")
         axes.set_yticks(range(len(rows)), [plain(name, _LONGEST_NAME) for name in rows])
         figure.colorbar(image, ax=axes, label="overall similarity", shrink=0.8)
-        _save(figure, path, bbox_inches="tight")  # the picture is as large as its labels need
-
-
-def _save(figure: "Figure", path: Path, bbox_inches: str | None = None) -> None:
-    with open_whole(path) as file:
-        figure.savefig(file, format=path.suffix.removeprefix("."), dpi=200, bbox_inches=bbox_inches)
+        save_figure(figure, path, bbox_inches="tight")  # the picture is as large as its labels need

@@ -1,20 +1,29 @@
-"""Colours and type of every picture: the Okabe-Ito palette, which people with any colour vision can distinguish.
+"""Colours, type and file types of every picture. The palette is Okabe-Ito's, which people with any colour vision can distinguish.
 
 Source: M. Okabe and K. Ito, "Color Universal Design" (2008).
 """
 
-from typing import Any
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iotwin.common.files import open_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PICTURE_TYPES = (".png", ".svg", ".pdf")
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILLION, PURPLE, GREY = "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#8C8C8C"
 
-# By the names in calls.GROUPS.
+# By the names in call_columns.GROUPS.
 GROUP_COLOURS = {"read": BLUE, "write": VERMILLION, "open": GREEN, "sync": PURPLE, "wait": ORANGE, "other": GREY}
 PHASE_COLOURS = {"init": "#D9D9D9", "epoch": "#BBDDF2", "block": "#BBDDF2", "evaluation": YELLOW, "checkpoint": ORANGE}
-CPU_COLOURS = {"user": "#E3D3AE", "system": "#AD8B57", "iowait": "#5E4826"}  # sand to brown, of which nothing else is
+CPU_COLOURS = {"user": "#E3D3AE", "system": "#AD8B57", "iowait": "#5E4826"}  # sand to brown, which nothing else uses
 BLOCK_COLOURS = {"read": SKY, "write": ORANGE}
-PART_COLOUR = GREY  # of a step; their names are the job's own
-CHECKPOINT_COLOURS = {"persist": VERMILLION, "snapshot": ORANGE, "stall": BLACK}  # written, copied, waited for
+PART_COLOUR = GREY  # of all parts of steps, since each job names its own parts
+CHECKPOINT_COLOURS = {"persist": VERMILLION, "snapshot": ORANGE, "stall": BLACK}  # write, copy, wait
 DEVICE_COLOURS = {"kernel": GREEN, "copy": PURPLE}
 TRACE_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 
@@ -24,3 +33,13 @@ FIGURE_RC: dict[Any, Any] = {
     "svg.fonttype": "none", "pdf.fonttype": 42, "figure.facecolor": "white", "axes.facecolor": "white", "text.parse_math": False,
     "svg.hashsalt": "iotwin",
 }  # fmt: skip
+
+
+def save_figure(figure: "Figure", path: Path, dpi: int = 200, bbox_inches: str | None = None) -> None:
+    """Write a figure to `path` in the format of its suffix, one of PICTURE_TYPES. Equal figures give equal bytes."""
+    file_type = path.suffix.lower().removeprefix(".")
+    date: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_type, {})
+    with warnings.catch_warnings(), open_whole(path) as file:
+        # Characters that the font lacks are drawn as boxes, without a warning on the terminal.
+        warnings.filterwarnings("ignore", message="Glyph")
+        figure.savefig(file, format=file_type, dpi=dpi, metadata=date, bbox_inches=bbox_inches)

@@ -1,4 +1,4 @@
-"""Which stretch of each trace a picture shows, and where its time zero is."""
+"""Choose the part of each trace that a picture shows, and the time that counts as zero."""
 
 import re
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _KNOWN = "init, epoch:N, block:N, eval:N, checkpoint:N, a duration such as 30s, 
 
 @dataclass(frozen=True)
 class TimeWindow:
-    """A stretch of one trace, monotonic ns, with the moment shown as zero."""
+    """A part of one trace's time (monotonic ns), and the time that is shown as zero."""
 
     begin_ns: int
     end_ns: int
@@ -50,14 +50,14 @@ class View:
 
 
 def leading_phases(trace: Trace) -> pd.DataFrame:
-    """Return the phases of the lowest rank in order of start: ranks go through the same phases, and one bar can show one rank."""
+    """Return the phases of the lowest rank in order of start. The other ranks go through the same phases."""
     phases = trace.phases()
     ranks = phases["rank"].fillna(0)
     return phases[ranks == ranks.min()].reset_index(drop=True) if len(phases) else phases
 
 
 def training_start_ns(trace: Trace) -> int | None:
-    """Return when training starts: the end of init, else the first epoch or block; None when the trace has no such phase."""
+    """Return the time (ns) at which training starts: the end of init, else the first epoch or block. None without such phases."""
     phases = trace.phases()
     init = phases[phases["phase"] == "init"]
     if len(init):
@@ -67,9 +67,9 @@ def training_start_ns(trace: Trace) -> int | None:
 
 
 def choose_view(traces: list[Trace], zoom: str | None) -> View:
-    """Return the windows that `zoom` means (None: everything), aligned at the start of training where every trace has one.
+    """Return the windows that `zoom` selects (None: whole traces), aligned at the start of training if every trace has one.
 
-    Raises UsageError for a zoom that is not understood or that a trace has nothing for.
+    Raises UsageError if `zoom` is not valid, or if a trace has no such phase or time.
     """
     starts = [training_start_ns(trace) for trace in traces]
     zeros = [span_ns(trace)[0] if None in starts or start is None else start for trace, start in zip(traces, starts, strict=True)]
@@ -92,7 +92,7 @@ def choose_view(traces: list[Trace], zoom: str | None) -> View:
 
 
 def _last_view(traces: list[Trace], zeros: list[int], label: str, duration: str) -> View:
-    """Return the last `duration` of each trace, or all of one that is shorter."""
+    """Return windows on the last `duration` of each trace, or on the whole trace if it is shorter."""
     length_ns = parse_duration(duration)
     if length_ns <= 0:
         raise UsageError(f"--zoom last:{duration} shows nothing; write for example last:30s")
@@ -128,7 +128,7 @@ def _unlogged(trace: Trace, phases: pd.DataFrame) -> str:
 
 
 def _seconds(zoom: str) -> tuple[int, int]:
-    """Return begin and end in ns from zero that '30s' or 'FROM..TO' means."""
+    """Return begin and end, in ns from zero, of a zoom such as '30s' or 'FROM..TO'."""
     if ".." not in zoom:
         try:
             return 0, parse_duration(zoom)

@@ -22,7 +22,7 @@ from iotwin.trace_visuals.report.page_data import trace_document
 from iotwin.trace_visuals.report.response import response_document
 from iotwin.trace_visuals.windows import choose_view
 
-# In the order in which they run; each is a file of this folder.
+# Files of this folder, in the order in which the page runs them.
 _SCRIPTS = (
     "page_units.js",
     "page_data.js",
@@ -34,9 +34,9 @@ _SCRIPTS = (
     "page.js",
 )
 _SERVED_SCRIPTS = ("page_detail.js", *_SCRIPTS)
-_BINS, _CALLS = 32_768, 160_000  # of all traces of a page together
+_BINS, _CALLS = 32_768, 160_000  # most on a page, for all traces together
 _MOST_TRACES = 8
-_WORTH_PROCESSES = 8_000_000  # events in all, from which processes save more time than their start takes
+_WORTH_PROCESSES = 8_000_000  # number of events from which worker processes save more time than starting them takes
 
 
 def write_report(
@@ -47,11 +47,11 @@ def write_report(
     repeats: Sequence[Path] = (),
     response: Path | None = None,
 ) -> list[Analysis]:
-    """Write the report of the traces at `paths` to `output` (.html) and return what was found in each.
+    """Write the report of the traces at `paths` to `output` (.html), and return the analysis of each trace.
 
-    `dask` is the address of the workers, as in `workers.workers`; `open_trace` opens a trace. `repeats` are reruns of
-    the first trace's job, and `response` is what `iotwin twin respond` wrote of it. Raises UsageError for another file type or
-    too many traces, IotwinError for an unreadable trace or an unwritable directory.
+    `dask`: address of the workers, as in `workers.workers`. `open_trace` opens a trace. `repeats`: traces of reruns of the first
+    trace's job. `response`: the file that `iotwin twin respond` wrote. Raises UsageError for another file type or too many
+    traces, and IotwinError if a trace cannot be read or the page not be written.
     """
     check_type(output, (".html", ".htm"))
     check_output(output)
@@ -71,7 +71,7 @@ def write_report(
 
 
 def check_number(paths: list[Path]) -> None:
-    """Raise UsageError for more traces than a page can show."""
+    """Raise UsageError if there are more traces than a page can show."""
     if len(paths) > _MOST_TRACES:
         raise UsageError(f"a report holds at most {_MOST_TRACES} traces, not {len(paths)}; make several reports")
 
@@ -79,9 +79,9 @@ def check_number(paths: list[Path]) -> None:
 def report_document(
     analyses: list[Analysis], axis_label: str, each: Workers | None = None, repeats: Sequence[Trace] = ()
 ) -> dict[str, Any]:
-    """Return the document that the page's scripts show; the first trace is compared with each of the others.
+    """Return the document that the page's scripts show. The first trace is compared with each of the others.
 
-    Scores rest on what the jobs logged: inferred phases are shown, but are no evidence of similarity.
+    The comparison ignores inferred phases, which the page shows: only phases that the jobs logged count for scores.
     """
     groups = {**style.GROUP_COLOURS}
     groups |= {f"block {name}": colour for name, colour in style.BLOCK_COLOURS.items()}
@@ -98,7 +98,7 @@ def report_document(
 
 
 def page(document: dict[str, Any], served: bool = False) -> str:
-    """Return the whole page around the document; one that is `served` may ask its own server for more."""
+    """Return the whole page with the document in it. A page that is `served` may request more from its own server."""
     files = resources.files("iotwin.trace_visuals.report")
     css = (files / "report.css").read_text("utf-8")
     script = '"use strict";\n' + "\n".join(
@@ -114,17 +114,17 @@ def page(document: dict[str, Any], served: bool = False) -> str:
         "data": _inert_json(document),
     }
     template = (files / "report.html").read_text("utf-8")
-    # One pass over the template: text that is put in is never searched for placeholders.
+    # One pass over the template, so that inserted text is never searched for placeholders.
     pieces = template.split("@@")
     return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
 
 
 def _digest(text: str) -> str:
-    """Return the hash by which the page's content security policy knows its own script and style, and no others."""
+    """Return the hash of a script or style, by which the page's content security policy allows it and no other."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
 def _inert_json(document: dict[str, Any]) -> str:
-    """Return JSON that no HTML parser takes for markup: names from a trace may hold any characters, '</script>' among them."""
+    """Return JSON that no HTML parser takes for markup: names from a trace may hold any text, such as '</script>'."""
     text = json.dumps(document, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,4 +1,4 @@
-"""All analyses of one trace in the report, from two passes over its calls: a survey, then all analyses at once."""
+"""Analyse traces for the report in two passes over their calls: a survey, then all analyses at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _SLOWEST = 50
 
 @dataclass(frozen=True)
 class Detail:
-    """How finely a report shows a trace: what keeps the page's size bounded."""
+    """Limits on the detail that a report holds of one trace, which bound the page's size."""
 
     bins: int  # along the whole trace
     most_calls: int  # with at most this many calls on the timeline, each is on the page
@@ -36,7 +36,7 @@ class Detail:
 
 @dataclass(frozen=True)
 class Analysis:
-    """One trace, analysed."""
+    """The results of all analyses of one trace."""
 
     label: str
     trace: Trace
@@ -44,8 +44,8 @@ class Analysis:
     survey: Survey
     lane_names: list[LaneName]
     lanes: CallLanes
-    processes_left_out: int  # of the timeline's rows
-    every_call: tuple[CallColumns, Ints] | None  # with the lane of each; None when there are too many
+    processes_left_out: int  # number of processes without a row in the timeline
+    every_call: tuple[CallColumns, Ints] | None  # all calls, and the lane of each; None if there are too many
     ops: list[str]
     operations: OperationTable
     files: pd.DataFrame  # as ReportedFiles.frame
@@ -59,7 +59,7 @@ class Analysis:
 
     @property
     def storage_files(self) -> pd.DataFrame:
-        """The rows of `files` that are the job's storage."""
+        """The rows of `files` whose kind is one of STORAGE_KINDS."""
         return self.files[self.files["kind"].isin(STORAGE_KINDS)]
 
     @property
@@ -70,7 +70,7 @@ class Analysis:
 
 
 class _Analyses(Collectors):
-    """All that is found in the calls of a chunk, or of several in a row."""
+    """Accumulates all analyses over the calls of a chunk, or of several successive chunks."""
 
     def __init__(self, trace: Trace, surveyed: Survey, plan: LanePlan, detail: Detail) -> None:
         begin, end, files = surveyed.begin_ns, surveyed.end_ns, trace.files()
@@ -82,7 +82,7 @@ class _Analyses(Collectors):
         self.bins, self.every = LaneBins(Grid.covering(begin, end, detail.bins), len(plan.names)), EveryCall()
 
     def add(self, calls: CallColumns, plan: LanePlan, keep: bool) -> None:
-        """Add a batch of calls; `keep`: store each call for the page."""
+        """Add a batch of calls. `keep`: also store each call for the page."""
         for analysis in (
             self.operations,
             self.files,
@@ -104,7 +104,7 @@ class _Analyses(Collectors):
 def analyse(
     traces: Sequence[Trace], labels: Sequence[str], zeros_ns: Sequence[int], detail: Detail, each: Workers, advance: Advance
 ) -> list[Analysis]:
-    """Return the analyses of the traces; `each` works on their chunks, `advance` gets twice the number of events."""
+    """Return the analyses of the traces. `each` works on their chunks. `advance` receives twice the number of events."""
     chunks = [chunks_of(trace, each) for trace in traces]
     surveyed = surveys(traces, chunks, each, advance)
     plans = zip(traces, chunks, surveyed, strict=True)
@@ -116,8 +116,8 @@ def analyse(
 
 
 def _analyses(task: tuple[Chunk, Survey, Detail, pd.DataFrame | None]) -> _Analyses:
-    chunk, surveyed, detail, told = task
-    trace = Trace(chunk.path, told)
+    chunk, surveyed, detail, inferred = task
+    trace = Trace(chunk.path, inferred)
     plan = LanePlan(trace.processes(), surveyed.busiest)
     found, reader = _Analyses(trace, surveyed, plan, detail), CallReader(trace, list(surveyed.ops))
     before = reader.in_flight(chunk)
@@ -142,7 +142,7 @@ def _analysis(trace: Trace, label: str, zero_ns: int, surveyed: Survey, found: _
 
 
 def with_requests(trace: Trace, names: list[LaneName], lanes: CallLanes) -> tuple[list[LaneName], CallLanes]:
-    """Return the lanes, then those of block requests, of the accelerators and of parts of steps, where the trace has them."""
+    """Append the lanes of block requests, accelerators and parts of steps, if the trace has any, to `names` and `lanes`."""
     grid = lanes.grid
     part_names, parts = part_lanes(trace, grid)
     found: list[tuple[CallLanes | None, str, tuple[str, ...]]] = [

@@ -1,4 +1,4 @@
-"""What reached the block devices, against what the calls asked for: the work of the page cache in between."""
+"""Compare the bytes that calls moved with those that block devices moved: the difference shows the page cache's work."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,16 +17,16 @@ _PERCENTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99, "most_ns": 1.0}
 
 @dataclass(frozen=True)
 class BlockAnalysis:
-    """Block requests by operation and origin, and bytes of calls against bytes of requests, in time and by phase."""
+    """Block requests by operation and origin, and the bytes of calls and of requests, over time and by phase."""
 
     requests: pd.DataFrame  # a row per operation and origin
-    phases: pd.DataFrame  # a row per phase: bytes that calls read and wrote, bytes that requests did
+    phases: pd.DataFrame  # a row per phase: bytes that calls and that requests read and wrote
     time_ns: Floats  # (points,): ends of bins
-    curves: dict[str, Floats]  # (points,): bytes so far, by `read calls`, `read block`, `write calls`, `write block`
+    curves: dict[str, Floats]  # cumulative bytes, shape (points,), of `read calls`, `read block`, `write calls`, `write block`
 
 
 class PhaseBytes:
-    """Bytes read and written in each phase, by transfers that start in it; phases may overlap."""
+    """Sums the bytes of the transfers that start in each phase, reads and writes separately. Phases may overlap."""
 
     def __init__(self, phases: pd.DataFrame) -> None:
         self.phases = phases[phases["phase"] != "step"]
@@ -34,14 +34,14 @@ class PhaseBytes:
         self._sums = np.zeros((2, len(self._edges) + 1))  # read and written, before each edge and after the last
 
     def add(self, start_ns: Ints, way: Ints, size_bytes: Ints) -> None:
-        """Add transfers; `way` is 0 for reads, 1 for writes and anything else for what does not count."""
+        """Add transfers. `way`: 0 for a read, 1 for a write; others do not count."""
         for index, sums in enumerate(self._sums):
             chosen = np.flatnonzero(way == index)
             place = np.searchsorted(self._edges, start_ns[chosen], side="right")
             sums += np.bincount(place, weights=size_bytes[chosen], minlength=len(sums))
 
     def extend(self, later: "PhaseBytes") -> None:
-        """Take in what another has found."""
+        """Add the sums of `later`."""
         self._sums += later._sums
 
     def result(self) -> tuple[Floats, Floats]:
@@ -53,9 +53,9 @@ class PhaseBytes:
 
 
 def analyse_block(trace: Trace, calls: PhaseBytes, lanes: CallLanes, names: list[LaneName]) -> BlockAnalysis | None:
-    """Return the analysis of the trace's block requests, None when they were not traced.
+    """Return the analysis of the trace's block requests; None if they were not traced.
 
-    `calls` has the bytes of the trace's calls, `lanes` must hold those of the requests too.
+    `calls`: bytes of the calls by phase. `lanes`, with their `names`, must include those of block requests.
     """
     block = trace.block()
     if block is None:
@@ -92,7 +92,7 @@ def _requests(block: pd.DataFrame) -> pd.DataFrame:
 
 
 def _by_phase(block: pd.DataFrame, calls: PhaseBytes) -> pd.DataFrame:
-    """Return bytes of calls and requests that begin in each phase."""
+    """Return a row for each phase: the bytes of the calls and of the requests that begin in it."""
     requests = PhaseBytes(calls.phases)
     way = np.select([block["op"] == "read", block["op"] == "write"], [0, 1], -1)
     requests.add(block["issue_ns"].to_numpy(), way, block["size_bytes"].fillna(0).to_numpy(dtype=np.int64))

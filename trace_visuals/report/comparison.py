@@ -1,4 +1,4 @@
-"""How alike the report's traces are: tracesim's scores and the two curves behind each."""
+"""Compare the report's traces: tracesim's scores, and the two curves behind each score."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,10 @@ _MOST_POINTS = 400
 def comparison_documents(
     traces: list[Trace], labels: list[str], workers: Workers | None = None, repeats: Sequence[Trace] = ()
 ) -> list[dict[str, Any]]:
-    """Return the comparison of the first trace, whose reruns are `repeats`, with each other one; a failed one holds its error."""
+    """Return the comparison of the first trace with each other trace. If one fails, its document holds the error.
+
+    `repeats`: traces of reruns of the first trace's job.
+    """
     pairs = list(zip(traces[1:], labels[1:], strict=True))
     found = [{"a": labels[0], "b": label} | _document(traces[0], trace, workers, repeats) for trace, label in pairs]
     return [one | {"headline": with_names(one["verdict"], one["a"], one["b"])} for one in found]
@@ -71,7 +74,7 @@ def _dimension(dimension: Dimension) -> dict[str, Any]:
 
 
 def _bars(a: Curve, b: Curve) -> list[list[Any]]:
-    """Return [label, a's value, b's value] of every label that either has a value for."""
+    """Return [label, value in `a`, value in `b`] for every label of which one value is not 0."""
     values = [dict(zip(curve.labels, map(float, curve.y), strict=True)) for curve in (a, b)]
     labels = dict.fromkeys((*a.labels, *b.labels))
     rows = [[label, values[0].get(label, 0.0), values[1].get(label, 0.0)] for label in labels]
@@ -79,7 +82,7 @@ def _bars(a: Curve, b: Curve) -> list[list[Any]]:
 
 
 def _points(curve: Curve) -> dict[str, Any]:
-    """Return the curve where it moves, and at most some hundred points of it: more than that no chart shows."""
+    """Return at most _MOST_POINTS points of the curve, without its constant begin and end."""
     x, y = np.asarray(curve.x, dtype=float), np.asarray(curve.y, dtype=float)
     if not len(y):
         return {"x": [], "y": []}

@@ -1,4 +1,4 @@
-"""Where in its files, and when, a job reads or writes: bytes by time and address."""
+"""Count the bytes that a job reads or writes, by time and by address in its files."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class Heat:
 
 
 class HeatMap:
-    """Accumulates the transfers of one kind of file; its files lie end to end on one address axis, in order of path."""
+    """Accumulates the transfers of one kind of file. The files lie end to end on one address axis, in the order of paths."""
 
     def __init__(self, files: pd.DataFrame, extent_bytes: Ints, kind: str, group: int, begin_ns: int, end_ns: int) -> None:
         chosen = files[files["kind"] == kind].sort_values("path")
@@ -47,10 +47,10 @@ class HeatMap:
         self._spread.add(column, start, start + chosen.size_bytes, 1.0)
 
     def extend(self, later: "HeatMap") -> None:
-        """Take in what another has found in the calls after these."""
+        """Add the bytes of `later`."""
         self._spread.extend(later._spread)
 
     def result(self) -> Heat | None:
-        """Return the map, or None when nothing of the kind was moved."""
+        """Return the map; None if no byte was transferred."""
         sums = self._spread.sums()
         return Heat(sums, self._time, self._address, self._file_ids, self._bases) if sums.any() else None

@@ -14,7 +14,7 @@ _MOST_PROCESSES = 12
 
 @dataclass(frozen=True)
 class LaneName:
-    """What a lane of the report is called: its section on the page, its operation group's name and its title."""
+    """The names of a lane: its section on the page, its group of operations and its title."""
 
     section: str  # storage | wait | other | process
     group: str
@@ -22,7 +22,7 @@ class LaneName:
 
 
 class LanePlan:
-    """Assigns calls to the report's lanes; a call on storage is in its operation's lane and in its process's."""
+    """Assigns calls to the report's lanes. A call on storage belongs to the lanes of its operation and of its process."""
 
     def __init__(self, processes: pd.DataFrame, busiest: list[int]) -> None:
         known = processes.drop_duplicates("pid", keep="last").set_index("pid")
@@ -41,7 +41,7 @@ class LanePlan:
 
     @property
     def process_base(self) -> int:
-        """The first process lane."""
+        """Index of the first process lane."""
         return len(_STORAGE) + 1 + len(_ELSEWHERE)
 
     def by_operation(self, calls: CallColumns) -> Ints:

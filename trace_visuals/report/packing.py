@@ -1,4 +1,4 @@
-"""Arrays as text that a page can hold: little-endian, deflated, in base64, with what it takes to read them back."""
+"""Pack arrays as text for a page: little-endian, deflated, in base64, with the type and scale that readers need."""
 
 import base64
 import zlib
@@ -22,7 +22,7 @@ def pack(values: npt.NDArray[Any], scale: float = 1.0) -> dict[str, Any]:
 
 
 def pack_whole(values: Ints) -> dict[str, Any]:
-    """Pack whole numbers from 0 in 32 bits: exactly where they fit, else in the smallest unit in which they do."""
+    """Pack whole numbers from 0 in 32 bits: exactly if they fit, else as multiples of the smallest unit in which they fit."""
     unit = max(1, -(-int(values.max(initial=0)) // _MOST_U32))
     return pack((-(-values // unit)).astype(np.uint32), unit)
 
@@ -39,6 +39,6 @@ def pack_amount(values: Floats) -> dict[str, Any]:
 
 
 def pack_rising(values: Ints) -> dict[str, Any]:
-    """Pack a rising sequence of whole numbers from 0 as its steps, in 32 bits; the unit grows only for steps over 2**32."""
+    """Pack a rising sequence of whole numbers from 0 as differences in 32 bits, in a unit above 1 only if one exceeds 2**32."""
     unit = max(1, -(-int(np.diff(values, prepend=0).max(initial=0)) // (_MOST_U32 - 1)))
     return pack(np.diff(values // unit, prepend=0).astype(np.uint32), unit)

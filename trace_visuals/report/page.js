@@ -43,7 +43,7 @@ function addPhaseLegend(page) {
   document.getElementById("phase-legend").append(legend(shown.map(([name, colour]) => [colour, name])));
 }
 
-// Buttons for the whole run and for the first of each kind of phase; the first trace's phases set the place.
+// Adds buttons that show the whole run, or the first phase of each kind in the first trace.
 function addZoomButtons(timeline, trace) {
   const place = document.getElementById("zoom-buttons");
   const add = (text, from, to) => {
@@ -128,7 +128,7 @@ function addComparisons(page, comparisons) {
   }
 }
 
-// What the test behind a verdict can see: wrong twins, and by how much B and a rerun may differ from A in each aspect.
+// Adds what the test of a verdict detects: twins with faults, and the smallest difference in each aspect.
 function addTest(place, comparison) {
   if (comparison.test.length) place.append(element("ul", {}, ...comparison.test.map((text) => element("li", {}, text))));
   const controls = comparison.controls.map(([name, score, distance, noticed]) => [name, score, distance, noticed === null ? "" : noticed ? "yes" : "no"]);
@@ -141,14 +141,14 @@ function addTest(place, comparison) {
   addTable(place, { columns: ["name", "difference_share", "noticed_share"], rows: comparison.aspects, total: comparison.aspects.length });
 }
 
-// Epochs of the job and its twin under changed storage.
+// Adds the table of epochs of the job and of its twin under changed storage.
 function addResponse(table) {
   if (!table) return;
   document.getElementById("response").hidden = false;
   addTable(document.getElementById("response-table"), table);
 }
 
-// Block requests, and the page cache as the difference between what calls moved and what the devices did.
+// Adds block requests, and the bytes moved by calls and by devices, whose difference the page cache served.
 function addBlock(page) {
   const place = document.getElementById("block-tables");
   for (const trace of page.traces) {

@@ -2,7 +2,7 @@
 
 const CHART = { width: 400, height: 196, left: 50, right: 24, top: 10, bottom: 36 };
 
-// `series`: [{x: [...], y: [...], colour, label}]. With one more x than y, the x values are the edges of steps.
+// Draws `series`: [{x: [...], y: [...], colour, label}]. With one more x than y, the x values are the edges of steps.
 function lineChart(series, options) {
   const svg = svgElement("svg", { viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "img" });
   const xs = series.flatMap((one) => one.x).filter((x) => !options.log || x > 0), ys = series.flatMap((one) => one.y);
@@ -29,7 +29,7 @@ function lineChart(series, options) {
   return svg;
 }
 
-// From the least to the greatest x; at least two decades on a logarithmic axis, so that one narrow bucket looks narrow.
+// The least and the greatest x, extended to two decades on a logarithmic axis, so that one narrow bucket looks narrow.
 function chartRange(xs, log) {
   const low = Math.min(...xs), high = Math.max(...xs);
   if (!xs.length) return [0, 1];
@@ -74,7 +74,7 @@ function barChart(rows, colours, format) {
   return svg;
 }
 
-// How far checkpoints are apart, over time, and how long reads take while one is written.
+// Adds the times between checkpoints, and the latencies of reads while a checkpoint is written and otherwise.
 function addBursts(page) {
   const place = document.getElementById("checkpoint-charts"), groups = page.colours.groups;
   for (const trace of page.traces) {

@@ -21,7 +21,7 @@ async function unpackRising(packed) {
   return rising;
 }
 
-// Levels of one lane: level 0 are the bins as packed, each further level joins two neighbours.
+// Levels of one lane. Level 0 holds the bins as packed; each further level joins two neighbouring bins.
 function buildLevels(calls, busy, inFlight, bytes, width) {
   const levels = [{ calls, busy, inFlight, bytes, width }];
   while (levels[levels.length - 1].calls.length > 256) {
@@ -47,7 +47,7 @@ async function loadLanes(packed) {
   });
 }
 
-// Every call, in seconds; each lane gets the indices of its calls and how far the calls up to each one reach.
+// Every call, in seconds. Each lane gets the indices of its calls and, for each call, the latest end up to it.
 async function loadCalls(packed, lanes) {
   const names = ["duration", "lane", "op", "pid", "file", "offset", "result"];
   const [duration, lane, op, pid, file, offset, result] = await Promise.all(names.map((name) => unpackScaled(packed[name])));
@@ -81,7 +81,7 @@ async function loadTrace(raw) {
   return { ...raw, lanes, calls, graphs, readsHeat: heats[0], writesHeat: heats[1] };
 }
 
-// First place in a rising array whose value is above `limit`.
+// Index of the first value above `limit` in a rising array.
 function firstAbove(rising, limit) {
   let low = 0, high = rising.length;
   while (low < high) {
@@ -113,7 +113,7 @@ function pixelsFromBins(lane, from, to, count) {
   return out;
 }
 
-// The same from the calls themselves, exact at any zoom; `keep` are the files that count (null: all).
+// What a lane does in `count` equal pixels, from its calls, so exact at any zoom. `keep`: files that count (null: all).
 function pixelsFromCalls(lane, calls, from, to, count, keep) {
   const pixel = (to - from) / count, out = emptyPixels(count), { indices, reaches } = lane.calls;
   let covered = from;

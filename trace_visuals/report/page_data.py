@@ -1,4 +1,4 @@
-"""One analysed trace as the document that the report's scripts read: numbers packed, names as plain text."""
+"""Convert an analysed trace into the document that the report's scripts read: packed numbers, and names as plain text."""
 
 from typing import Any
 
@@ -57,10 +57,10 @@ def trace_document(analysis: Analysis) -> dict[str, Any]:
     return {
         "label": analysis.label, "command": " ".join(manifest.target.command), "workload": manifest.workload,
         "machine": machine_line(manifest), "loss": loss_line(manifest), "facts": _facts(analysis),
-        "span_s": [_second(analysis, analysis.survey.begin_ns), _second(analysis, analysis.survey.end_ns)],
+        "span_s": [_seconds(analysis, analysis.survey.begin_ns), _seconds(analysis, analysis.survey.end_ns)],
         "headline": headline(analysis),
         "findings": [{"topic": finding.topic, "text": finding.text} for finding in describe(analysis)],
-        "phases": _phases(analysis), "phases_told": analysis.trace.inferred is not None,
+        "phases": _phases(analysis), "phases_inferred": analysis.trace.inferred is not None,
         "samples": _samples(analysis), "lanes": lanes_document(analysis, lanes_shown(analysis)),
         "calls": calls_document(analysis, lanes_shown(analysis)), "block": _block(analysis),
         "processes_left_out": analysis.processes_left_out,
@@ -74,12 +74,9 @@ def trace_document(analysis: Analysis) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _second(analysis: Analysis, time_ns: int) -> float:
+def _seconds(analysis: Analysis, time_ns: Any) -> Any:
+    """Return a time, or an array or column of times, in seconds from the page's zero."""
     return (time_ns - analysis.zero_ns) / _SECOND
-
-
-def _seconds(analysis: Analysis, times_ns: "pd.Series[Any]") -> "pd.Series[Any]":
-    return (times_ns - analysis.zero_ns) / _SECOND
 
 
 def _facts(analysis: Analysis) -> list[list[str]]:
@@ -103,7 +100,7 @@ def _facts(analysis: Analysis) -> list[list[str]]:
 
 
 def _phases(analysis: Analysis) -> list[list[Any]]:
-    """Return [name, epoch, step, begin, end] of each phase of the lowest rank; of too many, the longest."""
+    """Return [name, epoch, step, begin, end] of each phase of the lowest rank, at most the _MOST_PHASES longest."""
     phases = analysis.phases
     if len(phases) > _MOST_PHASES:
         phases = phases.loc[(phases["end_ns"] - phases["start_ns"]).nlargest(_MOST_PHASES).index].sort_index()
@@ -113,7 +110,7 @@ def _phases(analysis: Analysis) -> list[list[Any]]:
 
 
 def _samples(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return graphs, each with a time axis and its curves as shares in 0..1: of the samplers, and of parts that are logged."""
+    """Return a graph for each sampled device, and of logged recomputing. A graph is a time axis and curves of shares in 0..1."""
     graphs = []
     cpu = analysis.trace.samples("cpu")
     if cpu is not None and len(cpu):
@@ -140,7 +137,7 @@ def _samples(analysis: Analysis) -> list[dict[str, Any]]:
 def _graph(
     analysis: Analysis, title: str, samples: pd.DataFrame, stacked: tuple[str, ...], lines: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Return one graph; neighbouring samples are averaged until at most _MOST_SAMPLES are left."""
+    """Return the graph of `samples`: its columns `stacked` and `lines`, averaged to at most _MOST_SAMPLES points."""
     together = -(-len(samples) // _MOST_SAMPLES)
     starts = np.arange(0, len(samples), together)
     counts = np.diff(np.append(starts, len(samples)))
@@ -164,12 +161,12 @@ def _graph(
 
 
 def lanes_document(analysis: Analysis, shown: list[int]) -> dict[str, Any]:
-    """Return the lanes `shown`; the arrays hold lane after lane."""
+    """Return the lanes with the indices `shown`. The arrays hold one lane after another."""
     lanes = analysis.lanes
     names = [analysis.lane_names[lane] for lane in shown]
     return {
         "names": [{"section": name.section, "group": name.group, "title": name.title} for name in names],
-        "origin_s": _second(analysis, lanes.grid.origin),
+        "origin_s": _seconds(analysis, lanes.grid.origin),
         "width_s": lanes.grid.width / _SECOND,
         "count": lanes.grid.count,
         "calls": pack_whole(lanes.calls[shown]),
@@ -180,7 +177,7 @@ def lanes_document(analysis: Analysis, shown: list[int]) -> dict[str, Any]:
 
 
 def lanes_shown(analysis: Analysis) -> list[int]:
-    """Return the lanes with a call, and those of reads, writes and opens of storage even without: that too is an answer."""
+    """Return the indices of the lanes with a call, and of reads, writes and opens of storage even if they have none."""
     used = np.flatnonzero(occupied(analysis.lanes).any(axis=1))
     always = (GROUPS[READ], GROUPS[WRITE], GROUPS[OPEN])
     names = enumerate(analysis.lane_names)
@@ -188,7 +185,7 @@ def lanes_shown(analysis: Analysis) -> list[int]:
 
 
 def calls_document(analysis: Analysis, used: list[int]) -> dict[str, Any] | None:
-    """Return every call of the operation lanes, of those `used`, or None where the page has only bins."""
+    """Return every call of the operation lanes among `used`; None if there are too many calls for the page."""
     if analysis.every_call is None:
         return None
     calls, lane = analysis.every_call
@@ -197,7 +194,7 @@ def calls_document(analysis: Analysis, used: list[int]) -> dict[str, Any] | None
     names, place = _file_names(analysis, calls)
     pids, pid = np.unique(calls.pid, return_inverse=True)
     return {
-        "origin_s": _second(analysis, analysis.survey.begin_ns),
+        "origin_s": _seconds(analysis, analysis.survey.begin_ns),
         "start": pack_rising(calls.start_ns - analysis.survey.begin_ns),
         "duration": pack_whole(calls.duration_ns),
         "lane": pack(shown[lane].astype(np.uint8)),
@@ -268,13 +265,13 @@ def _block(analysis: Analysis) -> dict[str, Any] | None:
 
 
 def _table(frame: pd.DataFrame, columns: tuple[str, ...], most: int) -> dict[str, Any]:
-    """Return the first `most` rows, and how many there are in all."""
+    """Return the first `most` rows of the frame's `columns`, and the number of all rows."""
     rows = [list(map(_plain, row)) for row in frame.head(most)[list(columns)].itertuples(index=False)]
     return {"columns": list(columns), "rows": rows, "total": len(frame)}
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: NaN and NaT as null, whole numbers without a fraction."""
+    """Return a value for JSON: None for NaN and NaT, whole numbers as int."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, np.bool_):
@@ -286,7 +283,7 @@ def _plain(value: Any) -> Any:
 
 
 def _histograms(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return sizes of reads and writes and latencies of all four operations on storage."""
+    """Return histograms of the sizes of reads and writes on storage, and of the latencies of all four operations."""
     operations = analysis.operations
     wanted = [(group, "size", operations.size_bytes) for group in (READ, WRITE)]
     wanted += [(group, "latency", operations.latency_ns) for group in (READ, WRITE, OPEN, SYNC)]
@@ -295,7 +292,7 @@ def _histograms(analysis: Analysis) -> list[dict[str, Any]]:
 
 
 def _bursts(analysis: Analysis) -> dict[str, Any]:
-    """Return when checkpoints began, how long after the one before, and how long reads took meanwhile and otherwise."""
+    """Return the begins of checkpoints, the times between them, and the latencies of reads during and outside of checkpoints."""
     begin_ns = bursts_ns(analysis.trace)[:, 0]
     latency, names = analysis.reads_during_checkpoints.latency_ns, {DURING: "while a checkpoint is written", APART: "otherwise"}
     return {
@@ -326,7 +323,7 @@ def _heat(analysis: Analysis, heat: Heat | None) -> dict[str, Any] | None:
     path_of = dict(zip(analysis.files["file_id"], analysis.files["path"], strict=True))
     few = len(heat.file_ids) <= _MOST_NAMES
     return {
-        "origin_s": _second(analysis, heat.time.origin),
+        "origin_s": _seconds(analysis, heat.time.origin),
         "width_s": heat.time.width / _SECOND,
         "columns": heat.time.count,
         "row_bytes": heat.address.width,

@@ -1,4 +1,4 @@
-// Finer detail than the page holds, asked of the server behind a page of `iotwin view`; a report has none and asks nothing.
+// Requests finer detail than the page holds from the server of `iotwin view`. A report has no server and requests nothing.
 
 const DETAIL_DELAY_MS = 60;
 
@@ -10,7 +10,7 @@ class Detail {
     timeline.listeners.push(() => this.consider());
   }
 
-  // Asks once the view rests, if its pixels are finer than what is here.
+  // Requests detail when the view has come to rest, if its pixels are finer than the bins at hand.
   consider() {
     clearTimeout(this.timer);
     const { from, to } = this.timeline.view, pixel = (to - from) / this.timeline.plot;
@@ -19,7 +19,7 @@ class Detail {
     if (base > pixel && !known) this.timer = setTimeout(() => this.ask(from, to), DETAIL_DELAY_MS);
   }
 
-  // A stretch to either side comes along, so that small moves need no question.
+  // The request covers a margin on either side, so that small moves need no further request.
   async ask(from, to) {
     const number = this.asked += 1, margin = (to - from) / 2, range = { from: from - margin, to: to + margin };
     try {

@@ -18,7 +18,7 @@ class HeatMap {
     this.canvas.addEventListener("pointerleave", () => { this.tip.textContent = this.legend; });
     timeline.listeners.push(() => this.invalidate());
     window.addEventListener("resize", () => this.invalidate());
-    // A map out of sight costs the timeline's zoom nothing.
+    // A map that is out of sight is not drawn, so that zooming the timeline remains fast.
     new IntersectionObserver((entries) => {
       this.visible = entries[entries.length - 1].isIntersecting;
       if (this.visible) this.invalidate();
@@ -30,7 +30,7 @@ class HeatMap {
     this.pending = requestAnimationFrame(() => { this.pending = 0; this.draw(); });
   }
 
-  // The visible map, a pixel of time wide and a cell high. Of cells in one pixel the fullest is drawn, so that none is lost.
+  // Draws the visible part of the map, one pixel for each cell in height. Of several cells in a pixel, the fullest is drawn.
   render(from, to, wide) {
     const { columns, rows, cells, origin_s: origin, width_s: width } = this.heat, pixel = (to - from) / wide;
     const image = element("canvas", { width: wide, height: rows }), fullest = new Float64Array(wide * rows);

@@ -20,7 +20,7 @@ function addHeadlines(page) {
   }
 }
 
-// Bytes per second read and written by each trace under its phases, on one time axis and to one scale.
+// Draws the bytes per second that each trace reads and writes, below its phases, on one time axis and one scale.
 function addOverview(page) {
   const { width, left, right, head, phases, graph, gap, axis } = OVERVIEW, count = width - left - right;
   const from = Math.min(...page.traces.map((trace) => trace.span_s[0]));

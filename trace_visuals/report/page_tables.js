@@ -27,7 +27,7 @@ function formatCell(name, value) {
   return formatCount(value);
 }
 
-// Appends a table to `place`; `options.onRow` makes each row end in a button that calls it with the row.
+// Appends a table to the element `place`. With `options.onRow`, each row ends in a button that calls onRow with the row.
 function addTable(place, table, options = {}) {
   const state = { column: -1, descending: true, words: "", all: false };
   const body = element("tbody"), heads = table.columns.map((name, at) => headCell(name, () => sortBy(at)));

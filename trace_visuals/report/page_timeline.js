@@ -6,7 +6,7 @@ const MOST_STEP_MARKS = 400, PIXELS_A_SAMPLE = 3;
 
 const PHASE_FONT = "11.5px system-ui, sans-serif";
 
-// A phase in full, and in short; without a number, in short it is not written.
+// The name of a phase in full and in short, which is empty for a phase without a number.
 function phaseWords(name, epoch) {
   const number = epoch === null ? "" : String(epoch);
   return [number ? `${name} ${number}` : name, { evaluation: "eval", checkpoint: "ckpt" }[name] || number];
@@ -22,7 +22,7 @@ class Timeline {
     this.box = document.getElementById("canvas-box");
     this.tooltip = document.getElementById("tooltip");
     this.sections = new Set(["storage", "block", "device", "part", "wait"]);
-    this.keep = null; // per trace: which files' calls count, or null for all
+    this.keep = null; // by trace, for each file whether its calls are shown; null shows all
     const from = Math.min(...traces.map((trace) => trace.span_s[0])), to = Math.max(...traces.map((trace) => trace.span_s[1]));
     const margin = Math.max((to - from) * 0.004, 1e-9);
     this.whole = { from: from - margin, to: to + margin };
@@ -32,7 +32,7 @@ class Timeline {
     this.layout();
   }
 
-  // The rows from top to bottom, with their places.
+  // Computes the rows from top to bottom, with their positions.
   layout() {
     this.rows = [];
     let top = 4;
@@ -94,7 +94,7 @@ class Timeline {
 
   seconds(x) { return this.view.from + (x - LEFT) / this.plot * (this.view.to - this.view.from); }
 
-  // Bins where they are at least as fine as the pixels, else the calls themselves where the page has them.
+  // What the lane does in each pixel: from bins if they are as fine as pixels, else from calls if the page has them.
   pixels(trace, lane) {
     if (!this.pixelCache.has(lane)) {
       const { from, to } = this.view, count = Math.round(this.plot);
@@ -107,7 +107,7 @@ class Timeline {
     return this.pixelCache.get(lane);
   }
 
-  // The lane as finely as it is known here: as a server gave it for this stretch, or as the page has it.
+  // The finest known version of the lane: the server's detail if it covers the view, else the page's.
   finest(trace, lane) {
     const { detail } = trace;
     if (!detail || detail.from > this.view.from || detail.to < this.view.to) return { shown: lane, calls: trace.calls };
@@ -172,7 +172,7 @@ class Timeline {
     right.forEach((text, place) => g.fillText(text, LEFT + this.plot + 7, middle + (place - (right.length - 1) / 2) * 14, RIGHT - 9));
   }
 
-  // Where a trace has nothing because it has not begun or has ended, the row is grey.
+  // Paints a row's background, which is grey before the trace begins and after it ends.
   paintFloor(g, row) {
     const [begin, end] = row.trace.span_s.map((moment) => Math.min(Math.max(this.x(moment), LEFT), LEFT + this.plot));
     g.fillStyle = "#f0f0f0";
@@ -183,7 +183,7 @@ class Timeline {
   }
 
   paint_phases(g, row) {
-    this.nameRow(g, row, "phases", row.trace.phases_told ? ["not logged:", "inferred from reads"] : row.trace.phases.length ? [] : ["none logged"]);
+    this.nameRow(g, row, "phases", row.trace.phases_inferred ? ["not logged:", "inferred from reads"] : row.trace.phases.length ? [] : ["none logged"]);
     const inView = row.trace.phases.filter((phase) => phase[4] > this.view.from && phase[3] < this.view.to);
     const steps = inView.filter((phase) => phase[0] === "step");
     g.save();
@@ -212,7 +212,7 @@ class Timeline {
     if (text && phaseFits(g, text, right - left)) g.fillText(text, (left + right) / 2, row.top + row.height / 2);
   }
 
-  // How each kind of phase is written in all traces, alike: the form that fits most of its bars, in full if possible.
+  // For each kind of phase, the form of its name (0: full, 1: short) that fits most of its bars in all traces.
   spellings(g) {
     g.font = PHASE_FONT;
     const bars = new Map();
@@ -235,7 +235,7 @@ class Timeline {
     const first = Math.max(0, firstAbove(graph.time, this.view.from) - 1);
     const last = Math.min(graph.time.length, firstAbove(graph.time, this.view.to) + 1);
     const y = (share) => row.top + row.height * (1 - Math.min(share, 1));
-    // Neighbours are averaged: of a sample a pixel, a line that rises and falls is one black band.
+    // Neighbouring samples are averaged, since a line that rises and falls in each pixel would be one black band.
     const together = Math.max(1, Math.ceil(PIXELS_A_SAMPLE * (last - first) / this.plot));
     const begin = (at) => (at ? graph.time[at - 1] : graph.time[0] - ((graph.time[1] || graph.time[0] + 1) - graph.time[0]));
     const groups = Array.from({ length: Math.ceil((last - first) / together) }, (_, i) => {
@@ -268,7 +268,7 @@ class Timeline {
     this.nameRow(g, row, graph.title, [graph.stacked.join(", ") || graph.lines.join(", "), scale]);
   }
 
-  // Where its sampler gave nothing, a graph is hatched over whatever curve spans the gap.
+  // Hatches the times without samples, over the curve.
   paintGaps(g, row) {
     for (const [from, to] of row.graph.gaps) {
       const left = Math.max(this.x(from), LEFT), right = Math.min(this.x(to), LEFT + this.plot), bottom = row.top + row.height;
@@ -313,7 +313,7 @@ class Timeline {
     this.nameRow(g, row, lane.title, [bytes >= 1 ? `${amount}, ${formatSize(bytes)}` : amount]);
   }
 
-  // Behind the bars: pale where there is a call, darker for more. Neighbours of one shade are one rectangle, which is faster.
+  // Tints the background of bars by the number of calls. Neighbouring pixels of one shade are one rectangle, which is faster.
   paintTint(g, row, pixels, most) {
     const shades = 24, scale = Math.log1p(most);
     for (let x = 0, begin = 0, before = 0; x <= pixels.calls.length; x += 1) {
@@ -469,7 +469,7 @@ class Timeline {
   }
 }
 
-// What a lane counts.
+// The unit of what a lane counts.
 function laneUnit(lane) { return { block: "request", device: "operation", part: "time" }[lane.section] || "call"; }
 
 function line(g, x0, y0, x1, y1) {

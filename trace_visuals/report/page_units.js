@@ -28,13 +28,13 @@ function formatCount(value) { return value === null ? "" : Math.round(value).toL
 
 function formatShare(value) { return value === null || !isFinite(value) ? "" : Number((100 * value).toFixed(value < 0.0995 ? 1 : 0)) + " %"; }
 
-// The fewest decimals that make neighbouring ticks differ.
+// Formats ticks with the fewest decimals by which neighbouring ticks differ.
 function formatTicks(ticks) {
   const step = ticks.length > 1 ? ticks[1] - ticks[0] : 1, digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
   return ticks.map((tick) => (Math.abs(tick) < step / 1e6 ? 0 : tick).toFixed(digits));
 }
 
-// A moment in seconds, with the decimals that a range of `span` seconds asks for.
+// Formats a time in seconds, with as many decimals as a range of `span` seconds requires.
 function formatMoment(seconds, span) {
   const digits = Math.max(0, Math.min(9, 3 - Math.floor(Math.log10(Math.max(span, 1e-9)))));
   return seconds.toFixed(digits) + " s";

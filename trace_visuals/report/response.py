@@ -1,4 +1,4 @@
-"""What ``iotwin twin respond`` found, as a table of the report."""
+"""The result of ``iotwin twin respond`` as a table of the report."""
 
 import math
 from pathlib import Path
@@ -32,7 +32,7 @@ _COLUMNS = ("storage", "of", "job_ns", "twin_ns", "ratio", "first_epoch_ratio")
 
 
 def response_document(path: Path) -> dict[str, Any]:
-    """Return the table of the response at `path`, a row a change; IotwinError when it is none."""
+    """Return the table of the response at `path`, a row for each change of storage. Raises IotwinError if it is no response."""
     try:
         found = read_foreign_struct(path, _Response)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Checkpoints written concurrently with training, as the job logs them: their duration, and their cost for steps and reads."""
+"""Checkpoints that the job logs: when they were written, their cost for training, and the latency of reads meanwhile."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ def written_ns(trace: Trace) -> Ints:
 
 
 def bursts_ns(trace: Trace) -> Ints:
-    """Return begin and end (ns) of each write of a checkpoint: concurrent with training, else as phases; shape (n, 2)."""
+    """Return begin and end (ns) of each checkpoint, shape (n, 2): those written concurrently with training, else all phases."""
     concurrent = written_ns(trace)
     if len(concurrent):
         return concurrent
@@ -32,7 +32,7 @@ def bursts_ns(trace: Trace) -> Ints:
 
 
 def spent_s(trace: Trace) -> dict[str, float]:
-    """Return the mean seconds of a rank in each of CHECKPOINT_PARTS; none where no checkpoint was logged."""
+    """Return the mean seconds that a rank spent in each of CHECKPOINT_PARTS; empty if no checkpoint was logged."""
     parts = trace.step_parts()
     if parts is None:
         return {}
@@ -45,7 +45,7 @@ class ReadsDuringCheckpoints:
     """Latency of storage reads while a checkpoint is written, in row DURING, and at other times, in row APART."""
 
     def __init__(self, written: Ints) -> None:
-        """Take the spans of `bursts_ns`."""
+        """Measure reads during the checkpoints `written`, as `bursts_ns` returns them."""
         self._begin, self._reach = written[:, 0], np.maximum.accumulate(written[:, 1])
         self.latency_ns = LogHistogram()
 
@@ -59,5 +59,5 @@ class ReadsDuringCheckpoints:
         self.latency_ns.add(np.where(during, DURING, APART), calls.duration_ns[reads])
 
     def extend(self, later: "ReadsDuringCheckpoints") -> None:
-        """Take in what was found in calls after these."""
+        """Add the latencies of `later`."""
         self.latency_ns.extend(later.latency_ns)

@@ -1,15 +1,15 @@
-"""Single calls worth keeping: all of them where they are few, and always the slowest."""
+"""Keep single calls for the report: always the slowest, and all calls if they are few."""
 
 import numpy as np
 import pandas as pd
 
 from iotwin.trace_visuals.call_columns import CallColumns, Ints
 
-_FIELDS = ("start_ns", "end_ns", "op", "group", "pid", "file_id", "offset", "result", "size_bytes", "storage")
-
 
 def _joined(batches: list[CallColumns]) -> CallColumns:
-    return CallColumns(*(np.concatenate([getattr(batch, name) for batch in batches]) for name in _FIELDS))
+    return CallColumns(
+        *(np.concatenate([getattr(batch, name) for batch in batches]) for name in CallColumns.__dataclass_fields__)
+    )
 
 
 class SlowestCalls:
@@ -21,7 +21,7 @@ class SlowestCalls:
 
     def add(self, calls: CallColumns) -> None:
         """Add a batch."""
-        # Once as many are kept as wanted, only a call longer than the shortest of them can replace one.
+        # Once `most` calls are kept, only a call that is longer than the shortest of them can replace one.
         full = self._kept is not None and len(self._kept) == self._most
         limit = int(self._kept.duration_ns.min()) if self._kept is not None and full else -1
         chosen = calls.pick(calls.storage & (calls.duration_ns > limit))
@@ -31,7 +31,7 @@ class SlowestCalls:
         self._kept = chosen
 
     def extend(self, later: "SlowestCalls") -> None:
-        """Take in the calls that another kept of those after these."""
+        """Add the calls that `later` kept."""
         if later._kept is not None:
             self.add(later._kept)
 
@@ -46,19 +46,19 @@ class SlowestCalls:
 
 
 class EveryCall:
-    """Keeps the calls that belong to a lane, with their lane, for pages that can hold them all."""
+    """Keeps all calls that belong to a lane, with the lane of each."""
 
     def __init__(self) -> None:
         self._batches: list[CallColumns] = []
         self._lanes: list[Ints] = []
 
     def add(self, calls: CallColumns, lane: Ints) -> None:
-        """Add a batch; `lane` is negative for calls that belong to none."""
+        """Add a batch. `lane`: lane of each call, negative if it belongs to none."""
         self._batches.append(calls.pick(lane >= 0))
         self._lanes.append(lane[lane >= 0])
 
     def extend(self, later: "EveryCall") -> None:
-        """Take in the calls after these."""
+        """Append the calls of `later`."""
         self._batches += later._batches
         self._lanes += later._lanes
 

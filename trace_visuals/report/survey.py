@@ -1,4 +1,4 @@
-"""A first quick pass over a trace: how far it reaches in time, in its files, and which processes matter."""
+"""A first pass over traces, for the report's analyses: the span of time, the sizes of files, and the busiest processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ from iotwin.trace_visuals.call_columns import CallColumns, CallReader, Ints, spa
 
 @dataclass(frozen=True)
 class Survey:
-    """What the second pass needs to know beforehand."""
+    """The results of the first pass, which the second pass requires."""
 
     begin_ns: int
     end_ns: int  # of the last call or of the trace, whichever is later
     calls: int
     storage_calls: int
-    extent_bytes: Ints  # per file: the end of the furthest transfer, or the size when first opened if that is more
+    extent_bytes: Ints  # per file: the highest end of a transfer, or the size when first opened if that is larger
     pids: Ints  # every process with a call, sorted
     busiest: list[int]  # processes with storage calls, the one with the most time in them first
     ops: list[str]  # every operation, as analyses number them
@@ -29,14 +29,14 @@ class Survey:
 
 @dataclass
 class _Seen:
-    """What a survey has seen of a chunk, or of several in a row."""
+    """Accumulates a survey over the calls of a chunk, or of several successive chunks."""
 
     begin_ns: int
     end_ns: int
     extent_bytes: Ints
     calls: int = 0
     storage_calls: int = 0
-    time_of: dict[int, int] = field(default_factory=dict)  # in storage calls, of every process with a call
+    time_of: dict[int, int] = field(default_factory=dict)  # ns in storage calls, by pid of every process with a call
     ops: list[str] = field(default_factory=list)
 
     def add(self, calls: CallColumns) -> None:
@@ -67,13 +67,13 @@ class _Seen:
 
 
 def surveys(traces: Sequence[Trace], chunks: Sequence[Sequence[Chunk]], each: Workers, advance: Advance) -> list[Survey]:
-    """Read the chunks of the traces once; `each` works on them, `advance` gets the number of events read."""
+    """Return the survey of each trace. `each` works on the chunks. `advance` receives the number of events read."""
     spans = [span_ns(trace) for trace in traces]
-    seen = each(_look, [(chunk, span) for own, span in zip(chunks, spans, strict=True) for chunk in own])
+    seen = each(_survey_chunk, [(chunk, span) for own, span in zip(chunks, spans, strict=True) for chunk in own])
     return [folded(seen, own, advance).survey() for own in chunks]
 
 
-def _look(task: tuple[Chunk, tuple[int, int]]) -> _Seen:
+def _survey_chunk(task: tuple[Chunk, tuple[int, int]]) -> _Seen:
     chunk, span = task
     trace = Trace(chunk.path)
     seen = _Seen(*span, trace.files()["size_bytes"].fillna(0).to_numpy(dtype=np.int64).copy())

@@ -1,4 +1,4 @@
-"""Tables of a trace by operation, by file and by process, accumulated batch by batch into data frames."""
+"""Tables of a trace's calls by operation, by file and by process, accumulated batch by batch into data frames."""
 
 from typing import Any
 
@@ -12,15 +12,14 @@ from iotwin.trace_visuals.histogram import LogHistogram
 PERCENTILES = (0.5, 0.9, 0.99, 0.999)
 _PERCENTILE_NAMES = ("p50_ns", "p90_ns", "p99_ns", "p99.9_ns")
 
-
-# Below this a request rate, above it a bandwidth usually sets the pace of a device.
+# A device's request rate usually limits smaller requests, and its bandwidth larger ones.
 LARGE_BYTES = 64 * 1024
 
 
 class OperationTable:
-    """Calls, failures, bytes, time and latency percentiles by operation, storage and elsewhere apart.
+    """Calls, failures, bytes, time and latency percentiles by operation, for storage and for other files separately.
 
-    `reads_ns` and `reads_bytes` hold the reads of storage once more by size: row 0 those below LARGE_BYTES, row 1 the others.
+    `reads_ns` and `reads_bytes` hold the reads of storage by size: row 0 those below LARGE_BYTES, row 1 the others.
     """
 
     def __init__(self) -> None:
@@ -46,7 +45,7 @@ class OperationTable:
         self._group |= zip(rows.tolist(), calls.group[first].tolist(), strict=True)
 
     def extend(self, later: "OperationTable") -> None:
-        """Take in what another has found in the calls after these; operations must be numbered alike."""
+        """Add the calls of `later`, in which operations have the same numbers."""
         for name in ("latency_ns", "size_bytes", "reads_ns", "reads_bytes"):
             getattr(self, name).extend(getattr(later, name))
         failures = np.zeros(max(len(self._failures), len(later._failures)), dtype=np.int64)
@@ -60,7 +59,10 @@ class OperationTable:
         return sorted(row for row, its_group in self._group.items() if its_group == group and row % 2 == 0)
 
     def frame(self, ops: list[str]) -> pd.DataFrame:
-        """Return one row per operation and place, most time first; times in ns, percentiles within histogram.RELATIVE_ERROR."""
+        """Return a row for each operation and kind of file (storage or not), most time first.
+
+        Times are in ns; percentiles are exact to histogram.RELATIVE_ERROR.
+        """
         names = ["op", "storage", "calls", "failures", "size_bytes", "p50_bytes", "time_ns", *_PERCENTILE_NAMES, "most_ns"]
         table = pd.DataFrame([self._row(row, ops) for row in self._group], columns=names)
         return table.sort_values("time_ns", ascending=False, ignore_index=True)
@@ -75,7 +77,7 @@ class OperationTable:
 
 
 class _Sums:
-    """Named sums per row of a table of known length."""
+    """Named columns of sums, of a table with `rows` rows."""
 
     def __init__(self, names: tuple[str, ...], rows: int) -> None:
         self._rows = rows
@@ -104,8 +106,8 @@ class ReportedFiles:
         self._sums = _Sums(_FILE_SUMS, count)
         self._first = np.full(count, np.iinfo(np.int64).max)
         self._last = np.full(count, np.iinfo(np.int64).min)
-        self._read_to = np.full(count, -1, dtype=np.int64)  # where the file's last read ended
-        self._read_from = np.full(count, -1, dtype=np.int64)  # and where its first one began
+        self._read_to = np.full(count, -1, dtype=np.int64)  # offset at which the file's last read ended
+        self._read_from = np.full(count, -1, dtype=np.int64)  # offset at which its first read began
 
     def add(self, calls: CallColumns) -> None:
         """Add a batch; calls that name no file are left out."""
@@ -127,8 +129,8 @@ class ReportedFiles:
         self._add_order(calls.pick((calls.group == READ) & (calls.offset >= 0) & (calls.size_bytes > 0)))
 
     def _add_order(self, reads: CallColumns) -> None:
-        """Count reads that begin where the file's previous read ended, or at 0 when there was none."""
-        # numpy sorts 16-bit keys in linear time, and few traces have more files than that.
+        """Count reads that begin where the file's previous read ended, or at 0."""
+        # numpy sorts 16-bit keys in linear time, and few traces have more than 65,536 files.
         key = reads.file_id.astype(np.uint16) if self._count <= 1 << 16 else reads.file_id
         order = np.argsort(key, kind="stable")
         file_id, offset = reads.file_id[order], reads.offset[order]
@@ -142,7 +144,7 @@ class ReportedFiles:
         self._read_to[file_id] = end  # the last assignment of a file wins, and that is its latest read
 
     def extend(self, later: "ReportedFiles") -> None:
-        """Take in what another has found in the calls after these."""
+        """Add the calls of `later`, which come after these."""
         self._sums.extend(later._sums)
         self._sums.add("sequential_reads", np.flatnonzero((later._read_from > 0) & (later._read_from == self._read_to)))
         self._first, self._last = np.minimum(self._first, later._first), np.maximum(self._last, later._last)
@@ -150,7 +152,7 @@ class ReportedFiles:
         self._read_to = np.where(later._read_to >= 0, later._read_to, self._read_to)
 
     def frame(self, files: pd.DataFrame, extent_bytes: Ints) -> pd.DataFrame:
-        """Return one row per file of `files` that was called, most bytes moved first; times in ns, sizes in bytes."""
+        """Return a row for each of `files` with a call, most bytes moved first. Times are in ns, sizes in bytes."""
         columns = {name: values.astype(np.int64) for name, values in self._sums.columns.items()}
         table = files[["file_id", "path", "kind"]].assign(
             extent_bytes=extent_bytes, first_ns=self._first, last_ns=self._last, **columns
@@ -179,11 +181,11 @@ class ProcessTable:
             self._sums.add(name, row[chosen], calls.size_bytes[chosen])
 
     def extend(self, later: "ProcessTable") -> None:
-        """Take in what another has found."""
+        """Add the calls of `later`."""
         self._sums.extend(later._sums)
 
     def frame(self, processes: pd.DataFrame) -> pd.DataFrame:
-        """Return one row per process with a call, most storage time first; what `processes` lacks is NaN or None."""
+        """Return a row for each process with a call, most storage time first. What `processes` does not know is NaN or None."""
         columns = {name: values.astype(np.int64) for name, values in self._sums.columns.items()}
         known = processes.drop_duplicates("pid", keep="last")
         known = known[["pid", "ppid", "comm", "command_line", "role", "start_ns", "exit_ns", "exit_status"]]

@@ -1,4 +1,4 @@
-"""Findings about a trace in sentences; each carries its numbers and claims no more than they show."""
+"""Describe a trace in sentences. Each sentence gives its numbers and claims no more than they show."""
 
 from dataclasses import dataclass
 
@@ -16,14 +16,14 @@ from iotwin.trace_visuals.report.tables import LARGE_BYTES
 from iotwin.trace_visuals.requests import CHECKPOINT_PARTS
 
 _SECOND = 1e9
-_LONG_TAIL = 10  # a 99th percentile of so many medians is worth a word
-_FEW_READS = 4  # reads of a file each time it is opened, below which opening weighs as much as reading
-_IDLE = 0.05  # storage in use for less of the time than this does not limit a job
+_LONG_TAIL = 10  # a 99th percentile of more than so many medians is reported
+_FEW_READS = 4  # with fewer reads per open, opening costs as much as reading
+_IDLE = 0.05  # storage that is in use for a smaller share of the time does not limit a job
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to know, under a short topic."""
+    """Sentences about one topic."""
 
     topic: str
     text: str
@@ -35,7 +35,7 @@ def describe(analysis: Analysis) -> list[Finding]:
         _overview,
         _dominant,
         _waits,
-        _look_at,
+        _improvements,
         _phases,
         _recompute,
         _reads,
@@ -52,7 +52,7 @@ def describe(analysis: Analysis) -> list[Finding]:
 
 
 def headline(analysis: Analysis) -> list[str]:
-    """Return what comes first: what the job did to storage, whether it waits for it, and what storage must give."""
+    """Return the report's first sentences: bytes that the job moved, whether it waits for storage, and the rates it requires."""
     span = analysis.survey.end_ns - analysis.survey.begin_ns
     files = analysis.storage_files
     data, saved = files[(files["kind"] == "dataset") & (files["reads"] > 0)], analysis.checkpoints
@@ -65,11 +65,11 @@ def headline(analysis: Analysis) -> list[str]:
     sentences[0] = sentences[0][0].upper() + sentences[0][1:]
     if analysis.trace.manifest.exit_status:
         sentences.insert(0, f"The command failed with exit status {analysis.trace.manifest.exit_status}.")
-    return sentences + [text for text in (_pace(analysis), _must_give(analysis)) if text]
+    return sentences + [text for text in (_pace(analysis), _required_rates(analysis)) if text]
 
 
 def _pace(analysis: Analysis) -> str:
-    """Whether the job waits for data, in a sentence."""
+    """Return a sentence on whether the job waits for data; empty if it reads nothing."""
     waiting, reading = (_share_of_training(analysis, lane) for lane in ("wait", "read"))
     if not reading:
         return ""
@@ -138,9 +138,9 @@ def _waits(analysis: Analysis) -> tuple[str, str]:
     return "Where the job waits", text
 
 
-def _look_at(analysis: Analysis) -> tuple[str, str]:
-    """What to size storage for, and what stands out: the points a storage engineer would go on from."""
-    text = _must_give(analysis)
+def _improvements(analysis: Analysis) -> tuple[str, str]:
+    """Return the rates that storage must reach, and what slows the job: few reads per open, slow reads, unsynced checkpoints."""
+    text = _required_rates(analysis)
     if not text:
         return "", ""
     span_s, calls = _span_s(analysis), int(analysis.lanes.calls[_lane(analysis, "read")].sum())
@@ -158,8 +158,8 @@ def _look_at(analysis: Analysis) -> tuple[str, str]:
     return "What to improve", text
 
 
-def _must_give(analysis: Analysis) -> str:
-    """The rates of reads that the job had, in a sentence; empty where it read nothing."""
+def _required_rates(analysis: Analysis) -> str:
+    """Return a sentence on the bytes and reads per second that the job had; empty if it read nothing."""
     lane, span_s = _lane(analysis, "read"), _span_s(analysis)
     moved, calls = int(analysis.lanes.size_bytes[lane].sum()), int(analysis.lanes.calls[lane].sum())
     if not moved:
@@ -343,8 +343,8 @@ def _concurrent_checkpoints(analysis: Analysis) -> tuple[str, str]:
 def _reads_during_checkpoints(latency_ns: LogHistogram) -> str:
     if not latency_ns.count(DURING) or not latency_ns.count(APART):
         return "Reads fell only outside of that." if latency_ns.count(APART) else "All reads fell into that."
-    beside, apart = ([format_duration(latency_ns.percentile([row], share)) for share in (0.5, 0.99)] for row in (DURING, APART))
-    text = f"A read took {beside[0]} in the median and {beside[1]} at the 99th percentile while one was written"
+    during, apart = ([format_duration(latency_ns.percentile([row], share)) for share in (0.5, 0.99)] for row in (DURING, APART))
+    text = f"A read took {during[0]} in the median and {during[1]} at the 99th percentile while one was written"
     return f"{text}, and {apart[0]} and {apart[1]} otherwise."
 
 
@@ -368,7 +368,7 @@ def _lane(analysis: Analysis, group: str) -> int:
 
 
 def _share_of_training(analysis: Analysis, group: str) -> float:
-    """Return the share of the time from zero to the end with a call of the storage or wait lane in flight."""
+    """Return the share of the time from the page's zero to the end with a call of this storage or wait lane in flight."""
     grid, end = analysis.lanes.grid, analysis.survey.end_ns
     first = min(max(0, (analysis.zero_ns - grid.origin) // grid.width), grid.count - 1)
     busy_ns = analysis.lanes.busy[_lane(analysis, group)][first:].sum() * grid.width

@@ -1,4 +1,4 @@
-"""A report served by this machine to its own browser: finer detail is read from Parquet as the reader zooms in."""
+"""Serve a report to a browser on this machine. As the user zooms in, finer detail is read from Parquet."""
 
 import contextlib
 import dataclasses
@@ -31,18 +31,18 @@ from iotwin.trace_visuals.report.page_data import calls_document, lanes_document
 from iotwin.trace_visuals.report.slowest_calls import EveryCall
 from iotwin.trace_visuals.windows import choose_view
 
-_BINS = 8_192  # of all traces of the page; the server has the finer ones
+_BINS = 8_192  # on the page, for all traces together; the server computes finer ones
 _DETAIL_BINS, _DETAIL_CALLS = 4_096, 40_000
 _SECOND = 1e9
 _MOST_CONNECTIONS = 32  # a browser keeps six
-_REQUEST_S = 10  # within which a whole request must have arrived, however often a part of it does
-_IDLE_S = 30  # after which a client that takes nothing of its answer is left
+_REQUEST_S = 10  # a request must arrive whole within this time
+_IDLE_S = 30  # a client that reads nothing of its answer for so long is disconnected
 
 
 class ReportServer:
-    """Serves the report of some traces on the loopback address, under a path that only its starter knows.
+    """Serves the report of traces on the loopback address, under a secret path, within a `with` block.
 
-    A context manager; within it `url` answers. Raises UsageError for too many traces, IotwinError for unreadable ones.
+    Raises UsageError if there are too many traces, IotwinError if one cannot be read.
     """
 
     def __init__(self, paths: list[Path], port: int = 0, open_trace: Callable[[Path], Trace] = Trace) -> None:
@@ -53,7 +53,7 @@ class ReportServer:
         with progress("view: reading calls", 2 * sum(trace.manifest.events for trace in traces), "calls") as advance:
             zeros = [window.zero_ns for window in view.windows]
             analyses = analyse(traces, trace_labels(paths), zeros, detail, in_this_process, advance)
-        self._stretches = [_Stretches(analysis) for analysis in analyses]
+        self._details = [_DetailReader(analysis) for analysis in analyses]
         document = report_document(analyses, view.axis_label) | {"served": True}
         self._page = page(document, served=True).encode("utf-8")
         self._token = secrets.token_urlsafe(24)
@@ -62,7 +62,7 @@ class ReportServer:
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """URL of the page."""
         return f"http://127.0.0.1:{self._server.server_port}/{self._token}/"
 
     def __enter__(self) -> "ReportServer":
@@ -75,13 +75,13 @@ class ReportServer:
         self._thread.join()
 
     def answer(self, host: str, target: str) -> tuple[HTTPStatus, str, bytes]:
-        """Return status, content type and content for a request; no part of it is ever used as the name of a file.
+        """Return status, content type and content for a request. No part of the request is used as the name of a file.
 
-        The host is checked, so that a page from elsewhere cannot reach this one under another name.
+        `host` must be this server's address: a page from elsewhere could reach this server by another name.
         """
         try:
             parts = urlsplit(target)
-        except ValueError:  # an address in brackets that is none
+        except ValueError:  # brackets around something that is no IP address
             return HTTPStatus.NOT_FOUND, "text/plain", b"not here\n"
         token, _, name = parts.path.removeprefix("/").partition("/")
         known = hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode())
@@ -93,13 +93,13 @@ class ReportServer:
             return HTTPStatus.NOT_FOUND, "text/plain", b"not here\n"
         try:
             query = {key: values[0] for key, values in parse_qs(parts.query).items()}
-            stretch = self._stretches[int(query["trace"])] if query["trace"].isdecimal() else None
+            detail = self._details[int(query["trace"])] if query["trace"].isdecimal() else None
             begin, end = float(query["from"]), float(query["to"])
         except (KeyError, ValueError, IndexError):
-            stretch, begin, end = None, 0.0, 0.0
-        if stretch is None or not (-1e9 < begin < end < 1e9):
+            detail, begin, end = None, 0.0, 0.0
+        if detail is None or not (-1e9 < begin < end < 1e9):
             return HTTPStatus.BAD_REQUEST, "text/plain", b"detail takes trace, from and to\n"
-        return HTTPStatus.OK, "application/json", json.dumps(stretch.document(begin, end), allow_nan=False).encode()
+        return HTTPStatus.OK, "application/json", json.dumps(detail.document(begin, end), allow_nan=False).encode()
 
 
 class _Server(ThreadingHTTPServer):
@@ -109,12 +109,12 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
-        self._incomplete: dict[socket.socket, float] = {}  # since when (s) the connection is open, oldest first
+        self._incomplete: dict[socket.socket, float] = {}  # monotonic time (s) at which each connection was opened, oldest first
         self._lock = threading.Lock()
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a separate thread. Close the connection if all are taken by answers."""
+        """Answer in a separate thread. Close the connection if all threads are busy with answers."""
         if not self._free.acquire(blocking=False) and not (self._close_incomplete(1) and self._free.acquire(timeout=_REQUEST_S)):
             self.shutdown_request(request)
             return
@@ -127,7 +127,7 @@ class _Server(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, then let the next one in."""
+        """Answer, then allow a further connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -139,7 +139,7 @@ class _Server(ThreadingHTTPServer):
         self._close_incomplete(sum(opened < begun for opened in list(self._incomplete.values())))
 
     def is_complete(self, request: socket.socket) -> None:
-        """Note that the whole request has arrived: from now on its connection is not closed."""
+        """Note that the whole request has arrived, so that its connection is not closed for a newer one."""
         with self._lock:
             self._incomplete.pop(request, None)
 
@@ -148,7 +148,7 @@ class _Server(ThreadingHTTPServer):
         self._free.release()
 
     def _close_incomplete(self, count: int) -> int:
-        """Close up to `count` connections, the oldest first, and return how many; their threads then end."""
+        """Close the `count` oldest connections with incomplete requests, whose threads then end. Return how many were closed."""
         with self._lock:
             overdue = list(self._incomplete)[:count]
             for request in overdue:
@@ -187,13 +187,13 @@ def _handler(server: ReportServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(content)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Requests are no news."""
+            """Print nothing."""
 
     return Handler
 
 
-class _Stretches:
-    """Answers what one trace does within a stretch of time, in the lanes of its analysis."""
+class _DetailReader:
+    """Reads what one trace does within a part of its time, in the lanes of its analysis."""
 
     def __init__(self, analysis: Analysis) -> None:
         self._analysis = analysis
@@ -201,17 +201,17 @@ class _Stretches:
         self._plan = LanePlan(analysis.trace.processes(), analysis.survey.busiest)
         operations = analysis.operations.latency_ns
         self._longest_ns = operations.most(list(range(len(operations.counts))))
-        self._lock = threading.Lock()  # one reader of the trace at a time keeps memory bounded
+        self._lock = threading.Lock()  # only one request reads the trace at a time, so that memory is bounded
 
     def document(self, begin_s: float, end_s: float) -> dict[str, Any]:
-        """Return lanes, and calls where they are few, within the stretch (seconds from the page's zero)."""
+        """Return the lanes, and the calls if they are few, from `begin_s` to `end_s` (seconds from the page's zero)."""
         analysis = self._analysis
         begin, end = (int(analysis.zero_ns + moment * _SECOND) for moment in (begin_s, end_s))
         bins = LaneBins(Grid.covering(begin, max(end, begin + 1), _DETAIL_BINS), len(self._plan.names))
         every, found = EveryCall(), 0
         reader = CallReader(analysis.trace, list(analysis.ops))
         with self._lock:
-            # A call in flight at the stretch's begin started no earlier than the longest call before it.
+            # A call that is in flight at `begin` started at most the longest call's duration before.
             for calls in reader.between(begin - self._longest_ns, end):
                 calls = calls.pick(np.flatnonzero(calls.end_ns >= begin))
                 lane = self._plan.by_operation(calls)

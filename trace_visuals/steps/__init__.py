@@ -1,4 +1,4 @@
-"""The steps analysis: instrumented runs in, tables, pictures and compute-time models out."""
+"""Analyse the steps of instrumented runs: write tables, pictures and models of compute time."""
 
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ _MODEL_KNOTS = 101
 
 
 def plot_steps(directories: list[Path], output: Path, title: str | None = None) -> dict[str, Any]:
-    """Analyse the instrumented runs under `directories` into the directory `output`; return what was found and written.
+    """Analyse the instrumented runs under `directories`, write the results to the folder `output`, and return a summary.
 
-    Written are steps.csv, throughputs.csv, fits.json, regressions.json, a computation_time.json for every configuration under
-    computation_times/, and per workload pictures of breakdown, latencies, throughputs and compute times. Raises UsageError for
-    paths that cannot be used and IotwinError when there is nothing to analyse. `title` stands over every picture.
+    Results are steps.csv, throughputs.csv, fits.json, regressions.json, a model of compute time for every configuration in
+    computation_times/, and pictures of the breakdown, latencies, throughputs and compute times of each workload. `title` is
+    written over every picture. Raises UsageError if a path cannot be used, IotwinError if there is nothing to analyse.
     """
     if output.exists() and not output.is_dir():
         raise UsageError(f"{output} is a file; give a directory for the tables and pictures")
@@ -74,7 +74,7 @@ def _with_models(fit: dict[str, Any], table: pd.DataFrame) -> dict[str, Any]:
 
 
 def _write_models(steps: pd.DataFrame, directory: Path) -> list[Path]:
-    """Write the quantiles of each configuration's compute time, as the emulator and --sleep take them."""
+    """Write the quantiles of each configuration's compute time, in the form that the emulator and --sleep read."""
     paths = []
     for (workload, variant, gpus, batch), seconds in _compute(steps):
         count = min(_MODEL_KNOTS, len(seconds))

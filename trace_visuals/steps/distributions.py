@@ -1,4 +1,4 @@
-"""Distributions of compute time, chosen by how likely they make steps that they have not seen."""
+"""Fit distributions of compute time, and choose among them by the likelihood of steps left out of the fit."""
 
 import math
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 _FOLDS = 5
 _KNOTS = 101
-LEAST_STEPS = 10  # steps for a fit to be worth its name
-_FLOOR = 1e-12  # seconds: no step is shorter, and no distribution narrower
+LEAST_STEPS = 10  # fewer steps are not fitted
+_FLOOR = 1e-12  # seconds; least duration of a step, and least width of a distribution
 
 
 class DistributionFit(NamedTuple):
@@ -20,15 +20,15 @@ class DistributionFit(NamedTuple):
 
     name: str
     log_likelihood: float  # mean over held-out steps, natural logarithm of a density per second
-    computation_time: dict[str, Any]  # as the emulator's YAML takes it
+    computation_time: dict[str, Any]  # value of this key in the emulator's YAML
     log_density: Callable[[Values], Values]
 
 
 def fit_compute_time(seconds: Values) -> list[DistributionFit]:
-    """Return the candidates fitted to all of `seconds`, the likeliest first; none for fewer than ten steps.
+    """Return normal, lognormal, gamma and empirical distributions fitted to `seconds`, the likeliest first.
 
-    Each candidate's likelihood is that of the fifth of the steps left out of its fit, over five such splits, interleaved so that
-    drift falls on all alike. Candidates are normal (as the paper has it), lognormal, gamma and empirical quantiles.
+    The likelihood is that of a fifth of the steps which the fit leaves out, averaged over five splits. The splits are
+    interleaved, so that drift affects all alike. Returns no distribution for fewer than ten steps.
     """
     seconds = np.maximum(np.asarray(seconds, float), _FLOOR)
     if len(seconds) < LEAST_STEPS:
@@ -47,7 +47,7 @@ _Fitted = tuple[dict[str, Any], Callable[[Values], Values]]
 
 def _normal(seconds: Values) -> _Fitted:
     mean, stdev = float(seconds.mean()), max(float(seconds.std()), _FLOOR)
-    above_zero = 1 - NormalDist(mean, stdev).cdf(0)  # the emulator cuts the curve there
+    above_zero = 1 - NormalDist(mean, stdev).cdf(0)  # the emulator cuts the curve at 0
 
     def log_density(at: Values) -> Values:
         return -0.5 * ((at - mean) / stdev) ** 2 - math.log(above_zero * stdev * math.sqrt(2 * math.pi))
@@ -80,12 +80,12 @@ def _gamma(seconds: Values) -> _Fitted:
 
 
 def _quantiles(seconds: Values) -> _Fitted:
-    """Straight lines between quantiles; beyond the outermost, where one step in n + 1 is expected, exponential tails."""
+    """Fit a density that is constant between quantiles, with exponential tails that hold one of n + 1 expected steps."""
     knots = min(_KNOTS, max(5, len(seconds) // 5))
     values = np.quantile(seconds, np.linspace(0, 1, knots))
     width = max(float(values[-1] - values[0]) / knots, _FLOOR)
     outside = 1 / (len(seconds) + 1)
-    # Equal values would make a density without bound: as narrow as a tenth of the mean bin at least.
+    # Equal quantiles would give an infinite density, so a bin is at least a tenth as wide as the mean bin.
     densities = (1 - outside) / (knots - 1) / np.maximum(np.diff(values), width / 10)
 
     def log_density(at: Values) -> Values:

@@ -7,17 +7,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from iotwin.common.files import open_whole
 from iotwin.common.progress import note
 from iotwin.trace_visuals.labels import plain
 from iotwin.trace_visuals.steps.distributions import LEAST_STEPS, DistributionFit
-from iotwin.trace_visuals.style import BLUE, FIGURE_RC, GREEN, GREY, ORANGE, PURPLE, SKY, TRACE_COLOURS, VERMILLION
+from iotwin.trace_visuals.style import BLUE, FIGURE_RC, GREEN, GREY, ORANGE, PURPLE, SKY, TRACE_COLOURS, VERMILLION, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The parts that follow one another in the training loop, for the bars; the rest of the step is drawn grey.
+# Parts that follow one another in the training loop, which the bars show. The rest of the step is drawn grey.
 _BARS = {"load_batch_mem": BLUE, "load_batch_gpu": SKY, "all_compute": GREEN}
 _LATENCIES = ("sample_load", "sample_preproc", "batch_load", "batch_preproc", "load_batch_mem", "all_compute", "step_end")
 _FIT_COLOURS = {"normal": VERMILLION, "lognormal": PURPLE, "gamma": ORANGE, "quantiles": BLUE}
@@ -25,7 +24,7 @@ _PANEL_INCHES = (2.6, 1.9)
 _COLUMNS = 3
 _MOST_HISTOGRAMS = 60
 _MOST_BATCH_LABELS = 6
-_CONSTANT = 1e-6  # spread over the value, below which steps are equally long
+_CONSTANT = 1e-6  # relative spread below which steps count as equally long
 
 
 def _grid(count: int) -> tuple["Figure", list["Axes"]]:
@@ -43,12 +42,11 @@ def _grid(count: int) -> tuple["Figure", list["Axes"]]:
 def _save(figure: "Figure", path: Path, title: str | None) -> None:
     if title:
         figure.suptitle(title)
-    with open_whole(path) as file:
-        figure.savefig(file, format=path.suffix.removeprefix("."), dpi=200)
+    save_figure(figure, path)
 
 
 def _name(series: tuple[object, ...]) -> str:
-    """A series' name in a legend: variant and ranks (GPUs, where there are any)."""
+    """Return the name of a series (variant, ranks) in a legend."""
     variant, gpus = series
     return f"{plain(str(variant), 24)}, {gpus} rank{'s' if gpus != 1 else ''}"
 
@@ -61,7 +59,7 @@ def draw_all(
     output: Path,
     title: str | None,
 ) -> list[Path]:
-    """Draw every picture that the tables have something for, as PNG in `output`, and return their paths."""
+    """Draw every picture for which the tables hold data, as PNG files in `output`, and return their paths."""
     import matplotlib as mpl
 
     drawn = []
@@ -84,7 +82,7 @@ def draw_all(
 
 
 def _draw_breakdown(table: pd.DataFrame, path: Path, title: str | None) -> Path:
-    """Stacked bars of a step's mean parts for every configuration."""
+    """Draw a bar for every configuration that stacks the mean durations of a step's parts."""
     from matplotlib.figure import Figure
 
     means = table.pivot_table(index=["variant", "gpus", "batch"], columns="key", values="mean")
@@ -118,7 +116,10 @@ def _draw_lines(
     path: Path,
     title: str | None,
 ) -> Path:
-    """A panel per kind: the median over the batch size with the quartiles' band, a line per variant and number of GPUs."""
+    """Draw a panel for each of `kinds`, the values in `column`: a line for each variant and number of GPUs over the batch size.
+
+    `band`: the columns of the lower quartile, the median and the upper quartile.
+    """
     present = [kind for kind in kinds if (table[column] == kind).any()]
     figure, panels = _grid(max(1, len(present)))
     series = list(dict.fromkeys(table[["variant", "gpus"]].itertuples(index=False, name=None)))
@@ -142,7 +143,7 @@ def _draw_lines(
 
 
 def _logarithmic(panel: "Axes", batches: list[int]) -> None:
-    """Spread the batch sizes evenly; matplotlib's own labels there are TeX, which the pictures do not interpret."""
+    """Make the axis of batch sizes logarithmic, with plain labels: matplotlib's own are TeX, which pictures do not interpret."""
     panel.set_xscale("log", base=2)
     shown = batches[:: -(-len(batches) // _MOST_BATCH_LABELS)]
     panel.set_xticks(shown, [f"{batch:,}" for batch in shown])
@@ -150,7 +151,7 @@ def _logarithmic(panel: "Axes", batches: list[int]) -> None:
 
 
 def _draw_spread(panel: "Axes", seconds: NDArray[np.float64], fits: list[DistributionFit]) -> None:
-    """The histogram, the likeliest distribution and the normal one."""
+    """Draw the histogram of `seconds`, the likeliest distribution (`fits[0]`) and the normal one."""
     panel.hist(seconds, bins=min(60, max(8, len(seconds) // 5)), density=True, color="#D9D9D9")
     at = np.linspace(max(seconds.min(), 1e-9), seconds.max(), 300)
     for fit in {each.name: each for each in (fits[0], *fits) if each is fits[0] or each.name == "normal"}.values():
@@ -158,7 +159,7 @@ def _draw_spread(panel: "Axes", seconds: NDArray[np.float64], fits: list[Distrib
 
 
 def _draw_constant(panel: "Axes", seconds: float) -> None:
-    """A line in place of a histogram: all steps computed equally long."""
+    """Draw a line instead of a histogram, as all steps took equally long."""
     panel.axvline(seconds, color=GREY, linewidth=2, label=f"all {seconds:.6g} s")
     panel.set_xlim(0.5 * seconds, 1.5 * seconds)
 
@@ -166,7 +167,7 @@ def _draw_constant(panel: "Axes", seconds: float) -> None:
 def _draw_histograms(
     fits: dict[tuple[object, ...], list[DistributionFit]], steps: pd.DataFrame, path: Path, title: str | None
 ) -> Path:
-    """A panel per configuration: the histogram of compute time, the normal curve and the likeliest one."""
+    """Draw a panel for each configuration: the histogram of compute time with the fitted distributions."""
     shown = list(fits)[:_MOST_HISTOGRAMS]
     figure, panels = _grid(len(shown))
     groups = steps[steps["key"] == "all_compute"].groupby(["workload", "variant", "gpus", "batch"])["seconds"]

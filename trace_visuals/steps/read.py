@@ -1,7 +1,7 @@
-"""Instrumented runs as one table: how long each part of each step took, by configuration.
+"""Read the logs of instrumented runs into one table: the duration of each part of each step, by configuration.
 
-It reads MLLOG lines whose value is `{"start": NS, "duration": NS}` (our workloads' and the paper artifact's logs), the emulator's
-`[INFO] key NS` lines, and TensorFlow's timelines, one step a file.
+This module reads MLLOG lines whose value is `{"start": NS, "duration": NS}` (of our workloads and the paper artifact), the
+emulator's `[INFO] key NS` lines, and TensorFlow's timelines, one step a file.
 """
 
 import re
@@ -29,7 +29,7 @@ _MOST_TIMELINE_BYTES = 1 << 30  # of TensorFlow's profile of one step
 _DURATION = r'"key": ?"(?P<key>\w+)".*"duration": ?(?P<ns>\d+)'
 _EMULATOR = r"\[INFO\].*?\b(?P<key>[a-z_]+):? (?P<ns>\d+)\s*$"
 _RANK = r'(?:^\[(?P<first>\d+)\]|"rank": ?(?P<second>\d+))'
-# A block of steps begins: an epoch, a block, the training up to an evaluation, in MLLOG's two ways and in DLIO's words.
+# Lines at which a block of steps begins (an epoch, a block, the training up to an evaluation), by MLLOG (two forms) or DLIO.
 _BEGINS = r'"(?:epoch|block|training)_start"|"INTERVAL_START", ?"key": ?"(?:epoch|block|training)"|[Ss]tarting (?:epoch|block)'
 _BLOCK_ENDS = r"Ending block \d+ - (?P<steps>\d+) steps"
 _POINT = r'"key": ?"(?P<key>world_size|global_batch_size)", ?"value": ?(?P<value>\d+)'
@@ -40,7 +40,7 @@ _BLOCK_BYTES = 64 << 20
 
 @dataclass
 class InstrumentedRun:
-    """A directory of one run: its configuration as far as known, its logs and its timelines."""
+    """The directory of one run, its known parameters, its logs, and its timelines (TensorFlow's profiles of steps)."""
 
     directory: Path
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -49,10 +49,10 @@ class InstrumentedRun:
 
 
 def read_steps(directories: list[Path]) -> pd.DataFrame:
-    """Return the parts of all runs under `directories`, a row each, with COLUMNS; times in seconds.
+    """Return a row for each timed part of each step of all runs under `directories`, with COLUMNS; times in seconds.
 
-    `block` counts the epochs or blocks of a run from 1. Raises UsageError for a path that is no directory and IotwinError when
-    none holds an instrumented run.
+    `block` counts the epochs or blocks of a run from 1. Raises UsageError if a path is no directory, and IotwinError if no
+    instrumented run is found.
     """
     for directory in directories:
         if not directory.is_dir():
@@ -111,10 +111,10 @@ def _number(pattern: re.Pattern[str], text: str) -> int:
 
 
 def _lines(log: Path) -> pa.ChunkedArray:
-    """Return the lines of a log, blank ones left out."""
+    """Return the lines of a log without blank lines."""
     if not log.stat().st_size:
         return pa.chunked_array([], pa.string())
-    # A character that no log has as delimiter: every line is one field. Torn bytes are read as they are.
+    # The delimiter is a character that no log holds, so every line is one field. latin-1 accepts damaged bytes.
     read = csv.ReadOptions(column_names=["line"], block_size=_BLOCK_BYTES, encoding="latin-1")
     parse = csv.ParseOptions(delimiter="\x01", quote_char=False, escape_char=False, invalid_row_handler=lambda row: "skip")
     convert = csv.ConvertOptions(column_types={"line": pa.string()}, strings_can_be_null=False)
@@ -125,7 +125,7 @@ def _lines(log: Path) -> pa.ChunkedArray:
 
 
 def _read_log(log: Path, parameters: dict[str, Any]) -> pd.DataFrame:
-    """Return key, rank, block and seconds of the timed parts in `log`; a configuration in it is added to `parameters`."""
+    """Return key, rank, block and seconds of the timed parts in `log`. Adds the configuration that it logs to `parameters`."""
     lines = _lines(log)
     points = pc.extract_regex(lines, _POINT).drop_null()
     values = {row["key"]: int(row["value"]) for row in points.to_pylist()}  # a few lines at the start of a log
@@ -143,7 +143,7 @@ def _read_log(log: Path, parameters: dict[str, Any]) -> pd.DataFrame:
 
 
 def _in_blocks(emulated: pd.DataFrame, lines: pa.ChunkedArray) -> pd.DataFrame:
-    """Give the emulator's parts, which it prints when the run is over, their blocks, which the log holds."""
+    """Add the block to each of the emulator's parts, which it prints at the end, from the log's steps of each block."""
     steps = pc.cast(pc.struct_field(pc.extract_regex(lines, _BLOCK_ENDS).drop_null().combine_chunks(), "steps"), pa.int64())
     number = emulated.groupby("key").cumcount()
     if not len(steps) or not len(number) or number.max() + 1 != sum(steps.to_pylist()):
@@ -169,9 +169,9 @@ def _timed(lines: pa.ChunkedArray, block: np.ndarray, pattern: str) -> pd.DataFr
 
 
 def _read_timelines(timelines: list[Path]) -> pd.DataFrame:
-    """Return the compute time of each timeline: from the end of the batch's copy to the device to the end of the last event.
+    """Return the compute time of each timeline: from the end of the batch's copy to the device until the last event ends.
 
-    The batch's copy is the longest one to the device; without any, as on CPUs, the time starts at the first event.
+    The longest copy to the device is that of the batch. If there is none, as on CPUs, the time starts at the first event.
     """
     seconds = [_compute_s(path) for path in timelines]
     return pd.DataFrame({"key": "all_compute", "rank": 0, "block": 0, "seconds": seconds})

@@ -1,4 +1,4 @@
-"""Tables of instrumented runs: what is left out, statistics of the parts, throughputs, regressions."""
+"""Tables of instrumented runs: steps without cold ones, statistics of the parts, throughputs, regressions."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pandas as pd
 
 CONFIGURATION = ["workload", "variant", "gpus", "batch"]
 _STEP_KEYS = ("load_batch_mem", "load_batch_gpu", "all_compute", "step_end", "batch_load", "batch_preproc")
-# Throughput in samples/s: how many samples a duration of this part stands for, a batch or one.
+# Throughputs (samples/s) by name: the part that is timed, and whether it handles a batch (True) or one sample.
 _THROUGHPUTS = {
     "data loading": ("load_batch_mem", True),
     "compute": ("all_compute", True),
@@ -18,9 +18,9 @@ _THROUGHPUTS = {
 
 
 def settled(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return `steps` without evaluation and without what starts cold.
+    """Return `steps` without evaluation and without cold steps.
 
-    Left out are the first step of every epoch or block, by rank, and all of unet3d's first epoch where there are more.
+    Cold steps are each rank's first step of every epoch or block, and unet3d's whole first epoch if there are several epochs.
     """
     frame = steps[~steps["key"].str.startswith("eval_")]
     number = frame.groupby(["run", "rank", "block", "key"], sort=False).cumcount()
@@ -40,9 +40,10 @@ def statistics(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def throughputs(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the throughputs of every configuration in samples/s, from the statistics: median, and the quartiles' band.
+    """Return the throughputs of every configuration in samples/s: the median, and the quartiles `low` and `high`.
 
-    A part is timed by a rank for its own batch, so these are a rank's; dlrm's one process has all GPUs: they are the job's.
+    A rank times a part for its own batch, so these are throughputs of one rank. In dlrm, where one process uses all GPUs, they
+    are throughputs of the job.
     """
     parts = []
     for name, (key, whole_batch) in _THROUGHPUTS.items():
@@ -55,10 +56,10 @@ def throughputs(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def regressions(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return least-squares fits of compute time over GPUs and batch, for every workload and variant with enough configurations.
+    """Return least-squares fits of compute time over GPUs and batch, for every workload and variant with two configurations.
 
-    `mean` and `stdev` each have constant_s, per_gpu_s, per_sample_s and r2; a term that does not vary is left at 0. r2 is None
-    where there are no more configurations than terms: the fit then goes through every point, whatever the truth is.
+    `mean` and `stdev` each have constant_s, per_gpu_s, per_sample_s and r2. The coefficient of a term that does not vary is 0.
+    r2 is None if there are no more configurations than terms, since the fit then passes through every point.
     """
     compute = table[table["key"] == "all_compute"]
     fits = []
@@ -84,13 +85,13 @@ def _least_squares(gpus: np.ndarray, batch: np.ndarray, seconds: np.ndarray) -> 
     predicted = constant + slopes[0] * gpus + slopes[1] * batch
     spread = float(((seconds - seconds.mean()) ** 2).sum())
     unexplained = float(((seconds - predicted) ** 2).sum())
-    flat = spread <= (1e-9 * np.abs(seconds).max()) ** 2  # nothing to explain but rounding
+    flat = spread <= (1e-9 * np.abs(seconds).max()) ** 2  # only rounding differs
     r2 = None if len(seconds) <= len(terms) else 1.0 if flat else 1 - unexplained / spread
     return {"constant_s": constant, "per_gpu_s": slopes[0], "per_sample_s": slopes[1], "r2": r2}
 
 
 def predicted(fit: dict[str, Any], gpus: int, batch: int) -> dict[str, Any]:
-    """Return the emulator's computation_time that `fit`, of regressions(), has for a configuration: a normal curve."""
+    """Return the computation_time of the emulator (a normal distribution) that `fit`, of regressions(), predicts."""
     values = {
         name: fit[name]["constant_s"] + fit[name]["per_gpu_s"] * gpus + fit[name]["per_sample_s"] * batch
         for name in ("mean", "stdev")

@@ -1,7 +1,5 @@
 """The timeline figure: phases, samples, calls, requests and rates of each trace above one another on one time axis."""
 
-import io
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from iotwin.common.errors import UsageError
-from iotwin.common.files import check_output, check_type, write_whole
+from iotwin.common.files import check_output, check_type
 from iotwin.common.progress import progress
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_visuals.call_columns import GROUPS, READ, SYNC, WRITE
@@ -28,14 +26,14 @@ from iotwin.trace_visuals.style import (
     GREY,
     GROUP_COLOURS,
     PHASE_COLOURS,
+    PICTURE_TYPES,
     PURPLE,
     VERMILLION,
+    save_figure,
 )
 from iotwin.trace_visuals.timeline import rows as draw_row
 from iotwin.trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline, load_timeline
 from iotwin.trace_visuals.windows import View, choose_view
-
-FILE_TYPES = (".png", ".svg", ".pdf")
 
 _SECOND = 1e9
 _DPI = 250
@@ -43,7 +41,7 @@ _STRIP_IN, _GRAPH_IN, _LOW_GRAPH_IN, _PHASES_IN, _GAP_IN = 0.2, 0.42, 0.3, 0.17,
 _HEAD_IN, _GROUP_HEAD_IN, _BLOCK_GAP_IN = 0.36, 0.14, 0.16
 _AXIS_IN, _LEGEND_ROW_IN, _NOTE_IN = 0.34, 0.14, 0.17
 _LEGEND_LETTER_IN, _LEGEND_HANDLE_IN = 0.047, 0.34
-_COMMAND_LETTER_IN = 0.062  # of 7 points, as wide as they come in a command
+_COMMAND_LETTER_IN = 0.062  # typical width of a letter of 7 points
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Form:
     """The shape of a picture: as wide as a page of text or one of its two columns, with or without the words of a caption."""
 
     short: bool = False
-    paper: bool = False  # neither titles nor the CPU row
+    paper: bool = False  # without titles and without the CPU row
     legend: bool = True
 
     @property
@@ -89,15 +87,15 @@ def plot_timeline(
     legend: Path | None = None,
     open_trace: Callable[[Path], Trace] = Trace,
 ) -> list[TraceTimeline]:
-    """Draw the traces at `paths` into `output` (PNG, SVG or PDF by its name) and return what was drawn.
+    """Draw the traces at `paths` into the picture `output`, and return the data drawn of each trace.
 
-    `zoom` is as `windows.choose_view` takes it, `how` as `group_processes` takes it. With `legend` the legend is drawn
-    into that file instead; `open_trace` opens a trace. Raises UsageError for an unknown file type or
-    zoom, IotwinError for an unreadable trace or an unwritable directory.
+    `zoom`: see `windows.choose_view`. `how`: see `group_processes`. `legend`: file for the legend, else it is in the picture.
+    `open_trace` opens a trace. Raises UsageError for an unknown file type or zoom, and IotwinError if a trace cannot be read
+    or a file not be written.
     """
     for path in (output, legend):
         if path is not None:
-            check_type(path, FILE_TYPES)
+            check_type(path, PICTURE_TYPES)
             check_output(path)
     if legend is not None and legend.resolve() == output.resolve():
         raise UsageError(f"{legend} cannot hold both the picture and its legend; give the legend another name")
@@ -112,26 +110,15 @@ def plot_timeline(
             bins = max(1, round((window.end_ns - window.begin_ns) / bin_ns))
             blocks.append(load_timeline(trace, label, window, bins, how, advance))
     with matplotlib.rc_context(FIGURE_RC):
-        write_whole(output, _render(draw(blocks, view, form), output.suffix.lower()[1:]))
+        save_figure(draw(blocks, view, form), output, _DPI)
         if legend is not None:
-            write_whole(legend, _render(_draw_legend(blocks, view, form), legend.suffix.lower()[1:]))
+            save_figure(_draw_legend(blocks, view, form), legend, _DPI)
     return blocks
-
-
-def _render(figure: Figure, file_type: str) -> bytes:
-    # The date would make equal pictures differ.
-    metadata = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[file_type]
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        # A name in a script that the font lacks shows as boxes; that is no reason to talk about fonts on the terminal.
-        warnings.filterwarnings("ignore", message="Glyph")
-        figure.savefig(buffer, format=file_type, dpi=_DPI, metadata=metadata)
-    return buffer.getvalue()
 
 
 @dataclass(frozen=True)
 class _TimelineRow:
-    """One row of a block: its height, and what draws it into its axes."""
+    """One row of a trace's block: its height, and the function that draws it."""
 
     height_in: float
     draw: Callable[[Axes], None]
@@ -139,7 +126,7 @@ class _TimelineRow:
 
 
 def draw(blocks: list[TraceTimeline], view: View, form: Form) -> Figure:
-    """Return the figure of the blocks, one above the other."""
+    """Return the figure with the blocks (one for each trace) below each other."""
     shared = _shared(blocks)
     spelt = draw_row.spellings(blocks, view.limits_s(), form.plot_in)
     plans = [_plan(block, shared, form, spelt) for block in blocks]
@@ -176,9 +163,9 @@ def _block_height(rows: list[_TimelineRow], form: Form) -> float:
 
 @dataclass(frozen=True)
 class _Shared:
-    """What all blocks have in common, so that they can be compared by eye: the same rows, the same scales."""
+    """Rows and scales that all blocks share, so that traces can be compared by eye."""
 
-    rows: list[int]  # indices into ROW_GROUPS: reads, writes and opens always, syncs where any trace has one
+    rows: list[int]  # indices into ROW_GROUPS: reads, writes and opens, and syncs if any trace has one
     cpu: bool
     gpu: bool
     device: bool
@@ -217,7 +204,7 @@ def _plan(block: TraceTimeline, shared: _Shared, form: Form, spelt: Mapping[str,
     rows += [_strip(draw_row.draw_part, block, lane) for lane in range(len(block.part_names))]
     for group, title in enumerate(block.groups.titles):
         lanes = [group * len(ROW_GROUPS) + row for row in shared.rows]
-        # Apart, a process that never writes needs no empty row; together, rows stay so that traces can be compared by eye.
+        # With separate groups, empty rows are left out. A single group keeps them, so that traces can be compared by eye.
         lanes = [lane for lane in lanes if not title or block.lanes.calls[lane].any() or block.lanes.busy[lane].any()]
         rows += [_strip(draw_row.draw_calls, block, lane, title if not index else "") for index, lane in enumerate(lanes)]
     if shared.block:
@@ -290,7 +277,7 @@ def _handles(phases: Iterable[str], shared: _Shared) -> list[Patch | Line2D]:
 
 
 def _legend_rows(handles: Sequence[Patch | Line2D], width_in: float) -> list[list[Patch | Line2D]]:
-    """Return the handles in rows that fit the width."""
+    """Return the legend's handles in rows that are at most `width_in` inches wide."""
     rows: list[list[Patch | Line2D]] = [[]]
     used = 0.0
     for handle in handles:

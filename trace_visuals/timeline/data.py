@@ -1,4 +1,4 @@
-"""Everything one trace's block of a timeline shows, computed in one pass over its calls."""
+"""Read everything that a timeline shows of one trace, in one pass over its calls."""
 
 from dataclasses import dataclass
 
@@ -21,13 +21,13 @@ from iotwin.trace_visuals.windows import TimeWindow, leading_phases
 # The rows of every group of processes, in order; a lane is group * len(ROW_GROUPS) + row.
 ROW_GROUPS = (READ, WRITE, OPEN, SYNC)
 _MOST_GROUPS = 12
-_BINS_A_SAMPLE = 4  # of the calls' bins; narrower, a line that rises and falls from sample to sample is one black band
-_ADDED = ("interval_ns", "read_bytes", "written_bytes", "reads", "writes")  # columns of samples of which neighbours are added up
+_BINS_A_SAMPLE = 4  # least width of a sample, in bins of calls; narrower ones would make a line one black band
+_ADDED = ("interval_ns", "read_bytes", "written_bytes", "reads", "writes")  # columns that are summed when samples are joined
 
 
 @dataclass(frozen=True)
 class TraceTimeline:
-    """One trace's part of a timeline; what the trace does not have is None."""
+    """The data of one trace's part of a timeline. What the trace does not hold is None."""
 
     label: str
     manifest: Manifest
@@ -35,20 +35,23 @@ class TraceTimeline:
     groups: Grouping
     lanes: CallLanes
     phases: pd.DataFrame
-    told: bool  # by others than the job
+    phases_inferred: bool  # because the job logged none
     cpu: pd.DataFrame | None
     gpu: pd.DataFrame | None
     disk: pd.DataFrame | None
-    gaps: dict[str, Ints]  # by kind of sample: as sample_gaps, over the whole trace
-    block: CallLanes | None  # of requests.BLOCK_LANES
-    device_names: tuple[str, ...]  # as of requests.device_rows
-    device: CallLanes | None  # of device_names: what ran on the accelerators
+    gaps: dict[str, Ints]  # times without samples in the whole trace, by kind of sample; see `sample_gaps`
+    block: CallLanes | None  # a lane for each of requests.BLOCK_LANES
+    device_names: tuple[str, ...]
+    device: CallLanes | None  # work of the accelerators; a lane for each of device_names
     part_names: tuple[str, ...]
-    parts: CallLanes  # of part_names: what the lowest rank's steps consist of
+    parts: CallLanes  # parts of the lowest rank's steps; a lane for each of part_names
 
 
 def load_timeline(trace: Trace, label: str, window: TimeWindow, bins: int, how: str, advance: Advance) -> TraceTimeline:
-    """Return what a timeline of the trace shows within `window`, in `bins` bins; `advance` gets the number of events read."""
+    """Return the data of the trace within `window`, in `bins` bins. `how`: see `group_processes`.
+
+    `advance` receives the number of events read.
+    """
     busiest = (
         surveys([trace], [chunks_of(trace, in_this_process)], in_this_process, lambda calls: None)[0].busiest
         if how != "all"
@@ -82,7 +85,7 @@ def _row_of_group() -> Ints:
 
 
 def coarser(samples: pd.DataFrame | None, most: int) -> pd.DataFrame | None:
-    """Return the samples with neighbours put together, amounts added up and shares averaged, so that at most `most` are left."""
+    """Return at most `most` samples, by joining neighbours: amounts are summed, shares averaged."""
     if samples is None:
         return None
     moments = np.unique(samples["time_ns"].to_numpy())
@@ -97,9 +100,9 @@ def coarser(samples: pd.DataFrame | None, most: int) -> pd.DataFrame | None:
 
 
 def _in_window(samples: pd.DataFrame | None, window: TimeWindow) -> pd.DataFrame | None:
-    """Return the samples within the window and the first after it, whose interval may reach into it; None when there are none.
+    """Return the samples in the window and those at the next time after it, whose intervals may reach into the window.
 
-    Of several devices, the first of each moment after the window counts.
+    Returns None if there are none.
     """
     if samples is None:
         return None

@@ -1,4 +1,4 @@
-"""Which processes share a set of rows: all together, all of a role, each rank with its loaders, or each process apart."""
+"""Group processes into sets of rows: all processes, by role, by rank with its loaders, or each process separately."""
 
 from dataclasses import dataclass
 
@@ -12,15 +12,15 @@ from iotwin.trace_visuals.call_columns import Ints
 
 @dataclass(frozen=True)
 class Grouping:
-    """Groups of processes; `title` is empty when there is only one group, of everything."""
+    """Groups of processes. If there is one group, of all processes, its title is empty."""
 
     titles: list[str]
-    note: str  # what was left out, for the caption; empty when nothing
+    note: str  # caption on processes that are left out; may be empty
     _pids: Ints  # sorted
     _groups: Ints  # group of each of _pids
 
     def of(self, pid: Ints) -> Ints:
-        """Return the group of each process id, -1 for one that belongs to none."""
+        """Return the index of each process's group; -1 for a process in no group."""
         if not self.titles[0]:
             return np.zeros(len(pid), dtype=np.int64)
         place = np.minimum(np.searchsorted(self._pids, pid), len(self._pids) - 1)
@@ -31,9 +31,9 @@ _ALL = Grouping([""], "", np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int6
 
 
 def group_processes(trace: Trace, how: str, busiest: list[int], limit: int) -> Grouping:
-    """Return the grouping `how` (all, role, rank or process) of at most `limit` groups.
+    """Group the processes by `how` (all, role, rank or process), into at most `limit` groups.
 
-    `busiest` lists the processes with storage calls, most time in calls first; only those can have a row.
+    `busiest`: the processes with storage calls, most time in calls first. Other processes belong to no group.
     """
     if how == "all" or not busiest:
         return _ALL

@@ -1,4 +1,4 @@
-"""The rows of a timeline, each drawn into its own axes: phases, samples, strips of calls, rates."""
+"""Draw the rows of a timeline, each into its own axes: phases, samples, strips of calls, rates."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,10 +29,10 @@ from iotwin.trace_visuals.style import (
 from iotwin.trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline
 
 _SECOND = 1e9
-_MOST_STEPS = 300  # more step marks than this would be a grey blur
+_MOST_STEPS = 300  # more marks would be a grey blur
 _LETTER_IN = 0.058
 _NO_SAMPLES = "no samples"
-_NAME_LETTERS = 22  # what fits on the right of a row
+_NAME_LETTERS = 22  # as many as fit on the right of a row
 _NARROW_PIXELS = 300  # at the 100 dpi at which figures are laid out
 
 
@@ -43,7 +43,7 @@ def throughput(block: TraceTimeline) -> dict[str, Floats]:
 
 
 def in_flight(block: TraceTimeline) -> dict[str, Floats]:
-    """Return the mean number of reads and writes in flight in each bin, and of block requests where they were traced."""
+    """Return the mean number of reads, writes and, if they were traced, block requests in flight in each bin."""
     rows = _transfer_rows().items()
     found = {name: block.lanes.in_flight[row :: len(ROW_GROUPS)].sum(axis=0) for name, row in rows}
     return found | ({} if block.block is None else {"block": block.block.in_flight.sum(axis=0)})
@@ -54,10 +54,10 @@ def _transfer_rows() -> dict[str, int]:
 
 
 def disk_rates(block: TraceTimeline) -> tuple[Ints, dict[str, Floats]] | None:
-    """Return the edges of the disk samples' intervals and bytes per second read and written, all disks together."""
+    """Return the edges of the disk samples' intervals (ns), and the bytes per second that all disks read and wrote."""
     if block.disk is None:
         return None
-    # A partition's bytes are its disk's too: of names that begin alike, the shortest is the disk.
+    # A partition's bytes also count for its disk. Among names with the same begin, the shortest is the disk's.
     names = sorted(block.disk["device"].unique(), key=len)
     disks = [name for i, name in enumerate(names) if not any(name.startswith(other) for other in names[:i])]
     chosen = block.disk[block.disk["device"].isin(disks)]
@@ -69,7 +69,7 @@ def disk_rates(block: TraceTimeline) -> tuple[Ints, dict[str, Floats]] | None:
 
 
 def name_row(ax: Axes, name: str, right: str = "") -> None:
-    """Write a row's name to its left and what it amounts to on its right."""
+    """Write a row's name to its left and the text `right`, such as its totals, to its right."""
     ax.text(-0.012, 0.5, name, transform=ax.transAxes, ha="right", va="center")
     ax.text(1.012, 0.5, right, transform=ax.transAxes, ha="left", va="center", fontsize=6.2, color="#444444", linespacing=1.15)
 
@@ -79,9 +79,9 @@ def _seconds(block: TraceTimeline, time_ns: Ints | Floats) -> Floats:
 
 
 def spellings(blocks: Sequence[TraceTimeline], limits_s: tuple[float, float], width_in: float) -> dict[str, int]:
-    """Return how each kind of phase is written in all blocks: as which of `_words`; those that none shows are left out.
+    """Return, for each kind of phase in the blocks, the form of its name in all bars: an index into `_words`.
 
-    It is the one that fits the most bars of that kind on an axis `width_in` wide from `limits_s`, in full if it can be.
+    The form is the one that fits the most bars, on an axis that is `width_in` inches wide and shows `limits_s`.
     """
     per_in = (limits_s[1] - limits_s[0]) / width_in
     shown = {name: [bar for block in blocks for bar in _bars(block, name, limits_s)] for name in PHASE_COLOURS}
@@ -99,13 +99,13 @@ def _spelling(name: str, bars: Sequence[tuple[float, float]]) -> int:
 
 
 def _words(name: str, number: float) -> tuple[str, str]:
-    """A phase in full, and in short; without a number, in short it is not written."""
+    """Return the name of a phase in full and in short, which may be empty. `number`: its epoch, or NaN."""
     counted_as = "" if number != number else f"{number:.0f}"
     return f"{name} {counted_as}".strip(), {"evaluation": "eval", "checkpoint": "ckpt"}.get(name, counted_as)
 
 
 def _bars(block: TraceTimeline, name: str, limits_s: tuple[float, float]) -> list[tuple[float, float, float]]:
-    """(begin, end, epoch or NaN) of each phase of that name, cut at the limits."""
+    """Return (begin, end, epoch or NaN) of each phase of that name, in seconds, cut at the limits."""
     phases = block.phases[block.phases["phase"] == name]
     begin, end = (_seconds(block, phases[column].to_numpy()) for column in ("start_ns", "end_ns"))
     inside = (end > limits_s[0]) & (begin < limits_s[1])
@@ -114,11 +114,13 @@ def _bars(block: TraceTimeline, name: str, limits_s: tuple[float, float]) -> lis
 
 
 def draw_phases(ax: Axes, block: TraceTimeline, width_in: float, spelt: Mapping[str, int]) -> None:
-    """Draw the phases as coloured bars with their names (`spelt` by `spellings`) where they fit, and steps as marks.
+    """Draw the phases as coloured bars, with their names where they fit, and steps as marks.
 
-    `width_in` is the axis's width.
+    `width_in`: width of the axis in inches. `spelt`: the result of `spellings`.
     """
-    name_row(ax, "phases", "not logged:\ninferred from reads" if block.told else "" if len(block.phases) else "none logged")
+    name_row(
+        ax, "phases", "not logged:\ninferred from reads" if block.phases_inferred else "" if len(block.phases) else "none logged"
+    )
     ax.set_ylim(0, 1)
     ax.set_yticks([])
     for side in ("left", "bottom"):
@@ -127,7 +129,7 @@ def draw_phases(ax: Axes, block: TraceTimeline, width_in: float, spelt: Mapping[
     per_inch = (end - begin) / width_in
     for name, spelling in spelt.items():
         bars = _bars(block, name, (begin, end))
-        # A coloured edge keeps a checkpoint visible that takes less than a pixel.
+        # Its coloured edge keeps a checkpoint visible that is narrower than a pixel.
         edge = PHASE_COLOURS[name] if name == "checkpoint" else "white"
         spans = [(left, right - left) for left, right, _ in bars]
         ax.broken_barh(spans, (0, 1), facecolor=PHASE_COLOURS[name], edgecolor=edge, linewidth=0.4)
@@ -181,7 +183,7 @@ def draw_gpu_memory(ax: Axes, block: TraceTimeline, peak: float) -> None:
 
 
 def _draw_devices(ax: Axes, block: TraceTimeline, lines: Mapping[str, tuple[str, str]]) -> None:
-    """Draw columns of the GPU's samples, each in its (colour, style), a line per device; name the row where there are none."""
+    """Draw a line per device for each column of GPU samples in `lines`, which gives its colour and style."""
     _mark_gaps(ax, block, "gpu")
     if block.gpu is None:
         name_row(ax, "", "GPU not sampled")
@@ -193,7 +195,7 @@ def _draw_devices(ax: Axes, block: TraceTimeline, lines: Mapping[str, tuple[str,
 
 
 def draw_disk(ax: Axes, block: TraceTimeline, peak: float) -> None:
-    """Draw what the disks read and wrote, all of them together, as the kernel counts it."""
+    """Draw the bytes per second that all disks together read and wrote, by the kernel's counters."""
     _rate_axis(ax, peak)
     _mark_gaps(ax, block, "disk")
     found = disk_rates(block)
@@ -207,12 +209,12 @@ def draw_disk(ax: Axes, block: TraceTimeline, peak: float) -> None:
 
 
 def sample_edges(block: TraceTimeline, edges_ns: Ints) -> Floats:
-    """Return edges of samples' intervals in seconds, the first of which may have begun before the trace: it is cut there."""
+    """Return the edges of samples' intervals in seconds. An interval that began before the window is cut at its begin."""
     return _seconds(block, np.maximum(edges_ns, block.window.begin_ns))
 
 
 def _mark_gaps(ax: Axes, block: TraceTimeline, kind: str) -> None:
-    """Hatch the stretches without a sample, over whatever curve spans them."""
+    """Hatch the times without samples, over the curve."""
     for begin, end in _seconds(block, block.gaps.get(kind, np.empty((0, 2), dtype=np.int64))):
         ax.axvspan(begin, end, facecolor="white", edgecolor="#aaaaaa", hatch="/////", linewidth=0, zorder=4)
         first, last = max(begin, ax.get_xlim()[0]), min(end, ax.get_xlim()[1])
@@ -253,7 +255,7 @@ def draw_device(ax: Axes, block: TraceTimeline, lane: int) -> None:
 
 
 def draw_part(ax: Axes, block: TraceTimeline, lane: int) -> None:
-    """Draw one part of the steps as a strip; names of parts are too long to stand on its left."""
+    """Draw one part of the steps as a strip, with its name on the right, since it may be too long for the left."""
     names, own = block.part_names, block.part_names[lane]
     first = next((index for index, name in enumerate(names) if name in CHECKPOINT_PARTS), len(names))
     title = "checkpoints" if lane == first else "" if lane else "parts"
@@ -276,13 +278,13 @@ def _draw_strip(
     ax.set_xlim(*ax.get_xlim())
     _add_area(ax, busy, edges, colour, 0.0)
     amount = counted(int(calls.sum()), unit).replace("copys", "copies")
-    # A narrow picture has no room for both on one line.
+    # In a narrow picture, number and bytes need two lines.
     between = ",\n" if ax.bbox.width < _NARROW_PIXELS else ", "
     name_row(ax, name, right + (f"{amount}{between}{format_size(moved)}" if moves else amount))
 
 
 def _presence(calls: Ints, busy: Floats) -> Floats:
-    """Return the opacity behind the bars: none without a call, else growing with the logarithm of the calls in the bin."""
+    """Return the opacity of the tint behind the bars: 0 without a call, else rising with the logarithm of the bin's calls."""
     most = max(int(calls.max(initial=0)), 1)
     return np.where((calls > 0) | (busy > 0), 0.13 + 0.32 * np.log1p(calls) / np.log1p(most), 0.0)
 
@@ -313,12 +315,12 @@ def draw_in_flight(ax: Axes, block: TraceTimeline, peak: float) -> None:
 
 
 def _add_area(ax: Axes, values: Floats, edges: Floats, colour: str, base: Any) -> None:
-    # As Axes.stairs, which also looks for the data's limits, in Python and at length; all limits here are known.
+    # Like Axes.stairs, but without its slow search for the data's limits, which are known here.
     ax.add_artist(StepPatch(values, edges, baseline=base, fill=True, facecolor=colour, edgecolor="none", zorder=2))
 
 
 def _add_line(ax: Axes, values: Floats, edges: Floats, colour: str, line: str = "-") -> None:
-    no_base: Any = None  # which matplotlib documents and its types forbid
+    no_base: Any = None  # allowed by matplotlib's documentation, but not by its types
     ax.add_artist(
         StepPatch(values, edges, baseline=no_base, fill=False, edgecolor=colour, linestyle=line, linewidth=0.6, zorder=2)
     )
