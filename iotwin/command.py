@@ -66,11 +66,20 @@ class Group:
     name: str
     help: str
     epilog: str = ""
-    leaf_classes: tuple[tuple[str, str], ...]  # module in the group's folder and class, in the order of the help
+    modules: tuple[str, ...]  # of the group's folder, one for each leaf, in the order of the help
     default: str | None = None  # the leaf to run if the user names none; without a default, the help is shown
 
     def leaves(self) -> dict[str, Command]:
         """Return the leaves by name."""
         folder = type(self).__module__
-        loaded = [getattr(importlib.import_module(f"{folder}.{module}"), leaf)() for module, leaf in self.leaf_classes]
+        loaded: list[Any] = [load(f"{folder}.{module}") for module in self.modules]
         return {leaf.name: leaf for leaf in loaded}
+
+
+def load(module: str) -> Command | Group:
+    """Return an instance of the only command or group that the module with this full name defines."""
+    names = vars(importlib.import_module(module)).values()
+    (found,) = (
+        each for each in names if isinstance(each, type) and each.__module__ == module and issubclass(each, (Command, Group))
+    )
+    return found()

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import errno
-import importlib
 import json
 import os
 import signal
@@ -13,41 +12,20 @@ from functools import partial
 from typing import Any
 
 from iotwin import __version__
-from iotwin.command import Command, Group, Outcome
+from iotwin.command import Command, Group, Outcome, load
 from iotwin.common.errors import IotwinError, nearest, reason_of
 from iotwin.common.progress import set_quiet
 from iotwin.common.ranks import await_turn_to_report, launched_by_mpi, run_as_one
 from iotwin.common.signals import interrupted_status
 from iotwin.common.terminal import cleaned_streams
 
-# Module and class of each command by its name, in the order a newcomer needs them.
-_COMMANDS = {
-    "doctor": ("doctor", "DoctorCommand"),
-    "demo": ("demo", "DemoCommand"),
-    "generate": ("generate", "GenerateCommand"),
-    "trace": ("trace", "TraceCommand"),
-    "info": ("info", "InfoCommand"),
-    "stats": ("stats", "StatsCommand"),
-    "import": ("import_trace", "ImportCommand"),
-    "recover": ("recover", "RecoverCommand"),
-    "merge": ("merge", "MergeCommand"),
-    "fit": ("fit", "FitCommand"),
-    "emulate": ("emulate", "EmulateCommand"),
-    "compare": ("compare", "CompareCommand"),
-    "twin": ("twin", "TwinGroup"),
-    "checkpoints": ("checkpoints", "CheckpointsGroup"),
-    "checkfreq": ("checkfreq", "CheckFreqGroup"),
-    "dtr": ("dtr", "DtrGroup"),
-    "plot": ("plot", "PlotCommand"),
-    "report": ("report", "ReportCommand"),
-    "view": ("view", "ViewCommand"),
-    "scale": ("scale", "ScaleCommand"),
-    "run": ("run", "RunCommand"),
-    "export": ("export", "ExportCommand"),
-    "attach-profile": ("attach_profile", "AttachProfileCommand"),
-    "pipedream": ("pipedream", "PipeDreamGroup"),
-    "completion": ("completion", "CompletionCommand"),
-}
+# In the order in which a newcomer needs them.
+_COMMANDS = (
+    "doctor", "demo", "generate", "trace", "info", "stats", "import", "recover", "merge", "fit", "emulate", "compare",
+    "twin", "checkpoints", "checkfreq", "dtr", "plot", "report", "view", "scale", "run", "export", "attach-profile",
+    "pipedream", "completion",
+)  # fmt: skip
+_MODULES = {"import": "import_trace", "attach-profile": "attach_profile"}  # of commands whose names are no modules' names
 
 _Parsers = dict[str, argparse.ArgumentParser]  # by the words that call their command: "info", "twin pack"
 
@@ -62,8 +40,8 @@ class _Parser(argparse.ArgumentParser):
 
 def load_commands(called: str = "") -> list[Command | Group]:
     """Return the command named `called`, or all commands if there is none: importing one takes a sixth of the time of all."""
-    chosen = [_COMMANDS[called]] if called in _COMMANDS else _COMMANDS.values()
-    return [getattr(importlib.import_module(f"iotwin.commands.{module}"), cls)() for module, cls in chosen]
+    chosen = [called] if called in _COMMANDS else _COMMANDS
+    return [load(f"iotwin.commands.{_MODULES.get(name, name)}") for name in chosen]
 
 
 def _add_parser(sub: Any, command: Command | Group, words: str) -> argparse.ArgumentParser:

@@ -79,7 +79,7 @@ class _Without(Group):
     """A group that means nothing by its name alone."""
 
     name, help = "without", "for the test"
-    leaf_classes = (("pack", "Pack"), ("run", "Run"))
+    modules = ("pack", "run")
     default = None
 
     def leaves(self):

@@ -9,11 +9,4 @@ class CheckFreqGroup(Group):
     epilog = """examples:
   iotwin checkfreq plan --iteration-time 0.2 --host-copy 0.6 --write-time 2 --size 1GiB --overhead 0.05
   iotwin checkfreq probe out"""
-    leaf_classes = (
-        ("plan", "CheckFreqPlanCommand"),
-        ("tune", "CheckFreqTuneCommand"),
-        ("goodput", "CheckFreqGoodputCommand"),
-        ("probe", "CheckFreqProbeCommand"),
-        ("crash", "CheckFreqCrashCommand"),
-        ("results", "CheckFreqResultsCommand"),
-    )
+    modules = ("plan", "tune", "goodput", "probe", "crash", "results")

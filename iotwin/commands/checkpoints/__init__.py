@@ -11,9 +11,4 @@ class CheckpointsGroup(Group):
   iotwin checkpoints verify out/checkpoints
   iotwin checkpoints prune out/checkpoints --keep 2 --every 1000
   iotwin checkpoints audit run.trace"""
-    leaf_classes = (
-        ("list", "CheckpointsListCommand"),
-        ("verify", "CheckpointsVerifyCommand"),
-        ("prune", "CheckpointsPruneCommand"),
-        ("audit", "CheckpointsAuditCommand"),
-    )
+    modules = ("list", "verify", "prune", "audit")

@@ -10,12 +10,4 @@ class DtrGroup(Group):
   iotwin dtr log mlp -o mlp.log
   iotwin dtr simulate mlp.log --heuristic DTR,LRU --ratio 1.0,0.5
   iotwin dtr sweep mlp.log --study pareto -o sweep"""
-    leaf_classes = (
-        ("log", "DtrLogCommand"),
-        ("validate", "DtrValidateCommand"),
-        ("simulate", "DtrSimulateCommand"),
-        ("sweep", "DtrSweepCommand"),
-        ("chain", "DtrChainCommand"),
-        ("static", "DtrStaticCommand"),
-        ("plot", "DtrPlotCommand"),
-    )
+    modules = ("log", "validate", "simulate", "sweep", "chain", "static", "plot")

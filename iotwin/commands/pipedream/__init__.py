@@ -9,15 +9,4 @@ class PipeDreamGroup(Group):
     epilog = """examples:
   iotwin pipedream optimize vgg16.graph.txt -n 4 -b 1e9 --activation-compression-ratio 1 -o plan
   iotwin pipedream simulate plan/plan.json --trace plan.trace"""
-    leaf_classes = (
-        ("graph", "PipeDreamGraphCommand"),
-        ("compress", "PipeDreamCompressCommand"),
-        ("optimize", "PipeDreamOptimizeCommand"),
-        ("evaluate", "PipeDreamEvaluateCommand"),
-        ("speedups", "PipeDreamSpeedUpsCommand"),
-        ("convert", "PipeDreamConvertCommand"),
-        ("simulate", "PipeDreamSimulateCommand"),
-        ("twin", "PipeDreamTwinCommand"),
-        ("validate", "PipeDreamValidateCommand"),
-        ("drive", "PipeDreamDriveCommand"),
-    )
+    modules = ("graph", "compress", "optimize", "evaluate", "speedups", "convert", "simulate", "twin", "validate", "drive")

@@ -11,10 +11,5 @@ class TwinGroup(Group):
   iotwin twin pack twin -o unet3d.twin
   iotwin twin run unet3d.twin -o here
   iotwin twin respond twin -o response --job python train.py"""
-    leaf_classes = (
-        ("make", "TwinMakeCommand"),
-        ("pack", "TwinPackCommand"),
-        ("run", "TwinRunCommand"),
-        ("respond", "TwinRespondCommand"),
-    )
+    modules = ("make", "pack", "run", "respond")
     default = "make"
