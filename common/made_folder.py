@@ -1,7 +1,8 @@
 """Result folders of commands. A command claims a new or empty folder, and later replaces only the entries that it made there.
 
 The file `.iotwin.json` in the folder names the kind of result and lists every entry that a command made. `--force` removes only
-those entries. Traces (`trace_store/trace_directory.py`) and data sets (`remove_ours` in `datagen/generate.py`) keep other lists.
+those entries. A trace has no such list, since it may be a copy or an import: `trace_store/trace_directory.py` recognises it by
+its content. A data set has its own list, the manifest: see `remove_ours` in `datagen/generate.py`.
 """
 
 from pathlib import Path

@@ -66,7 +66,7 @@ class Group:
     name: str
     help: str
     epilog: str = ""
-    modules: tuple[str, ...]  # of the group's folder, one for each leaf, in the order of the help
+    modules: tuple[str, ...]  # names of the leaves' modules, in the order of the help
     default: str | None = None  # the leaf to run if the user names none; without a default, the help is shown
 
     def leaves(self) -> dict[str, Command]:

@@ -19,15 +19,15 @@ from iotwin.common.ranks import await_turn_to_report, launched_by_mpi, run_as_on
 from iotwin.common.signals import interrupted_status
 from iotwin.common.terminal import cleaned_streams
 
-# In the order in which a newcomer needs them.
+# The commands, in the order in which a newcomer needs them.
 _COMMANDS = (
     "doctor", "demo", "generate", "trace", "info", "stats", "import", "recover", "merge", "fit", "emulate", "compare",
     "twin", "checkpoints", "checkfreq", "dtr", "plot", "report", "view", "scale", "run", "export", "attach-profile",
     "pipedream", "completion",
 )  # fmt: skip
-_MODULES = {"import": "import_trace", "attach-profile": "attach_profile"}  # of commands whose names are no modules' names
+_MODULES = {"import": "import_trace", "attach-profile": "attach_profile"}  # where they differ from the command's name
 
-_Parsers = dict[str, argparse.ArgumentParser]  # by the words that call their command: "info", "twin pack"
+_Parsers = dict[str, argparse.ArgumentParser]  # parsers by the words that call their command: "info", "twin pack"
 
 
 class _Parser(argparse.ArgumentParser):

@@ -28,7 +28,7 @@ _PANEL_INCHES = (2.6, 2.1)
 _MARKERS = "os^Dv<>"
 _MOST_WITHIN = 4  # curves whose legend has room within the axes
 _LEGEND_INCHES, _LEGEND_LINE_INCHES = 1.5, 0.15
-_MARGIN = 0.04  # of the span of x, on both sides
+_MARGIN = 0.04  # empty share of the x axis on both sides
 _STATES = {"oom": ("X", "out of memory"), "thrash": ("P", "thrashes"), "failed": ("x", "failed")}  # marks, and their meanings
 _TOP, _BELOW = 0.96, 0.06  # shares of the axes: height of the marks without a y, and distance between those of two curves
 
@@ -56,14 +56,14 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlottedCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One curve, point by point."""
+    """The name and the points of one curve."""
 
     name: str
     points: list[Point]
 
 
 class Band(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"first": "from", "last": "to"}):
-    """A range of x that has a name."""
+    """A named range of x."""
 
     first: float
     last: float
@@ -96,7 +96,7 @@ class Series(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Curves(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A document of one panel."""
+    """A document whose curves share one panel."""
 
     title: str
     x: Axis

@@ -17,7 +17,7 @@ class LogHistogram:
 
     def __init__(self) -> None:
         self.counts = np.zeros((0, _BUCKETS), dtype=np.int64)
-        self._totals = np.zeros((0, _BUCKETS))  # of the values in each bucket
+        self._totals = np.zeros((0, _BUCKETS))  # sum of the values in each bucket
         self._most = np.zeros(0, dtype=np.int64)
 
     def add(self, row: Ints, value: Ints) -> None:

@@ -18,7 +18,7 @@ def trace_labels(paths: list[Path]) -> list[str]:
 
 
 def counted(number: int, thing: str) -> str:
-    """Return '1 call', '2,000 calls'."""
+    """Return a number and a noun, such as '1 call' or '2,000 calls'."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 

@@ -1,4 +1,4 @@
-"""Block requests, accelerator activity and parts of steps spread over bins of time, as calls are."""
+"""Spread block requests, accelerators' work and parts of steps over bins of time."""
 
 import numpy as np
 import pandas as pd
@@ -8,7 +8,7 @@ from iotwin.trace_visuals.bins import CallLanes, Grid, LaneBins, RequestInterval
 
 BLOCK_LANES = ("read", "write")
 DEVICE_LANES = ("kernel", "copy")
-CHECKPOINT_PARTS = ("persist", "snapshot", "stall")  # of a checkpoint concurrent with training: write, copy, wait
+CHECKPOINT_PARTS = ("persist", "snapshot", "stall")  # parts of a concurrent checkpoint: write, copy, wait
 _MOST_PARTS = 6
 _MOST_DEVICES = 8
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _COLUMNS = 3
 _PANEL_INCHES = (2.4, 1.7)
 _CELL_INCHES = 0.42
-_LONGEST_NAME = 255  # of a file, so that names of traces are not shortened
+_LONGEST_NAME = 255  # longest file name, so that names of traces are not shortened
 _COLOURS = (BLUE, VERMILLION)
 
 

@@ -25,14 +25,14 @@ _KNOWN = "init, epoch:N, block:N, eval:N, checkpoint:N, a duration such as 30s, 
 
 @dataclass(frozen=True)
 class TimeWindow:
-    """A part of one trace's time (monotonic ns), and the time that is shown as zero."""
+    """Begin and end of a part of one trace (monotonic ns), and the time that is shown as zero."""
 
     begin_ns: int
     end_ns: int
     zero_ns: int
 
     def seconds(self) -> tuple[float, float]:
-        """Return begin and end in seconds from zero."""
+        """Return begin and end in seconds from the time that is shown as zero."""
         return (self.begin_ns - self.zero_ns) / _SECOND, (self.end_ns - self.zero_ns) / _SECOND
 
 

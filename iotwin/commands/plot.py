@@ -92,7 +92,7 @@ class PlotCommand(Command):
 
 
 def _run_steps(args: Namespace) -> Outcome:
-    """Analyse instrumented runs; the options that shape a timeline have no meaning here."""
+    """Analyse instrumented runs. Raises UsageError if an option that shapes timelines is set."""
     from iotwin.trace_visuals.steps import plot_steps
 
     _refuse_timeline_options(args)

@@ -42,7 +42,7 @@ class RunCommand(Command):
 
 
 def _by_reason(failures: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Return the failed cells by reason, so that a reason that holds for several is printed once."""
+    """Return the names of the failed cells by reason, so that a reason that several cells share is printed once."""
     found: dict[str, list[str]] = {}
     for failure in failures:
         found.setdefault(failure["reason"], []).append(failure["cell"])

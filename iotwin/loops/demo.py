@@ -30,7 +30,7 @@ _MADE = {
     "twin_output": "",
 }
 _DATA_BYTES = 384 << 20
-_SCALE = 0.3  # of the sides of KiTS19's volumes, so that two CPU cores can train on them
+_SCALE = 0.3  # factor of the sides of KiTS19's volumes, so that two CPU cores can train on them
 SEED = 1
 # A small network on small crops. One thread computes, so that the loaders have the other core.
 JOB = [

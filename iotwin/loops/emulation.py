@@ -1,4 +1,4 @@
-"""An emulated run, from generating the data set to the results."""
+"""Run an emulated workload, from generating its data set to writing the results."""
 
 import math
 import time
@@ -25,7 +25,7 @@ _CASE_BYTES = 146_600_628  # mean size of the unet3d workload's pairs of image a
 
 
 class EmulationOptions(NamedTuple):
-    """How to run a workload: the settings that its YAML does not hold."""
+    """The settings of a run that the workload's YAML does not hold."""
 
     ranks: int = 1
     limit_s: float | None = None
@@ -128,7 +128,7 @@ def _replay(config: "Config", options: EmulationOptions) -> dict[str, Any]:
 
 
 def _generate(config: "Config", as_dlio: bool) -> dict[str, Any]:
-    """Write the data set of the workload unless it exists. `as_dlio`: also into a folder with other files."""
+    """Write the workload's data set unless it exists. `as_dlio`: write it even into a folder that holds other files."""
     from iotwin.benchmark.emulator.data.folders import open_folder
     from iotwin.benchmark.emulator.readers import file_format
     from iotwin.loops.generation import generate_anywhere

@@ -1,4 +1,4 @@
-"""What ``iotwin emulate`` prints for a person: a run's figures, a what-if's table, a workload's values."""
+"""Print the results of ``iotwin emulate``: a run's figures, the table of a what-if question, or a workload's values."""
 
 from typing import Any
 

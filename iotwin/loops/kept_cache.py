@@ -25,7 +25,7 @@ from iotwin.common.processes.children import safe_path
 _CHECK_EVERY_S = 0.1
 _SHARE_OF_TIME = 0.1  # most of a processor's time that the checks may take
 _MOST_FILES = 30_000  # the kernel allows a process 65 530 maps
-_SHARE_OF_MEMORY = 0.5  # of the free memory; of a larger data set, the kernel chooses the pages to keep
+_SHARE_OF_MEMORY = 0.5  # largest share of the free memory; the kernel chooses the cached pages of a larger data set
 _GRACE_S = 10.0
 _MAP_FIXED = 0x10
 _MAP_FAILED = ctypes.c_void_p(-1).value

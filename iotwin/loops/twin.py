@@ -157,13 +157,13 @@ class _Rounds:
 
     @property
     def likeness(self) -> tuple[bool, float]:
-        """How like the job the best run is, for comparing two kinds of twin: whether it is not different, then its score."""
+        """Sort key that is greater for a twin whose best run is more like the job: not different, then the score."""
         best = self._best
         return (not self.differs, best["overall"]) if best else (False, 0.0)
 
     @property
     def differs(self) -> bool:
-        """Whether the verdict on the best run is that it differs from the job."""
+        """True if the verdict on the best run is that it differs from the job."""
         return self._best is not None and self._best["verdict"].startswith("different")
 
     @property

@@ -196,7 +196,7 @@ def _foreign_config(content: bytes, archive: Path, allow_plugins: bool) -> "Conf
         if not stays_within(name):
             raise UsageError(f"{archive}: twin.startup_files: {name!r} leads out of the data folder; pack the twin again")
     config.storage = Storage()
-    config.workflow.generate_data = False  # its data are those of the recipe
+    config.workflow.generate_data = False  # `unpack` generates the data, from the recipe
     config.dataset.keep_files = True
     return config
 

@@ -1,4 +1,4 @@
-"""What-if questions: vary one key of a workload, run each value, and compare the runs with the unchanged one."""
+"""Answer what-if questions: run a workload with each value of one key, and compare the runs with the unchanged workload."""
 
 from collections.abc import Callable
 from typing import Any

@@ -14,9 +14,9 @@ from iotwin.trace_store.workers import Workers
 from iotwin.trace_visuals.bins import CallLanes, Grid, LaneBins
 from iotwin.trace_visuals.call_columns import READ, STORAGE_KINDS, WRITE, CallColumns, CallReader, Ints
 from iotwin.trace_visuals.report.block_requests import BlockAnalysis, PhaseBytes, analyse_block
+from iotwin.trace_visuals.report.checkpoint_writes import ReadsDuringCheckpoints, checkpoint_writes_ns
 from iotwin.trace_visuals.report.heatmap import Heat, HeatMap
 from iotwin.trace_visuals.report.lanes import LaneName, LanePlan
-from iotwin.trace_visuals.report.saving import ReadsDuringCheckpoints, bursts_ns
 from iotwin.trace_visuals.report.slowest_calls import EveryCall, SlowestCalls
 from iotwin.trace_visuals.report.survey import Survey, surveys
 from iotwin.trace_visuals.report.tables import OperationTable, ProcessTable, ReportedFiles
@@ -30,8 +30,8 @@ _SLOWEST = 50
 class Detail:
     """Limits on the detail that a report holds of one trace, which bound the page's size."""
 
-    bins: int  # along the whole trace
-    most_calls: int  # with at most this many calls on the timeline, each is on the page
+    bins: int  # number of bins along the whole trace
+    most_calls: int  # the page holds single calls if the timeline has at most so many
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Analysis:
     every_call: tuple[CallColumns, Ints] | None  # all calls, and the lane of each; None if there are too many
     ops: list[str]
     operations: OperationTable
-    files: pd.DataFrame  # as ReportedFiles.frame
-    processes: pd.DataFrame  # as ProcessTable.frame
+    files: pd.DataFrame  # see ReportedFiles.frame
+    processes: pd.DataFrame  # see ProcessTable.frame
     slowest: pd.DataFrame
-    reads_heat: Heat | None  # of data-set files
-    writes_heat: Heat | None  # of checkpoint files
-    phases: pd.DataFrame  # of the lowest rank
+    reads_heat: Heat | None  # reads of data-set files
+    writes_heat: Heat | None  # writes of checkpoint files
+    phases: pd.DataFrame  # phases of the lowest rank
     block: BlockAnalysis | None  # None when block requests were not traced
     reads_during_checkpoints: ReadsDuringCheckpoints
 
@@ -77,7 +77,7 @@ class _Analyses(Collectors):
         self.operations, self.files, self.processes = OperationTable(), ReportedFiles(len(files)), ProcessTable(surveyed.pids)
         self.reads = HeatMap(files, surveyed.extent_bytes, "dataset", READ, begin, end)
         self.writes = HeatMap(files, surveyed.extent_bytes, "checkpoint", WRITE, begin, end)
-        self.reads_during_checkpoints = ReadsDuringCheckpoints(bursts_ns(trace))
+        self.reads_during_checkpoints = ReadsDuringCheckpoints(checkpoint_writes_ns(trace))
         self.slowest, self.phase_bytes = SlowestCalls(_SLOWEST), PhaseBytes(leading_phases(trace))
         self.bins, self.every = LaneBins(Grid.covering(begin, end, detail.bins), len(plan.names)), EveryCall()
 

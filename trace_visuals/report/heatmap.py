@@ -18,7 +18,7 @@ class Heat:
     size_bytes: Floats  # shape (columns of time, rows of address)
     time: Grid
     address: Grid
-    file_ids: Ints  # in the order of the address axis
+    file_ids: Ints  # ids of the files, in the order of the address axis
     bases: Ints  # first address of each file
 
 

@@ -45,7 +45,7 @@ class LanePlan:
         return len(_STORAGE) + 1 + len(_ELSEWHERE)
 
     def by_operation(self, calls: CallColumns) -> Ints:
-        """Return the operation lane of each call, -1 for calls in none."""
+        """Return the index of the operation's lane of each call; -1 for a call in no such lane."""
         lane = np.full(len(calls), -1, dtype=np.int64)
         for index, group in enumerate(_STORAGE):
             lane[calls.storage & (calls.group == group)] = index
@@ -57,7 +57,7 @@ class LanePlan:
         return lane
 
     def by_process(self, calls: CallColumns) -> Ints:
-        """Return the process lane of each call on storage, -1 for other calls and processes without a lane."""
+        """Return the index of the process's lane of each call on storage; -1 for other calls and processes without a lane."""
         if not len(self._shown):
             return np.full(len(calls), -1, dtype=np.int64)
         order = np.argsort(self._shown)

@@ -33,7 +33,7 @@ def pack_share(values: Floats) -> dict[str, Any]:
 
 
 def pack_amount(values: Floats) -> dict[str, Any]:
-    """Pack numbers from 0 in 32 bits with the resolution of the greatest divided by 2**32."""
+    """Pack numbers from 0 in 32 bits, as multiples of the greatest number divided by 2**32."""
     unit = float(values.max(initial=0)) / _MOST_U32 or 1.0
     return pack(np.ceil(values / unit - 1e-9).clip(0, _MOST_U32).astype(np.uint32), unit)
 

@@ -11,10 +11,10 @@ from iotwin.trace_visuals.gaps import sample_gaps
 from iotwin.trace_visuals.histogram import LogHistogram
 from iotwin.trace_visuals.labels import loss_line, machine_line, tracing_cost_line
 from iotwin.trace_visuals.report.analysis import Analysis
+from iotwin.trace_visuals.report.checkpoint_writes import APART, DURING, checkpoint_writes_ns
 from iotwin.trace_visuals.report.heatmap import Heat
 from iotwin.trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
 from iotwin.trace_visuals.report.recompute import CURVES, recompute_shares
-from iotwin.trace_visuals.report.saving import APART, DURING, bursts_ns
 from iotwin.trace_visuals.report.texts import describe, headline
 
 _MOST_FILES, _MOST_PROCESSES, _MOST_NAMES = 400, 200, 4000
@@ -293,7 +293,7 @@ def _histograms(analysis: Analysis) -> list[dict[str, Any]]:
 
 def _bursts(analysis: Analysis) -> dict[str, Any]:
     """Return the begins of checkpoints, the times between them, and the latencies of reads during and outside of checkpoints."""
-    begin_ns = bursts_ns(analysis.trace)[:, 0]
+    begin_ns = checkpoint_writes_ns(analysis.trace)[:, 0]
     latency, names = analysis.reads_during_checkpoints.latency_ns, {DURING: "while a checkpoint is written", APART: "otherwise"}
     return {
         "time_s": ((begin_ns[1:] - analysis.zero_ns) / _SECOND).tolist(),

@@ -20,7 +20,7 @@ class SlowestCalls:
         self._kept: CallColumns | None = None
 
     def add(self, calls: CallColumns) -> None:
-        """Add a batch."""
+        """Add a batch of calls."""
         # Once `most` calls are kept, only a call that is longer than the shortest of them can replace one.
         full = self._kept is not None and len(self._kept) == self._most
         limit = int(self._kept.duration_ns.min()) if self._kept is not None and full else -1

@@ -18,7 +18,7 @@ class Survey:
     """The results of the first pass, which the second pass requires."""
 
     begin_ns: int
-    end_ns: int  # of the last call or of the trace, whichever is later
+    end_ns: int  # end of the last call or of the trace, whichever is later
     calls: int
     storage_calls: int
     extent_bytes: Ints  # per file: the highest end of a transfer, or the size when first opened if that is larger

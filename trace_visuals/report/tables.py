@@ -29,7 +29,7 @@ class OperationTable:
         self._failures = np.zeros(0, dtype=np.int64)
 
     def add(self, calls: CallColumns) -> None:
-        """Add a batch."""
+        """Add a batch of calls."""
         row = calls.op * 2 + ~calls.storage
         self.latency_ns.add(row, calls.duration_ns)
         moves = (calls.group == READ) | (calls.group == WRITE)

@@ -10,8 +10,8 @@ from iotwin.trace_visuals.gaps import sample_gaps
 from iotwin.trace_visuals.histogram import LogHistogram
 from iotwin.trace_visuals.labels import counted
 from iotwin.trace_visuals.report.analysis import Analysis
+from iotwin.trace_visuals.report.checkpoint_writes import APART, DURING, checkpoint_parts_s, concurrent_writes_ns
 from iotwin.trace_visuals.report.recompute import CURVES, recompute_shares
-from iotwin.trace_visuals.report.saving import APART, DURING, spent_s, written_ns
 from iotwin.trace_visuals.report.tables import LARGE_BYTES
 from iotwin.trace_visuals.requests import CHECKPOINT_PARTS
 
@@ -325,7 +325,7 @@ def _checkpoints(analysis: Analysis) -> tuple[str, str]:
 
 def _concurrent_checkpoints(analysis: Analysis) -> tuple[str, str]:
     """Describe checkpoints written concurrently with training: how often, and their cost for steps and reads."""
-    spans, spent = written_ns(analysis.trace), spent_s(analysis.trace)
+    spans, spent = concurrent_writes_ns(analysis.trace), checkpoint_parts_s(analysis.trace)
     if not len(spans):
         return "", ""
     run_s = (analysis.survey.end_ns - analysis.survey.begin_ns) / _SECOND

@@ -1,4 +1,4 @@
-"""Pictures of instrumented runs: breakdown of a step, latencies, throughputs, histograms of compute time."""
+"""Draw instrumented runs: breakdown of a step, latencies, throughputs, histograms of compute time."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -25,7 +25,7 @@ PARTS = (
     "model_forward_pass", "loss_tensor_calc", "model_backward_pass", "model_optim_step", "cum_loss_fn_calc",
 )  # fmt: skip
 COLUMNS = ("run", "workload", "variant", "gpus", "batch", "key", "rank", "block", "seconds")
-_MOST_TIMELINE_BYTES = 1 << 30  # of TensorFlow's profile of one step
+_MOST_TIMELINE_BYTES = 1 << 30  # largest profile of one step by TensorFlow
 _DURATION = r'"key": ?"(?P<key>\w+)".*"duration": ?(?P<ns>\d+)'
 _EMULATOR = r"\[INFO\].*?\b(?P<key>[a-z_]+):? (?P<ns>\d+)\s*$"
 _RANK = r'(?:^\[(?P<first>\d+)\]|"rank": ?(?P<second>\d+))'

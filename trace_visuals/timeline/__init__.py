@@ -41,7 +41,7 @@ _STRIP_IN, _GRAPH_IN, _LOW_GRAPH_IN, _PHASES_IN, _GAP_IN = 0.2, 0.42, 0.3, 0.17,
 _HEAD_IN, _GROUP_HEAD_IN, _BLOCK_GAP_IN = 0.36, 0.14, 0.16
 _AXIS_IN, _LEGEND_ROW_IN, _NOTE_IN = 0.34, 0.14, 0.17
 _LEGEND_LETTER_IN, _LEGEND_HANDLE_IN = 0.047, 0.34
-_COMMAND_LETTER_IN = 0.062  # typical width of a letter of 7 points
+_COMMAND_LETTER_IN = 0.062  # inches of a typical letter of 7 points
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ class Grouping:
 
     titles: list[str]
     note: str  # caption on processes that are left out; may be empty
-    _pids: Ints  # sorted
-    _groups: Ints  # group of each of _pids
+    _pids: Ints  # all grouped processes, sorted
+    _groups: Ints  # index of the group of each of _pids
 
     def of(self, pid: Ints) -> Ints:
         """Return the index of each process's group; -1 for a process in no group."""

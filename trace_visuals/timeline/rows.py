@@ -29,10 +29,10 @@ from iotwin.trace_visuals.style import (
 from iotwin.trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline
 
 _SECOND = 1e9
-_MOST_STEPS = 300  # more marks would be a grey blur
+_MOST_STEPS = 300  # of more steps, marks would be a grey blur
 _LETTER_IN = 0.058
 _NO_SAMPLES = "no samples"
-_NAME_LETTERS = 22  # as many as fit on the right of a row
+_NAME_LETTERS = 22  # number of letters that fit on the right of a row
 _NARROW_PIXELS = 300  # at the 100 dpi at which figures are laid out
 
 

@@ -1,4 +1,4 @@
-"""What the commands on a folder of checkpoints share: its argument, its document and its table."""
+"""Base class of the commands on a folder of checkpoints: its argument, its document and its table."""
 
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence

@@ -1,1 +1,1 @@
-"""Experiments: a grid of training jobs from one YAML, each cell traced."""
+"""Experiments: a grid of training jobs, described by one YAML. Each job is traced."""

@@ -1,4 +1,4 @@
-"""An experiment: a YAML that describes training jobs as a grid of cells."""
+"""An experiment: a YAML that describes training jobs as a grid of cells. A cell is one run of one job."""
 
 import itertools
 import math
@@ -17,14 +17,14 @@ from iotwin.common.units import parse_duration
 from iotwin.common.workloads import EMULATED, workload_named
 from iotwin.workload_yaml.yaml12 import parse, read_text
 
-EMULATOR_IMAGE = "dlio:latest"  # as the benchmark scripts call it
+EMULATOR_IMAGE = "dlio:latest"  # the name that the benchmark's scripts give it
 SHIPPED = Path(__file__).parents[2] / "experiments"
 _WITHOUT = "without"  # in the name of a cell without a swept option
-_ORDER = 0xE59E  # with the seed, the key of the random order of cells
+_ORDER = 0xE59E  # key of the random order of cells, together with the seed
 _MOST_CELLS = 10_000  # a cell takes seconds at least
 # Options that the cell itself sets: another value would move its results, or contradict its name.
 _OPTIONS_OF_CELLS = ("data", "output", "batch-size", "variant", "seed", "workers")
-_NOT_TO_GENERATE = ("--output", "--dry-run", "--verify", "--help")  # they write elsewhere, or nothing
+_NOT_TO_GENERATE = ("--output", "--dry-run", "--verify", "--help")  # options that write elsewhere, or nothing
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -52,8 +52,8 @@ class Jobs(msgspec.Struct, forbid_unknown_fields=True):
     options: dict[str, str | int | float | bool] = {}  # passed to the workload's program; a boolean true is a bare --name
     # Options with a cell for each value. The value null is a cell without the option, as a reference for the others.
     sweep: dict[str, Annotated[list[str | int | float | None], msgspec.Meta(min_length=1)]] = {}
-    sleep: str | None = None  # for the variant sleep: measured or regression (the paper's V100s), or a value of --sleep
-    emulate: list[str] = []  # for the variant emulated: a YAML or workload=NAME, then overrides
+    sleep: str | None = None  # value for the variant sleep: measured or regression (the paper's V100s), or a value of --sleep
+    emulate: list[str] = []  # arguments for the variant emulated: a YAML or workload=NAME, then overrides
 
 
 class Experiment(msgspec.Struct, forbid_unknown_fields=True):
@@ -62,11 +62,11 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     name: Name
     data: dict[Name, ExperimentDataSet]
     jobs: Annotated[list[Jobs], msgspec.Meta(min_length=1)]
-    seed: Count = 1  # for the order of the cells, and for the jobs
+    seed: Count = 1  # seed of the cells' order, and of the jobs
     repeats: Positive = 1
     container: bool = True  # run each cell in a container; else as processes of this machine
     gpus: bool = False  # give each rank a GPU; else ranks compute on CPUs
-    time_limit: str = "1h"  # after which a cell is ended
+    time_limit: str = "1h"  # a cell that runs longer is ended
     plot: Literal["timeline", "steps"] | None = None  # pictures to draw of the finished cells
     # Container image of each workload (default WORKLOAD:{variant}, with the variant's name) and of the emulator.
     images: dict[str, str] = {}

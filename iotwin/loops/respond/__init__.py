@@ -26,7 +26,7 @@ from iotwin.tracing_tools.targets.storage_limits import MEMORY, READS, LimitedCg
 RESPONSE = "response.json"
 DEFAULT_CHANGES = ("cold", "read=50MB", "requests=500", "cache=32MiB")
 _JOB, _TWIN = "job", "twin"
-_READ_BYTES = 1 << 22  # of a single read that brings a file into the page cache
+_READ_BYTES = 1 << 22  # size of the reads that bring a file into the page cache
 _EXAMPLES = "write for example cold, read=25MB, requests=200, cache=64MiB or read=25MB,cache=64MiB"
 
 

@@ -11,7 +11,7 @@ from iotwin.trace_visuals.windows import leading_phases
 APART, DURING = 0, 1  # rows of ReadsDuringCheckpoints.latency_ns
 
 
-def written_ns(trace: Trace) -> Ints:
+def concurrent_writes_ns(trace: Trace) -> Ints:
     """Return begin and end (ns) of each checkpoint written concurrently with training, in order of start; shape (n, 2)."""
     parts = trace.step_parts()
     if parts is None:
@@ -21,9 +21,9 @@ def written_ns(trace: Trace) -> Ints:
     return np.stack([begin, begin + own["duration_ns"].to_numpy(np.int64)], axis=1)
 
 
-def bursts_ns(trace: Trace) -> Ints:
+def checkpoint_writes_ns(trace: Trace) -> Ints:
     """Return begin and end (ns) of each checkpoint, shape (n, 2): those written concurrently with training, else all phases."""
-    concurrent = written_ns(trace)
+    concurrent = concurrent_writes_ns(trace)
     if len(concurrent):
         return concurrent
     phases = leading_phases(trace)
@@ -31,7 +31,7 @@ def bursts_ns(trace: Trace) -> Ints:
     return np.stack([own["start_ns"].to_numpy(np.int64), own["end_ns"].to_numpy(np.int64)], axis=1)
 
 
-def spent_s(trace: Trace) -> dict[str, float]:
+def checkpoint_parts_s(trace: Trace) -> dict[str, float]:
     """Return the mean seconds that a rank spent in each of CHECKPOINT_PARTS; empty if no checkpoint was logged."""
     parts = trace.step_parts()
     if parts is None:
@@ -45,12 +45,12 @@ class ReadsDuringCheckpoints:
     """Latency of storage reads while a checkpoint is written, in row DURING, and at other times, in row APART."""
 
     def __init__(self, written: Ints) -> None:
-        """Measure reads during the checkpoints `written`, as `bursts_ns` returns them."""
+        """Measure reads during the checkpoints `written`, as `checkpoint_writes_ns` returns them."""
         self._begin, self._reach = written[:, 0], np.maximum.accumulate(written[:, 1])
         self.latency_ns = LogHistogram()
 
     def add(self, calls: CallColumns) -> None:
-        """Add a batch."""
+        """Add a batch of calls."""
         reads = np.flatnonzero((calls.group == READ) & calls.storage)
         if not len(self._begin) or not len(reads):
             return
