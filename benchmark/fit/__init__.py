@@ -6,6 +6,7 @@ under ``twin.assumptions``.
 
 from typing import Literal
 
+from iotwin.benchmark.fit.batches.labels import describe_labels, label_calls
 from iotwin.benchmark.fit.coverage import Coverage, check_coverage, describe_coverage
 from iotwin.benchmark.fit.look import Job, look
 from iotwin.benchmark.fit.recorded.twin import fit_recorded
@@ -31,10 +32,17 @@ def fit(trace: Trace, kind: Kind = "auto") -> Fitted:
         note(f"{trace.path}: {failed}; what follows is of what it did until then")
     if unseen := mapped_data_note(trace):
         note(f"{trace.path}: {unseen}")
+    job = look(trace)
+    fitted = _fit(trace, job, kind)
+    fitted.evidence["labels"] = describe_labels(job, label_calls(job))
+    return fitted
+
+
+def _fit(trace: Trace, job: Job, kind: Kind) -> Fitted:
     if kind == "recorded":
         return _with_kind(fit_recorded(trace), "recorded, as asked")
     try:
-        fitted, coverage = fit_structured(trace)
+        fitted, coverage = fit_structured(job)
     except IotwinError as error:
         if kind == "structured":
             raise
@@ -48,7 +56,7 @@ def fit(trace: Trace, kind: Kind = "auto") -> Fitted:
 def foretell(trace: Trace) -> str:
     """Return in words which twin `fit` makes of the trace, and what it accounts for or why it is none that can be edited."""
     try:
-        fitted, coverage = fit_structured(trace)
+        fitted, coverage = fit_structured(look(trace))
     except IotwinError as error:
         return f"recorded, as no structure can be told: {str(error).removeprefix(f'{trace.path}: ')}"
     if short_of := coverage.short_of:
@@ -56,12 +64,11 @@ def foretell(trace: Trace) -> str:
     return f"structured: {describe_coverage(fitted.coverage)}"
 
 
-def fit_structured(trace: Trace) -> tuple[Fitted, Coverage]:
+def fit_structured(job: Job) -> tuple[Fitted, Coverage]:
     """Return the structured twin; IotwinError, saying why, when the trace shows no training that can be emulated.
 
     Its coverage says how much of the job it accounts for; a twin of less than half is refused.
     """
-    job = look(trace)
     fitted = structured(job)
     return fitted, check_coverage(job, fitted)
 

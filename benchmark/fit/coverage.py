@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from iotwin.benchmark.fit.batches.deliveries import deliveries
 from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.plan import Plan, plan
 from iotwin.benchmark.fit.samples.samples import is_mapped
-from iotwin.benchmark.fit.samples.step_samples import given_batches
 from iotwin.benchmark.fit.streams.stream import logged_steps
 from iotwin.benchmark.fit.twin_parts import Fitted
 from iotwin.common.errors import IotwinError
@@ -170,7 +170,7 @@ def check_coverage(job: Job, fitted: Fitted) -> Coverage:
 
 def _trains(job: Job) -> bool:
     """Whether a job that logs nothing looks like training: loaders hand over batches, or who saves goes through data again."""
-    if len(given_batches(job)):
+    if len(deliveries(job)):
         return True
     savers = job.calls_on(job.file_ids("checkpoint"), schema.WRITE_OPS)["pid"].unique()
     reads = job.calls_on(job.file_ids("dataset"), schema.READ_OPS)
@@ -199,7 +199,7 @@ def _amounts(flow: dict[str, Any]) -> str:
 
 
 def _reasons(job: Job, fitted: Fitted, planned: Plan) -> Iterator[str]:
-    handed = len(given_batches(job))
+    handed = len(deliveries(job))
     if handed and planned.steps and max(handed / planned.steps, planned.steps / handed) > _APART:
         yield f"{handed} batches were handed over by loaders, but the twin would make {planned.steps} steps"
     written = job.calls_on(job.file_ids("checkpoint"), schema.WRITE_OPS)

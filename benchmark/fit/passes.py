@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from iotwin.benchmark.fit.bursts import regular_batches
+from iotwin.benchmark.fit.batches.bursts import batches_by_pauses
+from iotwin.benchmark.fit.batches.deliveries import LENGTH_BYTES
 from iotwin.benchmark.fit.checkpoint_files import SeenFile, find_files, saved_ns
 from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.samples.samples import Samples
-from iotwin.benchmark.fit.samples.step_samples import LENGTH_BYTES
 from iotwin.benchmark.fit.windows import Window, find_windows
 from iotwin.trace_store import schema
 
@@ -157,7 +157,7 @@ def _number_batches(accesses: pd.DataFrame, handovers: pd.DataFrame) -> NDArray[
     for pid in pd.unique(pids):
         rows = np.flatnonzero(pids == pid)
         times = np.sort(reads.loc[reads["pid"] == pid, "start_ns"].to_numpy())
-        own = _batches_by_handover(starts[rows], times) if len(times) else _batches_by_pauses(starts[rows], ends[rows])
+        own = _batches_by_handover(starts[rows], times) if len(times) else batches_by_pauses(starts[rows], ends[rows])
         number[rows] = taken + own
         taken = int(number[rows].max()) + 1
     return number
@@ -181,41 +181,16 @@ def _batches_alone(parts: Sequence[tuple[Window, pd.DataFrame]], processes: pd.D
         gaps = (begins[1:] - ends[:-1])[~begun]
         if len(gaps):
             ends[:-1][begun] = begins[1:][begun] - gaps.max()
-        number = _batches_by_pauses(begins, ends)
+        number = batches_by_pauses(begins, ends)
         numbers[own.index] = taken + np.cumsum(np.append(False, begun | (np.diff(number) > 0)))
         taken += len(own)
     return numbers
-
-
-def _batches_by_pauses(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    return regular_batches(starts, ends, _batches_by_gaps(starts, ends))
 
 
 def _batches_by_handover(starts: NDArray[np.int64], pipe_reads: NDArray[np.int64]) -> NDArray[np.int64]:
     """A batch begins where the process read from a pipe since its last access."""
     fresh = np.diff(np.searchsorted(pipe_reads, starts), prepend=-1) > 0
     number: NDArray[np.int64] = np.cumsum(fresh) - 1
-    return number
-
-
-def _batches_by_gaps(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Batches lie between the long gaps.
-
-    The gaps within a batch and those between batches form two groups; the threshold is where splitting the logarithms of the gaps
-    in two leaves the least variance within the groups (Otsu, IEEE Trans. SMC 9(1), 1979). One group: every sample is a batch.
-    """
-    gap_logs = np.log(np.maximum(starts[1:] - ends[:-1], 1000))
-    logs = np.sort(gap_logs)
-    left = np.arange(1, len(logs))
-    if len(left) == 0:
-        return np.arange(len(starts))
-    sums = np.cumsum(logs)
-    means_left, means_right = sums[:-1] / left, (sums[-1] - sums[:-1]) / (len(logs) - left)
-    between = left * (len(logs) - left) * (means_left - means_right) ** 2
-    cut = int(between.argmax())
-    if means_right[cut] - means_left[cut] < np.log(3):
-        return np.arange(len(starts))
-    number: NDArray[np.int64] = np.append(0, np.cumsum(gap_logs > (logs[cut] + logs[cut + 1]) / 2))
     return number
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from iotwin.benchmark.fit.batches.deliveries import LENGTH_BYTES, are_ends
 from iotwin.benchmark.fit.checkpoint_files import saved_ns
 from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.passes import Pass
-from iotwin.benchmark.fit.samples.step_samples import LENGTH_BYTES, are_ends
 from iotwin.trace_store import schema
 from iotwin.workload_yaml import Duration, InOrder, Quantiles
 

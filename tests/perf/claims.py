@@ -67,6 +67,7 @@ SECTIONS = [
             Claim("demo: real run compared with its twin", "demo", r"demo: real against twin, overall"),
             Claim("README: time from the first command to the picture", "newcomer", r"README: seconds.*", "s"),
             Claim("iotwin's own jobs: twin compared with unseen runs", "held_out", r"\w+: twin against a rerun not fitted.*"),
+            Claim("foreign jobs: labels as the programs read", "unseen", r".*: (bytes of the data that are|batches with the) .*"),
             Claim("foreign jobs: twin compared with an unseen run", "unseen", r"(?!fio).*, unseen: twin against.*"),
             Claim("foreign jobs: bytes read that the twin accounts for", "unseen", r".*: bytes read that its twin accounts for"),
             Claim("foreign jobs: recorded twin", "unseen", r".*, a recorded twin: against.*"),

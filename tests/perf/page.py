@@ -19,7 +19,9 @@ def records_of(claim: Claim) -> list[Record]:
 
 def page() -> str:
     """Return the text of docs/performance.md."""
-    machines = {record.machine: None for subject in SUBJECTS for record in read_records(subject)}
+    # A kernel's build, after its version, is no property of a machine that a reader could look for.
+    builds = re.compile(r"(?<=Linux )([\d.]+)[^\s,]*")
+    machines = {builds.sub(r"\1", record.machine): None for subject in SUBJECTS for record in read_records(subject)}
     parts = ["\n".join([f"{INTRODUCTION}* Measured on:", *(f"  * {machine}" for machine in machines), ""])]
     for section in SECTIONS:
         parts.append(f"## {section.title}\n\n{section.text}\n")

@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from iotwin.common.checkpoints import checkpoints, verify
-from iotwin.common.files import partial_of
 from iotwin.trace_store.manifest import read_manifest
 from tests.common.stores import fill
 from tests.conftest import run_iotwin
@@ -65,33 +64,42 @@ def _inputs(folder: Path, with_store: bool) -> None:
 
 
 def _foreign(folder: Path) -> dict[Path, bytes]:
-    """Return the contents of the inputs and of the user's files, by path."""
+    """Return the contents of the inputs and of the user's files, by path.
+
+    A user's file in a removed checkpoint remains in its folder, which prune renames to `step-N.gone`: that is no change.
+    """
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return {path: path.read_bytes() for path in files if path.name == _NOTES or path.relative_to(folder).parts[0] != "out"}
+    mine = (path for path in files if path.name == _NOTES or path.relative_to(folder).parts[0] != "out")
+    return {path.parent.with_suffix(path.parent.suffix.removesuffix(".gone")) / path.name: path.read_bytes() for path in mine}
 
 
-def _broken(folder: Path, whole: Path) -> Iterator[str]:
-    """Yield the files and traces in `folder` that are not whole; `whole` is the folder after an undisturbed run."""
+def _broken(folder: Path, inputs: Path, whole: Path) -> Iterator[str]:
+    """Yield the files and traces in `folder` that are not whole; `whole` is the folder after an undisturbed run of `inputs`."""
     for raw in folder.rglob("raw"):
         if read_manifest(raw.parent).status == "recording" and run_iotwin("recover", raw.parent, "--quiet").returncode:
             yield f"{raw.parent.name} cannot be recovered"
     for path in (folder / "out").rglob("*"):
         beneath = path.relative_to(folder)
-        is_growing = path.suffix in _GROWING_FILES or _GROWING_NAMES & set(beneath.parts) or partial_of(path.name) is not None
-        if path.is_file() and not is_growing and not _is_whole(path, whole / beneath):
+        is_growing = path.suffix in _GROWING_FILES or _GROWING_NAMES & set(beneath.parts) or _is_partial(beneath)
+        if path.is_file() and not is_growing and not _is_whole(path, (inputs / beneath, whole / beneath)):
             yield f"{beneath} is not whole"
     if (folder / "out").is_dir():
         yield from (f"{found.name}: {reason}" for found in checkpoints(folder / "out") if (reason := verify(found).reason))
 
 
-def _is_whole(path: Path, same: Path) -> bool:
-    """Whether the file can be read to its end; one of an unknown format must be as long as after an undisturbed run."""
+def _is_partial(path: Path) -> bool:
+    """Whether a name of the path says that the file or folder is unfinished, such as an experiment's data, `.NAME.partial`."""
+    return any(part.startswith(".") and part.endswith(".partial") for part in path.parts)
+
+
+def _is_whole(path: Path, same: tuple[Path, Path]) -> bool:
+    """Whether the file can be read to its end; one of an unknown format must be as long as one of `same`."""
     readers = {".parquet": pq.read_table, ".npy": np.load, ".npz": np.load, ".json": lambda path: json.loads(path.read_bytes())}
     ends = {".png": b"IEND\xaeB`\x82", ".csv": b"\n", ".yaml": b"\n"}
     if path.suffix in ends:
         return path.read_bytes().endswith(ends[path.suffix])
     if path.suffix not in readers:
-        return same.is_file() and path.stat().st_size == same.stat().st_size
+        return any(each.is_file() and path.stat().st_size == each.stat().st_size for each in same)
     try:
         readers[path.suffix](path)
     except (ValueError, OSError):
@@ -140,13 +148,13 @@ def _kills(name: str, base: Path, instants: random.Random) -> Figure:
         shutil.copytree(inputs, folder)
         mine, tries = _foreign(folder), tries + 1
         killed += _kill(words, folder, instants.uniform(first_s - begin_s, end_s - begin_s))
-        wrong += [f"kill {tries}: {each}" for each in _broken(folder, whole)]
+        wrong += [f"kill {tries}: {each}" for each in _broken(folder, inputs, whole)]
         if (folder / "out").is_dir():
             (folder / "out" / _NOTES).write_bytes(_MINE)
             mine[folder / "out" / _NOTES] = _MINE
         done = run_iotwin(*words, *again, "--quiet", cwd=folder)
         wrong += [f"kill {tries}: the repeat failed: {done.stderr.strip()}"] if done.returncode else []
-        wrong += [f"repeat {tries}: {each}" for each in _broken(folder, whole)]
+        wrong += [f"repeat {tries}: {each}" for each in _broken(folder, inputs, whole)]
         wrong += [f"kill {tries}: others' files changed"] if _foreign(folder) != mine else []
         wrong += [f"kill {tries}: {each} was left" for each in left_behind()]
         shutil.rmtree(folder)

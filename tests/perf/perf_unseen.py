@@ -1,12 +1,15 @@
 """Jobs that nothing here was written for: four shapes of fio and training jobs of public data paths, fitted and twinned.
 
-    python -m tests.perf.perf_unseen [NAME ...] [--part twin|recorded|edited ...]
+    python -m tests.perf.perf_unseen [NAME ...] [--part labels|twin|recorded|edited ...]
 
 The shapes are the job files of tests/perf/fio, the training jobs the programs of tests/perf/unseen, which log nothing. Each is
-traced twice: the twin is fitted to the first run and held against the second, which the fit has not seen. Mapped data lie in the
-page cache page by page, and stay there, while their job runs, as while its twin does. Of a training job there are three parts:
-`twin`, as `iotwin twin` makes it; `recorded`, by `--kind recorded`; and `edited`, the twin by `--kind structured` with the batch
-doubled, and with the loaders halved, against the job so run.
+traced twice: the twin is fitted to the first run and compared with the second, which fit has not seen. While a job or its twin
+runs, the data that it maps remain in the page cache, page by page. A training job has four parts:
+
+* `labels`: the labels of its calls, compared with how its program reads
+* `twin`: the twin that `iotwin twin` makes
+* `recorded`: the twin by `--kind recorded`
+* `edited`: the twin by `--kind structured` with the batch doubled, or the loaders halved, compared with the job so changed
 """
 
 import argparse
@@ -18,11 +21,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from iotwin.benchmark.fit.batches.labels import Label, label_calls
+from iotwin.benchmark.fit.look import look
 from iotwin.common.errors import IotwinError
 from iotwin.loops.kept_cache import kept_cached
 from iotwin.loops.page_cache import cache_in_pages
 from iotwin.loops.twin import make_twin
 from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.schema import READ_OPS
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 from iotwin.workload_yaml import Config
 from tests.perf.edited import edited_figure, scale_batch, set_workers
@@ -41,9 +47,16 @@ _TRAINING = {
     "clips of .wav files": ("clips",), "members of an archive": ("archive",),
 }  # fmt: skip
 _MAPPED = ("arrow", "tokens", "memmap")
+# How the programs read: the label of nearly all bytes of the data, and of dealt ones how many samples a training batch has.
+_LABELS = {
+    "hdf5": (Label.DEALT, 8), "tar_shards": (Label.STREAMED, None), "features": (Label.DEALT, 8), "two_ranks": (Label.DEALT, 4),
+    "parquet": (Label.STREAMED, None), "arrow": (Label.DEALT, 8), "tokens": (Label.DEALT, 8), "zarr_chunks": (Label.DEALT, 8),
+    "tfrecords": (Label.STREAMED, None), "pairs": (Label.DEALT, 8), "memmap": (Label.TIMED, None), "clips": (Label.DEALT, 8),
+    "archive": (Label.DEALT, 16),
+}  # fmt: skip
 
 
-PARTS = ("twin", "recorded", "edited")
+PARTS = ("labels", "twin", "recorded", "edited")
 # What is changed in the job, and the same in the twin's YAML.
 _EDITS: dict[str, tuple[str, Callable[[Config], None]]] = {
     "batch doubled": ("--scale=2", lambda config: scale_batch(config, 2)),
@@ -61,6 +74,8 @@ def measure(names: Sequence[str] = (), parts: Sequence[str] = PARTS) -> Iterator
         if not names or name in names:
             with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as folder:
                 job = _Job(program, Path(folder))
+                if "labels" in parts:
+                    yield from _labels(name, job, *_LABELS[program[0]])
                 if set(parts) & {"twin", "recorded"}:
                     yield from _held_out(name, job, parts)
                 if "edited" in parts:
@@ -100,6 +115,17 @@ class _Job:
         for path in files:
             cache_in_pages(path, [(0, path.stat().st_size)])
         return files
+
+
+def _labels(name: str, job: _Job, label: Label, samples: int | None) -> Iterator[Figure]:
+    seen = look(Trace(job.run(1)))
+    calls = label_calls(seen)
+    data = calls[calls["file_id"].isin(seen.file_ids("dataset")) & calls["op"].isin(READ_OPS)]
+    share = float(data.loc[data["label"] == label, "result"].sum() / data["result"].sum())
+    yield Figure(f"{name}: bytes of the data that are {label.name.lower()}", share, 0.95, False)
+    if samples is not None:
+        found = data.groupby("batch")["sample"].max() + 1
+        yield Figure(f"{name}: batches with the program's {samples} samples", float((found == samples).mean()), 0.85, False)
 
 
 def _held_out(name: str, job: _Job, parts: Sequence[str]) -> Iterator[Figure]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.tracing_tools.backend_base import Scope
-from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount, cgroup_mounts, v1_cgroup_of
+from iotwin.tracing_tools.targets.cgroup_mounts import NO_CGROUP2, cgroup2_mount, cgroup_mounts, v1_cgroup_of
 from iotwin.tracing_tools.targets.processes import cgroup_of, container_id, remove_tree
 
 _INITIAL_CGROUP_NAMESPACE = 0xEFFFFFFB  # include/linux/proc_ns.h, PROC_CGROUP_INIT_INO
@@ -24,7 +24,7 @@ def _own_cgroup() -> Path | None:
 def _reason_against() -> str | None:
     """Return why the kernel cannot filter by cgroup here, or None if it can."""
     if cgroup2_mount() is None:
-        return "no cgroup2 hierarchy is mounted"
+        return NO_CGROUP2
     # The filter compares cgroups at a depth counted from the real root, which a cgroup namespace hides.
     if Path("/proc/self/ns/cgroup").stat().st_ino != _INITIAL_CGROUP_NAMESPACE:
         return "this is a cgroup namespace (a container)"
@@ -93,7 +93,7 @@ class JobCgroup(Cgroup):
         """
         own, reason = parent or _own_cgroup(), _reason_against()
         if own is None or reason:
-            return reason or "no cgroup2 hierarchy is mounted"
+            return reason or NO_CGROUP2
         return cls.create_at(own / new_name())
 
     @classmethod

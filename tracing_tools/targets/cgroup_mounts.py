@@ -3,6 +3,8 @@
 from pathlib import Path
 
 _TABLE = Path("/proc/self/mounts")
+_UNIFIED = "/sys/fs/cgroup/unified"  # where container engines expect it on a machine whose controllers are v1
+NO_CGROUP2 = f"no cgroup2 hierarchy is mounted; mount one: mkdir {_UNIFIED} && mount -t cgroup2 cgroup2 {_UNIFIED}"
 
 
 def cgroup_mounts(kind: str, controller: str | None = None) -> list[Path]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from iotwin.common.errors import IotwinError
 from iotwin.tracing_tools.targets.cgroup import Cgroup
-from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount
+from iotwin.tracing_tools.targets.cgroup_mounts import NO_CGROUP2, cgroup2_mount
 from iotwin.tracing_tools.targets.processes import cgroup_of
 
 
@@ -12,7 +12,7 @@ def running_cgroup(pid: int) -> Cgroup:
     """Return the cgroup of a running container whose main process is `pid`."""
     path, mount = cgroup_of(pid), cgroup2_mount()
     if path is None or mount is None:
-        raise IotwinError("cannot trace a container: no cgroup2 hierarchy is mounted")
+        raise IotwinError(f"cannot trace a container: {NO_CGROUP2}")
     return Cgroup.find(str(mount / path.lstrip("/")))
 
 
@@ -20,7 +20,7 @@ def future_cgroup(container: Any, systemd: bool) -> tuple[Cgroup, bool]:
     """Return the cgroup that the engine will use for a created container, and whether we made it, as it did not exist yet."""
     mount = cgroup2_mount()
     if mount is None:
-        raise IotwinError("cannot trace a container: no cgroup2 hierarchy is mounted")
+        raise IotwinError(f"cannot trace a container: {NO_CGROUP2}")
     parent = container.attrs["HostConfig"]["CgroupParent"]
     if systemd:
         path = mount / (parent or "system.slice") / f"docker-{container.id}.scope"

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from iotwin.benchmark.fit.batches.deliveries import LENGTH_BYTES
 from iotwin.benchmark.fit.look import Job
-from iotwin.benchmark.fit.samples.step_samples import LENGTH_BYTES
 from iotwin.trace_store import schema
 
 _READ_BEFORE = 0.5  # a pass is read anew if this share of its samples was read in those before it

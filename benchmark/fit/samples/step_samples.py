@@ -11,43 +11,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from iotwin.benchmark.fit.batches.deliveries import deliveries, delivery_of, requests_of
 from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.samples.samples import Samples, is_mapped, reads_of
 from iotwin.trace_store import schema
 
-LENGTH_BYTES = 4  # of the length that multiprocessing.connection sends before a message
 _ALIKE = 0.5  # batches are of one size if this share of them is
-_SHORT = 0.5  # a message this much shorter than any batch of its loader is none
-_NUMBER_BYTES = 8  # by which messages differ that say the same of another batch
 _BEGUN = 0.9  # a batch is the samples read before it if a sample begins before this share of the hand-overs
-
-
-def given_batches(job: Job) -> pd.DataFrame:
-    """Return the hand-overs of batches, by process in order of time: what loaders write for ranks to read.
-
-    Columns pid, start_ns and turn: which of its process's messages it was.
-    """
-    roles = job.roles()
-    moved = job.calls_on(job.file_ids("pipe"), [*schema.READ_OPS, *schema.WRITE_OPS])
-    moved = moved[moved["result"] > 0]
-    role, reads = moved["pid"].map(roles), moved["op"].isin(schema.READ_OPS)
-    taken = moved.loc[(role == "rank") & reads, "file_id"].unique()
-    given = moved[(role == "loader") & ~reads & moved["file_id"].isin(taken) & (moved["result"] != LENGTH_BYTES)]
-    given = given[["pid", "start_ns", "result"]].sort_values(["pid", "start_ns"], kind="stable")
-    given["turn"] = given.groupby("pid").cumcount()
-    return given[~are_ends(given)].drop(columns="result").reset_index(drop=True)
-
-
-def are_ends(given: pd.DataFrame) -> NDArray[np.bool_]:
-    """Return which messages (pid, result; in order of time) say that a loader has no more to give.
-
-    They are its last one and those as short, if any batch is much longer.
-    """
-    of_loader = given.groupby("pid")["result"]
-    short = given["result"] <= of_loader.transform("last") + _NUMBER_BYTES
-    shortest = given["result"].where(~short).groupby(given["pid"]).transform("min")
-    ends: NDArray[np.bool_] = (short & (given["result"] < _SHORT * shortest)).to_numpy(np.bool_)
-    return ends
 
 
 def by_steps(job: Job, samples: Samples) -> Samples:
@@ -55,16 +25,16 @@ def by_steps(job: Job, samples: Samples) -> Samples:
 
     So it is also where data are mapped and the batches' page faults are of any number.
     """
-    given = given_batches(job)
+    given = deliveries(job)
     reads = _reads(job, samples)
     reads = reads[reads["pid"].isin(given["pid"])]
     if reads.empty:
         return samples
-    asked = _asked(job, given)
-    begun = np.bincount(_batch_of(samples.accesses, given, asked), minlength=len(given) + 1)[:-1]
+    asked = requests_of(job, given)
+    begun = np.bincount(delivery_of(samples.accesses, given, asked), minlength=len(given) + 1)[:-1]
     if (begun > 0).sum() >= _BEGUN * len(given) and not (is_mapped(job) and _vary(begun)):
         return samples
-    batch = _batch_of(reads, given, asked)
+    batch = delivery_of(reads, given, asked)
     known = batch < len(given)
     record_bytes = reads["result"].sum() / len(given)
     each = np.maximum(np.round(samples.file_bytes / record_bytes).astype(np.int64), 1)
@@ -127,36 +97,6 @@ def _index(job: Job, samples: Samples) -> pd.Series:
 def _ids(job: Job, samples: Samples) -> list[int]:
     ids: list[int] = job.files.loc[_index(job, samples).notna(), "file_id"].tolist()
     return ids
-
-
-def _asked(job: Job, given: pd.DataFrame) -> pd.DataFrame:
-    """Return when each process was asked for the batches that it gave, pid and asked_ns, in order of time."""
-    asked = job.calls_on(job.file_ids("pipe"), schema.READ_OPS)
-    whole = (asked["result"] > 0) & (asked["result"] != LENGTH_BYTES)
-    asked = asked.loc[asked["pid"].isin(given["pid"]) & whole, ["pid", "end_ns"]].sort_values("end_ns", kind="stable")
-    asked["turn"] = asked.groupby("pid").cumcount()
-    asked = asked.merge(given[["pid", "turn"]])
-    return asked.sort_values("end_ns", ignore_index=True).drop(columns="turn").rename(columns={"end_ns": "asked_ns"})
-
-
-def _batch_of(reads: pd.DataFrame, given: pd.DataFrame, asked: pd.DataFrame) -> NDArray[np.int64]:
-    """The row of `given` that each read was made for; len(given) where there was none.
-
-    A process that was asked for each batch made it since it was asked: the thread that hands it over may be late, when the next
-    one is read already. Of another process it is the next hand-over.
-    """
-    batch = np.full(len(reads), len(given), np.int64)
-    pids, starts = reads["pid"].to_numpy(), reads["start_ns"].to_numpy()
-    of_process = dict(list(asked.groupby("pid")["asked_ns"]))
-    for pid, own in given.groupby("pid"):
-        rows, times = np.flatnonzero(pids == pid), own["start_ns"].to_numpy()
-        asked_ns = of_process[pid].to_numpy()[: len(own)] if pid in of_process else times[:0]
-        if len(asked_ns) == len(own) and (asked_ns < times).all():
-            position = np.maximum(np.searchsorted(asked_ns, starts[rows]) - 1, 0)
-        else:
-            position = np.searchsorted(times, starts[rows])
-        batch[rows] = np.append(own.index.to_numpy(), len(given))[position]
-    return batch
 
 
 def _accesses(asked: pd.DataFrame, reads: pd.DataFrame, batch: NDArray[np.int64], given: pd.DataFrame) -> pd.DataFrame:

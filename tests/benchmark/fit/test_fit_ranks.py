@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from iotwin.benchmark.fit import fit
-from iotwin.benchmark.fit.bursts import regular_batches
+from iotwin.benchmark.fit.batches.bursts import regular_batches
 from iotwin.trace_store.reader import Trace
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 from iotwin.workload_yaml import dump

@@ -12,6 +12,11 @@ _REGULAR = 0.5  # groups are batches if this share of them has the most common s
 _CLEARLY = 0.1  # another threshold must be better than the guess by this much
 
 
+def batches_by_pauses(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the index of the batch that each access (sorted by `starts`, ns) lies in; batches lie between long gaps."""
+    return regular_batches(starts, ends, _between_long_gaps(starts, ends))
+
+
 def regular_batches(starts: NDArray[np.int64], ends: NDArray[np.int64], guess: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the number of the batch that each access (in order of `starts`) lies in.
 
@@ -61,3 +66,24 @@ def _regularity(number: NDArray[np.int64], fewest: int) -> float:
         return 0.0
     size, count = int(found[counts.argmax()]), int(counts.max())
     return min(count / len(sizes), size * count / float(sizes.sum())) if size > 1 else 0.0
+
+
+def _between_long_gaps(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the index of the group between long gaps that each access lies in.
+
+    The gaps within a batch and those between batches form two groups; the threshold is where splitting the logarithms of the gaps
+    in two leaves the least variance within the groups (Otsu, IEEE Trans. SMC 9(1), 1979). One group: every sample is a batch.
+    """
+    gap_logs = np.log(np.maximum(starts[1:] - ends[:-1], 1000))
+    logs = np.sort(gap_logs)
+    left = np.arange(1, len(logs))
+    if len(left) == 0:
+        return np.arange(len(starts))
+    sums = np.cumsum(logs)
+    means_left, means_right = sums[:-1] / left, (sums[-1] - sums[:-1]) / (len(logs) - left)
+    between = left * (len(logs) - left) * (means_left - means_right) ** 2
+    cut = int(between.argmax())
+    if means_right[cut] - means_left[cut] < np.log(3):
+        return np.arange(len(starts))
+    number: NDArray[np.int64] = np.append(0, np.cumsum(gap_logs > (logs[cut] + logs[cut + 1]) / 2))
+    return number

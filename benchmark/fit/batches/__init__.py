@@ -1,0 +1,1 @@
+"""Batches of a traced job: which calls served which one."""

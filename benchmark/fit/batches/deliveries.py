@@ -1,0 +1,75 @@
+"""Batches that a job's loader processes deliver: when each was requested, and when it was delivered.
+
+The evidence is the same for every framework that has loader processes: a rank writes a request into a pipe, the loader reads
+it, reads its data, and writes the batch into another pipe, from which the rank reads it.
+"""
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from iotwin.benchmark.fit.look import Job
+from iotwin.trace_store import schema
+
+LENGTH_BYTES = 4  # of the length that multiprocessing.connection sends before a message
+_SHORT = 0.5  # a message shorter than this share of its loader's shortest batch delivers no batch
+_NUMBER_BYTES = 8  # two messages that carry the same kind of batch may differ by this many bytes
+
+
+def deliveries(job: Job) -> pd.DataFrame:
+    """Return the batches that loaders delivered to ranks, sorted by loader and time.
+
+    Columns: `pid` of the loader, `start_ns` of the write that delivers the batch, `turn`: the index of the write among the
+    loader's messages.
+    """
+    roles = job.roles()
+    moved = job.calls_on(job.file_ids("pipe"), [*schema.READ_OPS, *schema.WRITE_OPS])
+    moved = moved[moved["result"] > 0]
+    role, reads = moved["pid"].map(roles), moved["op"].isin(schema.READ_OPS)
+    taken = moved.loc[(role == "rank") & reads, "file_id"].unique()
+    sent = moved[(role == "loader") & ~reads & moved["file_id"].isin(taken) & (moved["result"] != LENGTH_BYTES)]
+    sent = sent[["pid", "start_ns", "result"]].sort_values(["pid", "start_ns"], kind="stable")
+    sent["turn"] = sent.groupby("pid").cumcount()
+    return sent[~are_ends(sent)].drop(columns="result").reset_index(drop=True)
+
+
+def are_ends(messages: pd.DataFrame) -> NDArray[np.bool_]:
+    """Return which messages (pid, result: bytes; sorted by time) report that a loader has no more batches.
+
+    These are the loader's last message and those as short, if all other messages are much longer.
+    """
+    of_loader = messages.groupby("pid")["result"]
+    short = messages["result"] <= of_loader.transform("last") + _NUMBER_BYTES
+    shortest = messages["result"].where(~short).groupby(messages["pid"]).transform("min")
+    ends: NDArray[np.bool_] = (short & (messages["result"] < _SHORT * shortest)).to_numpy(np.bool_)
+    return ends
+
+
+def requests_of(job: Job, delivered: pd.DataFrame) -> pd.DataFrame:
+    """Return the requests for the batches `delivered` as the loaders received them: pid, asked_ns, size_bytes; sorted by time."""
+    asked = job.calls_on(job.file_ids("pipe"), schema.READ_OPS)
+    whole = (asked["result"] > 0) & (asked["result"] != LENGTH_BYTES)
+    asked = asked.loc[asked["pid"].isin(delivered["pid"]) & whole, ["pid", "end_ns", "result"]]
+    asked = asked.sort_values("end_ns", kind="stable").rename(columns={"end_ns": "asked_ns", "result": "size_bytes"})
+    asked["turn"] = asked.groupby("pid").cumcount()
+    return asked.merge(delivered[["pid", "turn"]]).sort_values("asked_ns", ignore_index=True).drop(columns="turn")
+
+
+def delivery_of(calls: pd.DataFrame, delivered: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:
+    """Return the row of `delivered` that each of a loader's calls (pid, start_ns) served, len(delivered) if none.
+
+    A call serves the latest request that its process had received, if the process received one for every batch: the thread that
+    sends a batch may be late, and the loader then reads for the next one already. Otherwise it serves the next delivery.
+    """
+    batch = np.full(len(calls), len(delivered), np.int64)
+    pids, starts = calls["pid"].to_numpy(), calls["start_ns"].to_numpy()
+    of_process = dict(list(requests.groupby("pid")["asked_ns"]))
+    for pid, own in delivered.groupby("pid"):
+        rows, times = np.flatnonzero(pids == pid), own["start_ns"].to_numpy()
+        asked_ns = of_process[pid].to_numpy()[: len(own)] if pid in of_process else times[:0]
+        if len(asked_ns) == len(own) and (asked_ns < times).all():
+            position = np.maximum(np.searchsorted(asked_ns, starts[rows]) - 1, 0)
+        else:
+            position = np.searchsorted(times, starts[rows])
+        batch[rows] = np.append(own.index.to_numpy(), len(delivered))[position]
+    return batch

@@ -1,0 +1,191 @@
+"""How firmly each call on a file belongs to the samples that a job trains on, so which edits of a twin it can follow.
+
+A call is *dealt* if a loader made it for the batch that it had been asked for, *streamed* if it goes on in a file where the
+loader stopped for the batch before, and *timed* if nothing connects it with a batch. Edits deal samples anew, let streams
+advance with the samples, and leave timed calls where they were.
+"""
+
+import pickle
+from enum import IntEnum
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from iotwin.benchmark.fit.batches.bursts import batches_by_pauses
+from iotwin.benchmark.fit.batches.deliveries import deliveries, delivery_of, requests_of
+from iotwin.benchmark.fit.look import Job
+from iotwin.common.units import format_size
+from iotwin.trace_store import schema
+
+_KINDS = {"dataset": "data", "checkpoint": "checkpoints", "other": "other files"}
+# A file is a stream if more than this share of the batches that read it go on where the batch before stopped. Samples drawn at
+# random go on by chance once in as many batches as the file has samples; a reader of shards goes on in all but the first.
+_STREAMED = 0.5
+# A loader reads ahead if fewer than this share of its batches make it read: each batch of a job that reads by sample does.
+_READ_EACH = 0.9
+_MAPPED = 0.5  # data are mapped if more than this share of the calls are page faults
+_AGREE = 0.5  # the samples are known if at least this share of the batches have equally many parts
+# A request names each of its samples in at least this many bytes (a small number, pickled), besides its own number.
+_INDEX_BYTES, _EMPTY_REQUEST_BYTES = 2, len(pickle.dumps((0, [])))
+_REPEATS = 0.25  # sizes repeat if so much of their variance is left within the parts of one position
+_SHOWN = 0.005  # smaller shares would be shown as 0%
+
+
+class Label(IntEnum):
+    """How firmly a call belongs to a sample."""
+
+    TIMED = 0
+    STREAMED = 1
+    DEALT = 2
+
+
+def label_calls(job: Job) -> pd.DataFrame:
+    """Return the calls on the job's files that succeeded, with the columns of `job.calls` and three more.
+
+    `label` (Label); `batch`: the index of the batch that a dealt or streamed call served, else -1; `sample`: the index within the
+    batch of the sample that a dealt call read, -1 if that is unknown.
+    """
+    kinds = job.files["kind"].astype(str)
+    on_file = np.append(kinds.isin(_KINDS).to_numpy(np.bool_), False)[job.calls["file_id"]]  # the last for calls on no file
+    calls = job.calls[on_file & (job.calls["result"] >= 0)].sort_values(["pid", "start_ns"], kind="stable")
+    is_data = (kinds == "dataset").to_numpy()[calls["file_id"]]
+    delivered = deliveries(job)
+    requests = requests_of(job, delivered)
+    calls = calls.assign(batch=-1, sample=-1, label=int(Label.TIMED))
+    calls.loc[is_data, "batch"] = (
+        _delivered_batches(calls[is_data], delivered, requests) if len(delivered) else _own_batches(job, calls[is_data])
+    )
+    served = calls["batch"] >= 0
+    streamed = served & _is_streamed(calls[served]).reindex(calls.index, fill_value=False)
+    dealt = served & ~streamed
+    streamed |= is_data & ~served & _is_in_readers_thread(job, calls)
+    calls.loc[streamed, "label"] = int(Label.STREAMED)
+    calls.loc[dealt, "label"] = int(Label.DEALT)
+    calls.loc[dealt, "sample"] = _samples(calls[dealt], requests)
+    return calls
+
+
+def _delivered_batches(calls: pd.DataFrame, delivered: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:
+    """Return the batch that each of the loaders' calls served, -1 for calls of others."""
+    batch = delivery_of(calls, delivered, requests)
+    return np.where(batch < len(delivered), batch, -1)
+
+
+def _own_batches(job: Job, calls: pd.DataFrame) -> NDArray[np.int64]:
+    """Return the batch that each call (sorted by process and time) of a rank's main thread served, -1 for calls of others.
+
+    No loader delivers batches in this job: its ranks read in bursts, between which they compute. Page faults come in none, since
+    a page that is in memory causes no fault.
+    """
+    batch, taken = np.full(len(calls), -1, np.int64), 0
+    if _is_mapped(calls):
+        return batch
+    ranks = job.processes.loc[job.processes["role"] == "rank", "pid"]
+    for pid in ranks[ranks.isin(calls["pid"])]:
+        rows = np.flatnonzero((calls["pid"] == pid) & (calls["tid"] == pid))
+        if len(rows):
+            batch[rows] = taken + batches_by_pauses(*(calls[name].to_numpy(np.int64)[rows] for name in ("start_ns", "end_ns")))
+            taken = int(batch[rows].max()) + 1
+    return batch
+
+
+def _is_in_readers_thread(job: Job, calls: pd.DataFrame) -> pd.Series:
+    """Return by call whether a thread of a rank made it that is not the rank's main thread: it reads ahead, as tf.data's do."""
+    ranks = job.processes.loc[job.processes["role"] == "rank", "pid"]
+    return calls["pid"].isin(ranks) & (calls["tid"] != calls["pid"])
+
+
+def _is_streamed(calls: pd.DataFrame) -> pd.Series:
+    """Return by call whether it reads ahead of the batches: in a file that batches read on, or for several batches at once."""
+    reads = calls[calls["op"].isin(schema.READ_OPS) & (calls["result"] > 0)]
+    by_file = reads.groupby(["pid", "file_id"])
+    stopped_at = (reads["offset"] + reads["result"]).groupby([reads["pid"], reads["file_id"]]).shift()
+    changes = by_file["batch"].diff().fillna(0).ne(0)
+    goes_on = (reads["offset"] == stopped_at)[changes].groupby(reads.loc[changes, "file_id"]).mean()
+    streamed = calls["file_id"].isin(goes_on.index[goes_on > _STREAMED])
+    if _is_mapped(reads):  # a batch whose pages are in memory causes no fault
+        return streamed
+    batches = reads.groupby("pid")["batch"].agg(["nunique", "min", "max"])
+    ahead = batches.index[batches["nunique"] < _READ_EACH * (batches["max"] - batches["min"] + 1)]
+    return streamed | calls["pid"].isin(ahead)
+
+
+def _is_mapped(calls: pd.DataFrame) -> bool:
+    return bool((calls["op"] == "page_fault").mean() > _MAPPED)
+
+
+def _samples(calls: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:
+    """Return the index within its batch of the sample that each dealt call (sorted by process and time) read, -1 if unknown.
+
+    It is unknown if few batches have equally many parts. Samples that follow one another in a file that stays open count as one.
+    In a batch for which the loader first opens a file that it keeps open, parts beyond that number come first: its set-up.
+    """
+    part = _parts(calls)
+    parts = calls.assign(part=part).groupby(["batch", "part"], as_index=False)["result"].max()
+    counts = parts.groupby("batch").size()
+    sets_up = _opens_to_keep(calls).reindex(counts.index)
+    usual = counts[~sets_up].mode()
+    if usual.empty or (counts[~sets_up] == usual[0]).mean() < _AGREE:
+        return np.full(len(calls), -1, np.int64)
+    regular = parts[parts["batch"].isin(counts.index[~sets_up & (counts == usual[0])])]
+    most = int(usual[0])
+    if len(requests):
+        most = max(int(requests["size_bytes"].median()) - _EMPTY_REQUEST_BYTES, _INDEX_BYTES) // _INDEX_BYTES
+    each = _parts_of_a_sample(np.log1p(regular["result"].to_numpy(np.float64)).reshape(-1, usual[0]), most)
+    set_up = (counts - usual[0]).where(sets_up, 0).clip(lower=0)
+    sample: NDArray[np.int64] = (part - set_up.loc[calls["batch"]].to_numpy(np.int64)) // each
+    return sample.clip(-1, usual[0] // each - 1)  # a part more, such as an index read now and then, is of the last sample
+
+
+def _opens_to_keep(calls: pd.DataFrame) -> pd.Series:
+    """Return by batch whether a file is opened for it that is not closed for it."""
+    change = np.select([calls["op"].isin(schema.OPEN_OPS), calls["op"].isin(schema.CLOSE_OPS)], [1, -1], 0)
+    return pd.Series(change).groupby(calls["batch"].to_numpy()).sum() > 0
+
+
+def _parts(calls: pd.DataFrame) -> NDArray[np.int64]:
+    """Return the index within its batch of the part of a file that each call read: a visit of the file, or a range of it.
+
+    A part ends where the process goes to another file or opens a file again. In a file that stays open for several batches it
+    ends where the process reads elsewhere.
+    """
+    opens, reads = calls["op"].isin(schema.OPEN_OPS), calls["op"].isin(schema.READ_OPS)
+    key = [calls["pid"], calls["file_id"]]
+    stopped_at = (calls["offset"] + calls["result"]).where(reads).groupby(key).ffill().groupby(key).shift()
+    visits = calls["batch"].isin(calls.loc[calls["op"].isin(schema.CLOSE_OPS), "batch"])
+    elsewhere = reads & ~visits & calls["offset"].notna() & stopped_at.notna() & (calls["offset"] != stopped_at)
+    other = (calls["file_id"].diff() != 0) | (calls["pid"].diff() != 0) | (calls["batch"].diff() != 0)
+    begins = (other | opens | elsewhere).cumsum()
+    return (begins - begins.groupby(calls["batch"]).transform("min")).to_numpy(np.int64)
+
+
+def _parts_of_a_sample(sizes: NDArray[np.float64], most: int) -> int:
+    """Return of how many parts a sample consists, if a batch has at most `most` samples: 2 for an image and its label.
+
+    That is after how many parts the sizes repeat (`sizes`: logarithms, shape (batches, parts)), else the fewest possible.
+    """
+    count = sizes.shape[1]
+    possible = [each for each in range(1, count + 1) if count % each == 0 and count <= each * most] or [count]
+    spread = sizes.var()
+    for each in possible:
+        if 1 < each <= count // 2 and sizes.reshape(-1, each).var(axis=0).mean() < _REPEATS * spread:
+            return each
+    return possible[0]
+
+
+def describe_labels(job: Job, calls: pd.DataFrame) -> str:
+    """Return in words how many of the bytes of each kind of file are dealt, streamed and timed; `calls` as of `label_calls`."""
+    kinds = job.files["kind"].astype(str).to_numpy()[calls["file_id"]]
+    moves = calls["op"].isin([*schema.READ_OPS, *schema.WRITE_OPS]).to_numpy()
+    parts = []
+    for kind, name in _KINDS.items():
+        by_label = calls[moves & (kinds == kind)].groupby("label")["result"].sum().sort_index(ascending=False)
+        if whole := int(by_label.sum()):
+            shown = by_label[by_label >= _SHOWN * whole].items()
+            shares = ", ".join(f"{size / whole:.0%} {Label(label).name.lower()}" for label, size in shown)
+            parts.append(f"{name} ({format_size(float(whole))}): {shares}")
+    samples = calls[calls["sample"] >= 0].groupby("batch")["sample"].max()
+    if len(samples):
+        parts.append(f"samples in a batch: {int(samples.mode()[0]) + 1}")
+    return "; ".join(parts)

@@ -1,0 +1,208 @@
+"""Labels of calls: which belong to a sample of a batch, which read ahead, and which only have their time."""
+
+import numpy as np
+import pytest
+
+from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.batches.labels import Label, _parts_of_a_sample, describe_labels, label_calls
+from iotwin.benchmark.fit.look import look
+from iotwin.trace_store.reader import Trace
+from tests.benchmark.fit.test_fit_listed import chunks_and_labels
+from tests.benchmark.made_trace import Made
+from tests.synthetic import Job, write_job
+
+_BATCH = 4
+
+
+def labelled(trace: Trace):
+    """Return the labelled calls on the data set."""
+    job = look(trace)
+    calls = label_calls(job)
+    return calls[calls["file_id"].isin(job.file_ids("dataset"))]
+
+
+def delivered(folder, batches: int, read_batch, loaders: int = 2) -> Trace:
+    """A rank and its loaders: `read_batch(made, now, loader, batch)` makes the reads of a batch and returns when they end."""
+    made, now = Made(), 0.0
+    made.process(1000, 1, "rank")
+    pipes = [(made.process(1001 + i, 1000, "loader"), made.file(f"pipe:[{2 * i}]", "pipe")) for i in range(loaders)]
+    results = made.file("pipe:[99]", "pipe")
+    for batch in range(batches):
+        loader, requests = pipes[batch % loaders]
+        made.call(now, 1000, "write", requests, None, 30)
+        now = made.call(now + 0.1, loader, "read", requests, None, 30)
+        now = read_batch(made, now + 0.01, loader, batch)
+        now = made.call(now, loader, "write", results, None, 3000)
+        now = 20 + made.call(now, 1000, "read", results, None, 3000)
+    return made.trace(folder / "t")
+
+
+def test_files_that_a_rank_reads_itself_are_dealt_as_samples_of_its_batches(tmp_path):
+    job = Job(loaders=0, log_phases=False, batch=3, evaluation_files=0)
+    check_samples(labelled(Trace(write_job(tmp_path / "t", job))), job.files * job.epochs, job.batch)
+
+
+@pytest.mark.parametrize("loaders", [1, 2])
+def test_files_that_loaders_read_are_dealt_as_samples_of_their_batches(tmp_path, loaders):
+    def read_batch(made, now, loader, batch):
+        for number in range(3):
+            now = made.read_file(now, loader, made.file(f"/d/{batch}.{number}.jpg", size=200_000))
+        return now
+
+    check_samples(labelled(delivered(tmp_path, 20, read_batch, loaders)), 60, 3)
+
+
+def check_samples(calls, samples: int, batch: int) -> None:
+    """Check that each sample is one file, that there are `samples` of them, and `batch` in each batch."""
+    assert (calls["label"] == Label.DEALT).all()
+    files = calls.groupby(["batch", "sample"])["file_id"].unique()
+    assert files.map(len).eq(1).all() and len(files) == samples
+    assert (calls.groupby("batch")["sample"].max() == batch - 1).all()
+
+
+def test_a_sample_of_several_ranges_is_one_and_a_loaders_set_up_is_of_none(tmp_path):
+    calls = labelled(chunks_and_labels(tmp_path))
+    reads = calls[(calls["op"] == "pread64") & (calls["offset"] >= 1_000)]
+    drawn = (reads["offset"].to_numpy(np.int64) - 1_000) // 51_000
+    assert (reads["label"] == Label.DEALT).all()
+    assert reads.assign(drawn=drawn).groupby(["batch", "sample"])["drawn"].nunique().eq(1).all()
+    assert reads.groupby("batch")["sample"].max().eq(_BATCH - 1).all()
+    assert (calls.loc[calls["op"] == "openat", "sample"] <= 0).all()
+
+
+def test_parts_of_equal_sizes_are_as_many_samples_as_a_request_can_name(tmp_path):
+    """Patches of four chunk files each: a request of 30 bytes does not name 32 samples."""
+
+    def read_batch(made, now, loader, batch):
+        for number in range(32):
+            now = made.read_file(now, loader, made.file(f"/d/{batch}.{number}", size=4096))
+        return now
+
+    calls = labelled(delivered(tmp_path, 12, read_batch))
+    assert calls.groupby("batch")["sample"].max().eq(3).all()  # a request of 30 bytes names at most six
+
+
+def test_shards_that_batches_read_on_are_streamed(tmp_path):
+    at = {}
+
+    def read_batch(made, now, loader, batch):
+        shard = at.setdefault(loader, [made.file(f"/d/{loader}.tar", size=10 << 20), 0])
+        for _ in range(3):
+            now, shard[1] = made.call(now, loader, "read", shard[0], shard[1], 65536), shard[1] + 65536
+        return now
+
+    calls = labelled(delivered(tmp_path, 24, read_batch))
+    assert (calls["label"] == Label.STREAMED).all() and calls["batch"].nunique() == 24
+
+
+def test_reads_that_last_for_several_batches_are_streamed(tmp_path):
+    def read_batch(made, now, loader, batch):
+        table = made.file("/d/table.parquet", size=24 << 20) if not batch else len(made.files) - 1
+        drawn = batch * 7 % 24
+        return made.call(now, loader, "pread64", table, drawn << 20, 1 << 20) if batch % 6 < 2 else now
+
+    calls = labelled(delivered(tmp_path, 48, read_batch))
+    assert len(calls) == 16 and (calls["label"] == Label.STREAMED).all()
+
+
+@pytest.mark.parametrize(("percent", "label"), [(70, Label.STREAMED), (95, Label.DEALT)])
+def test_a_loader_reads_ahead_if_it_reads_for_fewer_than_nine_tenths_of_its_batches(tmp_path, percent, label):
+    def read_batch(made, now, loader, batch):
+        file = made.file("/d/all.h5", size=200 << 20) if not batch else len(made.files) - 1
+        reads = batch in (0, 199) or batch * 37 % 100 < percent
+        return made.call(now, loader, "pread64", file, batch * 37 % 200 << 20, 1 << 19) if reads else now
+
+    assert (labelled(delivered(tmp_path, 200, read_batch, loaders=1))["label"] == label).all()
+
+
+@pytest.mark.parametrize(("percent", "label"), [(40, Label.DEALT), (60, Label.STREAMED)])
+def test_a_file_is_streamed_if_most_batches_read_on(tmp_path, percent, label):
+    at = [0]
+
+    def read_batch(made, now, loader, batch):
+        file = made.file("/d/all.bin", size=200 << 20) if not batch else len(made.files) - 1
+        at[0] += 4096 if batch * 37 % 100 < percent else 1 << 16
+        return made.call(now, loader, "pread64", file, at[0], 4096)
+
+    assert (labelled(delivered(tmp_path, 100, read_batch, loaders=1))["label"] == label).all()
+
+
+@pytest.mark.parametrize(("percent", "known"), [(40, False), (60, True)])
+def test_samples_are_known_if_half_of_the_batches_have_equally_many_parts(tmp_path, percent, known):
+    def read_batch(made, now, loader, batch):
+        for number in range(4 if batch * 37 % 100 < percent else 5 + batch % 7):
+            now = made.read_file(now, loader, made.file(f"/d/{batch}.{number}", size=4096))
+        return now
+
+    assert (labelled(delivered(tmp_path, 100, read_batch))["sample"].max() == 3) == known
+
+
+@pytest.mark.parametrize(("left", "parts"), [(0.2, 2), (0.35, 1)])
+def test_sizes_repeat_if_little_of_their_variance_is_left_within_the_parts_of_a_position(left, parts):
+    position = np.tile([1.0, -1.0], (50, 4)) * np.sqrt(1 - left)
+    sizes = position + np.tile(np.repeat([1.0, -1.0], 25)[:, None], (1, 8)) * np.sqrt(left)
+    assert _parts_of_a_sample(sizes, most=8) == parts
+
+
+def job_without_loaders(folder, op: str, of_thread: bool, faults: int = 0) -> Trace:
+    """A rank reads a page in each of 40 steps: first `faults` page faults, then calls `op` of its main thread or another."""
+    made, rng = Made(), np.random.default_rng(1)
+    rank, data = made.process(1000, 1, "rank"), made.file("/d/tokens.bin", size=40 << 20)
+    for step in range(40):
+        made_by = "page_fault" if step < faults else op
+        made.call(100 * step, rank, made_by, data, int(rng.integers(10_000)) * 4096, 4096, tid=rank + of_thread)
+    return made.trace(folder / "t")
+
+
+@pytest.mark.parametrize(("faults", "label"), [(16, Label.DEALT), (24, Label.TIMED)])
+def test_most_reads_decide_whether_data_are_mapped(tmp_path, faults, label):
+    assert (labelled(job_without_loaders(tmp_path, "pread64", False, faults))["label"] == label).all()
+
+
+@pytest.mark.parametrize(
+    ("op", "of_thread", "label"),
+    [
+        ("pread64", False, Label.DEALT),
+        ("pread64", True, Label.STREAMED),  # as tf.data's threads read ahead
+        ("page_fault", False, Label.TIMED),  # the page cache decides how many there are
+    ],
+)
+def test_what_a_rank_reads_by_itself(tmp_path, op, of_thread, label):
+    calls = labelled(job_without_loaders(tmp_path, op, of_thread))
+    assert len(calls) == 40 and (calls["label"] == label).all()
+
+
+def test_what_a_rank_reads_concurrently_with_its_loaders_and_before_them_is_timed(tmp_path):
+    def read_batch(made, now, loader, batch):
+        image = made.file(f"/d/{batch}.jpg", size=4096)
+        made.call(now, 1000, "pread64", image, 0, 128)
+        return made.read_file(now, loader, image)
+
+    calls = labelled(delivered(tmp_path, 12, read_batch))
+    assert (calls["label"] == np.where(calls["pid"] == 1000, Label.TIMED, Label.DEALT)).all()
+    assert (calls.loc[calls["pid"] == 1000, ["batch", "sample"]] == -1).all(axis=None)
+
+
+def test_samples_are_unknown_if_batches_have_any_number_of_parts(tmp_path):
+    def read_batch(made, now, loader, batch):
+        for number in range(1 + batch % 5):
+            now = made.read_file(now, loader, made.file(f"/d/{batch}.{number}", size=4096))
+        return now
+
+    calls = labelled(delivered(tmp_path, 20, read_batch))
+    assert (calls["label"] == Label.DEALT).all() and (calls["sample"] == -1).all()
+
+
+def test_fit_reports_the_labels_of_each_kind_of_file(tmp_path):
+    trace = chunks_and_labels(tmp_path)
+    labels = fit(trace).evidence["labels"]
+    assert labels == "data (4.62 MiB): 100% dealt; checkpoints (2.19 MiB): 100% timed; samples in a batch: 4"
+    assert labels == fit(trace, "recorded").evidence["labels"]
+
+
+def test_a_job_that_reads_no_data_has_no_dealt_calls(tmp_path):
+    made = Made()
+    made.process(1000, 1, "rank")
+    made.write_file(0, 1000, "/out/state.pt", 1_000_000)
+    job = look(made.trace(tmp_path / "t"))
+    assert describe_labels(job, label_calls(job)) == "checkpoints (977 KiB): 100% timed"
