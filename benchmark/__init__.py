@@ -1,1 +1,1 @@
-"""The emulator: a workload YAML in, a training job's I/O out, without model or accelerator; and fit: a trace in, a YAML out."""
+"""`emulator` performs the I/O of the training job in a workload YAML. `fit` derives such a YAML, a twin, from a trace."""

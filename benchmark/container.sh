@@ -1,4 +1,4 @@
-# What the benchmark scripts share: their arguments, and one container of the emulator's image. To be sourced.
+# Functions that the benchmark scripts source: they parse the arguments and run the emulator's image in a container.
 #
 #   DATA_DIR=data OUTPUT_DIR=results benchmark_WORKLOAD.sh \
 #       [NUM_GPUS] [CONTAINER] [LOGGING_DIR] [IMAGE] [BATCH] [HOW_MANY] [OVERRIDE...]

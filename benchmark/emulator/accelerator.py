@@ -1,4 +1,4 @@
-"""The accelerator of one rank, as time: how long it computes in each step, and where it waits for the other ranks."""
+"""Emulate the accelerator of a rank: in each step, sleep for the time of computation and wait for the other ranks."""
 
 import time
 
@@ -10,9 +10,9 @@ from iotwin.workload_yaml import Duration, Train, Twin
 
 
 class ComputeTime:
-    """How long the accelerator of `rank` computes in each step, drawn from `training` and `evaluation`.
+    """Draws the computation time of each step of `rank` from the distributions `training` and `evaluation`.
 
-    Draws spread evenly over an epoch of `steps`, or over an evaluation of `evaluation_steps`.
+    Draws are stratified over the `steps` of an epoch and the `evaluation_steps` of an evaluation.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class ComputeTime:
         self._first = None if first is None else DrawnTime(first, seed, Purpose.FIRST_STEP)
         self._warm_up = DrawnTime(twin.epoch_warm_up_time, seed, Purpose.EPOCH_WARM_UP, even_strata(train.epochs))
         self._evaluation = DrawnTime(evaluation, seed, Purpose.EVALUATION_STEP, even_strata(evaluation_steps))
-        # Drawn as rank 0's on every rank: an exchange ends for all at once.
+        # All ranks draw this time with rank 0's key, since an all-reduce ends on all ranks at once.
         self.all_reduce = DrawnTime(twin.all_reduce_time, seed, Purpose.ALL_REDUCE)
 
     def seconds(self, phase: str, epoch: int, step: int) -> float:
@@ -39,14 +39,14 @@ class ComputeTime:
 
 
 class Accelerator:
-    """Computes for the drawn time, then exchanges gradients with the other ranks. If `waits`, it first waits for them."""
+    """Sleeps for the computation time of a step, and then for its all-reduce, before which it waits for all ranks if `waits`."""
 
     def __init__(self, compute_time: ComputeTime, rank: Rank, sleeper: Sleeper, waits: bool) -> None:
         self._time, self._rank, self._sleeper = compute_time, rank, sleeper
         self._waits = waits and rank.count > 1
 
     def step(self, phase: str, epoch: int, step: int, flags: int) -> tuple[int, int, int]:
-        """Compute one step. Return the nanoseconds of computation, those spent waiting for other ranks, and the flags of all."""
+        """Compute one step. Return (ns of computation, ns of waiting for other ranks, flags that any rank has set)."""
         seconds = self._time.seconds(phase, epoch, step)
         self._sleeper.sleep(seconds)
         waited_ns = 0

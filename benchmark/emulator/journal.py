@@ -1,4 +1,4 @@
-"""The measurements of one rank of a run, and the journal that records them during the run."""
+"""The measurements of one rank, and the journal that records them during a run."""
 
 import os
 import platform
@@ -23,7 +23,7 @@ from iotwin.benchmark.emulator.ranks import Rank
 from iotwin.common.mllog import FOR_TRACERS, MlLog
 from iotwin.common.progress import note
 
-_BLOCK_BYTES = 512  # of ru_inblock; Linux counts bytes fetched from storage and divides (include/linux/task_io_accounting_ops.h)
+_BLOCK_BYTES = 512  # unit of ru_inblock, bytes fetched from storage (include/linux/task_io_accounting_ops.h)
 COLUMNS = (
     "phase", "epoch", "block", "step", "start_ns", "data_wait_ns", "compute_ns", "barrier_ns", "overhead_ns", "step_ns",
     "samples", "bytes_read", "read_ns", "preprocess_ns", "fetch_start_ns",
@@ -34,18 +34,14 @@ Ints = NDArray[np.int64]
 
 
 class StepParts(NamedTuple):
-    """When a step began (CLOCK_MONOTONIC) and the nanoseconds of it and its parts.
+    """The start of a step, and its duration and parts in nanoseconds."""
 
-    `compute_ns` is the configured computation time, not what the sleep took: oversleeping is no useful work. It and the harness's
-    own bookkeeping are in `overhead_ns`; below zero where an overshoot was taken off this step's sleep.
-    """
-
-    start_ns: int
+    start_ns: int  # CLOCK_MONOTONIC
     data_wait_ns: int
-    compute_ns: int
+    compute_ns: int  # the configured computation time, even if the sleep was longer
     barrier_ns: int  # waiting for other ranks
-    overhead_ns: int
-    step_ns: int
+    overhead_ns: int  # late ends of sleeps, and bookkeeping; negative if this step's sleep was shortened by an earlier delay
+    step_ns: int  # the whole step, which is the sum of the parts
 
 
 class StepLog:
@@ -55,17 +51,17 @@ class StepLog:
         self._rows = array("q")
 
     def add(self, phase: str, epoch: int, block: int, step: int, times: StepParts, fetched: Fetched) -> None:
-        """Append step `step` of `epoch`, which is in its block `block`."""
+        """Append step `step` of `epoch`, in the epoch's block `block`."""
         batch = (fetched.samples, fetched.size_bytes, fetched.read_ns, fetched.preprocess_ns, fetched.start_ns)
         self._rows.extend((PHASES.index(phase), epoch, block, step, *times, *batch))
 
     def rows(self) -> Ints:
-        """Return the steps as (steps, columns)."""
+        """Return the steps, shape (steps, columns), with the columns COLUMNS."""
         return np.frombuffer(self._rows, dtype=np.int64).reshape(-1, len(COLUMNS))
 
 
 class Span(NamedTuple):
-    """A stretch of a run: an epoch, a block of its steps, an evaluation, a checkpoint saved or loaded. Times are UNIX seconds."""
+    """A phase of a run: an epoch, a block of steps, an evaluation, the save or load of a checkpoint. Times are UNIX seconds."""
 
     kind: str  # epoch, block, eval, save_ckpt or load_ckpt
     epoch: int
@@ -76,12 +72,12 @@ class Span(NamedTuple):
 
     @property
     def duration_s(self) -> float:
-        """Return how long it took."""
+        """Return the duration in seconds."""
         return self.end_s - self.start_s
 
 
 class RankHost(NamedTuple):
-    """The machine that a rank ran on."""
+    """The machine of a rank."""
 
     hostname: str
     kernel: str
@@ -97,7 +93,7 @@ class RankHost(NamedTuple):
 
 
 class DataSetFacts(NamedTuple):
-    """How much there was to read."""
+    """The size of the data set."""
 
     train_samples: int = 0
     evaluation_samples: int = 0
@@ -114,7 +110,7 @@ class DataSetFacts(NamedTuple):
 
 
 class ResumedRun(NamedTuple):
-    """How a rank reached the position at which it resumed."""
+    """How a rank reached the step at which the run resumed (see TwinResume)."""
 
     mode: str
     epoch: int
@@ -126,7 +122,7 @@ class ResumedRun(NamedTuple):
 
 @dataclass
 class Measured:
-    """What rank `rank` measured, and when: UNIX seconds."""
+    """The measurements of rank `rank`. `start_s` and `end_s` are UNIX seconds."""
 
     rank: int
     node: int
@@ -135,27 +131,27 @@ class Measured:
     end_s: float = 0.0
     data: DataSetFacts = field(default_factory=DataSetFacts)
     steps: StepLog = field(default_factory=StepLog)
-    # Of each training step, if instrumented: the batch's sample_ns and copy_ns, as loaders.base.Fetched has them.
+    # (sample_ns, copy_ns) of each training step's batch (see loaders.base.Fetched), if instrumented.
     instrumented: list[tuple[tuple[tuple[int, int], ...], int | None]] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
-    # Of a pipeline: backward or not, minibatch, and when each pass was due to start and end (ns), epoch after epoch.
+    # (is backward, minibatch, due start in ns, due end in ns) of each pass of a pipeline, epoch after epoch.
     passes: list[tuple[bool, int, int, int]] = field(default_factory=list)
     saved: list[Written] = field(default_factory=list)  # checkpoint files
     loaded: list[Written] = field(default_factory=list)
-    decided: Decided | None = None  # how often checkpoints were due, where a policy measures that
-    pauses: list[tuple[int, int]] = field(default_factory=list)  # start_ns and duration_ns of computing between checkpoints alone
-    resumed: ResumedRun | None = None  # None: it began at the first step
+    decided: Decided | None = None  # decisions of a checkpoint policy, if there is one
+    pauses: list[tuple[int, int]] = field(default_factory=list)  # (start_ns, duration_ns) between checkpoints without training
+    resumed: ResumedRun | None = None  # None: the run began at the first step
     stopped_early: bool = False
-    storage_read_bytes: int = 0  # fetched from storage by this rank and its loaders; the rest came from the page cache
-    peak_memory_bytes: int = 0  # of the rank's own process
+    storage_read_bytes: int = 0  # fetched from storage, not from the page cache, by this rank and its loaders
+    peak_memory_bytes: int = 0  # of the rank's process, without its loaders
     cpu_s: float = 0.0  # of the rank and its loaders
     host: RankHost = field(default_factory=RankHost.here)
-    # UNIX time less CLOCK_MONOTONIC of the rank's machine.
+    # UNIX time minus CLOCK_MONOTONIC on the rank's machine.
     wall_ahead_ns: int = field(default_factory=lambda: time.time_ns() - time.monotonic_ns())
 
 
 class Used(Protocol):
-    """What `Usage.note_end` fills in: when the run ended and what it used."""
+    """The attributes that `Usage.note_end` sets: the end of the run, and the resources that it used."""
 
     end_s: float
     storage_read_bytes: int
@@ -172,7 +168,7 @@ class Usage(NamedTuple):
 
     @classmethod
     def so_far(cls) -> "Usage":
-        """Return the usage up to now."""
+        """Return the resources used until now."""
         own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
         return cls(
             (own.ru_inblock + children.ru_inblock) * _BLOCK_BYTES,
@@ -181,7 +177,7 @@ class Usage(NamedTuple):
         )
 
     def note_end(self, measured: Used) -> None:
-        """Set the end of `measured` to now, and what was used since this usage was taken."""
+        """Set the end of `measured` to now, and its resources to those used since this object was made."""
         after = self.so_far()
         measured.end_s = time.time()
         measured.storage_read_bytes = after.storage_read_bytes - self.storage_read_bytes
@@ -190,7 +186,7 @@ class Usage(NamedTuple):
 
 
 class Journal:
-    """Records one rank's run in `measured`: its steps, spans and totals. MLLOG lines go to `log_stream`, if there is one.
+    """Records the steps, spans and totals of one rank in `measured`, and writes MLLOG lines to `log_stream` if it is not None.
 
     `instrument`: also record the parts of each training step's batch.
     """
@@ -200,27 +196,27 @@ class Journal:
         self.interrupted_ns = 0  # CLOCK_MONOTONIC at the end of the last evaluation or checkpoint
         self._log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.index} if rank.count > 1 else {}))
         self._instrument, self._ranks = instrument, rank.count
-        self._spans = Counter[tuple[str, int]]()  # so far, by kind and epoch
+        self._spans = Counter[tuple[str, int]]()  # number of spans so far, by (kind, epoch)
         self._before = Usage.so_far()
 
     @contextmanager
     def interval(self, key: str, epoch: int | None = None) -> Iterator[None]:
-        """Log the start and the end of the block of code as MLLOG's interval `key`."""
+        """Log the start and the end of the `with` block as MLLOG's interval `key`."""
         with self._log.interval(key, **({} if epoch is None else {"epoch_num": epoch})):
             yield
 
     @contextmanager
     def span(self, kind: str, epoch: int, key: str | None = None) -> Iterator[list[float]]:
-        """Record a span of `kind` (see `Span`) around the block of code; the block appends its amounts to the list.
+        """Record the `with` block as a span of `kind`. The block appends the amounts of the span to the yielded list.
 
-        With `key` the log has the span as an interval, too.
+        If `key` is given, the block is also logged as the interval `key`.
         """
         amounts: list[float] = []
         with nullcontext() if key is None else self.interval(key, epoch):
             start_s, start_ns = time.time(), time.monotonic_ns()
             yield amounts
             self._spans[kind, epoch] += 1
-            end_s = start_s + (time.monotonic_ns() - start_ns) / 1e9  # somebody may set the clock meanwhile
+            end_s = start_s + (time.monotonic_ns() - start_ns) / 1e9  # time.time() may jump if the clock is set
             self.measured.spans.append(Span(kind, epoch, self._spans[kind, epoch], start_s, end_s, sum(amounts)))
             if kind not in ("epoch", "block"):
                 self.interrupted_ns = time.monotonic_ns()
@@ -231,21 +227,21 @@ class Journal:
             self._log.point(key, value)
 
     def step(self, phase: str, epoch: int, step: int, times: StepParts, fetched: Fetched) -> None:
-        """Record step `step` of `epoch`, which belongs to the block after those recorded so far."""
+        """Record step `step` of `epoch`. It belongs to the block after the blocks recorded so far."""
         self.measured.steps.add(phase, epoch, self._spans.get(("block", epoch), 0) + 1, step, times, fetched)
         if self._instrument and phase == "train":
             self.measured.instrumented.append((fetched.sample_ns, fetched.copy_ns))
 
     def pause(self, begin_ns: int) -> None:
-        """Record that the rank computed between checkpoints from `begin_ns` until now."""
+        """Record that the rank computed from `begin_ns` until now, between checkpoints without training."""
         self.measured.pauses.append((begin_ns, time.monotonic_ns() - begin_ns))
 
     def show(self, epochs: str, phase: str, steps: int, batch: int, elapsed_s: float) -> None:
-        """Show a person how fast `steps` with `batch` samples each were."""
+        """Print the rate of `steps` steps with `batch` samples each, which took `elapsed_s`."""
         rate = steps * batch * self._ranks / max(elapsed_s, 1e-9)
         note(f"epoch {epochs}, {phase}: {steps} steps in {elapsed_s:.2f} s, {rate:.2f} samples/s")
 
     def close(self) -> Measured:
-        """Record the totals and return everything measured."""
+        """Record the totals and return the measurements."""
         self._before.note_end(self.measured)
         return self.measured

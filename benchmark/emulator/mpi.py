@@ -1,4 +1,4 @@
-"""Ranks under MPI: mpirun or srun started several processes, and each is one rank."""
+"""Run ranks under MPI: mpirun or srun starts several processes, and each is one rank."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -14,20 +14,20 @@ _T = TypeVar("_T")
 
 
 def under_mpi() -> bool:
-    """Return whether this process was started as one of several."""
+    """Return whether mpirun or srun started this process as one of several."""
     return launched_by_mpi().size > 1
 
 
 def started_as() -> int:
-    """Return the number that the launcher gave this process, 0 where there is none, without starting MPI."""
+    """Return the rank that mpirun or srun gave this process, without initialising MPI; 0 without a launcher."""
     return launched_by_mpi().rank
 
 
 def run_mpi(job: Callable[[Rank], _T]) -> list[_T] | None:
-    """Do `job` as this process's rank; return the results of all by number on rank 0, None elsewhere.
+    """Run `job` as the rank of this process. Return the results of all ranks in order on rank 0, None on other ranks.
 
-    Raises IotwinError when mpi4py is missing or not of the MPI that the launcher speaks, and whatever `job` raises. The command
-    line then ends all ranks (`iotwin.common.ranks.run_as_one`); mpirun and srun notice a rank that dies, and end the others.
+    Raises IotwinError if mpi4py is missing or was built for another MPI than the launcher's, and the exceptions of `job`. The
+    command line then ends all ranks (`iotwin.common.ranks.run_as_one`). If a rank dies, mpirun or srun ends the others.
     """
     try:
         from mpi4py import MPI
@@ -41,17 +41,17 @@ def run_mpi(job: Callable[[Rank], _T]) -> list[_T] | None:
         )
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     leader = node.bcast(world.Get_rank(), root=0)
-    places = sorted(world.allgather((leader, world.Get_rank())))  # node by node, whatever order mpirun dealt ranks out in
-    number = places.index((leader, world.Get_rank()))
-    leaders = sorted({leader for leader, _ in places})
+    sorted_ranks = sorted(world.allgather((leader, world.Get_rank())))  # node by node, in whatever order mpirun numbered them
+    number = sorted_ranks.index((leader, world.Get_rank()))
+    leaders = sorted({leader for leader, _ in sorted_ranks})
     ranks = world.Split(0, number)
-    background = ranks.Dup()  # for threads, whose meetings must not be mistaken for those of training
+    background = ranks.Dup()  # for background threads, whose barriers must not match those of training
     proposed = np.zeros(3, dtype=np.int64)
 
     def exchange(flags: int, due_ns: int) -> tuple[int, int]:
         proposed[:] = flags & STOP, flags & CHECKPOINT, due_ns
         ranks.Allreduce(MPI.IN_PLACE, proposed, op=MPI.MAX)
-        # The clocks of several nodes have nothing in common; there, a rank makes up for its own delays alone.
+        # Clocks of different nodes are not comparable, so with several nodes each rank compensates only its own delays.
         return int(proposed[0] | proposed[1]), int(proposed[2]) if len(leaders) == 1 else due_ns
 
     def arrive() -> Callable[[], bool]:
@@ -60,6 +60,6 @@ def run_mpi(job: Callable[[Rank], _T]) -> list[_T] | None:
 
     if number:
         set_quiet(True)
-    rank = Rank(number, len(places), leaders.index(leader), len(leaders), exchange, arrive)
+    rank = Rank(number, len(sorted_ranks), leaders.index(leader), len(leaders), exchange, arrive)
     results: list[_T] | None = ranks.gather(job(rank), root=0)
     return results

@@ -1,8 +1,7 @@
-"""Running a pipeline of ranks: stage 0 reads, every stage sleeps for its passes in schedule order and waits for its neighbours.
+"""Run pipeline-parallel ranks. Stage 0 reads; every stage sleeps in place of its passes and waits for its neighbour stages.
 
-The order is that of `workloads.policies.pipeline`, which simulator and runtime use. Neighbours are joined by counters of the
-kernel (eventfd), one for each pair of ranks and direction, so that a slow read holds up stage 0 and, a pass later, those behind
-it.
+The order of passes is that of `workloads.policies.pipeline`, as in PipeDream's simulator and runtime. A counter of the kernel
+(eventfd) connects each pair of neighbouring ranks in each direction. So a slow read delays stage 0, and then the stages after it.
 """
 
 import mmap
@@ -37,7 +36,7 @@ _NOTHING = Fetched(0, 0, 0, 0)
 
 
 def plan_of(section: Section) -> PipelinePlan:
-    """Return the plan of the section; raises UsageError if a rank is in no stage or in two."""
+    """Return the pipeline that `section` describes. Raises UsageError if a rank is in no stage or in two."""
     listed = [rank for stage in section.stages for rank in stage.ranks]
     if sorted(listed) != list(range(len(listed))):
         raise UsageError(
@@ -61,9 +60,9 @@ def plan_of(section: Section) -> PipelinePlan:
 
 
 def run_pipeline(config: Config, log_stream: TextIO | None, ranks: int, limit_s: float | None) -> list[Measured]:
-    """Run the workload's pipeline on this machine and return what each rank measured.
+    """Run the workload's pipeline on this machine and return the measurements of each rank.
 
-    Raises UsageError for what a pipeline cannot do, IotwinError when the data set is too small or a rank fails.
+    Raises UsageError for options that a pipeline does not support, and IotwinError if the data set is too small or a rank fails.
     """
     section = config.twin.pipeline
     assert section is not None  # noqa: S101
@@ -83,7 +82,7 @@ def run_pipeline(config: Config, log_stream: TextIO | None, ranks: int, limit_s:
 
 
 def _minibatches(config: Config, plan: PipelinePlan, dataset: SampleSets) -> int:
-    """Return the minibatches of an epoch: as many for each rank of stage 0 as the data set has full batches."""
+    """Return the number of minibatches in an epoch: twin.pipeline.minibatches, or all full batches of the data set."""
     readers = plan.stages[0].replicas
     held = len(sampled_batches(config, len(dataset.train), 1, 0, readers)) * readers
     section = config.twin.pipeline
@@ -96,7 +95,7 @@ def _minibatches(config: Config, plan: PipelinePlan, dataset: SampleSets) -> int
 
 
 class _Channels:
-    """What joins neighbouring ranks: counters by direction, sender and receiver, and when each pass's output was sent."""
+    """Connects neighbouring ranks by counters (by direction, sender and receiver), and records when each output was sent."""
 
     def __init__(self, plan: PipelinePlan, minibatches: int) -> None:
         self._counters: dict[tuple[str, int, int], int] = {}
@@ -109,17 +108,17 @@ class _Channels:
         self._sent_ns = np.frombuffer(mmap.mmap(-1, int(np.prod(shape)) * 8), np.int64).reshape(shape)
 
     def send(self, kind: str, sender: int, receiver: int, stage: int, minibatch: int, due_ns: int) -> None:
-        """Hand a pass's output to `receiver` of `stage`; it was due then (CLOCK_MONOTONIC)."""
+        """Send the output of a pass, due at `due_ns` (CLOCK_MONOTONIC), to the rank `receiver` of `stage`."""
         self._sent_ns["FB".index(kind), stage, minibatch] = due_ns
         os.eventfd_write(self._counters[kind, sender, receiver], 1)
 
     def receive(self, kind: str, sender: int, receiver: int, stage: int, minibatch: int) -> int:
-        """Wait for a pass's output and return when it was due."""
+        """Wait for the output of a pass, and return when it was due (CLOCK_MONOTONIC, ns)."""
         os.eventfd_read(self._counters[kind, sender, receiver])
         return int(self._sent_ns["FB".index(kind), stage, minibatch])
 
     def close(self) -> None:
-        """Give the counters back; for the process that made the ranks."""
+        """Close the counters, in the process that started the ranks."""
         for counter in self._counters.values():
             os.close(counter)
 
@@ -127,7 +126,7 @@ class _Channels:
 def _run_rank(
     config: Config, log_stream: TextIO | None, plan: PipelinePlan, minibatches: int, channels: _Channels, rank: Rank
 ) -> Measured:
-    """Be one rank of the pipeline for all epochs."""
+    """Run one rank of the pipeline for all epochs and return its measurements."""
     sharpen_timers()
     journal = Journal(rank, log_stream)
     with ExitStack() as open_things:
@@ -149,7 +148,7 @@ def _run_rank(
 
 
 class _PipelineRank:
-    """One rank: its passes in order, its loader if it is of stage 0, its stage's checkpoint if it is the first of its stage."""
+    """One rank of a pipeline, which runs its passes in order. Ranks of stage 0 read; the first of each stage checkpoints."""
 
     def __init__(self, config: Config, plan: PipelinePlan, minibatches: int, channels: _Channels, rank: int, journal: Journal,
                  open_things: ExitStack) -> None:  # fmt: skip
@@ -175,7 +174,7 @@ class _PipelineRank:
         )
 
     def train(self, epoch: int) -> None:
-        """Do all passes of an epoch; at its end the pipeline is empty."""
+        """Run all passes of an epoch. At its end the pipeline is empty."""
         own = sum(kind == "F" for kind, _ in self._order)
         if self._reads:
             batches = sampled_batches(self._config, self._samples, epoch, self._replica, self._stage.replicas)
@@ -189,17 +188,17 @@ class _PipelineRank:
                     step += 1
                     begin_ns = self._log_step(epoch, step, done[1], begin_ns)
             amounts.append(step)
-        next(self._fetching, None)  # nothing is left; the loader learns that, and ends its workers
+        next(self._fetching, None)  # exhausts the loader's iterator, which then ends its workers
 
     def _pass(self, done: Pass) -> None:
-        """Wait for a pass's input, spend its time, hand its output on."""
+        """Wait for the input of the pass `done`, sleep for its time, and send its output."""
         kind, minibatch = done
         stage, plan = self._stage.stage, self._plan
         if kind == "F" and self._reads:
             self._read(minibatch)
         else:
             self._wait(kind, minibatch)
-        # When the job would begin and end: a sleep that starts late is shorter, which is not the pass's doing.
+        # The times at which the job would begin and end the pass: a late sleep is shorter than the pass.
         begin_ns = self._sleeper.due_ns()
         self._sleeper.sleep(self._stage.forward_s if kind == "F" else self._stage.backward_s + self._stage.all_reduce_s)
         self._journal.measured.passes.append((kind == "B", minibatch, begin_ns, self._sleeper.due_ns()))
@@ -217,7 +216,7 @@ class _PipelineRank:
         self._fetched[minibatch] = fetched
 
     def _wait(self, kind: str, minibatch: int) -> None:
-        """Wait until a neighbour's output has arrived; the last stage has its own."""
+        """Wait until the neighbour's output has arrived. The last stage's backward passes wait for no other stage."""
         stage, plan = self._stage.stage, self._plan
         source = stage + (-1 if kind == "F" else 1)
         if source == len(plan.stages):
@@ -233,7 +232,7 @@ class _PipelineRank:
         self._waited_ns += time.monotonic_ns() - asked_ns
 
     def _over_link(self, sent_ns: int) -> int:
-        """Return when what is sent has crossed the link to the stage before, which carries one thing at a time."""
+        """Return when data sent at `sent_ns` has passed the link to the previous stage, which transfers one output at a time."""
         self._link_free_ns = max(sent_ns, self._link_free_ns) + int(self._stage.receive_s / 2 * 1e9)
         return self._link_free_ns
 
@@ -248,7 +247,7 @@ class _PipelineRank:
         return now_ns
 
     def save(self, epoch: int) -> None:
-        """Write the stage's checkpoint, if this rank does."""
+        """Write the stage's checkpoint, if this is the first rank of its stage."""
         if self._checkpoints is None:
             return
         with self._journal.span("save_ckpt", epoch) as amounts:
@@ -257,13 +256,13 @@ class _PipelineRank:
         self._journal.measured.saved += saved
 
     def finish(self) -> None:
-        """Close the list of the files written, so that another run may write them anew."""
+        """Finish the checkpoints, so that another run may overwrite them."""
         if self._checkpoints is not None:
             self._journal.measured.saved += self._checkpoints.finish()
 
 
 def _checkpoint_config(config: Config, stage: int) -> Config:
-    """Return the workload with the checkpoint of one stage, a separate file, instead of the model's."""
+    """Return the workload with the checkpoint file of the stage at index `stage` instead of the model's."""
     section = config.twin.pipeline
     assert section is not None  # noqa: S101
     whole, rest = divmod(section.stages[stage].checkpoint_bytes, _WRITE_BYTES)
@@ -274,10 +273,11 @@ def _checkpoint_config(config: Config, stage: int) -> Config:
 
 
 def pipeline_summary(config: Config, ranks: Sequence[Measured]) -> dict[str, Any]:
-    """Return how the pipeline ran: seconds of its epochs and of a minibatch between fill and drain, and each stage's shares.
+    """Return the summary of a run of a pipeline by the measurements of its `ranks`.
 
     ``{"seconds", "seconds_per_minibatch", "stages": [{"stage", "replicas", "busy_share", "bubble_share", "data_wait_s",
-    "read_bytes", "checkpoint_bytes"}]}``, shares of the epochs' time of all ranks of the stage.
+    "read_bytes", "checkpoint_bytes"}]}``. Seconds are those of all epochs, and of a minibatch at the last stage. Shares are of
+    the time of all epochs, on all ranks of the stage.
     """
     section = config.twin.pipeline
     assert section is not None  # noqa: S101

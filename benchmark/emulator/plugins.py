@@ -1,14 +1,14 @@
-"""Readers, loaders, samplers and checkpoints from other packages, named in the YAML.
+"""Load plug-ins that the YAML names: readers, loaders, samplers and checkpoint writers from other packages.
 
-A package announces one as an entry point (importlib.metadata) of the group below; the YAML names the entry point, or the class
-itself as `module.Class`. What it must be, called with keyword arguments:
+A package registers a plug-in as an entry point (importlib.metadata) of a group below. The YAML names the entry point, or a class
+as `module.Class`. A plug-in is a factory that is called with keyword arguments:
 
-| group | called as | returns |
+| group | call | result |
 |---|---|---|
-| iotwin.readers | factory(config=, opener=) | a iotwin.benchmark.emulator.readers.sample.SampleReader |
-| iotwin.loaders | factory(config=, fetcher=) | a iotwin.benchmark.emulator.loaders.base.Loader |
-| iotwin.samplers | factory(config=, samples=, epoch=, rank=, ranks=) | a Sequence of index arrays, the batches of one epoch |
-| iotwin.checkpoints | factory(config=, rank=, ranks=) | a iotwin.benchmark.emulator.checkpoints.open.Checkpoints |
+| iotwin.readers | factory(config=, opener=) | iotwin.benchmark.emulator.readers.sample.SampleReader |
+| iotwin.loaders | factory(config=, fetcher=) | iotwin.benchmark.emulator.loaders.base.Loader |
+| iotwin.samplers | factory(config=, samples=, epoch=, rank=, ranks=) | sequence of index arrays, the batches of one epoch |
+| iotwin.checkpoints | factory(config=, rank=, ranks=) | iotwin.benchmark.emulator.checkpoints.open.Checkpoints |
 """
 
 import importlib
@@ -29,7 +29,7 @@ def plugin_names(group: str) -> list[str]:
 
 
 def imported_by_name(config: "Config") -> list[tuple[str, str]]:
-    """Return (key, name) of what the workload has imported as `module.Class`, which no installed package announces."""
+    """Return (key, name) of the plug-ins that the workload names as `module.Class` and that are not entry points."""
     reader = config.reader
     named = (
         (READERS, "dataset.format", config.dataset.format),
@@ -43,9 +43,9 @@ def imported_by_name(config: "Config") -> list[tuple[str, str]]:
 
 
 def load_plugin(group: str, name: str, key: str, known: list[str]) -> Any:
-    """Return what the plug-in `name` of `group` is; `known` are the names that need none.
+    """Return the factory of the plug-in `name` of `group`. `known`: names that are built in, for messages.
 
-    Raises UsageError, naming the YAML's `key`, when there is no such plug-in or it cannot be imported.
+    Raises UsageError, which names the YAML's `key`, if there is no such plug-in or it cannot be imported.
     """
     found = entry_points(group=group, name=name)
     module, _, attribute = name.rpartition(".")

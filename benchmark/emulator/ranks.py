@@ -1,7 +1,6 @@
-"""The ranks of a run: processes that each stand for one accelerator and meet after every step, on one machine or under MPI.
+"""The ranks of a run: processes that each stand for one accelerator, and wait for one another after every step.
 
-On one machine they are forked from the process that was started, which gathers what they measured. Whatever ends one of them ends
-all: no rank waits for one that is gone.
+On one machine, the main process forks them and gathers their results. If one rank fails or dies, the main process ends all.
 """
 
 import contextlib
@@ -25,9 +24,9 @@ from iotwin.common.progress import set_quiet
 
 _T = TypeVar("_T")
 _fork = multiprocessing.get_context("fork")
-_EXIT_PATIENCE_S = 10.0  # for a rank to clean up
+_EXIT_PATIENCE_S = 10.0  # time for a rank to clean up
 
-# Flags that ranks exchange where they meet; a flag that one rank sets counts for all.
+# Flags that ranks exchange when they meet. A flag that one rank sets is set for all.
 STOP, CHECKPOINT = 1, 2
 
 
@@ -54,66 +53,65 @@ class Rank:
 
 
 class _Meeting:
-    """Where ranks of one machine meet: two counters of the kernel's (eventfd), which rank 0 uses to let the others go.
+    """A barrier for the ranks of one machine: rank 0 counts the arrivals by an eventfd and releases the others by another.
 
-    Meetings alternate between two release counters and two rows of flags, because the fastest may be at the next meeting
-    before the slowest has left this one; it cannot be at the one after that. Nobody spins: ranks that share CPUs would take them
-    from one another.
+    Barriers alternate between two release counters and two tables of flags, because the fastest rank may reach the next barrier
+    before the slowest has left this one. Ranks do not spin, since they may share processors.
     """
 
     def __init__(self, count: int) -> None:
-        self._count, self._turn = count, 0
+        self._count, self._parity = count, 0
         self._arrivals = os.eventfd(0, os.EFD_CLOEXEC)
         self._releases = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE) for _ in range(2)]
-        # By turn and rank, the flags and the time it was due; shared by the ranks that are forked.
-        self._said = np.frombuffer(mmap.mmap(-1, 2 * count * 2 * 8), np.int64).reshape(2, count, 2)
+        # (flags, due_ns) by parity of the barrier and by rank, in memory that forked ranks share.
+        self._given = np.frombuffer(mmap.mmap(-1, 2 * count * 2 * 8), np.int64).reshape(2, count, 2)
 
     def exchange(self, number: int, flags: int, due_ns: int) -> tuple[int, int]:
-        """Wait for all ranks as rank `number`; return the flags of all and the latest time."""
-        turn, count = self._turn, self._count
-        self._turn = 1 - turn
-        self._said[turn, number] = flags, due_ns
+        """Wait for all ranks, as rank `number`. Return the flags that any rank set, and the latest `due_ns`."""
+        parity, count = self._parity, self._count
+        self._parity = 1 - parity
+        self._given[parity, number] = flags, due_ns
         if number == 0:
             waited_for = count - 1
             while waited_for:
                 waited_for -= os.eventfd_read(self._arrivals)
-            os.eventfd_write(self._releases[turn], count - 1)
+            os.eventfd_write(self._releases[parity], count - 1)
         else:
             os.eventfd_write(self._arrivals, 1)
-            os.eventfd_read(self._releases[turn])
-        return int(np.bitwise_or.reduce(self._said[turn, :, 0])), int(self._said[turn, :, 1].max())
+            os.eventfd_read(self._releases[parity])
+        return int(np.bitwise_or.reduce(self._given[parity, :, 0])), int(self._given[parity, :, 1].max())
 
     def close(self) -> None:
-        """Give the counters back; for the process that made the ranks."""
+        """Close the counters, in the process that started the ranks."""
         for descriptor in (self._arrivals, *self._releases):
             os.close(descriptor)
 
 
 class _Arrivals:
-    """How often each rank of one machine has arrived, in memory that they share."""
+    """Counts how often each rank of one machine has arrived, in memory that the ranks share."""
 
     def __init__(self, count: int) -> None:
         self._counts = np.frombuffer(mmap.mmap(-1, count * 8), np.int64)
 
     def arrive(self, number: int) -> Callable[[], bool]:
-        """Announce rank `number` once more; return a function that returns True once all have arrived as often."""
+        """Count an arrival of rank `number`. Return a function that returns True once all ranks have arrived as often."""
         self._counts[number] += 1
         often = int(self._counts[number])
         return lambda: bool(self._counts.min() >= often)
 
 
 class _RankProcess(Generic[_T]):
-    """One forked rank and the pipe that its result comes by."""
+    """A forked rank, and the pipe for its result."""
 
     def __init__(self, rank: Rank, job: Callable[[Rank], _T]) -> None:
         self.index = rank.index
         self.results, outbox = _fork.Pipe(duplex=False)
         self.process: ForkProcess = _fork.Process(target=_serve, args=(rank, os.getpid(), job, outbox))
         children.start(self.process)
-        outbox.close()  # held by the rank alone, so that its death is the end of the stream
+        outbox.close()  # only the rank holds this end, so that its death closes the pipe
 
     def result(self) -> _T:
-        """Return what the rank found; IotwinError when it failed or is gone."""
+        """Wait for the rank's result and return it. Raises IotwinError if the rank failed or died."""
         try:
             failure, value = self.results.recv()
         except EOFError:
@@ -134,29 +132,29 @@ class _RankProcess(Generic[_T]):
         return f"was killed by {signal.Signals(-status).name}"
 
     def end(self, deadline: float) -> None:
-        """Wait for the rank until `deadline` (monotonic seconds), then end it for good."""
+        """Wait for the rank to end until `deadline` (monotonic seconds), then kill it."""
         children.end(self.process, deadline - time.monotonic(), _EXIT_PATIENCE_S)
         self.results.close()
 
 
 def _serve(rank: Rank, parent_pid: int, job: Callable[[Rank], _T], outbox: Connection) -> None:
-    """Run the job as a rank and send its result."""
+    """Run `job` as `rank` in a forked process, and send its result or its error."""
     children.become_child(f"iotwin-rank{rank.index}", parent_pid, cleans_up=True)
     if rank.index:
         set_quiet(True)  # one rank reports the progress of all
-    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):  # on SIGTERM, or when the main process is gone
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):  # SIGTERM, or the main process is dead
         children.ready()
         try:
             outbox.send((None, job(rank)))
         except IotwinError as error:
             outbox.send((UsageError if isinstance(error, UsageError) else IotwinError, str(error)))
-        signal.pthread_sigmask(signal.SIG_BLOCK, children.REQUESTS)  # it ends by itself now
+        signal.pthread_sigmask(signal.SIG_BLOCK, children.REQUESTS)  # the process ends by itself now
 
 
 def run_local(count: int, job: Callable[[Rank], _T]) -> list[_T]:
-    """Do `job` as `count` ranks on this machine and return their results by number; a single rank is this process.
+    """Run `job` as `count` ranks on this machine and return their results in order. A single rank runs in this process.
 
-    Raises IotwinError, naming the rank, when one fails or dies; the others are ended then, as they are by any other exception.
+    Raises IotwinError, which names the rank, if one fails or dies. Any exception ends all ranks.
     """
     if count == 1:
         return [job(Rank())]

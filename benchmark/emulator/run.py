@@ -1,6 +1,6 @@
-"""Runs a workload as one rank: the loop of a training job, with real reads by a real loader and the accelerator as time.
+"""Run a workload as one rank: the loop of a training job, with real reads, and with sleeps in place of computation.
 
-`schedule` decides what is due when, this module does it, and `journal` records it.
+`schedule` decides when evaluations and checkpoints are due, this module performs them, and `journal` records them.
 """
 
 import time
@@ -31,12 +31,12 @@ from iotwin.workload_yaml.step_times import NamedStepTime
 
 
 def emulate(config: Config, log_stream: TextIO | None, rank: Rank | None = None, limit_s: float | None = None) -> Measured:
-    """Run the workload as `rank` (by default the only one) for at most `limit_s` seconds and return what was measured.
+    """Run the workload as `rank` (None: the only rank) for at most `limit_s` seconds, and return the measurements.
 
     MLLOG lines go to `log_stream`. No process outlives the call.
 
-    Raises IotwinError, naming the file, if the data set is missing, short or corrupt, or a checkpoint cannot be written. Raises
-    it, too, if a loader process dies.
+    Raises IotwinError, which names the file, if the data set is missing, too short or damaged, or a checkpoint cannot be written.
+    It is also raised if a loader process dies.
     """
     rank = rank or Rank()
     sharpen_timers()
@@ -62,10 +62,10 @@ class _Loop:
 
     def __init__(self, config: Config, rank: Rank, sleeper: Sleeper, journal: Journal, open_things: ExitStack) -> None:
         self._config, self._rank, self._sleeper, self._journal = config, rank, sleeper, journal
-        if config.workflow.train:  # first of all: the data set may be missing
+        if config.workflow.train:  # before anything is written, since the data set may be missing
             dataset = open_dataset(config, rank.count)
             journal.measured.data = DataSetFacts.of(dataset)
-        self._checkpoints = self._open_checkpoints()
+        self._checkpoints = open_checkpoints(config, rank) if config.workflow.checkpoint else None
         self._writer = self._checkpoints if isinstance(self._checkpoints, CheckpointWriter) else None
         evaluates = config.workflow.train and config.workflow.evaluation and journal.measured.data.evaluation_samples > 0
         self._schedule = Schedule(config, evaluates, self._frequency())
@@ -92,15 +92,8 @@ class _Loop:
                     }
                 )
 
-    def _open_checkpoints(self) -> Checkpoints | None:
-        rank = self._rank
-        if not self._config.workflow.checkpoint:
-            return None
-        per_node = rank.count // rank.nodes
-        return open_checkpoints(self._config, rank.index, rank.count, per_node, meet=rank.meet, arrive=rank.arrive)
-
     def _frequency(self) -> Frequency | None:
-        """Return what decides by measured times; None on all ranks but the first, if the ranks meet after each step."""
+        """Return the `Frequency` of the workload's policy, if any. If ranks meet after each step, only rank 0 has one."""
         twin = self._config.twin
         if twin.checkpoint.policy is None or self._writer is None or (self._rank.index > 0 and twin.barrier):
             return None
@@ -120,7 +113,7 @@ class _Loop:
         return sampled_batches(self._config, samples, epoch, self._rank.index, self._rank.count)
 
     def _start_up(self) -> None:
-        """Read what a run reads before its first epoch; a run that resumes also reads the newest checkpoint."""
+        """Read the start-up files of the twin. A run that resumes also reads the newest checkpoint."""
         resume, read_bytes = self._config.twin.resume, 0
         if resume is None or resume.mode != "skip_reads":
             read_bytes = start_up(self._config, self._rank.index, self._rank.count)
@@ -128,7 +121,7 @@ class _Loop:
             self._journal.measured.resumed = self._resume(resume, read_bytes)
 
     def _resume(self, resume: TwinResume, read_bytes: int) -> ResumedRun:
-        """Read the newest checkpoint, unless the start-up reads are its, `read_bytes`. Return what was skipped and read."""
+        """Read the newest checkpoint, unless the start-up reads (of `read_bytes`) have read it, and return the record."""
         if resume.mode != "skip_reads" and not self._config.twin.startup_reads:
             if self._checkpoints is None:
                 raise UsageError(
@@ -142,7 +135,7 @@ class _Loop:
         return ResumedRun(resume.mode, resume.epoch, resume.step, *((0, samples) if again else (samples, 0)), read_bytes)
 
     def run(self, limit_s: float | None) -> None:
-        """Train, or write and read checkpoints alone; stop after `limit_s` seconds."""
+        """Train, or only write and read checkpoints, for at most `limit_s` seconds."""
         self._schedule.start(limit_s)
         if self._config.workflow.train:
             self._train()
@@ -162,13 +155,13 @@ class _Loop:
         for epoch in schedule.epochs:
             with self._journal.span("epoch", epoch) as amounts:
                 amounts.append(self._train_epoch(epoch))
-            self._do(epoch, schedule.after_epoch(epoch))
+            self._perform(epoch, schedule.after_epoch(epoch))
             if schedule.flags & STOP:
                 self._journal.measured.stopped_early = True
                 return
 
     def _train_epoch(self, epoch: int) -> int:
-        """Train the blocks of an epoch, the steps between two interruptions. Return the number of steps."""
+        """Train an epoch and return its number of steps. A block is the steps between evaluations or checkpoints."""
         schedule, batches = self._schedule, self._training_batches(epoch)
         begun, replayed = schedule.begin_epoch(epoch, len(batches))
         steps = self._steps("train", epoch, batches[begun - replayed :], begun, replayed)
@@ -177,18 +170,18 @@ class _Loop:
         while done < len(batches) and not schedule.flags & STOP:
             first, due = done, NOTHING
             with self._journal.span("block", epoch, "block" if schedule.blocks else "epoch") as amounts:
-                for done in steps:  # noqa: B007 - counts on after the loop
+                for done in steps:  # noqa: B007 - used after the loop
                     due = schedule.after_step(epoch)
                     if due.checkpoints and not due.evaluation and not schedule.logs_checkpoints:
-                        self._do(epoch, due)  # within the block, since the log has no phase for them
+                        self._perform(epoch, due)  # within the block, since the log has no phase for checkpoints
                         due = NOTHING
                     if due is not NOTHING or schedule.flags & STOP:
                         break
                 if schedule.epoch_ended and not due.evaluation:
-                    self._do(epoch, schedule.after_last_block(epoch))
+                    self._perform(epoch, schedule.after_last_block(epoch))
                 amounts.append(done - first)
-            self._do(epoch, due)
-        next(steps, None)  # nothing is left; the loader learns that, and ends its workers
+            self._perform(epoch, due)
+        next(steps, None)  # exhausts the loader's iterator, which then ends its workers
         self._journal.show(
             self._of_epochs(epoch), "train", done - begun, self._config.reader.batch_size, time.monotonic() - begin
         )
@@ -197,15 +190,15 @@ class _Loop:
     def _of_epochs(self, epoch: int) -> str:
         return f"{epoch} of {self._config.train.epochs}" if epoch else "none yet"
 
-    def _do(self, epoch: int, due: Due) -> None:
-        """Evaluate and write checkpoints as due, until the run is to stop."""
+    def _perform(self, epoch: int, due: Due) -> None:
+        """Run the evaluations and write the checkpoints that are due, unless the run must stop."""
         work: list[Callable[[int], None]] = [self._evaluate] * due.evaluation + [self._save] * due.checkpoints
         for each in reversed(work) if self._schedule.checkpoints_first else work:
             if not self._schedule.flags & STOP:
                 each(epoch)
 
     def _evaluate(self, epoch: int, most: int | None = None) -> None:
-        """Evaluate, for at most `most` steps if given."""
+        """Evaluate, for at most `most` steps (None: all)."""
         begin = time.monotonic()
         with self._journal.span("eval", epoch, "eval") as amounts:
             self._sleeper.sleep(self._evaluation_lead.seconds(self._rank.index, epoch, 0))
@@ -214,9 +207,9 @@ class _Loop:
         self._journal.show(self._of_epochs(epoch), "evaluation", int(amounts[0]), size, time.monotonic() - begin)
 
     def _steps(self, phase: str, epoch: int, batches: Sequence[Batch], step: int = 0, replayed: int = 0) -> Iterator[int]:
-        """Take every batch in order and compute on all but the first `replayed`; yield the number of each step done.
+        """Load `batches` in order, compute a step on each but the first `replayed`, and yield the number of each step.
 
-        The first step is number `step` + 1.
+        The number of the first one is `step` + 1.
         """
         schedule, journal = self._schedule, self._journal
         fetching = iter(self._loaders[phase].epoch(epoch, batches))
@@ -245,7 +238,7 @@ class _Loop:
             begin_ns = max(begin_ns, journal.interrupted_ns)
 
     def _settle(self) -> float:
-        """Wait for a snapshot that is taken concurrently with the step; return the seconds waited."""
+        """Wait for the snapshot that was taken concurrently with the step, and return the seconds of waiting."""
         if self._writer is None or not self._config.twin.checkpoint.asynchronous:
             return 0.0
         begin = time.monotonic()
@@ -261,7 +254,7 @@ class _Loop:
             self._writer.keep_epoch_end(epoch, schedule.step)
         with self._journal.span("save_ckpt", epoch, "checkpoint" if schedule.logs_checkpoints else None) as amounts:
             saved = self._checkpoints.save(epoch, schedule.step)
-            if not twin.asynchronous:  # else these are files of earlier checkpoints
+            if not twin.asynchronous:  # otherwise `saved` has files of earlier checkpoints
                 amounts.append(sum(file.size_bytes for file in saved))
         self._journal.measured.saved += saved
         if self._config.checkpoint.rank_sync:
@@ -287,14 +280,14 @@ class _Loop:
         for index in range(max(0, section.num_checkpoints_read)):
             if not trains:
                 self._pause(max(0, section.num_checkpoints_write) + index)
-            self._rank.meet(0)  # nobody reads what another rank still writes
+            self._rank.meet(0)  # a rank may still write files that this one reads
             with self._journal.span("load_ckpt", self._config.train.epochs if trains else 1) as amounts:
                 loaded = checkpoints.load()
                 amounts.append(sum(file.size_bytes for file in loaded))
             self._journal.measured.loaded += loaded
 
     def _pause(self, index: int) -> None:
-        """Compute before checkpoint `index` of a run of checkpoints alone."""
+        """Sleep for the computation time before checkpoint `index`, in a run without training."""
         begin_ns = time.monotonic_ns()
         self._sleeper.sleep(self._between.seconds(self._rank.index, 1, index))
         self._journal.pause(begin_ns)

@@ -1,4 +1,4 @@
-"""When evaluations and checkpoints of a run are due, in which order, and when the run stops."""
+"""Decide when the evaluations and checkpoints of a run are due, in which order, and when the run stops."""
 
 import time
 from collections import Counter
@@ -12,19 +12,19 @@ from iotwin.workloads.policies.cadence import LoopPosition, Policy, checkpoint_p
 
 
 class Due(NamedTuple):
-    """What is due after a step or an epoch: whether to evaluate, and how many checkpoints to write."""
+    """Work that is due after a step or an epoch."""
 
     evaluation: bool = False
-    checkpoints: int = 0
+    checkpoints: int = 0  # number of checkpoints to write
 
 
 NOTHING = Due()
 
 
 class Schedule:
-    """Decides for one rank of a run. It counts the steps; the loop passes what the ranks agreed on after each.
+    """Decides for one rank of a run. The loop calls it after every step, and sets `flags` to those that the ranks exchanged.
 
-    `evaluates`: there are samples to evaluate on. `frequency`: measures and decides how often to write checkpoints, if given.
+    `evaluates`: the run evaluates, and there are samples for it. `frequency`: decides by measurements when checkpoints are due.
     """
 
     def __init__(self, config: Config, evaluates: bool, frequency: Frequency | None) -> None:
@@ -33,7 +33,7 @@ class Schedule:
         self.epochs = range(1 if config.twin.resume is None else config.twin.resume.epoch, config.train.epochs + 1)
         self.evaluates_first = config.twin.evaluation.steps_before if evaluates else 0  # steps before the first epoch
         self.saves_first = config.checkpoint.checkpoint_after_step == 0 and config.twin.resume is None
-        self.checkpoints_first = config.twin.evaluation.after_checkpoint  # where both are due
+        self.checkpoints_first = config.twin.evaluation.after_checkpoint  # if both are due
         self.logs_checkpoints = not twin.asynchronous if twin.logged is None else twin.logged
         self.frequency = frequency
         self._resume, self._has_policy = config.twin.resume, twin.policy is not None
@@ -46,13 +46,13 @@ class Schedule:
         self._seconds_between = twin.seconds_between
         self._by_time: Policy | Frequency = Policy()
         self._deadline = float("inf")
-        self.flags = 0  # STOP and CHECKPOINT, as the ranks agreed after the last step
-        self.epoch_ended = True  # with the step counted last
-        self.blocks = False  # the log shows an epoch's steps as blocks, since something that it logs may come between them
+        self.flags = 0  # STOP and CHECKPOINT, if any rank set them after the last step
+        self.epoch_ended = True  # the last step was the last of its epoch
+        self.blocks = False  # the log divides epochs into blocks, since evaluations or checkpoints may come between steps
         self._epoch_ends_at = 0
 
     def start(self, limit_s: float | None) -> None:
-        """Count the time of the run, which stops after `limit_s`, and the time until the first checkpoint from now on."""
+        """Start the clock for the end of the run after `limit_s`, and for checkpoints by time."""
         now = time.monotonic()
         if limit_s is not None:
             self._deadline = now + limit_s
@@ -61,9 +61,9 @@ class Schedule:
         self.blocks = self._evaluate_after_steps is not None or (self._saves and self.logs_checkpoints and by_steps)
 
     def begin_epoch(self, epoch: int, steps: int) -> tuple[int, int]:
-        """Return how many of the epoch's `steps` an earlier run did, and how many of those are read again.
+        """Return (steps of the epoch that an earlier run did, those of them whose batches are read again).
 
-        Raises UsageError if twin.resume names a step after the epoch's last.
+        `steps`: number of steps of the epoch. Raises UsageError if twin.resume.step is larger.
         """
         resume, done, replayed = self._resume, 0, 0
         if resume is not None and resume.epoch == epoch:
@@ -77,28 +77,28 @@ class Schedule:
         return done, replayed
 
     def wishes(self) -> int:
-        """Return what this rank proposes for after the step under way, as flags: STOP at the deadline, CHECKPOINT by time."""
+        """Return the flags of this rank after the present step: STOP at the deadline, CHECKPOINT if one is due by time."""
         now = time.monotonic()
         return (STOP if now >= self._deadline else 0) | (CHECKPOINT if self._by_time.time_is_up(now) else 0)
 
     def after_step(self, epoch: int) -> Due:
-        """Count a training step of `epoch` and return what is due after it."""
+        """Count a training step of `epoch` and return the work that is due after it."""
         self.step += 1
         self.epoch_ended = self.step == self._epoch_ends_at
         evaluation = self._evaluate_after_steps is not None and self._evaluate_after_steps.due(self.step)
         checkpoints = 0
-        if self._saves and not (self.epoch_ended and self._has_policy):  # under a policy the end of the epoch has its own
+        if self._saves and not (self.epoch_ended and self._has_policy):  # a policy leaves ends of epochs to `after_epoch`
             if self.flags & CHECKPOINT:
                 self._save_after.ask()
             checkpoints = self._checkpoints(epoch, False)
         return Due(evaluation, checkpoints) if evaluation or checkpoints else NOTHING
 
     def after_last_block(self, epoch: int) -> Due:
-        """Return which checkpoints at the end of `epoch` belong to its last block, since the log has no phase for them."""
+        """Return the checkpoints at the end of `epoch` that belong to its last block, since the log has no phase for them."""
         return Due(False, self._checkpoints(epoch, True) if self._ends_in_block(epoch) else 0)
 
     def after_epoch(self, epoch: int) -> Due:
-        """Return what is due after `epoch` and outside of its last block."""
+        """Return the work that is due after the last block of `epoch`."""
         return Due(self._evaluates_after(epoch), 0 if self._ends_in_block(epoch) else self._checkpoints(epoch, True))
 
     def saved(self, seconds: float) -> None:

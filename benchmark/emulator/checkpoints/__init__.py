@@ -1,1 +1,1 @@
-"""Emulates the writing and reading of a workload's checkpoints."""
+"""Write and read the checkpoints of a workload, and decide when they are due and which remain."""

@@ -1,8 +1,9 @@
-"""A checkpoint written concurrently with training, and the record of a written file."""
+"""Write a checkpoint concurrently with training, and record the files."""
 
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import NamedTuple
 
 
@@ -13,7 +14,7 @@ class Written(NamedTuple):
     name: str
     size_bytes: int
     start_ns: int
-    duration_ns: int  # until it stands under its final name, synced if it was to be
+    duration_ns: int  # until the file has its final name, including fsync
 
 
 class Took(NamedTuple):
@@ -23,42 +24,28 @@ class Took(NamedTuple):
     work_s: float
 
 
-class Background:
-    """A checkpoint that a separate thread writes; it sleeps `emulated_s` in place of the job's processor time."""
+class Background(Future[list[Written]]):
+    """The files of a checkpoint that a separate thread writes by `work`.
+
+    The thread sleeps `emulated_s` in place of computation by the job, so these seconds count as processor time.
+    """
 
     def __init__(self, work: Callable[[], list[Written]], emulated_s: float = 0.0) -> None:
-        self._work, self._emulated_s = work, emulated_s
-        self._written: list[Written] = []
-        self._error: BaseException | None = None
-        self.took = Took(0.0, 0.0)  # once it has ended
-        # A daemon: at the end of the process its writer decides how long to wait for it.
-        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
-        self._thread.start()
+        super().__init__()
+        self.took = Took(0.0, 0.0)  # set before the future is done
+        # A daemon thread: at the end of the process, the checkpoint writer decides how long to wait for it.
+        threading.Thread(target=self._run, args=(work, emulated_s), name="checkpoint", daemon=True).start()
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[], list[Written]], emulated_s: float) -> None:
         begin = time.monotonic()
+        written: list[Written] = []
+        failure: BaseException | None = None
         try:
-            self._written = self._work()
-        except BaseException as error:  # raised by `result`
-            self._error = error
-        self.took = Took(time.monotonic() - begin, time.thread_time() + self._emulated_s)
-
-    def done(self) -> bool:
-        """Return whether the thread has ended."""
-        return not self._thread.is_alive()
-
-    @property
-    def failed(self) -> bool:
-        """True if the thread has ended with an exception."""
-        return self._error is not None
-
-    def wait(self) -> None:
-        """Wait until the thread has ended."""
-        self._thread.join()
-
-    def result(self) -> list[Written]:
-        """Wait until the thread has ended, then return its files or raise its exception."""
-        self.wait()
-        if self._error is not None:
-            raise self._error
-        return self._written
+            written = work()
+        except BaseException as error:
+            failure = error
+        self.took = Took(time.monotonic() - begin, time.thread_time() + emulated_s)
+        if failure is None:
+            self.set_result(written)
+        else:
+            self.set_exception(failure)

@@ -1,4 +1,4 @@
-"""Commits and removes checkpoints that are folders. An unfinished folder and one under removal have temporary names."""
+"""Commit and remove checkpoints that are folders. An unfinished folder and one under removal have temporary names."""
 
 import os
 import shutil
@@ -44,7 +44,7 @@ def commit(directory: Path, folder: str, sync: bool) -> None:
 
 
 def remove(directory: Path, folder: str, own: Collection[str]) -> bool:
-    """Remove `folder` and return True. If it contains anything but the files `own`, keep it and return False."""
+    """Remove `folder` and return True. If it contains other files than `own`, keep it and return False."""
     with suppress(OSError), folder_of(directory, folder) as (parent, last):
         inside = [path for path in (directory / folder).rglob("*") if not path.is_dir() or path.is_symlink()]
         if any(str(path.relative_to(directory)) not in own for path in inside):

@@ -1,4 +1,4 @@
-"""Converts the files of a checkpoint to another format with the same tensors.
+"""Convert the planned files of a checkpoint to another format with the same tensors.
 
 zip and legacy are the formats of torch.save. dcp is torch.distributed.checkpoint: a folder with files of each rank and the
 file `.metadata`, which lists their contents. slots are those of PCcheck (Strati et al., ASPLOS 2025): each rank maps one file
@@ -11,12 +11,14 @@ from itertools import chain
 from operator import itemgetter
 from pathlib import PurePosixPath
 
+from msgspec.structs import replace
+
 from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
 from iotwin.benchmark.emulator.checkpoints.streams import PYTHON_BUFFER_BYTES, item_writes, legacy_writes, zip_writes
 
-_LEAST_TENSOR_BYTES = 1024  # of a write that stands for a tensor; smaller ones are headers
+_LEAST_TENSOR_BYTES = 1024  # writes of at least this size count as tensors, smaller ones as headers
 _METADATA = ".metadata"
-_METADATA_BYTES, _METADATA_BYTES_EACH = 491, 221  # of it, as torch 2.13 was seen to write it
+_METADATA_BYTES, _METADATA_BYTES_EACH = 491, 221  # its size, constant and per tensor, as measured with torch 2.13
 
 Files = Sequence[PlannedFile]
 FilesOf = Callable[[int], Files]  # of a rank
@@ -39,7 +41,7 @@ def as_format(name: str, files_of: FilesOf, rank: int, ranks: int, threads: int)
         case "dcp":
             return _distributed(files_of, rank, ranks, threads) + others
     tensors = tuple(chain.from_iterable(map(_tensors, mine)))
-    slot = PlannedFile(f"slots-{rank}", [(size, 1) for size in tensors], fsync=True, rename=False, slots=True)
+    slot = PlannedFile(f"slots-{rank}", [(size, 1) for size in tensors], fsync=True, slots=True)
     return [slot, *others] if tensors else others
 
 
@@ -57,7 +59,7 @@ def _tensors(file: PlannedFile) -> tuple[int, ...]:
 
 
 def _stream(file: PlannedFile, writes: Sequence[tuple[int, int]]) -> PlannedFile:
-    return file._replace(write_sizes=writes, read_back=(), direct=False)
+    return replace(file, write_sizes=list(writes), read_back=[], direct=False)
 
 
 def _distributed(files_of: FilesOf, rank: int, ranks: int, threads: int) -> list[PlannedFile]:
@@ -71,16 +73,13 @@ def _distributed(files_of: FilesOf, rank: int, ranks: int, threads: int) -> list
         if rank == min(other for other in of_all if folder in of_all[other]):
             items = sum(len(own.get(folder, ())) for own in of_all.values())
             size = _METADATA_BYTES + _METADATA_BYTES_EACH * items
-            found.append(
-                _synced(f"{folder}/{_METADATA}", ((size, 1),))._replace(
-                    rename=True, commits=True, synced_early=size <= PYTHON_BUFFER_BYTES
-                )
-            )
+            metadata = _synced(f"{folder}/{_METADATA}", ((size, 1),))
+            found.append(replace(metadata, rename=True, commits=True, synced_early=size <= PYTHON_BUFFER_BYTES))
     return found
 
 
 def _synced(name: str, writes: Sequence[tuple[int, int]]) -> PlannedFile:
-    return PlannedFile(name, writes, fsync=True, rename=False)
+    return PlannedFile(name, list(writes), fsync=True)
 
 
 def _by_folder(files: Files) -> dict[str, tuple[int, ...]]:

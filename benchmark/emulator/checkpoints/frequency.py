@@ -1,7 +1,6 @@
-"""Decides when checkpoints are due, from the measured costs of steps and checkpoints.
+"""Decide when checkpoints are due, from the measured costs of steps and checkpoints, as CheckFreq jobs do.
 
-It uses the code of CheckFreq jobs (workloads/checkfreq): time the first steps, measure a checkpoint, plan the interval from
-both, then correct the interval by a controller.
+`Frequency` times the first steps, measures a checkpoint, plans the interval from both, and then lets a controller correct it.
 """
 
 import math
@@ -15,19 +14,19 @@ from iotwin.workload_yaml import CheckpointPolicy
 from iotwin.workloads.policies.frequency import AIMED, CheckpointProfile, Controller, plan
 from iotwin.workloads.policies.goodput import FailingJob, goodput
 
-_WARM_UP = 5  # first steps, which do not count
-_PROBES = 2  # checkpoints before the plan; the first makes memory ready and does not count
-_WRITES = 3  # latest writes, of which the median counts
+_WARM_UP = 5  # number of first steps that are not counted
+_PROBES = 2  # checkpoints before the plan; the first one only warms up
+_WRITES = 3  # number of latest writes whose median is used
 
 
 @dataclass(frozen=True)
 class Decided:
-    """The decisions and their inputs. `intervals`: (step of the run, steps between checkpoints from that step on)."""
+    """The decisions of a run, and the measurements behind them."""
 
-    intervals: tuple[tuple[int, int], ...]
+    intervals: tuple[tuple[int, int], ...]  # (step of the run, steps between checkpoints from that step on)
     step_s: float
-    stall_s: float  # that training waited for a checkpoint, as the profile had it
-    write_s: float  # that the latest ones took to write, the median of three
+    stall_s: float  # time that training waited for the measured checkpoint
+    write_s: float  # median time of the three latest writes
     in_flight: int
 
     def goodput_steps_per_s(self, mtbf_s: float) -> float:
@@ -52,7 +51,7 @@ class Frequency:
         self._steps = 0
         self._timed: list[float] = []
         self._writes: deque[float] = deque(maxlen=_WRITES)
-        self._stall_s: float | None = None  # of a checkpoint whose step has not ended yet
+        self._stall_s: float | None = None  # stall of a checkpoint whose step has not ended yet
         self._probed_s: float | None = None  # stall of the latest checkpoint before the plan
         self._probes = self._probes_written = 0
         self._step_s, self._by_mtbf = 0.0, 1
@@ -62,7 +61,7 @@ class Frequency:
     def time_is_up(self, now: float) -> bool:
         """Return whether a checkpoint is due after the step that is under way."""
         if self._controller is not None:
-            just_taken = self._stall_s is not None  # the controller learns it after the step
+            just_taken = self._stall_s is not None  # the controller is informed after the step
             return self._controller.interval == 1 if just_taken else self._controller.due_after_next
         waits = self._stall_s is not None or self._probes_written < self._probes
         return not waits and self._probes < _PROBES and self._steps + 1 >= self._policy.profile_steps
@@ -100,7 +99,7 @@ class Frequency:
         if self._probes_written < _PROBES or self._probed_s is None:
             return
         self._step_s = max(median(self._timed or [0.0]), 1e-6)
-        # What training waited was measured, so nothing of it overlaps the next step: as with an update as long as a step.
+        # The measured stall does not overlap with the next step. The profile expresses that by an update time of a whole step.
         work_s = written[-1].work_s if written and self._on_processors else 0.0
         profile = CheckpointProfile(self._step_s, self._step_s, self._probed_s, None, self._writes[-1], 0, interference_s=work_s)
         found = plan(profile, self._policy.overhead, self._policy.mtbf, self._in_flight)

@@ -1,4 +1,4 @@
-"""Computes the sizes of each rank's checkpoint files from the shape of a transformer, or from the bytes in the workload.
+"""Compute the sizes of each rank's checkpoint files from the shape of a transformer, or from sizes in the workload.
 
 Elements of a transformer with L layers, hidden size H, feed-forward size F, vocabulary V, and k key and value heads of h:
 
@@ -28,8 +28,8 @@ from iotwin.workload_yaml import Config
 
 DATATYPE_BYTES = {"int8": 1, "uint8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
 _OPTIMIZER_STATES = 3
-_TENSORFLOW_INDEX_BYTES = 512  # of a handful of variables
-_TENSORFLOW_LIST = "checkpoint"  # names the newest files of its folder
+_TENSORFLOW_INDEX_BYTES = 512  # index of a few variables
+_TENSORFLOW_LIST = "checkpoint"  # file with the names of the newest checkpoint's files
 _TENSORFLOW_LIST_BYTES = 128
 
 

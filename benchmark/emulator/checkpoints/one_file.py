@@ -1,4 +1,4 @@
-"""Writes, syncs and renames one checkpoint file. The file appears under its final name only when it is whole."""
+"""Write, sync and rename one checkpoint file. The file appears under its final name only when it is whole."""
 
 import mmap
 import os
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
 from iotwin.common.beneath import folder_of, normal
@@ -20,7 +19,7 @@ from iotwin.workload_yaml import TwinCheckpoint
 LARGEST_BYTES = 8 << 20  # of the buffer
 _PIECE_BYTES = 1 << 16
 _MAX_VECTORS = 1024  # IOV_MAX of Linux
-_WORTH_SLEEPING_S = 1e-4  # sleeps much shorter than this take longer than they should
+_WORTH_SLEEPING_S = 1e-4  # shorter sleeps are added to later ones, since they would end too late
 
 
 class CheckpointContent:
@@ -31,11 +30,11 @@ class CheckpointContent:
 
     def __init__(self, largest_bytes: int, seed: int | None, rank: int) -> None:
         size_bytes = max(1, min(largest_bytes, LARGEST_BYTES))
-        # Whole pages, as O_DIRECT requires; private, as the default is shared with processes forked later.
+        # mmap aligns to pages, as O_DIRECT requires. Private memory, since the default is shared with forked processes.
         content = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if seed is not None:
             draws = generator(seed, Purpose.CHECKPOINT_CONTENT, rank)
-            # Piece by piece: a second buffer, freed just before the first checkpoint, would have its pages at hand for it.
+            # In small pieces: a freed second buffer would give the first checkpoint warm pages.
             for begin in range(0, size_bytes, _PIECE_BYTES):
                 content.write(draws.bytes(min(_PIECE_BYTES, size_bytes - begin)))
         self.buffer = memoryview(content)
@@ -51,15 +50,7 @@ class CheckpointContent:
                 return
 
 
-# Writes that many bytes into a slot by that many threads, synced or not, until the last argument returns True.
-SlotWriter = Callable[[int, int, bool, Callable[[], bool]], None]
-
-
-class _Target(NamedTuple):
-    """The path of a file, relative to the folder with the descriptor if there is a descriptor."""
-
-    folder: int | None
-    path: str
+SlotWriter = Callable[[int, int, bool, Callable[[], bool]], None]  # see Slots.write
 
 
 class FileWriter:
@@ -89,27 +80,31 @@ class FileWriter:
             sleeper.sleep(serialization_s)
             self._write_slot(file.size_bytes, self._threads, self._is_synced(file), lambda: self.abandoned)
             return
-        with self._in_turn if file.pattern == file.name else nullcontext(), self._target(name) as target:
-            path = target.path + ".partial" if file.rename else target.path
+        with self._in_turn if file.pattern == file.name else nullcontext(), self._located(name) as (folder, final):
+            path = final + ".partial" if file.rename else final
             try:
-                self._write(path, target.folder, file, serialization_s, sleeper)
+                self._write(path, folder, file, serialization_s, sleeper)
                 if file.rename:
-                    os.replace(path, target.path, src_dir_fd=target.folder, dst_dir_fd=target.folder)
+                    os.replace(path, final, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
-                _remove(path, target.folder)
+                with suppress(OSError):  # the failure that is raised is the earlier one
+                    os.unlink(path, dir_fd=folder)
                 raise
 
     def _is_synced(self, file: PlannedFile) -> bool:
         return file.fsync if self._fsync is None else self._fsync
 
     @contextmanager
-    def _target(self, name: str) -> Iterator[_Target]:
-        """Yield the target of the file `name`. No symbolic link is followed, neither in the file's name nor in its folders."""
-        if "/" not in normal(name):  # the folder is the user's own choice: by its path, as the job does
-            yield _Target(None, str(self._folder / name))
+    def _located(self, name: str) -> Iterator[tuple[int | None, str]]:
+        """Yield (descriptor of a folder or None, path of the file `name` relative to that folder). No links are followed.
+
+        A file directly in the checkpoint folder has an absolute path, as in the job: the user chose that folder.
+        """
+        if "/" not in normal(name):
+            yield None, str(self._folder / name)
             return
-        with folder_of(self._folder, name, make=True) as (folder, last):
-            yield _Target(folder, last)
+        with folder_of(self._folder, name, make=True) as found:
+            yield found
 
     def _write(self, path: str, folder: int | None, file: PlannedFile, serialization_s: float, sleeper: Sleeper) -> None:
         total_bytes, fsync = file.size_bytes or 1, self._is_synced(file)
@@ -121,7 +116,7 @@ class FileWriter:
         owed_s = serialization_s * self._ahead
         after_writes_s = serialization_s - owed_s
         try:
-            if fsync and file.synced_early:  # as torch.distributed.checkpoint does with what is still in its buffer
+            if fsync and file.synced_early:  # torch.distributed.checkpoint syncs while the bytes are still in its buffer
                 os.fsync(descriptor)
             for size in file.sizes():
                 if self.abandoned:
@@ -136,9 +131,3 @@ class FileWriter:
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _remove(path: str, folder: int | None) -> None:
-    """Remove an unfinished file. A failure is ignored, because the caller reports the earlier failure."""
-    with suppress(OSError):
-        os.unlink(path, dir_fd=folder)

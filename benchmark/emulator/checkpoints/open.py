@@ -1,12 +1,12 @@
-"""Opens the checkpoint writer of a rank: one of the emulator's writers, or a plug-in."""
+"""Open the checkpoint writer of a rank: one of the emulator's writers, or a plug-in."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 from iotwin.benchmark.emulator.checkpoints.background import Written
 from iotwin.benchmark.emulator.checkpoints.remote import RemoteCheckpoints
 from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
 from iotwin.benchmark.emulator.plugins import CHECKPOINTS, load_plugin
+from iotwin.benchmark.emulator.ranks import Rank
 from iotwin.workload_yaml import Config
 
 
@@ -23,21 +23,17 @@ class Checkpoints(Protocol):
         """Read the newest whole checkpoint and return its files. Raises IotwinError if no checkpoint is whole."""
 
 
-def open_checkpoints(
-    config: Config,
-    rank: int = 0,
-    ranks: int = 1,
-    ranks_per_node: int = 1,
-    note: int | None = None,
-    meet: Callable[[], object] = lambda: None,
-    arrive: Callable[[], Callable[[], bool]] = lambda: lambda: True,
-) -> Checkpoints:
-    """Return the checkpoint writer of `rank`: one for a directory, one for a URL, or the plug-in that the workload names."""
+def open_checkpoints(config: Config, rank: Rank | None = None, note: int | None = None) -> Checkpoints:
+    """Return the checkpoint writer of `rank` (None: the only rank) for a directory or a URL, or the plug-in of the workload.
+
+    `CheckpointWriter` explains `note`.
+    """
+    rank = rank or Rank()
     name = config.checkpoint.checkpoint_mechanism_classname
     if name is None and "://" in config.checkpoint.checkpoint_folder:
-        return RemoteCheckpoints(config, rank, ranks, ranks_per_node)
+        return RemoteCheckpoints(config, rank)
     if name is None:
-        return CheckpointWriter(config, rank, ranks, ranks_per_node, note, meet, arrive)
+        return CheckpointWriter(config, rank, note)
     key = "checkpoint.checkpoint_mechanism_classname"
-    checkpoints: Checkpoints = load_plugin(CHECKPOINTS, name, key, [])(config=config, rank=rank, ranks=ranks)
+    checkpoints: Checkpoints = load_plugin(CHECKPOINTS, name, key, [])(config=config, rank=rank.index, ranks=rank.count)
     return checkpoints

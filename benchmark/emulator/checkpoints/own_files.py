@@ -1,13 +1,14 @@
-"""Lists the files in a checkpoint folder that an emulator wrote, in a note in the folder. An emulator changes no other files.
+"""Notes, in a checkpoint folder, that list the files which emulators wrote there. Emulators change no other files.
 
-A name is written to the note before its file is created, so that every file is noted even if the process is killed. The note
-is mapped into memory, because the emulated job would make no system call for it.
+A name is written to the note before its file is created, so that every file is listed even if the process is killed. The note
+is mapped into memory, because the emulated job makes no system calls for it.
 """
 
 import glob
 import json
 import mmap
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,9 +19,10 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.foreign_files import decode_foreign
 from iotwin.workload_yaml.checkpoint_names import WORDS, numbers_in
 
-_NAME = "iotwin-emulated.txt"
+_NAME = "iotwin-emulated.txt"  # of rank 0's note; rank 3's is iotwin-emulated-3.txt
+_NOTE = re.compile(r"iotwin-emulated(-[0-9]+)?\.txt")
 _TEXT = b"The checkpoints in this folder were written by iotwin emulate: random bytes, no model. These are its files:\n"
-_ROOM_BYTES = 16 << 10  # on disk from the start: a full disk must not turn up while names are written
+_ROOM_BYTES = 16 << 10  # allocated in advance: a write to mapped memory on a full disk would kill the process
 _LARGEST_BYTES = 64 << 20
 
 
@@ -45,7 +47,7 @@ class OwnFiles:
     def refuse_others(self, names: Iterable[str]) -> None:
         """Raise UsageError if no emulator wrote one of the existing files `names`."""
         for name in names:
-            if name not in self:  # when the notes were read; another rank may have made it since, and noted it before
+            if name not in self:  # another rank may have noted and created it since the notes were read
                 for note in self._notes():
                     if note != self._note:
                         self._read(note)
@@ -79,15 +81,15 @@ class OwnFiles:
                 os.ftruncate(descriptor, self._length)
 
     def _notes(self) -> list[str]:
-        return sorted(path.name for path in self._folder.glob(_NAME.replace(".", "*.")) if _is_note(path.name))
+        return sorted(path.name for path in self._folder.glob(_NAME.replace(".", "*.")) if _NOTE.fullmatch(path.name))
 
     def _read(self, note: str) -> None:
         with os.fdopen(open_beneath(self._folder, note, os.O_RDONLY), "rb") as file:
             content = file.read(_LARGEST_BYTES + 1).rstrip(b"\0")
-        if len(content) < len(_TEXT) and _TEXT.startswith(content):  # another rank is at its first line
+        if len(content) < len(_TEXT) and _TEXT.startswith(content):  # another rank is writing the first line
             return
         if not content.startswith(_TEXT):
-            # Also the note of an emulator of before, which listed nothing.
+            # This may also be the note of an old emulator, which listed no files.
             raise UsageError(
                 f"{self._folder / note}: is no list of files that an emulator wrote; remove it and the checkpoints it was for, "
                 "or change checkpoint.checkpoint_folder"
@@ -121,7 +123,7 @@ class OwnFiles:
     def _make_room(self, size_bytes: int) -> None:
         with self._opened() as descriptor:
             os.posix_fallocate(descriptor, 0, size_bytes)
-            with suppress(OSError):  # on a file system that maps nothing each name costs calls
+            with suppress(OSError):  # some file systems do not support mmap; then `_append` calls pwrite
                 self._memory = mmap.mmap(descriptor, size_bytes)
 
     @contextmanager
@@ -133,21 +135,15 @@ class OwnFiles:
             os.close(descriptor)
 
 
-def _is_note(name: str) -> bool:
-    """True if `name` is the name of a note: iotwin-emulated.txt, or for example iotwin-emulated-3.txt of rank 3."""
-    middle = name.removeprefix("iotwin-emulated").removesuffix(".txt")
-    return not middle or (middle[0] == "-" and middle[1:].isdecimal())
-
-
-def names_there(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, tuple[int, int]]]:
+def existing_files(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, tuple[int, int]]]:
     """Yield (name, (epoch, step)) for each file in `folder` that matches a pattern in `names`, including dangling links.
 
     '{epoch}' and '{step}' in a pattern match any number. Without them, the epoch is 1 and the step is 0.
     """
     for name in names:
-        pattern = glob.escape(name)  # as a pattern, since the numbers of epochs and steps that will be due are not known
+        pattern = glob.escape(name)  # a glob, since it is unknown which epochs and steps will have checkpoints
         for word in WORDS:
             pattern = pattern.replace(f"{{{word}}}", "*")
-        for found in glob.iglob(pattern, root_dir=folder):  # noqa: PTH207 - pathlib leaves dangling links out
+        for found in glob.iglob(pattern, root_dir=folder):  # noqa: PTH207 - pathlib omits dangling links
             if (number := numbers_in(found, name)) is not None:
                 yield found, number

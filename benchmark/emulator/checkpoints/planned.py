@@ -1,39 +1,28 @@
-"""What a checkpoint consists of: its files, and the seconds that the job spends on it besides their system calls."""
+"""The planned files of a checkpoint, and the seconds that the job spends on it besides their system calls."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from iotwin.common.numbers.draws import DrawnTime
 from iotwin.common.numbers.keyed import Purpose
-from iotwin.workload_yaml import Duration, TwinCheckpoint
+from iotwin.workload_yaml import CheckpointFile, TwinCheckpoint
 
 
-class PlannedFile(NamedTuple):
-    """One file of a checkpoint."""
+class PlannedFile(CheckpointFile):
+    """One file of one checkpoint: the recorded properties of the YAML, and properties of the emulator's own formats."""
 
-    name: str  # within the checkpoint folder
-    write_sizes: Sequence[tuple[int, int]]  # [bytes, how often], in order
-    fsync: bool
-    rename: bool  # written under a temporary name, then renamed
-    read_back: Sequence[tuple[int, int]] = ()  # [offset, bytes] of each read once it is written
-    serialization_time: Duration | None = None  # None: a share of all files'
-    direct: bool = False  # past the page cache
-    looked_at: Literal["opened", "read"] | None = None  # at each later checkpoint while this one is there
-    format: str | None = None  # that it was recorded in
-    commits: bool = False  # written when the others are
-    synced_early: bool = False  # before its bytes are written
-    slots: bool = False  # mapped, and overwritten in turns
-    pattern: str = ""  # its name with '{epoch}' and '{step}' in it
-    keep: int | None = None  # newest of that pattern that stay, 0: all; None: twin.checkpoint.keep
-    made_first: bool = False  # opened and closed once before it is opened to be written
+    commits: bool = False  # written after the checkpoint's other files
+    synced_early: bool = False  # fsync comes before the writes
+    slots: bool = False  # mapped, and overwritten slot by slot
+    pattern: str = ""  # its name with '{epoch}' and '{step}' in place of the numbers
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of the file."""
+        """Return the size of the file in bytes."""
         return sum(size * count for size, count in self.write_sizes)
 
     def sizes(self) -> Iterator[int]:
-        """Yield the bytes of each write."""
+        """Yield the size of each write in bytes."""
         for size, count in self.write_sizes:
             for _ in range(count):
                 yield size
@@ -53,7 +42,7 @@ class Spent(NamedTuple):
 
 
 class JobTimes:
-    """Draws what the job spends on each checkpoint of a rank, one after another."""
+    """Draws the seconds that the job spends on each checkpoint of a rank besides system calls."""
 
     def __init__(self, section: TwinCheckpoint, seed: int, rank: int) -> None:
         self._seed, self._rank = seed, rank

@@ -1,4 +1,4 @@
-"""Checkpoints in an object store, or another file system that fsspec knows: an object for each file, in DLIO's layout."""
+"""Write and read checkpoints in object stores and other file systems of fsspec, with an object for each file."""
 
 import time
 from collections.abc import Sequence
@@ -11,48 +11,50 @@ from iotwin.benchmark.emulator.checkpoints.one_file import LARGEST_BYTES, Checkp
 from iotwin.benchmark.emulator.checkpoints.plan import checkpoint_number, files_read, files_written, rank_read
 from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
 from iotwin.benchmark.emulator.data.folders import remote_opener
+from iotwin.benchmark.emulator.ranks import Rank
 from iotwin.common.errors import IotwinError, in_one_line
 from iotwin.workload_yaml import Config
 
 
 class RemoteCheckpoints:
-    """Writes the checkpoints of `rank` of `ranks` below the URL `checkpoint.checkpoint_folder`, and reads the newest back.
+    """Writes the checkpoints of `rank` below the URL `checkpoint.checkpoint_folder`, and reads the newest one back.
 
     An object appears whole or not at all. Nothing is renamed, synced or removed.
     """
 
-    def __init__(self, config: Config, rank: int, ranks: int, ranks_per_node: int) -> None:
-        self._config, self._rank, self._ranks, self._ranks_per_node = config, rank, ranks, ranks_per_node
+    def __init__(self, config: Config, rank: Rank) -> None:
+        self._config, self._rank = config, rank
         self._url = config.checkpoint.checkpoint_folder.rstrip("/")
         self._opener = remote_opener(config, self._url.partition("://")[0])
-        self._content = CheckpointContent(LARGEST_BYTES, config.train.seed if config.checkpoint.randomize_tensor else None, rank)
-        self._saved: tuple[int, int] | None = None  # (epoch, step) of the last one
+        seed = config.train.seed if config.checkpoint.randomize_tensor else None
+        self._content = CheckpointContent(LARGEST_BYTES, seed, rank.index)
+        self._saved: tuple[int, int] | None = None  # (epoch, step) of the last checkpoint
 
     def save(self, epoch: int, step: int = 0) -> list[Written]:
-        """Write the checkpoint after `epoch` and `step`; return its files. IotwinError, naming the object, if one is refused."""
-        written = [self._write(file, epoch) for file in files_written(self._config, epoch, step, self._rank, self._ranks)]
+        """Write the checkpoint after `epoch` and `step`, and return its files. Raises IotwinError, which names the object."""
+        files = files_written(self._config, epoch, step, self._rank.index, self._rank.count)
+        written = [self._write(file, epoch) for file in files]
         self._saved = epoch, step
         return written
 
     def finish(self) -> list[Written]:
-        """Return no files: none is written concurrently with training."""
+        """Return no files, since none are written concurrently with training."""
         return []
 
     def load(self) -> list[Written]:
-        """Read what this rank needs of the last checkpoint that it saved, else of the newest whole one; return its files."""
+        """Read this rank's files of the last checkpoint that it saved, or of the newest whole one, and return them."""
         number = self._saved or self._newest()
         if number is None:
             raise IotwinError(
-                f"{self._url}: holds no whole checkpoint of {self._ranks} ranks; write one first, or correct the URL"
+                f"{self._url}: holds no whole checkpoint of {self._rank.count} ranks; write one first, or correct the URL"
             )
         return [self._read(file, number[0]) for file in self._files_read(*number)]
 
     def _files_read(self, epoch: int, step: int) -> list[PlannedFile]:
-        rank = rank_read(self._config, self._rank, self._ranks, self._ranks_per_node)
-        return files_read(self._config, epoch, step, rank, self._ranks)
+        return files_read(self._config, epoch, step, rank_read(self._config, self._rank), self._rank.count)
 
     def _newest(self) -> tuple[int, int] | None:
-        """Return (epoch, step) of the newest checkpoint whose objects for this rank are all there; None if there is none."""
+        """Return (epoch, step) of the newest checkpoint all of whose objects for this rank exist; None if there is none."""
         files = self._opener.file_system()
         with self._one_line(self._url):
             names = files.ls(self._url, detail=False) if files.exists(self._url) else []
@@ -60,7 +62,7 @@ class RemoteCheckpoints:
         return next((number for number in sorted(numbers, reverse=True) if self._is_whole(number)), None)
 
     def _is_whole(self, number: tuple[int, int]) -> bool:
-        with suppress(IotwinError):  # of an object that is missing
+        with suppress(IotwinError):  # an object is missing
             return all(
                 self._opener(f"{self._url}/{file.name}").size_bytes == file.size_bytes for file in self._files_read(*number)
             )

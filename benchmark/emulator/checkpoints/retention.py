@@ -1,4 +1,4 @@
-"""Which of a run's checkpoints stay once a newer one is whole."""
+"""Decide which older checkpoints remain when a newer one is whole."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -6,36 +6,36 @@ from collections.abc import Callable, Iterator, Sequence
 from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
 from iotwin.workload_yaml import TwinCheckpoint
 
-Number = tuple[int, int]  # epoch and step that a checkpoint came after
+Number = tuple[int, int]  # (epoch, step) after which a checkpoint was written
 
 
 class CheckpointRetention:
-    """The checkpoints that are `saved`, in the order in which they were finished, and which of them stay."""
+    """The checkpoints `saved` so far, in the order in which they were finished, and which of them remain."""
 
     def __init__(self, section: TwinCheckpoint, saved: list[Number]) -> None:
         self.saved = saved
-        self.removed: set[str] = set()  # names of files that have left
+        self.removed: set[str] = set()  # names of removed files
         self._newest, self._every = section.keep, section.keep_every
-        self._epoch_ends: set[Number] = set()  # those that stay
+        self._epoch_ends: set[Number] = set()  # checkpoints of ends of epochs that remain
 
     def keep_epoch_end(self, number: Number) -> None:
-        """Have the checkpoint of an epoch's end stay."""
+        """Never remove the checkpoint `number`, of the end of an epoch."""
         self._epoch_ends.add(number)
 
     def staying(self) -> set[Number]:
-        """Return those that stay however old they are."""
+        """Return the checkpoints that remain however old they are."""
         every = set(self.saved[self._every - 1 :: self._every]) if self._every else set()
         return every | self._epoch_ends.intersection(self.saved)
 
     def _most(self, file: PlannedFile) -> float:
-        """How many of a file stay."""
+        """Return how many newest versions of `file` remain."""
         return (self._newest if file.keep is None else file.keep) or float("inf")
 
     def files(self, planned: Callable[[int, int], Sequence[PlannedFile]]) -> Iterator[tuple[list[PlannedFile], list[str]]]:
-        """Yield of each checkpoint, newest first, those of its `planned` files that stay, and the names of those that do not.
+        """Yield (files that remain, names of files to remove) of each checkpoint, newest first.
 
-        Files of one pattern count together, as kinds of checkpoints may have separate cadences. A name that another
-        checkpoint has as well stays.
+        `planned` returns the files of a checkpoint by epoch and step. Files of the same pattern are counted together, since kinds
+        of files may have separate cadences. A name that a newer checkpoint has, too, is not removed.
         """
         always, newer, names = self.staying(), Counter[str](), set[str]()
         for number in reversed(self.saved):

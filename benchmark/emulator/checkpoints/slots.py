@@ -1,6 +1,6 @@
-"""Checkpoints in a mapped file: each overwrites the oldest slot, and a page before the slots names the newest.
+"""Write checkpoints into slots of a mapped file. Each overwrites the oldest slot; a page before the slots names the newest.
 
-One slot more than checkpoints that may be under way, so that a whole one is always there (PCcheck: Strati et al., ASPLOS 2025).
+There is one slot more than concurrent checkpoints, so that one is always whole (PCcheck: Strati et al., ASPLOS 2025).
 """
 
 import ctypes
@@ -18,15 +18,15 @@ from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
 from iotwin.common.errors import IotwinError
 
 _MS_SYNC = 4
-_NEWEST = struct.Struct("<QQQ")  # checkpoints so far, offset and bytes of the last one
-_libc = ctypes.CDLL(None, use_errno=True)  # its calls leave Python's lock to training, as mmap.flush does not
+_NEWEST = struct.Struct("<QQQ")  # number of checkpoints, offset and size of the newest one
+_libc = ctypes.CDLL(None, use_errno=True)  # its calls release Python's lock, which mmap.flush does not
 _libc.memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _libc.memcpy.restype = ctypes.c_void_p
 _libc.msync.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Slots:
-    """`count` slots for up to `size_bytes` each, in the new file `path`; OSError when there is no room for them."""
+    """`count` slots of at least `size_bytes` each, in the new file `path`. Raises OSError if the disk is full."""
 
     def __init__(self, path: Path, size_bytes: int, count: int, content: CheckpointContent) -> None:
         self._content, self._count = content, count
@@ -34,7 +34,7 @@ class Slots:
         total_bytes = mmap.PAGESIZE + count * self._slot_bytes
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
-            os.posix_fallocate(descriptor, 0, total_bytes)  # a full disk must not turn up as a signal
+            os.posix_fallocate(descriptor, 0, total_bytes)  # fails on a full disk; a write to the map would kill the process
             self._map = mmap.mmap(descriptor, total_bytes)
         except BaseException:
             path.unlink()
@@ -46,9 +46,9 @@ class Slots:
         self._lock = threading.Lock()
 
     def write(self, size_bytes: int, threads: int, sync: bool, abandoned: Callable[[], bool]) -> None:
-        """Copy `size_bytes` into the next slot by so many threads, each of which syncs its part, then note that it is the newest.
+        """Copy `size_bytes` into the next slot by `threads` threads, and then record it as the newest.
 
-        Raises OSError if the disk fails, and IotwinError once `abandoned` returns True.
+        With `sync`, each thread syncs its part. Raises OSError if that fails, and IotwinError once `abandoned` returns True.
         """
         with self._lock:
             self._begun += 1
@@ -90,9 +90,9 @@ class Slots:
 def make_slots(
     folder: Path, in_flight: int, files: Iterable[PlannedFile], own: OwnFiles, content: CheckpointContent
 ) -> Slots | None:
-    """Return the slots for the one of `files` that has them, None if none has; they are noted as `own`.
+    """Create the slots for the file among `files` that has slots, and add it to `own`. Return None if none has.
 
-    `in_flight` checkpoints may be under way at once. Raises IotwinError if there is no room for the slots.
+    `in_flight`: number of concurrent checkpoints. Raises IotwinError if the slots cannot be created.
     """
     for file in files:
         if file.slots:

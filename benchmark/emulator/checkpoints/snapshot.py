@@ -1,4 +1,4 @@
-"""The copy of the state that an asynchronous checkpoint is written from: what training waits for."""
+"""Emulate the snapshot, the copy of the state in memory from which an asynchronous checkpoint is written."""
 
 import threading
 
@@ -9,7 +9,7 @@ from iotwin.workload_yaml import Duration
 
 
 class EmulatedSnapshot:
-    """Takes the snapshots of a rank, at once or concurrently with the next step, each in `seconds` if that is given."""
+    """Takes the snapshots of a rank, each in `seconds`; None: in the time of copying its bytes."""
 
     def __init__(self, seconds: Duration | None, seed: int, rank: int) -> None:
         self._rank = rank
@@ -18,13 +18,13 @@ class EmulatedSnapshot:
         self._taken.set()
 
     def begin(self) -> None:
-        """Announce a snapshot that another thread takes; `settle` waits for it."""
+        """Announce a snapshot that another thread will take, so that `settle` waits for it."""
         self._taken.clear()
 
     def take(self, epoch: int, step: int, size_bytes: int, buffer: memoryview) -> None:
-        """Spend the time of a snapshot; without one given, copy `size_bytes`.
+        """Sleep for the time of a snapshot, or copy `size_bytes` if no time is configured.
 
-        The copy goes through one buffer, so that the snapshot's time is spent but not its memory.
+        All copies go through `buffer`, so that the snapshot takes its time but not its memory.
         """
         try:
             if self._time is not None:
@@ -37,5 +37,5 @@ class EmulatedSnapshot:
             self._taken.set()
 
     def settle(self) -> None:
-        """Wait for an announced snapshot: the weights must not change before."""
+        """Wait until an announced snapshot is taken. The weights must not change before."""
         self._taken.wait()

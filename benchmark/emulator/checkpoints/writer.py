@@ -1,4 +1,4 @@
-"""Writes, syncs, renames, removes and reads back checkpoint files. A file appears under its final name only when it is whole.
+"""Write, sync, rename, remove and read back checkpoint files. A file appears under its final name only when it is whole.
 
 A checkpoint whose size follows from the model is a folder `global_epoch{E}_step{S}` with the files of every rank. It is whole
 if every file of every rank has its full size. Ranks need not agree on that, because an unfinished file has a temporary name.
@@ -7,14 +7,14 @@ if every file of every rank has its full size. Ranks need not agree on that, bec
 import atexit
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 
 from iotwin.benchmark.emulator.checkpoints import folders, recovery
 from iotwin.benchmark.emulator.checkpoints.background import Background, Took, Written
 from iotwin.benchmark.emulator.checkpoints.one_file import LARGEST_BYTES, CheckpointContent, FileWriter
-from iotwin.benchmark.emulator.checkpoints.own_files import OwnFiles, names_there
+from iotwin.benchmark.emulator.checkpoints.own_files import OwnFiles, existing_files
 from iotwin.benchmark.emulator.checkpoints.plan import (
     checkpoint_name,
     checkpoint_number,
@@ -27,6 +27,7 @@ from iotwin.benchmark.emulator.checkpoints.planned import JobTimes, PlannedFile,
 from iotwin.benchmark.emulator.checkpoints.retention import CheckpointRetention, Number
 from iotwin.benchmark.emulator.checkpoints.slots import make_slots
 from iotwin.benchmark.emulator.checkpoints.snapshot import EmulatedSnapshot
+from iotwin.benchmark.emulator.ranks import Rank
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import fsync_directory
 from iotwin.common.numbers.sleeper import Sleeper
@@ -34,51 +35,40 @@ from iotwin.common.removal import unlink_beneath
 from iotwin.workload_yaml import Config
 from iotwin.workload_yaml.checkpoint_names import found_first
 
-_ASKED_EVERY_S = 1e-3  # whether the other ranks are there
+_POLL_S = 1e-3  # of a background thread that waits for other ranks
 
 
 class CheckpointWriter:
-    """Writes the files of the workload's checkpoints, as rank `rank` of `ranks`.
+    """Writes the files of the workload's checkpoints as `rank` (None: the only rank).
 
-    The constructor raises UsageError if a file that the writer would replace exists and no emulator wrote it. A twin that was
+    The constructor raises UsageError if a file that the writer would replace exists and no emulator wrote it: a twin that was
     derived on the job's machine names the job's own checkpoints.
 
-    ranks_per_node: the shift of `load` in ranks if `checkpoint.recovery_rank_shift` is set, so that no node reads its own files
-    note: the index in the name of the list of written files; None: `rank`. It differs if several processes write as rank 0
-    meet, arrive: how all ranks wait for one another before they commit a folder, in training and in background threads (see Rank)
+    note: the index in the name of the note of written files; None: the rank's. It differs if several processes write as rank 0
     """
 
-    def __init__(
-        self,
-        config: Config,
-        rank: int = 0,
-        ranks: int = 1,
-        ranks_per_node: int = 1,
-        note: int | None = None,
-        meet: Callable[[], object] = lambda: None,
-        arrive: Callable[[], Callable[[], bool]] = lambda: lambda: True,
-    ) -> None:
-        self._meet = (lambda: self._wait(arrive())) if config.twin.checkpoint.asynchronous else meet
+    def __init__(self, config: Config, rank: Rank | None = None, note: int | None = None) -> None:
+        self._member = member = rank or Rank()
         self._in_folders = config.twin.checkpoint.commit == "folder"
-        self._config, self._rank, self._ranks, self._ranks_per_node = config, rank, ranks, ranks_per_node
+        self._config, self._rank, self._ranks = config, member.index, member.count
         self._folder = Path(config.checkpoint.checkpoint_folder)
-        self._note = rank if note is None else note
+        self._note = self._rank if note is None else note
         self._own = self._claim()
         section, seed = config.twin.checkpoint, config.train.seed
-        self._job_times = JobTimes(section, seed, rank)
-        self._snapshot = EmulatedSnapshot(section.snapshot_time, seed, rank) if section.asynchronous else None
+        self._job_times = JobTimes(section, seed, self._rank)
+        self._snapshot = EmulatedSnapshot(section.snapshot_time, seed, self._rank) if section.asynchronous else None
         self._sleeper = Sleeper()
-        ever = ever_written(config, rank, ranks)
+        ever = ever_written(config, self._rank, self._ranks)
         largest = max((size for file in ever for size, _ in file.write_sizes), default=1)
-        self._content = CheckpointContent(largest, seed if config.checkpoint.randomize_tensor else None, rank)
+        self._content = CheckpointContent(largest, seed if config.checkpoint.randomize_tensor else None, self._rank)
         slots = None
         if section.format == "slots":
             slots = make_slots(self._folder, section.in_flight, ever, self._own, self._content)
         self._files = FileWriter(self._folder, config.checkpoint.fsync, section, self._content, slots.write if slots else None)
-        self._retention = CheckpointRetention(section, self._before())
+        self._retention = CheckpointRetention(section, self._earlier())
         self._under_way: list[Background] = []
-        self._gathered: list[Written] = []  # of files that are whole and that no call has returned yet
-        self._took: list[Took] = []  # by asynchronous ones that ended since `progress` was asked
+        self._gathered: list[Written] = []  # whole files that no call has returned yet
+        self._took: list[Took] = []  # costs of checkpoints that ended since the last call of `progress`
         if section.asynchronous:
             atexit.register(self._abandon)
 
@@ -88,7 +78,7 @@ class CheckpointWriter:
     def _claim(self) -> OwnFiles:
         """Return the list of emulators' files in the folder. Raises UsageError if another file has a name that they need."""
         own = OwnFiles(self._folder, self._note)
-        own.refuse_others(self._names_there() if self._config.twin.checkpoint.files else self._strange(own))
+        own.refuse_others(self._existing_names() if self._config.twin.checkpoint.files else self._names_of_others(own))
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             own.begin()
@@ -101,17 +91,17 @@ class CheckpointWriter:
     def _ever_of_all(self) -> list[PlannedFile]:
         return [file for rank in range(self._ranks) for file in ever_written(self._config, rank, self._ranks)]
 
-    def _before(self) -> list[tuple[int, int]]:
+    def _earlier(self) -> list[Number]:
         """Return the (epoch, step) of the checkpoints from before this run, which count as the run's own.
 
         For checkpoints that the traced job found, this creates stand-in files.
         """
         twin = self._config.twin
         if not twin.checkpoint.files or not twin.checkpoint.before:
-            return self._there() if twin.resume is not None and twin.checkpoint.files else []
+            return self._existing() if twin.resume is not None and twin.checkpoint.files else []
         data = Path(self._config.dataset.data_folder)
         sizes = {end: recovery.size_bytes(data / name) for name, end in found_first(self._config).items()}
-        for number in twin.checkpoint.before:  # on every rank, as each reads of them before they meet
+        for number in twin.checkpoint.before:  # every rank creates all, since each may read them before the ranks meet
             for file in self._of_all(*number):
                 for name in {file.name, folders.leaving(file.name)} if self._in_folders else {file.name}:
                     self._own.add(name)
@@ -123,20 +113,20 @@ class CheckpointWriter:
                     ) from None
         return list(twin.checkpoint.before)
 
-    def _names_there(self) -> Iterator[str]:
+    def _existing_names(self) -> Iterator[str]:
         """Yield the names of existing files that match the name of a recorded file."""
         names = [file.name for file in self._ever_of_all()]
         names += [folders.unfinished(name) for name in names if self._in_folders]
-        return (name for name, _ in names_there(self._folder, names))
+        return (name for name, _ in existing_files(self._folder, names))
 
-    def _strange(self, own: OwnFiles) -> Iterator[str]:
-        """Yield the checkpoint folders without a file of an emulator, and the existing files with the name of a slots' file."""
+    def _names_of_others(self, own: OwnFiles) -> Iterator[str]:
+        """Yield the checkpoint folders without a file of an emulator, and existing files with the name of a file of slots."""
         for number in self._on_disk():
             name = checkpoint_name(*number)
             if (self._folder / name).is_symlink() or not own.below(name):
                 yield name
         slots = [file.name for file in self._ever_of_all() if file.slots]
-        yield from (name for name, _ in names_there(self._folder, slots))
+        yield from (name for name, _ in existing_files(self._folder, slots))
 
     def save(self, epoch: int, step: int = 0) -> list[Written]:
         """Write the checkpoint after `epoch` and `step`. If asynchronous, take its snapshot and write it in the background.
@@ -157,7 +147,7 @@ class CheckpointWriter:
         else:
             self._snapshot.begin()
         last = self._under_way[-1] if self._under_way and self._ranks > 1 else None
-        self._under_way.append(Background(lambda: self._persist_beside(epoch, step, spent, last), spent.seconds))
+        self._under_way.append(Background(lambda: self._persist_in_background(epoch, step, spent, last), spent.seconds))
         return written
 
     def keep_epoch_end(self, epoch: int, step: int) -> None:
@@ -194,21 +184,27 @@ class CheckpointWriter:
     def _abandon(self) -> None:
         """Stop the checkpoints under way if the process ends early, so that no unfinished file remains on disk."""
         self._files.abandoned = True
-        for checkpoint in self._under_way:
-            checkpoint.wait()
+        wait(self._under_way)
 
-    def _persist_beside(self, epoch: int, step: int, spent: Spent, last: Background | None) -> list[Written]:
-        """Take a `host` snapshot if configured, then persist in the background. Checkpoints commit in order, after `last`."""
+    def _persist_in_background(self, epoch: int, step: int, spent: Spent, last: Background | None) -> list[Written]:
+        """Take a `host` snapshot if configured, then write the checkpoint. It is committed after the checkpoint `last`."""
         if self._config.twin.checkpoint.snapshot == "host":
             self._take_snapshot(epoch, step)
         return self._persist(epoch, step, spent, last)
+
+    def _meet(self) -> None:
+        """Wait until all ranks have called this, in the background if checkpoints are asynchronous."""
+        if self._config.twin.checkpoint.asynchronous:
+            self._wait(self._member.arrive())
+        else:
+            self._member.meet()
 
     def _wait(self, until: Callable[[], bool]) -> None:
         """Wait in the background until `until` returns True."""
         while not until():
             if self._files.abandoned:
                 raise IotwinError(f"{self._folder}: the checkpoint was given up, as the run ended")
-            time.sleep(_ASKED_EVERY_S)
+            time.sleep(_POLL_S)
 
     def _take_snapshot(self, epoch: int, step: int) -> None:
         if self._snapshot is not None:
@@ -217,7 +213,7 @@ class CheckpointWriter:
     def _persist(self, epoch: int, step: int, spent: Spent, last: Background | None = None) -> list[Written]:
         planned = self._planned(epoch, step)
         self._sleeper.sleep(spent.lead_s)
-        # What names a folder is written once that has its name.
+        # Files outside of folders name a folder, so they are written after it has its final name.
         first = [self._in_folders and folders.folder_name(file.name) is not None for file in planned]
         commits = self._in_folders and any(folders.folder_name(file.name) for file in self._of_all(epoch, step))
         written = []
@@ -248,21 +244,21 @@ class CheckpointWriter:
         """Wait until the checkpoint `last` is done, so that all ranks meet for the same checkpoint."""
         if last is not None:
             self._wait(last.done)
-            if last.failed:
+            if last.exception() is not None:
                 raise IotwinError(f"{self._folder}: the checkpoint was given up, as the one before failed")
 
     def _commit(self, epoch: int, step: int) -> None:
         """Wait until every rank has written its files; then rank 0 renames the checkpoint's folders to their final names."""
         self._meet()
         if self._rank == 0:
-            self._look_at_all()
+            self._inspect_all()
             for file in self._of_all(epoch, step):
                 self._own.add(file.name)
             for folder in dict.fromkeys(folders.folder_name(file.name) for file in self._of_all(epoch, step)):
                 if folder is None:
                     continue
                 try:
-                    if (self._folder / folder).exists():  # of an earlier run
+                    if (self._folder / folder).exists():  # an earlier run wrote it
                         folders.remove(self._folder, folder, self._own.below(folder))
                     folders.commit(self._folder, folder, self._config.twin.checkpoint.directory_sync)
                 except OSError as error:
@@ -327,7 +323,7 @@ class CheckpointWriter:
                 file.name for rank in range(self._ranks) for file in files_written(self._config, *number, rank, self._ranks)
             }
             self._remove_own(planned.union(self._own.below(checkpoint_name(*number))))
-            with suppress(OSError):  # somebody else's file is in it
+            with suppress(OSError):  # the folder contains files of others
                 (self._folder / checkpoint_name(*number)).rmdir()
 
     def _remove_own(self, names: Iterable[str]) -> None:
@@ -349,16 +345,16 @@ class CheckpointWriter:
         files = self._of_all(epoch, step)
         return bool(files) and all(recovery.size_bytes(self._folder / file.name) == file.size_bytes for file in files)
 
-    def _look_at_all(self) -> None:
-        """Inspect the existing checkpoints, newest first, as a store does before it adds or loads a checkpoint."""
+    def _inspect_all(self) -> None:
+        """Inspect the existing checkpoints, newest first, as a job does before it adds or loads a checkpoint."""
         for files, _ in self._retention.files(self._of_all):
-            recovery.look_at(self._folder, files)
+            recovery.inspect(self._folder, files)
 
-    def _there(self) -> list[Number]:
+    def _existing(self) -> list[Number]:
         """Return the (epoch, step) of all checkpoints in the folder, whole or not, oldest first."""
         if self._config.twin.checkpoint.files:
             names = [file.name for file in self._ever_of_all()]
-            return sorted({number for _, number in names_there(self._folder, names)})
+            return sorted({number for _, number in existing_files(self._folder, names)})
         return self._on_disk()
 
     def newest(self) -> Number | None:
@@ -366,7 +362,7 @@ class CheckpointWriter:
 
         It is the last checkpoint that this writer saved, or otherwise the latest whole one on disk.
         """
-        candidates = [*self._there(), *self._retention.saved]
+        candidates = [*self._existing(), *self._retention.saved]
         return next((number for number in reversed(candidates) if self._whole(*number)), None)
 
     def load(self) -> list[Written]:
@@ -380,11 +376,10 @@ class CheckpointWriter:
             raise IotwinError(
                 f"{self._folder}: holds no whole checkpoint of {self._ranks} ranks; write one first, or correct its folder"
             )
-        rank = rank_read(self._config, self._rank, self._ranks, self._ranks_per_node)
-        own = files_read(self._config, *number, rank, self._ranks)
+        own = files_read(self._config, *number, rank_read(self._config, self._member), self._ranks)
         if not self._in_folders:
             return [recovery.read_whole(self._folder, file, number[0], LARGEST_BYTES) for file in own]
-        self._look_at_all()
+        self._inspect_all()
         shared = files_read(self._config, *number, 0, self._ranks)
         read = recovery.of_state([*self._of_all(*number), *shared, *own])
         return [recovery.read_whole(self._folder, file, number[0], recovery.CHECKED_BYTES) for file in read]

@@ -1,1 +1,1 @@
-"""The data set of a workload: its files, its samples and their order."""
+"""Find the files and samples of a workload's data set, and compute the order in which samples are read."""

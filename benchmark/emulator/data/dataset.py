@@ -14,7 +14,7 @@ from iotwin.benchmark.emulator.data.folders import Folder, NamedFiles, Paths, Re
 from iotwin.benchmark.emulator.data.order import Batch
 from iotwin.benchmark.emulator.readers import file_format, make_reader
 from iotwin.benchmark.emulator.readers.access import Buffered, KeptOpen, Opener
-from iotwin.benchmark.emulator.readers.listed import ListedReads, ToItsEnd
+from iotwin.benchmark.emulator.readers.listed import BufferedToEnd, ListedReads
 from iotwin.benchmark.emulator.readers.numpy_files import NumpyLoad
 from iotwin.benchmark.emulator.readers.records import Raw
 from iotwin.benchmark.emulator.readers.sample import SampleReader
@@ -25,13 +25,11 @@ from iotwin.datagen.layouts import BertLayout, Case, DlrmLayout, FormatLayout, U
 from iotwin.workload_yaml import Config, listed_reads
 from iotwin.workload_yaml.checkpoint_names import found_first
 
-_NOTED_SIZE_DIFFERENCE = 0.1  # of the record length the twin was derived with
-_PROBED = 4096  # most files inspected before the first epoch, spread evenly over all
-_PROBED_REMOTE = 16  # each costs a request
+_NOTED_SIZE_DIFFERENCE = 0.1  # as a share of dataset.record_length_bytes
+_PROBED = 4096  # most files whose size is checked before the first epoch, spread evenly over all
+_PROBED_REMOTE = 16  # the same in an object store, where each file costs a request
 _BERT_SHARD = re.compile(r"part-\d+-of-\d+")
 _SUFFIXES = {"jpeg": "jpe?g", "csv": r"csv(\.(gz|bz2|xz))?", "hdf5": "(hdf5|h5)", "tfrecord": "tfrecords?"}
-
-
 _NUMPY = NumpyLoad()
 
 
@@ -43,11 +41,10 @@ class SampleSet:
     size_bytes: int = 0  # of all files; an estimate if only some were inspected
     reader: SampleReader = _NUMPY
     each: int = 1
-    shapes: tuple[tuple[int, ...], ...] = ()  # that a sample may have, if it is an array; () for any
-    shared: "SharedFiles | None" = None  # that are opened for each pass
+    shapes: tuple[tuple[int, ...], ...] = ()  # allowed shapes of a sample that is an array; (): any shape
+    shared: "SharedFiles | None" = None  # files that the main process opens for each pass
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return len(self.files) * self.each
 
     def read(self, index: int) -> int:
@@ -151,7 +148,7 @@ def _opened_first(config: Config, dataset: SampleSets, opener: KeptOpen, files: 
         if config.twin.reader.opened == "once":
             opener.share([path])
         elif not config.reader.read_threads:
-            opener(path)  # as a job does that reads by itself from files it keeps open
+            opener(path)  # the main process reads all samples, from files that it keeps open
     return dataset
 
 
@@ -220,7 +217,7 @@ def _unet3d(folder: Folder, config: Config) -> tuple[list[Paths], list[Paths]]:
     pairs: dict[str, Paths] = {_stem(case): (str(case.image), str(case.mask)) for case in cases}
     train, evaluation = ([_stem(case) for case in part] for part in Unet3dLayout.split(cases))
     given_train, given_evaluation = config.twin.train_files or [], config.twin.eval_files or []
-    # Where only one of the lists is given, no case serves both.
+    # If only one of the lists is given, the other part has none of its cases.
     train = given_train or [name for name in train if name not in set(given_evaluation)]
     evaluation = given_evaluation or [name for name in evaluation if name not in set(given_train)]
     return _named(train, pairs, folder), _named(evaluation, pairs, folder)
@@ -286,9 +283,7 @@ def _by_number(folder: Folder, part: Folder, config: Config) -> NamedFiles | Non
         evaluation_files=count if evaluation else 0,
         compression=dataset.compression if name == "csv" else "none",
     )
-    if evaluation:
-        return NamedFiles(folder.path, layout, 0, 0, count)
-    return NamedFiles(folder.path, layout, count, 0, count)
+    return NamedFiles(folder.path, layout, 0 if evaluation else count, range(count))
 
 
 def _named_count(folder: Folder, prefix: str, suffix: str, wanted: int | None) -> int | None:
@@ -333,14 +328,14 @@ def _samples(found: _FoundFiles, folder: Folder, reader: SampleReader, config: C
 def start_up(config: Config, rank: int = 0, ranks: int = 1) -> int:
     """Read the files that `rank` reads before its first epoch, and return the bytes read.
 
-    Raises IotwinError, which names the file, if a file does not exist.
+    Raises IotwinError, which names the file, if one cannot be read.
     """
     twin, folder = config.twin, Path(config.dataset.data_folder)
     if not twin.startup_reads:
         return 0
     found, saved = found_first(config), Path(config.checkpoint.checkpoint_folder)
     paths = [str(saved / found[name] if name in found else folder / name) for name in twin.startup_files]
-    reader = ListedReads(ToItsEnd, paths, twin.startup_reads)
+    reader = ListedReads(BufferedToEnd, paths, twin.startup_reads)
     readers = twin.startup_ranks or [0] * len(twin.startup_reads)
     own = [index for index, reader_rank in enumerate(readers) if min(reader_rank, ranks - 1) == rank]
     return sum(reader.read(str(number), 0, 1).read_bytes for number in own)
@@ -351,7 +346,7 @@ def _listed_samples(samples: SampleSet, listed: list[str] | None, opener: Opener
     if listed is None or not len(samples):
         return samples
     paths = [path for paths in samples.files for path in paths]
-    reader = ListedReads(ToItsEnd if opener is Buffered else opener, paths, listed)
+    reader = ListedReads(BufferedToEnd if opener is Buffered else opener, paths, listed)
     return SampleSet([(str(index),) for index in range(len(listed))], listed_reads.size_bytes(listed), reader)
 
 

@@ -1,4 +1,4 @@
-"""Folders of a data set, in a local file system or in an object store. Files named by number need not be listed."""
+"""Folders of data sets, in a local file system or in an object store."""
 
 import os
 import re
@@ -16,8 +16,8 @@ from iotwin.workload_yaml import Config
 Paths = tuple[str, ...]  # the files of one sample, or of one run of samples, in the order they are read
 
 _PROTOCOLS = {"s3": "s3", "s3dlio": "s3"}
-_S3_OPTIONS = {"access_key_id": "key", "secret_access_key": "secret", "endpoint_url": "endpoint_url"}  # DLIO's names and s3fs's
-# Those from storage_library on have no effect.
+_S3_OPTIONS = {"access_key_id": "key", "secret_access_key": "secret", "endpoint_url": "endpoint_url"}  # s3fs's names by DLIO's
+# The last three options have no effect.
 _S3_MORE = ("region", "s3_force_path_style", "s3_max_attempts", "storage_library", "uri_scheme", "prefetch_workers")
 
 
@@ -25,38 +25,36 @@ class Folder(Protocol):
     """Interface of a folder with a data set's files."""
 
     path: str
-    options: Mapping[str, object]  # of fsspec, by which it was opened
+    options: Mapping[str, object]  # fsspec's options for its file system
 
     def exists(self) -> bool:
-        """Return whether it is there."""
+        """Return whether the folder exists."""
 
     def below(self, name: str) -> "Folder":
-        """Return the folder `name` in it."""
+        """Return the folder `name` in this folder."""
 
     def names(self, pattern: re.Pattern[str], first_only: bool = False) -> list[str]:
-        """Return the sorted names of the files in it that match whole, or whichever one the system has first."""
+        """Return the sorted names of the files in this folder that match `pattern` as a whole.
+
+        `first_only`: return at most one, the first one that the file system lists.
+        """
 
     def size_bytes(self, path: str) -> int:
-        """Return the bytes of the file at `path`; IotwinError, naming it, when it is not there."""
+        """Return the size of the file `path` in bytes. Raises IotwinError, which names the file, if it does not exist."""
 
 
-class LocalFolder:
-    """A directory."""
-
+class _LocalFolder:
     def __init__(self, path: str) -> None:
         self.path = path
         self.options: Mapping[str, object] = {}
 
     def exists(self) -> bool:
-        """Return whether it is there."""
         return Path(self.path).is_dir()
 
-    def below(self, name: str) -> "LocalFolder":
-        """Return the folder `name` in it."""
-        return LocalFolder(f"{self.path}/{name}")
+    def below(self, name: str) -> "_LocalFolder":
+        return _LocalFolder(f"{self.path}/{name}")
 
     def names(self, pattern: re.Pattern[str], first_only: bool = False) -> list[str]:
-        """Return the sorted names of the files in it that match whole, or whichever one the system has first."""
         found = []
         if self.exists():
             with os.scandir(self.path) as entries:
@@ -68,7 +66,6 @@ class LocalFolder:
         return sorted(found)
 
     def size_bytes(self, path: str) -> int:
-        """Return the bytes of the file at `path`; IotwinError, naming it, when it is not there."""
         try:
             return Path(path).stat().st_size
         except OSError as error:
@@ -88,7 +85,7 @@ class RemoteFolder:
             return bool(self._opener.file_system().exists(self.path))
 
     def below(self, name: str) -> "RemoteFolder":
-        """Return the folder `name` in it."""
+        """Return the folder `name` below the prefix."""
         return RemoteFolder(f"{self.path}/{name}", self._opener)
 
     def names(self, pattern: re.Pattern[str], first_only: bool = False) -> list[str]:
@@ -109,12 +106,12 @@ class RemoteFolder:
 def open_folder(config: Config) -> tuple[Folder, Opener]:
     """Return the workload's data folder and the opener of its files. Raises UsageError if the storage is not supported."""
     storage, folder = config.storage, config.dataset.data_folder
-    folder = folder.rstrip("/") or folder[:1]  # of DLIO's, '' for storage_root itself
+    folder = folder.rstrip("/") or folder[:1]  # '' stands for storage_root itself, as in DLIO
     protocol, separator, _ = folder.partition("://")
     kind = storage.storage_type
     if not separator and kind in ("local_fs", "parallel_fs", "direct_fs"):
         path = str(Path(storage.storage_root) / folder) if storage.storage_root not in ("", "./", ".") else folder or "."
-        return LocalFolder(path), local_opener(config)
+        return _LocalFolder(path), local_opener(config)
     if not separator:
         if kind not in _PROTOCOLS:
             raise UsageError(f"storage.storage_type: '{kind}' is not supported; use local_fs or s3, or a URL in data_folder")
@@ -156,14 +153,13 @@ def _whole(value: object, name: str) -> int:
 
 
 class NamedFiles(Sequence[Paths]):
-    """The files of a layout, whose names follow from their indices, so that a million files take no memory."""
+    """The files `indices` of a layout with `samples` samples. Names follow from indices, so a million files take no memory."""
 
-    def __init__(self, folder: str, layout: FormatLayout, samples: int, first: int, count: int) -> None:
-        self._folder, self._layout, self._samples, self._first, self._count = folder, layout, samples, first, count
+    def __init__(self, folder: str, layout: FormatLayout, samples: int, indices: range) -> None:
+        self._folder, self._layout, self._samples, self._indices = folder, layout, samples, indices
 
     def __len__(self) -> int:
-        """Return the number of files."""
-        return self._count
+        return len(self._indices)
 
     @overload
     def __getitem__(self, number: int) -> Paths: ...
@@ -174,7 +170,5 @@ class NamedFiles(Sequence[Paths]):
     def __getitem__(self, number: int | slice) -> "Paths | NamedFiles":
         """Return the paths of the file at index `number`, or the files of a slice."""
         if isinstance(number, slice):
-            start, stop, _ = number.indices(self._count)
-            return NamedFiles(self._folder, self._layout, self._samples, self._first + start, max(0, stop - start))
-        number = range(self._count)[number]
-        return (f"{self._folder}/{self._layout.file_name(self._samples, self._first + number)}",)
+            return NamedFiles(self._folder, self._layout, self._samples, self._indices[number])
+        return (f"{self._folder}/{self._layout.file_name(self._samples, self._indices[number])}",)

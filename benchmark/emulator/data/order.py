@@ -1,7 +1,7 @@
-"""The order in which samples are read. It is computed on demand, so that it takes no memory for any number of samples.
+"""Compute the order in which samples are read, on demand, so that it takes no memory.
 
 An order is a bijection from positions to samples, and each rank reads a share of the positions. Each epoch permutes the whole
-training data set anew (`common.numbers.permutation`). No sample is repeated. Only samples that do not fill a batch on every rank
+training data set anew (`common.numbers.permutation`). No sample is repeated. Samples that do not fill a batch on every rank
 are dropped (drop_last).
 
 | shuffled | the sample at position p | the position of the j-th sample of rank r of R |
@@ -25,7 +25,7 @@ from iotwin.workload_yaml import Config
 Batch = NDArray[np.int64]  # indices of samples, in the order they are read
 _Mapping = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
-_BLOCK_SAMPLES = 8192  # computed at a time: the cost of numpy's calls is spread, and 64 KiB are kept
+_BLOCK_SAMPLES = 8192  # samples computed at a time: enough to amortise numpy's calls, in 64 KiB
 
 
 class Batches(Sequence[Batch]):
@@ -33,11 +33,10 @@ class Batches(Sequence[Batch]):
 
     def __init__(self, samples: int, size: int, count: int, at: _Mapping) -> None:
         self._samples, self._size, self._count, self._at = samples, size, count, at
-        # The batches computed last, with the first one's number; replaced as a whole, since threads may ask at once.
+        # (index of the first batch, samples) of the batches computed last. It is one tuple, since several threads may replace it.
         self._computed = (0, np.empty(0, np.int64))
 
     def __len__(self) -> int:
-        """Return the number of batches."""
         return self._count
 
     @overload

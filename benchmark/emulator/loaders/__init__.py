@@ -1,4 +1,4 @@
-"""Opens the loader that a workload names, and returns the order of its training samples."""
+"""Open the loader that a workload names, and compute the order of its training samples."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -8,11 +8,10 @@ import numpy as np
 from iotwin.benchmark.emulator.data.dataset import SampleSet
 from iotwin.benchmark.emulator.data.order import Batch, training_batches
 from iotwin.benchmark.emulator.loaders.base import Fetcher, Loader, MainLoader
-from iotwin.benchmark.emulator.loaders.pinned import PinnedCopies
 from iotwin.benchmark.emulator.loaders.processes import StartTime, WorkerLoader, at_once
-from iotwin.benchmark.emulator.loaders.shared import OpenedEachPass
 from iotwin.benchmark.emulator.loaders.stream import TF_BUFFER_BYTES, StreamLoader, StreamPlan
 from iotwin.benchmark.emulator.loaders.threads import ThreadLoader
+from iotwin.benchmark.emulator.loaders.wrapped import OpenedEachPass, PinnedCopies
 from iotwin.benchmark.emulator.plugins import LOADERS, SAMPLERS, load_plugin
 from iotwin.benchmark.emulator.readers import DEFAULT_RECORD_BYTES, file_format, past_page_cache
 from iotwin.common.numbers.draws import DrawnTime, even_strata
@@ -21,10 +20,10 @@ from iotwin.common.progress import note
 from iotwin.workload_yaml import Config
 from iotwin.workloads.policies.read_ahead import BATCHES_AHEAD
 
-_FRAMEWORKS = {"pytorch": "torch", "tensorflow": "tensorflow"}  # loaders, and the package that each needs
+_FRAMEWORKS = {"pytorch": "torch", "tensorflow": "tensorflow"}  # package that a loader needs
 _NATIVE = ("native", "synthetic", "dali", "native_dali", "terabyte", "none")
-_CYCLE = 8  # files that the BERT job takes turns among
-_DLIO_SAMPLERS = ("iterative", "index")  # DLIO's own, which do not change the order
+_CYCLE = 8  # number of files that the BERT job reads in turn
+_DLIO_SAMPLERS = ("iterative", "index")  # DLIO's samplers, which do not change the order
 
 
 def open_loader(config: Config, samples: SampleSet, rank: int = 0, ranks: int = 1, evaluation: bool = False) -> Loader:
@@ -85,7 +84,7 @@ def make_loader(fetcher: Fetcher, workers: int, prefetch: int, persistent: bool,
 def _installed(package: str) -> bool:
     try:
         return find_spec(package) is not None
-    except ValueError:  # a module of that name without a spec is loaded
+    except ValueError:  # the module is loaded, but has no spec
         return False
 
 

@@ -1,4 +1,4 @@
-"""Loaders: their protocol, the fetcher that reads their batches, and the loader that reads in the calling process."""
+"""The interface of loaders, the fetcher that reads batches for them, and the loader that reads in the calling process."""
 
 import copy
 import time
@@ -11,19 +11,19 @@ from iotwin.benchmark.emulator.data.order import Batch
 from iotwin.common.numbers.draws import DrawnTime
 from iotwin.common.numbers.sleeper import Sleeper
 
-_RANK = 0  # of the job; the draws are keyed by it
+_RANK = 0  # key of the draws: all ranks draw the same time for a sample
 
 
 class Fetched(NamedTuple):
-    """One batch as its reader saw it."""
+    """The result of reading one batch."""
 
     samples: int
     size_bytes: int
     read_ns: int
     preprocess_ns: int
     sample_ns: tuple[tuple[int, int], ...] = ()  # read_ns and preprocess_ns of each sample, if instrumented
-    copy_ns: int | None = None  # into page-locked memory, if it was copied there
-    start_ns: int = 0  # when reading it began (CLOCK_MONOTONIC); 0: unknown
+    copy_ns: int | None = None  # time of the copy into page-locked memory; None: not copied
+    start_ns: int = 0  # start of the first read (CLOCK_MONOTONIC); 0: unknown
 
 
 class Fetcher:
@@ -32,7 +32,7 @@ class Fetcher:
     def __init__(self, samples: SampleSet, preprocess: DrawnTime, instrument: bool = False) -> None:
         self._samples, self._preprocess, self._instrument = samples, preprocess, instrument
         self._sleeper = Sleeper()
-        self.stopped = False  # set by another thread: read no further sample
+        self.stopped = False  # another thread sets it to stop before the next sample
 
     def clone(self) -> Self:
         """Return a fetcher of the same samples for another thread. It has a separate reader and sleeper, as these have state."""
@@ -79,28 +79,11 @@ class Loader(Protocol):
         """Yield the result of each batch's reads, in order. Raises IotwinError if a read fails or a worker dies."""
 
     def __enter__(self) -> Self:
-        """Return the loader."""
         return self
 
     def __exit__(self, *exception: object) -> None:
         """End the loader's processes and threads; by default there are none."""
         return
-
-
-class WrappedLoader(Loader):
-    """Base class of loaders that extend the epochs of another loader."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def __enter__(self) -> Self:
-        """Return the loader."""
-        self._loader.__enter__()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """End the wrapped loader."""
-        self._loader.__exit__(*exception)
 
 
 class MainLoader(Loader):
@@ -110,6 +93,6 @@ class MainLoader(Loader):
         self._fetcher = fetcher
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
-        """Yield what was read for each batch; IotwinError when reading fails."""
+        """Yield the result of each batch's reads, in order. Raises IotwinError if a read fails."""
         for batch in batches:
             yield self._fetcher.fetch(epoch, batch)

@@ -1,4 +1,4 @@
-"""Loader processes that read as PyTorch's DataLoader does: with the same processes, assignment of batches and prefetch.
+"""Read in loader processes as PyTorch's DataLoader does: with the same processes, assignment of batches and prefetch.
 
 Like DataLoader,
 
@@ -44,13 +44,13 @@ class _Worker:
         self.index = index
         self.process: ForkProcess = _fork.Process(target=_serve, args=(index, os.getpid(), fetcher, inbox, outbox), daemon=True)
         children.start(self.process)
-        # Held by the worker alone, so that its death is the end of the stream.
+        # Only the worker holds these ends, so that its death closes the pipes.
         inbox.close()
         outbox.close()
 
     def finish(self) -> None:
         """Request the worker's end, and wait until the worker has ended."""
-        with contextlib.suppress(BrokenPipeError):  # it has ended before, with nothing left to deliver
+        with contextlib.suppress(BrokenPipeError):  # the worker has ended already, with no batch left to deliver
             self.tasks.send(None)
         self.process.join(_EXIT_PATIENCE_S)
         self.kill()
@@ -74,7 +74,7 @@ def _serve(index: int, parent_pid: int, fetcher: Fetcher, inbox: Connection, out
             except IotwinError as error:
                 outbox.send((batch_index, str(error)))
     except (EOFError, BrokenPipeError):
-        return  # the main process is gone or has given up, and reports why itself
+        return  # the main process died, or ended the epoch after an error that it reports
 
 
 class WorkerLoader(Loader):
@@ -88,7 +88,7 @@ class WorkerLoader(Loader):
         self._start_s = start_s
         self._workers: list[_Worker] = []
         self._by_descriptor: dict[int, _Worker] = {}
-        self._due = 0  # batches that were requested and have not arrived
+        self._due = 0  # number of batches that were requested and have not arrived
 
     def __exit__(self, *exception: object) -> None:
         """Kill the workers, since the batches that they still read are not needed."""
@@ -124,7 +124,7 @@ class WorkerLoader(Loader):
         due = time.monotonic() + self._start_s(epoch) if len(self._workers) < self._count else 0.0
         while len(self._workers) < self._count:
             self._workers.append(_Worker(len(self._workers), self._fetcher))
-        # Registered once: multiprocessing's own wait() sets up its selector anew for every batch, at several times the cost.
+        # Registered once, since multiprocessing's wait() creates a selector for every batch, at several times the cost.
         self._by_descriptor = {worker.results.fileno(): worker for worker in self._workers}
         self._poller = select.poll()
         for descriptor in self._by_descriptor:

@@ -1,4 +1,4 @@
-"""Loading by PyTorch's own DataLoader (`reader.data_loader: pytorch`)."""
+"""Load by PyTorch's own DataLoader (`reader.data_loader: pytorch`)."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ class _Keys:
 
 
 class _Batches:
-    """The data set, whose items are batches. An item has the result of the reads, and a tensor if the workload has its shape."""
+    """The data set, whose items are (error, numbers of the batch's reads, tensor or 0). The workload may specify a tensor."""
 
     def __init__(self, fetcher: Fetcher, tensor_type: np.dtype[np.void] | None) -> None:
         self._fetcher, self._tensor_type = fetcher, tensor_type
@@ -38,7 +38,7 @@ class _Batches:
         epoch, batch = key
         try:
             fetched = self._fetcher.fetch(epoch, batch)
-        except IotwinError as error:  # as a string: DataLoader would wrap it into a traceback
+        except IotwinError as error:  # returned as a string, since DataLoader would wrap the exception in a traceback
             return str(error), (), 0
         return (
             "",
@@ -82,15 +82,15 @@ class TorchLoader(Loader):
         self._loader = None
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
-        """Yield what was read for each batch, in order; IotwinError when reading fails or a worker dies."""
+        """Yield the result of each batch's reads, in order. Raises IotwinError if a read fails or a worker dies."""
         self._keys.epoch, self._keys.batches = epoch, batches
         try:
-            with safe_path():  # for those that are spawned
+            with safe_path():  # the workers may be spawned
                 loading = iter(self._loader)
             for problem, numbers, _ in loading:
                 if problem:
                     raise IotwinError(problem)
                 samples, size_bytes, read_ns, preprocess_ns, start_ns = map(int, numbers)
                 yield Fetched(samples, size_bytes, read_ns, preprocess_ns, start_ns=start_ns)
-        except RuntimeError as error:  # a worker that was killed
+        except RuntimeError as error:  # a worker was killed
             raise IotwinError(f"PyTorch's DataLoader failed in epoch {epoch}: {' '.join(str(error).split())}") from None

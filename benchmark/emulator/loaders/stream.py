@@ -1,4 +1,4 @@
-"""Streams files of records as tf.data does: interleaved files, a shuffle buffer, batches, and threads that read ahead.
+"""Stream files of records as tf.data does: interleaved files, a shuffle buffer, batches, and threads that read ahead.
 
 Like tf.data's interleave, TFRecordDataset and shuffle,
 
@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import cycle, islice, pairwise
-from typing import Protocol, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 
@@ -39,10 +39,10 @@ from iotwin.workloads.policies.read_ahead import OPENED_AHEAD
 
 TF_BUFFER_BYTES = 1 << 18  # TFRecordDataset's default
 _LENGTH_BYTES = 8
-_RECORDS_AHEAD = 2  # that threads keep ready in each open file (its buffer_output_elements)
-_TURNS, _READERS = 1 << 32, 1 << 33  # keys for draws of turns and of threads, apart from those of the shuffle buffer
-_DRAWS = 4096  # drawn at a time
-_LOOK_AGAIN_S = 0.1
+_RECORDS_AHEAD = 2  # records that threads keep ready in each open file (tf.data's buffer_output_elements)
+_TURNS, _READERS = 1 << 32, 1 << 33  # keys of random slots and random threads, apart from those of the shuffle buffer
+_DRAWS = 4096  # random numbers drawn at a time
+_POLL_S = 0.1
 _EXIT_PATIENCE_S = 5.0
 
 _Made: TypeAlias = "queue.Queue[Fetched | IotwinError | None]"
@@ -50,20 +50,20 @@ _Made: TypeAlias = "queue.Queue[Fetched | IotwinError | None]"
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """How the files are streamed."""
+    """The settings of a stream."""
 
-    cycle: int  # files that give records in turn
-    buffer_bytes: int  # of one read
-    threads: int  # that open and read ahead; with none, or one that opens too, files are opened and read when their turn comes
-    prefetch: int  # batches made ahead
+    cycle: int  # number of files that deliver records in turn
+    buffer_bytes: int  # size of one read
+    threads: int  # threads that open files and read ahead; with fewer than 2 threads in all, nothing is read ahead
+    prefetch: int  # batches prepared in advance
     shuffle_files: bool
-    shuffle_records: int  # size of the shuffle buffer; 0 for none
+    shuffle_records: int  # size of the shuffle buffer; 0: no buffer
     seed: int
-    fresh_each_epoch: bool
-    whole_files: bool  # an epoch reads its files to the end, though the last records fill no batch
-    record_bytes: float | None = None  # files of any content count as records of about this size; None: they are TFRecords
-    openers: int | None = None  # threads that open files and read their first buffer; None: those that read
-    in_turn: bool = True  # open files give records in turn; False: in a random order, as threads that wait for none deliver them
+    fresh_each_epoch: bool  # shuffle differently in each epoch
+    whole_files: bool  # an epoch reads its files to the end, even if the last records fill no batch
+    record_bytes: float | None = None  # files are divided into records of about this size; None: they are TFRecords
+    openers: int | None = None  # threads that open files and read their first buffer; None: the same as `threads`
+    in_turn: bool = True  # open files deliver records in turn; False: in a random order
     rank: int = 0
     ranks: int = 1
 
@@ -73,12 +73,12 @@ class StreamLoader(Loader):
 
     def __init__(self, samples: SampleSet, preprocess: DrawnTime, plan: StreamPlan) -> None:
         self._files, self._plan, self._preprocess = samples.files, plan, preprocess
-        self._stop = threading.Event()  # of the epoch under way
-        # A job keeps its iterator, and with it the files that it has not read to the end.
+        self._stop = threading.Event()  # set to end the present epoch
+        # Holds the files of an epoch open until the next epoch, as the iterator of a job does.
         self._records = ExitStack()
 
     def __exit__(self, *exception: object) -> None:
-        """End the thread of an epoch that is under way, and close what is still open."""
+        """End the thread of the present epoch, and close the open files."""
         self._stop.set()
         self._records.close()
 
@@ -127,10 +127,10 @@ class StreamLoader(Loader):
 
 
 def _put(made: _Made, item: Fetched | IotwinError | None, stop: threading.Event) -> bool:
-    """Put the item when there is room; False once `stop` is set."""
+    """Put `item` into the queue `made` as soon as there is room, and return True. Return False once `stop` is set."""
     while not stop.is_set():
         try:
-            made.put(item, timeout=_LOOK_AGAIN_S)
+            made.put(item, timeout=_POLL_S)
             return True
         except queue.Full:
             continue
@@ -138,11 +138,11 @@ def _put(made: _Made, item: Fetched | IotwinError | None, stop: threading.Event)
 
 
 class _RecordStream:
-    """The framed sizes of a rank's records in the order in which they are delivered, pass after pass."""
+    """Yields the sizes of a rank's records, including their frames, in the order of delivery. The files are repeated."""
 
     def __init__(self, files: Sequence[Paths], plan: StreamPlan, epoch: int) -> None:
         self._files, self._plan, self._epoch = files, plan, epoch
-        # One executor a thread: they also read files that another opened.
+        # An executor for each thread, so that each file's reads can be assigned to a thread.
         count = max(plan.threads, plan.openers or 0)
         self._threads = [ThreadPoolExecutor(1, "read-ahead") for _ in range(count)] if count > 1 else []
         self._turns = _Turns(self._threads, plan.threads, self._drawn(_READERS)) if self._threads else None
@@ -243,7 +243,7 @@ class _RecordStream:
                 file.close()
                 self._open[slot] = None
             else:
-                # Nothing follows on this file; once nothing follows on any, all slots in turn are empty.
+                # No further file for this slot. The pass ends when all slots are empty.
                 ended += 1
                 if ended >= self._plan.cycle and not any(self._open):
                     return
@@ -269,31 +269,21 @@ class _Turns:
         return self._readers[int(self._draws.integers(len(self._readers)))] if opened and self._split else next(self._threads)
 
 
-class _Cutter(Protocol):
-    """Interface of the objects that find the ends of records in a file."""
-
-    def take(self, content: bytes, end: int) -> list[int]:
-        """Return the sizes of the records that `content` completes. `content` ends at offset `end`, after the last call's."""
-
-    def check_end(self, end: int) -> None:
-        """Raise IotwinError if the file cannot end at offset `end`."""
-
-
 class _File:
-    """A file that is read buffer by buffer. With `threads`, they open the file and read ahead of the delivered records."""
+    """A file that is read buffer by buffer. If `threads` is given, they open the file and read ahead."""
 
     def __init__(self, path: str, plan: StreamPlan, threads: _Turns | None) -> None:
         self._path, self._plan, self._threads = path, plan, threads
         self._descriptor = -1
-        self._cutter: _Cutter | None = None
-        self._ready: deque[int] = deque()  # sizes of the records that are in memory whole
-        self._end = 0  # of what has been read
+        self._cutter: _Frames | _EqualParts | None = None  # set when the file is open
+        self._ready: deque[int] = deque()  # sizes of the records that were read whole and not delivered
+        self._end = 0  # offset up to which the file was read
         self._at_end = False
         self._ahead: Future[None] | None = None
         self._read_ahead()
 
     def next_size(self) -> int | None:
-        """Return the bytes of the next record (with its frame, if it has one); None at the end of the file."""
+        """Return the size in bytes of the next record, including its frame; None at the end of the file."""
         if not self._ready:
             if self._ahead is not None:
                 self._ahead.result()
@@ -318,7 +308,7 @@ class _File:
                 cutter.check_end(self._end)
                 self._at_end = True
 
-    def _opened(self) -> _Cutter:
+    def _opened(self) -> "_Frames | _EqualParts":
         try:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -346,16 +336,19 @@ class _File:
 
 
 class _Frames:
-    """TFRecords: each begins with its length."""
+    """Finds the ends of TFRecords, each of which begins with its length."""
 
     def __init__(self, path: str, file_bytes: int) -> None:
         self._path, self._file_bytes = path, file_bytes
-        self._begun = 0  # framed bytes of the record that is not whole yet
-        self._carried = b""  # the beginning of a length that the last buffer cut through
-        self._next_frame = 0  # its offset
+        self._begun = 0  # size, with frame, of a record whose end was not read yet; 0: none
+        self._carried = b""  # beginning of a frame's head whose rest is in the next buffer
+        self._next_frame = 0  # offset of the next frame
 
     def take(self, content: bytes, end: int) -> list[int]:
-        """Return the framed sizes of the records that are whole now; IotwinError when one would end beyond the file."""
+        """Return the sizes of the records that `content` completes. `content` follows the last call's and ends at offset `end`.
+
+        Raises IotwinError if a record would end after the end of the file.
+        """
         sizes = []
         known, start = self._carried + content, end - len(content) - len(self._carried)
         if self._begun and end >= self._next_frame:
@@ -387,7 +380,7 @@ class _EqualParts:
         self._whole = 0
 
     def take(self, content: bytes, end: int) -> list[int]:
-        """Return the sizes of the parts that are whole now."""
+        """Return the sizes of the parts that `content` completes, which ends at offset `end`."""
         whole = min(int((end + 0.5) / self._part_bytes), self._count)
         edges = [round(number * self._part_bytes) for number in range(self._whole, whole + 1)]
         self._whole = whole

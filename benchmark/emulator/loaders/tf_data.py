@@ -1,4 +1,4 @@
-"""Loading by TensorFlow's own tf.data (`reader.data_loader: tensorflow`)."""
+"""Load by TensorFlow's own tf.data (`reader.data_loader: tensorflow`)."""
 
 import os
 import time
@@ -18,7 +18,7 @@ from iotwin.datagen.formats.tfrecord import FRAME_BYTES
 
 
 def _tensorflow() -> Any:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its notes on the CPU are no concern of the run
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # no notes on the processor's features
     try:
         import tensorflow
     except ImportError:
@@ -28,25 +28,25 @@ def _tensorflow() -> Any:
     return tensorflow
 
 
-_NUMBERS = 4  # of a batch, without those of its samples
+_NUMBERS = 4  # the first fields of Fetched
 
 
 class TfRecordLoader(Loader):
-    """TFRecordDataset, interleave, shuffle, batch and prefetch over the rank's files."""
+    """Loads TFRecords by tf.data: TFRecordDataset, interleave, shuffle, batch and prefetch over the rank's files."""
 
     def __init__(self, samples: SampleSet, preprocess: DrawnTime, plan: StreamPlan) -> None:
         self._tensorflow = _tensorflow()
         self._files, self._preprocess, self._plan = samples.files, preprocess, plan
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
-        """Yield what was read for each batch; IotwinError, naming the file, when tf.data cannot read one."""
+        """Yield the result of each batch's reads, in order. Raises IotwinError, which names the file, if a read fails."""
         if not len(batches):
             return
         size, taken = len(batches[0]), 0
         try:
             for lengths in self._pipeline(epoch, size, len(batches[-1]) == size):
                 if taken == len(batches):
-                    continue  # tf.data reads its files to the end, though the rest fills no step
+                    continue  # reads the files to the end, as the job does, although no step follows
                 first = taken * size
                 seconds = sum(self._preprocess.seconds(self._plan.rank, epoch, one) for one in range(first, first + len(lengths)))
                 time.sleep(seconds)
@@ -89,13 +89,13 @@ class TfMapLoader(Loader):
         self._fetcher, self._threads, self._prefetch = fetcher, max(1, threads), prefetch
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
-        """Yield what was read for each batch, in order; IotwinError when reading fails."""
+        """Yield the result of each batch's reads, in order. Raises IotwinError if a read fails."""
         tensorflow, failed = self._tensorflow, []
 
         def fetch(number: Any) -> Any:
             try:
                 return np.array(self._fetcher.clone().fetch(epoch, batches[int(number)])[:_NUMBERS], np.int64)
-            except IotwinError as error:  # tf.data would wrap it into a traceback
+            except IotwinError as error:  # collected, since tf.data would wrap the exception in a traceback
                 failed.append(error)
                 return np.zeros(_NUMBERS, np.int64)
 

@@ -1,4 +1,4 @@
-"""Loading in threads of the main process."""
+"""Load in threads of the main process."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ class ThreadLoader(Loader):
     def __init__(self, fetcher: Fetcher, threads: int, prefetch: int) -> None:
         self._fetchers = [fetcher.clone() for _ in range(threads)]
         self._prefetch = prefetch
-        # One executor a thread, so that thread k reads the batches k, k + W, k + 2W, ... in order.
+        # An executor for each thread, so that thread k of W reads the batches k, k + W, k + 2W, ... in order.
         self._threads = [ThreadPoolExecutor(1, f"loader{index}") for index in range(threads)]
 
     def __exit__(self, *exception: object) -> None:
@@ -25,7 +25,7 @@ class ThreadLoader(Loader):
             thread.shutdown(cancel_futures=True)
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
-        """Yield what was read for each batch, in order; IotwinError when reading fails."""
+        """Yield the result of each batch's reads, in order. Raises IotwinError if a read fails."""
         count = len(self._threads)
         under_way: deque[Future[Fetched]] = deque()
         sent = 0

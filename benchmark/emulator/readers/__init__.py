@@ -1,4 +1,4 @@
-"""Readers: one sample out of a file, in every format that datagen writes, by every way the kernel has to read."""
+"""Readers of samples in all formats that datagen writes, by buffered, direct or mapped reads."""
 
 import math
 from collections.abc import Callable
@@ -14,8 +14,7 @@ from iotwin.benchmark.emulator.readers.images import Image
 from iotwin.benchmark.emulator.readers.numpy_files import Npy, Npz, NumpyLoad
 from iotwin.benchmark.emulator.readers.recorded import RecordedReads
 from iotwin.benchmark.emulator.readers.records import Indexed, Raw, TfRecord
-from iotwin.benchmark.emulator.readers.sample import InMemory, SampleReader
-from iotwin.benchmark.emulator.readers.synthetic import Synthetic
+from iotwin.benchmark.emulator.readers.sample import InMemory, SampleReader, Synthetic
 from iotwin.benchmark.emulator.readers.tables import Csv, ParquetReader
 from iotwin.workload_yaml import Config, Dataset
 
@@ -40,9 +39,7 @@ _CONFIGURED_FORMATS: dict[str, Callable[[Opener, Dataset], SampleReader]] = {
     ),
 }
 DEFAULT_RECORD_BYTES = 65536  # DLIO's
-
-
-# Layouts that have one format.
+# Format of the files of a layout.
 _LAYOUT_FORMATS = {"unet3d": "npy", "npy": "npy", "bert": "tfrecord", "dlrm": "bin"}
 
 

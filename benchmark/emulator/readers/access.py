@@ -1,7 +1,7 @@
-"""Ways to read a file: through the page cache, through a mapping, or past the cache (O_DIRECT).
+"""Read files through the page cache, through a mapping, or past the page cache (O_DIRECT).
 
-Each thread reuses one buffer for all reads, as the loaders of jobs reuse a few buffers. The result of a read is valid until the
-thread's next read. A read fetches only the requested bytes, extended to whole blocks for O_DIRECT.
+Each thread reuses one buffer for all reads, as the loaders of jobs reuse a few buffers. So the result of a read is valid until
+the thread's next read. A read fetches only the requested bytes, extended to whole blocks for O_DIRECT.
 """
 
 import io
@@ -11,40 +11,37 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from multiprocessing.util import Finalize
-from types import TracebackType
 from typing import Protocol, Self
 
 from iotwin.common.errors import IotwinError
 
-_ALIGNMENT_BYTES = 4096  # of O_DIRECT: no disk in use has larger logical blocks; open(2)
+_ALIGNMENT_BYTES = 4096  # for O_DIRECT (open(2)): no disk in use has larger logical blocks
 _LARGEST_READ_BYTES = 0x7FFFF000  # read(2) on Linux transfers at most this many bytes
 
 
 class OpenFile(Protocol):
-    """A file open for reading, a context that closes it."""
+    """The interface of files that are open for reading. Leaving its context closes the file."""
 
     size_bytes: int
 
     def read(self, offset: int, size_bytes: int) -> memoryview:
-        """Return these bytes, all of them; IotwinError, naming the file, when it ends before or cannot be read."""
+        """Return `size_bytes` bytes from `offset` on. Raises IotwinError, which names the file, if it ends before."""
 
-    def __enter__(self) -> Self:
-        """Return the file."""
+    def __enter__(self) -> Self: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close it."""
+    def __exit__(self, *exception: object) -> None: ...
 
 
 Opener = Callable[[str], OpenFile]
 
 
 def _pages(size_bytes: int) -> mmap.mmap:
-    """Return new memory; private, as the default is shared with processes forked later."""
+    """Return new page-aligned memory. It is private, since mmap's default is shared with forked processes."""
     return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class _Scratch(threading.local):
-    """Memory that each thread reads into: page-aligned, and grown to the largest read so far."""
+    """The page-aligned buffer of each thread, as large as its largest read so far."""
 
     def __init__(self) -> None:
         self._memory = _pages(_ALIGNMENT_BYTES)
@@ -59,12 +56,12 @@ _scratch = _Scratch()
 
 
 def aligned_up(size_bytes: int) -> int:
-    """Return the next multiple of a page."""
+    """Return `size_bytes` rounded up to a multiple of the alignment."""
     return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
 def scratch(size_bytes: int) -> memoryview:
-    """Return `size_bytes` of this thread's reused, page-aligned memory."""
+    """Return `size_bytes` bytes of this thread's reused, page-aligned buffer."""
     return _scratch.take(size_bytes)
 
 
@@ -96,23 +93,21 @@ class _Descriptor:
         self.size_bytes = os.fstat(self._descriptor).st_size
 
     def __enter__(self) -> Self:
-        """Return the file."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close it."""
+    def __exit__(self, *exception: object) -> None:
         os.close(self._descriptor)
 
 
 class Buffered(_Descriptor):
-    """pread(2) through the page cache, `transfer_bytes` at a time if given, else all in one call."""
+    """Reads by pread(2) through the page cache, at most `transfer_bytes` per call if given, otherwise by one call."""
 
     def __init__(self, path: str, transfer_bytes: int | None = None) -> None:
         super().__init__(path)
         self._transfer_bytes = transfer_bytes or _LARGEST_READ_BYTES
 
     def read(self, offset: int, size_bytes: int) -> memoryview:
-        """Return these bytes; IotwinError when the file ends before."""
+        """Return `size_bytes` bytes from `offset` on. Raises IotwinError if the file ends before."""
         check_within(self._path, self.size_bytes, offset, size_bytes)
         view = scratch(size_bytes)
         _fill(self._path, self._descriptor, view, offset, self._transfer_bytes)
@@ -120,14 +115,14 @@ class Buffered(_Descriptor):
 
 
 class Direct(_Descriptor):
-    """pread(2) with O_DIRECT, past the page cache: whole blocks around the requested bytes, into aligned memory."""
+    """Reads by pread(2) with O_DIRECT, past the page cache: whole blocks around the requested bytes."""
 
     def __init__(self, path: str, transfer_bytes: int | None = None) -> None:
         super().__init__(path, os.O_DIRECT)
         self._transfer_bytes = min(aligned_up(transfer_bytes or _LARGEST_READ_BYTES), _LARGEST_READ_BYTES)
 
     def read(self, offset: int, size_bytes: int) -> memoryview:
-        """Return these bytes; IotwinError when the file ends before or its file system has no O_DIRECT."""
+        """Return `size_bytes` bytes from `offset` on. Raises IotwinError if the file ends before, or O_DIRECT is unsupported."""
         check_within(self._path, self.size_bytes, offset, size_bytes)
         first = offset // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
         view = scratch(aligned_up(offset + size_bytes) - first)
@@ -136,7 +131,7 @@ class Direct(_Descriptor):
 
 
 class Mapped(_Descriptor):
-    """mmap(2): the bytes come in by page faults and are copied once."""
+    """Reads through a mapping: page faults fetch the bytes, which are copied once."""
 
     def __init__(self, path: str, transfer_bytes: int | None = None) -> None:
         super().__init__(path)
@@ -144,7 +139,7 @@ class Mapped(_Descriptor):
         self._step_bytes = transfer_bytes or max(1, self.size_bytes)
 
     def read(self, offset: int, size_bytes: int) -> memoryview:
-        """Return these bytes; IotwinError when the file ends before."""
+        """Return `size_bytes` bytes from `offset` on. Raises IotwinError if the file ends before."""
         check_within(self._path, self.size_bytes, offset, size_bytes)
         view = scratch(size_bytes)
         if self._map is not None:
@@ -154,11 +149,10 @@ class Mapped(_Descriptor):
                     view[start:stop] = mapped[offset + start : offset + stop]
         return view
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Unmap and close it."""
+    def __exit__(self, *exception: object) -> None:
         if self._map is not None:
             self._map.close()
-        super().__exit__(kind, error, trace)
+        super().__exit__(*exception)
 
 
 class KeptOpen:
@@ -174,32 +168,32 @@ class KeptOpen:
         self._shared: dict[str, OpenFile] = {}
 
     def share(self, paths: Iterable[str]) -> None:
-        """Open files for this process and those that it forks; IotwinError when one cannot be opened."""
+        """Open the files `paths` for this process and those that it forks. Raises IotwinError if one cannot be opened."""
         for path in paths:
             if path not in self._shared:
                 self._shared[path] = self._opener(path)
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Return an opener for the reader of another thread, which shares what is shared."""
+        """Return an opener for the reader of another thread, with the same shared files."""
         other = type(self)(self._opener, self._most_open)
         other._shared = self._shared
         return other
 
     def close_shared(self) -> None:
-        """Close what is shared, in this process."""
+        """Close the shared files in this process."""
         while self._shared:
             self._shared.popitem()[1].__exit__(None, None, None)
 
     def __call__(self, path: str) -> OpenFile:
-        """Return the file; IotwinError when it cannot be opened."""
+        """Return the file at `path`, opened if it is not open. Raises IotwinError if it cannot be opened."""
         if path in self._shared:
             return _Kept(self._shared[path])
-        # A fork shares descriptors, and the reader's buffers are each thread's own.
+        # Separate files for each process, since a fork would share file offsets, and for each thread.
         key = (os.getpid(), threading.get_ident(), path)
         if key not in self._files:
             own = [other for other in self._files if other[:2] == key[:2]] if self._most_open else []
             if self._most_open and not own:
-                Finalize(None, self._close, key[:2], exitpriority=0)  # loaders end without Python's cleanup
+                Finalize(None, self._close, key[:2], exitpriority=0)  # multiprocessing's workers run no atexit handlers
             if self._most_open and len(own) >= self._most_open:
                 self._files.pop(own[0]).close()
             self._files[key] = _Kept(self._opener(path), partial(self._end, key) if self._most_open else None)
@@ -214,7 +208,7 @@ class KeptOpen:
 
 
 class _Kept:
-    """A file that outlives its context, at the end of which `end` is called if all of it was read, last its end."""
+    """A file that leaving its context does not close. If all of it was read by then, to its end, `end` is called."""
 
     def __init__(self, file: OpenFile, end: Callable[[], None] | None = None) -> None:
         self._file, self._end = file, end
@@ -231,13 +225,13 @@ class _Kept:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._end is not None and self.size_bytes and min(self._read_bytes, self._reached) >= self.size_bytes:
             self._end()
 
 
 def _fill(path: str, descriptor: int, view: memoryview, offset: int, step_bytes: int, end: int | None = None) -> None:
-    """Read into all of `view`, up to the file's `end` where alignment goes beyond it."""
+    """Fill `view` with the bytes of the file from `offset` on, at most `step_bytes` per call. Stop at `end`, if it is given."""
     done, wanted = 0, len(view) if end is None else min(len(view), end - offset)
     while done < wanted:
         try:
@@ -257,11 +251,11 @@ class ReadStream(io.RawIOBase):
         self.read_bytes = 0
 
     def readable(self) -> bool:
-        """Return that it is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Return that it is."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
@@ -269,12 +263,12 @@ class ReadStream(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to an offset and return it."""
+        """Set the offset of the next read and return it."""
         self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size_bytes}[whence]
         return self._position
 
     def readinto(self, target: "bytearray | memoryview") -> int:  # type: ignore[override]
-        """Read up to as many bytes as `target` holds; fewer at the end of the file."""
+        """Fill `target` as far as the file has bytes, and return their number."""
         view = memoryview(target).cast("B")
         count = max(0, min(len(view), self._file.size_bytes - self._position))
         if count:

@@ -1,4 +1,4 @@
-"""The reader of HDF5 files: one row of the dataset `records_0`, or of each dataset that a record is split into."""
+"""Read HDF5 files: one row of the data set `records_0`, or of each data set that a record is split into."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Hdf5Reader:
         self._dims = tuple(dims)
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return row `sample` of the file's records; IotwinError, naming it, when it is not whole."""
+        """Return row `sample` of the file's records. Raises IotwinError, which names the file, if it is damaged."""
         if self._open is Buffered:
             row = self._row(path, path, sample)
             return Sample(row, row.nbytes)
@@ -32,7 +32,7 @@ class Hdf5Reader:
             return Sample(self._row(path, stream, sample), stream.read_bytes)
 
     def _part_shape(self, found: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of one dataset's part of a record: DLIO leaves out a first dimension of 1."""
+        """Return the shape of a record's part in a data set of shape `found`, in which DLIO leaves out a first dimension of 1."""
         whole = (1, *self._dims[1:])
         return whole if found == whole[1:] and self._dims[:1] == (len(self._names),) else found
 
@@ -44,7 +44,7 @@ class Hdf5Reader:
                 shapes = [self._part_shape(part.shape[1:]) for part in parts]
                 shape = (sum(lines for lines, *_ in shapes), *shapes[0][1:]) if shapes[0] else ()
                 row_bytes = math.prod(shape) * parts[0].dtype.itemsize
-                # A stream reads into the scratch memory itself.
+                # Not scratch memory if the source is a stream, which reads into that.
                 memory = scratch(row_bytes) if isinstance(source, str) else bytearray(row_bytes)
                 row = np.frombuffer(memory, parts[0].dtype).reshape(shape)
                 stretches = [row] if len(parts) == 1 else np.split(row, np.cumsum([lines for lines, *_ in shapes])[:-1])
@@ -55,5 +55,5 @@ class Hdf5Reader:
             raise
         except OSError as error:
             raise (unreadable(path, error) if error.strerror else damaged(path, f"not a whole HDF5 file ({error})")) from None
-        except Exception as error:  # h5py raises KeyError, ValueError and RuntimeError from what is damaged
+        except Exception as error:  # h5py raises KeyError, ValueError and RuntimeError for damaged files
             raise damaged(path, f"not a whole HDF5 file with {' and '.join(self._names)} ({error})") from None

@@ -1,9 +1,9 @@
-"""The reader of JPEG and PNG files: the encoded image. Decoding is computation, for which `reader.preprocess_time` stands."""
+"""Read JPEG and PNG files without decoding them: `reader.preprocess_time` stands for the computation of decoding."""
 
 from iotwin.benchmark.emulator.readers.access import Opener, damaged
 from iotwin.benchmark.emulator.readers.sample import Sample, check_member
 
-# What each kind begins and ends with: ITU-T T.81 (SOI, EOI) and RFC 2083 (signature, the IEND chunk).
+# First and last bytes of each kind of file: ITU-T T.81 (SOI, EOI) and RFC 2083 (signature, IEND chunk).
 _EDGES = {
     "JPEG": (b"\xff\xd8\xff", b"\xff\xd9"),
     "PNG": (b"\x89PNG\r\n\x1a\n", b"\x00\x00\x00\x00IEND\xaeB`\x82"),
@@ -11,14 +11,14 @@ _EDGES = {
 
 
 class Image:
-    """Reads the file whole, in one go."""
+    """Reads a whole image file by one read."""
 
     def __init__(self, opener: Opener, kind: str) -> None:
         self._open, self._kind = opener, kind
         self._head, self._tail = _EDGES[kind]
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return the file's bytes; IotwinError, naming it, when they are not those of a whole image."""
+        """Return the bytes of the file. Raises IotwinError, which names the file, if they are not a whole image."""
         check_member(path, sample, 1)
         with self._open(path) as file:
             content = file.read(0, file.size_bytes)

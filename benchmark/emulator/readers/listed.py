@@ -1,4 +1,4 @@
-"""Reads samples that a twin lists as reads of file ranges, as the traced job made them (an index, a chunk, a label)."""
+"""Read samples that a twin lists as reads of file ranges, as the traced job made them (an index, a chunk, a label)."""
 
 import os
 import threading
@@ -10,33 +10,33 @@ from iotwin.benchmark.emulator.readers.access import Buffered, Opener, OpenFile,
 from iotwin.benchmark.emulator.readers.sample import Sample
 from iotwin.workload_yaml.listed_reads import Read, visits
 
-_beside = threading.local()
+_local = threading.local()
 
 
-class ToItsEnd(Buffered):
-    """As Buffered, but no bytes behind the first are a read that finds nothing: so a program learns that a file has ended."""
+class BufferedToEnd(Buffered):
+    """As Buffered, but a request for 0 bytes after the beginning makes a read of one byte, by which programs detect the end."""
 
     def read(self, offset: int, size_bytes: int) -> memoryview:
-        """Return these bytes; IotwinError when the file ends before."""
+        """Return `size_bytes` bytes from `offset` on. Raises IotwinError if the file ends before."""
         if offset and not size_bytes:
             os.preadv(self._descriptor, [scratch(1)], offset)
         return super().read(offset, size_bytes)
 
 
 class ListedReads:
-    """Reads sample i by the reads `listed[i]` of the files `paths`. The path of a sample is its index i as text."""
+    """Reads sample i by the reads `listed[i]` of the files `paths`. As the path of the sample, `read` expects its index i."""
 
     def __init__(self, opener: Opener, paths: Sequence[str], listed: Sequence[str]) -> None:
         self._open, self._paths, self._listed = opener, paths, listed
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return what is read last for the sample; IotwinError, naming the file, when that ends before."""
+        """Make the sample's reads and return the bytes of the last one. Raises IotwinError if a file ends before."""
         read_bytes, content = 0, scratch(0)
         for number, reads in visits(self._listed[int(path)]):
             with self._open(self._paths[number]) as file:
                 for by_threads, run in groupby(reads, lambda read: read.thread > 0):
                     asked = list(run)
-                    content = _read_beside(file, asked) if by_threads else _read(file, asked)
+                    content = _read_by_threads(file, asked) if by_threads else _read(file, asked)
                     read_bytes += sum(read.size_bytes for read in asked)
         return Sample(content, read_bytes)
 
@@ -45,8 +45,8 @@ def _read(file: OpenFile, reads: Sequence[Read]) -> memoryview:
     return [file.read(read.offset, read.size_bytes) for read in reads][-1]
 
 
-def _read_beside(file: OpenFile, reads: Sequence[Read]) -> memoryview:
-    """Read by the threads of these numbers at the same time, and return what is read last once all are done."""
+def _read_by_threads(file: OpenFile, reads: Sequence[Read]) -> memoryview:
+    """Make each of `reads` by its own thread, concurrently, and return the bytes of the last one when all are done."""
     asked = [_thread(read.thread).submit(file.read, read.offset, read.size_bytes) for read in reads]
     wait(asked)
     return [each.result() for each in asked][-1]
@@ -54,7 +54,7 @@ def _read_beside(file: OpenFile, reads: Sequence[Read]) -> memoryview:
 
 def _thread(number: int) -> ThreadPoolExecutor:
     """Return the additional thread `number` of this process; a forked process has separate ones."""
-    threads: dict[tuple[int, int], ThreadPoolExecutor] = _beside.__dict__.setdefault("threads", {})
+    threads: dict[tuple[int, int], ThreadPoolExecutor] = _local.__dict__.setdefault("threads", {})
     key = os.getpid(), number
     if key not in threads:
         threads[key] = ThreadPoolExecutor(1, f"reader-{number}")

@@ -1,4 +1,4 @@
-"""Readers of numpy's files: .npy as numpy.load reads it, system call by system call, or whole in one go; and .npz."""
+"""Read numpy's files: .npy by the same system calls as numpy.load, or by one read; and .npz."""
 
 import ctypes
 import io
@@ -16,26 +16,26 @@ from iotwin.benchmark.emulator.readers.access import Opener, OpenFile, ReadStrea
 from iotwin.benchmark.emulator.readers.sample import Sample, check_member
 from iotwin.common.errors import IotwinError
 
-_LOCAL_HEADER_BYTES = 30  # of a zip member, before its name; PKWARE APPNOTE 4.3.7
+_LOCAL_HEADER_BYTES = 30  # of a zip member, without its name; PKWARE APPNOTE 4.3.7
 _ARRAY_NAME = "x.npy"
 _HEADER_LIMIT_BYTES = 1 << 16
 
 
 class NumpyLoad:
-    """The .npy reader of a real job: what numpy.load asks of the kernel, into memory that is used again.
+    """Reads .npy files by the system calls of numpy.load, but into memory that is reused.
 
-    numpy.load takes new memory for each array, whose page faults cost as much as the reading does when the file is cached. So the
-    header is read by numpy's functions and the content by the C library's, which numpy.fromfile calls too, in the same order.
+    numpy.load allocates memory for each array, whose page faults cost as much as reading a cached file. So the header is read by
+    numpy's functions, and the content by the C library's functions that numpy.fromfile calls, in the same order.
     """
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return sample `sample` of the `samples` in the file; IotwinError, naming it, when it is not whole."""
+        """Return sample `sample` of the `samples` in the file. Raises IotwinError, which names the file, if it is damaged."""
         try:
-            with open(path, "rb") as file:  # noqa: PTH123 - Path.open takes microseconds more
+            with open(path, "rb") as file:  # noqa: PTH123 - Path.open takes microseconds longer
                 size_bytes = os.fstat(file.fileno()).st_size
                 shape, fortran, dtype = _header(path, file)
                 content_bytes = math.prod(shape) * dtype.itemsize
-                check_within(path, size_bytes, 0, content_bytes)  # from 0, as the position would cost a system call
+                check_within(path, size_bytes, 0, content_bytes)  # not from the position, which would cost a system call
                 content = scratch(content_bytes)
                 _fromfile(path, file, content)
         except OSError as error:
@@ -58,7 +58,7 @@ _fclose = _c_function("fclose", ctypes.c_int, ctypes.c_void_p)
 
 
 def _fromfile(path: str, file: BinaryIO, content: memoryview) -> None:
-    """Fill `content` from the position of `file` on as numpy.fromfile does: through a stream of a duplicate of its descriptor."""
+    """Fill `content` from the position of `file` on, as numpy.fromfile does: through a C stream of a duplicated descriptor."""
     stream = _fdopen(os.dup(file.fileno()), b"rb")
     before = _ftell(stream)
     try:
@@ -76,13 +76,13 @@ def _fromfile(path: str, file: BinaryIO, content: memoryview) -> None:
 
 
 class Npy:
-    """The .npy reader for a chosen access: one read of the whole file."""
+    """Reads .npy files through `opener`, by one read of the whole file."""
 
     def __init__(self, opener: Opener) -> None:
         self._open = opener
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return sample `sample` of the `samples` in the file; IotwinError, naming it, when it is not whole."""
+        """Return sample `sample` of the `samples` in the file. Raises IotwinError, which names the file, if it is damaged."""
         with self._open(path) as file:
             content = file.read(0, file.size_bytes)
             return Sample(_member(path, _array(path, content), sample, samples), file.size_bytes)
@@ -98,7 +98,7 @@ def _array(path: str, content: memoryview) -> NDArray[np.generic]:
 
 
 def _header(path: str, file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    """Return shape, order and type out of the header that `file` begins with, and leave the position behind it."""
+    """Return (shape, is in Fortran order, type) by the header of `file`, whose position is then after the header."""
     try:
         version = np.lib.format.read_magic(file)
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -109,7 +109,7 @@ def _header(path: str, file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[
             raise ValueError("holds no numbers")
     except OSError:
         raise
-    except Exception as error:  # numpy has no common type for what a damaged header raises
+    except Exception as error:  # numpy raises various exceptions for damaged headers
         raise damaged(path, f"not a whole .npy file ({error})") from None
     return shape, fortran, dtype
 
@@ -119,7 +119,7 @@ def _shaped(flat: NDArray[np.generic], shape: tuple[int, ...], fortran: bool) ->
 
 
 def _member(path: str, array: NDArray[np.generic], sample: int, samples: int) -> NDArray[np.generic]:
-    """Return one sample of the array, which has the samples on its last axis where it has several, as DLIO keeps them."""
+    """Return one sample of `array`. If the file has several, its last axis is that of the samples, as in DLIO."""
     if samples == 1:
         return array
     check_member(path, sample, array.shape[-1] if array.ndim else 0)
@@ -127,13 +127,13 @@ def _member(path: str, array: NDArray[np.generic], sample: int, samples: int) ->
 
 
 class Npz:
-    """The reader of the array `x` of a .npz archive: its directory, then the array in one read, its checksum verified."""
+    """Reads the array `x` of .npz archives: the archive's directory, then the array by one read. The checksum is verified."""
 
     def __init__(self, opener: Opener) -> None:
         self._open = opener
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return sample `sample` of the `samples` in the file; IotwinError, naming it, when it is not whole."""
+        """Return sample `sample` of the `samples` in the file. Raises IotwinError, which names the file, if it is damaged."""
         with self._open(path) as file:
             stream = ReadStream(file)
             member = _directory_entry(path, stream)
@@ -150,12 +150,12 @@ def _directory_entry(path: str, stream: ReadStream) -> zipfile.ZipInfo:
         raise damaged(path, f"has no array '{_ARRAY_NAME.removesuffix('.npy')}'") from None
     except IotwinError:
         raise
-    except Exception as error:  # BadZipFile, and struct.error or NotImplementedError from what is no directory
+    except Exception as error:  # BadZipFile, or struct.error or NotImplementedError for a damaged directory
         raise damaged(path, f"not a whole .npz file ({error})") from None
 
 
 def _member_bytes(path: str, file: OpenFile, member: zipfile.ZipInfo) -> memoryview:
-    """Return the member's content; the checksum is compared, as zipfile does."""
+    """Return the decompressed content of `member`. Raises IotwinError if its checksum is wrong."""
     header = file.read(member.header_offset, _LOCAL_HEADER_BYTES)
     name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
     content = file.read(member.header_offset + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes, member.compress_size)

@@ -1,4 +1,4 @@
-"""Reads a file to its end by reads of the sizes that a traced job used."""
+"""Read a file to its end by reads of the sizes that a traced job used."""
 
 import os
 from itertools import chain, repeat
@@ -8,13 +8,16 @@ from iotwin.benchmark.emulator.readers.sample import Sample
 
 
 class RecordedReads:
-    """Whole files, one a sample, by reads of recorded sizes, whatever is in them."""
+    """Reads whole files of any content, one for each sample, by reads of the recorded `sizes`.
+
+    The last size is repeated until the end of the file. `past_end`: one more read finds the end.
+    """
 
     def __init__(self, sizes: list[int], past_end: bool) -> None:
         self._sizes, self._past_end = sizes, past_end
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return the bytes of the file; IotwinError, naming it, when it cannot be read or is empty."""
+        """Return the bytes of the file. Raises IotwinError, which names the file, if it cannot be read or is empty."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Readers of records that lie in a file one after the other: raw binary, indexed binary, TFRecord."""
+"""Read files of consecutive records: raw binary, indexed binary, TFRecord."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,25 +10,25 @@ from iotwin.benchmark.emulator.readers.access import Opener, check_within, damag
 from iotwin.benchmark.emulator.readers.sample import Sample, check_member
 from iotwin.datagen.formats.tfrecord import FRAME_BYTES, HEAD_BYTES
 
-_INDICES_KEPT = 64  # of files, by each reader; 8 bytes for every record of them
-_SCAN_BYTES = 1 << 18  # TensorFlow's record reader has as large a buffer
+_INDICES_KEPT = 64  # number of files whose indices a reader keeps, with 16 bytes for each record
+_SCAN_BYTES = 1 << 18  # the buffer size of TensorFlow's record reader
 
 
 class Raw:
-    """Records of equal length: as many as the file should hold, or of `record_bytes` each where that is given.
+    """Reads records of `record_bytes` bytes. None: the file is divided into as many equal records as it should hold.
 
-    Those of one run can be had in one read, which is how the DLRM job reads a batch of Criteo's samples.
+    `read_run` reads consecutive records by one read, as the DLRM job reads a batch of Criteo's samples.
     """
 
     def __init__(self, opener: Opener, record_bytes: int | None = None) -> None:
         self._open, self._record_bytes = opener, record_bytes
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return record `sample` of the file; IotwinError, naming it, when it ends before."""
+        """Return record `sample` of the file. Raises IotwinError, which names the file, if it ends before."""
         return self.read_run(path, sample, 1, samples)
 
     def read_run(self, path: str, first: int, count: int, samples: int) -> Sample:
-        """Return the `count` records from `first` on, in one read."""
+        """Return `count` records from index `first` on, by one read."""
         with self._open(path) as file:
             record_bytes = self._record_bytes or file.size_bytes // samples
             if self._record_bytes is None and file.size_bytes != record_bytes * samples:
@@ -37,13 +37,13 @@ class Raw:
 
 
 class _Indices:
-    """The offsets and sizes of the records of the files read last."""
+    """Keeps the offsets and sizes of the records of the files that were read last."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, NDArray[np.int64]] = OrderedDict()
 
     def of(self, path: str, load: Callable[[str], NDArray[np.int64]]) -> NDArray[np.int64]:
-        """Return (offset, size) of every record of the file, shape (records, 2), by `load` unless it is kept."""
+        """Return (offset, size) of every record of the file, shape (records, 2). It is loaded by `load` if it is not kept."""
         if path not in self._kept:
             self._kept[path] = load(path)
             if len(self._kept) > _INDICES_KEPT:
@@ -53,13 +53,13 @@ class _Indices:
 
 
 class Indexed:
-    """Megatron's indexed binary files: offsets in `.off.idx`, sizes in `.sz.idx`, both read once, then a read per record."""
+    """Reads Megatron's indexed binary files: the offsets in `.off.idx` and the sizes in `.sz.idx` once, then record by record."""
 
     def __init__(self, opener: Opener) -> None:
         self._open, self._indices = opener, _Indices()
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return record `sample` of the file; IotwinError, naming it or its index, when it is not whole."""
+        """Return record `sample` of the file. Raises IotwinError, which names the damaged file, if it or its index is damaged."""
         index = self._indices.of(path, self._load)
         check_member(path, sample, len(index))
         offset, size_bytes = index[sample].tolist()
@@ -81,16 +81,16 @@ class Indexed:
 
 
 class TfRecord:
-    """TFRecord files sample by sample: where the records lie is found once, by their frames, then a read per record.
+    """Reads TFRecord files sample by sample: once a scan of the file for the frames, then one read for each record.
 
-    A file of one sample is read whole. (A job that streams TFRecords reads them otherwise: `benchmark.emulator.loaders.stream`.)
+    A file with one sample is read whole. For jobs that stream TFRecords, see `benchmark.emulator.loaders.stream`.
     """
 
     def __init__(self, opener: Opener) -> None:
         self._open, self._indices = opener, _Indices()
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return the serialised tf.Example `sample` of the file; IotwinError, naming it, when it is not whole."""
+        """Return the serialised tf.Example `sample` of the file. Raises IotwinError, which names the file, if it is damaged."""
         if samples == 1:
             with self._open(path) as file:
                 content = file.read(0, file.size_bytes)
@@ -105,7 +105,7 @@ class TfRecord:
             return Sample(frame[HEAD_BYTES : HEAD_BYTES + size_bytes], len(frame))
 
     def _scan(self, path: str) -> NDArray[np.int64]:
-        """Return where the records lie, by reading the file once from front to back."""
+        """Return (offset, size) of every record, shape (records, 2), by reading the file once."""
         found: list[tuple[int, int]] = []
         offset = 0
         with self._open(path) as file:
@@ -117,10 +117,10 @@ class TfRecord:
 
 
 def frames(path: str, block: memoryview, start: int, file_bytes: int) -> tuple[list[tuple[int, int]], int]:
-    """Return (offset, size) in the file of the records whose frames begin in `block`, and where the next frame begins.
+    """Return (offset, size) in the file of the records whose frames begin in `block`, and the offset of the next frame.
 
-    `block` holds the bytes of the file at `path` from `start` on, which is the beginning of a frame. IotwinError when a record
-    would end beyond the file, by the lengths in a damaged file.
+    `block` has the bytes of the file at `path` from `start` on, where a frame begins. Raises IotwinError if a record would end
+    after the end of the file.
     """
     records = []
     offset = start

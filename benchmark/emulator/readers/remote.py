@@ -1,8 +1,7 @@
-"""Reading from object stores and other file systems that fsspec knows."""
+"""Read from object stores and other file systems that fsspec supports."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from iotwin.benchmark.emulator.readers.access import check_within, damaged
@@ -13,19 +12,19 @@ if TYPE_CHECKING:
 
 
 def one_line(url: str) -> AbstractContextManager[None]:
-    """Turn whatever reading from a store raises into one line."""
+    """Turn any exception of the block, which reads from `url`, into an IotwinError of one line."""
     return in_one_line(f"{url}: cannot be read", "check the name, storage.storage_options and the network")
 
 
 class RemoteOpener:
-    """Opens `protocol://path` files; a request for each read, of `transfer_bytes` at most when given."""
+    """Opens files `protocol://path`. Each read is one request, or several of at most `transfer_bytes` if given."""
 
     def __init__(self, protocol: str, options: Mapping[str, object], transfer_bytes: int | None = None) -> None:
         self._protocol, self._transfer_bytes = protocol, transfer_bytes
         self.options = dict(options)
 
     def file_system(self) -> "AbstractFileSystem":
-        """Return the file system; made anew in a forked process, as fsspec's own cache sees to."""
+        """Return fsspec's file system. fsspec caches it, and creates a new one in a forked process."""
         try:
             import fsspec
 
@@ -34,12 +33,12 @@ class RemoteOpener:
             raise IotwinError(f"{self._protocol}://: {error}; install it with: pip install 'iotwin[s3]'") from None
 
     def __call__(self, path: str) -> "RemoteFile":
-        """Return the file at `path`, a URL."""
+        """Return the file at the URL `path`."""
         return RemoteFile(self.file_system(), path, self._transfer_bytes)
 
 
 class RemoteFile:
-    """An object; nothing stays open."""
+    """An object in a store. Nothing is open between its reads."""
 
     def __init__(self, files: "AbstractFileSystem", path: str, transfer_bytes: int | None) -> None:
         self._files, self._path, self._transfer_bytes = files, path, transfer_bytes
@@ -47,7 +46,7 @@ class RemoteFile:
             self.size_bytes = int(files.size(path))
 
     def read(self, offset: int, size_bytes: int) -> memoryview:
-        """Return these bytes; IotwinError when the object ends before or the store refuses."""
+        """Return `size_bytes` bytes from `offset` on. Raises IotwinError if the object ends before or a request fails."""
         check_within(self._path, self.size_bytes, offset, size_bytes)
         step = self._transfer_bytes or max(1, size_bytes)
         with one_line(self._path):
@@ -61,8 +60,7 @@ class RemoteFile:
         return memoryview(content)
 
     def __enter__(self) -> Self:
-        """Return the file."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Do nothing: nothing is open."""
+    def __exit__(self, *exception: object) -> None:
+        """Do nothing, since nothing is open."""

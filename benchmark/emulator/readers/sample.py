@@ -1,32 +1,33 @@
-"""The interface of readers, and the samples that they return."""
+"""The interface of readers, the samples that they return, and readers of samples in memory."""
 
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from iotwin.benchmark.emulator.readers.access import scratch
 from iotwin.common.errors import IotwinError
 
 
 class Sample(NamedTuple):
-    """One sample as it was read; its content may be overwritten by the same thread's next read."""
+    """A sample. The same thread's next read may overwrite its content."""
 
     content: NDArray[np.generic] | memoryview
-    read_bytes: int  # that came out of the file for it, the sample's own and what stands around them
+    read_bytes: int  # bytes read from the file for it, including headers and indices
 
 
 class SampleReader(Protocol):
-    """Reads samples out of files of one format. It may keep what speeds up the next read, but never a descriptor."""
+    """The interface of readers of one format. A reader may cache data between reads, but keeps no file open."""
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return sample `sample` (from 0) of the file at `path`, which should hold `samples`.
+        """Return the sample at index `sample` of the file at `path`, which should hold `samples` samples.
 
-        Raises IotwinError, one line that names the file, when it cannot be read, is not whole or holds fewer samples.
+        Raises IotwinError, which names the file, if it cannot be read, is damaged or holds too few samples.
         """
 
 
 def check_member(path: str, sample: int, found: int) -> None:
-    """Raise IotwinError: the file at `path` holds only `found` samples and not `sample`."""
+    """Raise IotwinError if the file at `path`, which holds `found` samples, has none at index `sample`."""
     if sample >= found:
         raise IotwinError(
             f"{path}: holds {found} samples, not the {sample + 1} or more of dataset.num_samples_per_file; "
@@ -35,17 +36,28 @@ def check_member(path: str, sample: int, found: int) -> None:
 
 
 class InMemory:
-    """Keeps every sample that another reader delivers (`reader.read_type: memory`), as long as its process lives."""
+    """Wraps a reader and keeps all its samples in memory (`reader.read_type: memory`) until the process ends."""
 
     def __init__(self, reader: SampleReader) -> None:
         self._reader = reader
         self._kept: dict[tuple[str, int], NDArray[np.uint8]] = {}
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return the sample, from its file the first time only."""
+        """Return the sample, which is read from its file only once."""
         kept = self._kept.get((path, sample))
         if kept is not None:
             return Sample(kept, 0)
         read = self._reader.read(path, sample, samples)
         self._kept[path, sample] = np.frombuffer(read.content.tobytes(), np.uint8)
         return read
+
+
+class Synthetic:
+    """Delivers samples of `record_bytes` bytes without reading files, to measure the cost of the loop without storage."""
+
+    def __init__(self, record_bytes: int) -> None:
+        self._record_bytes = record_bytes
+
+    def read(self, path: str, sample: int, samples: int) -> Sample:
+        """Return a sample, of which no byte was read from a file."""
+        return Sample(scratch(self._record_bytes), 0)

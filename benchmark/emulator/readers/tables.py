@@ -1,4 +1,4 @@
-"""Readers of tables: CSV, a record to a line, and Parquet, a record to a row."""
+"""Read tables: CSV with a record on each line, and Parquet with a record in each row."""
 
 import bz2
 import lzma
@@ -22,13 +22,13 @@ _COLUMN = "record"
 
 
 class Csv:
-    """Reads the file whole, as pandas does, and finds the sample's line; the text is delivered, not numbers."""
+    """Reads the whole file, as pandas does, and returns the text of the sample's line."""
 
     def __init__(self, opener: Opener) -> None:
         self._open = opener
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return line `sample` after the header, without its end; IotwinError, naming the file, when it is not whole."""
+        """Return line `sample` after the header, without its line end. Raises IotwinError if the file is damaged."""
         with self._open(path) as file:
             content = file.read(0, file.size_bytes)
             text = _text(path, content)
@@ -48,18 +48,18 @@ def _text(path: str, content: memoryview) -> bytes | memoryview:
 
 
 class ParquetReader:
-    """Reads the row group that holds the sample, or the whole file, and keeps it for the next sample of it.
+    """Reads the row group of a sample, or the whole file, and keeps it for the next sample.
 
-    Of the columns named only those are read; without any, `record` alone, or all of a table that has none of this name.
+    Only `columns` are read. If none are given, the column `record` is read, or all columns if there is no such column.
     """
 
     def __init__(self, opener: Opener, columns: Sequence[str] = (), whole_file: bool = False) -> None:
         self._open, self._columns, self._whole_file = opener, list(columns), whole_file
         self._kept_path, self._kept = "", [_RowGroup(0, [])]
-        self._footer: Any = None  # of that file: it is read once while samples come out of the same one
+        self._footer: Any = None  # metadata of the file at _kept_path, which are read once
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return row `sample`, column after column; IotwinError, naming the file, when it is not whole."""
+        """Return the bytes of row `sample`, column after column. Raises IotwinError if the file is damaged."""
         read_bytes = 0
         if path != self._kept_path or not self._kept[0].first <= sample < self._kept[-1].end:
             self._kept, read_bytes = self._load(path, sample)
@@ -95,7 +95,7 @@ class ParquetReader:
             return kept, stream.read_bytes
 
     def _names(self, path: str, found: list[str]) -> list[str]:
-        """Return the columns to read of those that the file has."""
+        """Return the names of the columns to read from a file with the columns `found`."""
         for name in self._columns:
             if name not in found:
                 raise IotwinError(
@@ -106,7 +106,7 @@ class ParquetReader:
 
 
 class _RowGroup:
-    """The rows of a row group from `first` on, in memory."""
+    """A row group in memory. `first` and `end` are the indices of its rows in the file."""
 
     def __init__(self, first: int, columns: Sequence[Any]) -> None:
         self.first = first
@@ -114,13 +114,13 @@ class _RowGroup:
         self.end = first + (len(self._columns[0]) if columns else 0)
 
     def values(self, row: int) -> memoryview:
-        """Return the bytes of the row, column after column."""
+        """Return the bytes of the row at index `row` of the file, column after column."""
         values = [_value(column, row - self.first) for column in self._columns]
         return values[0] if len(values) == 1 else memoryview(b"".join(values))
 
 
 def _value(column: Any, row: int) -> memoryview:
-    """Return the bytes of one value as Arrow has them; of values that it does not keep in whole bytes, their text."""
+    """Return the bytes of one value in Arrow's memory, or its text if Arrow does not store it in whole bytes."""
     import pyarrow as pa
 
     value = column[row]

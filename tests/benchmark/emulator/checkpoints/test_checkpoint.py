@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from iotwin.benchmark.emulator.checkpoints.own_files import OwnFiles
 from iotwin.benchmark.emulator.checkpoints.plan import files_written
 from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
+from iotwin.benchmark.emulator.ranks import Rank
 from iotwin.benchmark.emulator.results.write import write_results
 from iotwin.benchmark.emulator.run import emulate
 from iotwin.common import direct_io
@@ -296,7 +297,7 @@ def folders(folder: Path) -> list[str]:
 
 def test_a_models_checkpoint_is_a_folder_with_a_file_of_each_rank(tmp_path: Path) -> None:
     config = of_model(tmp_path)
-    writers = [CheckpointWriter(config, rank, 2) for rank in range(2)]
+    writers = [CheckpointWriter(config, Rank(rank, 2)) for rank in range(2)]
     written = [writer.save(1, 20) for writer in writers]
     assert folders(tmp_path) == ["global_epoch1_step20"]
     assert saved(tmp_path / "global_epoch1_step20") == {"model_states-0.pt": 300_000, "model_states-1.pt": 300_000}
@@ -325,7 +326,7 @@ def test_files_and_folders_are_synced_and_renamed_where_asked_for(tmp_path: Path
 
 def test_only_the_newest_are_kept_and_an_unfinished_one_costs_none(tmp_path: Path) -> None:
     config = of_model(tmp_path, keep=2)
-    first, second = (CheckpointWriter(config, rank, 2) for rank in range(2))
+    first, second = (CheckpointWriter(config, Rank(rank, 2)) for rank in range(2))
     for epoch in (1, 2, 3):
         first.save(epoch)
         second.save(epoch)
@@ -352,16 +353,16 @@ def test_the_newest_whole_checkpoint_is_read_back(tmp_path: Path) -> None:
     config = of_model(tmp_path)
     for epoch in (2, 10):
         for rank in range(2):
-            CheckpointWriter(config, rank, 2).save(epoch)
+            CheckpointWriter(config, Rank(rank, 2)).save(epoch)
     torn = tmp_path / "global_epoch10_step0" / "model_states-1.pt"
-    loaded = CheckpointWriter(config, 0, 2).load()
+    loaded = CheckpointWriter(config, Rank(0, 2)).load()
     assert [(file.name, file.size_bytes) for file in loaded] == [("global_epoch10_step0/model_states-0.pt", 300_000)]
     os.truncate(torn, 1000)
     config.checkpoint.recovery_rank_shift = True
-    assert [file.name for file in CheckpointWriter(config, 0, 2).load()] == ["global_epoch2_step0/model_states-1.pt"]
-    assert [file.name for file in CheckpointWriter(config, 1, 2).load()] == ["global_epoch2_step0/model_states-0.pt"]
+    assert [file.name for file in CheckpointWriter(config, Rank(0, 2)).load()] == ["global_epoch2_step0/model_states-1.pt"]
+    assert [file.name for file in CheckpointWriter(config, Rank(1, 2)).load()] == ["global_epoch2_step0/model_states-0.pt"]
     with pytest.raises(IotwinError, match="holds no whole checkpoint of 3 ranks"):
-        CheckpointWriter(config, 0, 3).load()
+        CheckpointWriter(config, Rank(0, 3)).load()
 
 
 KILLED = """

@@ -41,7 +41,7 @@ def test_a_folder_has_its_name_when_all_ranks_have_written_and_what_names_it_com
     monkeypatch.setattr(os, "rename", watched)
 
     def save(rank: Rank) -> None:
-        writer = CheckpointWriter(config, rank.index, rank.count, meet=rank.meet)
+        writer = CheckpointWriter(config, rank)
         rank.meet()
         writer.save(1, 7)
 
@@ -67,7 +67,7 @@ def test_rank_0_removes_what_all_ranks_wrote(tmp_path):
     config = workload(tmp_path, keep=1)
 
     def save(rank: Rank) -> None:
-        writer = CheckpointWriter(config, rank.index, rank.count, meet=rank.meet)
+        writer = CheckpointWriter(config, rank)
         for step in (1, 2, 3):
             rank.meet()
             writer.save(1, step)
@@ -100,7 +100,7 @@ def beside_training(config: c.Config, steps: int, monkeypatch, write: Callable[[
             write_file(self, name, file, *times)
 
         monkeypatch.setattr(FileWriter, "write", watched)
-        writer = CheckpointWriter(config, rank.index, rank.count, meet=rank.meet, arrive=rank.arrive)
+        writer = CheckpointWriter(config, rank)
         rank.meet()
         for step in range(1, steps + 1):
             writer.save(1, step)

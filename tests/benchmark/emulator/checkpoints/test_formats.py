@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from iotwin import workload_yaml as c
 from iotwin.benchmark.emulator.checkpoints.formats import as_format
@@ -101,8 +102,8 @@ def test_a_format_that_was_recorded_stays_as_it_was_and_another_takes_its_tensor
     assert as_format("zip", of, 0, 1, 1) == [recorded, small]
     legacy, unchanged = as_format("legacy", of, 0, 1, 1)
     assert [size for size, _ in legacy.write_sizes][-4:] == [8, 5000, 8, 5000] and legacy.rename and unchanged == small
-    assert recorded._replace(name="x/.metadata", format="dcp") not in as_format(
-        "zip", lambda rank: [recorded._replace(name="x/.metadata", format="dcp")], 0, 1, 1
+    assert replace(recorded, name="x/.metadata", format="dcp") not in as_format(
+        "zip", lambda rank: [replace(recorded, name="x/.metadata", format="dcp")], 0, 1, 1
     )
 
 
@@ -113,7 +114,7 @@ def test_of_several_ranks_the_first_says_that_a_distributed_checkpoint_is_whole(
     assert each == [["step_7/__0_0.distcp", "step_7/.metadata"], ["step_7/__1_0.distcp"], ["step_7/__2_0.distcp"]]
 
     def save(rank: Rank) -> None:
-        CheckpointWriter(config, rank.index, rank.count, meet=rank.meet).save(1, 7)
+        CheckpointWriter(config, rank).save(1, 7)
 
     run_local(3, save)
     (metadata,) = tmp_path.rglob(".metadata")

@@ -7,6 +7,7 @@ import pytest
 
 from iotwin.benchmark.emulator.checkpoints.open import open_checkpoints
 from iotwin.benchmark.emulator.checkpoints.remote import RemoteCheckpoints
+from iotwin.benchmark.emulator.ranks import Rank
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.workload_yaml import Checkpoint, Config, Model, Storage, Workflow, compose
 
@@ -24,17 +25,19 @@ def test_the_newest_whole_checkpoint_is_read_back() -> None:
     config = of_model(f"memory://bucket{next(_numbers)}/checkpoints/")
     for epoch in (2, 10):
         for rank in range(2):
-            written = RemoteCheckpoints(config, rank, 2, 2).save(epoch)
+            written = RemoteCheckpoints(config, Rank(rank, 2)).save(epoch)
             assert [(file.name, file.size_bytes) for file in written] == [
                 (f"global_epoch{epoch}_step0/model_states-{rank}.pt", 20_000_000)
             ]
-    assert [file.name for file in RemoteCheckpoints(config, 1, 2, 2).load()] == ["global_epoch10_step0/model_states-1.pt"]
+    assert [file.name for file in RemoteCheckpoints(config, Rank(1, 2)).load()] == ["global_epoch10_step0/model_states-1.pt"]
     fsspec.filesystem("memory").pipe_file(f"{config.checkpoint.checkpoint_folder}global_epoch10_step0/model_states-0.pt", b"torn")
-    assert [file.name for file in RemoteCheckpoints(config, 0, 2, 2).load()] == ["global_epoch2_step0/model_states-0.pt"]
+    assert [file.name for file in RemoteCheckpoints(config, Rank(0, 2)).load()] == ["global_epoch2_step0/model_states-0.pt"]
     config.checkpoint.recovery_rank_shift = True
-    assert [file.name for file in RemoteCheckpoints(config, 0, 2, 1).load()] == ["global_epoch10_step0/model_states-1.pt"]
+    assert [file.name for file in RemoteCheckpoints(config, Rank(0, 2, nodes=2)).load()] == [
+        "global_epoch10_step0/model_states-1.pt"
+    ]
     with pytest.raises(IotwinError, match=r"^memory://none: holds no whole checkpoint of 2 ranks"):
-        RemoteCheckpoints(of_model("memory://none"), 0, 2, 2).load()
+        RemoteCheckpoints(of_model("memory://none"), Rank(0, 2)).load()
 
 
 def test_a_bucket_takes_checkpoints(s3_server: str) -> None:
