@@ -105,7 +105,7 @@ def test_without_recorded_reads_the_newest_checkpoint_is_read(tmp_path):
 @pytest.mark.parametrize(("looked_at", "here"), [("read", True), ("opened", False), (None, False)])
 def test_what_later_checkpoints_read_too_is_one_file_for_both(tmp_path, monkeypatch, looked_at, here):
     """Else the twin would use more files of checkpoints than its job."""
-    from iotwin.benchmark.emulator.readers.listed import ToItsEnd
+    from iotwin.benchmark.emulator.readers.listed import BufferedToEnd
 
     config = workload(tmp_path, ranks=2, epoch=2, step=3)
     config.twin.startup_files = [f"found/{number}/{name}" for number in (3, 6) for name in ("manifest", "state")]
@@ -119,14 +119,14 @@ def test_what_later_checkpoints_read_too_is_one_file_for_both(tmp_path, monkeypa
     ]
     config.twin.checkpoint.before, config.twin.checkpoint.keep = [(1, 3), (1, 6)], 2
     opened = tmp_path / "opened"
-    open_it = ToItsEnd.__init__
+    open_it = BufferedToEnd.__init__
 
-    def watched(self: ToItsEnd, path: str) -> None:
+    def watched(self: BufferedToEnd, path: str) -> None:
         with opened.open("a") as file:  # by every rank
             print(Path(path).relative_to(tmp_path), file=file)
         open_it(self, path)
 
-    monkeypatch.setattr(ToItsEnd, "__init__", watched)
+    monkeypatch.setattr(BufferedToEnd, "__init__", watched)
     measured = run(config)
     assert sum(one.resumed.checkpoint_bytes_read for one in measured if one.resumed) == 80
     names = set(opened.read_text().splitlines())

@@ -1,6 +1,5 @@
 """The layer graph: its file, its order, its states, its compression."""
 
-
 import numpy as np
 import pytest
 from hypothesis import given

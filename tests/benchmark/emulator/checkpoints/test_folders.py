@@ -13,7 +13,7 @@ from iotwin.benchmark.emulator.checkpoints.one_file import FileWriter
 from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
 from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
 from iotwin.benchmark.emulator.ranks import Rank, run_local
-from iotwin.benchmark.emulator.readers.listed import ToItsEnd
+from iotwin.benchmark.emulator.readers.listed import BufferedToEnd
 from iotwin.common.errors import IotwinError, UsageError
 from tests.processes import wait_for
 
@@ -222,13 +222,13 @@ def test_what_stands_in_for_older_ones_is_looked_at_and_removed_as_the_run_s_own
     if earlier_run:
         CheckpointWriter(config).save(1, 4)
     seen: list[int] = []
-    open_it = ToItsEnd.__init__
+    open_it = BufferedToEnd.__init__
 
-    def opened(self: ToItsEnd, path: str) -> None:
+    def opened(self: BufferedToEnd, path: str) -> None:
         seen.append(int(path.split("step-")[1][0]))
         open_it(self, path)
 
-    monkeypatch.setattr(ToItsEnd, "__init__", opened)
+    monkeypatch.setattr(BufferedToEnd, "__init__", opened)
     writer = CheckpointWriter(config)
     holes = [path.stat() for path in tmp_path.glob("step-[12]/*")]
     assert [(hole.st_size, hole.st_blocks) for hole in holes] == [(200, 0)] * 6
