@@ -4,13 +4,13 @@ python datagen/data_generation.py -o DIR -s BYTES -w {unet3d,imseg,bert,dlrm}
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 _ROOT = str(Path(__file__).resolve().parent.parent)
 sys.path.insert(0, _ROOT)
 
+from iotwin.common.processes.starts import become_iotwin  # noqa: E402
 from iotwin.common.workloads import NAMES  # noqa: E402
 
 
@@ -22,11 +22,8 @@ def main() -> None:
     parser.add_argument("-w", "--workload", required=True, choices=list(NAMES), help="whose data set")
     parser.add_argument("--scale", help="unet3d: multiply every volume extent, for small data sets")
     args = parser.parse_args()
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, environment.get("PYTHONPATH")]))
-    command = ["-P", "-m", "iotwin", "generate", NAMES[args.workload], "-o", args.output, "--size", args.size]
-    command += ["--scale", args.scale] if args.scale else []
-    os.execve(sys.executable, [sys.executable, *command], environment)  # noqa: S606 - exit status and signals become its own
+    command = ["generate", NAMES[args.workload], "-o", args.output, "--size", args.size]
+    become_iotwin(_ROOT, [*command, "--scale", args.scale] if args.scale else command)
 
 
 if __name__ == "__main__":

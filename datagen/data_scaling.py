@@ -4,13 +4,13 @@ python datagen/data_scaling.py --input_path DIR --output_path DIR --desired_size
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 _ROOT = str(Path(__file__).resolve().parent.parent)
 sys.path.insert(0, _ROOT)
 
+from iotwin.common.processes.starts import become_iotwin  # noqa: E402
 from iotwin.common.workloads import NAMES  # noqa: E402
 
 
@@ -22,11 +22,7 @@ def main() -> None:
     parser.add_argument("--desired_size", required=True, help="bytes, or a size such as 500GB")
     parser.add_argument("--workload", required=True, choices=list(NAMES), help="whose data set")
     args = parser.parse_args()
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, environment.get("PYTHONPATH")]))
-    command = ["-P", "-m", "iotwin", "scale", NAMES[args.workload], args.input_path]
-    command += ["-o", args.output_path, "--size", args.desired_size]
-    os.execve(sys.executable, [sys.executable, *command], environment)  # noqa: S606 - exit status and signals become its own
+    become_iotwin(_ROOT, ["scale", NAMES[args.workload], args.input_path, "-o", args.output_path, "--size", args.desired_size])
 
 
 if __name__ == "__main__":

@@ -62,12 +62,10 @@ class ScaledFiles(msgspec.Struct, frozen=True):
         return [PlannedPiece(name, file.size_bytes) for name, file in zip(self.names(samples, unit), group, strict=True)]
 
     def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
-        """Return the size of every unit in bytes."""
         copies = np.resize(self._group_bytes(), samples)
         return np.concatenate([copies, np.array([file.size_bytes for file in self.once], np.int64)])
 
     def file_count(self, samples: int) -> int:
-        """Return the number of files."""
         return samples * len(self.groups[0]) + len(self.once)
 
     def samples_within(self, size_bytes: int, seed: int) -> int:
@@ -105,12 +103,10 @@ class ScaledRows(msgspec.Struct, frozen=True):
         return [DlrmLayout.rows_piece(DlrmLayout.TRAIN_NAME, samples, unit)]
 
     def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
-        """Return the size of every unit in bytes."""
         once = np.array([file.size_bytes for file in self.once], np.int64)
         return np.concatenate([DlrmLayout.piece_bytes(samples), once])
 
     def file_count(self, samples: int) -> int:
-        """Return the number of files."""
         return 1 + len(self.once)
 
     def samples_within(self, size_bytes: int, seed: int) -> int:

@@ -4,13 +4,13 @@ python trace_visuals/preprocess_traces.py TRACES_DIR WORKLOAD [-o DIR] [-s STEP]
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 _ROOT = str(Path(__file__).resolve().parent.parent)
 sys.path.insert(0, _ROOT)
 
+from iotwin.common.processes.starts import become_iotwin  # noqa: E402
 from iotwin.common.workloads import NAMES  # noqa: E402
 
 
@@ -26,11 +26,7 @@ def main() -> None:
     args = parser.parse_args()
     output = args.output_dir or args.traces_dir.with_name(f"{args.traces_dir.name}.trace")
     command = ["import", str(args.traces_dir), "-o", str(output), "--format", "artifact", "--force"]
-    command += ["--timezone", args.timezone] if args.timezone else []
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, environment.get("PYTHONPATH")]))
-    arguments = [sys.executable, "-P", "-m", "iotwin", *command]
-    os.execve(sys.executable, arguments, environment)  # noqa: S606 - the caller sees its exit status and signals
+    become_iotwin(_ROOT, [*command, "--timezone", args.timezone] if args.timezone else command)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TextIO
+from typing import NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,14 +121,25 @@ class ResumedRun(NamedTuple):
 
 
 @dataclass
-class Measured:
-    """The measurements of rank `rank`. `start_s` and `end_s` are UNIX seconds."""
+class RankTotals:
+    """The times and resources of one rank's run. `start_s` and `end_s` are UNIX seconds."""
 
     rank: int
-    node: int
-    nodes: int
     start_s: float
     end_s: float = 0.0
+    stopped_early: bool = False
+    storage_read_bytes: int = 0  # fetched from storage, not from the page cache, by this rank and its child processes
+    peak_memory_bytes: int = 0  # of the rank's process, without its children
+    cpu_s: float = 0.0  # of the rank and its child processes
+    host: RankHost = field(default_factory=RankHost.here)
+
+
+@dataclass
+class Measured(RankTotals):
+    """The measurements of one rank."""
+
+    node: int = 0
+    nodes: int = 1
     data: DataSetFacts = field(default_factory=DataSetFacts)
     steps: StepLog = field(default_factory=StepLog)
     # (sample_ns, copy_ns) of each training step's batch (see loaders.base.Fetched), if instrumented.
@@ -141,22 +152,8 @@ class Measured:
     decided: Decided | None = None  # decisions of a checkpoint policy, if there is one
     pauses: list[tuple[int, int]] = field(default_factory=list)  # (start_ns, duration_ns) between checkpoints without training
     resumed: ResumedRun | None = None  # None: the run began at the first step
-    stopped_early: bool = False
-    storage_read_bytes: int = 0  # fetched from storage, not from the page cache, by this rank and its loaders
-    peak_memory_bytes: int = 0  # of the rank's process, without its loaders
-    cpu_s: float = 0.0  # of the rank and its loaders
-    host: RankHost = field(default_factory=RankHost.here)
     # UNIX time minus CLOCK_MONOTONIC on the rank's machine.
     wall_ahead_ns: int = field(default_factory=lambda: time.time_ns() - time.monotonic_ns())
-
-
-class Used(Protocol):
-    """The attributes that `Usage.note_end` sets: the end of the run, and the resources that it used."""
-
-    end_s: float
-    storage_read_bytes: int
-    peak_memory_bytes: int
-    cpu_s: float
 
 
 class Usage(NamedTuple):
@@ -176,7 +173,7 @@ class Usage(NamedTuple):
             own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime,
         )
 
-    def note_end(self, measured: Used) -> None:
+    def note_end(self, measured: RankTotals) -> None:
         """Set the end of `measured` to now, and its resources to those used since this object was made."""
         after = self.so_far()
         measured.end_s = time.time()
@@ -192,7 +189,7 @@ class Journal:
     """
 
     def __init__(self, rank: Rank, log_stream: TextIO | None, instrument: bool = False) -> None:
-        self.measured = Measured(rank.index, rank.node, rank.nodes, time.time())
+        self.measured = Measured(rank.index, time.time(), node=rank.node, nodes=rank.nodes)
         self.interrupted_ns = 0  # CLOCK_MONOTONIC at the end of the last evaluation or checkpoint
         self._log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.index} if rank.count > 1 else {}))
         self._instrument, self._ranks = instrument, rank.count

@@ -26,7 +26,7 @@ def interval(times_s: NDArray[np.float64]) -> dict[str, Any]:
     estimate = mean(times_s)
     if estimate is None:
         return {"value": None, "low": None, "high": None, "observations": 0}
-    bounds = {name: None if bound is None else round(bound, 6) for name, bound in estimate.document().items()}
+    bounds = {name: None if bound is None else round(bound, 6) for name, bound in estimate._asdict().items()}
     return {**bounds, "observations": len(times_s)}
 
 

@@ -36,10 +36,6 @@ class Estimate(NamedTuple):
         """Return the estimate with all three numbers limited to `most`."""
         return Estimate(*(None if bound is None else min(most, bound) for bound in self))  # type: ignore[arg-type]
 
-    def document(self) -> dict[str, float | None]:
-        """Return {"value", "low", "high"} for JSON."""
-        return self._asdict()
-
 
 def ratio(numerator: Numbers, denominator: Numbers) -> Estimate | None:
     """Return sum(numerator) / sum(denominator), two arrays of shape (steps,); None if the denominators sum to 0 or less.

@@ -1,8 +1,10 @@
-"""Settings of this process in the Linux kernel: its name, its timer slack, its death with its parent; and its age."""
+"""Settings of this process in the Linux kernel: its name, its timer slack, its death with its parent; its age; its program."""
 
 import ctypes
 import os
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -32,6 +34,16 @@ def die_with_parent(parent_pid: int, number: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent_pid:  # the parent died before prctl
         os._exit(1)
+
+
+def become_iotwin(root: str, arguments: Sequence[str]) -> None:
+    """Replace this process by ``iotwin`` with `arguments`, whose exit status and signals become this process's.
+
+    `root`: the folder that contains the package iotwin.
+    """
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-P", "-m", "iotwin", *arguments]
+    os.execve(sys.executable, command, os.environ | {"PYTHONPATH": path})  # noqa: S606 - a fixed program, and no shell
 
 
 def age_s() -> float:

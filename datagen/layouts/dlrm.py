@@ -63,7 +63,6 @@ class DlrmLayout(msgspec.Struct, frozen=True):
         return [PlannedPiece(self.COUNTS_NAME, self.COUNTS_BYTES)]
 
     def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
-        """Return the size of each unit in bytes."""
         files = self.piece_bytes(samples), self.piece_bytes(self.test_samples(samples))
         return np.concatenate([*files, np.array([self.COUNTS_BYTES])])
 
@@ -72,7 +71,6 @@ class DlrmLayout(msgspec.Struct, frozen=True):
         return 3
 
     def samples_within(self, size_bytes: int, seed: int) -> int:
-        """Return how many training samples fit into `size_bytes` together with their test samples and the counts."""
         rows = (size_bytes - self.COUNTS_BYTES) // self.SAMPLE_BYTES
         return max(0, rows * 47 // 48)
 
@@ -124,11 +122,9 @@ class DlrmDaysLayout(msgspec.Struct, frozen=True):
         return np.concatenate([days * DlrmLayout.SAMPLE_BYTES + 800, np.full(2, DlrmLayout.COUNTS_BYTES)])
 
     def file_count(self, samples: int) -> int:
-        """Return the number of files."""
         return len(self.unit_bytes(samples, 0))
 
     def samples_within(self, size_bytes: int, seed: int) -> int:
-        """Return about how many samples fit into `size_bytes`."""
         if self.form == "text":
             return size_bytes // self.LINE_BYTES
         return max(0, (size_bytes - 800 * self.DAYS - 2 * DlrmLayout.COUNTS_BYTES) // DlrmLayout.SAMPLE_BYTES)

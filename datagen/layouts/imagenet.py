@@ -73,18 +73,15 @@ class ImagenetLayout(msgspec.Struct, frozen=True):
         return range(unit * self.UNIT_IMAGES, min((unit + 1) * self.UNIT_IMAGES, self.images(samples)))
 
     def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
-        """Return the files of unit `unit`."""
         return [
             PlannedPiece(self.name(samples, image), self.file_bytes(seed, image)) for image in self.unit_images(samples, unit)
         ]
 
     def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
-        """Return the size of each unit in bytes."""
         sizes = np.fromiter((self.file_bytes(seed, image) for image in range(self.images(samples))), np.int64)
         return np.add.reduceat(sizes, np.arange(0, len(sizes), self.UNIT_IMAGES))
 
     def file_count(self, samples: int) -> int:
-        """Return the number of files."""
         return self.images(samples)
 
     def samples_within(self, size_bytes: int, seed: int) -> int:

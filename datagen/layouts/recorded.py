@@ -50,15 +50,12 @@ class RecordedLayout(msgspec.Struct, frozen=True):
             raise UsageError(f"{min(both)!r} is a file and a folder of others in the recorded data set; it can be one of them")
 
     def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
-        """Return the file at index `unit`: one unit is one file."""
         return [PlannedPiece(*self.files[unit])]
 
     def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
-        """Return the bytes of each file."""
         return np.array([size_bytes for _, size_bytes in self.files[:samples]], np.int64)
 
     def file_count(self, samples: int) -> int:
-        """Return the number of files."""
         return samples
 
     def samples_within(self, size_bytes: int, seed: int) -> int:

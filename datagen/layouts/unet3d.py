@@ -73,7 +73,6 @@ class Unet3dLayout(msgspec.Struct, frozen=True):
         return f"case_{index:05d}_x.npy", f"case_{index:05d}_y.npy"
 
     def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
-        """Return the files of case `unit`: one unit is one case."""
         shape = self.shape(seed, unit)
         voxels = shape[1] * shape[2] * shape[3]
         image, mask = self.case_names(unit)
@@ -83,7 +82,6 @@ class Unet3dLayout(msgspec.Struct, frozen=True):
         ]
 
     def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
-        """Return the bytes of each of the first `samples` cases, image and mask together."""
         pairs = (self.unit_pieces(samples, seed, index) for index in range(samples))
         return np.fromiter((image.size_bytes + mask.size_bytes for image, mask in pairs), np.int64, samples)
 

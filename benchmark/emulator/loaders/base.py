@@ -93,6 +93,5 @@ class MainLoader(Loader):
         self._fetcher = fetcher
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
-        """Yield the result of each batch's reads, in order. Raises IotwinError if a read fails."""
         for batch in batches:
             yield self._fetcher.fetch(epoch, batch)

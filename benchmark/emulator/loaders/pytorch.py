@@ -82,7 +82,6 @@ class TorchLoader(Loader):
         self._loader = None
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
-        """Yield the result of each batch's reads, in order. Raises IotwinError if a read fails or a worker dies."""
         self._keys.epoch, self._keys.batches = epoch, batches
         try:
             with safe_path():  # the workers may be spawned

@@ -39,7 +39,6 @@ class TfRecordLoader(Loader):
         self._files, self._preprocess, self._plan = samples.files, preprocess, plan
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
-        """Yield the result of each batch's reads, in order. Raises IotwinError, which names the file, if a read fails."""
         if not len(batches):
             return
         size, taken = len(batches[0]), 0
@@ -89,7 +88,6 @@ class TfMapLoader(Loader):
         self._fetcher, self._threads, self._prefetch = fetcher, max(1, threads), prefetch
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
-        """Yield the result of each batch's reads, in order. Raises IotwinError if a read fails."""
         tensorflow, failed = self._tensorflow, []
 
         def fetch(number: Any) -> Any:

@@ -25,7 +25,6 @@ class ThreadLoader(Loader):
             thread.shutdown(cancel_futures=True)
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
-        """Yield the result of each batch's reads, in order. Raises IotwinError if a read fails."""
         count = len(self._threads)
         under_way: deque[Future[Fetched]] = deque()
         sent = 0

@@ -40,7 +40,6 @@ class PinnedCopies(_WrappedLoader):
             note("memory cannot be locked (ulimit -l), so batches are copied into pageable memory")
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
-        """Yield the result of each batch's reads, in order. Raises IotwinError if a read fails or a worker dies."""
         source, target = memoryview(self._source), memoryview(self._target)
         for fetched in self._loader.epoch(epoch, batches):
             begin_ns = time.monotonic_ns()
@@ -58,7 +57,6 @@ class OpenedEachPass(_WrappedLoader):
         self._files = files
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
-        """Yield the result of each batch's reads, in order. Raises IotwinError if a read fails or a worker dies."""
         self._files.open()
         try:
             yield from self._loader.epoch(epoch, batches)

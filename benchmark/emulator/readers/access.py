@@ -107,7 +107,6 @@ class Buffered(_Descriptor):
         self._transfer_bytes = transfer_bytes or _LARGEST_READ_BYTES
 
     def read(self, offset: int, size_bytes: int) -> memoryview:
-        """Return `size_bytes` bytes from `offset` on. Raises IotwinError if the file ends before."""
         check_within(self._path, self.size_bytes, offset, size_bytes)
         view = scratch(size_bytes)
         _fill(self._path, self._descriptor, view, offset, self._transfer_bytes)
@@ -122,7 +121,6 @@ class Direct(_Descriptor):
         self._transfer_bytes = min(aligned_up(transfer_bytes or _LARGEST_READ_BYTES), _LARGEST_READ_BYTES)
 
     def read(self, offset: int, size_bytes: int) -> memoryview:
-        """Return `size_bytes` bytes from `offset` on. Raises IotwinError if the file ends before, or O_DIRECT is unsupported."""
         check_within(self._path, self.size_bytes, offset, size_bytes)
         first = offset // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
         view = scratch(aligned_up(offset + size_bytes) - first)
@@ -139,7 +137,6 @@ class Mapped(_Descriptor):
         self._step_bytes = transfer_bytes or max(1, self.size_bytes)
 
     def read(self, offset: int, size_bytes: int) -> memoryview:
-        """Return `size_bytes` bytes from `offset` on. Raises IotwinError if the file ends before."""
         check_within(self._path, self.size_bytes, offset, size_bytes)
         view = scratch(size_bytes)
         if self._map is not None:

@@ -24,7 +24,6 @@ class Hdf5Reader:
         self._dims = tuple(dims)
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return row `sample` of the file's records. Raises IotwinError, which names the file, if it is damaged."""
         if self._open is Buffered:
             row = self._row(path, path, sample)
             return Sample(row, row.nbytes)

@@ -18,7 +18,6 @@ class Image:
         self._head, self._tail = _EDGES[kind]
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return the bytes of the file. Raises IotwinError, which names the file, if they are not a whole image."""
         check_member(path, sample, 1)
         with self._open(path) as file:
             content = file.read(0, file.size_bytes)

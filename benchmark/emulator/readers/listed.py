@@ -17,7 +17,6 @@ class BufferedToEnd(Buffered):
     """As Buffered, but a request for 0 bytes after the beginning makes a read of one byte, by which programs detect the end."""
 
     def read(self, offset: int, size_bytes: int) -> memoryview:
-        """Return `size_bytes` bytes from `offset` on. Raises IotwinError if the file ends before."""
         if offset and not size_bytes:
             os.preadv(self._descriptor, [scratch(1)], offset)
         return super().read(offset, size_bytes)

@@ -29,7 +29,6 @@ class NumpyLoad:
     """
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return sample `sample` of the `samples` in the file. Raises IotwinError, which names the file, if it is damaged."""
         try:
             with open(path, "rb") as file:  # noqa: PTH123 - Path.open takes microseconds longer
                 size_bytes = os.fstat(file.fileno()).st_size
@@ -82,7 +81,6 @@ class Npy:
         self._open = opener
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return sample `sample` of the `samples` in the file. Raises IotwinError, which names the file, if it is damaged."""
         with self._open(path) as file:
             content = file.read(0, file.size_bytes)
             return Sample(_member(path, _array(path, content), sample, samples), file.size_bytes)
@@ -133,7 +131,6 @@ class Npz:
         self._open = opener
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return sample `sample` of the `samples` in the file. Raises IotwinError, which names the file, if it is damaged."""
         with self._open(path) as file:
             stream = ReadStream(file)
             member = _directory_entry(path, stream)

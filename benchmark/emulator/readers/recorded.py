@@ -17,7 +17,6 @@ class RecordedReads:
         self._sizes, self._past_end = sizes, past_end
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return the bytes of the file. Raises IotwinError, which names the file, if it cannot be read or is empty."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:

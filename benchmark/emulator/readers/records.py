@@ -24,7 +24,6 @@ class Raw:
         self._open, self._record_bytes = opener, record_bytes
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return record `sample` of the file. Raises IotwinError, which names the file, if it ends before."""
         return self.read_run(path, sample, 1, samples)
 
     def read_run(self, path: str, first: int, count: int, samples: int) -> Sample:
@@ -59,7 +58,6 @@ class Indexed:
         self._open, self._indices = opener, _Indices()
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return record `sample` of the file. Raises IotwinError, which names the damaged file, if it or its index is damaged."""
         index = self._indices.of(path, self._load)
         check_member(path, sample, len(index))
         offset, size_bytes = index[sample].tolist()
@@ -90,7 +88,6 @@ class TfRecord:
         self._open, self._indices = opener, _Indices()
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return the serialised tf.Example `sample` of the file. Raises IotwinError, which names the file, if it is damaged."""
         if samples == 1:
             with self._open(path) as file:
                 content = file.read(0, file.size_bytes)

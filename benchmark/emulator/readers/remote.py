@@ -46,7 +46,6 @@ class RemoteFile:
             self.size_bytes = int(files.size(path))
 
     def read(self, offset: int, size_bytes: int) -> memoryview:
-        """Return `size_bytes` bytes from `offset` on. Raises IotwinError if the object ends before or a request fails."""
         check_within(self._path, self.size_bytes, offset, size_bytes)
         step = self._transfer_bytes or max(1, size_bytes)
         with one_line(self._path):

@@ -28,7 +28,6 @@ class Csv:
         self._open = opener
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return line `sample` after the header, without its line end. Raises IotwinError if the file is damaged."""
         with self._open(path) as file:
             content = file.read(0, file.size_bytes)
             text = _text(path, content)
@@ -59,7 +58,6 @@ class ParquetReader:
         self._footer: Any = None  # metadata of the file at _kept_path, which are read once
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return the bytes of row `sample`, column after column. Raises IotwinError if the file is damaged."""
         read_bytes = 0
         if path != self._kept_path or not self._kept[0].first <= sample < self._kept[-1].end:
             self._kept, read_bytes = self._load(path, sample)

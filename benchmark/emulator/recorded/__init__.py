@@ -1,1 +1,1 @@
-"""Replaying a recording: the calls of every thread of a traced job, in closed loop."""
+"""Replay a recording: the system calls of every thread of a traced job, each after the previous one has ended."""

@@ -1,4 +1,4 @@
-"""Where the files of a recording are: opened beneath the data folder or the output folder, and by no other way."""
+"""Open the files of a recording, only below the data folder or the output folder."""
 
 import os
 import time
@@ -12,19 +12,22 @@ from iotwin.common.units import format_size
 from iotwin.trace_store.schema import FLAG_CREATE, FLAG_DIRECT, FLAG_TRUNCATE, FLAG_WRITABLE
 from iotwin.workload_yaml.recording import RecordedFile
 
-_MOST_FOLDERS = 256  # open at a time
-_LONGEST_WAIT_S = 60.0  # for a file that another thread is to make
+_MOST_FOLDERS = 256  # folders that are open at a time
+_LONGEST_WAIT_S = 60.0  # for a file that another thread will create
 
 
 class JobFiles:
-    """Opens, renames and removes the files of a recording, numbered as there."""
+    """Opens, renames and removes the files of a recording, by their indices in it."""
 
     def __init__(self, files: list[RecordedFile], data: Path, output: Path) -> None:
         self._files, self._data, self._output = files, data, output
         self._folders: OrderedDict[tuple[Path, str], int] = OrderedDict()
 
     def claim(self) -> None:
-        """Note the files that the replay writes as an emulator's; UsageError if one of them is there and is none's."""
+        """Add the files that the replay writes to the note of emulators' files (see OwnFiles).
+
+        Raises UsageError if one of these files exists and no emulator wrote it.
+        """
         written = (file for file in self._files if file.written)
         names = sorted({name for file in written for name in (file.name, file.renamed_to or file.name)})
         if names:
@@ -37,7 +40,10 @@ class JobFiles:
             own.settle()
 
     def prepare(self) -> None:
-        """See that the data set is there, and write what the job found and later changed; IotwinError names what is missing."""
+        """Check that the data set exists, and create the files that the job found and changed, and all folders.
+
+        Raises IotwinError, which names the file, if a file of the data set is missing.
+        """
         self._output.mkdir(parents=True, exist_ok=True)
         for file in self._files:
             if file.written:
@@ -49,7 +55,7 @@ class JobFiles:
         for name in {file.name, file.renamed_to or file.name}:
             with folder_of(self._output, name, make=True):
                 pass
-        if not file.made:  # a hole: what it holds is never compared, and its sender chose its size
+        if not file.made:  # a sparse file, since its content does not matter, and a stranger may have chosen its size
             descriptor = open_beneath(self._output, file.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             try:
                 os.ftruncate(descriptor, file.size_bytes)
@@ -60,7 +66,10 @@ class JobFiles:
                 os.close(descriptor)
 
     def open(self, index: int, renamed: bool, flags: int) -> int:
-        """Return a descriptor of the file, opened by its FLAG_* bits; wait until the file exists."""
+        """Return a descriptor of the file at `index`, opened with the FLAG_* bits `flags`. Wait until the file exists.
+
+        `renamed`: open it by its last name.
+        """
         file = self._files[index]
         wanted = os.O_RDWR if flags & FLAG_WRITABLE and file.written else os.O_RDONLY
         if file.written:
@@ -81,14 +90,14 @@ class JobFiles:
                         raise
 
     def rename(self, index: int, renamed: bool) -> None:
-        """Give the file its last name."""
+        """Rename the file at `index` to its last name."""
         file = self._files[index]
         folder, last = self._locate(file, renamed)
         new_folder, new_name = self._locate(file, renamed=True)
         os.rename(last, new_name, src_dir_fd=folder, dst_dir_fd=new_folder)
 
     def unlink(self, index: int, renamed: bool) -> None:
-        """Remove the file, if it is a written one: the data set is not the twin's to remove."""
+        """Remove the file at `index`, unless it belongs to the data set."""
         file = self._files[index]
         folder, last = self._locate(file, renamed)
         if file.written:

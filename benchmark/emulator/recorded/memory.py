@@ -1,4 +1,4 @@
-"""Descriptors and maps of a replayed process, by the numbers that they had in the job."""
+"""Open files and memory maps of a replayed process, by the descriptors that they had in the job."""
 
 import ctypes
 import mmap
@@ -18,7 +18,10 @@ _MOST_SPARE = 256
 
 
 class Descriptors:
-    """Open files of a process, by the job's descriptor and file; `open_again(file, flags)` opens what the job had otherwise."""
+    """Open files of a process, by the job's descriptor and file.
+
+    `open_again(file, flags)` opens a file whose opening the recording lacks.
+    """
 
     def __init__(self, open_again: Callable[[int, int], int]) -> None:
         self._open_again = open_again
@@ -27,13 +30,16 @@ class Descriptors:
         self._spare: dict[int, int] = {}
 
     def opened(self, fd: int, file: int, ours: int, duplicated: bool = False) -> None:
-        """Note that the job's descriptor `fd` of `file` is `ours`; one that it duplicated stays usable when `fd` is closed."""
+        """Record that the job's descriptor `fd` of `file` is the descriptor `ours`.
+
+        `duplicated`: the job duplicated it, so the file remains usable after `fd` is closed.
+        """
         self._ours[fd, file] = self._of_file[file] = ours
         if duplicated and file not in self._spare and len(self._spare) < _MOST_SPARE:
             self._spare[file] = os.dup(ours)
 
     def of(self, fd: int, file: int, flags: int) -> int:
-        """Return our descriptor of the file: the same one where that is known, else any other of the file, else a new one."""
+        """Return the descriptor for the job's `fd` of `file`; if it is unknown, another one of the file, or a new one."""
         found = self._ours.get((fd, file))
         if found is None:
             found = self._of_file.get(file, self._spare.get(file))
@@ -43,7 +49,7 @@ class Descriptors:
         return found
 
     def closed(self, fd: int, file: int, flags: int) -> int:
-        """Return the descriptor to close; of one that the job had duplicated, a duplicate."""
+        """Return the descriptor to close for the job's `fd` of `file`, and forget it. If it is unknown, return a duplicate."""
         found = self._ours.pop((fd, file), None)
         if found is None:
             return os.dup(self.of(fd, file, flags))
@@ -56,10 +62,10 @@ class Descriptors:
 
 
 class Maps:
-    """Maps of files that one thread made; a page is read by touching it, without Python's lock.
+    """The maps of files that one thread made. A page is read by touching it, without holding Python's lock.
 
-    `of_process` are those of all threads of the process, and of the process that it was forked from as they were then: what they
-    mapped is not mapped again. No lock is held that a fork could copy: a map that another thread touches just now stays.
+    `of_process`: the `Maps` of all threads of the process, and those that it inherited when it was forked, which are also used.
+    There are no locks, which a fork could copy in a locked state. Instead, a map that another thread is touching is not unmapped.
     """
 
     def __init__(self, fds: Descriptors, of_process: "list[Maps]") -> None:
@@ -70,10 +76,10 @@ class Maps:
         of_process.append(self)
 
     def map(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
-        """Map `size` bytes of the file from `offset` on, as far as it reaches."""
+        """Map `size` bytes of the file from `offset` on, at most to the end of the file."""
         ours = self._fds.of(fd, file, flags)
         begin = max(offset, 0) // mmap.PAGESIZE * mmap.PAGESIZE
-        length = min(max(size, 1), os.fstat(ours).st_size - begin)  # behind its end lies nothing but SIGBUS
+        length = min(max(size, 1), os.fstat(ours).st_size - begin)  # touching pages after the end would raise SIGBUS
         if length <= 0:
             return 0
         address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, ours, begin)
@@ -81,12 +87,12 @@ class Maps:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         before, self._maps[file] = self._maps.get(file), _Map(address, begin, length)
         if before is not None:
-            self._take_away(before, file)
+            self._unmap(before, file)
         return 0
 
     def touch(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
         """Read a byte at `offset`."""
-        self._touching = file  # before it is looked for: who takes it away looks here after it cannot be found any more
+        self._touching = file  # set before the search: a thread that unmaps checks it after the map cannot be found any more
         found = self._covering(file, offset)
         if found is None:
             self.map(file, fd, 0, _LARGEST_MAP, flags)
@@ -97,22 +103,22 @@ class Maps:
         return 0
 
     def unmap(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
-        """Take the file's map away: the thread's own, else another's."""
+        """Unmap the file: the thread's own map of it, otherwise another thread's."""
         for each in (self, *self._of_process):
             if (found := each._maps.pop(file, None)) is not None:
-                self._take_away(found, file)
+                self._unmap(found, file)
                 break
         return 0
 
     def _covering(self, file: int, offset: int) -> "_Map | None":
-        """Return the thread's own map of the file if it reaches `offset`, else another's."""
+        """Return a map of the file that contains `offset`, preferably the thread's own; None if there is none."""
         for each in (self, *self._of_process):
             found = each._maps.get(file)
             if found is not None and found.begin <= offset < found.begin + found.length:
                 return found
         return None
 
-    def _take_away(self, found: "_Map", file: int) -> None:
+    def _unmap(self, found: "_Map", file: int) -> None:
         if not any(each._touching == file for each in self._of_process if each is not self):
             _libc.munmap(found.address, found.length)
 

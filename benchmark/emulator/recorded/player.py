@@ -1,7 +1,7 @@
-"""One thread of a replay: its rows one after another, each when it is due, counted from the end of the one before.
+"""Replay one thread of a recording: its rows one after another, each at its recorded time after the end of the previous one.
 
-In closed loop: a call takes what it takes, and what the job computed in between is slept. A read from a pipe waits for the bytes
-that another thread writes, as in the job.
+A replay is a closed loop: calls take as long as they take here, and the thread sleeps for the job's time between them. A read
+from a pipe waits for the bytes that another thread writes, as in the job.
 """
 
 import mmap
@@ -35,18 +35,18 @@ from iotwin.common.direct_io import write_direct
 from iotwin.trace_store.schema import FLAG_DIRECT
 from iotwin.workload_yaml.recording import CALLS, DUPLICATED, RENAMED, Op, TwinRecording
 
-_CHUNK = 4096  # rows that are Python objects at a time
+_CHUNK = 4096  # rows that are converted to Python numbers at a time
 _BLOCK_BYTES = 1 << 22
-# From here on malloc maps fresh memory, and so do the frameworks' readers; see mallopt(3), M_MMAP_THRESHOLD.
+# From this size on, malloc maps new memory, as the job's reads did; see mallopt(3), M_MMAP_THRESHOLD.
 _FRESH_BYTES = 1 << 17
 _TICK_S = 0.5
-_LONGEST_DELAY_NS = 50_000_000  # forking a process takes Python some milliseconds
+_LONGEST_DELAY_NS = 50_000_000  # longer delays are not caught up; forking a process takes some milliseconds
 _INSTANT = frozenset({Op.POST, Op.START, Op.THREAD, Op.MARK, Op.END})
 _WAITS = frozenset({Op.WAIT, Op.JOIN})
 
 
 class Home(Protocol):
-    """The process that a thread is in, as the thread needs it."""
+    """The interface of a thread's process."""
 
     shared: Shared
     files: JobFiles
@@ -55,20 +55,20 @@ class Home(Protocol):
     channels: list[queue.SimpleQueue[int]]
 
     def start(self, number: int, begin_ns: int) -> None:
-        """Fork a process of the recording."""
+        """Fork the process `number` of the recording, which begins at `begin_ns`."""
 
     def join(self, number: int) -> int:
-        """Wait for a process to end; return when its end was due."""
+        """Wait for the process `number` to end, and return when its end was due."""
 
     def start_thread(self, thread: int, begin_ns: int) -> None:
-        """Start a thread of the recording."""
+        """Start the thread `thread` of the recording, which begins at `begin_ns`."""
 
     def wait(self, channel: int, tick_s: float) -> int:
-        """Wait for a post on a channel; return when it was due."""
+        """Wait for a post on a channel, and return when it was due."""
 
 
 class Player:
-    """Plays one thread in its process. `begin_ns` (CLOCK_MONOTONIC) is what the first row's time counts from."""
+    """Replays one thread in its process. The time of the first row is counted from `begin_ns` (CLOCK_MONOTONIC)."""
 
     def __init__(self, process: Home, thread: int, begin_ns: int) -> None:
         self._process, self._thread = process, thread
@@ -89,10 +89,10 @@ class Player:
         self._does = [does[op] for op in Op]
 
     def play(self) -> None:
-        """Play the thread to its end, or until the board stops all threads.
+        """Replay the thread to its end, or until the board stops all threads.
 
-        `due` is when the job would have come to a row; a call that begins late ends late by as much, which comes off the next
-        pauses. Counts are kept here and written to the board when the thread may block for long, and at the end.
+        `due` is when the job would have begun a row. A delay shortens the next sleeps. The thread writes its counts to the board
+        at the end, and the number of rows before each row that may block for long.
         """
         shared, board, does = self._process.shared, self._board, self._does
         word, deadline_ns, scale, now_ns, sleep = (
@@ -133,17 +133,20 @@ class Player:
 
     @staticmethod
     def _after(op: int, due: int, begun: int, ended: int, moved: int) -> int:
-        """Return when the job would have been done with a row that was due at `due` and took from `begun` to `ended`."""
+        """Return when the job would have ended a row that was due at `due` and ran from `begun` to `ended`.
+
+        `moved`: the result of the row, which is the due time of the awaited event if the operation waits for one.
+        """
         if op < Op.PIPE_WRITE:
             return due + ended - begun
-        if op in _WAITS:  # for what was due at `moved`
+        if op in _WAITS:
             return max(due, moved, ended - _LONGEST_DELAY_NS)
         if op in _INSTANT:
-            return due  # what it took is the replay's own
-        return ended - max(0, begun - due - (ended - begun))  # whoever has waited is no longer behind by as much
+            return due  # its duration is overhead of the replay
+        return ended - max(0, begun - due - (ended - begun))  # waiting has used up as much of the delay
 
     def _rows(self) -> Iterator[tuple[int, ...]]:
-        """Yield the thread's rows, a chunk of them as Python's numbers at a time."""
+        """Yield the thread's rows as (think_ns, op, subject, fd, offset, size, flags)."""
         recording: TwinRecording = self._process.shared.recording
         first, end = self._process.shared.bounds[self._thread : self._thread + 2].tolist()
         names = ("think_ns", "op", "subject", "fd", "offset", "size", "flags")
@@ -247,7 +250,7 @@ class Player:
 
     def _join(self, number: int, fd: int, offset: int, size: int, flags: int) -> int:
         self._board[STATE] = WAITING
-        # What the end itself took is the replay's own: the job's process was gone when it was due.
+        # The due time counts, not the time at which the process really ended, which includes overhead of the replay.
         ended_ns = self._process.join(number)
         self._board[STATE] = RUNNING
         return ended_ns

@@ -1,4 +1,4 @@
-"""One process of a replay: its threads, the processes that it forks, and the watch over threads that wait for ever."""
+"""One process of a replay: its threads, the processes that it forks, and a watch that releases threads which wait forever."""
 
 import contextlib
 import os
@@ -17,11 +17,11 @@ from iotwin.trace_store.schema import FLAG_CREATE, FLAG_TRUNCATE
 from iotwin.workload_yaml.recording import RENAMED
 
 _MAKES = FLAG_CREATE | FLAG_TRUNCATE
-_STUCK_TICKS = 10  # without anything done, from which those that wait are let go
+_STUCK_TICKS = 10  # inspections without any progress after which waiting threads are released
 
 
 class ReplayedProcess:
-    """Process `number` of the recording, which is this process."""
+    """Runs process `number` of the recording in this process. `parent`: the replayed process that forked it."""
 
     def __init__(self, shared: Shared, number: int, parent: "ReplayedProcess | None" = None) -> None:
         self.shared, self.number, self.files = shared, number, shared.files
@@ -33,7 +33,7 @@ class ReplayedProcess:
         self._threads: list[threading.Thread] = []
 
     def run(self, begin_ns: int) -> None:
-        """Play the main thread here, which starts the others, and return when all of them and the children are done."""
+        """Replay the main thread, which starts the others. Return when all threads and child processes have ended."""
         self._play(self.shared.main(self.number), begin_ns)
         for thread in self._threads:
             thread.join()
@@ -51,13 +51,13 @@ class ReplayedProcess:
             self.shared.board.of(thread)[0] = DONE
 
     def start_thread(self, thread: int, begin_ns: int) -> None:
-        """Start a thread of the recording."""
+        """Start the thread `thread` of the recording, which begins at `begin_ns`."""
         started = threading.Thread(target=self._play, args=(thread, begin_ns), daemon=True)
         started.start()
         self._threads.append(started)
 
     def start(self, number: int, begin_ns: int) -> None:
-        """Fork a process of the recording."""
+        """Fork the process `number` of the recording, which begins at `begin_ns`."""
         parent = os.getpid()
         pid = os.fork()
         if pid:
@@ -74,7 +74,7 @@ class ReplayedProcess:
             os._exit(status)
 
     def join(self, number: int) -> int:
-        """Wait for a process to end, if it was started and not waited for; return when its end was due."""
+        """Wait for the process `number` to end, and return when its end was due; 0 if it does not run."""
         pid = self._children.pop(number, None)
         if pid is None:
             return 0
@@ -84,14 +84,14 @@ class ReplayedProcess:
         return self.shared.board.of(self.shared.main(number))[ENDED_NS]
 
     def wait(self, channel: int, tick_s: float) -> int:
-        """Wait for a post on a channel, or for the end; return when the post was due, 0 at the end."""
+        """Wait for a post on a channel, and return when it was due; 0 if the replay ends before."""
         while self.shared.board.word[0] == GO_ON:
             with contextlib.suppress(queue.Empty):
                 return self.channels[channel].get(timeout=tick_s)
         return 0
 
     def end_children(self) -> None:
-        """Kill the processes that were forked here; what they forked dies with them."""
+        """Kill the child processes. Their own children die with them."""
         for pid in self._children.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -105,7 +105,7 @@ class ReplayWatch(threading.Thread):
     def __init__(self, shared: Shared, tick_s: float = 0.5) -> None:
         super().__init__(daemon=True)
         self._shared, self._tick_s, self._ended = shared, tick_s, threading.Event()
-        self.freed = 0  # threads that waited for one another
+        self.freed = 0  # number of threads released because they waited for one another
 
     def run(self) -> None:
         """Inspect the board every `tick_s` seconds until `end` is called."""

@@ -1,4 +1,4 @@
-"""The summary of a replay: DLIO's keys as far as they mean something, then ours under ``iotwin``."""
+"""Write the summary of a replay: DLIO's keys that apply to it, and iotwin's keys under ``iotwin``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from iotwin.workload_yaml import Config
 
 
 def write_replayed(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any]:
-    """Write what all ranks replayed into the output folder's summary.json and return it."""
+    """Write the summary of the replays of all ranks to summary.json in the output folder, and return it."""
     summary = _summary(config, ranks)
     write_whole(Path(config.output.folder) / SUMMARY_NAME, struct_json(summary))
     return summary

@@ -1,4 +1,4 @@
-"""Replays a recording as one rank, and measures the replay."""
+"""Replay a recording as one rank, and measure the replay."""
 
 import gc
 import mmap
@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.benchmark.emulator.journal import RankHost, Usage
+from iotwin.benchmark.emulator.journal import RankTotals, Usage
 from iotwin.benchmark.emulator.ranks import Rank
 from iotwin.benchmark.emulator.recorded.files import JobFiles
 from iotwin.benchmark.emulator.recorded.process import ReplayedProcess, ReplayWatch
@@ -37,29 +37,21 @@ _NEVER_NS = 1 << 62
 
 
 @dataclass
-class Replayed:
-    """What one rank replayed; `late` counts calls by the bucket of nanoseconds that they began late."""
+class Replayed(RankTotals):
+    """The measurements of one rank's replay. `late` counts calls by their delay, in the buckets of `Board`."""
 
-    rank: int
-    start_s: float
-    end_s: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
     read_bytes: int = 0
     written_bytes: int = 0
     late: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BUCKETS, np.int64))
     freed_waits: int = 0
-    stopped_early: bool = False
-    storage_read_bytes: int = 0
-    peak_memory_bytes: int = 0
-    cpu_s: float = 0.0
-    host: RankHost = field(default_factory=RankHost.here)
 
 
 def replay(config: Config, log_stream: TextIO | None, rank: Rank | None = None, limit_s: float | None = None) -> Replayed:
-    """Replay the workload's recording as `rank` (its own pipes and output folder; the data set is shared) and measure it.
+    """Replay the workload's recording as `rank` (None: the only rank) for at most `limit_s` seconds, and measure it.
 
-    Raises IotwinError, naming the file, when the recording is not sound, a file of the data set is missing or a call fails that
-    succeeded in the job. No process outlives the call.
+    Each rank has separate pipes and a separate output folder; all read the same data set. No process outlives the call. Raises
+    IotwinError, which names the file, if the recording is damaged, a file of the data set is missing, or a call fails.
     """
     rank, settings = rank or Rank(), config.twin.recorded
     if settings is None:
@@ -79,7 +71,7 @@ def replay(config: Config, log_stream: TextIO | None, rank: Rank | None = None, 
     begin_ns = time.monotonic_ns() if rank.count > 1 else started_ns
     deadline_ns = _NEVER_NS if limit_s is None else time.monotonic_ns() + int(limit_s * 1e9)
     gc.collect()
-    gc.freeze()  # what is forked shares its pages
+    gc.freeze()  # so that garbage collection in forked processes does not copy the shared pages
     for turn in range(settings.loop):
         if turn:
             files.prepare()
@@ -100,7 +92,7 @@ def cut(recording: TwinRecording, cut_s: float | None) -> TwinRecording:
 def _once(
     recording: TwinRecording, files: JobFiles, log: MlLog, think_scale: float, deadline_ns: int, begin_ns: int, measured: Replayed
 ) -> None:
-    """Replay the recording once and add what was measured."""
+    """Replay the recording once, and add the measurements to `measured`."""
     board, pipes, failures = Board(len(recording.header.threads)), Pipes(recording.header), os.pipe()
     os.set_blocking(failures[0], False)
     shared = Shared(recording, recording.starts(), board, pipes, files, log, _noise(), think_scale, deadline_ns, failures)
@@ -127,7 +119,7 @@ def _once(
 
 
 def _noise() -> mmap.mmap:
-    """Return what is written; whole pages, as writes past the page cache want them."""
+    """Return random bytes to write, in page-aligned memory as O_DIRECT requires."""
     pages = mmap.mmap(-1, _NOISE_BYTES)
     pages.write(os.urandom(_NOISE_BYTES))
     return pages
@@ -141,7 +133,10 @@ def _why(descriptor: int) -> str:
 
 
 def lateness(late: NDArray[np.int64]) -> dict[str, Any]:
-    """Return the timing error of calls (began minus due), in seconds: buckets of octaves, quantiles by their upper edges."""
+    """Return {"calls", "median_s", "p99_s", "buckets"} of the delays (begin minus due) in seconds, by the counts `late`.
+
+    Quantiles are the upper edges of buckets, which are octaves of nanoseconds.
+    """
     total, sums = int(late.sum()), np.cumsum(late)
 
     def quantile(share: float) -> float | None:

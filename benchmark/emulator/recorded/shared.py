@@ -13,10 +13,11 @@ from iotwin.benchmark.emulator.recorded.files import JobFiles
 from iotwin.common.mllog import MlLog
 from iotwin.workload_yaml.recording import CALLS, Header, TwinRecording
 
-BUCKETS = 64  # of lateness in ns: 0, then a bucket an octave; see iotwin.trace_store.figures.log_buckets
-RUNNING, DONE, WAITING = 1, 2, 3  # states; below 0: waits to write to pipe -1 - state, from FIRST_PIPE up: to read from one
+BUCKETS = 64  # of delays in ns: one for 0, then one for each octave; see iotwin.trace_store.figures.log_buckets
+# Other states: -1 - pipe if the thread waits to write to a pipe, FIRST_PIPE + pipe if it waits to read from one.
+RUNNING, DONE, WAITING = 1, 2, 3
 FIRST_PIPE = 16
-# ENDED_NS: when the thread's end was due; LET_GO: not 0 once it is not to wait any more for the pipe
+# Columns of a thread's row. ENDED_NS: when the thread's end was due; LET_GO: not 0 if it must not wait for its pipe any more.
 STATE, ROWS, READ_BYTES, WRITTEN_BYTES, ENDED_NS, LET_GO, COUNTS = 0, 1, 2, 3, 4, 5, 6
 _HISTOGRAM = COUNTS + CALLS
 _WIDTH = _HISTOGRAM + BUCKETS
@@ -25,7 +26,7 @@ _DRAINED_BYTES, _NEXT_WRITE_MS, _LONGEST_DRAIN_S = 1 << 16, 20, 0.5
 
 
 class Board:
-    """A row of numbers for each thread, in memory that forked processes share; and a word for all."""
+    """Memory that forked processes share: a row of numbers for each thread, and one word for all."""
 
     def __init__(self, threads: int) -> None:
         memory = mmap.mmap(-1, (1 + threads * _WIDTH) * 8)
@@ -33,7 +34,7 @@ class Board:
         self._rows = np.frombuffer(memory, np.int64)[1:].reshape(threads, _WIDTH)
 
     def of(self, thread: int) -> memoryview:
-        """Return the row of a thread, which it alone writes, but for LET_GO."""
+        """Return the row of a thread. Other threads write only its LET_GO."""
         begin = 1 + thread * _WIDTH
         return self._cells[begin : begin + _WIDTH]
 
@@ -47,21 +48,21 @@ class Board:
         return self._rows[:, :2].copy()
 
     def totals(self) -> NDArray[np.int64]:
-        """Return the sums over threads, by column."""
+        """Return the sum over threads of each column, shape (columns,)."""
         total: NDArray[np.int64] = self._rows.sum(axis=0)
         return total
 
     @staticmethod
     def histogram(totals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the calls by bucket of lateness."""
+        """Return the number of calls by bucket of delay, from the result of `totals`."""
         part: NDArray[np.int64] = totals[_HISTOGRAM:]
         return part
 
     @staticmethod
     def record(row: memoryview, counts: list[int], late: list[int]) -> None:
-        """Write a thread's calls by operation and by bucket of lateness into its row."""
-        for place, value in enumerate(counts + late, COUNTS):
-            row[place] = value
+        """Write a thread's numbers of calls, by operation and by bucket of delay, into its row."""
+        for column, value in enumerate(counts + late, COUNTS):
+            row[column] = value
 
 
 class Pipes:
@@ -86,13 +87,13 @@ class Pipes:
             os.set_blocking(read_end, False)
             try:
                 os.read(read_end, _DRAINED_BYTES)
-            except BlockingIOError:  # a thread of the recording has read it
+            except BlockingIOError:  # a thread of the recording has read the bytes
                 return
             finally:
                 os.set_blocking(read_end, True)
 
     def close(self) -> None:
-        """Close both ends of all."""
+        """Close both ends of all pipes."""
         for ends in self.ends:
             for end in ends:
                 os.close(end)
@@ -103,22 +104,22 @@ class Shared:
     """State that all processes of a replay inherit when they are forked."""
 
     recording: TwinRecording
-    bounds: NDArray[np.int64]  # of the threads' rows
+    bounds: NDArray[np.int64]  # index of the first row of each thread, then the number of rows
     board: Board
     pipes: Pipes
     files: JobFiles
     log: MlLog
-    noise: mmap.mmap  # what is written
+    noise: mmap.mmap  # the bytes that are written
     think_scale: float
     deadline_ns: int
-    failures: tuple[int, int]  # a pipe: why a process failed
+    failures: tuple[int, int]  # ends of a pipe for error messages
 
     def main(self, process: int) -> int:
-        """Return the main thread of a process."""
+        """Return the index of the main thread of a process."""
         return int(np.searchsorted(self.recording.header.threads, process))
 
     def log_mark(self, number: int) -> None:
-        """Log that a phase begins or ends."""
+        """Log the mark at index `number`: a phase begins or ends."""
         mark = self.recording.header.marks[number]
         numbers = {name: value for name, value in (("epoch_num", mark.epoch), ("step_num", mark.step)) if value is not None}
         (self.log.start if mark.begins else self.log.end)(mark.key, **numbers)

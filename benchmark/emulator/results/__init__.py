@@ -1,1 +1,1 @@
-"""The figures and the output files of a run."""
+"""Compute the figures of a run and write its output files."""

@@ -1,4 +1,4 @@
-"""The events of a run that DLIO logs by DFTracer: run, epochs, training, evaluation, batches, samples, computing, checkpoints."""
+"""The events that DLIO logs by DFTracer: run, epochs, training, evaluations, batches, samples, computation, checkpoints."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -11,9 +11,8 @@ from iotwin.benchmark.emulator.readers import file_format
 from iotwin.benchmark.emulator.results.step_table import StepTable
 from iotwin.workload_yaml import Config
 
-_LOADERS = 1  # the thread that shows what loaders did
-# Written with another file, which stands for both.
-_BESIDE = (".index", "/checkpoint")
+_LOADERS = 1  # the thread of the loaders' events
+_SIDE_FILES = (".index", "/checkpoint")  # ends of the names of files that have no events, as they accompany another file
 
 
 class DlioEvents(NamedTuple):
@@ -31,8 +30,8 @@ class DlioEvents(NamedTuple):
 def rank_events(config: Config, measured: Measured) -> Iterator[DlioEvents]:
     """Yield the events of one rank, kind by kind.
 
-    Reading a sample has the mean duration of its batch's samples, which are read one after the other from the batch's begin.
-    tfrecord's samples are read by the stream, not one by one, and synthetic ones are not preprocessed: DLIO logs neither.
+    All samples of a batch have their mean duration, one after the other from the start of the batch. As DLIO does, tfrecord files
+    have no events of samples, and synthetic samples have none of preprocessing.
     """
     run_ns = np.array([[measured.start_s * 1e9, (measured.end_s - measured.start_s) * 1e9]]).astype(np.int64)
     yield DlioEvents("ai_root", "ai_root", run_ns[:, 0], run_ns[:, 1], np.zeros(1, np.int64))
@@ -58,7 +57,7 @@ def rank_events(config: Config, measured: Measured) -> Iterator[DlioEvents]:
 
 
 def _whole_epochs(measured: Measured) -> Iterator[tuple[float, float, int]]:
-    """Yield (start, end, epoch) of every epoch with its evaluations and checkpoints."""
+    """Yield (start, end, epoch) of every epoch, including its evaluations and checkpoints."""
     for span in measured.spans:
         if span.kind == "epoch":
             yield span.start_s, max(other.end_s for other in measured.spans if other.epoch == span.epoch), span.epoch
@@ -87,6 +86,6 @@ def _samples(columns: dict[str, Ints], arrived_ns: Ints, wall_ahead_ns: int, pre
 
 
 def _files(name: str, files: Sequence[Written], wall_ahead_ns: int) -> DlioEvents:
-    rows = [(file.start_ns, file.duration_ns, file.epoch) for file in files if not file.name.endswith(_BESIDE)]
+    rows = [(file.start_ns, file.duration_ns, file.epoch) for file in files if not file.name.endswith(_SIDE_FILES)]
     table = np.array(rows, np.int64).reshape(-1, 3)
     return DlioEvents("checkpoint", name, table[:, 0] + wall_ahead_ns, table[:, 1], table[:, 2])

@@ -1,4 +1,4 @@
-"""dlio.log: the lines that scripts written for DLIO look for, and under --instrument one for every part of every step."""
+"""Compose the lines of dlio.log that scripts for DLIO parse, and with --instrument a line for every part of every step."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -13,12 +13,12 @@ from iotwin.workload_yaml import Config
 
 
 def local_time(seconds: float) -> str:
-    """DLIO's time stamp: local time to the microsecond, without a zone."""
+    """Return UNIX time as DLIO's time stamp: local time with microseconds, without a zone."""
     return datetime.fromtimestamp(seconds, tz=datetime.now().astimezone().tzinfo).strftime("%Y-%m-%dT%H:%M:%S.%f")
 
 
 def log_lines(config: Config, ranks: Sequence[Measured], table: StepTable, summary: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of the log as rank 0 saw the run; of an instrumented one also ``[INFO] key nanoseconds``."""
+    """Yield the lines of the log by the measurements of rank 0. With --instrument, lines ``[INFO] key nanoseconds`` follow."""
     first = ranks[0]
     what = " & ".join(
         name for name, done in (("Training", config.workflow.train), ("Checkpointing", config.workflow.checkpoint)) if done
@@ -46,7 +46,7 @@ def log_lines(config: Config, ranks: Sequence[Measured], table: StepTable, summa
 
 
 def generation_lines(processes: int, start_s: float, end_s: float) -> Iterator[str]:
-    """Yield the lines of the log of a run that only generates; times in seconds since 1970."""
+    """Yield the lines of the log of a run that only generates a data set. Times are UNIX seconds."""
     yield _line(start_s, f"Running DLIO [Generating data] with {processes} process(es)")
     yield _line(start_s, "Starting data generation")
     yield _line(end_s, "Generation done")
@@ -69,7 +69,7 @@ def _start(span: Span) -> str:
 def _end(span: Span) -> str:
     rate = f"Throughput: {span.amount / (1 << 30) / max(span.duration_s, 1e-9):.4f} GB/s"
     if span.kind == "save_ckpt" and not span.amount:
-        rate = "to be written during training"  # an asynchronous one: this was its snapshot
+        rate = "to be written during training"  # asynchronous: the span was only its snapshot
     return {
         "epoch": f"Ending epoch {span.epoch} - {int(span.amount)} steps completed in {span.duration_s:.2f} s",
         "block": f"Ending block {span.number} - {int(span.amount)} steps completed in {span.duration_s:.2f} s",
@@ -97,11 +97,10 @@ def _block(config: Config, table: StepTable, span: Span) -> Iterator[str]:
 
 
 def _parts_of_steps(measured: Measured) -> Iterator[str]:
-    """The artifact's instrumentation: nanoseconds of reading, preprocessing, waiting, computing and the whole, step by step.
+    """Yield, for each training step, the lines of the paper artifact's instrumentation, with nanoseconds of each part.
 
-    Reading and preprocessing are logged by sample, or by batch where the loader takes in whole batches. There is no GPU: what is
-    called load_batch_gpu is the copy into page-locked memory, logged only where one is made. The wait for a batch, all of it the
-    loader's, is logged without that copy, so that waits, copies and computing add up.
+    Reading and preprocessing have a line for each sample, or for the batch if the loader reads whole batches. load_batch_gpu is
+    the copy into page-locked memory, if there is one. The wait for the batch is logged without that copy.
     """
     columns = StepTable([measured.steps]).of("train")
     names = ("read_ns", "preprocess_ns", "data_wait_ns", "compute_ns", "step_ns")

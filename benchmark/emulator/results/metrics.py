@@ -1,6 +1,6 @@
-"""What a run measured, in figures: with DLIO's names where it has them, ours with confidence intervals.
+"""Compute the figures of a run: DLIO's metrics, and estimates with confidence intervals.
 
-DLIO's names keep DLIO's units: *_MB_per_second and *_GB_* are MiB and GiB there.
+DLIO's metrics have DLIO's names and units: *_MB_per_second and *_GB_* are in MiB and GiB.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ _Columns = dict[str, Ints]
 
 
 def phase_metrics(table: StepTable, phase: str, excluded: OutputMetric) -> dict[str, Any]:
-    """Return DLIO's metrics of one phase: per epoch, their mean and standard deviation.
+    """Return DLIO's metrics of one phase, "train" or "evaluation": lists by epoch, their mean and standard deviation.
 
-    Accelerator utilisation is that of `accelerator_utilisation`; an epoch without counted steps has none (null). Throughput
-    counts every step of all ranks, from the wait for the first batch to the end of the last step of the slowest rank.
+    `accelerator_utilisation` is None for an epoch without counted steps. Throughput counts all steps of all ranks, over the time
+    of the slowest rank.
     """
     utilisation: list[float | None] = []
     throughput: list[float] = []
@@ -51,22 +51,22 @@ def phase_metrics(table: StepTable, phase: str, excluded: OutputMetric) -> dict[
 def estimates(table: StepTable, phase: str, excluded: OutputMetric) -> dict[str, Any]:
     """Return the figures of one phase over all its epochs, each with its confidence interval.
 
-    Utilisation leaves out what phase_metrics leaves out; without the harness's overhead it is computation time over the step's
-    time less what the emulator itself took besides waiting for data, computing and waiting for other ranks.
+    Utilisation excludes the same steps as phase_metrics. `au_without_overhead_percentage` also subtracts from the steps' time the
+    emulator's overhead, which is time besides waiting for data, computing and waiting for other ranks.
     """
     columns = table.of(phase)
     kept, every = _over_ranks(counted_steps(columns, excluded)), _over_ranks(columns)
     with_overhead = ratio(kept["compute_ns"], kept["step_ns"])
-    # The overshoot of a step left out may come off the sleeps of those kept; overhead as a whole is never negative.
+    # An excluded step's delay may have shortened the sleeps of counted steps. The sum of overhead must not be negative.
     overhead_ns = kept["overhead_ns"] if kept["overhead_ns"].sum() > 0 else np.zeros_like(kept["step_ns"])
     without = ratio(kept["compute_ns"], kept["step_ns"] - overhead_ns)
-    # Sums over ranks, whose steps run side by side.
-    side_by_side = every["step_ns"] / np.maximum(every["ranks"], 1)
+    # The steps of ranks run concurrently, so the elapsed time of a step is the mean over ranks.
+    elapsed_ns = every["step_ns"] / np.maximum(every["ranks"], 1)
     return {
         "au_percentage": _share(with_overhead),
         "au_without_overhead_percentage": _share(without),
-        "samples_per_second": _document(ratio(every["samples"], side_by_side), 1e9),
-        "bytes_per_second": _document(ratio(every["bytes_read"], side_by_side), 1e9),
+        "samples_per_second": _document(ratio(every["samples"], elapsed_ns), 1e9),
+        "bytes_per_second": _document(ratio(every["bytes_read"], elapsed_ns), 1e9),
         "data_wait_s": _document(mean(columns["data_wait_ns"]), 1e-9),
         "step_time_s": _document(mean(columns["step_ns"]), 1e-9),
         "overhead_s": _document(mean(kept["overhead_ns"] / np.maximum(kept["ranks"], 1)), 1e-9),
@@ -74,7 +74,7 @@ def estimates(table: StepTable, phase: str, excluded: OutputMetric) -> dict[str,
 
 
 def _over_ranks(columns: _Columns) -> _Columns:
-    """Each step's sums over ranks, in the order of steps, and how many `ranks` ran it."""
+    """Return each step's sums over ranks, in the order of steps, and `ranks`, the number of ranks that ran it."""
     keys = columns["epoch"] * (int(columns["step"].max(initial=0)) + 1) + columns["step"]
     order, group = np.unique(keys, return_inverse=True)
     names = ("compute_ns", "step_ns", "overhead_ns", "samples", "bytes_read")
@@ -83,19 +83,19 @@ def _over_ranks(columns: _Columns) -> _Columns:
 
 
 def _share(estimate: Estimate | None) -> dict[str, float | None] | None:
-    """An estimate of a share, in percent: whatever its interval, none is above all."""
-    return None if estimate is None else estimate.at_most(1.0).scaled(100.0).document()
+    """Return the estimate of a share in percent, limited to 100."""
+    return None if estimate is None else estimate.at_most(1.0).scaled(100.0)._asdict()
 
 
 def _document(estimate: Estimate | None, factor: float) -> dict[str, float | None] | None:
-    return None if estimate is None else estimate.scaled(factor).document()
+    return None if estimate is None else estimate.scaled(factor)._asdict()
 
 
 def checkpoint_metrics(kind: str, files: Sequence[Sequence[Written]]) -> dict[str, Any]:
-    """Return DLIO's metrics of saving (or loading) checkpoints from the files of every rank; `kind` is save or load.
+    """Return DLIO's metrics of saving (or loading) checkpoints by the files of every rank. `kind` is "save" or "load".
 
-    A checkpoint is all files written together. It lasts as long as on its slowest rank; per rank, the rate of all its files. The
-    smallest and the mean rate over ranks are ours: MLPerf Storage's rules require the slowest.
+    The duration of a checkpoint is that of its slowest rank. A rank's rate is that of all its files. The smallest rate over
+    ranks, which MLPerf Storage's rules require, and the mean rate's interval are not DLIO's.
     """
     by_checkpoint: dict[tuple[int, str, int], dict[int, tuple[int, int]]] = {}
     for rank, written in enumerate(files):
@@ -118,7 +118,7 @@ def checkpoint_metrics(kind: str, files: Sequence[Sequence[Written]]) -> dict[st
 
 
 def _turns(written: Sequence[Written]) -> list[tuple[int, Written]]:
-    """Each file with how often its like was seen before: a name that comes again belongs to the next checkpoint (or reading)."""
+    """Return (n, file) for each file, where n is how often its epoch and name occurred before: it belongs to checkpoint n."""
     seen: dict[tuple[int, str], int] = {}
     turns = []
     for file in written:
@@ -129,7 +129,7 @@ def _turns(written: Sequence[Written]) -> list[tuple[int, Written]]:
 
 
 def step_quantiles(columns: _Columns) -> dict[str, dict[str, Any]]:
-    """Return quantiles, in seconds, of the wait for a batch, computing, the wait for ranks and the whole step."""
+    """Return quantiles, in seconds, of the wait for a batch, the computation, the wait for ranks and the whole step."""
     names = {"data_wait_s": "data_wait_ns", "compute_s": "compute_ns", "step_time_s": "step_ns", "barrier_s": "barrier_ns"}
     found: dict[str, dict[str, Any]] = {}
     for name, column in names.items():

@@ -1,9 +1,9 @@
-"""DLIO's postprocessor: a run's files, summed up in a text that a person reads.
+"""DLIO's postprocessor, which summarises the files of a run in a text report.
 
     dlio_postprocessor --output-folder=OUTPUT
 
-The figures have DLIO's definitions: of a phase the mean over ranks of the seconds that steps waited and took, and the
-samples per second of each step, all ranks together.
+Figures are defined as in DLIO: the mean over ranks of the seconds that steps waited and took, and the samples per second of each
+step, over all ranks together.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from iotwin.common.foreign_files import read_foreign_json
 from iotwin.workload_yaml.text import read
 
 _STATISTICS = ("mean", "std", "min", "median", "p90", "p99", "max")
-_MOST_JSON_BYTES = 1 << 28  # of a run's file: a number per step
+_MOST_JSON_BYTES = 1 << 28  # limit for a run's file, which has a few numbers for each step
 _MEBIBYTE = 1 << 20
 _SECTIONS = ("model", "dataset", "reader", "train")  # that the report reads
 _DISK = {"rMB/s": "R MB/s", "wMB/s": "W MB/s", "r/s": "R IOPS", "w/s": "W IOPS", "r_await": "Avg R Time (ms)",
@@ -30,7 +30,7 @@ _CPU = {"user": "User (%)", "system": "System (%)", "iowait": "IO Wait (%)", "st
 
 
 def statistics(values: NDArray[np.float64]) -> dict[str, str]:
-    """Return mean, standard deviation and quantiles with two decimals; n/a of fewer than two values."""
+    """Return mean, standard deviation and quantiles with two decimals; "n/a" if there are fewer than two values."""
     if len(values) < 2:
         return dict.fromkeys(_STATISTICS, "n/a")
     low, median, p90, p99, high = np.percentile(values, (0, 50, 90, 99, 100))
@@ -39,7 +39,7 @@ def statistics(values: NDArray[np.float64]) -> dict[str, str]:
 
 
 def overall(folder: Path, ranks: int, epochs: int, record_bytes: float) -> dict[str, Any]:
-    """Return the figures of the whole run from the files in `folder`; IotwinError for one that is missing."""
+    """Return the figures of the whole run from the files in `folder`. Raises IotwinError if a file is missing."""
     summary = _json(folder / "summary.json")
     rates = np.array(summary["metric"]["train_throughput_samples_per_second"], np.float64)
     times = [_rank_times(folder, rank, epochs) for rank in range(ranks)]
@@ -102,7 +102,7 @@ def report(folder: Path, workload: dict[str, Any]) -> str:
 
 
 def _phase(times: list[dict[str, Any]], epoch: str, phase: str, sizes: tuple[int, int], record_bytes: float) -> Iterator[str]:
-    """Yield the lines of a block or an evaluation; none of a checkpoint, which has no steps."""
+    """Yield the lines of a block or an evaluation. A checkpoint, which has no steps, yields none."""
     steps = [one[epoch]["proc"][phase] for one in times if phase in one.get(epoch, {}).get("proc", {})]
     if not steps:
         return
@@ -122,7 +122,7 @@ def _phase(times: list[dict[str, Any]], epoch: str, phase: str, sizes: tuple[int
 
 
 def _machine(folder: Path) -> Iterator[str]:
-    """Yield what iostat saw of disks and CPUs, if it ran."""
+    """Yield iostat's figures of disks and processors, if it ran."""
     path = folder / "iostat.json"
     if not path.exists():
         return
@@ -149,7 +149,7 @@ def _table(figures: dict[str, Any], names: tuple[str, ...], depth: int) -> Itera
 
 
 def _composed(folder: Path, notes: str) -> dict[str, Any]:
-    """Return the composed workload that a run left in the folder `notes` of its output; IotwinError where there is none."""
+    """Return the composed workload in the folder `notes` of a run's output. Raises IotwinError if there is none."""
     path = folder / notes / "config.yaml"
     if not path.is_file():
         others = [other.parent.name for other in sorted(folder.glob("*/config.yaml"))]

@@ -1,4 +1,4 @@
-"""DLIO's two files of each rank: what every step took, and when every epoch, block, evaluation and checkpoint began and ended."""
+"""DLIO's two files for each rank: the times of every step, and of every epoch, block, evaluation and checkpoint."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from iotwin.workload_yaml import Config
 
 
 def rank_output(config: Config, measured: Measured, host_facts: dict[str, dict[str, str]]) -> dict[str, Any]:
-    """Return N_output.json: by epoch and block, the seconds that each step waited for data, lasted and computed.
+    """Return the content of N_output.json: lists of each step's seconds, and the utilisation and throughput, by epoch and block.
 
-    `load` is the wait for the batch, `proc` the whole step, `compute` the configured computation time; `au` and `throughput` are
-    the epoch's, by block as far as DLIO's readers look for them there.
+    `load` is the wait for the batch, `proc` the whole step, and `compute` the configured computation time. Blocks have the keys
+    that readers of DLIO's files expect.
     """
     document: dict[str, Any] = {
         "hostname": measured.host.hostname,
@@ -46,14 +46,17 @@ def _epoch(config: Config, table: StepTable, span: Span) -> dict[str, Any]:
 
 
 def _block_rates(config: Config, train: dict[str, Ints], rows: Any) -> tuple[float | None, float]:
-    """AU in percent and samples per second of the block, of one rank."""
+    """Return (accelerator utilisation in percent, samples per second) of one rank over the steps `rows`, a block."""
     block = {name: column[rows] for name, column in train.items()}
     rate = float(block["samples"].sum()) / (float(block["step_ns"].sum()) / 1e9)
     return accelerator_utilisation(block, config.output.metric), rate
 
 
 def epoch_stats(measured: Measured) -> dict[str, Any]:
-    """Return N_per_epoch_stats.json: start, end and duration of everything, by epoch; checkpoints with GiB/s as throughput."""
+    """Return the content of N_per_epoch_stats.json: start, end and duration of all phases, by epoch.
+
+    The throughput of checkpoints is in GiB/s.
+    """
     document: dict[str, dict[str, Any]] = {}
     for span in sorted(measured.spans, key=lambda span: (span.epoch, span.start_s)):
         epoch = document.setdefault(str(span.epoch), {})
@@ -61,7 +64,7 @@ def epoch_stats(measured: Measured) -> dict[str, Any]:
         if span.kind == "epoch":
             epoch |= times | {"duration": f"{span.duration_s:.2f}"}
         elif span.kind in ("save_ckpt", "load_ckpt"):
-            # An asynchronous one took this long for its snapshot; what it wrote later is in the summary.
+            # The duration of an asynchronous checkpoint is that of its snapshot. The summary has the files that it wrote later.
             rate = span.amount / (1 << 30) / span.duration_s if span.amount else None
             epoch[f"{span.kind}{span.number}"] = times | {"duration": span.duration_s, "throughput": rate}
         else:

@@ -20,7 +20,7 @@ class StepTable:
         self.columns["rank"] = np.repeat(np.arange(len(rows)), [len(part) for part in rows]).astype(np.int64)
 
     def of(self, phase: str, epoch: int | None = None, rank: int | None = None) -> dict[str, Ints]:
-        """Return the columns of one phase, and of one epoch and one rank where these are given."""
+        """Return the columns of the steps of one phase, and only of `epoch` and `rank` if they are given."""
         keep = self.columns["phase"] == PHASES.index(phase)
         if epoch is not None:
             keep = keep & (self.columns["epoch"] == epoch)
@@ -36,7 +36,7 @@ class StepTable:
             pq.write_table(self._arrow(), file)
 
     def _arrow(self) -> Any:
-        """The steps as an Arrow table, made from buffers: pyarrow's conversions load pandas, a third of the rank's memory."""
+        """Return an Arrow table of the steps, made from buffers, since pyarrow's conversions would import pandas."""
         import pyarrow as pa
 
         ends = np.cumsum([0, *map(len, PHASES)], dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Accelerator utilisation (AU): the one formula behind summary.json, N_output.json and dlio.log."""
+"""Accelerator utilisation (AU), as in summary.json, N_output.json and dlio.log."""
 
 from collections.abc import Mapping
 
@@ -9,10 +9,9 @@ from iotwin.workload_yaml import OutputMetric
 
 
 def counted_steps(columns: Mapping[str, Ints], excluded: OutputMetric) -> dict[str, Ints]:
-    """Return the columns of the steps that figures count: of each rank's every block neither the first ones nor the last.
+    """Return the columns of the steps that figures count: without the first and last steps of every block of each rank.
 
-    A block is what lies between two checkpoints of an epoch; `excluded` has the numbers of steps at its ends that
-    do not count. Steps of a block are in order.
+    `excluded` has the numbers of steps to exclude. A block is the steps between two checkpoints or evaluations of an epoch.
     """
     order = np.lexsort((columns["step"], columns["block"], columns["epoch"], columns["rank"]))
     keys = np.stack([columns[name][order] for name in ("rank", "epoch", "block")])
@@ -27,10 +26,10 @@ def counted_steps(columns: Mapping[str, Ints], excluded: OutputMetric) -> dict[s
 
 
 def accelerator_utilisation(columns: Mapping[str, Ints], excluded: OutputMetric) -> float | None:
-    """Return in percent how much of the counted steps' time the accelerators computed, the mean over ranks; None without steps.
+    """Return the mean over ranks of the accelerator utilisation in percent; None if no steps are counted.
 
-    Computation time over elapsed time of the counted steps, as MLPerf Storage defines it, of each rank at most 100 %: the
-    overshoot of a step left out may come off the sleeps of those counted.
+    As in MLPerf Storage, it is computation time over elapsed time of the counted steps. It is limited to 100 % for each rank,
+    since an excluded step's delay may have shortened the sleeps of counted steps.
     """
     counted = counted_steps(columns, excluded)
     if not len(counted["step"]):

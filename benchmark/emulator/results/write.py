@@ -1,4 +1,4 @@
-"""Writes a run's output files: DLIO's summary, log and output of each rank, and metrics.parquet with one row per step."""
+"""Write a run's output files: DLIO's summary, log and files of each rank, and metrics.parquet with one row per step."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ METRICS_NAME = "metrics.parquet"
 
 
 def prepare_output(folder: Path, notes: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Make the output folder with the files `notes` in it, before a long run needs it; IotwinError when it cannot be written."""
+    """Create the output folder before a run, and write the texts `notes` by file name. Raises IotwinError if that fails."""
     try:
         make_folder(folder)
     except OSError as error:
@@ -36,7 +36,7 @@ def prepare_output(folder: Path, notes: Mapping[str, str] = MappingProxyType({})
 
 
 def write_results(config: Config, ranks: Sequence[Measured]) -> dict[str, Any]:
-    """Write what all ranks measured into the workload's output folder, all files or none, and return the summary."""
+    """Write the measurements of all ranks to the workload's output folder, all files or none, and return the summary."""
     folder = Path(config.output.folder)
     table = StepTable([measured.steps for measured in ranks])
     summary = summarize(config, ranks, table)
@@ -61,7 +61,7 @@ def write_results(config: Config, ranks: Sequence[Measured]) -> dict[str, Any]:
 
 
 def summarize(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[str, Any]:
-    """Return the summary of a run: DLIO's keys, then ours under ``iotwin``; see docs/emulate.md."""
+    """Return the summary of a run: DLIO's keys, and iotwin's keys under ``iotwin`` (see docs/emulate.md)."""
     first = ranks[0]
     metric: dict[str, Any] = {}
     for phase in ("train", "evaluation"):
@@ -78,7 +78,7 @@ def summarize(config: Config, ranks: Sequence[Measured], table: StepTable) -> di
     return {
         "start": local_time(min(measured.start_s for measured in ranks)),
         "end": local_time(max(measured.end_s for measured in ranks)),
-        "model": config.model.name,  # which report.py of MLPerf Storage v0.5 and v1.0 looks for
+        "model": config.model.name,  # report.py of MLPerf Storage v0.5 and v1.0 requires it
         "num_accelerators": len(ranks),
         "num_hosts": first.nodes,
         "hostname": first.host.hostname,
@@ -141,7 +141,7 @@ def _own(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[st
 
 
 def _policy(config: Config, decided: Decided | None) -> dict[str, Any] | None:
-    """What the policy has decided, and what its MTBF leaves of the steps; None without one, or where it had no time to."""
+    """Return the decisions of the checkpoint policy, and the useful steps per second by its MTBF; None without decisions."""
     policy = config.twin.checkpoint.policy
     if policy is None or decided is None:
         return None
@@ -158,7 +158,7 @@ def _policy(config: Config, decided: Decided | None) -> dict[str, Any] | None:
 
 
 def _resumed(ranks: Sequence[ResumedRun]) -> dict[str, Any] | None:
-    """Where the run went on, and what all ranks skipped and read to get there; None if it began at the first step."""
+    """Return where the run resumed, and the samples and bytes that all ranks skipped and read before; None if it did not."""
     if not ranks:
         return None
     amounts = {name: sum(getattr(one, name) for one in ranks) for name in ResumedRun._fields[3:]}
@@ -166,12 +166,12 @@ def _resumed(ranks: Sequence[ResumedRun]) -> dict[str, Any] | None:
 
 
 def _hit_ratio(storage_bytes: int, read_bytes: int) -> float | None:
-    """Return the share of the bytes read that came from the page cache, at least 0: read-ahead may fetch more than is read."""
+    """Return the share of the bytes read that came from the page cache, at least 0, since read-ahead may fetch more."""
     return None if not read_bytes else max(0.0, 1.0 - storage_bytes / read_bytes)
 
 
 def _host_facts() -> dict[str, dict[str, str]]:
-    """The first CPU and the memory of this machine, in the kernel's words."""
+    """Return the first entry of /proc/cpuinfo and /proc/meminfo as mappings."""
     facts = {}
     for key, path in (("host_cpuinfo", "/proc/cpuinfo"), ("host_meminfo", "/proc/meminfo")):
         text = Path(path).read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]

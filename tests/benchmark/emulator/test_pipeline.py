@@ -166,7 +166,7 @@ def test_the_summary_of_passes_made_by_hand():
             for late in (0, 100)
             for back, number, begin, end in passes
         ]
-        measured.append(Measured(rank, 0, 1, 0.0, passes=times))
+        measured.append(Measured(rank, 0.0, passes=times))
         measured[-1].steps.add("train", 1, 1, 1, StepParts(0, 3 * 10**6, 0, 0, 0, 0), Fetched(1, 7, 0, 0))
     config = Config()
     config.train.epochs = 2

@@ -65,9 +65,7 @@ def test_summary_rank_files_and_log_tell_one_utilisation(first: int, last: int) 
     config = Config()
     config.output.metric = OutputMetric(exclude_start_steps=first, exclude_end_steps=last)
     steps = log((1, 3, 1, 4), (1, 0.5, 1, 1.5), (1, 0.25, 1, 1.5), (1, 0.5, 1, 2.5), (1, 0, 1, 7))
-    measured = Measured(
-        0, 0, 1, 0.0, 20.0, steps=steps, spans=[Span("epoch", 1, 1, 0.0, 20.0, 5), Span("block", 1, 1, 0.0, 20.0, 5)]
-    )
+    measured = Measured(0, 0.0, 20.0, steps=steps, spans=[Span("epoch", 1, 1, 0.0, 20.0, 5), Span("block", 1, 1, 0.0, 20.0, 5)])
     table = StepTable([steps])
     summary = phase_metrics(table, "train", config.output.metric)["train_au_percentage"][0]
     facts = {"host_cpuinfo": {}, "host_meminfo": {}}
