@@ -97,7 +97,7 @@ class Found:
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of its files, by its manifest; 0 if it has no manifest."""
+        """Return the total size in bytes of the files that the manifest lists; 0 without a manifest."""
         return sum(file.size_bytes for file in self.manifest.files) if self.manifest else 0
 
 

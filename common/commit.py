@@ -100,7 +100,7 @@ class Alone:
     rank, world_size = 0, 1
 
     def sum(self, *values: float) -> list[float]:
-        """Return the values."""
+        """Return `values`, since there is only one rank."""
         return list(values)
 
 

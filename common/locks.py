@@ -65,7 +65,7 @@ def _forget_all() -> None:
     """Clear the list of held locks in a forked process: its parent holds them."""
     global _admission
     _held.clear()
-    _admission = threading.Lock()  # another thread may have held it at the fork
+    _admission = threading.Lock()  # a new one, since another thread may have held the old one at the fork
 
 
 os.register_at_fork(after_in_child=_forget_all)

@@ -37,7 +37,7 @@ _ALL = (
     Workload("checkfreq", "torch", "torchrun", has_loader_processes=True, variants=("original", "instrumented")),
 )
 WORKLOADS = {workload.name: workload for workload in _ALL}
-NAMES = {name: workload.name for workload in _ALL for name in (workload.name, *workload.other_names)}  # the artifact's, too
+NAMES = {name: workload.name for workload in _ALL for name in (workload.name, *workload.other_names)}  # by every known name
 
 
 def workload_named(name: str) -> Workload:

@@ -139,7 +139,7 @@ def _staging(url: str) -> Path:
     try:
         make_folder(cache, mode=0o700)
         base = cache / "iotwin"
-    except OSError:  # a user without a home
+    except OSError:  # the user's home directory does not exist
         base = Path(temporary_directory()) / f"iotwin-{os.geteuid()}"
     staging = base / f"upload-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
     for directory in (base, staging):

@@ -63,7 +63,7 @@ def features(stream: np.random.SFC64, records: int) -> list[NDArray[np.generic]]
 
 
 def _tokens(stream: np.random.SFC64, inside: Flags, second: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return token ids (records, 512) of two sentences. The second one starts at position `second`; `inside` is not padding."""
+    """Return token ids, shape (records, 512). The second of two sentences starts at `second`; ids are 0 outside of `inside`."""
     draws = _uniform(stream, *inside.shape)
     tokens = _FIRST_WORD + (draws * draws * draws * np.float32(BertLayout.VOCABULARY - _FIRST_WORD)).astype(np.int64)
     tokens[:, 0] = _CLS

@@ -71,7 +71,7 @@ def _paint(organ: Ellipsoid, first_plane: int, mask: NDArray[np.uint8]) -> None:
 
 
 def _raise_mean(image: NDArray[np.float32], mask: NDArray[np.uint8]) -> None:
-    """Move the image's voxels towards the top of the value range wherever the mask has a class above 0."""
+    """Move the voxels of `image` towards the top of the value range wherever `mask` has a class above 0, in place."""
     high = np.float32(Unet3dLayout.IMAGE_HIGH)
     inside = mask > 0
     image[inside] = high - (high - image[inside]) * _KEPT_DISTANCE[mask[inside]]

@@ -65,7 +65,7 @@ class File:
             yield self.take(min(BLOCK_BYTES, self.record_bytes - start)).data
 
     def batches(self, records: int) -> Iterator[NDArray[np.uint8]]:
-        """Yield the next `records` records as arrays (count, record bytes) of about half a mebibyte, or of one larger record."""
+        """Yield the next `records` records in arrays (count, record bytes) of half a mebibyte, or of one larger record."""
         each = max(1, BLOCK_BYTES // self.record_bytes)
         for first in range(0, records, each):
             count = min(each, records - first)

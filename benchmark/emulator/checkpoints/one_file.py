@@ -68,7 +68,7 @@ class FileWriter:
         self._ahead, self._threads = section.serialization_ahead, section.persist_threads
         self._content, self._write_slot = content, write_slot
         self.abandoned = False
-        self._in_turn = threading.Lock()  # for files that every checkpoint writes under the same name, several at once
+        self._in_turn = threading.Lock()  # concurrent checkpoints may write files of the same name
 
     def write(self, name: str, file: PlannedFile, serialization_s: float, sleeper: Sleeper) -> None:
         """Write `file` as `name`, and sleep `serialization_s` in addition to the system calls.

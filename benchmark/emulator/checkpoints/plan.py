@@ -54,7 +54,7 @@ def files_read(config: Config, epoch: int, step: int, rank: int, ranks: int) -> 
 
 
 def rank_read(config: Config, rank: Rank) -> int:
-    """Return the index of the rank whose files `rank` reads: its own, or with `recovery_rank_shift` one on the next node."""
+    """Return the index of the rank whose files `rank` reads: itself, or a rank on the next node if `recovery_rank_shift`."""
     shift = (rank.count // rank.nodes % rank.count or 1) if config.checkpoint.recovery_rank_shift else 0
     return (rank.index + shift) % rank.count
 

@@ -160,7 +160,7 @@ class CheckpointWriter:
             self._snapshot.settle()
 
     def progress(self) -> tuple[bool, list[Took]]:
-        """Return whether a checkpoint is written in the background, and the costs of those that ended since the last call."""
+        """Return (whether a checkpoint is being written, costs of the checkpoints that were completed since the last call)."""
         self._gathered = self._collect(len(self._under_way))
         took, self._took = self._took, []
         return bool(self._under_way), took

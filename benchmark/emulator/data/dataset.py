@@ -26,7 +26,7 @@ from iotwin.workload_yaml import Config, listed_reads
 from iotwin.workload_yaml.checkpoint_names import found_first
 
 _NOTED_SIZE_DIFFERENCE = 0.1  # as a share of dataset.record_length_bytes
-_PROBED = 4096  # most files whose size is checked before the first epoch, spread evenly over all
+_PROBED = 4096  # the sizes of at most so many files are checked before the first epoch
 _PROBED_REMOTE = 16  # the same in an object store, where each file costs a request
 _BERT_SHARD = re.compile(r"part-\d+-of-\d+")
 _SUFFIXES = {"jpeg": "jpe?g", "csv": r"csv(\.(gz|bz2|xz))?", "hdf5": "(hdf5|h5)", "tfrecord": "tfrecords?"}

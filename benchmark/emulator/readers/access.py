@@ -185,7 +185,7 @@ class KeptOpen:
         """Return the file at `path`, opened if it is not open. Raises IotwinError if it cannot be opened."""
         if path in self._shared:
             return _Kept(self._shared[path])
-        # Separate files for each process, since a fork would share file offsets, and for each thread.
+        # Kept for each process, since the loaders of a job open files after the fork, and for each thread.
         key = (os.getpid(), threading.get_ident(), path)
         if key not in self._files:
             own = [other for other in self._files if other[:2] == key[:2]] if self._most_open else []

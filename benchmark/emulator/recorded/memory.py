@@ -91,7 +91,7 @@ class Maps:
         return 0
 
     def touch(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
-        """Read a byte at `offset`."""
+        """Read the byte at `offset` of the file through a map of it, which is made if there is none. Return 0."""
         self._touching = file  # set before the search: a thread that unmaps checks it after the map cannot be found any more
         found = self._covering(file, offset)
         if found is None:
