@@ -1,1 +1,1 @@
-"""Capture of a running job into a trace: probes, backends, samplers, targets, recorder; and exports of traces."""
+"""Record a running job as a trace (probes, backends, samplers, targets, recorder), and export traces to other formats."""

@@ -88,8 +88,7 @@ def _log_generation(config: "Config", start_s: float) -> None:
 
 
 def _write_events(config: "Config", measured: "Sequence[Measured]") -> None:
-    from iotwin.benchmark.emulator.results.ai_events import rank_events
-    from iotwin.tracing_tools.exports.dftracer import write_pfw
+    from iotwin.benchmark.emulator.results.ai_events import rank_events, write_pfw
 
     for one in measured:
         path = Path(config.output.folder) / f"trace-{one.rank}-of-{len(measured)}.pfw"

@@ -2,7 +2,7 @@
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from iotwin.tracing_tools.backends.bpf_object import BpfObject
@@ -17,7 +17,7 @@ def floor_attached(kind: str, directory: Path) -> Iterator[None]:
     if not compiled.exists():
         source = Path(__file__).with_name("floor.bpf.c")
         subprocess.run(["clang", "-O2", "-g", "-target", "bpf", "-c", source, "-o", compiled], check=True)
-    with BpfObject(compiled) as programs:
+    with closing(BpfObject(compiled)) as programs:
         for point in ("enter", "exit"):
             programs.leave_out(f"{_PROGRAMS[kind]}_at_{point}")
         programs.load()

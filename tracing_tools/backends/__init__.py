@@ -1,4 +1,4 @@
-"""The backends, one module each; all write the same records."""
+"""The ways to capture calls, one module each; all write the same records."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +16,12 @@ _BACKENDS: dict[str, tuple[Callable[[Scope], Backend], Callable[[], str | None]]
     "preload": (preload.PreloadBackend, preload.unavailable_reason),
 }
 BACKEND_NAMES = list(_BACKENDS)
-# What turns a backend's own format into records. The job can influence these files, so an unprivileged process reads them.
+# Functions that make records of a backend's own files. The job can influence these files, so an unprivileged process reads them.
 _CONVERTERS = {"bpftrace": bpftrace.convert, "strace": strace.convert, "preload": preload.convert}
 
 
 def unavailable_reasons() -> dict[str, str | None]:
-    """Return for each backend, best first, why it does not work here, or None if it works; loads each one's programs."""
+    """Return for each backend, best first, why it does not work here, None if it works; loads and unloads its programs."""
     return {name: unavailable_reason(name) for name in _BACKENDS}
 
 

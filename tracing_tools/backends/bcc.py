@@ -1,7 +1,7 @@
-"""Capture by bcc: libbcc compiles the program on this machine, against headers written here and offsets from the kernel's BTF.
+"""Capture by bcc: libbcc compiles syscalls.bcc.c on this machine, so that neither clang nor libbpf need be installed.
 
-This requires neither clang nor libbpf nor kernel headers. bcc would search for kernel headers, and use even those of another
-kernel. Debian's package contains a pure ctypes module, which any Python can import from the package's folder.
+bcc would search for kernel headers, and use even those of another kernel. So this module writes small headers for it, and takes
+the offsets of fields from the kernel's BTF. Any Python can import the ctypes module of Debian's package from its folder.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ _PAGE_BYTES = 4096
 _TRACEPOINTS = (b"sys_enter", b"sys_exit", b"sched_process_fork", b"sched_process_exec", b"sched_process_exit")
 _TRACED_KINDS = range(Kind.READ_WRITE, Kind.WAIT + 1)  # the kinds that syscalls.bcc.c implements
 
-# The kernel fields that the program reads: macro of the offset, structure, field.
+# The kernel's fields that the program reads: name of the macro for the offset, structure, field.
 _FIELDS = (
     ("TASK_FILES", "task_struct", "files"), ("TASK_FS", "task_struct", "fs"), ("TASK_MEMORY", "task_struct", "mm"),
     ("TASK_PARENT", "task_struct", "real_parent"), ("TASK_PID", "task_struct", "pid"), ("TASK_TGID", "task_struct", "tgid"),
@@ -54,7 +54,7 @@ _READ_TOGETHER = {
     "INODE": ("INODE_NUMBER", "INODE_SUPER", "INODE_MODE"),
 }
 
-# Stand-ins for the headers that libbcc always includes: only the integer types that its own headers need.
+# Replacements for the headers that libbcc always includes, with only the types that its own headers require.
 _INTEGERS = """#pragma once
 typedef signed char __s8; typedef unsigned char __u8; typedef short __s16; typedef unsigned short __u16;
 typedef int __s32; typedef unsigned int __u32; typedef long long __s64; typedef unsigned long long __u64;
@@ -92,7 +92,7 @@ def unavailable_reason() -> str | None:
 
 
 def _module() -> ModuleType:
-    """Import the system Python's module bcc into this Python. (PyPI's bcc is another project.)"""
+    """Import the module bcc that the system's package installed. (PyPI's bcc is another project.)"""
     if "bcc" in sys.modules:
         return sys.modules["bcc"]
     for folder in _MODULE_FOLDERS:
@@ -122,7 +122,7 @@ class BccBackend(Backend):
     unrecorded_groups = ("mmap", "async", "block")
 
     def __init__(self, scope: Scope, buffer_bytes: int = 1 << 24) -> None:
-        """Compile and load the program for the tasks of `scope`; `buffer_bytes` is the size of the event ring, a power of two."""
+        """Compile and load the program for `scope`; `buffer_bytes`, a power of two, is the size of the ring buffer of events."""
         super().__init__(scope)
         self.probes = ["raw_tp/sys_enter", "raw_tp/sys_exit", "raw_tp/sched_process_{fork,exec,exit}"]
         self._buffer_bytes = buffer_bytes
@@ -154,7 +154,7 @@ class BccBackend(Backend):
         return self._strays
 
     def drain(self, recording: Recording) -> bool:
-        """Move the records of both ring buffers; True if a quarter of the event buffer was full."""
+        """Move the records of both ring buffers; return True if a quarter of the event buffer was full."""
         self._names.move_names(recording.append_names)
         return self._events.move_records(EVENT, recording.append_events) * 4 > self._buffer_bytes
 

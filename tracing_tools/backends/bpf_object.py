@@ -1,4 +1,4 @@
-"""A compiled eBPF object, loaded through ctypes on libbpf.so.1: no compiled helper, no Python package."""
+"""Load a compiled eBPF object by libbpf.so.1, through ctypes: this requires no compiled helper and no Python package."""
 
 import ctypes
 import functools
@@ -6,7 +6,6 @@ import os
 from collections.abc import Collection
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +76,7 @@ def libbpf_available() -> bool:
 
 
 def possible_cpus() -> int:
-    """Return the number of CPUs that the kernel could ever start, which is the number of entries of a per-CPU map."""
+    """Return the number of CPUs that the kernel could start, which is the number of entries of a per-CPU map."""
     return int(_library().libbpf_num_possible_cpus())
 
 
@@ -94,24 +93,18 @@ def missing_tracepoints(names: Collection[str]) -> list[str]:
 
 
 class BpfObject:
-    """An eBPF object file: set its constants, load it, attach its programs, use its maps. Close it to detach everything."""
+    """An eBPF object file. Set its constants, load it, attach its programs, use its maps; close it to detach all programs."""
 
     def __init__(self, path: Path) -> None:
-        """Open the object file at `path`. Raises IotwinError if it is none."""
+        """Open the object file at `path`. Raises IotwinError if it is no eBPF object."""
         self._lib = _library()
         self._links: list[int] = []
         self._object: int | None = self._lib.bpf_object__open_file(os.fsencode(path), None)
         if not self._object or self._object > 2**63:  # libbpf 1.x returns NULL; older ones an error pointer
             raise IotwinError(f"{path} is not a loadable eBPF object: {os.strerror(ctypes.get_errno())}")
 
-    def __enter__(self) -> "BpfObject":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
     def set_constants(self, section: str, values: bytes) -> None:
-        """Overwrite a section of read-only data: its ``const volatile`` variables, as declared. Call before `load`."""
+        """Set the ``const volatile`` variables of a section to `values`, which must have their layout. Call before `load`."""
         size = c_size_t()
         address = self._lib.bpf_map__initial_value(self._map(section), byref(size))
         if not address or len(values) != size.value:
@@ -119,7 +112,7 @@ class BpfObject:
         ctypes.memmove(address, values, len(values))
 
     def set_max_entries(self, name: str, entries: int) -> None:
-        """Set the size of a map, in bytes for a ring buffer. Call before `load`."""
+        """Set the number of entries of a map, or the bytes of a ring buffer. Call before `load`."""
         self._lib.bpf_map__set_max_entries(self._map(name), entries)
 
     def leave_out(self, program: str) -> None:
@@ -135,7 +128,7 @@ class BpfObject:
             raise IotwinError(f"the kernel refused the eBPF programs: {os.strerror(abs(error))}")
 
     def attach(self, but: Collection[str] = ()) -> None:
-        """Attach every loaded program to its tracepoint, except the programs named in `but`."""
+        """Attach each loaded program to its tracepoint, except the programs named in `but`."""
         program: int | None = None
         while program := self._lib.bpf_object__next_program(self._object, program):
             if not self._lib.bpf_program__autoload(program) or self._lib.bpf_program__name(program).decode() in but:
@@ -147,7 +140,7 @@ class BpfObject:
             self._links.append(link)
 
     def attach_uprobe(self, program: str, path: Path, offset: int, cookie: int, at_return: bool) -> None:
-        """Attach `program` to the function at `offset` of the file at `path`, in every process; `cookie` identifies it."""
+        """Attach `program` to the function at `offset` in the file `path`, in all processes; the program can read `cookie`."""
         found = self._lib.bpf_object__find_program_by_name(self._object, program.encode())
         options = _UprobeOptions(ctypes.sizeof(_UprobeOptions), 0, cookie, at_return, None)
         link = self._lib.bpf_program__attach_uprobe_opts(found, -1, os.fsencode(path), offset, byref(options)) if found else None
@@ -155,8 +148,8 @@ class BpfObject:
             raise IotwinError(f"cannot attach the eBPF program {program} to {path}: {os.strerror(ctypes.get_errno())}")
         self._links.append(link)
 
-    def update_bytes(self, name: str, key: int, value: bytes) -> None:
-        """Set one entry of a map with a 32-bit key."""
+    def update(self, name: str, key: int, value: bytes) -> None:
+        """Set one entry of the map `name`, whose keys have 32 bits."""
         key_c = ctypes.c_uint32(key)
         if self._lib.bpf_map_update_elem(self.map_fd(name), byref(key_c), value, 0):
             raise IotwinError(f"cannot update the eBPF map {name}: {os.strerror(ctypes.get_errno())}")
@@ -177,12 +170,8 @@ class BpfObject:
         """Return the file descriptor of a map, valid until close."""
         return int(self._lib.bpf_map__fd(self._map(name)))
 
-    def update(self, name: str, key: int, value: int) -> None:
-        """Set one entry of a map with a 32-bit key and an 8-bit value."""
-        self.update_bytes(name, key, bytes([value]))
-
     def items(self, name: str, key_bytes: int, value_bytes: int) -> list[tuple[bytes, bytes]]:
-        """Return the keys and values of a hash map whose keys and values have these sizes."""
+        """Return the (key, value) pairs of the hash map `name`, whose keys and values have these sizes."""
         fd, found, previous = self.map_fd(name), [], None
         key, value = ctypes.create_string_buffer(key_bytes), ctypes.create_string_buffer(value_bytes)
         while not self._lib.bpf_map_get_next_key(fd, previous, key):

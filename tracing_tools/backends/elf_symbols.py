@@ -1,6 +1,6 @@
-"""Offsets of functions in an ELF file, from its symbol tables; vectorised, since libraries have 100 000 symbols.
+"""Find functions in an ELF file by its symbol tables, with NumPy, since libraries have 100 000 symbols.
 
-Layout: elf(5).
+The layout of the file is described in elf(5).
 """
 
 import mmap
@@ -62,7 +62,7 @@ def _offsets(content: mmap.mmap, prefix: bytes) -> dict[str, int]:
 
 
 def _begin_with(prefix: bytes, texts: bytes, offsets: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Return for each of `offsets` whether the text there begins with `prefix`."""
+    """Return for each of `offsets` whether the name at that offset in `texts` begins with `prefix`."""
     padded = np.frombuffer(texts + bytes(len(prefix)), np.uint8)
     columns = [padded[offsets.astype(np.int64) + i] == byte for i, byte in enumerate(prefix)]
     same: NDArray[np.bool_] = np.logical_and.reduce(columns)

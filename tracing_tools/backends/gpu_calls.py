@@ -1,7 +1,7 @@
-"""Calls of CUDA's API, captured in addition to a backend's calls by uprobes in all libraries and programs that the job maps.
+"""Capture calls of CUDA's API in addition to a backend's calls, by uprobes in the libraries and programs that the job maps.
 
-Libraries that the command is known to load are probed before it starts. Other libraries, and those in containers, are probed a
-few hundredths of a second after a traced process maps them, long before a framework makes its first call.
+Libraries that the command is known to load get uprobes before it starts. All others, also those in containers, get them a few
+hundredths of a second after a traced process maps them, long before a framework makes its first call.
 """
 
 import os
@@ -21,21 +21,22 @@ from iotwin.tracing_tools.backends import libbpf, task_filter
 from iotwin.tracing_tools.backends.bpf_object import BpfObject
 from iotwin.tracing_tools.backends.elf_symbols import function_offsets
 from iotwin.tracing_tools.backends.ring_buffer import RingBuffer
+from iotwin.tracing_tools.backends.task_filter import IN_TREE
 from iotwin.tracing_tools.probes import compiled_probes
 from iotwin.tracing_tools.targets.processes import running_pids
 
 _CALLS_BYTES, _MAPPERS_BYTES = 1 << 22, 1 << 16
 _MAPPER = np.dtype([("header", "<u4"), ("page", "<u4"), ("pid", "<u8")])
-_SETTLED_NS = 300_000_000  # after this time, a mapping whose system call has begun is listed in /proc/PID/maps
+_SETTLED_NS = 300_000_000  # so long after mmap began, /proc/PID/maps lists the mapping
 _LIBRARIES = ("libcudart*.so*", "libcuda.so*")
 _PACKAGES = ("nvidia/*/lib", "torch/lib")  # below site-packages, where wheels put CUDA's libraries
 
 
 class WithGpuCalls(Backend):
-    """Wraps a backend, and records the calls of CUDA's API by the same tasks in gpu.parquet."""
+    """A backend that captures like another one, which it wraps, and also records calls of CUDA's API by the same tasks."""
 
     def __init__(self, backend: Backend, scope: Scope) -> None:
-        """Load the programs. Raises IotwinError if this machine cannot."""
+        """Load the eBPF programs. Raises IotwinError if that is impossible on this machine."""
         super().__init__(scope)
         if reason := libbpf.unavailable_reason():
             raise IotwinError(reason)
@@ -51,7 +52,7 @@ class WithGpuCalls(Backend):
             self._object.set_constants(task_filter.SECTION, task_filter.packed_constants(scope))
             self._object.load()
             for index, call in enumerate(CUDA_CALLS):
-                self._object.update_bytes("functions", index, packed_arguments(call))
+                self._object.update("functions", index, packed_arguments(call))
             self._calls = RingBuffer(self._object.map_fd("gpu_calls"), _CALLS_BYTES)
             self._mappers = RingBuffer(self._object.map_fd("mappers"), _MAPPERS_BYTES)
         except BaseException:
@@ -59,13 +60,13 @@ class WithGpuCalls(Backend):
             raise
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
-        """Probe the libraries that the command is known to load; return the backend's command line."""
+        """Attach uprobes to the libraries that the command is known to load; return the wrapped backend's command line."""
         for path in _foreseen(command):
             self._probe(path, path)
         return self._backend.wrap(command, raw)
 
     def start(self) -> None:
-        """Attach the programs that report mappings, probe what runs already, start the backend."""
+        """Attach the programs that report mappings, and uprobes for running processes; start the wrapped backend."""
         if self._object is not None:
             self._object.attach(but=("on_call", "on_return"))
         for pid in running_pids():
@@ -73,18 +74,18 @@ class WithGpuCalls(Backend):
         self._backend.start()
 
     def follow(self, pid: int) -> None:
-        """Follow `pid` with the backend and with these programs."""
+        """Capture the CUDA calls of `pid`, and have the wrapped backend follow it."""
         if self._object is not None:
-            self._object.update("tree", pid, 1)
+            self._object.update("tree", pid, IN_TREE)
         self._probe_mapped(pid)
         self._backend.follow(pid)
 
     def strays(self) -> dict[int, bool]:
-        """Return the backend's strays."""
+        """Return the strays of the wrapped backend."""
         return self._backend.strays()
 
     def drain(self, recording: Recording) -> bool:
-        """Probe newly mapped files, move the CUDA calls, drain the backend."""
+        """Attach uprobes to newly mapped files, move the CUDA calls, drain the wrapped backend."""
         now = time.monotonic_ns()
         mappers = self._mappers.fixed_records(_MAPPER)
         pids = np.unique(mappers["pid"]).tolist()
@@ -95,18 +96,18 @@ class WithGpuCalls(Backend):
             self._probe_mapped(pid)
         for pid, runs in self.strays().items():
             if runs and self._object is not None:
-                self._object.update("tree", pid, 1)
+                self._object.update("tree", pid, IN_TREE)
         self._move_calls(recording)
         return self._backend.drain(recording)
 
     def ledger(self) -> Ledger:
-        """Return the backend's counts, plus the CUDA calls that were lost because the ring buffer was full."""
+        """Return the wrapped backend's counts, plus the CUDA calls that were lost because the ring buffer was full."""
         ledger = self._backend.ledger()
         self._count()
         return Ledger(ledger.seen, ledger.lost | ({"gpu_ring_full": self._lost} if self._lost else {}))
 
     def stop(self, recording: Recording | None) -> None:
-        """Detach, move the last calls, add a note if there was none, stop the backend."""
+        """Detach the programs, move the last calls, add a note if there were none, stop the wrapped backend."""
         if self._object is not None:
             self._object.detach()
             self._count()
@@ -135,7 +136,7 @@ class WithGpuCalls(Backend):
             self._calls.move_records(GPU_CALL, recording.append_gpu_calls)
 
     def _probe_mapped(self, pid: int) -> None:
-        """Probe the executable files that `pid` has mapped and that were not examined before."""
+        """Attach uprobes to the executable files that `pid` has mapped and that were not examined before."""
         try:
             with Path(f"/proc/{pid}/maps").open("rb") as maps:
                 lines = [line.split(None, 5) for line in maps]
@@ -166,7 +167,7 @@ class WithGpuCalls(Backend):
 
 
 def _foreseen(command: list[str]) -> list[Path]:
-    """Return the program of `command`, its linked libraries, and the CUDA libraries in the folders where it would find them."""
+    """Return the program of `command`, its linked libraries, and the CUDA libraries in folders that it would search."""
     program = shutil.which(command[0])
     if program is None:
         return []
@@ -180,7 +181,7 @@ def _foreseen(command: list[str]) -> list[Path]:
 
 
 def _linked(program: Path) -> list[Path]:
-    """Return the libraries that the dynamic loader would map for `program`, which does not run."""
+    """Return the libraries that the dynamic loader would map for `program`, without running it."""
     loader = Path("/lib64/ld-linux-x86-64.so.2")
     try:
         done = subprocess.run([str(loader), "--list", str(program)], capture_output=True, text=True, check=False, timeout=10)

@@ -1,4 +1,4 @@
-"""Directories in raw/ that the job itself writes to. Under sudo the job is another user, who cannot enter root's directories."""
+"""Directories in raw/ to which the job writes. Under sudo the job is another user's, who cannot enter root's directories."""
 
 import os
 import stat
@@ -22,9 +22,9 @@ def run_as_job(command: list[str], environment: dict[str, str] | None = None) ->
 
 
 def make_job_directory(raw: Path, name: str) -> Path:
-    """Make the directory `name` in `raw` that the job's user can write to. Raises IotwinError if that user cannot reach it.
+    """Make a directory `name` in `raw`, to which the job's user can write. Raises IotwinError if that user cannot reach it.
 
-    Users cannot remove one another's files there. The directories above become passable, but not readable, for the job's user.
+    Users cannot remove one another's files in it. `raw` and its parent become passable, but not readable, for the job's user.
     """
     directory = raw / name
     new_folder(directory)

@@ -1,4 +1,4 @@
-"""Checks of what every eBPF backend requires of the machine and of the caller."""
+"""Check what all eBPF backends require: the machine, the kernel and the caller's privileges."""
 
 import os
 from pathlib import Path

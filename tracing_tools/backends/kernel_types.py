@@ -1,6 +1,6 @@
-"""Offsets of fields in the running kernel's structures, from its BTF: header files might be another kernel's.
+"""Find the offsets of fields in the running kernel's structures by its BTF; header files might be another kernel's.
 
-Layout of BTF: Documentation/bpf/btf.rst of the Linux source.
+The layout of BTF is described in Documentation/bpf/btf.rst of the Linux source.
 """
 
 import struct
@@ -14,7 +14,7 @@ _HEADER = struct.Struct("<HBBIIIII")
 _TYPE = struct.Struct("<III")
 _MEMBER = struct.Struct("<III")
 _STRUCT, _UNION = 4, 5
-# Bytes after a type's head by kind: (fixed, per element).
+# Bytes that follow the head of a type, by its kind: (fixed number, number per element).
 _TAIL = {
     1: (4, 0), 3: (12, 0), _STRUCT: (0, 12), _UNION: (0, 12), 6: (0, 8), 13: (0, 8), 14: (4, 0), 15: (0, 12), 17: (4, 0),
     19: (0, 12),
@@ -25,7 +25,7 @@ class KernelTypes:
     """The structures of the kernel whose BTF is at `path`."""
 
     def __init__(self, path: Path = BTF_PATH) -> None:
-        """Index all types. Raises IotwinError if there is no BTF."""
+        """Index all types of the kernel. Raises IotwinError if it has no BTF."""
         try:
             self._content = content = path.read_bytes()
         except OSError:
@@ -47,7 +47,7 @@ class KernelTypes:
             position += _TYPE.size + fixed + each * (info & 0xFFFF)
 
     def offset(self, structure: str, field: str) -> int:
-        """Return the offset in bytes of `field` in `structure` or its unnamed members. Raises IotwinError if there is none."""
+        """Return the byte offset of `field` in `structure`, also within unnamed members. Raises IotwinError if there is none."""
         text = self._content.find(b"\0%b\0" % structure.encode(), self._strings)  # BTF holds each string once
         number = self._by_name.get(text + 1 - self._strings)
         found = None if number is None else self._offset_in(number, field)

@@ -1,8 +1,8 @@
-"""The lanes: one buffer of fixed-size records for every CPU, mapped into this process and read in bulk.
+"""Read lanes: for each CPU a buffer of event records, which the eBPF programs fill and which this process has mapped.
 
 Mirrors struct lane and struct slot of tracing_tools/probes/records.h. Each lane has one writer, the eBPF program, and one reader,
-this process, so that a head and a tail suffice; x86-64 does not reorder the stores. A record that does not fit is written to the
-ring buffer instead.
+this process, so that a head and a tail suffice; x86-64 does not reorder the stores. If a lane is full, the program writes the
+record to a ring buffer instead.
 """
 
 import mmap
@@ -17,7 +17,10 @@ LANE = np.dtype([("head", "<u8"), ("busy", "<u8"), ("padding", "<u8", 6), ("tail
 
 
 class LaneBuffers:
-    """Reader of the lanes of `cpus` CPUs with `slots` (a power of two) records each; `lanes_fd` and `slots_fd` are their maps."""
+    """The lanes of `cpus` CPUs, each with room for `slots` records, a power of two.
+
+    `lanes_fd` and `slots_fd`: descriptors of the eBPF maps `lanes` (heads and tails) and `slots` (records).
+    """
 
     def __init__(self, lanes_fd: int, slots_fd: int, cpus: int, slots: int) -> None:
         self._slots = slots
@@ -30,11 +33,11 @@ class LaneBuffers:
         return int(self._lanes["head"].sum())
 
     def pending(self) -> int:
-        """Return the number of records written and not yet consumed."""
+        """Return the number of records that were written and not yet taken."""
         return int((self._lanes["head"] - self._lanes["tail"]).sum())
 
     def take(self) -> Iterator[NDArray[np.void]]:
-        """Yield views of the pending records, in order within a CPU; a view becomes invalid when the next is yielded."""
+        """Yield views of the pending records, those of a CPU in order; each view is valid until the next one is requested."""
         for lane, records in zip(self._lanes, self._records, strict=True):
             head, tail = int(lane["head"]), int(lane["tail"])
             while tail < head:

@@ -1,4 +1,4 @@
-"""The default backend: eBPF programs (CO-RE) loaded by libbpf, whose buffers are read in bulk."""
+"""The default backend: eBPF programs (CO-RE), loaded by libbpf; their buffers are read in bulk."""
 
 import struct
 from collections.abc import Collection
@@ -23,10 +23,10 @@ _NAMES_BYTES = 1 << 22
 _BLOCKS_BYTES = 1 << 21
 _LEDGER_FIELDS = 8
 _PAGE_BYTES = 4096
-# From writeback.h: sizes of struct chunk and struct page_states, offset of the states in the latter, DIRTY of enum page_state.
+# From writeback.h: sizes of struct chunk and struct page_states, offset of the states in page_states, DIRTY of enum page_state.
 _CHUNK_BYTES, _STATES_BYTES, _STATES_AT, _DIRTY = 24, 136, 8, b"\2"
 
-# The programs that only one group of operations needs: group -> program -> tracepoint.
+# The eBPF programs that only one group of --detail needs: group -> program -> tracepoint.
 _OPTIONAL = {
     "mmap": {
         "on_user_fault": "page_fault_user",
@@ -63,7 +63,7 @@ _UNSEEN = {
 
 
 def _constants(scope: Scope, slots: int, block_cgroup_id: int) -> dict[str, bytes]:
-    """Return the constants of syscalls.bpf.c by section; tasks.h, arguments.h, outlets.h and block.h declare them."""
+    """Return the bytes of the constants of syscalls.bpf.c by section; tasks.h, arguments.h, outlets.h, block.h declare them."""
     kinds = bytearray(_MAX_CALLS)
     for number, kind in calls_of(scope.detail).values():
         kinds[number] = kind
@@ -81,13 +81,13 @@ class LibbpfBackend(Backend):
     name = "libbpf"
 
     def __init__(self, scope: Scope, buffer_bytes: int = 1 << 24) -> None:
-        """Load the programs for the tasks of `scope`; `buffer_bytes` is the size of the event ring buffer, a power of two."""
+        """Load the programs for `scope`; `buffer_bytes`, a power of two, is the size of the ring buffer of events."""
         super().__init__(scope)
         self.probes = ["tp_btf/sys_enter", "tp_btf/sys_exit", "tp_btf/sched_process_{fork,exec,exit}"]
         self._buffer_bytes = buffer_bytes
         self._ledger = Ledger()
         self._strays: dict[int, bool] = {}
-        self._unwritten_bytes = 0  # written by the job to files that still exist, without a block request that was seen
+        self._unwritten_bytes = 0  # bytes that the job wrote to files that still exist, and that no seen block request wrote
         self._records_blocks = "block" in scope.detail
         self._block_cgroup = BlockCgroup(scope.cgroup_id if self._records_blocks else 0)
         cpus = possible_cpus() if libbpf_available() else 1
@@ -117,7 +117,7 @@ class LibbpfBackend(Backend):
             raise
 
     def _choose_programs(self, detail: Collection[str]) -> None:
-        """Disable the programs of groups that were not chosen, and of groups whose tracepoints this kernel lacks."""
+        """Leave out the programs of groups that were not chosen, or whose tracepoints this kernel lacks."""
         points = {point for group in detail for point in _OPTIONAL.get(group, {}).values()}
         missing = set(missing_tracepoints(points)) if points else set()
         for group, programs in _OPTIONAL.items():
@@ -136,7 +136,7 @@ class LibbpfBackend(Backend):
 
     def follow(self, pid: int) -> None:
         """Add `pid` to the process tree, by which the programs filter if there is no cgroup."""
-        self._loaded().update("tree", pid, 1)
+        self._loaded().update("tree", pid, task_filter.IN_TREE)
         self._block_cgroup.add(pid)
 
     def strays(self) -> dict[int, bool]:
@@ -147,7 +147,7 @@ class LibbpfBackend(Backend):
         return self._strays
 
     def drain(self, recording: Recording) -> bool:
-        """Move the records of all buffers; True if a quarter of the space for events was full."""
+        """Move the records of all buffers; return True if a quarter of the space for events was full."""
         self._names.move_names(recording.append_names)
         if self._records_blocks:
             self._blocks.move_records(BLOCK, recording.append_blocks)

@@ -1,6 +1,6 @@
-"""Capture without root, from inside the job: a small C library that LD_PRELOAD puts in front of libc.
+"""Capture without root, from inside the job: LD_PRELOAD loads a small C library (probes/preload.c) before libc.
 
-Each thread appends records to a separate file under raw/ (probes/preload.c); the files are joined when the job has ended.
+Each thread appends records to a separate file under raw/; the files are joined when the job has ended.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _FLAGS = ["-O2", "-shared", "-fPIC"]
 _PROGRAM_INTERPRETER = 3  # PT_INTERP of elf(5)
 _PIECE_ROWS = 1 << 18
 _DIRECTORY, _LOST_FILE = "preload", "lost"  # in raw/
-_PREFIX, _LIBRARY, _MODE = "iotwin-preload-", "preload.so", 0o755  # the job, which loads the copy, may be another user's
+_PREFIX, _LIBRARY, _MODE = "iotwin-preload-", "preload.so", 0o755  # passable: another user may run the job, which loads the copy
 _NOT_SEEN = (
     "captured by preload: calls of statically linked and setuid programs, and those that libc makes by itself "
     "(reads and writes of C's stdio), are not seen"
@@ -89,7 +89,7 @@ class PreloadBackend(Backend):
         return ["env", f"LD_PRELOAD={libraries}", f"IOTWIN_PRELOAD={directory}", *command]
 
     def _loadable(self, library: Path) -> Path:
-        """Return the library's path, or a copy's if the job cannot load it there: spaces, colons, or a noexec mount."""
+        """Return the path of the library, or of a copy if that path has blanks or colons or is on a noexec mount."""
         reason = _reason_against(library)
         if reason is None:
             return library
@@ -103,14 +103,14 @@ class PreloadBackend(Backend):
         return copy
 
     def stop(self, recording: Recording | None) -> None:
-        """Remove the copy of the library; the library itself ends with the job."""
+        """Remove the copy of the library; the library itself stops recording with the end of the job."""
         if self._elsewhere is not None:
             self._elsewhere.close()
         super().stop(recording)
 
 
 def remove_stale_copies() -> list[str]:
-    """Remove the library's copies that this user's killed tracers left, unless a process still has one mapped."""
+    """Remove copies of the library that this user's killed tracers left, unless a process has one mapped; return their names."""
     return remove_stale(_PREFIX, _MODE, _LIBRARY, _is_unused)
 
 
@@ -124,14 +124,14 @@ def _is_unused(library: Path, status: os.stat_result) -> bool:
 
 
 def _reason_against(library: Path) -> str | None:
-    """Return the dynamic loader's error for the library, in a process of the job's user; None if it loads."""
+    """Return why a process of the job's user cannot load the library, by the dynamic loader's error; None if it can."""
     errors = run_as_job(["true"], {"PATH": os.defpath, "LC_ALL": "C", "LD_PRELOAD": str(library)}).stderr.strip()
     reasons = re.findall(r"\(([^()]+)\)", errors)
     return None if not errors else reasons[0] if reasons else errors.splitlines()[0]
 
 
 def convert(raw: Path, manifest: Manifest) -> None:
-    """Join the threads' records in one file, and set the manifest's losses to the records for which there was no space."""
+    """Join the threads' records in one file; set the manifest's losses to the number of records for which there was no space."""
     directory = raw / _DIRECTORY
     if not directory.is_dir():
         return
@@ -149,7 +149,7 @@ def convert(raw: Path, manifest: Manifest) -> None:
 
 
 def _append_whole(file: BinaryIO, made: ConvertedRecords) -> None:
-    """Append a thread's records, except a record that is incomplete because the thread was killed, and unused space."""
+    """Append a thread's records, without unused space and without a record that a kill left incomplete."""
     rows = os.fstat(file.fileno()).st_size // EVENT.itemsize
     for first in range(0, rows, _PIECE_ROWS):
         piece = np.memmap(file, EVENT, "r", first * EVENT.itemsize, (min(rows - first, _PIECE_ROWS),))

@@ -1,4 +1,4 @@
-"""A BPF ring buffer mapped into this process and read in bulk: no Python code runs per record.
+"""Read a BPF ring buffer that is mapped into this process, in bulk: no Python code runs per record.
 
 Layout (kernel/bpf/ringbuf.c): a page with the consumer's position, a page with the producer's, then the data, mapped twice in a
 row so that a record that wraps is contiguous. Each record follows an 8-byte header: its length with a busy bit (still being
@@ -29,13 +29,13 @@ class RingBuffer:
         self._data = np.frombuffer(self._data_map, np.uint8, offset=page)
 
     def pending_bytes(self) -> int:
-        """Return the bytes between consumer and producer, headers included."""
+        """Return the number of bytes that the kernel has written and nobody has consumed, headers included."""
         return int(self._producer[0]) - int(self._consumer[0])
 
     def fixed_records(self, record: np.dtype[np.void]) -> NDArray[np.void]:
-        """Return a view of the finished records of type `record` (header included); call `consume` once they are saved.
+        """Return a view of the finished records of type `record`, which includes the header; call `consume` when they are saved.
 
-        The view ends before a record that is still being written or was discarded; the next call skips the discarded record.
+        The view ends before a record that is still being written or was discarded; the next call skips a discarded record.
         """
         length = record.itemsize - _HEADER_BYTES
         while True:
@@ -50,7 +50,7 @@ class RingBuffer:
             self.consume(record.itemsize)
 
     def variable_records(self) -> NDArray[np.uint8]:
-        """Return a view of the bytes of the finished and discarded records, each with its header and padded to 8 bytes."""
+        """Return a view of the bytes of the finished and the discarded records, each with its header and padded to 8 bytes."""
         begin = int(self._consumer[0]) & (self.size_bytes - 1)
         end, limit = begin, begin + self.pending_bytes()
         while end < limit:
@@ -65,14 +65,14 @@ class RingBuffer:
         self._consumer[0] += np.uint64(size_bytes)
 
     def move_records(self, record: np.dtype[np.void], append: Callable[[NDArray[np.void]], object]) -> int:
-        """Pass the finished records of type `record`, even if there are none, to `append`, then free them; return their bytes."""
+        """Pass the finished records of type `record`, even none, to `append`, and free them; return their size in bytes."""
         records = self.fixed_records(record)
         append(records)
         self.consume(records.nbytes)
         return records.nbytes
 
     def move_names(self, append: Callable[[memoryview], object]) -> None:
-        """Pass the bytes of the finished records of any length to `append`, then free them."""
+        """Pass the bytes of the finished records, which vary in length, to `append`, and free them."""
         content = self.variable_records()
         if len(content):
             append(content.data)

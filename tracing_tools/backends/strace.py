@@ -1,7 +1,7 @@
-"""The fallback without root or eBPF: strace, exact and slow. Also the oracle of the tests.
+"""Capture by strace, without root or eBPF: exact and slow. Tests compare the other backends with it.
 
-strace writes text while the job runs; afterwards the text is converted to the records that the eBPF programs write. Offsets
-are computed from each open file's position; device and inode, which strace does not print, are looked up by path afterwards.
+strace writes text while the job runs; afterwards the text is converted to records. Offsets are computed from the position of each
+open file. Device and inode, which strace does not print, are looked up by path afterwards.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from iotwin.tracing_tools.backend_base import Backend, Scope
 from iotwin.tracing_tools.backends.job_directory import make_for_job, make_job_directory
 from iotwin.tracing_tools.targets.processes import processes_called_with
 
-# Calls that strace does not print in a single line.
+# Kinds of calls whose arguments are not read from strace's text.
 _NOT_IN_TEXT = (Kind.SEND, Kind.COPY, Kind.MAPPED, Kind.AIO_SUBMIT, Kind.AIO_COLLECT)
 _DIRECTORY, _FILE = "strace", "thread"  # in raw/: a text file for each thread, thread.TID
 _CUT_OFF = (
@@ -40,12 +40,12 @@ _CUT_OFF = (
     " or without an inode for another file: what came later is not in the trace"
 )
 _WATCH_S = 0.5
-_LAST_LINE_BYTES = 1 << 9  # the last line of a thread has no arguments
+_LAST_LINE_BYTES = 1 << 9  # more than the last line of a thread, which has no arguments
 _LOST = (
     "strace's text of {} threads is cut off, as by a full disk or a limit on file sizes: each lost one call at least,"
     " and one call each is counted as lost"
 )
-_CALLS_FILE = "strace.calls"  # the names of the calls to record; strace prints more, from which the job's state is followed
+_CALLS_FILE = "strace.calls"  # names of the calls to record; strace also prints calls that change processes and descriptors
 
 
 def unavailable_reason() -> str | None:
@@ -54,7 +54,7 @@ def unavailable_reason() -> str | None:
 
 
 class StraceBackend(Backend):
-    """Captures by ptrace. Every traced call stops the job twice, so the recorded times include strace's."""
+    """Captures by ptrace. Each traced call stops the job twice, so recorded durations include strace's own time."""
 
     name = "strace"
     needs_command = True  # strace follows the command's process tree
@@ -85,16 +85,16 @@ class StraceBackend(Backend):
         ]  # fmt: skip
 
     def follow(self, pid: int) -> None:
-        """Make the text file of the command's first thread: if strace could not, the command would wait for ever.
+        """Make the text file of the command's first thread: if strace could not make it, the command would wait for ever.
 
-        Raises OSError if there is no room for the file.
+        Raises OSError if the disk is full.
         """
         make_for_job(self._text.with_name(f"{_FILE}.{pid}"))
         self._watch = threading.Thread(target=self._end_when_stuck, args=(pid,), daemon=True)
         self._watch.start()
 
     def _end_when_stuck(self, root_pid: int) -> None:
-        """Kill strace, until `stop`, if the file system has no inode left for the text of a new thread.
+        """Until `stop` is called, kill strace if the file system has no inode left for the text of a new thread.
 
         strace would block that thread, and with it the job, for ever. Without strace the job continues.
         """
@@ -102,16 +102,16 @@ class StraceBackend(Backend):
             with contextlib.suppress(OSError):  # strace has ended meanwhile
                 room = os.statvfs(self._text.parent)
                 straces = processes_called_with(os.fsencode(self._text)) if room.f_files and not room.f_ffree else []
-                if root_pid not in straces:  # it has executed the command
+                if root_pid not in straces:  # no longer strace: it has executed the command
                     for pid in straces:
                         os.kill(pid, signal.SIGKILL)
 
     def strays(self) -> dict[int, bool]:
-        """Return strace itself if no cgroup holds it: it ends after the last process of the job."""
+        """Return strace itself if there is no cgroup, since strace ends after the last process of the job."""
         return dict.fromkeys(processes_called_with(self._output), True) if self._output else {}
 
     def stop(self, recording: Recording | None) -> None:
-        """Stop the watch for lack of inodes; strace itself ends with the command."""
+        """End the thread that checks for inodes; strace itself ends with the command."""
         self._is_stopped.set()
         if self._watch is not None:
             self._watch.join()
@@ -119,7 +119,7 @@ class StraceBackend(Backend):
 
 
 def convert(raw: Path, manifest: Manifest) -> None:
-    """Convert strace's text to records. Raises IotwinError if the trace has no clock reading to convert strace's times."""
+    """Convert strace's text to records. Raises IotwinError if no reading of the clocks was recorded, which times require."""
     if not (raw / _CALLS_FILE).exists():
         return
     if not manifest.clock:
@@ -143,7 +143,7 @@ def convert(raw: Path, manifest: Manifest) -> None:
 
 
 def _text_files(directory: Path) -> list[Path]:
-    """Return strace's files. The job's user can write to `directory`, so files of other names are ignored."""
+    """Return strace's files in `directory`, to which the job's user can write: files with other names are ignored."""
     return [path for path in directory.glob(f"{_FILE}.*") if path.suffix[1:].isdecimal()]
 
 
@@ -154,7 +154,7 @@ def _calls_in(paths: list[Path]) -> Iterator[text.Call]:
 
 
 def _is_cut_off(path: Path) -> bool:
-    """Whether the thread has ended but its text does not reach that end."""
+    """Whether the thread has ended but the last line of its text is not its end."""
     with open_foreign(path, follow=False) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_LINE_BYTES))
         lines = file.readlines()
@@ -162,7 +162,7 @@ def _is_cut_off(path: Path) -> bool:
 
 
 class StraceRecords:
-    """Converts calls, in order of time, to records."""
+    """Converts calls, which must come in order of time, to records."""
 
     def __init__(self, to_monotonic_ns: int, recorded: Collection[str]) -> None:
         self._to_monotonic_ns = to_monotonic_ns
@@ -172,7 +172,7 @@ class StraceRecords:
         self._identities: dict[bytes, tuple[int, int, int, int]] = {}
 
     def apply(self, call: text.Call) -> Iterator[tuple[int, ...]]:
-        """Yield the event record of `call` if it is one of the calls to record."""
+        """Add the name records of `call` to `names`; yield its event record if it is one of the calls to record."""
         pid = self._replay.process_of(call)
         time_ns = call.start_ns + self._to_monotonic_ns
         if call.name in FORKS:
@@ -235,7 +235,7 @@ class StraceRecords:
             self._name(records.NAME_GIVEN, time_ns, pid, call.tid, path, result=max(call.result, -(2**31)))
 
     def _identify(self, path: bytes | None) -> tuple[int, int, int, int]:
-        """Return (inode, device, generation, file type) for a path; a hash of the path replaces a missing file's inode."""
+        """Return (inode, device, generation, file type) for a path; a hash of the path replaces the inode of a missing file."""
         if path is None:
             return 0, 0, 0, 0
         if path not in self._identities:
@@ -268,7 +268,7 @@ def _look_up(path: bytes) -> tuple[int, int, int, int]:
 
 @functools.cache
 def _device_of(file_type: int) -> int:
-    """Return the kernel's device number of all pipes; 1 for other files without a path, for which any number will do."""
+    """Return the device number of all pipes; 1 for other files without a path, for which any number serves."""
     if file_type != records.TYPE_PIPE:
         return 1
     ends = os.pipe()

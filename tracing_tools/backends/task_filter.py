@@ -1,12 +1,13 @@
-"""The constants of probes/filter.h, the filter that decides in the kernel which tasks are traced."""
+"""The constants of probes/filter.h, which decides in the kernel which tasks are traced."""
 
 import os
 import struct
 
 from iotwin.tracing_tools.backend_base import Scope
 
-SECTION = ".rodata.filter"  # of probes/tasks.h
-STRAY = 1  # the state of a process outside the job's cgroup that still runs
+SECTION = ".rodata.filter"  # where probes/tasks.h declares the constants
+IN_TREE = b"\1"  # value of a process's entry in the map `tree`
+STRAY = 1  # value in the map `strays` for a process that left the job's cgroup and still runs
 _LAYOUT = struct.Struct("<QiIII")
 
 

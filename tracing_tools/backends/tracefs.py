@@ -1,7 +1,7 @@
-"""Mounts tracefs, in which bpftrace looks up tracepoints, for a single program if the machine has not mounted it.
+"""Mount tracefs, in which bpftrace finds tracepoints, for one program only, if the machine has not mounted it.
 
-Run as ``python tracefs.py COMMAND...``, this executes COMMAND in a separate mount namespace in which tracefs is mounted. The
-machine's own mounts do not change, and the mount ends with COMMAND.
+``python tracefs.py COMMAND...`` executes COMMAND in a separate mount namespace in which tracefs is mounted. The mounts of the
+machine do not change, and the mount disappears with COMMAND.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ _MS_REC, _MS_PRIVATE = 0x4000, 0x40000  # include/uapi/linux/mount.h
 
 
 def with_tracefs(command: list[str]) -> list[str]:
-    """Return the command line that runs `command` with tracefs mounted."""
+    """Return the command line that runs `command` with tracefs mounted: `command` itself if it is mounted already."""
     if any((mount / "events").is_dir() for mount in _MOUNTS):
         return command
     return [sys.executable, "-I", "-S", __file__, *command]

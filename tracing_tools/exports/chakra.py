@@ -1,10 +1,11 @@
-"""Export as an MLCommons Chakra execution trace: storage nodes of calls and block requests, and nodes of the job's phases.
+"""Export as an MLCommons Chakra execution trace: nodes for calls, block requests, accelerator work and the job's phases.
 
 Format: https://github.com/mlcommons/chakra, schema/protobuf/et_def.proto with its storage operations (pull request 216): a
 GlobalMetadata message, then Node messages, each after its length as a varint. Chakra's times are microseconds; nanoseconds,
 process, thread and result, which have no field, are attributes.
 
-A call depends on the step or checkpoint in which it began, a block request on the concurrent call of its process.
+The parent of a call is the step or checkpoint in which it began; that of a block request is the call during which its process
+issued it.
 """
 
 from typing import BinaryIO
@@ -29,7 +30,7 @@ Ints = NDArray[np.int64]
 def write_chakra(trace: Trace, out: BinaryIO) -> int:
     """Write `trace` to `out` and return the number of calls and block requests written.
 
-    Leaves out calls for which Chakra has no storage operation: on names and metadata, waits, memory maps.
+    Calls for which Chakra has no storage operation are left out: on names and metadata, waits, memory maps.
     """
     manifest = trace.manifest
     attributes = [_text_attribute("producer", "iotwin"), _text_attribute("clock", "CLOCK_MONOTONIC")]
@@ -63,7 +64,7 @@ def write_chakra(trace: Trace, out: BinaryIO) -> int:
 
 
 class _Phases:
-    """The step or checkpoint in which a call began, if only one rank's phases are known."""
+    """Finds the step or checkpoint in which a call began, if the trace has the phases of one rank only."""
 
     def __init__(self, phases: pd.DataFrame) -> None:
         kinds = phases["phase"].astype(str)
@@ -75,7 +76,7 @@ class _Phases:
         self._id = chosen.astype(np.uint64)[order] + np.uint64(1)
 
     def ids(self, start_ns: Ints) -> NDArray[np.uint64]:
-        """Return the id of each call's phase, 0 for none."""
+        """Return the node id of the phase in which each call began, 0 for none."""
         if not len(self._start):
             return np.zeros(len(start_ns), np.uint64)
         index = np.searchsorted(self._start, start_ns, "right") - 1
@@ -84,7 +85,10 @@ class _Phases:
 
 
 def _causes(block: pd.DataFrame, calls: list[pd.DataFrame], first: int) -> NDArray[np.uint64]:
-    """Return for each request the id of the call of its process and file during which it was issued; 0 if there is none."""
+    """Return for each request the node id of the call, of its process and file, during which it was issued; 0 if there is none.
+
+    `calls` are the exported calls, of which the first has the node id `first`.
+    """
     found = np.zeros(len(block), np.uint64)
     every = pd.concat(calls, ignore_index=True) if calls else pd.DataFrame(columns=["pid", "start_ns", "duration_ns", "file_id"])
     of_pid: dict[int, pd.DataFrame] = dict(iter(every.groupby("pid")))  # type: ignore[arg-type]
@@ -116,7 +120,7 @@ def _attribute(name: str, values: Ints, present: NDArray[np.bool_] | None = None
 
 
 def _numbers(frame: pd.DataFrame, names: dict[str, str]) -> list[pb.Part]:
-    """Return the columns as attributes, named by the values of `names`; null values are left out."""
+    """Return columns as attributes; `names` maps columns to names of attributes. Null values are left out."""
     return [
         _attribute(name, frame[column].fillna(0).to_numpy(np.int64), frame[column].notna().to_numpy())
         for name, column in names.items()

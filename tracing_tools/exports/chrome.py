@@ -1,4 +1,4 @@
-"""Export as Chrome's JSON (chrome://tracing, ui.perfetto.dev, speedscope): complete events and counters.
+"""Export as Chrome's JSON for chrome://tracing, ui.perfetto.dev and speedscope: complete events and counters.
 
 Format: "Trace Event Format" of the Chromium project. Times are microseconds with three decimals.
 """
@@ -17,7 +17,7 @@ from iotwin.trace_store.syscalls import NUMBER_OF_OP
 from iotwin.tracing_tools.exports.tracks import Counter, Slices, counters, pieces, process_names, slices
 
 _COLUMNS = ["start_ns", "duration_ns", "op", "pid", "tid", "file_id", "fd", "offset", "requested", "result"]
-_MACHINE = 0  # the pid under which tracks without a process are shown
+_MACHINE = 0  # viewers show tracks without a process under this pid
 _PIECE_ROWS = 1 << 16
 _CATEGORY_OF_OP = pa.array([schema.GROUP_OF_OP.get(op, "other") for op in NUMBER_OF_OP])
 
@@ -54,7 +54,7 @@ def _name(kind: str, pid: int, tid: int, name: str) -> bytes:
 
 
 def _lines(lines: pa.Array) -> bytes:
-    """Return the events, each after the comma and line break that end its predecessor."""
+    """Return the events as JSON, with a comma and a line break before each."""
     return b",\n" + ",\n".join(lines.to_pylist()).encode() if len(lines) else b""
 
 
@@ -69,7 +69,7 @@ def _text(column: pa.Array) -> pa.Array:
 
 
 def _argument(name: str, column: pa.Array) -> pa.Array:
-    """Return one member of each event's arguments after a comma, or an empty text if it is null."""
+    """Return for each value the text ',"name":value', or an empty text if it is null."""
     return pc.binary_join_element_wise(f',"{name}":', _text(column), "").fill_null("")
 
 

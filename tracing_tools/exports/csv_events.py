@@ -1,4 +1,4 @@
-"""Export of the events as CSV, with the path of each event's file added."""
+"""Export the events as CSV, with the path of each event's file as an additional column."""
 
 from typing import BinaryIO
 

@@ -1,6 +1,6 @@
 """Export as a log that fio replays (--read_iolog, trace file format v3 of fio 3.31 and later).
 
-It contains reads, writes and syncs of regular files, in order of start, with their times. Its names are paths below one
+The log contains reads, writes and syncs of regular files, in order of start, with their times. All names are paths below one
 directory, so that a replay never writes to the job's own files. Format: "I/O REPLAY" in fio(1).
 """
 
@@ -34,16 +34,16 @@ _KINDS_TO_REPLAY = ("dataset", "checkpoint", "log", "library", "temporary", "oth
 
 @dataclass
 class _Use:
-    """How the replay uses each file, by file_id."""
+    """How the replay uses each file; arrays are indexed by file_id."""
 
-    size_bytes: NDArray[np.int64]  # the size that its reads require
-    last_row: NDArray[np.int64]  # its last row in the log; -1 if it has none
+    size_bytes: NDArray[np.int64]  # the size that the reads of the file require
+    last_row: NDArray[np.int64]  # index of the file's last row in the log, -1 if it has none
 
 
 def write_iolog(trace: Trace, out: BinaryIO, directory: Path) -> int:
     """Write the log of `trace` to `out`, for files below `directory`; return the number of reads, writes and syncs in it.
 
-    Creates missing files there, and extends files that are too short for their reads, as sparse files.
+    Creates missing files in `directory`, and extends files that are too short for their reads, as sparse files.
     """
     files = trace.files()
     if not str(directory).isascii() or re.search(r"\s", str(directory)):
@@ -97,7 +97,7 @@ def _survey(trace: Trace, replayable: NDArray[np.bool_]) -> _Use:
 
 
 def _make_files(directory: Path, names: list[str], use: _Use) -> None:
-    """Make all files of the replay below `directory`, large enough for their reads: fio makes no directories."""
+    """Make the files of the replay below `directory`, large enough for their reads; fio itself would make no directories."""
     make_folder(directory)
     for file_id in np.flatnonzero(use.last_row >= 0).tolist():
         name, size = names[file_id], int(use.size_bytes[file_id])
@@ -114,7 +114,10 @@ def _make_files(directory: Path, names: list[str], use: _Use) -> None:
 def _lines(
     rows: pd.DataFrame, names: pa.Array, opened: NDArray[np.bool_], last_row: NDArray[np.int64], first_row: int, zero_ns: int
 ) -> bytes:
-    """Return the log lines of `rows`, opening each file before its first line and closing it after its last; updates `opened`."""
+    """Return the log lines of `rows`, with an open before a file's first line and a close after its last; update `opened`.
+
+    `first_row`: index of the first row in the log. `zero_ns`: time at which the log begins.
+    """
     file_id = rows["file_id"].to_numpy(np.int64)
     name = names.take(pa.array(file_id))
     time_us = pa.array((rows["start_ns"].to_numpy(np.int64) - zero_ns).clip(0) // 1000).cast(pa.string())

@@ -77,7 +77,7 @@ class _Names:
         self.id_of: dict[str, int] = {}
 
     def intern(self, names: Iterable[str]) -> bytes:
-        """Return the packet that defines the new names among `names`; empty if none is new."""
+        """Return the packet that defines the new names among `names`; empty bytes if none is new."""
         new = [name for name in dict.fromkeys(names) if name not in self.id_of]
         first = len(self.id_of) + 1
         self.id_of |= {name: number for number, name in enumerate(new, first)}
@@ -151,7 +151,7 @@ def _packets(time_ns: NDArray[np.int64], event: list[pb.Part]) -> pb.Part:
 def _begin_and_end(
     start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64], track: NDArray[np.int64], event: list[pb.Part]
 ) -> bytes:
-    """Return the packets; each slice's end directly follows its begin, as viewers sort by time."""
+    """Return the packets of slices, each slice's end directly after its begin; viewers sort packets by time."""
     rows = len(start_ns)
     begin = _packets(start_ns, [pb.integers(_TYPE, np.full(rows, _BEGIN)), pb.integers(_TRACK, track), *event])
     end = _packets(start_ns + duration_ns, [pb.integers(_TYPE, np.full(rows, _END)), pb.integers(_TRACK, track)])

@@ -1,7 +1,7 @@
-"""Protocol Buffers encoded by column: one message per row, no Python code per row.
+"""Encode Protocol Buffers by column: one message per row, no Python code per row.
 
-A part is a matrix of bytes, one row per message, with a mask of the bytes that belong to the message. Parts are joined
-horizontally, lengths are sums of masks, and the masked bytes in row order are the encoding.
+A Part encodes some fields of all messages: a matrix of bytes, one row per message, with a mask of the bytes that belong to the
+message. Parts are joined horizontally, lengths are sums of masks, and the masked bytes in row order are the encoding.
 Source: https://protobuf.dev/programming-guides/encoding/.
 """
 
@@ -26,7 +26,7 @@ def _varint(values: NDArray[np.uint64]) -> Part:
 
 
 def constant(content: bytes, rows: int) -> Part:
-    """Return the same encoded fields for each of `rows` messages."""
+    """Return the encoded fields `content` for each of `rows` messages."""
     return np.tile(np.frombuffer(content, np.uint8), (rows, 1)), np.ones((rows, len(content)), bool)
 
 
@@ -60,18 +60,18 @@ def messages(number: int, parts: list[Part], present: NDArray[np.bool_] | None =
 
 
 def joined(part: Part) -> bytes:
-    """Return the concatenated encodings of all rows."""
+    """Return the encodings of all rows, one after another."""
     content, there = part
     return content[there].tobytes()
 
 
 def integer(number: int, value: int) -> bytes:
-    """Return one integer field."""
+    """Return the encoding of one integer field."""
     return joined(integers(number, [value]))
 
 
 def text(number: int, value: str | bytes) -> bytes:
-    """Return one field of text, or of an encoded message."""
+    """Return the encoding of one field with a text or an encoded message."""
     content = value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass")
     return joined(_tag(number, _LENGTH, 1)) + joined(_varint(np.array([len(content)], np.uint64))) + content
 
@@ -87,6 +87,6 @@ def texts(number: int, values: list[str], present: NDArray[np.bool_] | None = No
 
 
 def delimited(parts: list[Part]) -> Part:
-    """Return a message of `parts` in each row, each after its length, as streams of messages require."""
+    """Return a message of `parts` in each row, preceded by its length, as in a stream of messages."""
     content, there = _side_by_side(parts, None)
     return _side_by_side([_varint(there.sum(axis=1, dtype=np.uint64)), (content, there)], None)

@@ -1,4 +1,4 @@
-"""Tracks for trace viewers other than system calls: phases, accelerator work, samples; all much smaller than the events."""
+"""Tracks for trace viewers, except those of system calls: phases, parts of steps, accelerator work, samples."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _NOT_MEASURED = ("time_ns", "interval_ns")
 
 @dataclass
 class Slices:
-    """Named intervals on one track, in order of start; `pid` is the process that shows them, None for the machine."""
+    """Named intervals on one track, in order of start; viewers show the track under the process `pid`, None for the machine."""
 
     track: str
     pid: int | None
@@ -36,7 +36,7 @@ class Counter:
 
 
 def pieces(rows: int, piece_rows: int) -> Iterator[slice]:
-    """Yield slices of at most `piece_rows` that cover `rows`."""
+    """Yield slices of at most `piece_rows` rows that together cover 0 to `rows`."""
     for begin in range(0, rows, piece_rows):
         yield slice(begin, min(begin + piece_rows, rows))
 
@@ -73,7 +73,7 @@ def slices(trace: Trace) -> Iterator[Slices]:
 
 
 def _parts(parts: pd.DataFrame | None) -> Iterator[Slices]:
-    """Yield one track per (rank, name); parts of one name that overlap, as of several loaders, go to separate tracks."""
+    """Yield a track for each rank and name of parts; parts that overlap, as those of several loaders, are on separate tracks."""
     for key, group in [] if parts is None else parts.groupby(["rank", "name"], observed=True, dropna=False):
         rank, name = key
         start, duration = group["start_ns"].to_numpy(np.int64), group["duration_ns"].to_numpy(np.int64)
@@ -86,7 +86,7 @@ def _parts(parts: pd.DataFrame | None) -> Iterator[Slices]:
 
 
 def _rows_without_overlap(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for each interval, in order of start, the first row whose last interval has ended."""
+    """Return a row for each interval, so that no two in a row overlap; intervals must be in order of start."""
     row = np.zeros(len(start), np.int64)
     if (start[1:] >= end[:-1]).all():
         return row
@@ -110,7 +110,7 @@ def _whole(number: Any) -> str:
 
 
 def counters(trace: Trace) -> Iterator[Counter]:
-    """Yield each column of the samples per device, process or resource, and the block requests in flight per device."""
+    """Yield a counter for each column of samples by device, process or resource, and for block requests in flight by device."""
     for kind, expected in schema.SAMPLES.items():
         samples = trace.samples(kind)
         if samples is None:

@@ -18,7 +18,7 @@ _INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 
 def text_with_headers(source: Path) -> str:
-    """Return the text of a C file with each of our headers, once, in place of its first ``#include "..."``."""
+    """Return the text of a C file in which each of our headers replaces its first ``#include "..."``."""
     seen: set[str] = set()
 
     def text_of(path: Path) -> str:
@@ -38,16 +38,16 @@ def _compiled(program: str) -> Path:
 
 
 def uncompiled_reason(program: str = "syscalls") -> str | None:
-    """Return why the program is neither compiled nor can be, or None."""
+    """Return why the program is not compiled and cannot be, None if it is or can be."""
     if _compiled(program).exists() or shutil.which("clang"):
         return None
     return "the eBPF programs are not compiled and clang is not installed; install the package clang"
 
 
 def compiled_probes(program: str = "syscalls") -> Path:
-    """Return the path of the compiled program. Compiles it if the sources have changed, or no wheel brought it.
+    """Return the path of the compiled program, and compile it first if there is none for the present sources.
 
-    Raises IotwinError if it must be compiled and clang is missing or fails.
+    Raises IotwinError if clang is required but missing, or fails.
     """
     compiled = _compiled(program)
     if compiled.exists():

@@ -21,7 +21,7 @@ INLINE u64 vector_bytes(const struct iovec *vectors, u64 count)
 	return total;
 }
 
-/* Offset of a call that receives it through a pointer; the call has advanced the offset by the bytes that it transferred. */
+/* The start offset of a finished call that takes a pointer to its offset and has advanced it by the bytes transferred. */
 INLINE s64 offset_through(u64 pointer, struct identity *file, s64 result)
 {
 	s64 after = 0;
@@ -77,7 +77,7 @@ INLINE void describe(struct event *event, struct pt_regs *regs, u8 kind, struct 
 	}
 }
 
-/* With an empty path, fstatat and similar calls concern the descriptor itself. */
+/* With an empty path, fstatat and similar calls use the descriptor itself. */
 INLINE int has_empty_path(struct pt_regs *regs)
 {
 	char first = 0;
@@ -85,7 +85,7 @@ INLINE int has_empty_path(struct pt_regs *regs)
 	return !first;
 }
 
-/* The descriptor of the call's file, or -1. */
+/* Returns the descriptor of the call's file, or -1. */
 INLINE s32 descriptor_of(struct pt_regs *regs, u8 kind, s64 result)
 {
 	if (kind <= CLOSE)

@@ -1,5 +1,5 @@
-/* Block requests of the job: requests charged to its cgroup, to which the request's first bio points, and the writeback of pages
- * that the job made dirty. The issuing task is irrelevant: it may be a kernel worker, or any task that wakes the device's queue.
+/* Block requests of the job: requests whose first bio is charged to the job's cgroup, and the writeback of pages that the job
+ * made dirty. The issuing task is irrelevant: it may be a kernel worker, or any task that wakes the device's queue.
  */
 #pragma once
 #include "arguments.h"
@@ -15,14 +15,14 @@
 #define REQUEST_WRITE 1
 #define IN_ROOT_CGROUP 1 /* id of the root cgroup of any hierarchy */
 
-const volatile u64 block_cgroup SEC(".rodata.block") = 0; /* its block requests are traced; 0: the requests that traced tasks issue */
+const volatile u64 block_cgroup SEC(".rodata.block") = 0; /* trace requests charged to this cgroup; 0: trace requests that traced tasks issue */
 
 struct { MAP_UINT(type, BPF_MAP_TYPE_HASH); MAP_UINT(max_entries, 16384); MAP_TYPE(key, u64); MAP_TYPE(value, struct block_record); } in_flight SEC(".maps");
 struct { MAP_UINT(type, BPF_MAP_TYPE_RINGBUF); MAP_UINT(max_entries, 1 << 21); } blocks SEC(".maps");
-/* Room for a record that is being made: Linux 6.1 gives a program and its callbacks 512 bytes of stack in all. */
+/* Memory for a record that is being made: in Linux 6.1 a program and its callbacks have 512 bytes of stack in all. */
 struct { MAP_UINT(type, BPF_MAP_TYPE_PERCPU_ARRAY); MAP_UINT(max_entries, 2); MAP_TYPE(key, u32); MAP_TYPE(value, struct block_record); } drafts SEC(".maps");
 
-/* An empty record. An interrupt may run the other program, which therefore has another one. */
+/* Returns an empty record. An interrupt may run the other program, so each of the two programs has its own. */
 INLINE struct block_record *new_record(u32 program)
 {
 	struct block_record *record = bpf_map_lookup_elem(&drafts, &program);
@@ -31,7 +31,7 @@ INLINE struct block_record *new_record(u32 program)
 	return record;
 }
 
-/* Whether the bio's cgroup, whose id is stored in `id`, is block_cgroup or below it. */
+/* Whether the bio's cgroup is block_cgroup or below it; stores the id of the bio's cgroup in `id`. */
 INLINE int is_charged(struct bio *bio, u64 *id)
 {
 	if (!bio || !bio->bi_blkg)
@@ -41,7 +41,7 @@ INLINE int is_charged(struct bio *bio, u64 *id)
 	return is_below(state, block_cgroup);
 }
 
-/* The file of a request's first page; returns 0 if the page is in no page cache, as of a direct read or write. */
+/* Stores the file of a request's first page in `out`; returns 0 if the page is in no page cache, as for direct I/O. */
 INLINE int identify_page(struct bio *bio, struct identity *out)
 {
 	struct page *page = NULL;
@@ -55,7 +55,7 @@ INLINE int identify_page(struct bio *bio, struct identity *out)
 	return mapping && !((u64)mapping & 3) /* the low bits mark anonymous memory */ && identify_mapping(mapping, out);
 }
 
-/* The file of a request that `task` issues: the file of its page, or else of the task's current direct read or write. */
+/* Stores the file of a request that `task` issues: that of its first page, or else of the task's current direct read or write. */
 INLINE void identify_request(struct task_struct *task, struct bio *bio, struct identity *out)
 {
 	if (identify_page(bio, out))
@@ -82,7 +82,7 @@ INLINE void describe_request(struct request *request, struct identity *file, str
 	record->request_flags = request->cmd_flags;
 }
 
-/* The job's share of a request that others caused, too. */
+/* Limits the record to the job's share of a request that other tasks caused, too. */
 INLINE void describe_share(struct page_walk *walk, struct block_record *record)
 {
 	record->size_bytes = walk->ours_bytes;
@@ -108,8 +108,8 @@ INLINE void send_block(struct block_record *record)
 		drop_block();
 }
 
-/* The record of the request, if its issue was seen. A record of an earlier request at that address is sent incomplete: kernels
- * may skip a program in an interrupt, so that its completion was not seen; about one in a hundred on a busy disk.
+/* Returns the record of the request, NULL if its issue was not seen. A record of an earlier request at the same address is sent
+ * as incomplete: kernels may skip a program in an interrupt, so that about one completion in a hundred is missed on a busy disk.
  */
 INLINE struct block_record *record_of(struct request *request)
 {
@@ -122,7 +122,7 @@ INLINE struct block_record *record_of(struct request *request)
 	return NULL;
 }
 
-/* Whether the whole request is the job's. A container runtime's reads in the cgroup, before the first exec there, are not. */
+/* Whether the job caused the whole request; reads by a container runtime in its cgroup, before an exec there, do not count. */
 INLINE int is_of_job(struct task_struct *task, struct bio *bio, u64 *cgroup)
 {
 	int charged = is_charged(bio, cgroup);
@@ -193,7 +193,7 @@ INLINE void send_unissued(struct request *request)
 	send_block(record);
 }
 
-/* Returns 0 if the issue of the request was not seen. */
+/* Sends the record of a completed request; returns 0 if the issue of the request was not seen. */
 INLINE int send_completed(struct request *request)
 {
 	u64 key = (u64)request;

@@ -1,4 +1,4 @@
-/* The layout of a system call's arguments; mirrors class Kind of trace_store/syscalls.py. The loader passes each call's kind. */
+/* The layout of a system call's arguments; mirrors class Kind of trace_store/syscalls.py. The loader sets each call's kind. */
 #pragma once
 
 #define MAX_CALLS 512

@@ -8,9 +8,9 @@ _FLAGS = ("-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wno-unused-funct
 
 
 def object_name(program: str, folder: Path) -> str:
-    """Return the file name of the compiled program. It holds a checksum of the flags, the source and all headers in `folder`.
+    """Return the file name of the compiled program, which contains a checksum of flags, source and all headers in `folder`.
 
-    A modification time would not do: an installed file has the time of its installation.
+    Modification times do not show a change: installed files have the time of their installation.
     """
     digest = hashlib.sha256(" ".join(_FLAGS).encode())
     for source in [folder / f"{program}.bpf.c", *sorted(folder.glob("*.h"))]:
@@ -21,7 +21,7 @@ def object_name(program: str, folder: Path) -> str:
 def clang_command(program: str, folder: Path, output: Path) -> list[str]:
     """Return the command that compiles a program of `folder` to the file `output`.
 
-    The same sources give the same bytes in every folder, as its path is left out of the debug information.
+    The output does not depend on the folder, as the debug information does not contain its path.
     """
     paths = ["-ffile-compilation-dir=.", f"-ffile-prefix-map={folder}=."]
     return ["clang", *_FLAGS, *paths, "-c", str(folder / f"{program}.bpf.c"), "-o", str(output)]

@@ -1,9 +1,9 @@
 /* Records calls of CUDA's API by uprobes, one record per finished call.
  *
- * One pair of programs serves all functions: the attachment's cookie is the function's index in trace_store/raw/cuda_calls.py;
- * `functions` holds the indices of its size, stream and direction arguments. Of nested calls (the runtime calls the driver) only
- * the outermost is recorded. The ring buffer `mappers` reports processes that map executable code; the loader then searches the
- * mapped files for these functions.
+ * One pair of programs serves all functions: the cookie of an uprobe is the function's index in trace_store/raw/cuda_calls.py.
+ * The map `functions` holds the positions of its size, stream and direction arguments. Of nested calls (the runtime calls the
+ * driver) only the outermost is recorded. The ring buffer `mappers` reports processes that map executable code; the loader then
+ * searches the mapped files for these functions.
  */
 #include "kernel_types.h"
 #include "records.h"
@@ -18,7 +18,7 @@ char LICENSE[] SEC("license") = "GPL";
 #define STREAM_IN_CONFIGURATION 255
 #define CONFIGURATION_STREAM 32 /* offset of the stream in cudaLaunchConfig_t and CUlaunchConfig */
 #define NO_DIRECTION 0xFFFF
-#define MEMCPY_DEFAULT 4 /* cudaMemcpyDefault; the kinds below it are directions as in the trace */
+#define MEMCPY_DEFAULT 4 /* cudaMemcpyDefault; smaller kinds are the directions of the trace */
 #define DIRECTION_DEFAULT 5
 
 struct function { u8 size, rows, unit_bytes, stream, direction, fixed_direction, padding[2]; };
@@ -34,7 +34,7 @@ struct { MAP_UINT(type, BPF_MAP_TYPE_RINGBUF); MAP_UINT(max_entries, 1 << 22); }
 struct { MAP_UINT(type, BPF_MAP_TYPE_RINGBUF); MAP_UINT(max_entries, 1 << 16); } mappers SEC(".maps");
 struct { MAP_UINT(type, BPF_MAP_TYPE_PERCPU_ARRAY); MAP_UINT(max_entries, 1); MAP_TYPE(key, u32); MAP_TYPE(value, struct gpu_ledger); } gpu_ledgers SEC(".maps");
 
-/* The other backend detects processes that left; the loader enters them into the tree. */
+/* The backend that records system calls detects processes that left the cgroup; the loader adds them to the tree. */
 INLINE int has_left(struct task_struct *task)
 {
 	return is_in_tree(task->tgid);

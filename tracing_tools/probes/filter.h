@@ -1,10 +1,10 @@
 /* The filter of all kernel programs: decides which task is traced.
  *
- * The job is a cgroup (target_cgroup, at the depth target_level of its hierarchy) or, if that is 0, a tree of processes. The
- * container's cgroup first holds its runtime: with entered_by_exec only processes that executed a program there, and their
- * forks, are the job's, which the tree records. tracer_pid is never traced, even if it is in the cgroup.
+ * The job is a cgroup (target_cgroup, at the depth target_level of its hierarchy) or, if target_cgroup is 0, a tree of processes.
+ * A container's cgroup first contains the container runtime. With entered_by_exec, therefore, only processes that executed a
+ * program in the cgroup, and their forks, belong to the job; the tree lists them. tracer_pid is never traced.
  *
- * The including program defines these constants and the functions below, which are called for the current task only.
+ * The including program defines these constants, and the functions below for the current task.
  */
 #pragma once
 #include "integers.h"
@@ -14,7 +14,7 @@ struct task_struct;
 INLINE u32 process_of(struct task_struct *task);
 INLINE u64 arguments_of(struct task_struct *task); /* address of its command line */
 INLINE int is_right_in_target(struct task_struct *task); /* in the target cgroup, not below it; 0 if that is costly to check */
-INLINE int has_left(struct task_struct *task); /* whether a task outside the cgroup is the job's, because it left */
+INLINE int has_left(struct task_struct *task); /* whether a task outside the cgroup is one of the job that left it */
 INLINE int is_in_tree(u32 process);
 INLINE void enter_tree(u32 process);
 INLINE void leave_tree(u32 process);
@@ -45,7 +45,7 @@ INLINE int tree_decides(void)
 	return !target_cgroup || entered_by_exec;
 }
 
-/* Called for a fork by a traced task: the child's process is the job's, too. */
+/* Adds the child of a traced task to the tree. */
 INLINE void enter_by_fork(u32 child)
 {
 	if (tree_decides())
@@ -55,7 +55,7 @@ INLINE void enter_by_fork(u32 child)
 #define RUNTIME_ARGUMENTS 32
 #define RUNC_INIT 0x756e6300696e6974ULL /* the end of "runc", a NUL, "init" */
 
-/* runc executes itself again, as `runc init`, possibly already in the cgroup. */
+/* runc executes itself again, as `runc init`, possibly when it is in the cgroup already. */
 INLINE int is_runtime(struct task_struct *task)
 {
 	char arguments[RUNTIME_ARGUMENTS] = {};

@@ -8,7 +8,7 @@
 
 #define MAX_ARGUMENTS 1024
 
-/* in_cgroup for a task that is not the current one. */
+/* Like in_cgroup, for any task instead of the current one. */
 INLINE int is_below_target(struct task_struct *task)
 {
 	return is_below(&task->cgroups->dfl_cgrp->self, target_cgroup);
@@ -24,7 +24,7 @@ INLINE s32 namespace_pid(struct task_struct *task)
 	return pid;
 }
 
-/* Without this, a process that sleeps when it is moved would be unknown until its next call. */
+/* A process that sleeps when it is moved out of the cgroup would otherwise be unknown until its next call. */
 SEC("tp_btf/cgroup_attach_task")
 int on_move(u64 *context)
 {

@@ -1,7 +1,7 @@
-/* The buffers of records: lanes and ring buffers; and the counts of events seen and lost.
+/* The buffers to which programs write records (lanes and ring buffers), and the counts of events seen and lost.
  *
  * A lane is a per-CPU buffer that the reader has mapped, so that writing a record takes no lock and no helper call. The ring
- * buffer `events` takes records that do not fit, `names` the rare records of variable size. The reader polls; nobody wakes it.
+ * buffer `events` takes records if a lane is full, `names` the rare records of variable size. The reader polls the buffers.
  */
 #pragma once
 #include "files.h"
@@ -55,7 +55,7 @@ INLINE void fill(struct event *event, struct task_struct *task, u32 number, stru
 	event->call_flags_cpu = packed_call(number, file->flags, bpf_get_smp_processor_id());
 }
 
-/* Reserves a record in the ring buffer, which the caller submits; counts it as dropped if it does not fit. */
+/* Reserves a record in the ring buffer, which the caller must submit. If the buffer is full, counts a drop and returns NULL. */
 INLINE struct event *reserve_event(void)
 {
 	struct ledger *counts = ledger();
@@ -68,7 +68,7 @@ INLINE struct event *reserve_event(void)
 	return event;
 }
 
-/* `busy` guards a lane against a program that interrupts this one on the same CPU: that program uses the ring buffer instead. */
+/* Returns a slot, NULL if the lane is full. While `busy`, a program that interrupts this one on its CPU uses the ring buffer. */
 INLINE struct event *take_slot(struct lane *lane, u32 cpu)
 {
 	u64 head = lane->head;
@@ -83,7 +83,7 @@ INLINE struct event *take_slot(struct lane *lane, u32 cpu)
 	return NULL;
 }
 
-/* Makes the record visible to the reader. */
+/* Makes the record in the slot visible to the reader. */
 INLINE void give_slot(struct lane *lane)
 {
 	asm volatile("" ::: "memory"); /* x86 does not reorder stores; this keeps the compiler from doing so */

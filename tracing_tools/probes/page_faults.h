@@ -1,7 +1,7 @@
 /* Page faults on mapped files: one record per fault, as the kernel counts them, with the pages that the kernel mapped for it.
  *
- * exceptions:page_fault_* report every fault, but not its outcome; filemap:* report the pages, but miss faults that map a large
- * folio and sometimes report a fault twice. So a fault is kept until the task's next one, and filemap:* complete it.
+ * exceptions:page_fault_* report each fault, but not its outcome; filemap:* report the pages, but miss faults that map a large
+ * folio and sometimes report a fault twice. So a fault is stored until the task's next fault, and filemap:* add its pages.
  */
 #pragma once
 #include "call_kinds.h"
@@ -13,7 +13,7 @@
 
 #define KNOWN_AREAS 8 /* a power of two */
 
-/* A mapped area, valid while the maps' sequence number is `sequence`. Kept because looking it up takes longer than a fault. */
+/* A mapped area, cached because finding it takes longer than a fault; valid while the maps' sequence number is `sequence`. */
 struct area { u64 start, end, first_page; struct identity file; u32 sequence, has_file; };
 
 struct fault {
@@ -114,7 +114,7 @@ int on_kernel_fault(u64 *context)
 	return 0;
 }
 
-/* Adds pages to the pending fault; without one (MAP_POPULATE, madvise) they become a separate fault. */
+/* Adds pages to the pending fault. Without a pending fault (MAP_POPULATE, madvise), sends a fault for them. */
 INLINE void add_pages(struct address_space *mapping, u64 first_page, u64 pages)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -142,7 +142,7 @@ int on_fault(u64 *context)
 	return 0;
 }
 
-/* Pages around the touched one that are already in the page cache. */
+/* The kernel also mapped pages around the touched one that were in the page cache already. */
 SEC("tp_btf/mm_filemap_map_pages")
 int on_map_pages(u64 *context)
 {

@@ -1,4 +1,4 @@
-/* Paths of opened files, from the file's dentry up to the task's root, across mounts; and names that programs pass to calls. */
+/* Send paths of opened files, found from the file's dentry up to the task's root across mounts, and names passed to calls. */
 #pragma once
 #include "call_kinds.h"
 #include "files.h"
@@ -12,7 +12,7 @@
 struct walk {
 	struct dentry *dentry, *root_dentry;
 	struct vfsmount *mount, *root_mount;
-	struct scratch *scratch; /* receives the components; its name.length is the number of bytes used */
+	struct scratch *scratch; /* receives the components; scratch->name.length is the number of bytes used */
 };
 
 static long step_up(u32 index, struct walk *walk)
@@ -44,8 +44,8 @@ static long step_up(u32 index, struct walk *walk)
 	return 0;
 }
 
-/* Appends the components of a path to the scratch's bytes. The verifier accepts the loop because its state is in memory, where
- * the verifier tracks no bounds. */
+/* Appends the components of a path to scratch->bytes. The verifier accepts the loop because its state is in memory, where the
+ * verifier tracks no bounds. */
 INLINE void append_path(struct task_struct *task, struct dentry *dentry, struct vfsmount *mount, struct scratch *scratch)
 {
 	struct walk walk = {
@@ -82,7 +82,7 @@ GLOBAL int send_opened(s32 fd, u64 start_ns)
 	return 0;
 }
 
-/* Sends a name that the program passed, and the directory to which it is relative: for failed opens, unlink and rename. */
+/* Sends a name that the program passed to a failed open, unlink or rename, and the directory to which it is relative. */
 CALLED int send_given(struct task_struct *task, s32 directory, const void *name, u64 start_ns, s64 result)
 {
 	struct dentry *dentry = NULL;

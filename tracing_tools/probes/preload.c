@@ -39,7 +39,7 @@
 
 enum { FILES = 65536, UNIT = 20480 /* whole pages and whole records */, FIRST_CHUNK = 4 * UNIT, LAST_CHUNK = 64 * UNIT, GET_VERSION = 0x80087601 /* FS_IOC_GETVERSION */ };
 
-/* The file of each descriptor; looked up once while the descriptor stays open. */
+/* The file of each descriptor, cached while the descriptor stays open. */
 struct file { uint64_t inode; uint32_t device, generation, flags, known; };
 static struct file files[FILES];
 
@@ -49,7 +49,7 @@ static __thread int own_tid __attribute__((tls_model("initial-exec")));
 
 static char directory[PATH_MAX - 64];
 static int own_pid, *same_process; /* the kernel sets *same_process to 0 in the child of every kind of fork */
-static int64_t born_ns;            /* distinguishes this program from earlier ones with the same pid, also before an exec */
+static int64_t born_ns;            /* start of this program: distinguishes it from earlier programs with the same pid, also before an exec */
 static uint64_t *lost;             /* shared by all processes */
 
 static int64_t now_ns(void)
@@ -167,7 +167,7 @@ static struct slot *next_chunk(void)
 	int fd = syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
 	if (fd < 0)
 		return NULL;
-	/* A dead thread may have had the same id: append to its records. */
+	/* An ended thread may have had the same id: append to its records. */
 	if (!chunk.slots)
 		place = syscall(SYS_lseek, fd, 0, SEEK_END);
 	void *mapped = MAP_FAILED;
@@ -192,7 +192,7 @@ static struct slot *reserve(void)
 	size_t slot = __atomic_fetch_add(&chunk.used, 1, __ATOMIC_RELAXED);
 	if (slot < chunk.count)
 		return &chunk.slots[slot];
-	/* A full disk is tried again only rarely, as that takes far longer than a record. */
+	/* After a failure, try again only for one record in 1024, as that takes far longer than a record. */
 	if (chunk.changing++ == 0 && (chunk.refused == 0 || chunk.refused % 1024 == 0) && next_chunk()) {
 		slot = __atomic_fetch_add(&chunk.used, 1, __ATOMIC_RELAXED);
 		chunk.refused = 0;
@@ -283,7 +283,7 @@ static void send_event(int call, int64_t start, int64_t end, int fd, const struc
 		DONE; \
 	}
 
-/* POSITION: the call uses and advances the file's position. */
+/* Instead of an offset. POSITION: the call uses and advances the file's position. NONE: it has no offset. */
 enum { POSITION = -2, NONE = -1 };
 
 static void send_transfer(int call, int64_t start, int64_t end, int fd, int64_t offset, uint64_t requested, int64_t result)
@@ -331,7 +331,7 @@ ALIAS(pwritev, pwritev64);
 ALIAS(preadv2, preadv64v2);
 ALIAS(pwritev2, pwritev64v2);
 
-/* The variants that _FORTIFY_SOURCE calls, with its check of the buffer's size. */
+/* Programs compiled with _FORTIFY_SOURCE call these variants, which check the buffer's size. */
 extern void __chk_fail(void) __attribute__((noreturn));
 ssize_t __read_chk(int fd, void *to, size_t size, size_t room)
 {
@@ -351,7 +351,7 @@ ALIAS(__pread_chk, __pread64_chk);
 WRAPPER(int, fsync, (int fd), (fd), send_event(SYS_fsync, start, end, fd, identify(fd), NONE, 0, result))
 WRAPPER(int, fdatasync, (int fd), (fd), send_event(SYS_fdatasync, start, end, fd, identify(fd), NONE, 0, result))
 
-/* The file is gone when the call has returned, and another file may have its descriptor by then. */
+/* The file is identified before the call: afterwards the descriptor may be another file's. */
 #define CLOSING(name, parameter, number) \
 	int name(parameter) \
 	{ \
@@ -379,7 +379,7 @@ FORGETTING(closedir, (DIR *directory), (directory), forget(dirfd(directory)))
 FORGETTING(close_range, (unsigned first, unsigned last, int flags), (first, last, flags),
 	   for (unsigned fd = first; fd <= last && fd < FILES; fd++) forget(fd))
 
-/* F_SETFL changes flags that records contain. */
+/* F_SETFL changes flags that are cached for records. */
 int fcntl64(int fd, int command, ...)
 {
 	REAL(fcntl64);
@@ -409,7 +409,7 @@ static void send_opened(int64_t start, int fd)
 		.time_ns = start, .type = NAME_OPENED, .pid = own_pid, .tid = own_tid, .inode = file->inode, .device = file->device,
 		.generation = file->generation, .mode = status.st_mode, .size = status.st_size,
 	};
-	/* Components leaf first, each ending in NUL, as the eBPF programs write them. */
+	/* The components of the path, leaf first, each ending in NUL, as the eBPF programs write them. */
 	char components[PATH_MAX + 1];
 	size_t used = 0;
 	for (long end = length; end > 0; end--)
@@ -544,7 +544,7 @@ WAITING(epoll_wait, SYS_epoll_wait, (int fd, struct epoll_event *of, int count, 
 WAITING(epoll_pwait, SYS_epoll_pwait, (int fd, struct epoll_event *of, int count, int timeout, const sigset_t *mask),
 	(fd, of, count, timeout, mask))
 
-/* ---- ends of the process that run no handlers of exit ---- */
+/* ---- ends of the process without handlers of on_exit ---- */
 
 void _exit(int status)
 {

@@ -28,7 +28,7 @@ enum name_type { NAME_OPENED = 1, NAME_GIVEN, NAME_FORK, NAME_EXEC, NAME_EXIT };
  * passed (given_length bytes), then, if it is relative, the components of its directory. NAME_FORK, NAME_EXIT: comm. NAME_EXEC:
  * the arguments, each ending in NUL. */
 struct name {
-	u64 time_ns; /* start of the call that this belongs to */
+	u64 time_ns; /* start of the call that opened the file or passed the name; time of a fork, exec or exit */
 	u64 inode; /* of the opened file; for NAME_FORK, NAME_EXEC and NAME_EXIT the id of the process's cgroup */
 	s64 size; /* of the opened file, bytes */
 	u32 type, pid, tid, device, generation, mode;
@@ -59,7 +59,7 @@ INLINE u32 flags_of(u16 mode, u32 open_flags)
 		| (open_flags & OPEN_ACCESS_MODE ? FLAG_WRITABLE : 0);
 }
 
-/* What identifies a file, its position, and its flags (see flags_of). */
+/* The identity of a file (inode, device, generation), its position, and its flags (see flags_of). */
 struct identity { u64 inode; s64 position; u32 device, generation, flags; };
 
 INLINE int has_position(u32 flags)

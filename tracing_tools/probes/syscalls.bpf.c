@@ -1,11 +1,10 @@
 /* Records the storage system calls of the traced tasks, one fixed-size record per finished call.
  *
  * Two programs run at every call (sys_enter, sys_exit); the loader's table call_kind selects the traced calls and the kinds of
- * their arguments. At entry a call costs a time stamp and a filter; everything else is read at exit, from registers and from the
- * file, into a lane (outlets.h). Time stamps give the order of records.
+ * their arguments. At entry only the filter runs and the time is read; the rest is read at exit, from registers and from the file,
+ * into a lane (outlets.h). Start times give the order of records.
  *
- * The programs of the last headers are loaded only on request: those of page faults, asynchronous requests and block requests
- * write to ring buffers.
+ * The programs for page faults, asynchronous requests and block requests are loaded only on request, and write to ring buffers.
  */
 #include "arguments.h"
 #include "call_kinds.h"
@@ -36,7 +35,7 @@ static long take_vma(struct task_struct *task, struct vm_area_struct *vma, struc
 	return 0;
 }
 
-/* Stores the file of a close or munmap, which is gone when the call has finished; returns 0 if the call concerns no file. */
+/* Stores the file of a close or munmap, as it cannot be found when the call has finished; returns 0 if the call has no file. */
 INLINE int note_file(struct call *call, struct task_struct *task, struct pt_regs *regs, u8 kind)
 {
 	struct identity file = {};
@@ -101,7 +100,7 @@ INLINE void fill_call(struct event *event, const struct finished *call, struct i
 		describe(event, call->regs, call->kind, file);
 }
 
-/* The file of a call that has finished, left in `file`. */
+/* Stores the file of a finished call in `file`. */
 INLINE void identify_call(const struct finished *call, const struct call *noted, struct identity *file)
 {
 	if (call->kind == CLOSE || call->kind == MAPPED)
@@ -140,7 +139,7 @@ GLOBAL int send_by_ring(u64 start_ns, u64 duration_ns, s64 result)
 	return 0;
 }
 
-/* Sends the row of the file that sendfile, splice or copy_file_range wrote; the call's other row is the file that it read. */
+/* Sends a second event of sendfile, splice or copy_file_range, for the file written; the first is for the file read. */
 GLOBAL int send_target(u64 start_ns, u64 duration_ns, s64 result)
 {
 	struct finished call;

@@ -1,10 +1,10 @@
-/* The pages of the page cache that the job has written, so that their writeback is attributed to the job whoever issues it.
+/* The pages of the page cache that the job has written, so that their writeback is attributed to the job, whoever issues it.
  *
- * The kernel charges writeback to cgroups only if both memory and io are under cgroup v2. Therefore this table holds a state for
- * each page, set by the task that made it dirty. A folio becomes dirty, and clean, as a whole.
+ * The kernel charges writeback to cgroups only if both the memory and the io controller are in cgroup v2. Therefore the map
+ * `written` holds a state for each page, set by the task that made it dirty. A folio becomes dirty, and clean, as a whole.
  *
- * The table drops the files that were written longest ago. pages_cleaned lacks pages that were dropped before their writeback,
- * and pages that are dirty at the end.
+ * The map drops the chunks of files that were written longest ago. pages_cleaned lacks pages that were dropped before their
+ * writeback, and pages that are dirty at the end.
  */
 #pragma once
 #include "files.h"
@@ -26,7 +26,7 @@ struct page_states { u64 cgroup; u8 of[CHUNK_PAGES]; }; /* cgroup: of the last t
 struct { MAP_UINT(type, BPF_MAP_TYPE_LRU_HASH); MAP_UINT(max_entries, 65536); MAP_TYPE(key, struct chunk); MAP_TYPE(value, struct page_states); } written SEC(".maps");
 struct { MAP_UINT(type, BPF_MAP_TYPE_ARRAY); MAP_UINT(max_entries, 1); MAP_TYPE(key, u32); MAP_TYPE(value, struct page_states); } no_pages SEC(".maps");
 
-/* The file of a page of the page cache; returns 0 if it is on no block device: shared memory, a network file system. */
+/* Stores in `out` the file of a page of the page cache; returns 0 if it is on no block device (shared memory, network). */
 INLINE int identify_mapping(struct address_space *mapping, struct identity *out)
 {
 	struct inode *inode = NULL;
@@ -47,7 +47,7 @@ INLINE int identify_mapping(struct address_space *mapping, struct identity *out)
 	return 1;
 }
 
-/* A bit of a page's flags, which are the first word of its struct. */
+/* Returns a bit of a page's flags, which are the first word of struct page. */
 INLINE int has_flag(void *page, u64 bit)
 {
 	u64 flags = 0;
@@ -120,7 +120,7 @@ INLINE void change_folio(struct folio *folio, struct identity *file, u32 state, 
 	bpf_loop(pages < MAX_FOLIO_PAGES ? pages : MAX_FOLIO_PAGES, change_page, &change, 0);
 }
 
-/* The id of the cgroup to which the kernel charges the task's own reads and writes. */
+/* Returns the id of the cgroup to which the kernel charges the task's own reads and writes. */
 INLINE u64 charged_cgroup(struct task_struct *task)
 {
 	struct cgroup_subsys_state *state = NULL;
@@ -141,7 +141,7 @@ int on_dirty(u64 *context)
 	struct address_space *mapping = (void *)context[1];
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct identity file = {};
-	/* Kernel workers only make pages dirty again that they could not write. */
+	/* A kernel worker only makes pages dirty again that it failed to write. */
 	if (!mapping || task->flags & TASK_IS_KERNEL || !identify_mapping(mapping, &file))
 		return 0;
 	if (is_traced(task))
@@ -188,7 +188,7 @@ INLINE void enter_next_bio(struct page_walk *walk)
 	enter_bio(walk, next);
 }
 
-/* Counts `bytes` of a page if the job made it dirty; with only_new, only if it was not yet written back. */
+/* Counts `bytes` of a page if the job made it dirty; if only_new, not if an earlier request wrote it back. */
 INLINE void count_page(struct page_walk *walk, struct folio *folio, u32 number, u32 bytes, struct identity *file)
 {
 	struct chunk chunk = { .inode = file->inode, .device = file->device, .generation = file->generation };
@@ -212,7 +212,7 @@ INLINE void count_page(struct page_walk *walk, struct folio *folio, u32 number, 
 		change_folio(folio, file, WRITTEN_BACK, 0);
 }
 
-/* One folio's part of one segment. */
+/* Counts the part of a segment that lies in one folio, and advances the walk. */
 static long take_piece(u64 number, struct page_walk *walk)
 {
 	struct bio_vec *vectors = NULL, *vector;
@@ -255,7 +255,7 @@ static long take_piece(u64 number, struct page_walk *walk)
 	return 0;
 }
 
-/* Counts, in `walk`, the bytes of a request that the job made dirty. */
+/* Walks through a write request and counts in walk->ours_bytes the bytes that the job made dirty. */
 INLINE void walk_request(struct bio *bio, int only_new, struct page_walk *walk)
 {
 	walk->only_new = only_new;

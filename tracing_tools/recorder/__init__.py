@@ -1,1 +1,1 @@
-"""The recorder of one target into one trace."""
+"""Record one target (a command, container, ...) into one trace, and show it live."""

@@ -1,7 +1,7 @@
-"""Finishing a trace without the recorder's privileges.
+"""Finish a trace without the recorder's privileges.
 
-A recording contains strings that the job chose: log lines, file names, arguments. While a job runs, the recorder only moves
-records. A separate process parses them, and becomes the user who called sudo before it reads the first byte.
+A recording contains strings that the job chose: log lines, file names, arguments. The recorder, as root, only moves records. A
+separate process parses them, and becomes the user who called sudo before it reads the first byte.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _DONE, _FAILED, _NO_MEMORY = b"+", b"-", b"m"
 
 
 def finish_as(user: User, directory: int, finish: Callable[[], Manifest]) -> Manifest:
-    """Run `finish` in a process of `user` that keeps only the descriptor `directory` of the trace; return its result.
+    """Return the result of `finish`, run in a process of `user` with no open descriptor but `directory`, that of the trace.
 
     Raises OSError, MemoryError or IotwinError if that fails.
     """
@@ -50,9 +50,9 @@ def finish_as(user: User, directory: int, finish: Callable[[], Manifest]) -> Man
 
 
 def give(directory: int, user: User) -> None:
-    """Change the owner of the trace's files to `user`, the directory last: its owner could plant links in it meanwhile.
+    """Make `user` the owner of the trace's files, and of its directory last, since its owner can plant links in it.
 
-    After that, root must not follow any name in it.
+    After that, root must not follow any name in the directory.
     """
     for _, folders, files, descriptor in os.fwalk(".", topdown=False, dir_fd=directory, follow_symlinks=False):
         for name in (*files, *folders):
@@ -60,7 +60,7 @@ def give(directory: int, user: User) -> None:
                 status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
                 if stat.S_ISDIR(status.st_mode) or status.st_nlink == 1:  # else it may be a hard link to another user's file
                     os.chown(name, user.user_id, user.group_id, dir_fd=descriptor, follow_symlinks=False)
-    os.fchmod(directory, 0o777 & ~_umask())  # it may have been passable for the job's user
+    os.fchmod(directory, 0o777 & ~_umask())  # preload and strace make it passable for the job's user
     os.fchown(directory, user.user_id, user.group_id)
 
 
@@ -83,7 +83,7 @@ def recover_as(user: User, directory: Path) -> Manifest:
 
 
 def _work(user: User, kept: set[int], answers: int, finish: Callable[[], Manifest]) -> None:
-    """In the child: close all other descriptors, become the user, finish the trace and send the result."""
+    """In the forked child: close all descriptors but `kept`, become the user, finish the trace, write the result to `answers`."""
     answer = _FAILED
     try:
         leave_root(user, kept, signal.SIG_DFL)

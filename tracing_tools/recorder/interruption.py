@@ -1,4 +1,4 @@
-"""Requests to end (Ctrl-C, SIGTERM, SIGHUP) during a trace: passed on to the job; however many, the trace is finished."""
+"""Pass requests to end (Ctrl-C, SIGTERM, SIGHUP) on to the traced job; however many arrive, the trace is finished."""
 
 import signal
 import time
@@ -14,8 +14,8 @@ _INSISTED_NS = 5_000_000_000  # a job's time to end after the second request
 class Interruption:
     """Passes requests to end on to the target, from its release (`begin`) until its trace is finished (`end`).
 
-    A job that we started receives each request. It has `grace_ns` to end after the first (None: as long as it needs), 5 s after
-    the second; the third ends the recording as well. If the target ran before, the first request ends the recording.
+    A job that iotwin started receives each request. After the first it has `grace_ns` to end (None: as long as it needs), after
+    the second 5 s; the third also ends the recording. If iotwin did not start the target, the first request ends the recording.
     """
 
     def __init__(self, target: TraceTarget, grace_ns: int | None, notes: list[str]) -> None:
@@ -33,7 +33,7 @@ class Interruption:
         self._requests.restore()
 
     def heed(self) -> bool:
-        """Act on the next request, or kill a job whose time is over; return whether the recording must end now."""
+        """Handle the next request, or kill a job whose time is over; return True if the recording must end now."""
         number = self._requests.take()
         if number is None:
             self._kill_if_due()

@@ -1,7 +1,7 @@
 """The process that shows the live view. It runs as the invoking user, because it reads names and log lines that the job chose.
 
-The recorder sends it only descriptors of the files that it appends to anyway, so a slow, stopped or dead display costs the
-recording nothing.
+The display reads the files of the recording, of which the recorder sends it descriptors. So a slow, stopped or dead display does
+not affect the recording.
 """
 
 import contextlib
@@ -35,12 +35,12 @@ _FILES = (_EVENTS, _NAMES, _JOURNAL, *_LOGS)
 _NOTE = b"\n"  # the first byte of a message that is a note; any other message is the name of a file, with its descriptor
 _MESSAGE_BYTES = 1 << 16
 _PIECE_ROWS = 1 << 18
-_END_S = 1.0  # for the display to end
+_END_S = 1.0  # time for the display to end
 _SHOW_CURSOR = "\x1b[?25h\n"
 
 
 class LiveDisplay:
-    """The recorder's side: starts the display, sends it the trace's files, and ends it; a context manager."""
+    """The display as the recorder uses it: start it, send it the trace's files, end it. A context manager."""
 
     def __init__(self, title: str, user: User | None) -> None:
         """Start the display; call this before eBPF maps exist, which it would inherit."""
@@ -60,7 +60,7 @@ class LiveDisplay:
         self.end()
 
     def watch(self, directory: Path) -> None:
-        """Send the existing files of the trace at `directory`; from now on, the display prints notes above the tables."""
+        """Send the files of the trace at `directory` that exist; from then on, the display prints notes above its tables."""
         if sys.stderr is self._stderr and sys.stderr.isatty():
             sys.stderr = cast(TextIO, _NotesThroughDisplay(self._stderr, self._control))
         for name in sorted(self._missing):
@@ -98,7 +98,7 @@ class LiveDisplay:
 
 
 class _NotesThroughDisplay:
-    """Replaces stderr while the display draws on it, so that notes appear above the tables."""
+    """Replaces sys.stderr while the display draws on the terminal, so that notes appear above the tables."""
 
     def __init__(self, behind: TextIO, control: socket.socket) -> None:
         self.behind, self._control = behind, control
@@ -115,7 +115,7 @@ class _NotesThroughDisplay:
 
 
 def _show(title: str, control: socket.socket, user: User | None, parent: int) -> None:
-    """In the display's process: become the user, and show the files' content until the recorder ends."""
+    """In the display's process: become `user`, and show the content of the files until the recorder ends the display."""
     leave_root(user, {control.fileno()}, signal.SIG_IGN)  # the recorder reacts to Ctrl-C and SIGTERM
     for number in (signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
@@ -151,7 +151,7 @@ class _Display:
             self._view.close()
 
     def _heed(self) -> bool:
-        """Wait for a message or the next refresh; return False if the recorder has closed the connection."""
+        """Wait for a message until the next refresh is due; return False if the recorder has closed the connection."""
         if not self._begun.poll(max(0.0, self._view.due_s()) * 1000):
             return True
         message, descriptors, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, 1)
@@ -185,13 +185,13 @@ def _line_taker(take: Callable[[str], None]) -> Callable[[NDArray[Any]], None]:
 
 
 class _Growth:
-    """Reads a growing file through memory maps, so that a trace of the whole machine records no reads of itself."""
+    """Reads a growing file by memory maps, so that a trace of the whole machine records no reads by the display."""
 
     def __init__(self, descriptor: int, dtype: np.dtype[Any]) -> None:
         self._file, self._dtype, self._rows = io.FileIO(descriptor), dtype, 0
 
     def pieces(self) -> Iterator[NDArray[Any]]:
-        """Yield the new whole rows, in pieces."""
+        """Yield the rows that were appended since the last call, in pieces."""
         rows = os.fstat(self._file.fileno()).st_size // self._dtype.itemsize
         while self._rows < rows:
             count = min(rows - self._rows, _PIECE_ROWS)

@@ -9,7 +9,7 @@ _MAX_LINE_BYTES = 1 << 16  # longer lines are no log lines
 
 
 class LivePhases:
-    """The phases of all ranks that have begun and not ended."""
+    """The current phases of all ranks: those that have begun and not ended."""
 
     def __init__(self) -> None:
         self._open: dict[int, dict[str, int | None]] = {}  # rank -> phase -> index of its epoch or step
@@ -27,7 +27,7 @@ class LivePhases:
             phases.pop(phase, None)
 
     def current(self) -> str:
-        """Return the phases of the lowest rank that is in one, outermost first: 'epoch 2, step 17'; '' if there is none."""
+        """Return the phases of the lowest rank that has one, outermost first: 'epoch 2, step 17'; '' if no rank has one."""
         rank = min((rank for rank, phases in self._open.items() if phases), default=None)
         if rank is None:
             return ""
@@ -38,7 +38,7 @@ class LivePhases:
 
 
 class Lines:
-    """Splits a growing log, written in pieces of any size, into lines, and passes each complete line to `take`."""
+    """Splits a log that arrives in pieces into lines, and passes each complete line to `take`."""
 
     def __init__(self, take: Callable[[str], None]) -> None:
         self._take, self._rest = take, b""

@@ -1,6 +1,6 @@
 """The live view of a traced job: rates, latencies, the busiest files and losses, computed from batches of records.
 
-On a terminal it draws tables, otherwise it prints a line, each second.
+Each second it draws tables if stderr is a terminal, or else prints a line.
 """
 
 import io
@@ -25,7 +25,7 @@ from iotwin.tracing_tools.recorder.live_phases import LivePhases
 
 _EVERY_NS = 1_000_000_000
 _TOP_FILES = 8
-_MAX_FILES = 100_000  # files kept by name and by bytes; calls on further files still count in the rates
+_MAX_FILES = 100_000  # files whose names and bytes are stored; calls on other files count only in the rates
 _BUCKETS_PER_OCTAVE = 8
 _BUCKETS = 64 * _BUCKETS_PER_OCTAVE
 
@@ -38,7 +38,7 @@ _READ, _WRITE = _GROUPS.index("read"), _GROUPS.index("write")
 
 
 def warm_up() -> None:
-    """Import everything that drawing needs, as the user may be unable to read iotwin's folder."""
+    """Import all modules that drawing requires, as the invoking user may be unable to read iotwin's folder."""
     if not sys.stderr.isatty():
         return
     view = LiveView("\u65e5")  # rich loads further tables for a character of two columns
@@ -96,7 +96,7 @@ class LiveView:
         return (self._last_ns + _EVERY_NS - time.monotonic_ns()) / 1e9
 
     def refresh(self, lost: Mapping[str, int]) -> None:
-        """Show the last second, if it is over; `lost` counts the events lost so far."""
+        """Show the last second once it is over; `lost` counts the events lost so far, by cause."""
         now = time.monotonic_ns()
         if self.due_s() > 0:
             return

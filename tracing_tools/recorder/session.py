@@ -1,4 +1,4 @@
-"""Tracing one target - a command, a container, what runs already - into one trace."""
+"""Trace one target (a command, a container, running processes) into one trace."""
 
 import os
 import resource
@@ -33,15 +33,15 @@ from iotwin.tracing_tools.targets.storage_limits import LimitedCgroups
 from iotwin.tracing_tools.targets.target import TraceTarget
 from iotwin.tracing_tools.targets.user import User, invoking_user
 
-# A lane holds about 30 ms, and the ring buffer behind it 100 ms more, of the fastest stream that a CPU was measured to produce.
+# A lane has room for about 30 ms, and the ring buffer for 100 ms more, of the fastest stream of events measured on one CPU.
 # Polling more often made no measurable difference.
 _POLL_BUSY_S, _POLL_IDLE_S = 0.01, 0.04
-_BUSY_EVENTS = 1000  # events of one drain from which the job counts as busy
+_BUSY_EVENTS = 1000  # the job counts as busy if a drain moves more events
 _CLOCK_EVERY_NS = 10_000_000_000
-_LEDGER_EVERY_NS = 500_000_000  # also the longest time whose losses a killed recorder leaves uncounted
+_LEDGER_EVERY_NS = 500_000_000  # if the recorder is killed, the losses of the last such interval are unknown
 _SHORTEST_SAMPLE_NS = 50_000_000  # the kernel counts CPU time in ticks of up to 10 ms
-_CONTAINERS_EVERY_NS = 100_000_000  # containers live longer than this
-_SHOWN_S = 1.0  # for the last of the job's output to be shown before our own messages
+_CONTAINERS_EVERY_NS = 100_000_000  # shorter than the life of a container
+_SHOWN_S = 1.0  # time to show the last of the job's output before iotwin's own messages
 _NO_MEMORY = "the machine refused memory"
 
 
@@ -53,10 +53,10 @@ class TraceOptions:
     interval_ns: int = 1_000_000_000
     workload: str | None = None
     force: bool = False
-    forward_output: bool = True  # copy the job's output to our own streams
+    forward_output: bool = True  # copy the job's output to iotwin's stdout and stderr
     detail: tuple[str, ...] = DEFAULT_DETAIL
-    duration_ns: int | None = None  # end the trace, but not the target, after this time
-    grace_ns: int | None = None  # a job's time to end after the first interrupt; None: as long as it needs
+    duration_ns: int | None = None  # end the trace after this time; the target continues
+    grace_ns: int | None = None  # time for the job to end after the first interrupt; None: as long as it needs
     live: bool = False  # show the live view instead of the job's output
 
 
@@ -142,7 +142,7 @@ def _record(
     target: TraceTarget, backend: Backend, directory: Path, manifest: Manifest, options: TraceOptions, interruption: Interruption,
     display: LiveDisplay | None,
 ) -> tuple[int, "_Session"]:  # fmt: skip
-    """Record until the target or the duration ends; return the unfinished trace's directory as a descriptor, and the session.
+    """Record until the target or the duration ends; return a descriptor of the unfinished trace's directory, and the session.
 
     The descriptor stays valid if the job renames or replaces the directory.
     """
@@ -169,7 +169,7 @@ def _record(
 
 
 def _wait_for(target: TraceTarget, tails: list[Tail], interruption: Interruption) -> None:
-    """Wait until a target that we started has ended and its output was shown, even if its trace is finished."""
+    """Wait until a target that iotwin started has ended and its output was shown, after its trace is finished."""
     while target.is_ours and not target.has_ended():
         time.sleep(_POLL_IDLE_S)
         for tail in tails:
@@ -184,7 +184,7 @@ def _wait_for(target: TraceTarget, tails: list[Tail], interruption: Interruption
 def _finish(
     descriptor: int, directory: Path, manifest: Manifest, user: User | None, failure: Exception | None
 ) -> tuple[Manifest, Exception | None]:
-    """Convert the recording to tables, unless it failed; return the manifest, and the failure, if any."""
+    """Convert the recording to tables, unless recording ended by `failure`; return the manifest, and the failure or None."""
     held = held_path(descriptor)
     try:
         write_manifest(held, manifest)  # so that a recovery knows how the job ended
@@ -201,13 +201,13 @@ def _finish(
 
 
 def _faults_of_children() -> int:
-    """Return the page faults (ru_minflt + ru_majflt) of all descendants that were waited for."""
+    """Return the page faults (ru_minflt + ru_majflt) of all descendants that have ended and were waited for."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_minflt + usage.ru_majflt
 
 
 class _Session:
-    """The loop that moves records from the kernel to the recording while the target runs."""
+    """Moves records from the backend to the recording while the target runs, and samples the machine."""
 
     def __init__(
         self, recording: Recording, backend: Backend, target: TraceTarget, options: TraceOptions, display: LiveDisplay | None,
@@ -281,7 +281,7 @@ class _Session:
             self._guarded(lambda: write_manifest(self._recording.directory, manifest))
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Run a part of the recording; any error ends the recording, never the job."""
+        """Call `work`, a part of the recording; any error ends the recording, never the job."""
         try:
             work()
         except Exception as error:
@@ -312,13 +312,13 @@ class _Session:
             time.sleep(self._pause_s)
 
     def _drain(self) -> bool:
-        """Move pending records; an error ends the recording, but not the job."""
+        """Move pending records to the recording; return True if the next drain is due at once. An error never ends the job."""
         self._pause_s = _POLL_IDLE_S
         if self.failure is not None:
             return False
         try:
             before = self._recording.events_written
-            with interrupts_held():  # an interrupt between saving records and freeing them would duplicate them
+            with interrupts_held():  # an interrupt after saving records, but before freeing them, would duplicate them
                 busy = self._backend.drain(self._recording)
             if self._recording.events_written - before > _BUSY_EVENTS:
                 self._pause_s = _POLL_BUSY_S
@@ -357,7 +357,7 @@ class _Session:
                 self._recording.append_journal(kind, row)
 
     def _sample_the_end(self) -> None:
-        """Sample the rest of the last interval, unless it is too short compared with the kernel's ticks."""
+        """Sample the last, incomplete interval, unless it is too short compared with the kernel's ticks."""
         now, interval_ns = time.monotonic_ns(), self._options.interval_ns
         if self.failure is None and now - (self._sample_due - interval_ns) >= max(interval_ns // 10, _SHORTEST_SAMPLE_NS):
             self._sample(now)
@@ -367,7 +367,7 @@ class _Session:
         self._recording.append_journal("ledger", {"seen": ledger.seen, "lost": ledger.lost})
 
     def _append_containers(self) -> None:
-        """Record which cgroups are containers', including containers that the job starts."""
+        """Record the cgroups of new containers, also of those that the job starts, with the containers' names."""
         found = self._cgroup.containers() if self._cgroup else {}
         for cgroup, identity in found.items():
             if cgroup not in self._containers:

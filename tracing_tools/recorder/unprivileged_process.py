@@ -1,4 +1,4 @@
-"""Forked processes of the recorder that read the job's data; each gives up root before it reads a byte."""
+"""Fork processes that read the job's data for the recorder; each gives up root before it reads a byte."""
 
 import contextlib
 import os

@@ -1,1 +1,1 @@
-"""Samplers of the machine's utilisation, one row per interval, from /proc, sysfs and NVML."""
+"""Sample the machine's utilisation from /proc, sysfs and NVML, one row per interval."""

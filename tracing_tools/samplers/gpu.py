@@ -1,4 +1,4 @@
-"""GPU samples (schema.GPU_SAMPLES, GPU_PROCESS_SAMPLES) through NVML; requires the extra nvidia-ml-py."""
+"""Sample GPUs (schema.GPU_SAMPLES, GPU_PROCESS_SAMPLES) through NVML; requires the package nvidia-ml-py."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ _UTILISATIONS = {"sm_percent": "smUtil", "mem_percent": "memUtil", "enc_percent"
 
 
 class GpuSampler:
-    """Utilisation and memory of every GPU that NVML lists, and of every process on them, as nvidia-smi and its pmon show.
+    """Samples utilisation and memory of each GPU that NVML lists, and of each process on it, like nvidia-smi and its pmon.
 
     Values that the driver does not report (utilisation of a part of a GPU, memory in some containers) are null.
     """
@@ -32,7 +32,7 @@ class GpuSampler:
             raise IotwinError(f"NVIDIA's library cannot be used: {error}") from None
         if not self._devices:
             raise IotwinError("NVML lists no GPU")
-        self._seen_us = [0] * len(self._devices)  # the driver's time of the newest sample of processes that was read
+        self._seen_us = [0] * len(self._devices)  # the driver's time of the newest sample of processes read so far
 
     def sample(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield ("gpu", row) for every GPU and ("gpu_process", row) for every process on one."""
@@ -55,7 +55,7 @@ class GpuSampler:
                 yield "gpu_process", {"time_ns": now, "device": index, **row}
 
     def _process_rows(self, index: int, device: Any) -> Iterator[dict[str, Any]]:
-        # An error here usually means that no process was busy since then.
+        # An error usually means that no process was busy since the last sample.
         samples = self._query(self._nvml.nvmlDeviceGetProcessUtilization, device, self._seen_us[index]) or []
         newest = {int(sample.pid): sample for sample in sorted(samples, key=lambda sample: int(sample.timeStamp))}
         self._seen_us[index] = max([self._seen_us[index], *(int(sample.timeStamp) for sample in samples)])

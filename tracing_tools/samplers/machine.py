@@ -1,17 +1,17 @@
-"""CPU, memory, disk and pressure samples (rows of schema.SAMPLES) from /proc."""
+"""Sample CPU, memory, disks and pressure (rows of schema.SAMPLES) from /proc."""
 
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-_SECTOR_BYTES = 512  # /proc/diskstats counts in these, whatever the device's own sectors (Documentation/admin-guide/iostats.rst)
+_SECTOR_BYTES = 512  # the unit of /proc/diskstats for all devices (Documentation/admin-guide/iostats.rst)
 
 Row = dict[str, Any]
 
 
 class MachineSampler:
-    """Samples the time since the previous sample; `job_cpu_ns` returns the traced job's CPU time so far, or None."""
+    """Each sample covers the time since the previous one; `job_cpu_ns` returns the traced job's CPU time so far, or None."""
 
     def __init__(self, job_cpu_ns: Callable[[], int | None]) -> None:
         self._job_cpu_ns = job_cpu_ns

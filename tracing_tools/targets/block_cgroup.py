@@ -1,8 +1,8 @@
-"""The cgroup that the kernel charges a job's block requests to.
+"""The cgroup to which the kernel charges a job's block requests.
 
-With cgroup v2 it is the job's own cgroup, if the io controller is on for it. If the blkio controller has a separate v1 hierarchy,
-it is the twin there: the cgroup that corresponds to the job's. This module makes the twin if the job has not begun, and moves
-the job into it; container engines do so themselves.
+With cgroup v2 it is the job's own cgroup, if the io controller is enabled there. If the blkio controller has a separate v1
+hierarchy, it is the cgroup there that corresponds to the job's (its twin). This module makes the twin if the job has not begun,
+and moves the job into it; container engines make it themselves.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ _OURS = "iotwin"  # the names of our cgroups begin so
 
 
 class BlockCgroup:
-    """Finds or makes the cgroup for the tasks of the v2 cgroup with the id `job_cgroup_id`; `cgroup_id` is 0 if there is none."""
+    """Finds or makes the cgroup for the job in the v2 cgroup `job_cgroup_id`; `cgroup_id` is its id, 0 if there is none."""
 
     def __init__(self, job_cgroup_id: int) -> None:
         self.cgroup_id = 0
@@ -41,12 +41,15 @@ class BlockCgroup:
             self.cgroup_id = twin.stat().st_ino
 
     def add(self, pid: int) -> None:
-        """Move a process into the cgroup, if it was made here."""
+        """Move a process into the cgroup, if this object made it."""
         if self._made is not None:
             (self._made / "cgroup.procs").write_text(str(pid))
 
     def remove(self) -> None:
-        """Remove the cgroup, if it was made here. Our job's last processes move to its parent; a running container keeps it."""
+        """Remove the cgroup, if this object made it.
+
+        The last processes of a job that iotwin started move to the parent cgroup; the cgroup of a running container remains.
+        """
         if self._made is None:
             return
         if self._made.name.startswith(_OURS):
@@ -58,7 +61,7 @@ class BlockCgroup:
 
 
 def _find(cgroup_id: int) -> tuple[Path, Path] | None:
-    """Return the v2 mount, and the path below it, of the cgroup with this id, which is its inode number."""
+    """Return the v2 mount and the path below it of the cgroup with this id, which is its inode number; None if there is none."""
     mount = cgroup2_mount()
     if mount is None or not cgroup_id:
         return None

@@ -1,4 +1,4 @@
-"""Cgroups, by which the kernel filters the traced tasks: existing ones, and new ones for a single traced job."""
+"""Cgroups, by which the kernel filters the traced tasks: existing cgroups, and new ones for one job."""
 
 import contextlib
 import os
@@ -42,7 +42,7 @@ class Cgroup:
 
     @classmethod
     def find(cls, name: str) -> "Cgroup":
-        """Return the cgroup `name`, a directory or a path within the v2 hierarchy. Raises UsageError if there is none."""
+        """Return the cgroup at `name`, a directory or a path within the v2 hierarchy. Raises UsageError if there is none."""
         mount, reason = cgroup2_mount(), _reason_against()
         if mount is None or reason:
             raise IotwinError(f"cannot trace a cgroup: {reason}")
@@ -71,7 +71,7 @@ class Cgroup:
         return None
 
     def containers(self) -> dict[int, str]:
-        """Return the ids of the containers in the cgroup, by cgroup id."""
+        """Return the ids of the containers whose cgroups are at or below this one, by cgroup id."""
         found = {}
         for folder, _, _ in os.walk(self.path):
             if identity := container_id(folder):
@@ -87,9 +87,9 @@ class JobCgroup(Cgroup):
 
     @classmethod
     def create(cls, parent: Path | None = None) -> "JobCgroup | str":
-        """Return a new cgroup below `parent`, by default our own cgroup, so that the job keeps the caller's limits.
+        """Return a new cgroup below `parent`, by default this process's cgroup, so that the job keeps the caller's limits.
 
-        Returns the reason instead if this machine or user cannot have one.
+        Returns the reason as text if this machine or user cannot make one.
         """
         own, reason = parent or _own_cgroup(), _reason_against()
         if own is None or reason:
@@ -100,8 +100,8 @@ class JobCgroup(Cgroup):
     def create_for_containers(cls, systemd: bool) -> "JobCgroup":
         """Return a new cgroup that a container engine can use as the parent of its containers.
 
-        It is a top-level cgroup, because an engine may enable controllers only there; with systemd, a slice. Raises IotwinError
-        if none can be made.
+        It is a top-level cgroup, because an engine may enable controllers only there; if `systemd`, it is a slice.
+        Raises IotwinError if the cgroup cannot be made.
         """
         mount, reason = cgroup2_mount(), _reason_against()
         if mount is None or reason:
@@ -125,14 +125,14 @@ class JobCgroup(Cgroup):
         return cls(path)
 
     def remove(self) -> None:
-        """Remove the cgroup; its remaining processes move to the parent."""
+        """Remove the cgroup; its remaining processes move to the parent cgroup."""
         remove_cgroup(self.path)
         for twin in _legacy_twins(self.path):
             remove_tree(twin)
 
 
 def new_name() -> str:
-    """Return a cgroup name that is unique among recorders and that `remove_stale_cgroups` recognises."""
+    """Return a name for a cgroup that no other recorder uses, and that `remove_stale_cgroups` recognises."""
     return _PREFIX + _new_number()
 
 
@@ -156,7 +156,7 @@ def remove_cgroup(path: Path) -> None:
 
 
 def _new_number() -> str:
-    """Return what identifies one recorder's cgroup: its pid, the pid namespace, and the time."""
+    """Return a text that identifies a recorder's cgroup: PID-NAMESPACE-TIME."""
     return f"{os.getpid()}-{_pid_namespace()}-{time.monotonic_ns()}"
 
 
@@ -165,7 +165,7 @@ def _pid_namespace() -> str:
 
 
 def _legacy_twins(path: Path) -> list[Path]:
-    """Return the cgroups of the same path in v1 hierarchies: container engines make them if both versions are mounted."""
+    """Return the cgroups with the same path in v1 hierarchies; container engines make them if both versions are mounted."""
     mount = cgroup2_mount()
     if mount is None or not path.is_relative_to(mount):
         return []
@@ -175,7 +175,7 @@ def _legacy_twins(path: Path) -> list[Path]:
 def remove_stale_cgroups() -> list[str]:
     """Remove empty cgroups that killed recorders left; return their names.
 
-    Cgroups made in another pid namespace, as in a container, remain: whether their recorder lives is unknown here.
+    Cgroups from another pid namespace, as of a container, remain: this process cannot see whether their recorder runs.
     """
     removed = []
     limited = (v1_cgroup_of("blkio"), v1_cgroup_of("memory"))  # parents of the cgroups of storage_limits.py and block_cgroup.py

@@ -8,7 +8,7 @@ NO_CGROUP2 = f"no cgroup2 hierarchy is mounted; mount one: mkdir {_UNIFIED} && m
 
 
 def cgroup_mounts(kind: str, controller: str | None = None) -> list[Path]:
-    """Return the mounts of the `kind` cgroup2 or cgroup (v1); of v1, only hierarchies that have `controller`, if given."""
+    """Return the mounts of the `kind` cgroup2, or cgroup (v1); if `controller` is given, only v1 hierarchies that have it."""
     fields = (line.split() for line in _TABLE.read_text().splitlines())
     return [Path(f[1]) for f in fields if f[2] == kind and (controller is None or controller in f[3].split(","))]
 

@@ -1,4 +1,4 @@
-"""The traced command: started as the invoking user, held before its first instruction, with its output kept in logs."""
+"""The traced command: started as the invoking user, stopped before its first instruction, with its output copied to logs."""
 
 import contextlib
 import os
@@ -22,11 +22,11 @@ from iotwin.tracing_tools.targets.target import TraceTarget
 from iotwin.tracing_tools.targets.user import User, invoking_user
 
 _RECORDER_LIMITS = {resource.RLIMIT_FSIZE: resource.RLIM_INFINITY, resource.RLIMIT_NOFILE: 1024}  # the recorder needs these
-_AT_GATE = b"\0"  # the child's message that only the exec remains
+_AT_GATE = b"\0"  # the child sends this when it only has to execute the command
 
 
 class CommandTarget(TraceTarget):
-    """A command that we start, and all its descendants: in a separate cgroup as root, otherwise followed as a process tree."""
+    """A command that iotwin starts, and all its descendants: as root in a separate cgroup, otherwise as a process tree."""
 
     is_ours = True
 
@@ -70,13 +70,13 @@ class CommandTarget(TraceTarget):
             backend.follow(self.root_pid)
 
     def names(self) -> bytes:
-        """Return name records of the files that the command starts with: its standard streams."""
+        """Return name records of the files that are open when the command begins: its standard streams."""
         if self._started is None:
             return b""
         return open_files(self._started.pid, (0, 1, 2), dict(zip((1, 2), self._started.output.paths, strict=True)))
 
     def show_output(self) -> bool:
-        """Have the keeper copy its output to our own streams."""
+        """Have the keeper (output_keeper.py) copy the output to iotwin's own streams."""
         if self._started:
             self._started.output.show()
         return True
@@ -102,13 +102,13 @@ class CommandTarget(TraceTarget):
         return self.exit_status is not None
 
     def remaining(self) -> list[int]:
-        """Return the job's processes; without a cgroup, the command's own, and after its end the backend's strays."""
+        """Return the job's processes; without a cgroup only the command itself, and after its end the backend's strays."""
         if not self._own and self.root_pid is not None and self.exit_status is None:
             return [self.root_pid]
         return super().remaining() + [pid for pid, runs in self._strays().items() if runs]
 
     def signal(self, number: int) -> None:
-        """Send a signal to every process of the job, except those that received it with our whole process group."""
+        """Send a signal to the job's processes, except those that received it with iotwin's whole process group."""
         pids = self.remaining() if self._own else process_tree(self.remaining())
         if number != signal.SIGKILL and self._started and self._started.output.was_signalled(number):
             pids = [pid for pid in pids if pid == self.root_pid and os.getpgid(pid) != os.getpgrp()]
@@ -120,7 +120,7 @@ class CommandTarget(TraceTarget):
         return self._backend.strays() if self._backend is not None else {}
 
     def closing_notes(self) -> list[str]:
-        """Return notes on processes that left the cgroup and on output missing from the logs; waits for the last output."""
+        """Wait for the last output; return notes on processes that left the cgroup and on output that the logs lack."""
         strays = self._strays()
         notes = []
         if strays and self._own:
@@ -137,7 +137,7 @@ class CommandTarget(TraceTarget):
         return notes + [f"logs/{name} lacks {size} bytes that the disk had no room for" for size, name in missing if size]
 
     def has_shown_output(self, wait_s: float) -> bool:
-        """Whether all its output was copied to our own streams; waits up to `wait_s`."""
+        """Whether all output was copied to iotwin's own streams; waits up to `wait_s` for this."""
         return self._started is None or self._started.output.is_shown(wait_s)
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class CommandTarget(TraceTarget):
 
 
 def _lift_limits() -> dict[int, tuple[int, int]]:
-    """Raise our limits on the size and number of files as far as permitted; return the former limits, which the command keeps."""
+    """Raise this process's limits on size and number of files as far as permitted; return the former limits, for the command."""
     before = {kind: resource.getrlimit(kind) for kind in _RECORDER_LIMITS}
     for kind, (soft, hard) in before.items():
         wanted = _RECORDER_LIMITS[kind]
@@ -173,7 +173,7 @@ def _set_limits(limits: dict[int, tuple[int, int]]) -> None:
 
 
 class StartedCommand:
-    """A child process that waits for `release` before it executes `command`; `output` receives its stdout and stderr."""
+    """A child process that executes `command` only after `release`; `output` receives its stdout and stderr."""
 
     def __init__(
         self, command: list[str], logs: Path, user: User | None, limits: dict[int, tuple[int, int]] | None = None
@@ -202,7 +202,7 @@ class StartedCommand:
     def _become(
         self, program: str, gate: int, failure: int, outputs: list[int], user: User | None, mask: set[int | signal.Signals]
     ) -> None:
-        """In the child: do everything before the gate, so that only the exec remains to be traced."""
+        """In the child: prepare everything, wait at the gate for `release`, and execute the command."""
         try:
             os.close(self._gate)
             os.close(self._failure)
@@ -216,7 +216,7 @@ class StartedCommand:
                 os.setgid(user.group_id)
                 os.setuid(user.user_id)
                 environment |= {"HOME": user.home, "USER": user.name, "LOGNAME": user.name}
-            # Undo Python's own ignoring of two signals, but not the caller's ignoring of requests, as by nohup.
+            # Python ignores SIGPIPE and SIGXFSZ, which is undone; the caller may ignore requests, as by nohup, which is kept.
             for number in (signal.SIGPIPE, signal.SIGXFSZ, *REQUESTS):
                 if number not in REQUESTS or signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, signal.SIG_DFL)
@@ -230,7 +230,7 @@ class StartedCommand:
             os._exit(127)
 
     def wait_at_gate(self) -> None:
-        """Wait until the child waits at the gate: its preparations are no part of the command."""
+        """Wait until the child waits at the gate, so that its preparations are not traced."""
         self._messages = os.read(self._failure, 4096)
         while self._messages == _AT_GATE and not is_asleep(self.pid):
             time.sleep(0.0005)

@@ -1,7 +1,7 @@
-"""Docker containers as targets, through the docker SDK: a running one, or one that we create from an image.
+"""Docker containers as targets, through the docker SDK: a running container, or one that iotwin creates from an image.
 
-We create the container of an image below our own cgroup, so that its cgroup is traced before its first instruction. The
-container runtime's set-up in the cgroup is not traced: a process is traced from the first program that it executes.
+The new container's cgroup is below one that iotwin made, and is traced before its first instruction. The set-up by the container
+runtime in that cgroup is not traced: a process is traced from the first program that it executes there.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from iotwin.tracing_tools.targets.container_cgroup import running_cgroup
 from iotwin.tracing_tools.targets.container_output import ContainerOutput, Parts
 from iotwin.tracing_tools.targets.running_targets import RunningTarget
 
-_STATUS_S = 60.0  # for a working engine to report a status, even on a busy machine
-_OOM_S = 1.0  # for the engine to detect why a container was killed
-_LIMITED_OOM_S = 20.0  # the same if a limit on the container's memory is the likely reason
+_STATUS_S = 60.0  # time for a working engine to report a status, even on a busy machine
+_OOM_S = 1.0  # time for the engine to detect that a container ran out of memory
+_LIMITED_OOM_S = 20.0  # the same if the container's memory is limited, which makes that likely
 
 
 @dataclass
@@ -36,7 +36,7 @@ class ContainerOptions:
     gpus: str | None = None
 
     def check(self) -> None:
-        """Raise UsageError for a parameter that the SDK does not have or that iotwin sets itself."""
+        """Raise UsageError for a parameter that the SDK lacks or that iotwin sets itself."""
         models = docker_sdk().models.containers
         ours = {"cgroup_parent", "command", "image", "detach", "auto_remove", "remove", "tty"}
         known = sorted({*models.RUN_CREATE_KWARGS, *models.RUN_HOST_CONFIG_KWARGS, "name", "volumes", "ports", "network"} - ours)
@@ -77,7 +77,7 @@ def address() -> str:
 
 @contextlib.contextmanager
 def in_one_line(what: str) -> Iterator[None]:
-    """Convert the engine's errors to an IotwinError whose message begins with `what`."""
+    """Convert the engine's errors in the `with` block to an IotwinError whose message begins with `what`."""
     docker = docker_sdk()
     try:
         yield
@@ -92,10 +92,10 @@ def in_one_line(what: str) -> Iterator[None]:
 
 
 class ContainerWatch:
-    """Follows one container in the background: copies its output to the log files and waits for its end."""
+    """Watches one container in threads: copies its output to the log files and waits for its end."""
 
     def __init__(self, identity: str, logs: Path, from_start: bool = False) -> None:
-        """`from_start`: the container has been started; copy its earlier output, too."""
+        """`from_start`: the container has been started already, so copy its earlier output, too."""
         self.exit_status: int | None = None
         self._waiting: threading.Thread | None = None
         container = connect().containers.get(identity)
@@ -104,7 +104,7 @@ class ContainerWatch:
         self._identity = identity
 
     def begin(self) -> None:
-        """Start to wait for the end of the container, which has been started."""
+        """Start to wait for the end of the container; call this once it runs."""
         container = connect().containers.get(self._identity)
         self._waiting = threading.Thread(target=self._wait, args=(container,), daemon=True)
         self._waiting.start()
@@ -122,14 +122,14 @@ class ContainerWatch:
             self._output.lose(error)
 
     def finish(self) -> list[str]:
-        """Wait for the last output; return notes on output that the logs lack."""
+        """Wait for the container's last output; return notes on output that the logs lack."""
         return self._output.finish()
 
 
 def _logged(container: Any) -> list[Iterator[Parts]]:
-    """Return streams of (stdout, stderr) with a container's whole output, past and future, from the engine's log.
+    """Return streams of (stdout, stderr) from the engine's log, with a container's whole output, past and future.
 
-    An attached stream lacks earlier output, and never ends if the container had ended before.
+    A stream by `attach` lacks earlier output, and never ends if the container had ended before.
     """
     printed = container.logs(stream=True, follow=True, stdout=True, stderr=False)
     errors = container.logs(stream=True, follow=True, stdout=False, stderr=True)
@@ -169,13 +169,13 @@ class ContainerTarget(RunningTarget):
         )
 
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
-        """Copy its output from now on."""
+        """Copy the container's output from now on."""
         with in_one_line(f"container {self._container.name}"):
             self._watch = ContainerWatch(self._container.id, logs)
             self._watch.begin()
 
     def has_ended(self) -> bool:
-        """Whether the container has ended. The engine reports the exit status, if at all, after the cgroup is removed."""
+        """Whether the container has ended: its exit status is known, or its cgroup is gone and no status arrives in time."""
         may_report = self._watch is not None and self._watch.may_report_status()  # before reading a status that it may set last
         if self._watch and self._watch.exit_status is not None:
             self._set_status(self._watch.exit_status)
@@ -189,10 +189,10 @@ class ContainerTarget(RunningTarget):
         self.exit_status = 128 - status if 128 < status < 128 + signal.NSIG else status
 
     def _ask_to_end(self, number: int) -> None:
-        """Send a signal to the container's main process.
+        """Send a signal to the container's main process, or SIGKILL if that process would never receive the signal.
 
-        The kernel drops a signal that the first process of a container neither handles nor blocks. Elsewhere the signal would
-        end the process, so SIGKILL is sent instead.
+        The kernel drops a signal that the first process of a container neither handles nor blocks. Outside of a container such a
+        signal would end the process.
         """
         number = number if self._is_delivered(number) else signal.SIGKILL
         with contextlib.suppress(IotwinError), in_one_line("container"):  # the container has ended
@@ -207,7 +207,7 @@ class ContainerTarget(RunningTarget):
         return any(mask >> (number - 1) & 1 for mask in masks)
 
     def closing_notes(self) -> list[str]:
-        """Return notes on how the container ended; waits for its last output."""
+        """Wait for the container's last output; return notes on how it ended."""
         notes = self._watch.finish() if self._watch and self.exit_status is not None else []
         before = self._container.name
         with contextlib.suppress(IotwinError), in_one_line("container"):  # the container may be gone
@@ -229,7 +229,7 @@ class ContainerTarget(RunningTarget):
 
 
 class ImageTarget(ContainerTarget):
-    """A container that we create from an image, and remove when it has ended."""
+    """A container that iotwin creates from an image, and removes when it has ended."""
 
     is_ours = True
 
@@ -259,14 +259,14 @@ class ImageTarget(ContainerTarget):
         self.scope = self._parent.scope
 
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
-        """Attach to the container, which is created but does not run yet, and make its cgroup, so that the cgroup is traced."""
+        """Make the cgroup of the container, which does not run yet, so that it is traced from the begin; attach to its output."""
         slice_ = self._parent.path.suffix == ".slice"
         (self._parent.path / (f"docker-{self._container.id}.scope" if slice_ else self._container.id)).mkdir()
         with in_one_line(f"container {self._container.name}"):
             self._watch = ContainerWatch(self._container.id, logs)
 
     def names(self) -> bytes:
-        """Return no records: nothing of it runs yet."""
+        """Return no records: the container does not run yet."""
         return b""
 
     def release(self) -> None:
@@ -289,7 +289,7 @@ class ImageTarget(ContainerTarget):
         self._ask_to_end(number)
 
     def close(self) -> None:
-        """Remove the container and all processes that it still runs."""
+        """Remove the container, and end the processes that still run in it."""
         with contextlib.suppress(IotwinError), in_one_line("container"):
             self._container.remove(force=True)
         self._parent.remove()

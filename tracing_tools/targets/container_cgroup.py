@@ -1,4 +1,4 @@
-"""The cgroup of a Docker container: of one that runs, and of one that the engine has created but not started."""
+"""Find the cgroup of a Docker container that runs, or that the engine has created but not started."""
 
 from typing import Any
 
@@ -17,7 +17,10 @@ def running_cgroup(pid: int) -> Cgroup:
 
 
 def future_cgroup(container: Any, systemd: bool) -> tuple[Cgroup, bool]:
-    """Return the cgroup that the engine will use for a created container, and whether we made it, as it did not exist yet."""
+    """Return the cgroup that the engine will use for a created container, and whether it had to be made.
+
+    `systemd`: the engine has systemd make its cgroups. Raises IotwinError if the container has ended already.
+    """
     mount = cgroup2_mount()
     if mount is None:
         raise IotwinError(f"cannot trace a container: {NO_CGROUP2}")

@@ -1,4 +1,4 @@
-"""The output of a container, copied to the log files of its trace as long as the Docker Engine delivers it."""
+"""Copy the output of a container to the logs of its trace, as long as the Docker Engine delivers it."""
 
 import os
 import threading
@@ -10,7 +10,7 @@ from iotwin.common.files import open_append
 Parts = tuple[bytes | None, bytes | None]  # output to stdout and to stderr
 
 _NAMES = ("stdout", "stderr")
-_END_S = 60.0  # for a working engine to deliver the last output after the container's end, even on a busy machine
+_END_S = 60.0  # time for a working engine to deliver the last output after the container's end, even on a busy machine
 
 
 class ContainerOutput:
@@ -26,7 +26,7 @@ class ContainerOutput:
             self._copying[-1].start()
 
     def lose(self, cause: Exception) -> None:
-        """Record that the engine stopped delivering before the container ended."""
+        """Record that the engine stopped delivering output before the container ended, because of `cause`."""
         self._loss = self._loss or cause
 
     def _copy(self, stream: Iterable[Parts], files: list[int]) -> None:
@@ -34,7 +34,7 @@ class ContainerOutput:
             for parts in stream:
                 for index, part in enumerate(parts):
                     self._append(index, files[index], memoryview(part or b""))
-        except Exception as error:  # the connection broke; the container's end is seen in its cgroup
+        except Exception as error:  # the connection broke; the end of the container shows in its cgroup
             self.lose(error)
         for file in files:
             os.close(file)
@@ -48,7 +48,7 @@ class ContainerOutput:
                 return
 
     def finish(self) -> list[str]:
-        """Wait for the last output of an ended container; return a note for each reason why the logs lack some."""
+        """Wait for the last output of an ended container; return a note for each reason why the logs lack output."""
         for copying in self._copying:
             copying.join(_END_S)
         notes = []

@@ -1,8 +1,8 @@
-"""A proxy address of the Docker Engine that delays the start of one container until it is watched.
+"""A proxy of the Docker Engine that delays the start of one container until the tracer watches it.
 
-A launcher (docker run, a script, the SDK) receives it as DOCKER_HOST. The gate copies bytes between launcher and engine, and
-parses only the first line of each request: a request to start the container waits for `open`. So the tracer is first, however
-busy the machine is.
+A launcher (docker run, a script, the SDK) receives the proxy's address as DOCKER_HOST. The proxy copies bytes between launcher
+and engine, and parses only the first line of each request: a request to start the container waits for `open`. So the container
+never starts before the tracer is ready, however busy the machine is.
 """
 
 import contextlib
@@ -18,16 +18,16 @@ from iotwin.tracing_tools.targets.held_folder import HeldFolder, remove_stale
 _UNIX = "unix://"
 _PIECE_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 13
-_PREFIX, _SOCKET, _MODE = "iotwin-engine-", "docker.sock", 0o700  # access to the engine amounts to root
+_PREFIX, _SOCKET, _MODE = "iotwin-engine-", "docker.sock", 0o700  # who has access to the engine can become root
 _CREATE = re.compile(rb"POST (?:/v[\d.]+)?/containers/create\?(\S*) HTTP/")
 _START = re.compile(rb"POST (?:/v[\d.]+)?/containers/([^/?\s]+)/start(?:\?\S*)? HTTP/")
 
 
 class EngineGate:
-    """Listens at `address` until it is closed; `saw_creation` is true once a request to create the container passed."""
+    """Listens at `address` until `close`; `saw_creation` becomes True when a request to create the container passes."""
 
     def __init__(self, engine: str, name: str, name_of: Callable[[str], str | None]) -> None:
-        """`engine` is the engine's own address (see `can_gate`); `name_of` returns a container's name by its id."""
+        """`engine` is the engine's address (see `can_gate`), `name` the container's; `name_of` returns a name by id."""
         self._engine, self._name, self._name_of = engine.removeprefix(_UNIX), name, name_of
         self.saw_creation = False
         self._may_start = threading.Event()
@@ -40,11 +40,11 @@ class EngineGate:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def open(self) -> None:
-        """Let the container start."""
+        """Let requests to start the container pass."""
         self._may_start.set()
 
     def close(self) -> None:
-        """Accept no more launchers; refuse a start that still waits."""
+        """Accept no more connections; refuse a request to start the container that still waits."""
         self._is_closed = not self._may_start.is_set()
         self._may_start.set()
         self._listener.close()
@@ -82,7 +82,7 @@ class EngineGate:
 
 
 def can_gate(engine: str) -> bool:
-    """Whether a gate can stand in for the engine at that address, which must be a socket of this machine."""
+    """Whether a gate can replace the engine at the address `engine`, which must be a Unix socket."""
     return engine.startswith(_UNIX)
 
 
@@ -92,7 +92,7 @@ def remove_stale_gates() -> list[str]:
 
 
 def _piece(launcher: socket.socket) -> bytes:
-    """Return the next bytes; if they begin a POST request, with its whole first line."""
+    """Return the next bytes from the launcher; if they begin a POST request, they contain its whole first line."""
     piece = launcher.recv(_PIECE_BYTES)
     while piece.startswith(b"POST ") and b"\r\n" not in piece and len(piece) < _LONGEST_LINE:
         more = launcher.recv(_PIECE_BYTES)

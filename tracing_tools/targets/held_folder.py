@@ -1,4 +1,4 @@
-"""Temporary folders that one run locks while it lives; later runs remove the folders of killed runs."""
+"""Temporary folders that a process locks as long as it runs; later processes remove the folders of killed ones."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ class HeldFolder:
             self._held = os.open(self.path, _FOLDER)
             os.fchmod(self._held, mode)
             fcntl.flock(self._held, fcntl.LOCK_EX)
-            if os.fstat(self._held).st_nlink:  # else a concurrent run removed it before it was locked
+            if os.fstat(self._held).st_nlink:  # else another process removed the folder before it was locked
                 return
             os.close(self._held)
 
@@ -36,10 +36,10 @@ class HeldFolder:
 
 
 def remove_stale(prefix: str, mode: int, name: str, may_go: Callable[[Path, os.stat_result], bool]) -> list[str]:
-    """Remove the folders that this user's killed runs left; return their names.
+    """Remove the folders that killed processes of this user left; return the names of the folders.
 
-    Such a folder belongs to the user, has the permissions `mode`, is not locked, and is empty or contains only `name`.
-    `may_go` decides by the path and status of `name` whether it may be removed.
+    Such a folder belongs to the user, has the permissions `mode`, is not locked, and is empty or contains only the file `name`.
+    `may_go` decides by the path and the status of that file whether it may be removed.
     """
     try:
         paths = Path(temporary_directory()).glob(f"{prefix}*")

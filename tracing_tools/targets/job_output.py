@@ -1,4 +1,4 @@
-"""A job's output: pipes from a command through their keeper to logs, and copying of growing logs to our own streams."""
+"""A job's output: pipes from a command to a keeper process, which writes logs; and copying of logs to iotwin's own streams."""
 
 import contextlib
 import fcntl
@@ -19,20 +19,20 @@ from iotwin.tracing_tools.targets import output_keeper
 _NAMES = ("stdout", "stderr")
 _PIPE_BYTES = 1 << 20  # the most that an unprivileged user may set
 _PAGE_BYTES = 4096  # a pipe that is not full accepts this much without blocking
-_ANSWER_S = 5.0
-_MARK_S = 0.005  # for a signal to a process group to reach all its processes
+_ANSWER_S = 5.0  # time for the keeper to answer
+_MARK_S = 0.005  # time for a signal to a process group to reach all its processes
 
 
 class JobOutput:
     """A command's stdout and stderr: two pipes, and the keeper (output_keeper.py) that copies them to `logs` and to our streams.
 
-    The command notices neither a full disk nor the tracer's end: the keeper drops what a log has no room for, and lives until
-    nobody can print any more. The tracer also holds the pipes open, and replaces a killed keeper. Only if both are killed does
-    the command's next print fail.
+    Neither a full disk nor the tracer's end affects the command: the keeper drops output for which a log has no room, and runs
+    until all writers have closed the pipes. The tracer also holds the pipes open, and replaces a killed keeper. The command's
+    next print fails only if both are killed.
     """
 
     def __init__(self, logs: Path, user_id: int | None = None) -> None:
-        """`user_id`: the command's user, if it is not ours."""
+        """`user_id`: the user who runs the command; None if it is the tracer's user."""
         self.missing_bytes = [0, 0]  # bytes of stdout and of stderr that the logs lack
         self.was_mended = False
         self.paths = [os.fsencode((logs / name).resolve()) for name in _NAMES]
@@ -60,17 +60,17 @@ class JobOutput:
         theirs.close()
 
     def close_ends(self) -> None:
-        """Close our copies of the ends that the command prints to, after the fork."""
+        """Close this process's copies of the ends to which the command prints; call this after the fork."""
         for end in self.ends:
             os.close(end)
 
     def show(self) -> None:
-        """Copy the output to our own streams, too."""
+        """Copy the output to iotwin's own streams, too."""
         self._is_shown = True
         self._ask(output_keeper.SHOW)
 
     def mend(self) -> None:
-        """Start another keeper if ours was killed."""
+        """Start another keeper if the present one was killed."""
         if self._keeper and self._has_ended(os.WNOHANG):
             self._control.close()
             self._start()
@@ -91,14 +91,14 @@ class JobOutput:
         return self._is_answered((output_keeper.DRAIN, output_keeper.END), _ANSWER_S)
 
     def is_shown(self, wait_s: float) -> bool:
-        """Whether all output was copied to our streams; output printed after the first call is copied to the logs only."""
+        """Whether all output was copied to iotwin's streams; output printed after the first call is copied to the logs only."""
         if not self._is_ending:
             self._is_ending = True
             self._ask(output_keeper.END)
         return self._is_answered((output_keeper.END,), wait_s)
 
     def was_signalled(self, number: int) -> bool:
-        """Whether the command received the signal with our whole process group: it is then pending in the keeper, too."""
+        """Whether the signal was sent to our whole process group, so also to the command: it is then pending in the keeper."""
         time.sleep(_MARK_S)
         try:
             lines = Path(f"/proc/{self._keeper}/status").read_text().splitlines()
@@ -129,7 +129,7 @@ class JobOutput:
         return True
 
     def close(self) -> None:
-        """Release the output: the keeper continues if somebody can still print; otherwise wait for its end."""
+        """Close the pipes and logs. If a process can still print, the keeper continues; otherwise wait for its end."""
         if not self._pipes:
             return
         has_writers = self._keeper and not self._is_at_its_end()
@@ -163,10 +163,10 @@ def _fork_keeper(descriptors: list[int]) -> int:
 
 
 class Tail:
-    """Copies what is appended to a log file to a stream."""
+    """Copies the growth of a log file to a stream."""
 
     def __init__(self, path: Path, stream: BinaryIO, takes: Callable[[float], object]) -> None:
-        """`takes(seconds)`: whether the stream accepts a page within this time, or never will."""
+        """`takes(seconds)` returns whether the stream accepts a page within this time, or never will."""
         self._path, self._stream, self._takes, self._position = path, stream, takes, 0
         self._log: FileIO | None = None
 
@@ -200,6 +200,6 @@ def _writable(stream: BinaryIO) -> Callable[[float], object]:
 
 
 def output_tails(logs: Path) -> list[Tail]:
-    """Return the tails that copy the files `stdout` and `stderr` of the directory `logs` to our own streams."""
+    """Return Tails that copy the files `stdout` and `stderr` of the directory `logs` to iotwin's own streams."""
     streams = sys.stdout.buffer, sys.stderr.buffer
     return [Tail(logs / name, stream, _writable(stream)) for name, stream in zip(_NAMES, streams, strict=True)]

@@ -1,8 +1,8 @@
-"""A container that the user's command starts (docker run --name NAME ...): delayed at its start until it is traced.
+"""A container that the user's command starts (docker run --name NAME ...); its start is delayed until it is traced.
 
-The command receives a gate as the engine's address, at which the request to start the container waits (engine_gate). If the
-command uses another address, the container's cgroup is frozen as soon as the engine reports the container's creation. If the
-container starts even before that, the trace fails, because it would lack the beginning.
+The command receives the address of a proxy (engine_gate) as the engine's address. There the request to start the container waits.
+If the command uses another address, the container's cgroup is frozen as soon as the engine reports the container's creation. If
+the container starts even before that, the trace fails, because it would lack the beginning.
 """
 
 import contextlib
@@ -30,11 +30,11 @@ from iotwin.tracing_tools.targets.container_cgroup import future_cgroup
 from iotwin.tracing_tools.targets.engine_gate import EngineGate, can_gate
 from iotwin.tracing_tools.targets.processes import process_tree, remove_tree, signal_tree
 
-_END_S = 2.0  # for a launcher to notice the end of its container; for it and its children to end after SIGTERM
+_END_S = 2.0  # time for a launcher to notice the end of its container, and for it and its children to end after SIGTERM
 
 
 class LaunchedContainer(ContainerTarget):
-    """The container called `name` that the command `launcher` starts; we start the command, and both end together.
+    """The container called `name` that the command `launcher` starts; iotwin starts the command, and both end together.
 
     While an engine starts a container, it answers no requests about this container.
     """
@@ -73,14 +73,14 @@ class LaunchedContainer(ContainerTarget):
             (self._cgroup.path / "cgroup.freeze").write_text(str(int(frozen)))
 
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
-        """Attach to the container; if it is frozen, the engine cannot answer, and `release` attaches."""
+        """Attach to the container's output. The engine cannot answer if the container is frozen: then `release` attaches."""
         self._logs = logs
         if not self._is_frozen:
             with in_one_line(f"container {self._container.name}"):
                 self._watch = ContainerWatch(self._container.id, logs)
 
     def attach(self, backend: Backend) -> None:
-        """Do nothing: nothing of it runs yet."""
+        """Do nothing: the container does not run yet."""
 
     def names(self) -> bytes:
         """Return no records: so far only the engine's processes run in it."""
@@ -106,7 +106,7 @@ class LaunchedContainer(ContainerTarget):
                 self._watch.begin()
 
     def _copy_log(self) -> None:
-        """Copy its output from the engine's log, unless a watch copies it already."""
+        """Copy the container's output from the engine's log, unless a ContainerWatch copies it already."""
         if self._watch is not None:
             return
         try:
@@ -116,7 +116,7 @@ class LaunchedContainer(ContainerTarget):
             self._loss = str(error)
 
     def closing_notes(self) -> list[str]:
-        """Return notes on how the container ended and on lost output; waits for its last output."""
+        """Wait for the container's last output; return notes on how it ended and on lost output."""
         self._copy_log()  # the engine may have been too busy in `release`
         notes = super().closing_notes()
         if self._watch is None:
@@ -127,7 +127,7 @@ class LaunchedContainer(ContainerTarget):
         return notes
 
     def _has_run(self) -> bool:
-        """Whether it was started although its launcher waits at the gate."""
+        """Whether the container was started although the request to start it waits at the gate."""
         with in_one_line(f"container {self._container.name}"):
             self._container.reload()
         return bool(self._container.status != "created")
@@ -145,7 +145,7 @@ class LaunchedContainer(ContainerTarget):
         )
 
     def abandon(self) -> None:
-        """End the command, and the container, which has not run."""
+        """End the command and the container, which has not run."""
         self._end()
 
     def has_ended(self) -> bool:
@@ -186,7 +186,7 @@ class LaunchedContainer(ContainerTarget):
             remove_tree(self._made)
 
     def close(self) -> None:
-        """Release the container, which runs on if it was ever released."""
+        """End command and container if the container was never released; otherwise let them continue."""
         self._end()
         if self._gate is not None:
             self._gate.close()
@@ -239,7 +239,7 @@ class _Launch:
         return signal_tree([self._process.pid], number) if self._process and self._process.poll() is None else set()
 
     def end(self) -> None:
-        """End the launcher, and the container with it; one that never ran would only be in the way of the next."""
+        """End the launcher and the container; a container that never ran is removed, as its name would block the next trace."""
         if self._process is None:
             return
         tree, deadline = self.signal(signal.SIGTERM), time.monotonic() + _END_S

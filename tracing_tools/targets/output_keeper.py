@@ -1,9 +1,9 @@
-"""The keeper of a job's output: a process that copies the pipes that a job prints to into the logs and to the terminal.
+"""The keeper of a job's output: a process that copies output from the job's pipes to the logs and to the terminal.
 
     python -I -S output_keeper.py CONTROL PIPE LOG PIPE LOG
 
-The arguments are descriptors; stdout and stderr are the tracer's. The keeper outlives the tracer, because the job's next print
-would fail without a reader. A log that cannot grow loses output, and the job does not notice. When the tracer ends, the keeper
+The arguments are descriptors; stdout and stderr are those of the tracer. The keeper outlives the tracer, because the job's next
+print would fail without a reader. If a log cannot grow, it lacks output, but the job continues. When the tracer ends, the keeper
 closes stdout and stderr, so that their readers see the end, and continues with the logs until all writers have closed the pipes.
 
 The keeper blocks all signals. It belongs to the tracer's process group, so that a signal which is pending in it was sent to the
@@ -27,14 +27,14 @@ REPLY = struct.Struct("<cQQ")
 FOR_TRACERS = b':::MLLOG {"namespace": "iotwin"'  # start of the lines that iotwin.common.mllog.FOR_TRACERS marks
 
 _CHUNK_BYTES = 1 << 20  # also the capacity of a pipe
-_REST_MS = 10  # between reads of a pipe with little output, so that one wake-up serves many prints
+_REST_MS = 10  # pause between reads of a pipe with little output, so that one wake-up serves many prints
 _BUSY_BYTES = 1 << 16
-_HELD_BYTES = 64 << 20  # held for a terminal that does not read; beyond that the job waits for it, as without a tracer
+_HELD_BYTES = 64 << 20  # most output to hold for a terminal that does not read; beyond it the job waits, as if untraced
 _WITHOUT_BLOCKING_BYTES = select.PIPE_BUF  # a pipe or terminal that is ready accepts this much without blocking
 
 
 class _Stream:
-    """One of the job's two streams: the pipe that it prints to, its log, and our own stream of that name."""
+    """stdout or stderr of the job: the pipe to which it prints, the log, and the tracer's stream of that name."""
 
     def __init__(self, pipe: int, log: int, shown: int) -> None:
         self.pipe, self._log, self.shown = pipe, log, shown
@@ -58,7 +58,7 @@ class _Stream:
         self._is_shown = True
 
     def hide(self) -> None:
-        """Show nothing any more, and close our own stream."""
+        """Stop showing output, and close the tracer's stream."""
         self._is_shown = False
         self._waiting.clear()
         self._waiting_bytes = 0
@@ -67,7 +67,7 @@ class _Stream:
         os.close(nothing)
 
     def take(self) -> int:
-        """Move the pipe's content, once it is readable or at its end; return the number of bytes."""
+        """Move the content of the pipe, which must be readable or at its end; return the number of bytes."""
         try:
             content = memoryview(os.read(self.pipe, _CHUNK_BYTES))
         except BlockingIOError:
@@ -89,7 +89,7 @@ class _Stream:
                 return
 
     def show_some(self) -> None:
-        """Write to our own stream, which is ready, as much as it accepts."""
+        """Write to the tracer's stream, which must be ready, as much as it accepts."""
         first = self._waiting[0]
         piece = bytes(first[: self._step])
         if len(piece) < len(first):
@@ -111,7 +111,7 @@ class _Stream:
 
 
 def for_people(content: memoryview) -> memoryview:
-    """Return `content` without the lines that are for tracers only; the job writes each of these lines as a whole."""
+    """Return `content` without the log lines that only tracers read; the job writes each of them as a whole."""
     if FOR_TRACERS not in bytes(content):
         return content
     lines = bytes(content).splitlines(keepends=True)
@@ -143,7 +143,7 @@ class _Keeper:
         self._reply(END)
 
     def _turn(self, rests: bool) -> int:
-        """Wait for events and handle them; if `rests`, the end of a pipe ends the wait, but output does not."""
+        """Wait for events and handle them; return the bytes moved. If `rests`, new output does not end the wait."""
         poll, control = select.poll(), select.poll()
         if not self._is_alone:
             poll.register(self._control, select.POLLIN)
@@ -185,7 +185,7 @@ class _Keeper:
                 stream.hide()
 
     def _drain(self) -> None:
-        """Move the pipes' present content, and no more: the job may print without end."""
+        """Move the content that the pipes have now, but no more: the job may print without end."""
         for stream in self._streams:
             poll, left = select.poll(), _CHUNK_BYTES
             poll.register(stream.pipe, select.POLLIN)

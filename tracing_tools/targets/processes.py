@@ -1,4 +1,4 @@
-"""Running processes by /proc: their descendants, and their commands and open files as name records."""
+"""Read running processes from /proc: their descendants, and their commands and open files as name records."""
 
 import contextlib
 import os
@@ -13,8 +13,8 @@ from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount
 
 _CONTAINER_ID = re.compile(r"[0-9a-f]{64}")  # docker, podman, containerd and Kubernetes all put it into the cgroup's path
 _DELETED = b" (deleted)"
-_STOP_S = 1.0  # for a process to stop; one that waits in the kernel does not stop, but starts no other process either
-_BEFORE = 0  # time of events before the trace began
+_STOP_S = 1.0  # time for a process to stop; a process that waits in the kernel does not stop, but starts no other one
+_BEFORE = 0  # the time of all that happened before the trace began
 
 
 def container_id(cgroup_path: str) -> str | None:
@@ -58,7 +58,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def process_tree(roots: Iterable[int]) -> set[int]:
-    """Return those of the processes `roots` that run, and all their descendants."""
+    """Return the running processes among `roots`, and all their descendants."""
     children: dict[int, list[int]] = {}
     running = set()
     for pid in running_pids():
@@ -78,7 +78,7 @@ def process_tree(roots: Iterable[int]) -> set[int]:
 def signal_tree(roots: Iterable[int], number: int) -> set[int]:
     """Send a signal to the processes `roots` and all their descendants, and return their pids.
 
-    All are stopped first, so that none can start a process that does not receive the signal.
+    All processes are stopped first, so that none can start another one that misses the signal.
     """
     roots, stopped = set(roots), set[int]()
     while new := process_tree(roots | stopped) - stopped:
@@ -99,7 +99,7 @@ def _signal_each(pids: Iterable[int], number: int) -> None:
 
 
 def running_processes(pids: Iterable[int]) -> bytes:
-    """Return name records of the processes' forks and executed programs, as far as /proc shows, and of their open files."""
+    """Return name records of the forks, programs and open files of running processes, as far as /proc shows them."""
     content = b""
     commands: dict[int, bytes] = {}
     for pid in sorted(pids):
@@ -111,7 +111,7 @@ def running_processes(pids: Iterable[int]) -> bytes:
 
 
 def _life(pid: int, commands: dict[int, bytes]) -> bytes:
-    """Return records of a fork, and of an exec if the command differs from the parent's; adds the command to `commands`."""
+    """Return the record of a fork, and of an exec if the command differs from the parent's; add the command to `commands`."""
     status = dict(line.partition(b":")[::2] for line in Path(f"/proc/{pid}/status").read_bytes().splitlines())
     commands[pid] = command = Path(f"/proc/{pid}/cmdline").read_bytes()
     if not command:
@@ -142,7 +142,7 @@ def _cgroup_id(pid: int) -> int:
 
 
 def open_files(pid: int, descriptors: Iterable[int] | None = None, called: Mapping[int, bytes] | None = None) -> bytes:
-    """Return name records of a process's open files, or of `descriptors` only; `called` replaces the paths of some."""
+    """Return name records of a process's open files, or only of `descriptors`; `called` maps descriptors to paths to use."""
     folder = Path(f"/proc/{pid}/fd")
     numbers = descriptors if descriptors is not None else sorted(int(entry.name) for entry in folder.iterdir())
     content = b""
@@ -160,7 +160,7 @@ def open_files(pid: int, descriptors: Iterable[int] | None = None, called: Mappi
 
 
 def remove_tree(path: Path) -> None:
-    """Remove the cgroup at `path`, if it exists, and those below it, as soon as their last tasks have left them."""
+    """Remove the cgroup at `path`, if it exists, and those below it; wait up to 0.5 s for their last tasks to leave."""
     for _ in range(50):
         try:
             for child in sorted(path.rglob("*/"), reverse=True):

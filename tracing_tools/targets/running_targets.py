@@ -1,4 +1,4 @@
-"""Targets that run already: a process tree, a cgroup, the whole machine. Only an interrupt or their end ends the trace."""
+"""Targets that run already: a process tree, a cgroup, the whole machine. The trace ends with them, or by an interrupt."""
 
 import time
 from dataclasses import replace
@@ -16,13 +16,13 @@ _TREE_EVERY_S = 0.25
 
 
 class RunningTarget(TraceTarget):
-    """A target that the backend cannot start."""
+    """Base class of targets that run already, so that the backend cannot start them."""
 
     def __init__(self, scope: Scope, root_pid: int | None = None, cgroup: Cgroup | None = None) -> None:
         super().__init__(replace(scope, starts_command=False), root_pid, cgroup)
 
     def attach(self, backend: Backend) -> None:
-        """Follow the processes, unless the filter is the cgroup alone; repeats until none was forked meanwhile."""
+        """Have the backend follow the processes, also those forked meanwhile; unnecessary if the cgroup alone decides."""
         if self.scope.cgroup_id and not self.scope.entered_by_exec:
             return
         followed: set[int] = set()
@@ -90,7 +90,7 @@ class CgroupTarget(RunningTarget):
 
 
 class MachineTarget(CgroupTarget):
-    """Everything that runs, except the tracer itself."""
+    """All processes of the machine, except the tracer itself."""
 
     def __init__(self) -> None:
         super().__init__("/")
@@ -109,7 +109,7 @@ class MachineTarget(CgroupTarget):
 
 
 class MachineDuringCommand(CommandTarget):
-    """Everything that runs, as long as the command runs."""
+    """All processes of the machine, as long as the command runs."""
 
     def __init__(self, command: list[str]) -> None:
         super().__init__(command)

@@ -1,6 +1,6 @@
-"""Limits on the reads and the memory of one run of a job, to emulate slower storage: cgroups that are removed after the run.
+"""Limit the reads and the memory of one run of a job, to emulate slower storage, by cgroups that exist only for that run.
 
-The kernel offers each limit in one of two versions: as files of the v2 hierarchy, or in a separate v1 hierarchy.
+The kernel offers each limit either in the cgroup v2 hierarchy or in a separate v1 hierarchy.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount, v1_cgroup_
 READS, MEMORY = "reads", "memory"
 _V2_CONTROLLERS, _V1_CONTROLLERS = {READS: "io", MEMORY: "memory"}, {READS: "blkio", MEMORY: "memory"}
 _V2_KERNEL_MEMORY = ("kernel_stack", "pagetables", "percpu", "sock", "slab_unreclaimable")
-_MEMORY_EVERY_S = 0.02  # between readings of the memory in use
-_MORE = 1.1  # ratio from which memory use counts as clearly more, not about the same
+_MEMORY_EVERY_S = 0.02  # time between readings of the memory in use
+_MORE = 1.1  # a memory use counts as clearly more than another one above this ratio
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a run: bytes and requests that it reads from a device per second, bytes of memory; None: unlimited."""
+    """Limits of a run: bytes and requests per second that it reads from each device, and bytes of memory; None: unlimited."""
 
     read_bytes_per_s: int | None = None
     read_requests_per_s: int | None = None
@@ -71,10 +71,10 @@ def device_below(path: Path) -> str:
 
 
 class LimitedCgroups:
-    """The cgroups of one run, within a `with` block. The job's v2 cgroup must be made below `parent` (None: anywhere).
+    """The cgroups of one run; a context manager. The job's own v2 cgroup must be made below `parent` (None: anywhere).
 
-    `add` moves the job into the v1 cgroups. `most_memory_bytes` is the most memory that the job used besides the page cache;
-    `device_reads` counts the job's reads from `devices`, limited or not.
+    `add` moves the job into the v1 cgroups. `most_memory_bytes` is the most memory that the job used besides the page cache.
+    `device_reads` counts the job's reads from `devices` (MAJOR:MINOR), limited or not.
     """
 
     def __init__(self, limits: Limits, devices: Collection[str]) -> None:
@@ -102,7 +102,7 @@ class LimitedCgroups:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Remove the cgroups; a remaining process returns to the parent, without limits."""
+        """Remove the cgroups; remaining processes move to the parent cgroup, without limits."""
         with interrupts_held():
             self._over.set()
             if self._watcher.is_alive():
@@ -146,7 +146,7 @@ class LimitedCgroups:
             self._enabled.append(controller)
 
     def device_reads(self) -> DeviceReads | None:
-        """Return the job's reads from the devices so far, within the `with` block; None if this machine cannot count them."""
+        """Return the job's reads from the devices so far; None if this machine cannot count them. Call in the `with` block."""
         return None if self._reads is None else _counted_reads(*self._reads, self._devices)
 
     @property
@@ -204,8 +204,8 @@ def _v1_reads(counter: Path, devices: Collection[str]) -> int:
 class _OwnMemory:
     """The peak memory of a memory cgroup's tasks, plus the kernel's memory on their behalf.
 
-    The kernel's memory includes data about cached pages (buffer heads: 26 bytes of 1000). To exclude them, the smallest kernel
-    memory counts that was measured while the tasks used about their peak.
+    The kernel's memory includes data about cached pages (buffer heads: 26 bytes of 1000). To exclude these, the kernel's memory
+    counts with its smallest value while the tasks used about their peak.
     """
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ class User:
     home: str
 
     def become(self) -> None:
-        """Give up root for good: groups, all ids and with them all capabilities, and regaining them by setuid programs."""
+        """Give up root for good: groups, all ids, and so all capabilities; setuid programs cannot give them back."""
         os.initgroups(self.name, self.group_id)
         os.setresgid(self.group_id, self.group_id, self.group_id)
         os.setresuid(self.user_id, self.user_id, self.user_id)

@@ -1,14 +1,19 @@
 """The events that DLIO logs by DFTracer: run, epochs, training, evaluations, batches, samples, computation, checkpoints."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from iotwin.benchmark.emulator.checkpoints.background import Written
 from iotwin.benchmark.emulator.journal import Ints, Measured
 from iotwin.benchmark.emulator.readers import file_format
 from iotwin.benchmark.emulator.results.step_table import StepTable
+from iotwin.common.files import open_whole
 from iotwin.workload_yaml import Config
 
 _LOADERS = 1  # the thread of the loaders' events
@@ -16,7 +21,7 @@ _SIDE_FILES = (".index", "/checkpoint")  # ends of the names of files that have 
 
 
 class DlioEvents(NamedTuple):
-    """Events of one kind, each column of shape (events,); times are UNIX nanoseconds."""
+    """Events of one kind, each column of shape (events,); times are UNIX nanoseconds. `step` is None outside of steps."""
 
     category: str
     name: str
@@ -89,3 +94,33 @@ def _files(name: str, files: Sequence[Written], wall_ahead_ns: int) -> DlioEvent
     rows = [(file.start_ns, file.duration_ns, file.epoch) for file in files if not file.name.endswith(_SIDE_FILES)]
     table = np.array(rows, np.int64).reshape(-1, 3)
     return DlioEvents("checkpoint", name, table[:, 0] + wall_ahead_ns, table[:, 1], table[:, 2])
+
+
+def write_pfw(path: Path, events: Iterable[DlioEvents], rank: int, hostname: str) -> int:
+    """Write the events of one rank as DFTracer's .pfw, and return their number.
+
+    The format (https://dftracer.readthedocs.io, LLNL) is Chrome's complete events, one a line after a bracket, with times in
+    microseconds. The names of categories are those that DLIO 3 logs.
+    """
+    written = 0
+    with open_whole(path) as out:
+        out.write(b"[\n")
+        for group in events:
+            lines = _pfw_lines(group, rank, hostname, written)
+            out.write("".join(lines.to_pylist()).encode())
+            written += len(lines)
+        out.write(b"]\n")
+    return written
+
+
+def _pfw_lines(group: DlioEvents, rank: int, hostname: str, first: int) -> pa.Array:
+    def text(column: Ints) -> pa.Array:
+        return pa.array(column).cast(pa.string())
+
+    steps = [] if group.step is None else [',"step":', text(group.step)]
+    return pc.binary_join_element_wise(
+        '{"id":', text(np.arange(first, first + len(group.start_ns))), f',"name":{json.dumps(group.name)}',
+        f',"cat":{json.dumps(group.category)},"pid":{rank},"tid":{group.thread},"ts":', text(group.start_ns // 1000),
+        ',"dur":', text(group.duration_ns // 1000), f',"ph":"X","args":{{"hostname":{json.dumps(hostname)},"epoch":',
+        text(group.epoch), *steps, "}}\n", "",
+    )  # fmt: skip

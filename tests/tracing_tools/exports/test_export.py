@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iotwin.benchmark.emulator.results.ai_events import DlioEvents
+from iotwin.benchmark.emulator.results.ai_events import DlioEvents, write_pfw
 from iotwin.common.errors import IotwinError
 from iotwin.main import main
 from iotwin.trace_store import schema
@@ -22,7 +22,6 @@ from iotwin.trace_store.manifest import read_manifest
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.writer import write_events, write_table
 from iotwin.tracing_tools.exports import protobuf as pb
-from iotwin.tracing_tools.exports.dftracer import write_pfw
 from iotwin.tracing_tools.exports.tracks import slices
 from tests.synthetic import Job, event_table, write_job
 from tests.trace_visuals.hostile import write_hostile
