@@ -1,8 +1,8 @@
 /* Records the storage system calls of the traced tasks, one fixed-size record per finished call.
  *
  * Two programs run at every call (sys_enter, sys_exit); the loader's table call_kind selects the traced calls and the kinds of
- * their arguments. At entry only the filter runs and the time is read; the rest is read at exit, from registers and from the file,
- * into a lane (outlets.h). Start times give the order of records.
+ * their arguments. At entry only the filter runs and the time is read; the rest is read at exit, from registers and from the
+ * file, into a lane (outlets.h). Start times give the order of records.
  *
  * The programs for page faults, asynchronous requests and block requests are loaded only on request, and write to ring buffers.
  */
