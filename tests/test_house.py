@@ -110,7 +110,6 @@ MAY_WRITE = {
     "tracing_tools.targets.block_cgroup": CONTROL_FILES,
     "tracing_tools.targets.cgroup": CONTROL_FILES,
     "tracing_tools.targets.container": CONTROL_FILES,
-    "tracing_tools.targets.container_cgroup": CONTROL_FILES,
     "tracing_tools.targets.launched_container": CONTROL_FILES,
     "tracing_tools.targets.storage_limits": CONTROL_FILES,
     "tracing_tools.targets.output_keeper": CONTROL_FILES,

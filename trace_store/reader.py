@@ -62,11 +62,7 @@ class Trace:
                 f"{directory} holds {rows} events but the manifest counts {self.manifest.events}: parts are missing; "
                 "copy the trace again"
             )
-        return self._dataset([str(part) for part in parts])
-
-    @staticmethod
-    def _dataset(parts: list[str]) -> ds.Dataset:
-        return ds.dataset(parts, schema=schema.EVENTS, format=_checked_parquet())
+        return _dataset([str(part) for part in parts], schema.EVENTS)
 
     def events(
         self,
@@ -81,7 +77,7 @@ class Trace:
         """
         wanted = list(columns) if columns is not None else None
         # Threads decode a few batches ahead, in order; their number bounds the memory.
-        events = self._events if parts is None else self._dataset([self._events.files[part] for part in parts])
+        events = self._events if parts is None else _dataset([self._events.files[part] for part in parts], schema.EVENTS)
         batches = events.to_batches(
             columns=wanted, filter=where, batch_size=batch_rows, use_threads=True, batch_readahead=4, fragment_readahead=1
         )
@@ -137,7 +133,7 @@ class Trace:
         for name, (path, columns) in files.items():
             if path.exists():
                 _footer(path, columns)
-                found[name] = ds.dataset(str(path), schema=columns, format=_checked_parquet())
+                found[name] = _dataset(str(path), columns)
         return found
 
     def samples(self, kind: str) -> pd.DataFrame | None:
@@ -163,9 +159,10 @@ class Trace:
         return frame
 
 
-def _checked_parquet() -> ds.ParquetFileFormat:
-    """Return the format that verifies the checksums of pages; pages without a checksum pass."""
-    return ds.ParquetFileFormat(default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True))
+def _dataset(files: str | list[str], columns: pa.Schema) -> ds.Dataset:
+    """Return the Parquet files as a dataset that verifies the checksums of pages; pages without a checksum pass."""
+    options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+    return ds.dataset(files, schema=columns, format=ds.ParquetFileFormat(default_fragment_scan_options=options))
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from enum import IntEnum
 
 from iotwin.common.errors import UsageError, nearest
+from iotwin.trace_store.schema import METADATA_OPS, SUBMIT_OPS
 
 
 class Kind(IntEnum):
@@ -118,18 +119,14 @@ OTHER_OPS = {
 NUMBER_OF_OP = {name: number for name, (number, _) in CALLS.items()} | OTHER_OPS
 OPEN_KINDS = (Kind.OPEN, Kind.OPEN_AT, Kind.CREATE, Kind.OPEN_AT2)
 
-# The groups of `iotwin trace --detail`; calls in none of these tuples are of the group "data".
-_METADATA = (
-    "stat", "fstat", "lstat", "newfstatat", "statx", "access", "faccessat", "faccessat2", "readlink", "readlinkat", "getdents",
-    "getdents64", "mkdir", "mkdirat", "rmdir", "truncate", "ftruncate", "fallocate", "fadvise64", "readahead", "lseek",
-)  # fmt: skip
+# The groups of `iotwin trace --detail`; all calls that are not in another group are in "data".
 _MMAP = ("munmap", "msync")
-_ASYNC = ("io_submit", "io_getevents", "io_pgetevents", "io_uring_enter")
+_METADATA = tuple(name for name in METADATA_OPS if name in CALLS and name not in _MMAP)
 _BY_GROUP = {
-    "data": tuple(name for name in CALLS if name not in (*_METADATA, *_MMAP, *_ASYNC)),
+    "data": tuple(name for name in CALLS if name not in (*_METADATA, *_MMAP, *SUBMIT_OPS)),
     "metadata": _METADATA,
     "mmap": _MMAP,
-    "async": _ASYNC,
+    "async": SUBMIT_OPS,
     "block": (),
     "gpu": (),  # calls of CUDA's API
 }

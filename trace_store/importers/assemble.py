@@ -37,6 +37,11 @@ class Imported:
     command: list[str] = field(default_factory=list)
 
 
+def sorted_table(rows: list[dict[str, Any]], expected: pa.Schema, order: str) -> pa.Table | None:
+    """Return the rows as a table in order of their column `order`; None if there are none."""
+    return pa.Table.from_pylist(sorted(rows, key=lambda row: row[order]), schema=expected) if rows else None
+
+
 def write_imported(imported: Imported, directory: Path, source: Path, format_name: str) -> Manifest:
     """Write the trace at `directory`, whole or not at all, and return its manifest.
 
@@ -44,12 +49,13 @@ def write_imported(imported: Imported, directory: Path, source: Path, format_nam
     """
     if not imported.calls.rows and imported.block is None and imported.gpu is None:
         raise IotwinError(f"{source} holds no call that {format_name} would have: choose another --format, or check the path")
+    torn_notes = [f"{count} torn lines of {name} were left out" for name, count in imported.torn.items() if count]
     manifest = Manifest(
         status="complete",
         backend=f"import {format_name}",
         host=imported.host,
         target=Target(command=imported.command),
-        notes=[*imported.notes, *_torn_notes(imported.torn), f"imported from {source.name}"],
+        notes=[*imported.notes, *torn_notes, f"imported from {source.name}"],
         clock=imported.clock,
     )
     if imported.calls.impossible:
@@ -71,10 +77,6 @@ def write_imported(imported: Imported, directory: Path, source: Path, format_nam
     except OSError as error:
         raise IotwinError(f"{directory} cannot be written: {error.strerror or error}") from None
     return manifest
-
-
-def _torn_notes(torn: dict[str, int]) -> list[str]:
-    return [f"{count} torn lines of {name} were left out" for name, count in torn.items() if count]
 
 
 def _extent(imported: Imported, used: ImportedEvents) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import open_foreign_unpacked
 from iotwin.trace_store import chakra as et
 from iotwin.trace_store import schema
-from iotwin.trace_store.importers.assemble import Imported
+from iotwin.trace_store.importers.assemble import Imported, sorted_table
 from iotwin.trace_store.importers.runs import Runs, calls_of
 from iotwin.trace_store.importers.text import read_unpacked
 
@@ -84,13 +84,9 @@ def _imported(source: Path) -> Imported:
     imported.calls = Runs.of(table)
     if impossible:
         imported.notes.append(f"{impossible} calls whose numbers no call has were left out")
-    imported.block = _table(block, schema.BLOCK, "issue_ns")
-    imported.gpu = _table(gpu, schema.GPU, "start_ns")
+    imported.block = sorted_table(block, schema.BLOCK, "issue_ns")
+    imported.gpu = sorted_table(gpu, schema.GPU, "start_ns")
     return imported
-
-
-def _table(rows: list[dict[str, Any]], expected: pa.Schema, order: str) -> pa.Table | None:
-    return pa.Table.from_pylist(sorted(rows, key=lambda row: row[order]), schema=expected) if rows else None
 
 
 def _nodes(source: Path) -> Iterator[Fields]:

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import open_foreign_unpacked
 from iotwin.trace_store import schema
-from iotwin.trace_store.importers.assemble import Imported
+from iotwin.trace_store.importers.assemble import Imported, sorted_table
 from iotwin.trace_store.importers.runs import Runs, calls_of
 from iotwin.trace_store.importers.text import read_unpacked
 
@@ -163,7 +162,7 @@ def _imported(events: list[Event], torn: dict[str, int]) -> Imported:
     notes = [f"{others} events that are neither calls on files nor accelerator work were left out"] if others else []
     table, impossible = calls_of(calls, _CALL_COLUMNS)
     torn[next(iter(torn))] += impossible
-    return Imported(Runs.of(table), torn, notes, phases=phases, gpu=_gpu_table(gpu) if gpu else None)
+    return Imported(Runs.of(table), torn, notes, phases=phases, gpu=sorted_table(gpu, schema.GPU, "start_ns"))
 
 
 def _is_own(event: Event, category: str) -> bool:
@@ -223,8 +222,3 @@ def gpu_row(event: Event, category: str) -> dict[str, Any]:
         "stream": _integer(args.get("stream")), "size_bytes": _integer(args.get("bytes")), "direction": direction,
         "pid": _integer(event.pid, 0, _INT32), "tid": _integer(event.tid, 0, _INT32), "name": name, "source": "kineto",
     }  # fmt: skip
-
-
-def _gpu_table(rows: list[dict[str, Any]]) -> pa.Table:
-    rows.sort(key=lambda row: row["start_ns"])
-    return pa.Table.from_pylist(rows, schema=schema.GPU)

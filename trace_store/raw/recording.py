@@ -32,20 +32,19 @@ JOURNAL_FILE = "journal.jsonl"  # readings of the clocks, ledgers, samples, cont
 LOCK_FILE = "lock"
 _RESERVE_FILE = "reserve"
 _RESERVE_BYTES = 1 << 16
+_CLOCK_READINGS = 50
 
 
-def read_clocks(tries: int = 50) -> ClockPair:
-    """Return the most exact of `tries` readings; each reads CLOCK_REALTIME between two readings of CLOCK_MONOTONIC."""
-    best: ClockPair | None = None
-    for _ in range(tries):
+def read_clocks() -> ClockPair:
+    """Return the most exact of several readings; each reads CLOCK_REALTIME between two readings of CLOCK_MONOTONIC."""
+    readings = []
+    for _ in range(_CLOCK_READINGS):
         before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         real = time.clock_gettime_ns(time.CLOCK_REALTIME)
         after = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         width = (after - before + 1) // 2
-        if best is None or width < best.uncertainty_ns:
-            best = ClockPair(before + width, real, width)
-    assert best is not None  # noqa: S101 - tries is positive
-    return best
+        readings.append(ClockPair(before + width, real, width))
+    return min(readings, key=lambda reading: reading.uncertainty_ns)
 
 
 def refuse_unusable(directory: Path, force: bool) -> None:

@@ -67,14 +67,14 @@ class NameRecord:
     type: int
     pid: int
     tid: int
-    parent: int  # pid of the parent; fork, exec and exit
-    result: int  # NAME_GIVEN: the call's result; fork, exec: the pid in the process's own namespace; exit: the wait status
-    inode: int
-    device: int
-    generation: int
-    mode: int
-    size: int
-    text: bytes  # of a file: absolute path; of an exec: arguments, separated by NUL; of a fork or exit: comm
+    parent: int = 0  # pid of the parent; fork, exec and exit
+    result: int = 0  # NAME_GIVEN: the call's result; fork, exec: the pid in the process's own namespace; exit: the wait status
+    inode: int = 0
+    device: int = 0
+    generation: int = 0
+    mode: int = 0
+    size: int = 0
+    text: bytes = b""  # of a file: absolute path; of an exec: arguments, separated by NUL; of a fork or exit: comm
 
 
 def _join(components: bytes) -> bytes:

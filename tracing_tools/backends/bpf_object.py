@@ -66,13 +66,13 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def libbpf_available() -> bool:
-    """Whether libbpf.so.1 can be loaded."""
+def libbpf_unavailable_reason() -> str | None:
+    """Return why libbpf.so.1 cannot be loaded, or None if it can."""
     try:
         _library()
-    except IotwinError:
-        return False
-    return True
+    except IotwinError as error:
+        return str(error)
+    return None
 
 
 def possible_cpus() -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from iotwin.common.errors import IotwinError
 
-BTF_PATH = Path("/sys/kernel/btf/vmlinux")
+_BTF = Path("/sys/kernel/btf/vmlinux")
 _MAGIC = 0xEB9F
 _HEADER = struct.Struct("<HBBIIIII")
 _TYPE = struct.Struct("<III")
@@ -22,17 +22,17 @@ _TAIL = {
 
 
 class KernelTypes:
-    """The structures of the kernel whose BTF is at `path`."""
+    """The structures of the running kernel."""
 
-    def __init__(self, path: Path = BTF_PATH) -> None:
+    def __init__(self) -> None:
         """Index all types of the kernel. Raises IotwinError if it has no BTF."""
         try:
-            self._content = content = path.read_bytes()
+            self._content = content = _BTF.read_bytes()
         except OSError:
-            raise IotwinError(f"the kernel has no BTF ({path}); it was built without CONFIG_DEBUG_INFO_BTF") from None
+            raise IotwinError(f"the kernel has no BTF ({_BTF}); it was built without CONFIG_DEBUG_INFO_BTF") from None
         magic, _, _, header_bytes, types, types_bytes, strings, _ = _HEADER.unpack_from(content)
         if magic != _MAGIC:
-            raise IotwinError(f"{path} is not BTF")
+            raise IotwinError(f"{_BTF} is not BTF")
         self._strings = header_bytes + strings
         self._positions = [0]  # offset of each type in the file, by its id; id 0 is void
         self._by_name: dict[int, int] = {}  # offset of a structure's name in the strings -> id

@@ -11,7 +11,7 @@ from iotwin.trace_store.raw.records import BLOCK, EVENT, RING_HEADER_BYTES
 from iotwin.trace_store.syscalls import calls_of
 from iotwin.tracing_tools.backend_base import Backend, Ledger, Scope
 from iotwin.tracing_tools.backends import task_filter
-from iotwin.tracing_tools.backends.bpf_object import BpfObject, libbpf_available, missing_tracepoints, possible_cpus
+from iotwin.tracing_tools.backends.bpf_object import BpfObject, libbpf_unavailable_reason, missing_tracepoints, possible_cpus
 from iotwin.tracing_tools.backends.kernel_support import ebpf_unavailable_reason
 from iotwin.tracing_tools.backends.lanes import LaneBuffers
 from iotwin.tracing_tools.backends.ring_buffer import RingBuffer
@@ -48,11 +48,7 @@ _OPTIONAL = {
 
 def unavailable_reason() -> str | None:
     """Return why this machine cannot capture this way, or None if it should work."""
-    if reason := ebpf_unavailable_reason():
-        return reason
-    if not libbpf_available():
-        return "libbpf.so.1 is not installed; install the package libbpf1"
-    return None
+    return ebpf_unavailable_reason() or libbpf_unavailable_reason()
 
 
 _UNSEEN = {
@@ -90,7 +86,7 @@ class LibbpfBackend(Backend):
         self._unwritten_bytes = 0  # bytes that the job wrote to files that still exist, and that no seen block request wrote
         self._records_blocks = "block" in scope.detail
         self._block_cgroup = BlockCgroup(scope.cgroup_id if self._records_blocks else 0)
-        cpus = possible_cpus() if libbpf_available() else 1
+        cpus = possible_cpus()
         slots = 1 << max(buffer_bytes // EVENT.itemsize // cpus, 1).bit_length() - 1
         self._object: BpfObject | None = BpfObject(compiled_probes())
         try:

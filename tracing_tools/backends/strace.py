@@ -243,10 +243,7 @@ class StraceRecords:
         return self._identities[path]
 
     def _name(self, type_: int, time_ns: int, pid: int, tid: int, content: bytes, **fields: int) -> None:
-        values = dict.fromkeys(("parent", "result", "inode", "device", "generation", "mode", "size"), 0) | fields
-        self.names.append(
-            records.pack_name(records.NameRecord(time_ns=time_ns, type=type_, pid=pid, tid=tid, text=content, **values))
-        )
+        self.names.append(records.pack_name(records.NameRecord(time_ns, type_, pid, tid, text=content, **fields)))
 
 
 _RELATIVE = (Kind.OPEN_AT, Kind.OPEN_AT2, Kind.NAME_AT, Kind.RENAME_AT)

@@ -18,9 +18,9 @@ from iotwin.common.errors import IotwinError, UsageError, nearest
 from iotwin.trace_store.manifest import Target
 from iotwin.tracing_tools.backend_base import Backend
 from iotwin.tracing_tools.targets.cgroup import Cgroup, JobCgroup
-from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount
-from iotwin.tracing_tools.targets.container_cgroup import running_cgroup
+from iotwin.tracing_tools.targets.cgroup_mounts import NO_CGROUP2, cgroup2_mount
 from iotwin.tracing_tools.targets.container_output import ContainerOutput, Parts
+from iotwin.tracing_tools.targets.processes import cgroup_of
 from iotwin.tracing_tools.targets.running_targets import RunningTarget
 
 _STATUS_S = 60.0  # time for a working engine to report a status, even on a busy machine
@@ -136,6 +136,14 @@ def _logged(container: Any) -> list[Iterator[Parts]]:
     return [((part, None) for part in printed), ((None, part) for part in errors)]
 
 
+def _running_cgroup(pid: int) -> Cgroup:
+    """Return the cgroup of a running container whose main process is `pid`."""
+    path, mount = cgroup_of(pid), cgroup2_mount()
+    if path is None or mount is None:
+        raise IotwinError(f"cannot trace a container: {NO_CGROUP2}")
+    return Cgroup.find(str(mount / path.lstrip("/")))
+
+
 class ContainerTarget(RunningTarget):
     """A container that runs already."""
 
@@ -147,7 +155,7 @@ class ContainerTarget(RunningTarget):
         state = self._container.attrs["State"]
         if not state["Running"]:
             raise IotwinError(f"container {name} is not running ({state['Status']}); start it, or trace its image with --image")
-        self._follow(running_cgroup(state["Pid"]), state["Pid"])
+        self._follow(_running_cgroup(state["Pid"]), state["Pid"])
 
     def _follow(self, cgroup: Cgroup, root_pid: int | None) -> None:
         super().__init__(replace(cgroup.scope, entered_by_exec=True), root_pid, cgroup)

@@ -18,6 +18,8 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.processes import children
 from iotwin.common.signals import interrupts_held
 from iotwin.tracing_tools.backend_base import Backend
+from iotwin.tracing_tools.targets.cgroup import Cgroup
+from iotwin.tracing_tools.targets.cgroup_mounts import NO_CGROUP2, cgroup2_mount
 from iotwin.tracing_tools.targets.container import (
     ContainerTarget,
     ContainerWatch,
@@ -26,7 +28,6 @@ from iotwin.tracing_tools.targets.container import (
     docker_sdk,
     in_one_line,
 )
-from iotwin.tracing_tools.targets.container_cgroup import future_cgroup
 from iotwin.tracing_tools.targets.engine_gate import EngineGate, can_gate
 from iotwin.tracing_tools.targets.processes import process_tree, remove_tree, signal_tree
 
@@ -56,7 +57,7 @@ class LaunchedContainer(ContainerTarget):
             with interrupts_held(children.REQUESTS):  # a request during the start would leave the launcher running
                 self._launch.start()
             self._container = self._launch.created()
-            cgroup, is_early = future_cgroup(self._container, systemd)
+            cgroup, is_early = _future_cgroup(self._container, systemd)
             self._follow(cgroup, None)
             self._made = cgroup.path if is_early else None
             if not is_early:
@@ -261,3 +262,27 @@ def _name_of(client: Any, given: str) -> str | None:
         return str(client.containers.get(given).name)
     except docker_sdk().errors.DockerException:
         return None
+
+
+def _future_cgroup(container: Any, systemd: bool) -> tuple[Cgroup, bool]:
+    """Return the cgroup that the engine will use for a created container, and whether it had to be made.
+
+    `systemd`: the engine has systemd make its cgroups. Raises IotwinError if the container has ended already.
+    """
+    mount = cgroup2_mount()
+    if mount is None:
+        raise IotwinError(f"cannot trace a container: {NO_CGROUP2}")
+    parent = container.attrs["HostConfig"]["CgroupParent"]
+    if systemd:
+        path = mount / (parent or "system.slice") / f"docker-{container.id}.scope"
+    else:
+        path = mount / (parent or "docker").lstrip("/") / container.id
+    is_early = True
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        is_early = False
+    try:
+        return Cgroup(path), is_early
+    except FileNotFoundError:
+        raise IotwinError(f"container {container.name} ended before it could be watched; let it run longer") from None

@@ -117,8 +117,7 @@ def _life(pid: int, commands: dict[int, bytes]) -> bytes:
     if not command:
         return b""  # a kernel thread
     parent, inner_pid = int(status[b"PPid"]), int(status.get(b"NSpid", str(pid).encode()).split()[-1])
-    nothing = {"device": 0, "generation": 0, "mode": 0, "size": 0, "inode": _cgroup_id(pid)}
-    common = {"time_ns": _BEFORE, "pid": pid, "tid": pid, "parent": parent, "result": inner_pid, **nothing}
+    common = {"time_ns": _BEFORE, "pid": pid, "tid": pid, "parent": parent, "result": inner_pid, "inode": _cgroup_id(pid)}
     content = pack_name(NameRecord(type=NAME_FORK, text=status[b"Name"].strip(), **common))
     if commands.get(parent) != command:
         content += pack_name(NameRecord(type=NAME_EXEC, text=command.rstrip(b"\0"), **common))
@@ -153,9 +152,9 @@ def open_files(pid: int, descriptors: Iterable[int] | None = None, called: Mappi
         except OSError:
             continue  # closed
         device = os.major(status.st_dev) << 20 | os.minor(status.st_dev)
-        identity = {"inode": status.st_ino, "device": device, "generation": 0, "mode": status.st_mode, "size": status.st_size}
+        identity = {"inode": status.st_ino, "device": device, "mode": status.st_mode, "size": status.st_size}
         text = (called or {}).get(number, path.removesuffix(_DELETED))
-        content += pack_name(NameRecord(_BEFORE, NAME_INHERITED, pid, pid, parent=0, result=0, text=text, **identity))
+        content += pack_name(NameRecord(_BEFORE, NAME_INHERITED, pid, pid, text=text, **identity))
     return content
 
 
