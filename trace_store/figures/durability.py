@@ -24,7 +24,7 @@ class SavedCheckpoint:
 
     @property
     def begun_ns(self) -> int:
-        """The time at which the job opened its first file."""
+        """The time at which the job opened the first file of the checkpoint."""
         return min(file.begun_ns for file in self.files)
 
     @property

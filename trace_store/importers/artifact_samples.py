@@ -192,7 +192,7 @@ def _iostat_documents(path: Path) -> list[dict[str, Any]]:
 
 
 def _with_times(rows: list[dict[str, Any]], seconds: list[int], clock: LocalClock) -> list[dict[str, Any]]:
-    """Return the rows with the column `time_ns`, at which the local second of the sample began."""
+    """Return the rows with `time_ns`, the begin of their local second, at which the sampled interval ended."""
     return [row | {"time_ns": clock.monotonic_ns(second)} for row, second in zip(rows, clock.unwrap(seconds), strict=True)]
 
 

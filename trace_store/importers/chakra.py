@@ -174,7 +174,7 @@ def _call(node: Fields, attributes: dict[str, Any], detail: Fields) -> tuple[Any
     size = _integer(detail, 5) if 5 in detail else None
     path = _text(detail, 2) if 2 in detail else None
     fd = np.int32(_integer(detail, 3, signed=True)).item()
-    # A transfer without a result moved its request size.
+    # A transfer whose result is missing counts as complete.
     result = attributes.get("result", size if call in schema.READ_OPS or call in schema.WRITE_OPS else 0)
     flags = int(et.event_flags(np.array([_integer(detail, 6)]))[0])
     return *_times(node, attributes), call, pid, attributes.get("tid", pid), path, fd, offset, size, result or 0, flags

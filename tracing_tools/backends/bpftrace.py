@@ -1,7 +1,7 @@
-"""Capture by bpftrace: runs the script probes/io_events.bt, whose lines are converted to records at the end.
+"""Capture by bpftrace: run the script probes/io_events.bt, and convert its lines to records after the job.
 
-For machines that have bpftrace and nothing else, not even a mounted tracefs. Each traced call takes about ten microseconds
-longer, and its line about 100 bytes.
+This works on machines that have bpftrace and nothing else, not even a mounted tracefs. Each traced call takes about ten
+microseconds longer, and its line about 100 bytes.
 """
 
 import io
@@ -46,7 +46,7 @@ _PIECE_BYTES = 1 << 24
 _TEXT_FILE = "bpftrace.txt"  # in raw/; its first line holds the mark of all other lines, and the number to add to their times
 _LONGEST_HEAD_BYTES = 64
 _MOST_START_BYTES = 1 << 30  # of the text that bpftrace prints until its probes are attached
-_SLEPT_NS = 1_000_000  # a smaller difference of the clocks is the time between reading them
+_SLEPT_NS = 1_000_000  # a smaller difference of the clocks is the time between the two readings, not a sleep
 _KIND_OF_CALL = np.zeros(1024, np.int64)
 for _number, _kind in CALLS.values():
     _KIND_OF_CALL[_number] = _kind
@@ -139,7 +139,7 @@ class BpftraceBackend(Backend):
 
 
 def _wait_until_asleep(process: subprocess.Popen[bytes]) -> None:
-    """Wait until bpftrace sleeps, and so has printed all events that it received: a signal makes it drop the others."""
+    """Wait until bpftrace sleeps, since it has then printed all events: a signal makes it drop events that wait."""
     deadline = time.monotonic() + _CATCH_UP_S
     while process.poll() is None and not is_asleep(process.pid) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -229,7 +229,7 @@ class _Lines:
         for name in ("inode", "pid", "tid", "device", "generation", "fd"):
             out[name] = column[name].astype(out.dtype[name])
         out["call_flags_cpu"] = column["call"] | raw_flags << 10 | column["cpu"] << 18
-        # The name record of an open repeats the file's identity from its event.
+        # The name record of an open needs the identity of the file, which only the line of the event has.
         opened = np.isin(kind, OPEN_KINDS) & (result >= 0)
         for i in np.flatnonzero(opened).tolist():
             values = (int(column[name][i]) for name in ("tid", "start", "inode", "device", "generation", "mode"))
@@ -237,7 +237,7 @@ class _Lines:
         return out
 
     def gather_names(self, text: bytes) -> None:
-        """Keep the lines of `text` about paths and processes, which are few."""
+        """Store the lines of `text` about paths and processes, which are few."""
         self._named += [(int(number), content) for number, content in self._other.findall(text)]
 
     def names(self) -> list[bytes]:
@@ -292,7 +292,7 @@ class _Lines:
 
 
 class _Path:
-    """One call that names a path, and the lines that follow it."""
+    """One call that names a path; `parts` are the lines that describe the path."""
 
     def __init__(self, tid: int, start_ns: int, result: int, pid: int, kind: int) -> None:
         self.tid, self.start_ns, self.result, self.pid, self.kind = tid, start_ns, result, pid, kind

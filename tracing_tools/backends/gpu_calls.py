@@ -107,7 +107,7 @@ class WithGpuCalls(Backend):
         return Ledger(ledger.seen, ledger.lost | ({"gpu_ring_full": self._lost} if self._lost else {}))
 
     def stop(self, recording: Recording | None) -> None:
-        """Detach the programs, move the last calls, add a note if there were none, stop the wrapped backend."""
+        """Detach the programs, move the last calls, add a note if the job made none, stop the wrapped backend."""
         if self._object is not None:
             self._object.detach()
             self._count()
@@ -152,7 +152,7 @@ class WithGpuCalls(Backend):
         try:
             status = path.stat()
         except OSError:
-            return  # deleted, or the process has ended
+            return  # the file was deleted, or the process has ended
         key = status.st_dev, status.st_ino
         if key in self._examined or self._object is None:
             return

@@ -64,7 +64,7 @@ static long take_area(struct task_struct *task, struct vm_area_struct *vma, stru
 	return 0;
 }
 
-/* The sequence number of the task's maps; 0 if they are being changed (an odd number) or the kernel has no such number. */
+/* Returns the sequence number of the task's maps; 0 while they change (an odd number) and if the kernel has no such number. */
 INLINE u32 maps_sequence(struct task_struct *task)
 {
 	struct mm_struct___counted *mm = (void *)task->mm;

@@ -92,8 +92,8 @@ INLINE void leave_tree(u32 process)
 	tree.delete(&process);
 }
 
-/* bcc can attach storage to the current task only. Therefore processes are followed here: those that made a call before they
- * left, and their forks. No task is looked up before one has left. */
+/* bcc can attach storage to the current task only. Therefore this map lists the processes that made a call before they left the
+ * cgroup, and their forks. No process is looked up before the first one has left. */
 INLINE void note_stray(u32 pid)
 {
 	int zero = 0;
@@ -126,7 +126,7 @@ INLINE void identify(u64 file, struct identity *out)
 {
 	if (!file)
 		return;
-	/* A read of kernel memory costs more than its bytes, so adjacent fields are read together. */
+	/* Each read of kernel memory has a fixed cost, so adjacent fields are read together. */
 	u64 parts[FILE_SPAN / 8];
 	bpf_probe_read_kernel(parts, sizeof(parts), (void *)file);
 	u64 inode = PART(u64, parts, AT_FILE_INODE);

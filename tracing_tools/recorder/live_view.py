@@ -81,7 +81,7 @@ class LiveView:
         identity["device"], identity["inode"] = device, inode
         unique, inverse = np.unique(identity, return_inverse=True)
         sums = np.bincount(inverse.ravel(), weights=moved, minlength=len(unique))
-        for key, size in zip(unique.tolist(), sums.tolist(), strict=True):  # once a file and batch
+        for key, size in zip(unique.tolist(), sums.tolist(), strict=True):  # one iteration a file, not a record
             if key in self._file_bytes or len(self._file_bytes) < _MAX_FILES:
                 self._file_bytes[key] = self._file_bytes.get(key, 0) + int(size)
 

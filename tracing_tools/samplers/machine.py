@@ -87,7 +87,7 @@ def _stall_totals() -> dict[str, dict[str, int]]:
         try:
             lines = Path("/proc/pressure", resource).read_text().splitlines()
         except OSError:
-            continue  # the kernel was built or booted without it
+            continue  # the kernel was built or booted without PSI
         totals[resource] = {line.split()[0]: int(line.rpartition("total=")[2]) for line in lines}
     return totals
 

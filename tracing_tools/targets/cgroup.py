@@ -78,7 +78,7 @@ class Cgroup:
                 try:
                     found[Path(folder).stat().st_ino] = identity
                 except OSError:
-                    continue  # removed meanwhile
+                    continue  # the cgroup was removed meanwhile
         return found
 
 
@@ -143,7 +143,7 @@ def pids_in(path: Path) -> list[int]:
         try:
             pids += [int(pid) for pid in Path(folder, "cgroup.procs").read_text().split()]
         except OSError:
-            continue  # removed meanwhile
+            continue  # the cgroup was removed meanwhile
     return pids
 
 

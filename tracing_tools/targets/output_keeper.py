@@ -26,7 +26,7 @@ REPLY = struct.Struct("<cQQ")
 
 FOR_TRACERS = b':::MLLOG {"namespace": "iotwin"'  # start of the lines that iotwin.common.mllog.FOR_TRACERS marks
 
-_CHUNK_BYTES = 1 << 20  # also the capacity of a pipe
+_CHUNK_BYTES = 1 << 20  # most to read at once; also the capacity of a pipe
 _REST_MS = 10  # pause between reads of a pipe with little output, so that one wake-up serves many prints
 _BUSY_BYTES = 1 << 16
 _HELD_BYTES = 64 << 20  # most output to hold for a terminal that does not read; beyond it the job waits, as if untraced

@@ -150,7 +150,7 @@ def open_files(pid: int, descriptors: Iterable[int] | None = None, called: Mappi
         try:
             status, path = link.stat(), os.fsencode(link.readlink())
         except OSError:
-            continue  # closed
+            continue  # the descriptor was closed meanwhile
         device = os.major(status.st_dev) << 20 | os.minor(status.st_dev)
         identity = {"inode": status.st_ino, "device": device, "mode": status.st_mode, "size": status.st_size}
         text = (called or {}).get(number, path.removesuffix(_DELETED))

@@ -226,6 +226,6 @@ def _found_memory(memory: Path) -> tuple[int, int]:
     """Return the bytes of a memory cgroup's tasks without the page cache, and the kernel's bytes on their behalf."""
     stat = {name: int(value) for name, value in (line.split() for line in (memory / "memory.stat").read_text().splitlines())}
     if "total_rss" in stat:
-        kernel = memory / "memory.kmem.usage_in_bytes"  # missing in kernels built without it
+        kernel = memory / "memory.kmem.usage_in_bytes"  # missing in kernels that do not count their memory
         return stat["total_rss"] + stat.get("total_shmem", 0), int(kernel.read_text()) if kernel.exists() else 0
     return stat["anon"] + stat["shmem"], sum(stat.get(name, 0) for name in _V2_KERNEL_MEMORY)
