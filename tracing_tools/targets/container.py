@@ -184,9 +184,7 @@ class ContainerTarget(RunningTarget):
 
     def has_ended(self) -> bool:
         """Whether the container has ended: its exit status is known, or its cgroup is gone and no status arrives in time."""
-        may_report = (
-            self._watch is not None and self._watch.may_report_status()
-        )  # read before the status
+        may_report = self._watch is not None and self._watch.may_report_status()  # read before the status
         if self._watch and self._watch.exit_status is not None:
             self._set_status(self._watch.exit_status)
         if self.exit_status is None and not self._cgroup.path.is_dir():
