@@ -80,8 +80,8 @@ def named(counted: pa.Table, trace: Trace, label: str, by: str) -> pa.Table:
 def rows(tallies: Sequence[pa.Table], by: str) -> pd.DataFrame:
     """Return one row per name in the `named` tallies, with calls, errors, bytes and times in ns; the largest total time first.
 
-    `time_share` is the share of the time of all rows. A percentile is the mean of the durations in its bucket: exact if they are
-    equal, else within 2.2 %.
+    `time_share` is the row's share of the total time of all rows. A percentile is the mean of the durations in its bucket: exact
+    if they are equal, else within 2.2 %.
     """
     names = _NAMES[by]
     counted = _add_up(pa.concat_tables(tallies), names).sort_by([(name, "ascending") for name in (*names, "bucket")])

@@ -55,7 +55,7 @@ class LocalClock:
 def read_local_clock(path: Path) -> tuple[LocalClock, int]:
     """Return the clock in trace_time_align.out and the number of torn lines.
 
-    Two successive lines with different seconds enclose the begin of a second; the closest such lines count.
+    Two successive lines with different seconds enclose the begin of a second. The clock follows from the closest such pair.
 
     Raises IotwinError if the second never changes.
     """

@@ -329,7 +329,7 @@ class _Session:
             return False
 
     def _fail(self, error: Exception) -> None:
-        """End the recording; the first such error is reported when the job has ended."""
+        """End the recording because of `error`; when the job has ended, the first such error is reported."""
         if self.failure is None:
             self.failure = error.with_traceback(None)  # a traceback would keep the ring buffer mapped
             note(f"{_reason(error)}; the job continues untraced")
