@@ -3,10 +3,10 @@
 #
 #   base_image.sh TAG [PYTHON PACKAGE...]      for example: base_image.sh iotwin-base 'torch>=2.2' 'numpy>=1.26' 'msgspec>=0.18'
 #
-# Needs root, debootstrap and docker. The image has this machine's Debian release, from its mirror. This machine's pip (PYTHON,
-# default python3) fetches the Python packages, since a build has no network: machine and image must have the same Python version.
-# The versions are those of requirements.lock. A package's CPU build is preferred, since its CUDA build takes gigabytes.
-# BASE_CACHE (default ~/.cache/iotwin) keeps the Debian part for the next build.
+# Needs root, debootstrap and docker. The image has this machine's Debian release, from this machine's mirror. The pip of PYTHON
+# (default python3) downloads the Python packages here, because `docker build` may have no network. So this machine and the image
+# must have the same Python version. Versions of packages are those of requirements.lock. BASE_CACHE (default ~/.cache/iotwin)
+# keeps the Debian part for the next build.
 set -euo pipefail
 fail() { echo "$0: $1" >&2; exit 1; }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Build the image WORKLOAD:VARIANT: copy the code that all workloads share to the workload's folder, then run docker build.
+# Build the docker image WORKLOAD:VARIANT. First copies the code that all workloads share into the workload's folder.
 #
 #   build_image.sh WORKLOAD [VARIANT] [OPTION OF docker build...]
 #   for example: build_image.sh unet3d sleep --build-arg BASE=my-base

@@ -1,9 +1,9 @@
-# Functions for the start_training.sh of all workloads, which source this file.
+# Functions for the scripts start_training.sh of all workloads, which source this file.
 #
-#   parse_arguments WORKLOAD HOW_MANY_IS "$@"    checks NUM_GPUS CONTAINER LOGGING_DIR IMAGE BATCH HOW_MANY [OPTION...] and sets
-#                                                num_gpus container logging_dir image batch how_many options
-#   start_container WORKLOAD JOB...              runs the job in the container, its output also in LOGGING_DIR/WORKLOAD.log
-#   start_torch_ranks WORKLOAD OPTION...         does that with a rank of torchrun for each of several GPUs
+#   parse_arguments WORKLOAD UNIT "$@"      checks NUM_GPUS CONTAINER LOGGING_DIR IMAGE BATCH HOW_MANY [OPTION...] and sets
+#                                           num_gpus container logging_dir image batch how_many options; HOW_MANY counts UNITs
+#   start_container WORKLOAD JOB...         runs the command JOB in the container; its output also goes to the log file
+#   start_torch_ranks WORKLOAD OPTION...    runs a PyTorch job in the container, with torchrun if there are several GPUs
 
 fail() { echo "$0: $1" >&2; exit "${2:-1}"; }
 
@@ -37,7 +37,7 @@ parse_arguments() {
     fi
 }
 
-# docker's --gpus, only if the machine has GPUs; CUDA_VISIBLE_DEVICES, if set, chooses them.
+# Sets `gpus` to docker's option --gpus, or to nothing on a machine without GPUs. CUDA_VISIBLE_DEVICES, if set, chooses the GPUs.
 choose_gpus() {
     gpus=()
     [ "$num_gpus" -gt 0 ] || return 0
@@ -57,11 +57,11 @@ start_container() {
     shift
     choose_gpus
     mkdir -p "$logging_dir" "$OUTPUT_DIR"
-    # Never root inside: the job runs as the user who called sudo, or else as the first ordinary user. This user owns the results.
+    # The job never runs as root, but as the user who called sudo, else as user 1000. This user owns the results.
     local user=${SUDO_UID:-$(id -u)} group=${SUDO_GID:-$(id -g)}
     if [ "$user" -eq 0 ]; then user=1000 group=1000; fi
     if [ "$(id -u)" -eq 0 ]; then chown "$user:$group" "$OUTPUT_DIR"; fi
-    # Loader processes deliver batches in shared memory, of which a container has 64 MB by default; --ipc=host lifts the limit.
+    # --ipc=host: loader processes deliver batches in shared memory, of which a container has only 64 MB by default.
     docker run --rm --name "$container" --ipc=host --user "$user:$group" --env HOME=/tmp "${gpus[@]}" \
         --mount "type=bind,source=$(realpath "$DATA_DIR"),target=/data,readonly" \
         --mount "type=bind,source=$(realpath "$OUTPUT_DIR"),target=/output" \
@@ -77,7 +77,7 @@ start_torch_ranks() {
     start_container "$workload" "${launch[@]}" "$@"
 }
 
-# For start_training_on_generated.sh: makes the data set in DATA_DIR, of DATA_SIZE, unless it is there; then starts the training.
+# For start_training_on_generated.sh: if DATA_DIR is empty, generates DATA_SIZE of data in it; then starts the training.
 train_on_generated() {
     local workload=$1
     shift

@@ -1,7 +1,7 @@
 """``python -m iotwin.workloads.launch RANKS MODULE [OPTION...]``: start a job's ranks on this machine; end all if one fails.
 
-For workloads whose framework has no launcher; it sets the same environment as PyTorch's torch.distributed.run. Jobs whose ranks
-run different programs, or run on several machines, build a `LaunchPlan`.
+It is for workloads whose framework has no launcher, and sets the same environment as PyTorch's torch.distributed.run. If ranks
+run different programs, or run on several machines, callers build a `LaunchPlan`.
 """
 
 import os
@@ -31,20 +31,23 @@ _Program = subprocess.Popen[bytes]
 
 @dataclass(frozen=True)
 class RankProcess:
-    """One rank's process. `environment` is added to this process's; without a `log` it inherits stdout and stderr.
+    """The process of one rank. `environment` is added to that of this process; without a `log`, stdout and stderr are inherited.
 
-    `host` is only for messages and the record. A command for another machine must begin with its own transport, such as ssh.
+    `host` is only for messages and the record. A command for another machine must begin with ssh or a similar program.
     """
 
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
-    log: Path | None = None  # of stdout and stderr
+    log: Path | None = None  # file for stdout and stderr
     host: str = "localhost"
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of a plan: each rank's exit status (-N if signal N killed it), the first rank that failed, and the reason."""
+    """How a plan ended: each rank's exit status (-N if signal N killed it), the first rank that failed, and a message.
+
+    `stopped_by` and `reason` are None if no rank failed.
+    """
 
     exit_statuses: list[int]
     stopped_by: int | None = None
@@ -61,9 +64,10 @@ class Ending:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Processes that run together, one per rank. If one fails, or after `limit_s`, all are ended, and killed after `grace_s`.
+    """Processes that run together, one for each rank.
 
-    `record` is a JSON file with the command, pid and exit status of each rank; it is written at the start and at the end.
+    If one fails, or after `limit_s` seconds, all get SIGTERM, and SIGKILL after `grace_s` more. `record` is a JSON file with the
+    command, pid and exit status of each rank, written at the start and at the end.
     """
 
     processes: list[RankProcess]
@@ -88,7 +92,10 @@ class LaunchPlan:
             self._write(programs, ending)
 
     def _supervise(self, programs: Sequence[_Program]) -> tuple[int | None, str | None]:
-        """Wait until all have ended or one has failed. Returns the first failed rank and a message, or None for both."""
+        """Wait until all ranks have ended, one has failed, or the time limit is reached.
+
+        Returns the first failed rank and a message; both are None if no rank failed.
+        """
         deadline = None if self.limit_s is None else time.monotonic() + self.limit_s
         with selectors.DefaultSelector() as running, ExitStack() as descriptors:
             for rank, program in enumerate(programs):
@@ -146,11 +153,12 @@ def _last_line(log: Path) -> str:
 def local_plan(
     module: Sequence[str], ranks: int, port: int, logs: Path | None = None, limit_s: float | None = None
 ) -> LaunchPlan:
-    """Return a plan of `ranks` processes on this machine that run the same `module` with its options, on ports from `port`.
+    """Return a plan of `ranks` processes on this machine that all run `module`, a module's name followed by its options.
 
-    The folder `logs` gets the output of rank R as rank-R.log, and the plan's record.
+    MASTER_PORT is `port`. The folder `logs` gets the output of rank R as rank-R.log, and the plan's record.
     """
-    # With -P the ranks do not import from the current directory. In an image the workloads are there, so -P is inherited only.
+    # With -P, modules are not imported from the current directory. In an image the workloads are there, so ranks only get -P if
+    # this process has it.
     command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", *module]
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     processes = [

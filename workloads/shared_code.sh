@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Pack the code that the workloads share into shared.tar in each workload's folder, since docker build sees that folder only.
-# setup.sh and build_image.sh call it. The same code gives the same bytes, so docker reuses its cache.
+# Pack the code that all workloads share into shared.tar in each workload's folder, because `docker build` reads that folder only.
+# setup.sh and build_image.sh call this script. Equal code gives equal bytes, so that docker can use its cache.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 packed=$(mktemp)

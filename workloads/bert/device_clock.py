@@ -1,4 +1,4 @@
-"""Clocks inside a compiled step's graph: Python sees a graph's end only, and these measure when its parts end."""
+"""Measures when the parts of a compiled training step end. Python only sees the end of the whole step."""
 
 import time
 from collections.abc import Sequence
@@ -7,9 +7,10 @@ import tensorflow as tf
 
 
 def moment_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return the wall time in seconds at which `tensors` are computed: a float64 scalar with a resolution of 0.25 microseconds.
+    """Return the wall time in seconds at which `tensors` have been computed, as a float64 scalar, exact to 0.25 microseconds.
 
-    The first number of `tensors` is copied to the host: without the copy, this would be the time at which a GPU queued the work.
+    The first element of the first tensor is copied to the host. Without the copy, this would be the time at which the work was
+    queued on a GPU.
     """
     with tf.control_dependencies(tensors):
         number = tf.reshape(tensors[0], [-1])[0]
@@ -18,7 +19,7 @@ def moment_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def wall_offset_ns() -> int:
-    """Return wall time minus CLOCK_MONOTONIC in nanoseconds: the quickest of three readings, in case of an interruption."""
+    """Return wall time minus CLOCK_MONOTONIC in ns, from the fastest of three readings, since a reading can be interrupted."""
     readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(3)]
     before_ns, wall_ns, _ = min(readings, key=lambda reading: reading[2] - reading[0])
     return wall_ns - before_ns

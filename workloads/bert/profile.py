@@ -1,4 +1,4 @@
-"""Timelines of single steps: writes what TensorFlow's profiler recorded as timeline-*.json, in the Chrome trace format."""
+"""Writes the timeline of a step, recorded by TensorFlow's profiler, as timeline-STEP.json in the Chrome trace format."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,14 +11,13 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from iotwin.common.files import scratch_folder, write_json
 from iotwin.common.foreign_files import read_foreign
 
-# 2 shows the operations that TensorFlow runs, not only its threads' own marks.
 _MOST_PROFILE_BYTES = 1 << 33
-_HOST_LEVEL = 2
+_HOST_LEVEL = 2  # the profiler's lowest level that records the operations that TensorFlow runs
 
 
 @contextmanager
 def timeline_of(path: Path) -> Iterator[None]:
-    """Write a timeline of what TensorFlow runs in the block to `path`; no file if the block or the writing fails."""
+    """Record the operations that TensorFlow runs within the block, and write them to `path` unless the block raises."""
     options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=_HOST_LEVEL, python_tracer_level=0)
     with scratch_folder(path.parent) as folder:
         with tf.profiler.experimental.Profile(str(folder), options):
@@ -28,7 +27,7 @@ def timeline_of(path: Path) -> Iterator[None]:
 
 
 def _events(profile: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of a profile: a process per device, a thread per stream or thread, times in microseconds."""
+    """Yield the Chrome events of a profile: a process for each device, a thread for each stream or thread, times in us."""
     space = xplane_pb2.XSpace.FromString(read_foreign(profile, _MOST_PROFILE_BYTES))
     for process, plane in enumerate(space.planes):
         yield {"name": "process_name", "ph": "M", "pid": process, "args": {"name": plane.name}}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# As start_training.sh, on synthetic data: generated in DATA_DIR (DATA_SIZE, default 30GB) unless data is there.
+# The same as start_training.sh, but if DATA_DIR is empty, DATA_SIZE (default 30GB) of synthetic data are generated there first.
 set -euo pipefail
 source "$(dirname "$0")/../container.sh"
 train_on_generated bert "$@"

@@ -1,7 +1,8 @@
-"""The training loop: a checkpoint before it, steps, a checkpoint and an evaluation after it.
+"""Trains BERT: a checkpoint, the training steps, a second checkpoint, an evaluation.
 
-A resumed job repeats the uninterrupted job exactly if its pipeline is deterministic: a checkpoint then holds the pipeline's
-position and the records that it has read ahead. Otherwise the job continues with the weights and reads records in a new order.
+With --deterministic, checkpoints also hold the position of the input pipeline and the records that it has read ahead, so that a
+resumed job repeats the uninterrupted one exactly. Otherwise a resumed job continues with the saved weights and reads records in
+a new order.
 """
 
 import math
@@ -14,7 +15,7 @@ from itertools import pairwise
 
 from iotwin.common.files import make_folder
 
-# TensorFlow otherwise writes a greeting to stderr, and ranks report the end of another rank as an error. Must precede its import.
+# Set before TensorFlow is imported. Otherwise it prints a greeting to stderr, and each rank reports the end of others as errors.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if os.environ.get("RANK", "0") == "0" else "3")
 
 import numpy as np
@@ -41,7 +42,7 @@ from iotwin.workloads.state.keeper import Keeper, ResumedJob
 from iotwin.workloads.state.nested import Framework, NumpyGenerators, array_tensor, digest_of, flatten, unflatten
 
 _TENSORFLOW = Framework({"tensorflow": tf.__version__}, flatten, unflatten, NumpyGenerators())
-_EPOCH = 1  # the list of shards repeats within the shuffle, so that no epoch ends
+_EPOCH = 1  # the number of every step's epoch: the pipeline repeats the shards without end
 _PARTS = ("model_forward_pass", "loss_tensor_calc", "model_backward_pass", "model_optim_step")
 
 
@@ -65,7 +66,7 @@ class BertJob:
         self.keeper = Keeper(config.state, config.output, ranks, identity | {"shards": len(shards)}, _TENSORFLOW)
         resumed = self.keeper.resume()
         self.resumed_exactly = self._goes_on_exactly(resumed) if resumed else None
-        # A new seed: with the old one, every resumed run would start with the same records as the first run.
+        # If the order cannot be resumed, it gets a new seed. Otherwise each resumed run would read the first run's records again.
         self._data_seed = resumed.own[0]["data_seed"] if resumed and self.resumed_exactly else config.seed + self.keeper.steps
         self._batches: Iterator[Features] = iter(
             training_batches(
@@ -74,14 +75,14 @@ class BertJob:
         )
         if resumed:
             self._resume(resumed)
-        self.loss: list[float] = []  # of every step: masked words and next sentence together
+        self.loss: list[float] = []  # each step's sum of both cross-entropies
         self.times = StepMeter()
         log.point("seed", config.seed)
         log.point("global_batch_size", config.batch_size * ranks.world_size)
         log.point("max_sequence_length", config.sequence)
 
     def run(self) -> dict[str, float]:
-        """Train, with a checkpoint before and after, then evaluate. Returns the evaluation's figures; empty if there is none."""
+        """Train, with a checkpoint before and after, then evaluate. Return the losses of the evaluation, {} without one."""
         done, steps = self.keeper.steps, self._config.steps
         if not done:
             self._checkpoint(0)
@@ -96,7 +97,10 @@ class BertJob:
         return self._evaluate() if self._config.eval_steps and self._slept is None and self._ranks.rank == 0 else {}
 
     def _train(self, first: int) -> tuple[int, str | None]:
-        """Train from step `first` until the end, a due checkpoint or a stop; return steps done and the checkpoint's reason."""
+        """Train from step `first` until the end, a due checkpoint or a stop.
+
+        Returns the number of steps done and the reason for the checkpoint, None if none is due.
+        """
         for step in range(first, self._config.steps):
             self._timed_step(step)
             reason = self.keeper.due(_EPOCH)
@@ -114,7 +118,7 @@ class BertJob:
             with self._parts.measure("all_compute", step_num=step):
                 self._slept.next_step()
         else:
-            if self._parts.enabled:  # otherwise the graph copies the batch to the device
+            if self._parts.enabled:  # copy the batch now to time the copy; otherwise the compiled step does it
                 batch = self._load_to_device(batch, step)
             with self._profiled(step), self._parts.measure("all_compute", step_num=step):
                 loss = self._compute(batch, step)
@@ -133,11 +137,11 @@ class BertJob:
             return {name: tf.identity(values) for name, values in batch.items()}
 
     def _compute(self, batch: Features, step: int) -> float:
-        """Update the weights from `batch`, log how long the parts took and return the loss."""
+        """Update the weights from `batch`, log the durations of the step's parts and return the loss."""
         offset_ns, begin_ns = wall_offset_ns(), time.monotonic_ns()
         loss, done_s = self._compiled_step(batch)
         if done_s:
-            if self._device != "CPU:0":  # a GPU has only queued the work so far
+            if self._device != "CPU:0":  # a GPU may still be working
                 tf.test.experimental.sync_devices()
             done_ns = time.monotonic_ns()
             edges_ns = [begin_ns, *(round(float(seconds) * 1e9) - offset_ns for seconds in done_s), done_ns]
@@ -147,7 +151,7 @@ class BertJob:
             return float(loss)
 
     def _profiled(self, step: int) -> AbstractContextManager[None]:
-        # The first step compiles, so its timeline would show the compilation.
+        # No timeline of step 0, which would mostly show the compilation.
         wanted = self._config.variant == PROFILER and step and step % self._config.profile_every == 0
         return timeline_of(self._config.output / f"timeline-{step}.json") if wanted and self._ranks.rank == 0 else nullcontext()
 
@@ -155,9 +159,10 @@ class BertJob:
         return self._ranks.strategy.run(self._step, args=(batch,))
 
     def _step(self, batch: Features) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Update the weights from `batch`; return the ranks' mean loss and the wall times in seconds at which parts ended.
+        """Update the weights from `batch`; return the mean loss over the ranks, and when each part ended (wall time in seconds).
 
-        The parts are the forward pass, the loss, and the backward pass with its sum over the ranks. No times if not enabled.
+        The parts are the forward pass, the loss, and the backward pass with its sum over the ranks. Unless the variant logs
+        parts, the list of times is empty.
         """
         weights = self._model.trainable_variables
         with tf.GradientTape() as tape:
@@ -179,7 +184,10 @@ class BertJob:
                 checkpoint.write(str(self._config.output / f"model.ckpt-{step}"))
 
     def _goes_on_exactly(self, resumed: ResumedJob) -> bool:
-        """Return True if the job is deterministic, on as many ranks as before, and the checkpoint has the pipeline's position."""
+        """Return True if the job can repeat the interrupted one exactly.
+
+        It must be deterministic and have as many ranks, and the checkpoint must hold the position of the input pipeline.
+        """
         return self._config.deterministic and len(resumed.own) == 1 and resumed.own[0]["batches"] is not None
 
     def _resume(self, resumed: ResumedJob) -> None:
@@ -199,7 +207,7 @@ class BertJob:
         config, ranks = self._config, self._ranks
         taken = self.keeper.steps * config.batch_size * ranks.world_size
         with self._log.interval("checkpoint", step_num=self.keeper.steps):
-            # 0 samples per epoch: the shards do not record how many they hold.
+            # The number of samples per epoch is 0, unknown: shards do not store how many records they hold.
             position = Position(config.seed, _EPOCH, taken, 0, config.batch_size, ranks.world_size)
             shared = {"variables": [np.asarray(variable.numpy()) for variable in self._variables()]}
             batches = state_of(self._batches, config.output) if config.deterministic else None
@@ -238,9 +246,9 @@ class BertJob:
 
 
 def train(config: BertConfig) -> Result | None:
-    """Run the job that `config` describes and return its result on rank 0, None on the others.
+    """Run the job that `config` describes. Return its result on rank 0, None on other ranks.
 
-    Raises IotwinError for data and output that cannot be used, and when memory runs out.
+    Raises IotwinError if data or output are unusable, or if memory runs out.
     """
     if config.threads:
         tf.config.threading.set_intra_op_parallelism_threads(config.threads)
@@ -279,7 +287,7 @@ def train(config: BertConfig) -> Result | None:
 
 
 def _explain(error: tf.errors.OpError) -> str:
-    """Return one line with TensorFlow's error and the remedy."""
+    """Return TensorFlow's error in one line, with advice."""
     line = error.message.strip().splitlines()[0]
     match error:
         case tf.errors.DataLossError():

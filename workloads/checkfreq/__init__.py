@@ -1,3 +1,3 @@
-"""CheckFreq (FAST 2021): checkpoints as often as a bound on their cost allows, written while training continues."""
+"""CheckFreq (FAST 2021): takes checkpoints as often as a bound on their cost allows, and writes them while training continues."""
 
-OURS, THEIRS = LAYOUTS = ("ours", "theirs")  # the checkpoint store, or the original's files
+OURS, THEIRS = LAYOUTS = ("ours", "theirs")  # checkpoints go to the checkpoint store, or to files as the original writes them

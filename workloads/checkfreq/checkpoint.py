@@ -1,4 +1,4 @@
-"""CheckFreq's name for the tracked objects of a job, with the attributes that scripts of the original read."""
+"""CFCheckpoint, CheckFreq's class for the tracked objects of a job, with the attributes that scripts of the original read."""
 
 from typing import Any
 
@@ -19,7 +19,10 @@ class CFCheckpoint(TrackedObjects):
 
     @property
     def latest_snapshot(self) -> State:
-        """Return the newest snapshot by name, with the job's additional state. The next snapshot overwrites it."""
+        """Return the newest snapshot: the states of the objects by name, and the job's additional state, all in one dict.
+
+        The next snapshot overwrites its tensors.
+        """
         if self._latest is None:
             return {}
         self._latest.copied.wait()
@@ -27,5 +30,5 @@ class CFCheckpoint(TrackedObjects):
         return {**state["objects"], **(state["additional"] or {})}
 
     def taken(self, snapshot: StateSnapshot) -> None:
-        """Set the newest snapshot."""
+        """Set the newest snapshot. CFManager calls this."""
         self._latest = snapshot

@@ -1,4 +1,4 @@
-"""The job's command line options: those of the original's trainer, some of them without effect, and ours."""
+"""The job's command line options: those of the original's trainer, of which some have no effect, and further ones."""
 
 import argparse
 from argparse import ArgumentParser, Namespace
@@ -80,7 +80,7 @@ class CheckFreqConfig:
 
     @property
     def network(self) -> str:
-        """The network's name in checkpoints; another job's checkpoint is refused by it."""
+        """The network's name in checkpoints. A checkpoint of another network is refused."""
         return f"{self.arch} {self.preset}"
 
 
@@ -101,7 +101,7 @@ class _Inert(argparse.Action):
 
 
 def parse_config(args: Namespace) -> CheckFreqConfig:
-    """Return the job that `args` describe. Raises UsageError for an impossible value."""
+    """Return the job that `args` describe. Raises UsageError if a value is impossible."""
     values = dict(vars(args))
     for flag in values.pop("inert") or []:
         note(f"{flag} is of no effect")

@@ -1,8 +1,8 @@
-"""Tests whether a crash loses a checkpoint: kills jobs at calls of their writer, and compares with unsafe ways of writing.
+"""Tests whether a crash can lose a checkpoint: kills jobs while they write, and compares with unsafe ways of writing.
 
-A job's only weight is the number of its steps, so that a restored weight can be checked. It takes a checkpoint every INTERVAL
-steps. Each job is killed at one randomly chosen call by which the store changes files. The next job resumes from its files, so
-that crashes shortly after a restart are tested too.
+A test job has a single weight, which equals its number of steps, so that a restored weight can be checked. It takes a checkpoint
+every INTERVAL steps, and is killed at a randomly chosen system call that changes files. The next job resumes from these files,
+so that crashes soon after a restart are tested too.
 """
 
 import io
@@ -40,17 +40,18 @@ _CALLS = {
     "unlink": "unlink",
     "rmdir": "rmdir",
 }
-_MOST_CALLS = 60  # a job is killed at one of its first 60 calls, which belong to several checkpoints
+_MOST_CALLS = 60  # a job is killed at one of its first 60 calls, in which it writes several checkpoints
 _STEPS = 200
-_COUNTER = struct.Struct("<Q")  # steps done
-_ELEMENTS = 20_000  # per tensor of the unsafe checkpoints
+_COUNTER = struct.Struct("<Q")  # number of steps done
+_ELEMENTS = 20_000  # elements of a tensor in the unsafe checkpoints
 
 
 def crash(directory: Path, kills: int, seed: int, unsafe: tuple[str, ...]) -> State:
-    """Kill `kills` jobs of one store in `directory` and return the losses. Raises UsageError for an unknown unsafe way.
+    """Kill `kills` jobs, one after the other, that write to the same store in `directory`. Return what was lost.
 
     A kill counts as `lost` if no checkpoint loads although one did before, or if an older or a wrong one loads. `most_steps_lost`
-    is the largest number of steps to repeat, `bound_steps` its limit.
+    is the largest number of steps that a job had to repeat, `bound_steps` its limit. `unsafe` names ways of UNSAFE to compare
+    with; raises UsageError if one is unknown.
     """
     if unknown := [name for name in unsafe if name not in UNSAFE]:
         raise UsageError(f"--unsafe '{unknown[0]}' is unknown; known: {', '.join(UNSAFE)}")
@@ -69,7 +70,7 @@ def crash(directory: Path, kills: int, seed: int, unsafe: tuple[str, ...]) -> St
 def _kill(store: Path, kills: int, rng: random.Random) -> State:
     points: Counter[str] = Counter()
     lost = loadable = most_lost = 0
-    before: int | None = None  # step of the newest checkpoint
+    before: int | None = None  # step of the newest checkpoint, before the kill
     with mmap.mmap(-1, _COUNTER.size) as shared, progress("killing jobs", kills) as advance:
         for _ in range(kills):
             shared[:] = _COUNTER.pack(before or 0)
@@ -94,7 +95,7 @@ def _kill(store: Path, kills: int, rng: random.Random) -> State:
 
 
 def _one_kill(store: Path, call: int, behind: bool, shared: mmap.mmap) -> str:
-    """Fork a job that dies before its `call`-th change of a file, or after it if `behind`; return the call's name."""
+    """Fork a job that kills itself before (if `behind`, after) its `call`-th call that changes a file; return the call's name."""
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -107,16 +108,16 @@ def _one_kill(store: Path, call: int, behind: bool, shared: mmap.mmap) -> str:
         finally:
             os._exit(1)
     os.close(writing)
-    with os.fdopen(reading, "rb") as told:
-        point = told.read().decode()
+    with os.fdopen(reading, "rb") as pipe:
+        point = pipe.read().decode()
     _, status = os.waitpid(pid, 0)
     if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
         raise IotwinError(f"a job on {store} ended by itself with status {status} instead of being killed; is the disk full?")
     return point
 
 
-def _die_at(call: int, behind: bool, told: int) -> None:
-    """Have this process kill itself at one of the calls of `os` that change files."""
+def _die_at(call: int, behind: bool, report: int) -> None:
+    """Make this process kill itself at one of its calls of `os` that change files, whose name it writes to `report`."""
     count = itertools.count()  # its next() is atomic among threads
     own_write = os.write
 
@@ -124,10 +125,10 @@ def _die_at(call: int, behind: bool, told: int) -> None:
         def instead(*args: Any, **options: Any) -> Any:
             if next(count) != call:
                 return function(*args, **options)
-            own_write(told, name.encode())
+            own_write(report, name.encode())
             try:
                 return function(*args, **options) if behind else None
-            finally:  # also if the call fails, such as the removal of a missing file
+            finally:  # even if the call fails, as the removal of a missing file does
                 os.kill(os.getpid(), signal.SIGKILL)
 
         return instead
@@ -137,7 +138,7 @@ def _die_at(call: int, behind: bool, told: int) -> None:
 
 
 def _job(store: Path, shared: mmap.mmap) -> None:
-    """Train a weight that equals the number of steps done, which is also written to `shared`."""
+    """Train a weight that equals the number of steps done; write this number to `shared`, too."""
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -154,7 +155,7 @@ def _job(store: Path, shared: mmap.mmap) -> None:
 
 
 def _restored(store: Path) -> int | None:
-    """Return the step of the newest checkpoint, None if there is none, -1 if its weight is of another step."""
+    """Return the step of the newest checkpoint; None without a checkpoint, -1 if its weight does not equal its step."""
     if not store.is_dir() or (found := newest(store, lambda line: None)) is None or found.manifest is None:
         return None
     tensors, values = read_rank(found, 0)
@@ -166,11 +167,11 @@ def _restored(store: Path) -> int | None:
 
 
 class _Recorder(io.BytesIO):
-    """A file that remembers its writes."""
+    """A file in memory that records its writes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.writes: list[tuple[int, int]] = []  # offset, bytes
+        self.writes: list[tuple[int, int]] = []  # offset and number of bytes of each write
 
     def write(self, data: Any) -> int:
         at = self.tell()
@@ -180,7 +181,7 @@ class _Recorder(io.BytesIO):
 
 
 def _overwritten() -> Iterator[bytes]:
-    """Yield the contents that a kill can leave of a file that torch.save overwrites: empty, or partly written."""
+    """Yield the contents that a file can have after a kill, if torch.save overwrites the old file: empty, or partly written."""
     recorded = _saved()
     content = recorded.getvalue()
     yield b""
@@ -189,7 +190,7 @@ def _overwritten() -> Iterator[bytes]:
 
 
 def _unsynced() -> Iterator[bytes]:
-    """Yield the contents that a power cut can leave of a file renamed without fsync: a part, truncated or padded with zeros."""
+    """Yield the contents that a file can have after a power cut, if renamed without fsync: cut off, or padded with zeros."""
     recorded = _saved()
     content = recorded.getvalue()
     yield b""
@@ -210,7 +211,7 @@ UNSAFE: dict[str, Callable[[], Iterator[bytes]]] = {"overwrite": _overwritten, "
 
 
 def _judge(states: Callable[[], Iterator[bytes]]) -> dict[str, int]:
-    """Count the states that a crash can leave, and those that do not load correctly."""
+    """Count the contents that a crash can leave (`states`), and those of them that do not load correctly."""
     count = unloadable = 0
     for content in states():
         count += 1

@@ -1,4 +1,4 @@
-"""Loads classified images. Seed, epoch and index of an image determine its crop and mirroring."""
+"""Loads classified images. The crop and mirroring of an image depend only on the seed, the epoch and the image's index."""
 
 import io
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from iotwin.workloads.common.parts import Parts
 from iotwin.workloads.models import IMAGE_SIDE
 from iotwin.workloads.state.batches import ResumableBatches
 
-_MEAN = np.array([0.485, 0.456, 0.406], np.float32)  # of ImageNet, by colour
-_DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
-_MARGIN = 8 / 7  # side of the decoded image over the side of the crop
+_MEAN = np.array([0.485, 0.456, 0.406], np.float32)  # mean value of red, green and blue in ImageNet
+_DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)  # their standard deviation
+_MARGIN = 8 / 7  # side length of the resized image over that of the crop
 
 
 class Images(Dataset):
-    """Images and their classes. The key of an item is (epoch, index) for training and an index for evaluation."""
+    """Data set of images and their classes. Keys of items are (epoch, index) for training, and an index for evaluation."""
 
     def __init__(self, files: Sequence[tuple[Path, int]], crop: int, seed: int, parts: Parts) -> None:
         self._files, self._crop, self._seed, self._parts = files, crop, seed, parts
@@ -55,7 +55,7 @@ def decode(path: Path, content: bytes, size: int) -> NDArray[np.uint8]:
     """Return an image's pixels, resized to (size, size, 3). Raises IotwinError if it cannot be decoded."""
     try:
         image = Image.open(io.BytesIO(content))
-        image.draft("RGB", (size, size))  # a JPEG decodes to about this size at once
+        image.draft("RGB", (size, size))  # lets the decoder shrink a JPEG to about this size
         return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BOX))
     except (UnidentifiedImageError, OSError, ValueError):
         raise IotwinError(f"{path} is no image that can be decoded; generate the data set again or remove the file") from None
@@ -76,7 +76,7 @@ def training_loader(
 
 def evaluation_loader(files: Sequence[tuple[Path, int]], config: CheckFreqConfig, parts: Parts) -> DataLoader:
     """Return the loader of this rank's share of the images for evaluation."""
-    own = torch.Generator()  # so that an evaluation draws nothing of the training's, and may be left out by a resumed job
+    own = torch.Generator()  # evaluations must not change the training's random numbers: a resumed job may skip them
     return _loader(
         Images(files, IMAGE_SIDE[config.preset], config.seed, parts), config, batch_size=config.batch_size, generator=own
     )

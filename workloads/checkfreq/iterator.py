@@ -1,4 +1,4 @@
-"""Delivers a job's batches and takes checkpoints between them, as often as measured costs and a bound allow."""
+"""Delivers a job's batches, and takes checkpoints between them as often as their measured cost and a bound allow."""
 
 import importlib.util
 import math
@@ -25,8 +25,8 @@ from iotwin.workloads.state.batches import ResumableBatches
 from iotwin.workloads.state.position import after, begin, go_on
 from iotwin.workloads.state.tracked_objects import State
 
-_COLD_STEPS = 3  # steps after a write that still run slower, with cold caches
-_LEAST_SHARE = 0.1  # of the bound: left to checkpoints even if timing such short steps takes more than the rest
+_COLD_STEPS = 3  # number of steps after a write that are slower because of cold caches
+_LEAST_SHARE = 0.1  # share of the bound that remains for checkpoints, even if the time of this class takes more than the rest
 
 
 @dataclass(frozen=True)
@@ -35,25 +35,25 @@ class IteratorOptions:
 
     seconds: float = 0.0  # also take a checkpoint every so many seconds; 0: never
     mtbf_s: float | None = None  # mean time between failures, which sets a least interval
-    stop_at: tuple[int, ...] = ()  # signals after which the job takes a checkpoint and stops
+    stop_at: tuple[int, ...] = ()  # signals on which the job takes a checkpoint and stops
     cache: Path | None = None  # folder of the profiles; None: in the user's cache
     synchronous: bool = False  # in AUTO: training waits for each checkpoint
-    reprofile: bool = False  # ignore the profile of an earlier, equal job
+    reprofile: bool = False  # True: ignore the cached profile of an equal job
 
 
 class CFIterator:
-    """Iterates over `dataloader`, epoch after epoch, and takes the checkpoints of `cf_manager`.
+    """Iterates over `dataloader`, epoch after epoch, and takes checkpoints with `cf_manager`, in the manager's mode.
 
-    * AUTO times calls 5 to 99. Call 100 measures checkpoints and plans an interval for an overhead of `max_overhead` per cent.
-      With `dynamic`, a controller corrects the interval for the rest of the job.
-    * MANUAL takes a checkpoint every `chk_freq` steps, and training waits for it; 0: none.
-    * Both modes take a checkpoint at the end of each epoch. `steps_to_run` steps later the iterator stops and sets `exit`.
+    * In mode AUTO it times the steps of calls 5 to 99. Call 100 measures checkpoints, and plans an interval for an overhead of
+      `max_overhead` per cent. With `dynamic`, a controller corrects the interval for the rest of the job.
+    * In mode MANUAL it takes a checkpoint every `chk_freq` steps (0: none), and training waits for it.
+    * In both modes it takes a checkpoint at the end of each epoch. After `steps_to_run` steps it stops and sets `exit`.
     * `bs` is the batch size of a rank. `arch` names the model in the original's cache file. A job can begin at `epoch` and
       `steps_this_epoch`.
     * `worker_id` and `persist` have no effect. The other keywords are those of IteratorOptions.
 
-    After a restore, a loader whose batch_sampler is a ResumableBatches continues without reading consumed batches again. Another
-    loader repeats its epoch: consumed batches are read again and dropped. The script must position a loader of DALI (`dali`).
+    After a restore, a loader whose batch_sampler is a ResumableBatches continues without reading consumed batches again. With any
+    other loader, consumed batches are read again and dropped, except with DALI (`dali`), where the script must skip them.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class CFIterator:
         self._controller: Controller | None = None
         self._calls, self._since, self._began_s = 0, 0, 0.0
         self._durations_s: list[float] = []
-        self._took = False  # the current step began with a checkpoint
-        self._overlaps_write = False  # the current step runs during a write or shortly after one
-        self._after = _COLD_STEPS  # steps since the last write
-        self._own_s: list[float] = []  # seconds of this class between two steps of a window
+        self._took = False  # True if the current step began with a checkpoint
+        self._overlaps_write = False  # True if the current step runs during a write or shortly after one
+        self._after = _COLD_STEPS  # number of steps since the last write
+        self._own_s: list[float] = []  # seconds that this class needs between two steps, in the current window
         self._cut = False
         self._policy = Policy(seconds=own.seconds or None, now=time.monotonic())
         self._timed, self._cache = bool(own.seconds or own.stop_at), own.cache or cache_folder() / "checkfreq"
@@ -108,7 +108,7 @@ class CFIterator:
     # Earlier profiles
 
     def _begin_auto(self, manager: CFManager) -> None:
-        """Plan from the profile of an earlier run, if there is one. Rank 0 reads it and broadcasts the interval."""
+        """Plan the interval from the cached profile of an equal job, if there is one, and broadcast it from rank 0."""
         known = None
         if manager.rank == 0 and self.interval:
             self._set_interval(self.interval)
@@ -134,7 +134,7 @@ class CFIterator:
         return len(self._loader)
 
     def __next__(self) -> Any:
-        """Take a checkpoint if one is due, then return the next batch. Raises StopIteration at an epoch's end or if stopped."""
+        """Take a checkpoint if one is due, then return the next batch. Raises StopIteration at an epoch's end and if stopped."""
         self._end_step()
         if self.exit:
             raise StopIteration
@@ -187,7 +187,7 @@ class CFIterator:
     def _correct(self, window: StepWindow) -> None:
         """Correct the interval after a window of steps. Without `dynamic`, stop at the first window within the bound."""
         self.windows.append(window)
-        if self._own_s and self._controller is not None:  # every step contains this time, so the controller cannot measure it
+        if self._own_s and self._controller is not None:  # all steps contain this overhead, so the controller does not see it
             own = median(self._own_s) / window.base_s
             self._controller.overhead = max(AIMED * self._bound - own, _LEAST_SHARE * self._bound)
         self._own_s.clear()
@@ -240,7 +240,7 @@ class CFIterator:
         return reasons[int(index)]
 
     def _epoch_is_over(self) -> bool:
-        """Return True if the loader has no batch left, so that the next checkpoint is that of the epoch's end."""
+        """Return True if the loader has no batch left; the next checkpoint is then that of the epoch's end."""
         if self.batches is not None:
             return len(self.batches) == 0
         return self._step_in_epoch >= _length(self._loader)
@@ -282,7 +282,7 @@ class CFIterator:
         self._cut = True
 
     def reset(self) -> None:
-        """Restart the loader within an epoch. Scripts of the original call it at ends of epochs too, where it is not needed."""
+        """Restart the loader within an epoch. At the end of an epoch, where the original's scripts also call it, do nothing."""
         if self._step_in_epoch and self.batches is None:
             self._epochs.end(all_taken=False)
             self._step_in_epoch = 0
@@ -306,7 +306,7 @@ class CFIterator:
 
     def _profile(self, manager: CFManager) -> None:
         where: dict[str, Any] = {"epoch": self.epoch, "position": self._position()}
-        # Every rank takes part: each checkpoint holds its generators.
+        # Every rank takes part, because each checkpoint holds the generators of all ranks.
         measured = profile.measure(manager, median(self._durations_s), self.state_dict(), **where)
         manager.stalls.take()
         if measured is not None:
@@ -337,7 +337,10 @@ class CFIterator:
         return self.batches.position if self.batches is not None else None
 
     def state_dict(self) -> State:
-        """Return the loop's position: step in the epoch, steps in all, this rank's samples in the epoch, epoch from 0."""
+        """Return the position of the loop: `epoch`, which counts from 0, and numbers of steps and samples.
+
+        `iter` and `start_index` count this rank's steps and samples in the epoch, `steps_so_far` the steps of the whole job.
+        """
         return {
             "iter": self._step_in_epoch,
             "steps_so_far": self._steps,
@@ -346,7 +349,7 @@ class CFIterator:
         }
 
     def load_state_dict(self, state: State | None) -> None:
-        """Restore the position of a loop; None: stay. Raises IotwinError if the position does not fit the loader."""
+        """Set the position to that of `state_dict`; None changes nothing. Raises IotwinError if it does not fit the loader."""
         if state is None:
             return
         self.epoch, self._step_in_epoch, self._steps = state["epoch"], state["iter"], state["steps_so_far"]
@@ -362,7 +365,7 @@ class CFIterator:
                     "a sliced order resumes only with the same"
                 )
             self.batches.position = go_on(saved, own.samples, own.batch_size, own.world_size)
-        elif self.batches is not None:  # a layout without positions: the position follows from the step
+        elif self.batches is not None:  # the checkpoint holds no position, which then follows from the step
             own = self.batches.position
             start = begin(own.seed, self.epoch + 1, own.samples, own.batch_size, own.world_size)
             self.batches.position = after(start, self._step_in_epoch)
@@ -378,7 +381,7 @@ class CFIterator:
 
     @property
     def _size(self) -> int:
-        """This rank's samples per epoch; the original's trainer reads it."""
+        """The number of this rank's samples per epoch. The original's trainer reads it."""
         return getattr(self._loader, "_size", None) or self._batches_per_epoch() * self._bs
 
 

@@ -1,4 +1,4 @@
-"""The two places for a job's checkpoints: the checkpoint store, and the original's files (`--layout theirs`)."""
+"""The two layouts of a job's checkpoints: the checkpoint store (`--layout ours`) and the original's files (`--layout theirs`)."""
 
 import itertools
 import os
@@ -27,7 +27,7 @@ State = dict[str, Any]
 
 
 class Restored(NamedTuple):
-    """A checkpoint read into memory. `generators` has one entry per rank. Values that a layout does not save are None."""
+    """A checkpoint in memory. `generators` has an entry per rank. Values that the layout does not save are None."""
 
     path: Path
     step: int
@@ -39,7 +39,7 @@ class Restored(NamedTuple):
 
 
 class CheckpointLayout(Destination, Protocol):
-    """The checkpoints of one job, a context of the rank that writes; the context holds a lock on the directory."""
+    """How the checkpoints of a job are stored in a directory. As a context manager, it locks the directory."""
 
     def __enter__(self) -> Self:
         """Lock the directory. Raises UsageError or IotwinError if it is unusable."""
@@ -48,7 +48,7 @@ class CheckpointLayout(Destination, Protocol):
         """Release the lock."""
 
     def latest_step(self) -> int:
-        """Return the largest step of a checkpoint, 0 if none is found."""
+        """Return the largest step among the checkpoints, 0 if there is none."""
 
     def latest(self, refused: Callable[[str], None]) -> Path | None:
         """Return the newest valid checkpoint, None if there is none. Calls `refused` with a line for each newer, invalid one."""
@@ -64,13 +64,13 @@ class CheckpointLayout(Destination, Protocol):
 
 
 class OurLayout:
-    """The checkpoint store. With `sharding`, every rank enters the context, commits and reads."""
+    """Checkpoints in the checkpoint store. With `sharding`, every rank enters the context, commits and reads."""
 
     def __init__(self, directory: Path, keep_epoch_ends: bool, overwrite: bool, sharding: "Sharding | None" = None) -> None:
         self.directory, self._sharding = directory, sharding
         retention = Retention(last=1, epoch_ends=keep_epoch_ends) if overwrite else Retention()
         self._store = Store(directory, retention, sharding)
-        self.store: Store | None = self._store if sharding is None else None  # a writer process is not one of the ranks
+        self.store: Store | None = self._store if sharding is None else None  # a writer process cannot write sharded state
 
     def __enter__(self) -> Self:
         self._store.__enter__()
@@ -144,12 +144,12 @@ def _no_epoch(directory: Path, epoch: int) -> IotwinError:
 
 
 class TheirLayout:
-    """One file per checkpoint, as the original has them: PREFIXnumber.chk, PREFIXnumber_sync.chk if training waited.
+    """One file per checkpoint, as the original writes them.
 
-    epoch/PREFIXnumber_epoch.chk is a link to the checkpoint of an end of an epoch. torch.save writes the objects' states by name
-    and the job's additional state; random generators are not saved. Unlike the original, a file gets its name when it is durable,
-    numbers continue after a restart, and foreign files are ignored. The original loads any file of the directory, so unfinished
-    files and the lock are in epoch/.
+    Files are named PREFIXnumber.chk or, if training waited, PREFIXnumber_sync.chk. epoch/PREFIXnumber_epoch.chk is a link to the
+    checkpoint of the end of an epoch. torch.save writes the objects' states by name and the job's additional state, but no random
+    generators. Unlike in the original, a file gets its name when it is durable, numbers continue after a restart, and other files
+    are ignored. Unfinished files and the lock are in epoch/, because the original loads any file of the directory itself.
     """
 
     store: Store | None = None
@@ -189,7 +189,7 @@ class TheirLayout:
                 os.fsync(file.fileno())
             if manifest.reason == "epoch" and self._keep_epoch_ends:
                 kept = self._epochs / f"{self._prefix}{number}_{manifest.epoch}{suffix}.chk"
-                remove_file(kept)  # of a job that was killed between `link` and `rename`
+                remove_file(kept)  # it exists if a job was killed between `link` and `rename`
                 link(unfinished, kept)
             rename(unfinished, final)
             fsync_directory(self._epochs)
@@ -211,7 +211,7 @@ class TheirLayout:
         return sorted(((int(match[1]), Path(entry.path)) for match, entry in matches if match), reverse=True)
 
     def latest_step(self) -> int:
-        """Return 0: only the additional state, which `read` returns, has a step."""
+        """Return 0, because steps are only in the additional state, which `read` returns."""
         return 0
 
     def latest(self, refused: Callable[[str], None]) -> Path | None:

@@ -1,4 +1,4 @@
-"""Takes, writes and restores a job's checkpoints in two phases: a snapshot, then a write that overlaps training."""
+"""Takes a job's checkpoints in two phases, a snapshot and then a write that overlaps training, and restores them."""
 
 import atexit
 import enum
@@ -34,28 +34,28 @@ from iotwin.workloads.state.tracked_objects import State
 if TYPE_CHECKING:
     from iotwin.workloads.state.sharding import Sharding
 
-HOST, DEVICE = "host", "device"  # snapshot to host memory during the next passes, or at once to memory of the device
-_EPOCH = "epoch"  # key of the generators with which the loader's epoch began
+HOST, DEVICE = "host", "device"  # snapshots go to host memory during the next passes, or at once to memory of the device
+_EPOCH = "epoch"  # key, among a rank's generators, of the state of the loader's epoch
 _MIB = 1 << 20
 
 
 class CFMode(enum.Enum):
-    """MANUAL: at the user's interval, and training waits for each checkpoint. AUTO: at a measured interval, without waiting."""
+    """When to take checkpoints: MANUAL at the user's interval, while training waits; AUTO at a measured interval."""
 
     MANUAL = 0
     AUTO = 1
 
 
 class CFManager:
-    """Takes, writes and restores the checkpoints of `chk` in the store `chk_dir`, which it locks until `close`.
+    """Takes, writes and restores checkpoints of `chk` in the directory `chk_dir`, which it locks until `close`.
 
-    * `overwrite` removes all but the newest, and with `keep_epoch_chk` also keeps those at ends of epochs.
-    * `in_flight` is the most checkpoints that may be unfinished at once; CheckFreq has 1.
-    * The `layout` "theirs" uses the original's files, whose names begin with `chk_prefix`; "ours" uses the checkpoint store.
-    * `restore` refuses a checkpoint whose `job` differs.
+    * `overwrite` keeps only the newest checkpoint and, with `keep_epoch_chk`, those of the ends of epochs.
+    * `in_flight` is how many checkpoints may be unfinished at once; CheckFreq has 1.
+    * `layout` "theirs" writes the original's files, whose names begin with `chk_prefix`; "ours" writes to the checkpoint store.
+    * `job` identifies the job: `restore` refuses a checkpoint with other values.
 
-    Rank 0 decides and writes; of sharded state each rank writes its own shards. An error of a write is raised by the next update
-    or save. Raises IotwinError if the store is unusable.
+    Rank 0 decides and writes; of sharded state, each rank writes its own shards. If a write fails, the next weight update or save
+    raises its error. Raises IotwinError if the directory is unusable.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class CFManager:
         self.world_size: int = distributed.get_world_size() if _in_group() else 1
         self.stalls = Stalls()
         self.persisted: list[Persisted] = []
-        self.worker, self.snapshot = THREAD, HOST  # until a profile chooses others
+        self.worker, self.snapshot = THREAD, HOST  # a profile may choose others
         self._job, self._parts = job or {}, parts or Parts(False)
-        self._pending: StateSnapshot | None = None  # the next update waits until it is copied
-        self._settling = False
-        self._step = 0  # of the newest checkpoint
+        self._pending: StateSnapshot | None = None  # a snapshot that must be copied before the next weight update
+        self._settling = False  # True if the next weight update waits for a free snapshot buffer
+        self._step = 0  # step of the newest checkpoint
         self._hooks = [handle for optimizer in chk.optimizers for handle in self._hook(optimizer)]
         self._sharding = _sharding(chk) if _in_group() else None
         if layout == OURS:
@@ -115,13 +115,13 @@ class CFManager:
     def _close_at_exit(self) -> None:
         try:
             self.close()
-        except Exception as error:  # no caller is left that could catch it
+        except Exception as error:  # at the exit no caller can catch it
             note(f"the last checkpoint failed: {error}")
 
     # The update
 
     def _hook(self, optimizer: torch.optim.Optimizer) -> list[Any]:
-        """Make each update of `optimizer` wait for the snapshot, and time it."""
+        """Make each weight update of `optimizer` wait for the pending snapshot, and measure its time."""
         begun = threading.local()  # an update begins and ends on one thread
 
         def before(*_: Any) -> None:
@@ -134,7 +134,7 @@ class CFManager:
         return [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
 
     def wait_for_snapshot(self) -> None:
-        """Return when the state may change. Raises the error of a write that failed."""
+        """Wait until the state may change. Raises the error of a write that failed."""
         pending, self._pending = self._pending, None
         if pending is not None and not pending.copied.is_set():
             begin_ns = time.monotonic_ns()
@@ -148,10 +148,10 @@ class CFManager:
         self.check()
 
     def settle_before_update(self) -> None:
-        """Make the next update wait until a snapshot buffer is free.
+        """Make the next weight update wait until a snapshot buffer is free.
 
-        Call it before the last update before a checkpoint, which would wait as long. With one checkpoint in flight, the newest
-        durable one is then never two intervals old.
+        Call it before the last update before a checkpoint, since the checkpoint would have to wait as long. With one checkpoint
+        in flight, the newest durable one is then always less than two intervals old.
         """
         self._settling = True
 
@@ -161,7 +161,7 @@ class CFManager:
             self._persister.check()
 
     def weight_update(self) -> None:
-        """Call `step` of the object that is tracked as `optimizer`, which waits for the snapshot."""
+        """Call `step` of the object that is tracked as `optimizer`; the call waits for the pending snapshot."""
         optimizer = self.chk.tracked.get("optimizer")
         if optimizer is None:
             raise IotwinError("weight_update needs an optimizer: make the checkpoint with CFCheckpoint(..., optimizer=optimizer)")
@@ -174,7 +174,7 @@ class CFManager:
 
     @property
     def update_s(self) -> float:
-        """Return the median seconds of the latest weight updates, 0 if there was none."""
+        """Return the median duration of the latest weight updates in seconds, 0 if there was none."""
         return median(self.stalls.update_s) if self.stalls.update_s else 0.0
 
     # Saving
@@ -184,12 +184,12 @@ class CFManager:
         profile_full: bool = False, profile_snap: bool = False, use_thread: bool | None = None, persist: bool = True,
         *, position: Position | None = None, reason: str = "steps",
     ) -> CheckpointCost:  # fmt: skip
-        """Take a checkpoint and return its cost. It is written while training continues, or, if `synchronous`, by this call.
+        """Take a checkpoint and return its cost. It is written while training continues or, if `synchronous`, by this call.
 
-        * `restore` returns `additional_snapshot`.
-        * `profile_full` waits until the checkpoint is durable; `profile_snap` takes the snapshot and writes nothing.
-        * `use_thread` chooses a thread or the writer process; None: the one that the profile chose.
-        * `persist` has no effect: all checkpoints are durable. Scripts of the original pass it.
+        * `additional_snapshot` is saved too; `restore` returns it.
+        * `profile_full` waits until the checkpoint is durable. `profile_snap` takes the snapshot but writes nothing.
+        * `use_thread` True writes on a thread, False in the writer process, None as the profile chose.
+        * `persist`, which scripts of the original pass, has no effect: all checkpoints are durable.
 
         Every rank must call it.
         """
@@ -205,9 +205,9 @@ class CFManager:
         profile_full: bool = False, profile_snap: bool = False, use_thread: bool | None = None, persist: bool = True,
         *, position: Position | None = None, reason: str = "steps",
     ) -> CheckpointCost:  # fmt: skip
-        """Take a checkpoint as `save` does, but copy parameters during the next forward and backward passes."""
+        """Take a checkpoint as `save` does, but copy parameters while the next forward and backward passes run."""
         worker = self.worker if use_thread is None else THREAD if use_thread else PROCESS
-        overlap = bool(self.chk.optimizers)  # the next step waits for the copy; without an optimizer nothing would
+        overlap = bool(self.chk.optimizers)  # an optimizer's next step waits for the copy; without one, nothing would wait
         wait = synchronous or profile_full
         return self._save(additional_snapshot, is_epoch, epoch, wait, profile_snap, worker, overlap, position, reason)
 
@@ -255,7 +255,7 @@ class CFManager:
         return state if self._sharding is None else self._sharding.parts(state)
 
     def _save_now(self, state: State, manifest: CheckpointManifest) -> CheckpointCost:
-        """Write the state without a snapshot, while training waits."""
+        """Write the state without a snapshot. Training waits for the write."""
         begin_ns, cpu_s = time.monotonic_ns(), time.thread_time()
         if self._persister is None:
             return CheckpointCost(0.0, 0.0)
@@ -275,7 +275,7 @@ class CFManager:
     ) -> CheckpointManifest:
         step = (additional or {}).get("steps_so_far")
         self._step = step if isinstance(step, int) and step >= 0 else self._step + 1
-        if position is None:  # the script's own loop: only "at an end of an epoch" or "within one" is known
+        if position is None:  # the position in a script's own loop is unknown, except whether it is at the end of an epoch
             position = Position(0, epoch + 1, 0 if is_epoch else max(1, self._step), 0, 0, self.world_size)
         return CheckpointManifest(
             VERSION,
@@ -300,7 +300,10 @@ class CFManager:
 
     @property
     def chk_process(self) -> "Underway | None":
-        """Return a handle that waits for unfinished checkpoints, None if there are none. Scripts of the original join it."""
+        """Return an object whose `join` waits for unfinished checkpoints, None if all are durable.
+
+        Scripts of the original use it.
+        """
         return Underway(self) if self.writing else None
 
     def wait(self) -> None:
@@ -315,23 +318,26 @@ class CFManager:
         return sum(tensor.data.size for tensor in tensors) / _MIB
 
     def keep_epoch_start(self, end: State, start: State) -> None:
-        """Store the generators with which an epoch began. `end`: those in the checkpoint before it. Every rank must call it."""
+        """Save the generators with which an epoch started (epochs/starts.py). Every rank must call it.
+
+        `end` holds the generators in the checkpoint at the end of the previous epoch.
+        """
         if isinstance(self._layout, OurLayout):
             starts.remember(self.directory, end, start, self.world_size, self.rank, self.in_flight + 1)
 
     # Going back
 
     def get_latest_checkpoint(self, latest: bool = True, epoch: int = 0) -> str | None:
-        """Return the path of the newest valid checkpoint, or of the end of `epoch` if not `latest`; None if there is none."""
+        """Return the path of the newest valid checkpoint or, if not `latest`, of that of the end of `epoch`; None without one."""
         found = self._layout.latest(self._refused) if latest else self._layout.epoch_end(epoch)
         return str(found) if found else None
 
     def restore(self, latest: bool = True, epoch: int = 0, gpu: int = 0) -> State | None:
-        """Restore the tracked objects from the newest valid checkpoint, or from the end of `epoch` if not `latest`.
+        """Restore the tracked objects from the newest valid checkpoint or, if not `latest`, from that of the end of `epoch`.
 
-        Returns the `additional_snapshot` of `save`; None if that was None or there is no checkpoint. Damaged checkpoints are
-        skipped with a note. `gpu` has no effect: state is loaded to the device of its object. Raises IotwinError if there is no
-        checkpoint of the end of `epoch`, or if it belongs to another job.
+        Returns the `additional_snapshot` of `save`, None if it was None or if there is no checkpoint. Damaged checkpoints are
+        skipped with a note. `gpu` has no effect, since states are loaded to the devices of their objects. Raises IotwinError if
+        the checkpoint belongs to another job, or if there is none of the end of `epoch`.
         """
         if self._persister is not None:
             self._persister.wait()
@@ -371,7 +377,7 @@ class CFManager:
 
 
 class Underway:
-    """Waits for unfinished checkpoints, with the methods of the original's writing process."""
+    """Waits for unfinished checkpoints. It has the methods of the original's writing process."""
 
     def __init__(self, manager: CFManager) -> None:
         self._manager = manager

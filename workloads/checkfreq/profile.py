@@ -1,4 +1,4 @@
-"""Measures the cost of a job's checkpoints on this machine, inside the job, and caches it for the next equal job."""
+"""Measures, within a job, what its checkpoints cost on this machine, and caches the result for the next equal job."""
 
 import hashlib
 import json
@@ -19,18 +19,18 @@ from iotwin.workloads.policies.frequency import CheckpointProfile, IntervalPlan
 from iotwin.workloads.state.persister import PROCESS, THREAD, Persisted
 from iotwin.workloads.state.tracked_objects import State
 
-WARM_UP, DECIDED = 5, 100  # calls before the measured window, and the call after it
+WARM_UP, DECIDED = 5, 100  # number of calls that are not measured, and the call that ends the measurement
 _CACHE_VERSION = 3
 
 
 class MeasuredCosts:
-    """A profile, and the worker (thread or process) whose writes cost training less."""
+    """A checkpoint profile, and the worker (THREAD or PROCESS) whose writes slow training less."""
 
     def __init__(self, profile: CheckpointProfile, worker: str, from_cache: bool = False) -> None:
         self.profile, self.worker, self.from_cache = profile, worker, from_cache
 
     def document(self) -> State:
-        """Return the entry of result.json."""
+        """Return the profile as a JSON document with the paper's symbols, for result.json."""
         own = self.profile
         return {
             "Ti_s": own.iteration_s,
@@ -48,18 +48,19 @@ class MeasuredCosts:
 
 
 def measure(manager: CFManager, iteration_s: float, additional: State, **where: Any) -> MeasuredCosts | None:
-    """Take checkpoints with both kinds of snapshot and both workers; return their costs on rank 0, None on other ranks.
+    """Take checkpoints with both kinds of snapshot and both workers. Return their costs on rank 0, None on other ranks.
 
-    Those in the store are valid checkpoints with the reason "profile". The first of each kind allocates memory and is not timed.
+    Checkpoints that are written are valid and have the reason "profile". The first of each kind, which also allocates memory, is
+    not timed.
     """
     for _ in range(2):
         host = manager.save_cpu(additional, profile_snap=True, reason="profile", **where)
     for _ in range(2):
         at_once = manager.save(additional, profile_snap=True, reason="profile", **where)
-    taken_s: dict[str, float] = {}  # CPU time of this process's other threads during the call, which training loses
+    taken_s: dict[str, float] = {}  # by worker: CPU time of this process's other threads during the call, which training loses
     written: dict[str, Persisted] = {}
     for worker in manager.workers:
-        for _ in range(2):  # the process starts with the first
+        for _ in range(2):  # the first also starts the process
             begin_s = time.process_time() - time.thread_time()
             manager.save(additional, profile_full=True, use_thread=worker == THREAD, reason="profile", **where)
             taken_s[worker] = time.process_time() - time.thread_time() - begin_s
@@ -69,7 +70,7 @@ def measure(manager: CFManager, iteration_s: float, additional: State, **where: 
         return None
     worker = min(taken_s, key=lambda each: taken_s[each])
     interference_s = taken_s[worker]
-    if worker == PROCESS and not torch.cuda.is_available():  # the worker then writes on the CPUs that train
+    if worker == PROCESS and not torch.cuda.is_available():  # the process then writes on the CPUs that training needs
         interference_s += written[worker].cpu_s
     profile = CheckpointProfile(
         iteration_s, manager.update_s, host.snapshot_s, at_once.snapshot_s, written[worker].write_s, written[worker].size_bytes,
@@ -79,7 +80,7 @@ def measure(manager: CFManager, iteration_s: float, additional: State, **where: 
 
 
 def memory() -> tuple[int, int]:
-    """Return the peak of device memory in use and its size, in bytes; of host memory without a CUDA device."""
+    """Return the peak of device memory in use, and the size of that memory, in bytes; of host memory without a CUDA device."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
@@ -91,11 +92,11 @@ def memory() -> tuple[int, int]:
 
 
 def key(chk: CFCheckpoint, directory: Path, world_size: int, job: State) -> State:
-    """Return the key of the cache: the values that two runs must share to share a profile."""
+    """Return the key of a profile in the cache: the values in which two jobs must agree to share a profile."""
     shapes = hashlib.sha256()
     for name, each in chk.tracked.items():
         shapes.update(type(each).__name__.encode())
-        # Of optimizers the name suffices: their state is empty until the first update.
+        # An optimizer only adds its type, since its state is empty before the first update.
         for path, shape in () if isinstance(each, torch.optim.Optimizer) else _shapes(each.state_dict()):
             shapes.update(f"{name}.{path} {shape} ".encode())
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu {torch.get_num_threads()}"
@@ -123,7 +124,7 @@ def _cache_file(folder: Path, found: State) -> Path:
 
 
 def remember(folder: Path, found: State, measured: MeasuredCosts, plan: IntervalPlan) -> None:
-    """Write a profile and its planned interval to the cache. An unwritable folder is ignored: the next run measures again."""
+    """Write a profile and its planned interval to the cache. If the folder is unwritable, do nothing."""
     try:
         make_folder(folder)
         document = {"key": found, "profile": asdict(measured.profile), "worker": measured.worker, "interval": plan.interval}
@@ -133,7 +134,7 @@ def remember(folder: Path, found: State, measured: MeasuredCosts, plan: Interval
 
 
 def recall(folder: Path, found: State) -> MeasuredCosts | None:
-    """Return the cached profile of the key `found`, None if there is none."""
+    """Return the cached profile with the key `found`, None if there is none."""
     try:
         document = read_foreign_json(_cache_file(folder, found))
         if document["key"] != found or document["worker"] not in (THREAD, PROCESS):

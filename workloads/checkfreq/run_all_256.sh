@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The original's experiment, by its call: run_all_256.sh DATA OUT WORKERS. `iotwin run checkfreq` runs the same, a process a cell.
+# The original's experiment, with the original's arguments: run_all_256.sh DATA OUT WORKERS. `iotwin run checkfreq` does the same.
 #
 # For each network: a run with CheckFreq (2 epochs), a run with checkpoints at ends of epochs (1 epoch), and a run that waits for
-# each checkpoint at CheckFreq's interval (1 epoch). Results go to folders with the original's names. GPUS (default 8) is the
-# number of ranks; BATCH, NETWORKS and OPTIONS change the rest.
+# each checkpoint, at CheckFreq's interval (1 epoch). Results go to folders with the original's names. Environment variables: GPUS
+# is the number of ranks (default 8), BATCH the batch size, NETWORKS the networks, OPTIONS further options of the job.
 set -euo pipefail
 if [ "$#" -ne 3 ]; then
     echo "usage: $0 DATA OUT WORKERS" >&2

@@ -1,39 +1,39 @@
-"""Counts the seconds for which checkpoints stall a training loop."""
+"""Counts how long checkpoints stall a training loop."""
 
 from collections import deque
 from typing import NamedTuple
 
-_UPDATES = 100  # latest weight updates whose times are kept
+_UPDATES = 100  # number of latest weight updates whose times are kept
 
 
 class CheckpointCost(NamedTuple):
     """The cost of one checkpoint, in seconds."""
 
-    snapshot_s: float  # of copying the state
-    total_s: float  # of the whole call
-    call_s: float = 0.0  # until the snapshot was handed to the writer
+    snapshot_s: float  # time to copy the state
+    total_s: float  # time of the whole call
+    call_s: float = 0.0  # time until the writer gets the snapshot
 
 
 class Stalls:
-    """The seconds that a training loop has waited for checkpoints."""
+    """How long a training loop has waited for checkpoints, in seconds."""
 
     def __init__(self) -> None:
         self.total_s = self.now_s = 0.0
-        self.each_s: list[float] = []  # per checkpoint
-        self.update_s: deque[float] = deque(maxlen=_UPDATES)  # of weight updates, without their waits
+        self.each_s: list[float] = []  # waiting time per checkpoint
+        self.update_s: deque[float] = deque(maxlen=_UPDATES)  # duration of weight updates, without waiting time
 
     def begin_checkpoint(self) -> None:
-        """Count later waits for a new checkpoint."""
+        """Begin a checkpoint, to which later waits are added."""
         self.each_s.append(0.0)
 
     def add(self, seconds: float) -> None:
-        """Add a wait for the newest checkpoint."""
+        """Add a wait to the newest checkpoint."""
         self.now_s += seconds
         self.total_s += seconds
         if self.each_s:
             self.each_s[-1] += seconds
 
     def take(self) -> float:
-        """Return the seconds waited since the last call."""
+        """Return the seconds waited since the last call of this method."""
         now_s, self.now_s = self.now_s, 0.0
         return now_s

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The original's call that starts monitoring the machine: start_monitor.sh. stop_monitor.sh ends it, in the same directory.
+# Starts to monitor the machine, under the name of the original's script. stop_monitor.sh, in the same directory, ends it.
 #
-# It runs `iotwin trace --all`: storage of all processes, and CPU, memory, disks and GPUs every second, in monitor.trace.
+# Runs `iotwin trace --all`, which traces the storage of all processes, and CPU, memory, disks and GPUs every second.
 set -euo pipefail
 root=$(dirname "$(readlink -f "$0")")/../..
 . "$root/common/environment.sh"
-set -m # else what runs in the background ignores the SIGINT that ends it
+set -m # otherwise a background process ignores SIGINT, which stop_monitor.sh sends
 if [ -e monitor.pid ]; then
     echo "$0: monitor.pid is there: call stop_monitor.sh first" >&2
     exit 1

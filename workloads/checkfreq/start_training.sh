@@ -3,8 +3,8 @@
 #
 #   DATA_DIR=images OUTPUT_DIR=results start_training.sh NUM_GPUS CONTAINER LOGGING_DIR IMAGE BATCH EPOCHS [OPTION...]
 #
-# One rank per GPU asked for; on a machine without GPUs the ranks compute on its CPUs. BATCH is per rank. The options go to
-# `python -m iotwin.workloads.checkfreq`; a later one replaces an earlier one. CUDA_VISIBLE_DEVICES, if set, chooses the GPUs.
+# Starts NUM_GPUS ranks, each on its own GPU; on a machine without GPUs the ranks compute on the CPUs. BATCH is per rank. The
+# options go to `python -m iotwin.workloads.checkfreq`. CUDA_VISIBLE_DEVICES, if set, chooses the GPUs.
 set -euo pipefail
 source "$(dirname "$0")/../container.sh"
 parse_arguments checkfreq EPOCHS "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The original's call: stop_monitor.sh DIR. Ends the process that start_monitor.sh started and moves the process's files to DIR.
+# stop_monitor.sh DIR, as in the original: ends the process that start_monitor.sh started, and moves the process's files to DIR.
 set -euo pipefail
 if [ "$#" -ne 1 ]; then
     echo "usage: $0 DIR" >&2

@@ -1,4 +1,4 @@
-"""The training loop: image classification in epochs of steps, with checkpoints of a policy between them."""
+"""Trains an image classifier, with checkpoints as the options choose."""
 
 import contextlib
 import hashlib
@@ -47,10 +47,10 @@ class CheckFreqHistory:
     """The job's results so far, which its checkpoints hold."""
 
     order_sha256: str = hashlib.sha256().hexdigest()
-    train_loss: list[float] = field(default_factory=list)  # mean over an epoch's steps and ranks
+    train_loss: list[float] = field(default_factory=list)  # per epoch, the mean over steps and ranks
     evaluations: list[dict[str, float]] = field(default_factory=list)
-    loss: float = 0.0  # of the epoch so far, summed
-    loss_steps: int = 0
+    loss: float = 0.0  # sum of the losses in the epoch so far
+    loss_steps: int = 0  # their number
 
     def state_dict(self) -> State:
         """Return all fields."""
@@ -62,7 +62,7 @@ class CheckFreqHistory:
 
 
 class ResultTables:
-    """The original's tables: time-splitRANK.csv, one line per step, and acc-progress-RANK.csv, one per epoch, in seconds."""
+    """Writes the original's tables: time-splitRANK.csv with a line per step, acc-progress-RANK.csv with a line per epoch."""
 
     def __init__(self, output: Path, rank: int) -> None:
         make_folder(output)
@@ -225,7 +225,7 @@ class CheckFreqJob:
         return value
 
     def _consumed(self, epoch: int, position: Position, loss: float) -> None:
-        """Record a step that began at `position`."""
+        """Record a step that began at `position`: its loss and the samples that it consumed."""
         self.history.loss += loss
         self.history.loss_steps += 1
         order = self._batches.order()
@@ -239,7 +239,7 @@ class CheckFreqJob:
             append_line(self._config.index_log, " ".join(map(str, (self._ranks.rank, epoch, steps, *own))))
 
     def _close_epoch(self) -> None:
-        """Complete the epoch's results, before its checkpoint is taken."""
+        """Complete the results of the epoch. The iterator calls this before it takes the checkpoint of the epoch's end."""
         self.history.train_loss.append(self.history.loss / max(1, self.history.loss_steps))
         self.history.loss, self.history.loss_steps = 0.0, 0
         self._scheduler.step()
@@ -263,7 +263,7 @@ class CheckFreqJob:
 
 
 def train(config: CheckFreqConfig) -> dict[str, Any] | None:
-    """Run the job of `config` and return its result on rank 0, None on the others.
+    """Run the job of `config`. Return its result on rank 0, None on other ranks.
 
     Raises IotwinError if data, checkpoints or output are unusable.
     """

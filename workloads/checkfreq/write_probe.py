@@ -1,4 +1,4 @@
-"""Measures durable writes to a directory: bytes per second until fsync returns, and the time of one fsync."""
+"""Measures the speed of durable writes to a directory: bytes per second until fsync returns, and the time of one fsync."""
 
 import os
 import statistics
@@ -19,22 +19,21 @@ _SYNCS = 5
 
 @dataclass(frozen=True)
 class WriteProbe:
-    """The result: directory, type of the file system, device number, and write speed."""
+    """The measured write speed of a directory's device. `cached`: True if it was measured by an earlier call."""
 
     directory: str
     file_system: str
     device: str
     write_bytes_per_s: float  # until fsync(2) has returned
-    fsync_s: float  # of one page, appended; median of 5
+    fsync_s: float  # median time of 5 fsync calls, each after a write of one page
     size_bytes: int
     cached: bool
 
 
 def probe(directory: Path, size_bytes: int, fresh: bool = False, clock: Callable[[], float] = time.monotonic) -> WriteProbe:
-    """Write and sync an unnamed file of `size_bytes` in `directory`, or return the cached result for its device and size.
+    """Write and sync an unnamed file of `size_bytes` in `directory`, or return the cached result for its device and this size.
 
-    Results are cached below $XDG_CACHE_HOME or ~/.cache; `fresh` measures again. Raises UsageError if the directory does not
-    exist, IotwinError if it is unwritable or full.
+    `fresh` measures again. Raises UsageError if the directory does not exist, IotwinError if it is unwritable or full.
     """
     if not directory.is_dir():
         raise UsageError(f"{directory} is no directory; name the one that checkpoints go to")
@@ -54,7 +53,7 @@ def probe(directory: Path, size_bytes: int, fresh: bool = False, clock: Callable
 
 def _measure(directory: Path, size_bytes: int, clock: Callable[[], float]) -> tuple[float, float]:
     """Return bytes per second and the median seconds of an fsync."""
-    block = os.urandom(_BLOCK_BYTES)  # no file system can compress it
+    block = os.urandom(_BLOCK_BYTES)  # random bytes, which no file system can compress
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         begin = clock()
         for offset in range(0, size_bytes, _BLOCK_BYTES):

@@ -1,4 +1,4 @@
-"""Logs the durations of the parts of a step, for the instrumented variants."""
+"""Logs how long each part of a training step takes, for the instrumented variants of jobs."""
 
 import sys
 import time
@@ -9,10 +9,10 @@ from iotwin.common.mllog import MlLog, Value
 
 
 class Parts:
-    """Logs an MLLOG line per part of a step, with start (CLOCK_MONOTONIC) and duration in nanoseconds, if `enabled`.
+    """If `enabled`, logs an MLLOG line for each part of a step: its start (CLOCK_MONOTONIC) and its duration in nanoseconds.
 
-    `settle` waits for a device that computes asynchronously, so that a part does not contain the work of earlier ones. `metadata`
-    is added to every line.
+    `settle` waits until a device that computes asynchronously is done; it is called at the end of each part, so that no part
+    contains the work of an earlier one. `metadata` is added to every line.
     """
 
     def __init__(self, enabled: bool, settle: Callable[[], None] | None = None, **metadata: Value) -> None:
@@ -31,8 +31,8 @@ class Parts:
         self.log(key, begin_ns, time.monotonic_ns() - begin_ns, **metadata)
 
     def log(self, key: str, start_ns: int, duration_ns: int, **metadata: Value) -> None:
-        """Log a part that was timed elsewhere."""
+        """Log a part that the caller has timed."""
         if self.enabled:
-            # Made here, not in __init__: loader processes get a pickled copy of this object, and a stream cannot be pickled.
+            # Not an attribute: loader processes get a pickled copy of this object, and a stream cannot be pickled.
             log = MlLog(sys.stdout, **self._metadata)
             log.line("INTERVAL_END", key, {"start": start_ns, "duration": duration_ns}, metadata)

@@ -1,4 +1,4 @@
-"""The frame of every workload's program: options, exit statuses, errors in one line, result.json."""
+"""Runs the program of a workload: parses options, prints errors in one line, sets the exit status, writes result.json."""
 
 import json
 import signal
@@ -13,7 +13,7 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.files import write_json
 from iotwin.common.signals import interrupted_status
 
-# Texts of torch's RuntimeErrors that the machine causes, not the code: no memory, or a killed loader.
+# Texts in torch's RuntimeErrors that are caused by the machine (no memory, a killed loader) and not by a mistake in the code.
 _MACHINE_FAILURES = ("out of memory", "can't allocate memory", "DataLoader worker")
 Result = dict[str, Any]
 
@@ -25,9 +25,9 @@ def run_program(
     run: Callable[[Namespace], Result | None],
     argv: Sequence[str] | None,
 ) -> int:
-    """Run the job of the command line `argv` (default: the process's) and return the exit status.
+    """Run the job of the command line `argv` (default: the process's own) and return the exit status.
 
-    `run` returns the result on rank 0, which is printed as JSON on the last line, and None on the other ranks.
+    `run` executes the job. It returns the job's result on rank 0, which is printed as JSON on the last line, and None on others.
     """
     parser = ArgumentParser(prog=f"python -m iotwin.workloads.{name}", description=description)
     prepare_parser(parser)
@@ -67,12 +67,12 @@ def run_program(
 
 
 def write_result(output: Path, result: Result) -> None:
-    """Write `result` as result.json in `output`, atomically."""
+    """Write result.json in `output` atomically."""
     write_json(output / "result.json", result)
 
 
 def plain_configuration(config: Any) -> dict[str, Any]:
-    """Return the options of a job (a dataclass) as JSON values, without those that are None."""
+    """Return the fields of a job's configuration, a dataclass, as JSON values, without those that are None."""
     return _plain(asdict(config))
 
 
@@ -91,5 +91,5 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _last_line(error: IotwinError) -> str:
-    """Return the error's own line: a loader process wraps it in its traceback, and the line is the last one, after its type."""
+    """Return the error's message. If a loader process raised it, the text is a traceback whose last line has the message."""
     return str(error).strip().splitlines()[-1].removeprefix(f"{type(error).__module__}.{type(error).__qualname__}: ")

@@ -1,10 +1,10 @@
-"""Measures the steps of a rank, for the job's result."""
+"""Collects the times of a rank's training steps for the job's result."""
 
 from statistics import fmean, median
 
 
 class StepMeter:
-    """The seconds of every step: waiting for its batch, and computing from its arrival to the update of the weights."""
+    """The times of each step: waiting for the batch, and computing from the batch's arrival to the update of the weights."""
 
     def __init__(self) -> None:
         self._wait_s: list[float] = []
@@ -15,12 +15,15 @@ class StepMeter:
         return len(self._wait_s)
 
     def add(self, asked_ns: int, arrived_ns: int, done_ns: int) -> None:
-        """Add a step by the times at which it requested its batch, received it and ended."""
+        """Add a step that requested its batch at `asked_ns`, received it at `arrived_ns` and ended at `done_ns`."""
         self._wait_s.append((arrived_ns - asked_ns) / 1e9)
         self._compute_s.append((done_ns - arrived_ns) / 1e9)
 
     def summary(self) -> dict[str, float | None]:
-        """Return means of whole steps and of their parts, and the median, which cold steps do not affect; None without steps."""
+        """Return the mean seconds of whole steps, of waiting and of computing, and the median of whole steps; None without steps.
+
+        The first steps, which are slower, affect the mean but not the median.
+        """
         if not self._wait_s:
             return dict.fromkeys(
                 ("seconds_per_step", "median_seconds_per_step", "wait_seconds_per_step", "compute_seconds_per_step")

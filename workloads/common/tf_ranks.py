@@ -11,7 +11,7 @@ from iotwin.common.ranks import from_environment, launched_by_torchrun
 
 @dataclass(frozen=True)
 class TensorflowRanks:
-    """This process's rank, the number of ranks, and the strategy that reduces over them."""
+    """This process's rank, the number of ranks, and TensorFlow's strategy for collective operations of all ranks."""
 
     rank: int
     world_size: int
@@ -34,7 +34,10 @@ class TensorflowRanks:
         return list(total.numpy().tolist())
 
     def gather(self, values: list[int]) -> list[int]:
-        """Return the `values` of all ranks in rank order. Every rank must call it with as many, outside of strategy.run."""
+        """Return the `values` of all ranks, concatenated in rank order.
+
+        Every rank must call it with the same number of values, outside of strategy.run.
+        """
         if self.world_size == 1:
             return values
         given = tf.constant(values, tf.int64)
@@ -43,7 +46,10 @@ class TensorflowRanks:
 
 
 def join_ranks() -> TensorflowRanks:
-    """Join the ranks by RANK and WORLD_SIZE (unset: a single process), on ports of MASTER_ADDR from MASTER_PORT on."""
+    """Join the other ranks. RANK and WORLD_SIZE are read from the environment; without them this is a single process.
+
+    Rank r listens on port MASTER_PORT + r of MASTER_ADDR.
+    """
     rank, world_size = launched_by_torchrun()
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:

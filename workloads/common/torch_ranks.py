@@ -31,7 +31,10 @@ class TorchRanks:
 
 @contextmanager
 def join_ranks() -> Iterator[TorchRanks]:
-    """Join the process group by RANK and WORLD_SIZE (unset: a single process) and leave it when the block ends."""
+    """Join the process group, and leave it at the end of the block.
+
+    RANK and WORLD_SIZE are read from the environment; without them this is a single process.
+    """
     rank, world_size = launched_by_torchrun()
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -51,9 +54,9 @@ def join_ranks() -> Iterator[TorchRanks]:
 
 
 def never_destroy(group: object) -> None:
-    """Keep the group's object until the process ends.
+    """Prevent the destruction of a process group's object, which can be a deadlock at the end of a job (torch 2.13).
 
-    The group's destructor waits for gloo's threads and holds the interpreter lock meanwhile. A thread that still has to free the
-    tensor of the last sum needs that lock. So one rank in some tens would never end (torch 2.13).
+    The destructor holds the interpreter lock while it waits for gloo's threads. One of these may need the lock, to free the
+    tensor of the last sum. A few of a hundred ranks then never ended.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))

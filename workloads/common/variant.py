@@ -1,4 +1,4 @@
-"""The variants of a workload: the original job, the job with timed parts, or the job with sleeps in place of computation."""
+"""The variants of a workload: the original job, one that also logs the parts of steps, one that sleeps instead of computing."""
 
 import math
 import os
@@ -14,7 +14,7 @@ from iotwin.common.numbers.sleeper import Sleeper
 
 ORIGINAL, INSTRUMENTED, SLEEP, PROFILER = "original", "instrumented", "sleep", "profiler"
 TIMED = (INSTRUMENTED, SLEEP)  # variants that log the parts of steps
-_FROM_ENVIRONMENT = "WORKLOAD_VARIANT"  # set in an image for one variant
+_FROM_ENVIRONMENT = "WORKLOAD_VARIANT"  # environment variable that is set in an image for one variant
 
 
 def add_variant_options(parser: ArgumentParser, variants: tuple[str, ...] = (ORIGINAL, INSTRUMENTED, SLEEP)) -> None:
@@ -31,7 +31,10 @@ def add_variant_options(parser: ArgumentParser, variants: tuple[str, ...] = (ORI
 
 
 def check_variant(variant: str, sleep: str | None, known: tuple[str, ...]) -> None:
-    """Raise UsageError unless `variant` is one of `known`, and --sleep is given if and only if the variant is sleep."""
+    """Check --variant and --sleep.
+
+    Raises UsageError if `variant` is not in `known`, or if `sleep` is missing for the variant sleep or given for another one.
+    """
     if variant not in known:
         raise UsageError(f"--variant '{variant}' is unknown{nearest(variant, list(known))}; choose {', '.join(known)}")
     if variant == SLEEP and sleep is None:
@@ -43,9 +46,9 @@ def check_variant(variant: str, sleep: str | None, known: tuple[str, ...]) -> No
 
 
 def parse_sleep(text: str) -> Duration:
-    """Return the duration of --sleep: '0.2', '1.36,0.01' or a JSON file with an emulator's computation_time.
+    """Return the duration or distribution that --sleep describes: '0.2', '1.36,0.01', or a file of `iotwin plot steps`.
 
-    Raises UsageError for impossible times, IotwinError for an invalid file.
+    Raises UsageError if a time is impossible, IotwinError if the file is invalid.
     """
     parts = text.split(",")
     try:
@@ -76,7 +79,7 @@ def _read_sleep(path: Path) -> Duration:
 
 
 def _checked(duration: Duration) -> Duration:
-    """Raise UsageError unless all seconds of `duration` are finite and at least 0."""
+    """Return `duration`. Raises UsageError if one of its times is infinite, NaN or negative."""
     match duration:
         case Quantiles(values):
             seconds = values
@@ -90,9 +93,9 @@ def _checked(duration: Duration) -> Duration:
 
 
 class SleptSteps:
-    """Sleeps in place of the computation of one rank's steps, for times drawn from a distribution."""
+    """Sleeps instead of computing, for one rank. The time of each step is drawn from a distribution."""
 
-    _STRATA = 64  # each 64 steps draw one time from every 64th of the distribution, so that short runs take its mean time
+    _STRATA = 64  # 64 steps draw one time from each 64th of the distribution, so that even short runs take the mean time
 
     def __init__(self, duration: Duration, seed: int, rank: int) -> None:
         self._time, self._rank, self._step = DrawnTime(duration, seed, Purpose.SLEPT_STEP, self._STRATA), rank, 0

@@ -1,4 +1,4 @@
-"""Batches of Criteo Terabyte's binary form: one seek and one read each, in the file's order or shuffled."""
+"""Reads batches of Criteo Terabyte's binary form, each by one seek and one read, in the order of the file or shuffled."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from iotwin.common.errors import IotwinError
 from iotwin.datagen.layouts import DlrmLayout
 from iotwin.workloads.common.parts import Parts
 
-_ORDER = 0xD12A  # part of the key of the order's random draws, with the seed and the pass
+_ORDER = 0xD12A  # with the job's seed and the number of the pass, this seeds the order of batches
 
 
 class Batch(NamedTuple):
@@ -24,7 +24,10 @@ class Batch(NamedTuple):
 
 
 class BatchFile:
-    """One .bin file, read a batch at a time. Raises IotwinError if it is missing, cut off or smaller than one batch."""
+    """Reads one .bin file, a batch at a time. Raises IotwinError if the file is missing, cut off or smaller than a batch.
+
+    `prefix` begins the names of the logged parts.
+    """
 
     def __init__(self, path: Path, batch_size: int, parts: Parts, prefix: str = "") -> None:
         self._path, self._parts, self._prefix = path, parts, prefix
@@ -52,7 +55,7 @@ class BatchFile:
         os.close(self._descriptor)
 
     def read(self, number: int, most_categories: int) -> Batch:
-        """Return the batch of index `number`, which counts from 0: one seek and one read, then preprocessing."""
+        """Read and preprocess batch `number`, which counts from 0. Category numbers are taken modulo `most_categories`."""
         with self._parts.measure(f"{self._prefix}batch_load", batch_num=number):
             content = self._read_bytes(number)
         with self._parts.measure(f"{self._prefix}batch_preproc", batch_num=number):
@@ -61,7 +64,7 @@ class BatchFile:
     def _read_bytes(self, number: int) -> bytes:
         os.lseek(self._descriptor, number * self._batch_bytes, os.SEEK_SET)
         content = os.read(self._descriptor, self._batch_bytes)
-        while len(content) < self._batch_bytes:  # a call moves at most 2 GiB and may move less
+        while len(content) < self._batch_bytes:  # a call reads at most 2 GiB and may read less
             more = os.read(self._descriptor, self._batch_bytes - len(content))
             if not more:
                 raise IotwinError(f"{self._path} became shorter while it was read; generate the data set again")
@@ -70,7 +73,7 @@ class BatchFile:
 
 
 def preprocess(samples: NDArray[np.int32], most_categories: int) -> Batch:
-    """Return the batch of `samples` (n, 40) as the published job prepares it: log(1 + dense), categories modulo the limit."""
+    """Return the batch of `samples`, (n, 40), as the published job prepares it: log(1 + dense), categories modulo the table."""
     dense = np.log1p(np.maximum(samples[:, 1 : 1 + DlrmLayout.DENSE], 0).astype(np.float32))
     categories = samples[:, 1 + DlrmLayout.DENSE :].astype(np.int64) % table_rows(most_categories)
     return Batch(dense, np.ascontiguousarray(categories.T), samples[:, 0].astype(np.float32))
@@ -82,7 +85,7 @@ def table_rows(most_categories: int) -> NDArray[np.int64]:
 
 
 def batch_order(batches: int, steps: int, shuffle: bool, seed: int) -> Iterator[int]:
-    """Yield the index of each of `steps` batches: pass after pass over the file, each in a new random order if `shuffle`."""
+    """Yield the batch index of each of `steps` steps: pass after pass over the file, each in a new random order if `shuffle`."""
     for first in range(0, steps, batches):
         count = min(batches, steps - first)
         if shuffle:

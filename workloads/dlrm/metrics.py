@@ -1,13 +1,14 @@
-"""The quality of predicted clicks."""
+"""Measures how well clicks are predicted."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 def roc_auc(scores: NDArray[np.float32], labels: NDArray[np.float32]) -> float:
-    """Return the area under the ROC curve of `scores` (n,) against `labels` (n,) of 0 and 1; nan if only one label occurs.
+    """Return the area under the ROC curve of `scores`, (n,), for `labels`, (n,), of 0 or 1 (click); nan if one label is missing.
 
-    It is the Mann-Whitney statistic: the share of (click, no click) pairs in which the click scores higher, ties counting half.
+    This equals the share of (click, no click) pairs in which the click has the higher score; equal scores count half
+    (the Mann-Whitney statistic).
     """
     _, index, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[index]  # mean rank of equal scores, from 1

@@ -1,4 +1,4 @@
-"""The deep learning recommendation model: a dense tower, embedding tables, their interaction, a tower above."""
+"""The deep learning recommendation model: a tower of dense layers, embedding tables, their interaction, and a second tower."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -21,10 +21,10 @@ def _tower(widths: Sequence[int], last_is_linear: bool) -> nn.Sequential:
 
 
 class Dlrm(nn.Module):
-    """DLRM (Naumov et al., 2019) with pairwise dot products between the dense features' vector and the 26 embeddings.
+    """DLRM (Naumov et al., 2019). The interaction is the dot products of all pairs of the first tower's output and 26 embeddings.
 
-    `rows` are the sizes of the embedding tables, spread over `devices` in turn; everything else is on the first device. Gradients
-    of embeddings are sparse.
+    `rows` are the sizes of the embedding tables, which are distributed over `devices` in turn; everything else is on the first
+    device. Gradients of embeddings are sparse.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Dlrm(nn.Module):
         self.top = _tower([embedding_size + self._pairs.shape[1], *top, 1], last_is_linear=True).to(devices[0])
 
     def forward(self, dense: Tensor, categories: Tensor) -> Tensor:
-        """Return the clicks' logits [n] of `dense` [n, 13] and `categories` [26, n], both on the first device."""
+        """Return the logits [n] of a click for `dense` [n, 13] and `categories` [26, n], both on the first device."""
         vector = self.bottom(dense)
         looked_up = [
             table(numbers.to(device)).to(dense.device)

@@ -1,4 +1,4 @@
-"""The variant sleep: reads every batch as the original does, and sleeps for a random time instead of computing."""
+"""The variant sleep: reads each batch as the original job does, then sleeps for a random time instead of computing."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ from iotwin.workloads.dlrm.data import BatchFile, batch_order
 
 
 def sleep_through(config: DlrmConfig) -> Result:
-    """Read the training batches of `config`, sleeping after each, without evaluation and checkpoints; return the result."""
+    """Read the training batches and sleep after each, without evaluations and checkpoints; return the job's result."""
     log = MlLog(sys.stdout)
     parts = Parts(True)
     slept = SleptSteps(parse_sleep(config.sleep or "0"), config.seed, rank=0)

@@ -3,8 +3,8 @@
 #
 #   DATA_DIR=criteo OUTPUT_DIR=results start_training.sh NUM_GPUS CONTAINER LOGGING_DIR IMAGE BATCH NUM_BATCHES [OPTION...]
 #
-# One process computes on NUM_GPUS GPUs; on a machine without GPUs it computes on the CPUs. BATCH is over all GPUs. The options go
-# to `python -m iotwin.workloads.dlrm`; a later one replaces an earlier one. CUDA_VISIBLE_DEVICES, if set, chooses the GPUs.
+# One process computes on NUM_GPUS GPUs; on a machine without GPUs it computes on the CPUs. BATCH is the sum over all GPUs. The
+# options go to `python -m iotwin.workloads.dlrm`. CUDA_VISIBLE_DEVICES, if set, chooses the GPUs.
 set -euo pipefail
 source "$(dirname "$0")/../container.sh"
 parse_arguments dlrm NUM_BATCHES "$@"

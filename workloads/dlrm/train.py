@@ -1,4 +1,4 @@
-"""The training loop: an evaluation and a checkpoint follow every `eval_every`-th step."""
+"""Trains DLRM, with an evaluation and a checkpoint after every `eval_every`-th step."""
 
 import math
 import sys
@@ -38,13 +38,13 @@ CHECKPOINT = "checkpoint.pt"
 class DlrmHistory:
     """Losses, evaluations and step times of a job so far."""
 
-    loss: list[float] = field(default_factory=list)  # of every step
-    evaluations: list[dict[str, float]] = field(default_factory=list)  # step, accuracy, roc_auc
+    loss: list[float] = field(default_factory=list)  # one per step
+    evaluations: list[dict[str, float]] = field(default_factory=list)  # keys: step, accuracy, roc_auc
     times: StepMeter = field(default_factory=StepMeter)
 
 
 class DlrmJob:
-    """A training job: its model over all devices, or as one of several ranks with a share of each batch."""
+    """A training job. A single process uses all devices; each of several ranks takes its share of every batch."""
 
     def __init__(self, config: DlrmConfig, ranks: TorchRanks, log: MlLog) -> None:
         self._config, self._ranks, self._log, self.history = config, ranks, log, DlrmHistory()
@@ -84,7 +84,7 @@ class DlrmJob:
         log.point("train_samples", self._batches * config.batch_size)
 
     def run(self) -> None:
-        """Train, evaluating and saving after every `eval_every`-th step; intervals follow one another, never nested."""
+        """Train, evaluate and save after every `eval_every`-th step. The logged intervals of these never overlap."""
         config, every, done = self._config, self._config.eval_every or self._config.steps, self.keeper.steps
         order = islice(batch_order(self._batches, config.steps, config.shuffle, config.seed), done, None)
         while done < config.steps and not self.keeper.stops:
@@ -99,7 +99,7 @@ class DlrmJob:
                 self._keep(reason, done)
 
     def _train(self, order: Iterator[int], first: int, until: int) -> str | None:
-        """Train from step `first` until `until`, a due checkpoint or a stop; return the checkpoint's reason, None if not due."""
+        """Train from step `first` until `until`, a due checkpoint or a stop. Return the reason for the checkpoint, or None."""
         asked_ns = time.monotonic_ns()
         size, ranks = self._config.batch_size, self._ranks
         share = size // ranks.world_size
@@ -123,7 +123,7 @@ class DlrmJob:
         return None
 
     def _position(self, step: int) -> Position:
-        """Return the position after `step` steps. It is that of one consumer, since all ranks share each batch."""
+        """Return the position in the data after `step` steps, as of a single rank, because the ranks share each batch."""
         epoch, done = divmod(step, self._batches)
         config = self._config
         return after(begin(config.seed, epoch + 1, self._batches * config.batch_size, config.batch_size, 1), done)
@@ -140,7 +140,7 @@ class DlrmJob:
             raise IotwinError(f"the checkpoint ended step {self.keeper.steps}; give --steps a higher number to go on")
         self.model.load_state_dict(resumed.shared["model"])
         self._optimizer.load_state_dict(resumed.shared["optimizer"])
-        for group in self._optimizer.param_groups:  # the option replaces the rate in the checkpoint
+        for group in self._optimizer.param_groups:  # --learning-rate replaces the rate in the checkpoint
             group["lr"] = self._config.learning_rate
 
     def _step(self, batch: Batch, step: int) -> float:
@@ -164,7 +164,7 @@ class DlrmJob:
                 return total / self._ranks.world_size
 
     def _average_gradients(self) -> None:
-        """Average gradients over the ranks, which then have those of the whole batch; gradients of embeddings stay sparse."""
+        """Average gradients over the ranks, so that they are those of the whole batch. Those of embeddings remain sparse."""
         if self._ranks.world_size > 1:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
@@ -227,9 +227,9 @@ def _devices() -> list[torch.device]:
 
 
 def train(config: DlrmConfig) -> Result | None:
-    """Run the job that `config` describes and return its result on rank 0, None on the others.
+    """Run the job that `config` describes. Return its result on rank 0, None on other ranks.
 
-    Raises IotwinError for data, checkpoints and output that cannot be used.
+    Raises IotwinError if data, checkpoints or output are unusable.
     """
     with join_ranks() as ranks:
         log = MlLog(sys.stdout if ranks.rank == 0 else None)

@@ -1,1 +1,1 @@
-"""Dynamic tensor rematerialization (Kirisame et al., ICLR 2021): its simulator, heuristics, static planners and logs."""
+"""Dynamic tensor rematerialization, DTR (Kirisame et al., ICLR 2021): a simulator, its logs, and static planners to compare."""

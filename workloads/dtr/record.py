@@ -1,7 +1,7 @@
-"""Records every operation of a PyTorch step, below autograd, as a log.
+"""Records the operations of a PyTorch training step, below autograd, as a log for the simulator.
 
-Times exclude the recorder. A tensor is released in the log when its Python object ends. Tensors that autograd saves stay
-referenced until autograd frees them.
+Times exclude the recorder's own. The log releases a tensor when its Python object is deleted; for tensors that autograd saves,
+this is when autograd frees them.
 """
 
 import time
@@ -26,10 +26,10 @@ def record_model(
     name: str, output: Path, *, batch: int | None = None, preset: str = "tiny", fake: bool = False, warm_up: int = 1,
     device: str = "cpu", seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
-    """Log one training step (forward, loss, backward) of a model of `iotwin.workloads.models`.
+    """Record one training step (forward, loss, backward) of a model of `iotwin.workloads.models`, and write its log to `output`.
 
-    Returns {"log", "model", "batch", "operators", "seconds", "overhead_us_per_op"}. With `fake` nothing is computed: shapes are
-    propagated, and times are estimated for 10 GB/s and 100 Gflop/s.
+    Returns {"log", "model", "batch", "operators", "seconds", "overhead_us_per_op"}. With `fake`, operations only compute the
+    shapes of their results, and their times are estimated for 10 GB/s and 100 Gflop/s.
     """
     manual_seed(seed)
     samples = MODELS[name] if batch is None and name in MODELS else batch or 1
@@ -65,18 +65,18 @@ class _TrackedTensor(weakref.ref[Tensor]):
 
     __slots__ = ("bytes", "key", "name", "storage")
     name: str
-    key: int  # id of the tensor
-    storage: int  # identity of its storage
-    bytes: int
+    key: int  # id() of the tensor
+    storage: int  # address of its storage
+    bytes: int  # size of its storage
 
 
 class Recorder(TorchDispatchMode):
-    """Collects the instructions of a log while it is active. `finish` formats them, so that operations are delayed less."""
+    """Collects the instructions of a log while it is active. They are formatted by `finish`, to delay operations less."""
 
     def __init__(self, fake: bool = False) -> None:
         super().__init__()
         self.operations = 0
-        self.logging_ns = 0  # spent in the recorder, without the operations
+        self.logging_ns = 0  # time spent in the recorder, without the operations
         self._instructions: list[tuple[str, dict[str, Any]]] = []
         self._fake = fake
         self._live: dict[int, _TrackedTensor] = {}
@@ -95,7 +95,7 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: excluding torch.compile would cost each operation several Python calls, and nothing is compiled."""
+        """Return False. With True, torch would make several Python calls per operation to keep torch.compile out."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -116,11 +116,11 @@ class Recorder(TorchDispatchMode):
             cost = _estimate(read, made, str(func))
         names = [source.name for source in sources]
         if written:
-            places = _places(written, args, kwargs or {}, read)
-            self._add("MUTATE", NAME=operator, ARGS=names, MUTATE=places, TIME=max(1, cost))
+            indices = _written_indices(written, args, kwargs or {}, read)
+            self._add("MUTATE", NAME=operator, ARGS=names, MUTATE=indices, TIME=max(1, cost))
             cost = 1
-            for place in places:
-                _update_storage(sources[place], read[place])
+            for index in indices:
+                _update_storage(sources[index], read[index])
         fresh = [tensor for tensor in made if id(tensor) not in self._live]
         if fresh:
             self._write_call(operator, max(1, cost), names, [source.storage for source in sources], fresh)
@@ -148,7 +148,7 @@ class Recorder(TorchDispatchMode):
         return followed
 
     def _follow(self, tensor: Any) -> _TrackedTensor:
-        """Name a tensor, and record its release when its Python object ends."""
+        """Give a tensor a name, and record its release when its Python object is deleted."""
         self._count += 1
         followed: _TrackedTensor = _TrackedTensor(tensor, self._ended)
         followed.name, followed.key = f"x{self._count}", id(tensor)
@@ -165,7 +165,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _update_storage(followed: _TrackedTensor, tensor: Any) -> None:
-    """Set the tensor's current storage and its size."""
+    """Set the address and the size of the tensor's current storage."""
     storage = tensor.untyped_storage()
     followed.storage, followed.bytes = storage._cdata, storage.nbytes()
 
@@ -183,7 +183,7 @@ def _tensors(values: Iterable[Any]) -> list[Any]:
 
 @cache
 def _facts(func: Any) -> tuple[str, tuple[tuple[int, str], ...]]:
-    """Return an operation's name, and the (position, name) of each argument that it writes to by its schema."""
+    """Return an operation's name, and (position, name) of each argument that it writes to, according to its schema."""
     written = [
         (position, argument.name)
         for position, argument in enumerate(func._schema.arguments)
@@ -192,15 +192,15 @@ def _facts(func: Any) -> tuple[str, tuple[tuple[int, str], ...]]:
     return str(func.overloadpacket.__name__), tuple(written)
 
 
-def _places(written: tuple[tuple[int, str], ...], args: Any, kwargs: dict[str, Any], read: list[Any]) -> list[int]:
-    """Return the indices in `read` of the tensors that the operation writes to."""
-    places = {id(tensor): place for place, tensor in reversed(list(enumerate(read)))}
+def _written_indices(written: tuple[tuple[int, str], ...], args: Any, kwargs: dict[str, Any], read: list[Any]) -> list[int]:
+    """Return the indices in `read` of the tensors that an operation writes to."""
+    index_of = {id(tensor): index for index, tensor in reversed(list(enumerate(read)))}
     values = [args[position] if position < len(args) else kwargs.get(name) for position, name in written]
-    return sorted({places[id(tensor)] for tensor in _tensors(values)})
+    return sorted({index_of[id(tensor)] for tensor in _tensors(values)})
 
 
 def _estimate(read: list[Any], made: list[Any], name: str) -> int:
-    """Return the estimated ns of an operation, from bytes moved and, for products, from multiplications."""
+    """Return the estimated time of an operation in ns, from the bytes that it moves and, for products, from multiplications."""
     moved = sum(t.numel() * t.element_size() for t in [*read, *made])
     flops = 0
     if any(word in name for word in ("mm", "conv", "linear")) and len(read) > 1:

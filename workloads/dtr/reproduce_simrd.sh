@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The original's script, with iotwin's commands: workloads/dtr/reproduce_simrd.sh baseline [skip-ilp] | simrd | plot.
-# LOGS names the logs (default: data/*.log).
+# The environment variable LOGS names the logs (default: data/*.log).
 set -euo pipefail
 root=$(dirname "$(readlink -f "$0")")/../..
 . "$root/common/environment.sh"

@@ -1,4 +1,4 @@
-"""One zoo of PyTorch models, each defined once: `build(name, preset)` returns a module, its inputs and its loss."""
+"""PyTorch models by name: `build(name, preset)` returns a module, a function that makes its inputs, and its loss."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,7 @@ from iotwin.common.errors import UsageError, nearest
 if TYPE_CHECKING:
     from iotwin.workloads.models.built import Built
 
-PRESETS = ("paper", "tiny")  # as published; shrunk until a CPU trains it in milliseconds
+PRESETS = ("paper", "tiny")  # the published size; a size that a CPU trains in milliseconds
 IMAGE_SIDE = {"paper": 224, "tiny": 32}  # height and width of an image, in pixels
 _CLASSES = {"paper": 1000, "tiny": 10}
 IMAGE_CLASSIFIERS = (
@@ -22,9 +22,9 @@ MODELS = {
 
 
 def build(name: str, preset: str = "tiny", classes: int | None = None) -> "Built":
-    """Return the model `name`. An image classifier distinguishes `classes` classes, by default 1000 (paper) or 10 (tiny).
+    """Return the model `name`. `classes` is for image classifiers only, by default 1000 (paper) or 10 (tiny).
 
-    Raises UsageError for an unknown name or preset, and for the preset paper of a model without a published size.
+    Raises UsageError if the name or preset is unknown, or if the model has no published size for the preset paper.
     """
     if name not in MODELS:
         raise UsageError(f"unknown model '{name}'{nearest(name, list(MODELS))}; known: {', '.join(MODELS)}")

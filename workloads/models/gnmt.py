@@ -53,7 +53,7 @@ class _Gnmt(nn.Module):
 
 
 def gnmt(preset: str) -> Built:
-    """Return the model: with the preset paper 4 encoder and 4 decoder layers of 1024 for 32,320 tokens, as PipeDream's GNMT-8."""
+    """Return the model. With the preset paper it is PipeDream's GNMT-8: 4 encoder and 4 decoder layers of width 1024."""
     vocabulary, width, length = (32320, 1024, 50) if preset == "paper" else (64, 16, 8)
 
     def inputs(batch: int) -> tuple[Tensor, ...]:

@@ -18,7 +18,10 @@ def _conv(before: int, after: int, kernel: int = 3, stride: int = 1, groups: int
 
 
 class _Block(nn.Module):
-    """Two convolutions of 3 by 3; with `inner`, a bottleneck: 1 by 1 to `inner` channels, 3 by 3, and 1 by 1 to `after`."""
+    """A residual block of two 3 by 3 convolutions. With `inner` it is a bottleneck instead.
+
+    A bottleneck has convolutions of 1 by 1 to `inner` channels, of 3 by 3, and of 1 by 1 to `after` channels.
+    """
 
     def __init__(self, before: int, after: int, stride: int, inner: int | None, groups: int) -> None:
         super().__init__()
@@ -36,7 +39,7 @@ class _Block(nn.Module):
 
 
 class _ResidualShape(NamedTuple):
-    """The blocks per stage, whether they are bottlenecks, the inner channels of a bottleneck in stage 1, and their groups."""
+    """The size of a residual network: blocks per stage; for bottlenecks, inner channels in stage 1 and groups."""
 
     blocks: tuple[int, ...]
     bottleneck: bool = False
@@ -52,7 +55,7 @@ _RESIDUAL = {
 
 
 def _residual(shape: _ResidualShape, preset: str, classes: int) -> nn.Module:
-    """He et al. 2016; with groups Xie et al. 2017 (32x8d)."""
+    """Return a ResNet (He et al. 2016) or, with groups, a ResNeXt (Xie et al. 2017, 32x8d)."""
     paper = preset == "paper"
     width, blocks = (64, shape.blocks) if paper else (8, tuple(min(2, count) for count in shape.blocks[:3]))
     inner, groups = (shape.inner, shape.groups) if paper else (shape.inner // 8, min(4, shape.groups))
@@ -73,7 +76,7 @@ def _residual(shape: _ResidualShape, preset: str, classes: int) -> nn.Module:
 
 
 def _vgg16(preset: str, classes: int) -> nn.Module:
-    """Simonyan and Zisserman 2015, configuration D."""
+    """Return VGG-16 (Simonyan and Zisserman 2015, configuration D)."""
     shrink, hidden, last = (1, 4096, 7) if preset == "paper" else (8, 64, 1)
     layers: list[nn.Module] = []
     before = 3
@@ -97,7 +100,7 @@ def _initialised(network: nn.Module) -> nn.Module:
 
 
 def _alexnet(preset: str, classes: int) -> nn.Module:
-    """Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks"."""
+    """Return AlexNet (Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks")."""
     shrink, hidden, last, first = (1, 4096, 6, (11, 4, 2)) if preset == "paper" else (8, 64, 2, (5, 1, 2))
     widths = [3, *(width // shrink for width in (64, 192, 384, 256, 256))]
     shapes = (first, (5, 1, 2), (3, 1, 1), (3, 1, 1), (3, 1, 1))  # kernel, stride, padding
@@ -113,7 +116,7 @@ def _alexnet(preset: str, classes: int) -> nn.Module:
 
 
 class _InvertedResidual(nn.Module):
-    """A bottleneck that widens: 1 by 1 to `inner` channels, 3 by 3 per channel, and 1 by 1 to `after`."""
+    """Convolutions of 1 by 1 to `inner` channels, which are more, of 3 by 3 per channel, and of 1 by 1 to `after` channels."""
 
     def __init__(self, before: int, after: int, stride: int, inner: int) -> None:
         super().__init__()
@@ -130,7 +133,7 @@ _MOBILE_STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6
 
 
 def _mobilenet_v2(preset: str, classes: int) -> nn.Module:
-    """Sandler et al. 2018."""
+    """Return MobileNetV2 (Sandler et al. 2018)."""
     paper = preset == "paper"
     shrink, stages, stride, last = (1, _MOBILE_STAGES, 2, 1280) if paper else (4, _MOBILE_STAGES[:3], 1, 64)
     before = 32 // shrink
@@ -156,7 +159,7 @@ class _DenseLayer(nn.Module):
 
 
 def _densenet121(preset: str, classes: int) -> nn.Module:
-    """Huang et al. 2017."""
+    """Return DenseNet-121 (Huang et al. 2017)."""
     paper = preset == "paper"
     growth, blocks = (32, (6, 12, 24, 16)) if paper else (8, (2, 2, 2))
     width = 2 * growth

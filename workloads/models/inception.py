@@ -38,13 +38,13 @@ def _pooled(before: int, after: int) -> nn.Sequential:
 
 
 def _narrowing(before: int, layers: Sequence[tuple[int, Size]], after: int) -> nn.Sequential:
-    """Return a chain that ends with a 3 by 3 convolution of stride 2, which halves height and width."""
+    """Return a sequence of convolutions and, at its end, one of 3 by 3 with stride 2, which halves height and width."""
     last = layers[-1][0] if layers else before
     return nn.Sequential(*_chain(before, *layers), _conv(last, after, 3, 2, padded=False))
 
 
 def inception_v3(preset: str, classes: int) -> nn.Module:
-    """Return the network. "tiny" has an eighth of the channels, one block of each kind, and takes images of 32 by 32 pixels."""
+    """Return the network. With the preset tiny it has an eighth of the channels, one block of each kind and smaller images."""
     paper = preset == "paper"
     n = (lambda channels: channels) if paper else (lambda channels: channels // 8)
     pool = partial(nn.MaxPool2d, 3, 2)

@@ -1,4 +1,4 @@
-"""Small models of vectors, sequences and trees, which a CPU trains in milliseconds."""
+"""Small models for vectors, sequences and trees, which a CPU trains in milliseconds."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from iotwin.workloads.models.built import Built
 
 
 def mlp() -> Built:
-    """Eight fully connected layers."""
+    """Return eight fully connected layers."""
     layers: list[nn.Module] = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.ReLU())]
 
     def inputs(batch: int) -> tuple[Tensor, ...]:
@@ -31,7 +31,7 @@ class _Unrolled(nn.Module):
 
 
 def lstm() -> Built:
-    """An LSTM unrolled over 24 elements."""
+    """Return an LSTM, unrolled over 24 elements."""
 
     def inputs(batch: int) -> tuple[Tensor, ...]:
         return torch.randn(24, batch, 16), torch.randn(batch, 16)
@@ -65,7 +65,7 @@ class _Tree(nn.Module):
 
 
 def treelstm() -> Built:
-    """A tree LSTM over 16 leaves."""
+    """Return a tree LSTM over 16 leaves."""
 
     def inputs(batch: int) -> tuple[Tensor, ...]:
         return torch.randn(16, batch, 16), torch.randn(batch, 16)
@@ -93,7 +93,7 @@ class _TransformerLayer(nn.Module):
 
 
 def transformer() -> Built:
-    """Four encoder layers (Vaswani et al. 2017) over 16 tokens."""
+    """Return four transformer encoder layers (Vaswani et al. 2017) for 16 tokens."""
     layers = [_TransformerLayer(32, 4) for _ in range(4)]
 
     def inputs(batch: int) -> tuple[Tensor, ...]:

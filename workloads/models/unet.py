@@ -30,7 +30,7 @@ class _UNet(nn.Module):
 
 
 def unet() -> Built:
-    """Return the model, which divides an image into two classes of pixels."""
+    """Return the model, which assigns each pixel to one of two classes."""
 
     def inputs(batch: int) -> tuple[Tensor, ...]:
         return torch.randn(batch, 3, 32, 32), torch.randint(0, 2, (batch, 32, 32))

@@ -1,1 +1,1 @@
-"""PipeDream (SOSP'19): plans, simulates and emulates pipeline-parallel training from a profile of a model's layers."""
+"""PipeDream (SOSP 2019): plans pipeline-parallel training from a profile of a model's layers."""

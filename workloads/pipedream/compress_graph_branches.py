@@ -1,4 +1,4 @@
-"""Calls ``iotwin pipedream compress`` under the name of the original's script; the arguments are GRAPH OUTPUT."""
+"""Runs ``iotwin pipedream compress`` with the name and arguments of the original's script: GRAPH OUTPUT."""
 
 import argparse
 import sys

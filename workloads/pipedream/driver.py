@@ -1,4 +1,4 @@
-"""Calls ``iotwin pipedream drive`` with the options of the original's script, whose --quiet is --dry-run here."""
+"""Runs ``iotwin pipedream drive`` with the options of the original's script, whose --quiet is --dry-run in iotwin."""
 
 import argparse
 import sys

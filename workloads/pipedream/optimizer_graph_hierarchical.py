@@ -1,4 +1,4 @@
-"""Calls ``iotwin pipedream optimize`` with the options of the original's script, for all workers and by its memory rule."""
+"""Runs ``iotwin pipedream optimize`` with the options of the original's script, for all workers and with its memory model."""
 
 import argparse
 import sys

@@ -8,11 +8,11 @@ if TYPE_CHECKING:  # jobs that decide by a policy read no YAML
 
 
 class Cadence(NamedTuple):
-    """Due after epoch (or step) `first`, then after every `every`-th. Epochs and steps count from 1."""
+    """A series of epochs or steps after which an action is due: `first`, then every `every`-th. Both count from 1."""
 
     first: int
     every: int
-    also: int = -1  # one more number, outside the series
+    also: int = -1  # one more epoch or step, outside the series
 
     def due(self, number: int) -> bool:
         """Return True if `number` is due."""
@@ -20,7 +20,7 @@ class Cadence(NamedTuple):
 
 
 class LoopPosition(NamedTuple):
-    """The position of a training loop: epoch and step of the whole run, both from 1, and whether the epoch has just ended."""
+    """The position of a training loop: epoch, step since the start of the run (both count from 1), and True at an epoch's end."""
 
     epoch: int
     step: int
@@ -28,7 +28,10 @@ class LoopPosition(NamedTuple):
 
 
 class Policy:
-    """Decides after every step and every epoch whether an action is due, by the rules that are given."""
+    """Decides after each step and each epoch whether an action, such as a checkpoint, is due.
+
+    The rules are: after `epochs` or `steps` of a cadence, every `seconds`, or after the steps `listed`.
+    """
 
     def __init__(
         self,
@@ -52,9 +55,9 @@ class Policy:
         self._asked = True
 
     def due(self, position: LoopPosition, now: float) -> str | None:
-        """Return the reason why the action is due at `position` and `now` (seconds of one clock), None if it is not due.
+        """Return the reason why the action is due at `position` and at the time `now` in seconds, None if it is not due.
 
-        The reason is the first that applies of signal, epoch, steps, list, seconds. Any reason restarts the period of seconds.
+        The reason is the first that applies of signal, epoch, steps, list, seconds. Any reason restarts the period of `seconds`.
         """
         reason = self._reason(position, now)
         if reason is not None:
@@ -63,7 +66,7 @@ class Policy:
         return reason
 
     def restart(self, now: float) -> None:
-        """Restart the period of seconds at `now`, for example when a checkpoint that took long has ended."""
+        """Restart the period of `seconds` at `now`, for example at the end of a checkpoint."""
         self._due_s = now + self._seconds if self._seconds is not None else float("inf")
 
     def _reason(self, position: LoopPosition, now: float) -> str | None:
@@ -78,12 +81,12 @@ class Policy:
         return "seconds" if self.time_is_up(now) else None
 
     def time_is_up(self, now: float) -> bool:
-        """Return True if the period of seconds is over, without restarting it. One rank can check this and inform the others."""
+        """Return True if the period of `seconds` is over, without restarting it."""
         return now >= self._due_s
 
 
 def evaluation_cadence(section: "Evaluation") -> tuple[Cadence | None, Cadence | None]:
-    """Return the cadence over epochs and the cadence over steps; one of them is None."""
+    """Return when evaluations are due: a cadence of epochs and a cadence of steps, one of which is None."""
     if section.steps_between_evals < 1:
         return Cadence(section.eval_after_epoch, section.epochs_between_evals), None
     first = section.eval_after_step if section.eval_after_step > 0 else section.steps_between_evals
@@ -91,7 +94,10 @@ def evaluation_cadence(section: "Evaluation") -> tuple[Cadence | None, Cadence |
 
 
 def checkpoint_policy(section: "Checkpoint", twin: "TwinCheckpoint") -> Policy:
-    """Return what decides over epochs and steps, alike on every rank. Times and `twin.policy` are one rank's to decide."""
+    """Return the policy for checkpoints after epochs and steps, which all ranks decide alike.
+
+    It has no rule for `twin.seconds_between` and `twin.policy`, since one rank decides these for all.
+    """
     if twin.seconds_between is not None:
         return Policy()
     also = section.checkpoint_after_step

@@ -1,8 +1,8 @@
-"""How often to checkpoint: CheckFreq's Algorithm 1 plans an interval from a profile; a controller corrects it by measured steps.
+"""Decides how often to checkpoint: Algorithm 1 of CheckFreq plans an interval from a profile, and a controller corrects it.
 
 After Mohan, Phanishayee and Chidambaram, "CheckFreq: Frequent, Fine-Grained DNN Checkpointing" (FAST 2021). The controller of
-CheckFreq only lengthens the interval and compares with the initial profile. This one moves both ways and compares with current
-steps that no checkpoint affects.
+CheckFreq only lengthens the interval, and compares steps with the initial profile. This one also shortens it, and compares with
+recent steps that no checkpoint affects.
 """
 
 import math
@@ -14,7 +14,7 @@ from statistics import median
 from typing import NamedTuple
 
 HOST, DEVICE = "host", "device"
-AIMED = 0.9  # share of a bound to aim at: an exact aim misses half of the time, and part of a cost is in no single step
+AIMED = 0.9  # share of the bound at which a controller aims; if it aimed at the bound, it would exceed it half of the time
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class CheckpointProfile:
     size_bytes: int  # the state [m]
     memory_used_bytes: int = 0  # peak of device memory in use [M]
     memory_total_bytes: int = 0  # [Mmax]
-    besides_s: float = 0.0  # the call itself, wherever the snapshot is stored; not in the paper
-    interference_s: float = 0.0  # processor time that writing takes from training; not in the paper
+    besides_s: float = 0.0  # the call that takes a checkpoint, without the copy; not in the paper
+    interference_s: float = 0.0  # CPU time that writing takes away from training; not in the paper
 
     def __post_init__(self) -> None:
         times = (
@@ -41,17 +41,19 @@ class CheckpointProfile:
 
     @property
     def host_stall_s(self) -> Fraction:
-        """Seconds that training waits for a copy to the host, part of which overlaps the next forward and backward passes."""
+        """Seconds that training waits for a copy to the host, which partly overlaps the next forward and backward passes."""
         overlapped_s = max(Fraction(0), _exact(self.iteration_s) - _exact(self.update_s))
         return max(Fraction(0), _exact(self.host_copy_s) - overlapped_s)
 
 
 @dataclass(frozen=True)
 class IntervalPlan:
-    """A planned checkpoint interval in steps, the place of the snapshot, the stall per checkpoint and its share of all time.
+    """A planned checkpoint interval in steps.
 
-    `interval` is the largest of the other three. Below `interval_no_overlap` too many checkpoints would be in flight; below
-    `interval_bounded` stalls would exceed the bound. `interval_mtbf` is None without an MTBF.
+    * `interval` is the largest of three: below `interval_no_overlap` too many checkpoints would be in flight, below
+      `interval_bounded` stalls would exceed the bound, and `interval_mtbf` follows from an MTBF (None without it).
+    * `snapshot` is where the snapshot is stored, HOST or DEVICE.
+    * `stall_s` is how long a checkpoint stalls training, `overhead` the share of all time in such stalls.
     """
 
     interval: int
@@ -64,15 +66,15 @@ class IntervalPlan:
 
 
 def plan(profile: CheckpointProfile, overhead: float, mtbf_s: float | None = None, in_flight: int = 1) -> IntervalPlan:
-    """Return Algorithm 1's interval for stalls of at most `overhead` (0.05 is 5 %) of the time of the steps.
+    """Return the interval of Algorithm 1, with which stalls take at most the share `overhead` (0.05 is 5 %) of step time.
 
-    * The snapshot stays on the device if memory allows and the stall is not longer than that of a copy to the host.
-    * With `in_flight` unfinished checkpoints allowed, each may take that many intervals. CheckFreq has 1; more are PCcheck's rule
-      (Strati, Friedman, Klimovic, ASPLOS 2025).
-    * `mtbf_s`, the mean time between failures, adds Young's interval sqrt(2 C MTBF) for a stall of C (CACM 1974). Below it stalls
-      cost more than they save.
+    * The snapshot is stored on the device if its memory suffices and if that stalls training no longer than a copy to the host.
+    * `in_flight` checkpoints may be unfinished at once, so each may take that many intervals. CheckFreq has 1; for more the rule
+      is that of PCcheck (Strati, Friedman, Klimovic, ASPLOS 2025).
+    * `mtbf_s`, the mean time between failures, sets a least interval, sqrt(2 C MTBF) for a stall of C (Young, CACM 1974). Below
+      it, stalls cost more time than they save after failures.
 
-    Raises ValueError if a bound, MTBF or number is not above 0.
+    Raises ValueError if `overhead`, `mtbf_s` or `in_flight` is not above 0.
     """
     if not (0 < overhead < math.inf and in_flight >= 1 and (mtbf_s is None or 0 < mtbf_s < math.inf)):
         raise ValueError("overhead and MTBF must be above 0, and in_flight at least 1")
@@ -86,7 +88,7 @@ def plan(profile: CheckpointProfile, overhead: float, mtbf_s: float | None = Non
 
 
 def _snapshot(profile: CheckpointProfile) -> tuple[str, Fraction]:
-    """Return the place of the snapshot and its stall in seconds."""
+    """Return where to store the snapshot (HOST or DEVICE), and for how many seconds that stalls training."""
     spare_bytes = profile.memory_total_bytes - profile.memory_used_bytes
     if profile.device_copy_s is not None and spare_bytes > profile.size_bytes:
         device_s = _exact(profile.device_copy_s)
@@ -96,17 +98,20 @@ def _snapshot(profile: CheckpointProfile) -> tuple[str, Fraction]:
 
 
 def _exact(value: float) -> Fraction:
-    """Return the decimal number that a float prints as, for sums without rounding: 0.6 - 0.18 is then 0.42."""
+    """Return the decimal number that a float is printed as, so that sums are not rounded: 0.6 - 0.18 is then 0.42."""
     return Fraction(str(value))
 
 
 def _whole(steps: float) -> int:
-    """Round steps up to an integer of at least 1, but down across a rounding error."""
+    """Round up to an integer of at least 1, but ignore an excess as small as a rounding error."""
     return max(1, math.ceil(steps * (1 - 1e-12) - 1e-9))
 
 
 class MeasuredStep(NamedTuple):
-    """A measured step: seconds with the stall, whether a checkpoint began in it, its stall, whether one was being written."""
+    """A measured step: its seconds, whether a checkpoint began in it, how long that stalled it, whether one was being written.
+
+    `seconds` includes `stall_s`.
+    """
 
     seconds: float
     checkpoint: bool = False
@@ -121,12 +126,14 @@ class MeasuredStep(NamedTuple):
 
 @dataclass(frozen=True)
 class StepWindow:
-    """The steps from one checkpoint to the next, or to a later one. Steps count from 0; both ends are in the window.
+    """The steps from one checkpoint to a later one, usually the next, and what the controller concluded from them.
 
-    `base_s` is the time of a step that no checkpoint affects. Shares are of `base_s` times the number of steps. `overhead` is all
-    time above that; `stall_share` is waiting and `interference_share` the rest, which noise can make negative. `interval` is the
-    decision at the end of the window. If checkpoints affect every step, `base_s` is their time without stalls, and the interval
-    does not change.
+    * `first_step` and `last_step` are both in the window; steps count from 0.
+    * `base_s` is the time of a step that no checkpoint affects. If checkpoints affect every step, it is the time of steps without
+      stalls, and the interval does not change.
+    * `overhead` is the time of all steps over their number times `base_s`, less 1. It is the sum of `stall_share` (waiting) and
+      `interference_share` (the rest, which noise can make negative).
+    * `interval` is the interval in steps from the end of the window on.
     """
 
     first_step: int
@@ -146,34 +153,34 @@ class _Cost(NamedTuple):
     error: float
 
 
-_LEAST_STEPS = 8  # fewest steps in a window; a window of close checkpoints spans several
-_AGREE = 3  # windows in a row that must agree before the interval shrinks, or grows less than _URGENT
-_URGENT = 1.3  # one window that needs this multiple of the interval moves it at once
-_BAND = 0.9  # the interval shrinks if the windows need less than this share of it
-_POOL = 16  # latest windows that distinguish small interference from noise
-_COMPARED = 32  # latest unaffected steps, whose median is `base_s`
-_ERRORS = 3  # standard errors by which medians differ if the job's speed has changed
-_FREE = 3  # fewest unaffected steps in the latest _FREE_WINDOWS windows
+_LEAST_STEPS = 8  # fewest steps of a window; if checkpoints are closer, a window spans several
+_AGREE = 3  # number of windows in a row that must agree before the interval shrinks, or grows by less than _URGENT
+_URGENT = 1.3  # a single window that needs this multiple of the interval changes it at once
+_BAND = 0.9  # the interval shrinks if windows need less than this share of it
+_POOL = 16  # number of latest windows from which small interference is distinguished from noise
+_COMPARED = 32  # number of latest unaffected steps whose median is `base_s`
+_ERRORS = 3  # the job's speed has changed if two medians differ by more than this many standard errors
+_FREE = 3  # fewest unaffected steps that are needed in the latest _FREE_WINDOWS windows
 _FREE_WINDOWS = 4
 
 
 class Controller:
-    """Keeps the total overhead of checkpoints at a bound by moving the interval between them, up and down.
+    """Keeps the total overhead of checkpoints at a bound by changing the interval between them, up or down.
 
-    The overhead is wall time above that of steps that no checkpoint affects, so that a cause that slows all steps does not count.
+    The overhead is the wall time above that of steps that no checkpoint affects, so that a cause that slows all steps is ignored.
     The cost of a checkpoint is its stall, which is measured, and the interference of its write with steps. Interference counts if
-    it exceeds noise: by three standard errors in two windows in a row, or by two in the median of the last 16. Foreseen
-    interference counts as far as noise does not exclude it. The needed interval is the cost divided by the bound.
+    it exceeds noise by three standard errors in two windows in a row, or by two in the median of the last 16. The interference
+    that a profile foresees counts as far as measurements do not exclude it. A window needs the interval cost / bound.
 
-    * One window that needs 1.3 times the interval moves it at once, at most to twice.
+    * A single window that needs 1.3 times the interval changes it at once, at most to twice.
     * If the stalls alone of the following windows need as much, each raises the interval again at once.
-    * Otherwise three windows must agree; to shrink the interval they must need less than 0.9 of it.
+    * Otherwise three windows must agree; to shrink the interval, they must need less than 0.9 of it.
 
-    So noise of 20 % moves the interval at most once in three windows.
+    So noise of 20 % changes the interval at most once in three windows.
 
     `overhead` is the bound (0.05 is 5 %), `interval` the first interval, `least` its lower limit (a plan's no-overlap interval).
-    Bound and limit may be set between steps. `foreseen_s` is a profile's `interference_s`. Raises ValueError if a number is not
-    above 0, or `foreseen_s` is negative.
+    Bound and limit may be changed between steps. `foreseen_s` is a profile's `interference_s`. Raises ValueError if a number is
+    not above 0, or `foreseen_s` is negative.
     """
 
     def __init__(self, overhead: float, interval: int, least: int = 1, foreseen_s: float = 0.0) -> None:
@@ -183,19 +190,19 @@ class Controller:
         self._interval = interval
         self.changes = 0
         self._window: list[MeasuredStep] = []
-        self._begin = 0  # index of the first step of the window
-        self._begun = False  # a checkpoint began the window
+        self._begin = 0  # index of the window's first step
+        self._begun = False  # True if the window began with a checkpoint
         self._since_checkpoint = 0
         self._free: deque[float] = deque(maxlen=_COMPARED)  # latest unaffected steps
         self._free_in_window = 0
-        self._rested = False  # a checkpoint was postponed to get unaffected steps
+        self._rested = False  # True if a checkpoint was postponed to get unaffected steps
         self._free_counts: deque[int] = deque([_FREE], maxlen=_FREE_WINDOWS)
         self._knows_writing = False
         self._costs: deque[_Cost] = deque(maxlen=_POOL)
         self._needs: list[float] = []  # intervals that the windows since the last change need
         self._windows_since = _AGREE  # since the last change
-        self._stalls = 0.0  # interval that the stalls of the last window needed
-        self._alert = False  # the last window alone moved the interval
+        self._stalls = 0.0  # interval that the last window needed for its stalls alone
+        self._alert = False  # True if the last window alone changed the interval
 
     @property
     def interval(self) -> int:
@@ -206,13 +213,14 @@ class Controller:
     def due(self) -> bool:
         """True if the next step must begin a checkpoint.
 
-        If writes affect all steps, every few intervals one is lengthened, at most to twice, to get unaffected steps.
+        If writes affect all steps, a checkpoint is postponed every few intervals, to at most twice the interval, so that some
+        steps are unaffected.
         """
         return self._due(self._since_checkpoint)
 
     @property
     def due_after_next(self) -> bool:
-        """True if the step after the next must begin a checkpoint; a rank that informs the others needs to know it early."""
+        """True if the step after the next must begin a checkpoint, for a rank that informs the others one step ahead."""
         return self._due(self._since_checkpoint + 1)
 
     def _due(self, since: int) -> bool:
@@ -221,11 +229,9 @@ class Controller:
         return sum(self._free_counts) + self._free_in_window >= _FREE or since >= 2 * self.interval
 
     def step(self, seconds: float, checkpoint: bool = False, stall_s: float = 0.0, writing: bool = False) -> StepWindow | None:
-        """Record a step and return the window that it ends, None within a window.
+        """Record a step (its values are those of MeasuredStep). Return the window that it ends, None within a window.
 
-        `seconds` is the wall time with `stall_s`. `checkpoint`: one began in the step; `writing`: one was being written. If
-        `writing` is never given, most steps without a checkpoint are assumed to be unaffected, as for writes shorter than half
-        the interval.
+        If `writing` is never True, writes are assumed to take less than half the interval, so that most steps are unaffected.
         """
         ended = None
         if checkpoint:
@@ -243,7 +249,7 @@ class Controller:
         return ended
 
     def finish(self) -> StepWindow | None:
-        """Return the last, incomplete window of the series, None if there is none."""
+        """Return the last, incomplete window, None if there is none."""
         return self._end_window() if self._begun and self._window else None
 
     def _drop_lead(self) -> None:
@@ -266,7 +272,7 @@ class Controller:
         return StepWindow(first, first + len(steps) - 1, base_s, overhead, stalled, overhead - stalled, self.interval)
 
     def _compare(self, free: list[float]) -> None:
-        """Add the window's unaffected steps to the earlier ones, or replace them if the job's speed has changed."""
+        """Add the window's unaffected steps to the earlier ones; if the job's speed has changed, drop the earlier ones."""
         self._free_counts.append(max(len(free), _FREE * self._rested))  # so that the next checkpoint is not postponed again
         self._rested = False
         if len(free) >= _FREE and self._free:
@@ -276,7 +282,7 @@ class Controller:
         self._free.extend(free)
 
     def _decide(self, cost: _Cost, foreseen: float) -> None:
-        """Move the interval if needed, by the cost measured in a window and the foreseen interference in steps."""
+        """Change the interval if needed, by the cost measured in a window and the foreseen interference, in steps."""
         self._costs.append(cost)
         stalls, before = cost.stall / self.overhead, self._stalls
         need, self._stalls = stalls + self._interference(foreseen) / self.overhead, stalls
@@ -303,7 +309,7 @@ class Controller:
         self._needs, self._windows_since = [], 0
 
     def _interference(self, foreseen: float) -> float:
-        """Return the interference of a checkpoint in steps: the foreseen one within the limits that measurements set."""
+        """Return the interference of a checkpoint, in steps: the foreseen one, within the limits that measurements set."""
         latest = self._costs[-1]
         sure, most = 0.0, latest.interference + 2 * latest.error
         if len(self._costs) > 1:
@@ -318,7 +324,7 @@ class Controller:
 
 
 def _cost(steps: list[MeasuredStep], sample: Sequence[float], base_s: float, knows_writing: bool) -> _Cost:
-    """Return the cost of a checkpoint in `steps`, compared with `sample`, the seconds of unaffected steps."""
+    """Return the cost of a checkpoint in a window of `steps`. `sample` holds the seconds of unaffected steps."""
     checkpoints = max(1, sum(step.checkpoint for step in steps))
     slowed = [step.seconds - step.stall_s for step in steps if not (knows_writing and step.free)]
     error = _spread(sample) * math.sqrt(len(slowed) + len(slowed) ** 2 * (math.pi / 2) / len(sample))
@@ -340,9 +346,10 @@ def _deviation(sample: Sequence[float]) -> float:
 
 
 def tune(steps: Iterable[MeasuredStep], overhead: float, interval: int) -> tuple[list[StepWindow], int]:
-    """Return the windows of a recorded series, and the number of interval changes that a controller would have made.
+    """Return the windows of a recorded series of steps, and how often a controller would have changed the interval.
 
-    The last window counts if it has at least as many steps as the one before. Raises ValueError as Controller does.
+    The last, incomplete window is included if it has at least as many steps as the one before. Raises ValueError as Controller
+    does.
     """
     controller = Controller(overhead, interval)
     windows: list[StepWindow] = []

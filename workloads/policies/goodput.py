@@ -1,7 +1,8 @@
-"""Goodput: the useful steps per second of a job that failures send back to its last checkpoint, per checkpointing system.
+"""Computes goodput: the useful steps per second of a job that returns to its last checkpoint after each failure.
 
 The formulas are those of PCcheck's evaluation (Strati, Friedman, Klimovic: "PCcheck: Persistent Concurrent Checkpointing for ML",
-ASPLOS 2025; run_goodput_model.py): k steps of t seconds between checkpoints, C seconds per checkpoint, N checkpoints in flight.
+ASPLOS 2025; run_goodput_model.py). They use k steps of t seconds between checkpoints, C seconds for a checkpoint, `load` seconds
+to load one, and N checkpoints in flight.
 
 Mean seconds lost per failure:
 
@@ -9,8 +10,8 @@ Mean seconds lost per failure:
 * synchronous or ideal checkpoints: k t / 2 + load;
 * N in flight: k t / 2 + load + t min(C / t, k N) / 2.
 
-The original measures the time of a step with checkpoints. Here it is each system's lower bound: C every k steps (sync), or a wait
-for one of N slots, max(0, C / N - k t) every k steps.
+The original measures how long a step with checkpoints takes. Here it is the lower bound of each system: every k steps training
+waits C seconds (synchronous), or max(0, C / N - k t) seconds until fewer than N checkpoints are in flight.
 """
 
 import math
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FailingJob:
-    """Seconds of a step without checkpoints, of a checkpoint, and of loading one; steps between checkpoints; N in flight."""
+    """A job: seconds of a step, of a checkpoint and of loading one; steps between checkpoints; most checkpoints in flight."""
 
     iteration_s: float
     checkpoint_s: float
@@ -40,13 +41,13 @@ class FailingJob:
         return self.interval * self.iteration_s
 
     def waits_s(self, in_flight: int) -> float:
-        """Return the mean seconds per step that training waits for one of `in_flight` slots."""
+        """Return the mean seconds per step that training waits until fewer than `in_flight` checkpoints are unfinished."""
         return max(0.0, self.checkpoint_s / in_flight - self.interval_s) / self.interval
 
 
 @dataclass(frozen=True)
 class System:
-    """A checkpointing system: seconds lost per failure, and seconds that checkpoints add to a step."""
+    """A checkpointing system: functions for the seconds lost per failure, and for the seconds that checkpoints add to a step."""
 
     redo_s: Callable[[FailingJob], float]
     added_s: Callable[[FailingJob], float]
@@ -79,7 +80,7 @@ class GoodputEstimate:
 
 
 def goodput(system: str, job: FailingJob, failures_per_s: float) -> GoodputEstimate:
-    """Return the goodput of `job` under one of SYSTEMS, 0 if failures cost more time than passes between them."""
+    """Return the goodput of `job` with one of SYSTEMS; 0 if a failure costs more time than passes until the next."""
     redo_s = SYSTEMS[system].redo_s(job)
     share = max(0.0, 1 - failures_per_s * redo_s)
     steps_per_s = share / (job.iteration_s + SYSTEMS[system].added_s(job))

@@ -1,8 +1,8 @@
-"""The plan of a pipeline and the order of its ranks' passes: one implementation for simulator, runtime and emulator.
+"""The plan of a training pipeline, and the order in which its ranks compute the forward (F) and backward (B) passes.
 
-Terms and formulas after Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training" (SOSP 2019) and
-"Memory-Efficient Pipeline-Parallel DNN Training" (ICML 2021, flush and 2BW); GPipe after Huang et al. (NeurIPS 2019). F and B
-stand for the forward and backward pass of a minibatch, whose number counts from 0 over the whole run.
+Minibatches count from 0 over the whole run. Terms and formulas after Narayanan et al., "PipeDream: Generalized Pipeline
+Parallelism for DNN Training" (SOSP 2019) and "Memory-Efficient Pipeline-Parallel DNN Training" (ICML 2021, flush and 2BW); GPipe
+after Huang et al. (NeurIPS 2019).
 """
 
 import math
@@ -17,10 +17,10 @@ Pass = tuple[str, int]  # "F" or "B", and the minibatch
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: its layers, its ranks, and the seconds and bytes of one minibatch on one rank.
+    """One stage: its index, its ranks (replicas), the seconds and bytes of a minibatch on one rank, and its layers (`nodes`).
 
-    `all_reduce_s` is the time that averaging gradients over the replicas adds to a backward pass. `receive_s` is the transfer
-    time of the input and of its gradient, together.
+    `all_reduce_s` is the time that averaging gradients over the replicas adds to a backward pass. `receive_s` is the time to
+    transfer the input and its gradient.
     """
 
     stage: int
@@ -42,18 +42,18 @@ class Stage:
 
     @property
     def busy_s(self) -> float:
-        """Return the seconds of a minibatch on one rank."""
+        """Return the seconds that one rank computes and averages gradients per minibatch."""
         return self.forward_s + self.backward_s + self.all_reduce_s
 
     @property
     def seconds_per_minibatch(self) -> float:
-        """Return the least time between two minibatches of the stage, with all its ranks."""
+        """Return the least time between two minibatches, if all ranks of the stage share them."""
         return max(self.busy_s, self.receive_s) / self.replicas
 
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """A pipeline. `depth` overrides the warm-up of stages; `origin` holds the other values of the plan file."""
+    """A pipeline. `depth` overrides the warm-up of some stages; `origin` holds the other values of the plan's file."""
 
     stages: tuple[Stage, ...]
     schedule: str = "1f1b"
@@ -72,9 +72,9 @@ class PipelinePlan:
         return max(self.stages, key=lambda stage: stage.seconds_per_minibatch)
 
     def warm_up(self, stage: int) -> int:
-        """Return the number of forward passes of a rank before its first backward pass, less the one just before it.
+        """Return a stage's warm-up: how many forward passes a rank computes before F and B alternate.
 
-        floor((N - 1 - ranks of earlier stages) / replicas) for N ranks in all (SOSP paper, section 3.2).
+        It is floor((N - 1 - ranks of earlier stages) / replicas) for N ranks in all (SOSP paper, section 3.2).
         """
         if stage in self.depth:
             return self.depth[stage]
@@ -83,29 +83,31 @@ class PipelinePlan:
 
     @property
     def noam(self) -> int:
-        """Return the minibatches in flight per rank of stage 0 in steady state (NUM_OPT_ACTIVE_MINIBATCHES)."""
+        """Return the number of minibatches in flight per rank of stage 0 in steady state (NUM_OPT_ACTIVE_MINIBATCHES)."""
         return math.ceil(self.ranks / self.stages[0].replicas)
 
     @property
     def group(self) -> int:
-        """Return the minibatches that fill the pipeline once: those between two flushes, or in one gradient of 2BW."""
+        """Return the number of minibatches that fill the pipeline: those between two flushes, or in one gradient of 2BW."""
         return self.noam * self.stages[0].replicas
 
     def rank_of(self, stage: int, minibatch: int) -> int:
-        """Return the rank that computes both passes of a minibatch at a stage, by round robin."""
+        """Return the rank of `stage` that computes both passes of a minibatch. Ranks take minibatches in turn."""
         ranks = self.stages[stage].ranks
         return ranks[minibatch % len(ranks)]
 
     def versions_kept(self, stage: int, schedule: str | None = None) -> int:
-        """Return the number of versions of its weights that a rank holds."""
+        """Return how many versions of its weights a rank of `stage` holds at once."""
         return {"1f1b": self.warm_up(stage) + 1, "2bw": 2}.get(schedule or self.schedule, 1)
 
 
 def order(plan: PipelinePlan, stage: int, replica: int, minibatches: int, schedule: str | None = None) -> list[Pass]:
-    """Return the passes of the `replica`-th rank of a stage, in order.
+    """Return the passes of the `replica`-th rank of a stage, in order. `minibatches` is their number in the whole run.
 
-    1f1b and 2bw: F for the warm-up, then F and B alternately, then the remaining B. none: F, B, F, B. flush: 1f1b within each
-    group of minibatches. gpipe: all F of a group, then all B.
+    * 1f1b and 2bw: F for the warm-up, then F and B alternately, then the remaining B.
+    * none: F and B alternately.
+    * flush: as 1f1b, within each group of minibatches (PipelinePlan.group).
+    * gpipe: all F of a group, then all B.
     """
     schedule = schedule or plan.schedule
     own = range(replica, minibatches, plan.stages[stage].replicas)
@@ -130,7 +132,7 @@ def _one_forward_one_backward(own: list[int], warm_up: int) -> list[Pass]:
 
 
 def versions(plan: PipelinePlan, stage: int, replica: int, minibatches: int, schedule: str | None = None) -> list[int]:
-    """Return, per minibatch of a rank, the version of the weights of both passes, as the number of updates since the start.
+    """Return the version of the weights with which a rank computes each of its minibatches: the number of updates before.
 
     1f1b: max(0, i - warm-up) for the rank's i-th minibatch. none: i. gpipe and flush: the index of the group. 2bw: one less.
     """
@@ -144,5 +146,5 @@ def versions(plan: PipelinePlan, stage: int, replica: int, minibatches: int, sch
 
 
 def routes(plan: PipelinePlan, minibatches: int) -> list[list[int]]:
-    """Return the rank of each stage for every minibatch."""
+    """Return, for each minibatch, the ranks that compute it, one per stage."""
     return [[plan.rank_of(stage, minibatch) for stage in range(len(plan.stages))] for minibatch in range(minibatches)]

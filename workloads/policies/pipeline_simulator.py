@@ -1,8 +1,8 @@
-"""Simulates a pipeline: the timeline of a plan's passes, if each takes the time in the plan.
+"""Simulates when a pipeline computes each pass, if passes take the times in the plan.
 
-A rank runs its passes in order; F waits for the output of the previous stage, B for the gradient of the next. Transfers overlap
-passes. As in the optimizer's formulas, a rank and the previous stage share one link, which carries one transfer at a time.
-Replicas do not wait for one another, and reads and updates take no time.
+A rank runs its passes in order. A forward pass (F) waits for the output of the previous stage, a backward pass (B) for the
+gradient from the next stage. Transfers overlap passes. As in the optimizer's formulas, each rank has one link to the previous
+stage, which carries one transfer at a time. Replicas do not wait for one another. Reads and updates of weights take no time.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ from iotwin.workloads.policies.pipeline import Pass, PipelinePlan, order, routes
 
 @dataclass(frozen=True)
 class Timeline:
-    """The passes of a run, unordered, as columns of equal length. Times are seconds from the start; minibatches count from 0."""
+    """The passes of a run as columns of equal length, unordered. Times are seconds since the start; minibatches count from 0."""
 
     rank: np.ndarray
     stage: np.ndarray
@@ -37,7 +37,7 @@ class Stalled(Exception):
 
 
 def simulate(plan: PipelinePlan, minibatches: int, schedule: str | None = None) -> Timeline:
-    """Return the timeline of `minibatches`. Raises Stalled if the plan's warm-ups (`depth`) cause a deadlock."""
+    """Return the timeline of a run of `minibatches`. Raises Stalled if the plan's `depth` causes a deadlock."""
     run = _Simulation(plan, minibatches, schedule)
     run.go()
     return _timeline(run.rows)
@@ -54,9 +54,9 @@ class _Simulation:
         self.ahead = {rank: deque(order(plan, *at, minibatches, schedule)) for rank, at in self.stage_and_replica.items()}
         self.events: list[tuple[float, int, int, Pass, bool]] = []  # time, index, rank, pass, True: arrival
         self.number = 0  # index of the next event, which orders events of equal time
-        self.there: set[tuple[int, Pass]] = set()  # (rank, pass) whose input has arrived
+        self.arrived: set[tuple[int, Pass]] = set()  # each (rank, pass) whose input has arrived
         self.idle = set(self.stage_and_replica)
-        self.link_free = dict.fromkeys(self.stage_and_replica, 0.0)  # by the receiving side's rank, for both directions
+        self.link_free = dict.fromkeys(self.stage_and_replica, 0.0)  # by rank: when its link to the previous stage is free
         self.rows: list[tuple[int, int, int, bool, float, float]] = []
 
     def go(self) -> None:
@@ -66,7 +66,7 @@ class _Simulation:
         while self.events:
             time, _, rank, done, arrives = heappop(self.events)
             if arrives:
-                self.there.add((rank, done))
+                self.arrived.add((rank, done))
             else:
                 self.idle.add(rank)
                 self._send(rank, done, time)
@@ -81,10 +81,10 @@ class _Simulation:
         upcoming = self.ahead[rank][0]
         stage = self.stage_and_replica[rank][0]
         own_input = stage == (0 if upcoming[0] == "F" else len(self.plan.stages) - 1)
-        if not own_input and (rank, upcoming) not in self.there:
+        if not own_input and (rank, upcoming) not in self.arrived:
             return
         self.ahead[rank].popleft()
-        self.there.discard((rank, upcoming))
+        self.arrived.discard((rank, upcoming))
         self.idle.remove(rank)
         own = self.plan.stages[stage]
         end = time + (own.forward_s if upcoming[0] == "F" else own.backward_s + own.all_reduce_s)
@@ -114,10 +114,10 @@ def _timeline(rows: list[tuple[int, int, int, bool, float, float]]) -> Timeline:
 
 
 def summary(plan: PipelinePlan, timeline: Timeline, minibatches: int, schedule: str | None = None) -> dict[str, Any]:
-    """Return times of the run and times, memory and bytes of each stage.
+    """Return times of the run, and times, memory and bytes of each stage.
 
-    Fill is the time until the last stage begins, drain the time after its last pass; seconds per minibatch exclude both. Shares
-    are of all time of the stage's ranks.
+    `fill_s` is the time until the last stage begins, `drain_s` the time after its last pass; the seconds per minibatch exclude
+    both. Shares are of the total time of the stage's ranks.
     """
     last = timeline.stage == len(plan.stages) - 1
     total = timeline.seconds
@@ -156,7 +156,7 @@ def _stage_summary(plan: PipelinePlan, timeline: Timeline, number: int, minibatc
 
 
 def in_flight(timeline: Timeline, rank: int) -> int:
-    """Return the largest number of minibatches whose activations a rank holds, from the start of F to the end of B."""
+    """Return the largest number of minibatches whose activations a rank holds at once, from the start of F to the end of B."""
     own = timeline.rank == rank
     starts = np.sort(timeline.start_s[own & ~timeline.backward])
     ends = np.sort(timeline.end_s[own & timeline.backward])

@@ -1,4 +1,4 @@
-"""The read-ahead of loaders. The emulator reads this far ahead, and fit assumes it."""
+"""How far loaders read ahead, in the emulator and in the assumptions of fit."""
 
-BATCHES_AHEAD = 2  # batches ahead per worker process (PyTorch's default) and per stream (DLIO's default for tf.data)
-OPENED_AHEAD = 2  # files that tf.data opens ahead for each file that it interleaves: its prefetch_input_elements
+BATCHES_AHEAD = 2  # batches per worker process (PyTorch's default) or per stream (DLIO's default for tf.data)
+OPENED_AHEAD = 2  # files that tf.data opens ahead for each file that it interleaves (prefetch_input_elements)

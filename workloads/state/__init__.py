@@ -1,1 +1,1 @@
-"""Checkpoints of a job's whole state: snapshots, writers, tracked objects, sharding, data positions and resuming."""
+"""Saves and restores the whole state of a job: snapshots, writers, tracked objects, sharded state, positions in the data."""

@@ -1,4 +1,4 @@
-"""A batch sampler whose order follows from seed and epoch alone, so that a job resumes at any batch without reading others."""
+"""A batch sampler whose order depends on seed and epoch only, so that a job can resume at any batch without reading others."""
 
 from collections.abc import Iterator
 
@@ -11,13 +11,13 @@ from iotwin.workloads.state.position import begin, next_epoch, positions_of, ste
 
 
 class ResumableBatches:
-    """A batch_sampler of a torch DataLoader: yields the sample indices of this rank's batches from `position` to the epoch's end.
+    """A batch_sampler for torch's DataLoader: yields the sample indices of this rank's batches from `position` to the epoch end.
 
-    `samples` is the size of the data set, `batch_size` the samples per step and rank. An epoch takes each sample once, except a
-    remainder that fills no step of all ranks. With `with_epoch` it yields (epoch, index), which can key an augmentation.
-
-    Rank r of n takes every n-th sample of the order. With `sliced` it takes a contiguous slice from floor(r samples / n) on, as
-    CheckFreq's reader does; such a job can resume within an epoch only on the same number of ranks.
+    * `samples` is the size of the data set, `batch_size` the number of samples per step and rank.
+    * An epoch takes each sample once, except a remainder that is too small for a step of all ranks.
+    * Rank r of n takes every n-th sample of the order. With `sliced` it takes consecutive samples, from floor(r samples / n) on,
+      as CheckFreq's reader does; such a job can resume within an epoch only on the same number of ranks.
+    * With `with_epoch` it yields (epoch, index) instead of an index, as a key for augmentation.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class ResumableBatches:
         self._rank, self._with_epoch, self.sliced = rank, with_epoch, sliced
 
     def order(self) -> Permutation:
-        """Return the epoch's order of samples, over all ranks."""
+        """Return the order in which all ranks together take the samples of the epoch."""
         return Permutation(self.position.samples, self.position.seed, self.position.epoch)
 
     def indices(self, position: Position) -> list[int]:
@@ -44,7 +44,7 @@ class ResumableBatches:
         return self.order()(np.array(self._positions(position), np.int64)).tolist()
 
     def _positions(self, position: Position, step: int = 0) -> range:
-        """Return the positions in the order of this rank's batch, `step` batches after `position`."""
+        """Return where in the epoch's order the samples of this rank's batch are, `step` batches after `position`."""
         if not self.sliced:
             return positions_of(position, self._rank, step)
         first = self._rank * position.samples // position.world_size
@@ -61,7 +61,7 @@ class ResumableBatches:
 
     def __iter__(self) -> Iterator[list[int] | list[tuple[int, int]]]:
         """Yield the sample indices of each batch."""
-        order, position = self.order(), self.position  # the loader prefetches: the job advances `position` later
+        order, position = self.order(), self.position  # the loader reads ahead: the job changes `self.position` meanwhile
         for step in range(steps_left(position)):
             found = order(np.array(self._positions(position, step), np.int64)).tolist()
             yield [(position.epoch, index) for index in found] if self._with_epoch else found

@@ -1,4 +1,4 @@
-"""Gathers the states of all ranks on rank 0."""
+"""Collects the states of all ranks on rank 0."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from iotwin.workloads.state.stateful import flatten, unflatten
 
 
 def gathered(state: Any) -> list[Any]:
-    """Return the states of all ranks in rank order on rank 0, an empty list on others. Every rank must call it."""
+    """Return, on rank 0, the states of all ranks in rank order; an empty list on other ranks. Every rank must call it."""
     contents = _gather(encode(state))
     return [] if distributed.get_rank() else [decode(content) for content in contents]
 

@@ -1,4 +1,4 @@
-"""Saves a job's state by its policy, restores it, and counts the samples that the run has consumed."""
+"""Saves a job's state when its policy requires it, restores it, and records which samples the run has consumed."""
 
 import hashlib
 import signal
@@ -29,9 +29,9 @@ State = dict[str, Any]
 
 @dataclass
 class ResumedJob:
-    """A restored checkpoint: the state that all ranks share, and the states of ranks that this rank takes over.
+    """A restored checkpoint: the position in the data, the state that all ranks share, and the separate states of ranks.
 
-    If the number of ranks is unchanged, each rank takes over its own state; otherwise rank 0 takes over all of them.
+    `own` is this rank's separate state if the number of ranks is unchanged. Otherwise rank 0 gets all of them, other ranks none.
     """
 
     position: Position
@@ -40,7 +40,10 @@ class ResumedJob:
 
 
 class Keeper:
-    """Saves and restores the state of one rank; the context locks the store. A checkpoint must have the same `job`."""
+    """Saves and restores the state of one rank. As a context manager it locks the store of checkpoints.
+
+    `job` identifies the job; a checkpoint with other values is refused.
+    """
 
     def __init__(self, options: StateOptions, output: Path, ranks: Together, job: State, framework: Framework) -> None:
         self._options, self._ranks, self._job, self._framework = options, ranks, job, framework
@@ -57,7 +60,7 @@ class Keeper:
     def __enter__(self) -> Self:
         if self._store is not None:
             self._store.__enter__()
-            # Batch systems send it before they end a job: the state is saved after the current step.
+            # Batch systems send SIGUSR1 before they end a job; then the state is saved after the current step.
             self._handler = signal.signal(signal.SIGUSR1, lambda *_: self._policy.ask())
         return self
 
@@ -127,7 +130,7 @@ class Keeper:
     # Consuming
 
     def consumed(self, epoch: int, own: Sequence[int], all_ranks: Sequence[int]) -> None:
-        """Count a step: the indices of the samples of this rank (`own`) and of all ranks, in the epoch's order."""
+        """Record a step with the indices of its samples, in the epoch's order: of this rank (`own`) and of all ranks."""
         self.steps += 1
         self._steps_here += 1
         self.order_sha256 = order_digest(self.order_sha256, all_ranks)
@@ -137,7 +140,7 @@ class Keeper:
     # Saving
 
     def due(self, epoch: int) -> str | None:
-        """Return the reason why the state must be saved after this step, None if it need not be; equal on all ranks."""
+        """Return the reason why the state must be saved now, or None. All ranks get None, or all get a reason."""
         if self._store is None:
             return None
         reason = self._policy.due(LoopPosition(epoch, self.steps), time.monotonic())
@@ -149,7 +152,7 @@ class Keeper:
         return reason
 
     def keep(self, position: Position, reason: str, shared: State, own: State) -> None:
-        """Write a checkpoint: `shared` of rank 0 and `own` of each rank. Every rank must call it."""
+        """Write a checkpoint with rank 0's `shared` and the `own` of each rank. Every rank must call it."""
         if self._store is None:
             return
         state: State = {"own": {**own, "generators": self._framework.generators.state_dict()}}
@@ -165,7 +168,7 @@ class Keeper:
         self._policy.restart(time.monotonic())
 
     def result(self) -> State:
-        """Return the entries of the job's result that concern its state."""
+        """Return this object's entries of the job's result.json."""
         return {"resumed_from": self.resumed_from, "order_sha256": self.order_sha256, "stopped": self.stops}
 
 

@@ -1,4 +1,4 @@
-"""Splits a job's state into tensors and plain values and joins them again, for tensors of any framework, and numpy's here."""
+"""Splits a job's state into tensors and plain values, and joins them again; for any framework's tensors, with numpy's as one."""
 
 import hashlib
 import random
@@ -14,18 +14,19 @@ from iotwin.common.tensor_file import Tensor
 
 TENSOR, ARRAY = "$tensor", "$array"
 _TUPLE, _ITEMS = "$tuple", "$items"
-_MARKS = (TENSOR, ARRAY, _TUPLE, _ITEMS)
+_MARKS = (TENSOR, ARRAY, _TUPLE, _ITEMS)  # keys of a dict that stands for a tensor, an array, a tuple, a dict with other keys
 _PLAIN = frozenset((bool, int, float, str, type(None)))
-_CONTAINERS = frozenset((dict, OrderedDict, list, tuple))  # types that are never leaves
-# Leaf(name, value) returns (mark, tensor), None if the value is not a tensor. Restored(mark, tensor) returns the value.
+_CONTAINERS = frozenset((dict, OrderedDict, list, tuple))  # types of values for which `leaf` is not called
+# A Leaf converts a tensor: it takes its name and value and returns (TENSOR or ARRAY, tensor), or None for other values. A
+# Restored converts it back.
 Leaf = Callable[[str, Any], tuple[str, Tensor] | None]
 Restored = Callable[[str, Tensor], Any]
 
 
 def flatten_by(leaf: Leaf, state: Any) -> tuple[list[Tensor], Any]:
-    """Return the tensors of nested dicts, lists and tuples, which `leaf` converts, and the remaining structure as JSON values.
+    """Split a state of nested dicts, lists and tuples: return its tensors, converted by `leaf`, and the rest as JSON values.
 
-    Raises TypeError for a value that is neither a tensor nor plain.
+    Raises TypeError if a value is neither a tensor nor a JSON value.
     """
     tensors: list[Tensor] = []
 
@@ -46,7 +47,7 @@ def flatten_by(leaf: Leaf, state: Any) -> tuple[list[Tensor], Any]:
             plain = all(isinstance(key, str) and key not in _MARKS for key, _ in inner)
             return dict(inner) if plain else {_ITEMS: [list(pair) for pair in inner]}
         if isinstance(value, (tuple, list)):
-            plain = _PLAIN.issuperset(map(type, value))  # Python's generator has 625 numbers
+            plain = _PLAIN.issuperset(map(type, value))  # faster than a visit of each, as of the 625 numbers of a generator
             content = list(value) if plain else [each for _, each in items(enumerate(value), path)]
             return {_TUPLE: content} if isinstance(value, tuple) else content
         if isinstance(value, (bool, int, float, str)):
@@ -84,14 +85,14 @@ class NumpyGenerators:
         return {"python": random.getstate(), "numpy": numpy_state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set them."""
+        """Set the generators to states that `state_dict` returned."""
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])
 
 
 @dataclass(frozen=True)
 class Framework:
-    """A framework's part in saving state: versions to record, conversion of tensors, random generators."""
+    """What saving a state requires of a framework: versions to record, conversion of tensors, random generators."""
 
     versions: dict[str, str]
     flatten: Callable[[Any], tuple[list[Tensor], Any]]
@@ -100,7 +101,7 @@ class Framework:
 
 
 def flatten(state: Any) -> tuple[list[Tensor], Any]:
-    """Return `flatten_by` for numpy arrays, which are not copied."""
+    """Split a state whose only tensors are numpy arrays, as `flatten_by` does. Arrays are not copied."""
     return flatten_by(lambda name, value: (ARRAY, array_tensor(name, value)) if isinstance(value, np.ndarray) else None, state)
 
 
@@ -110,7 +111,7 @@ def unflatten(values: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def array_tensor(name: str, array: np.ndarray) -> Tensor:
-    """Return an array as a tensor of a file."""
+    """Return an array as a tensor of a checkpoint file."""
     return Tensor(name, str(array.dtype), array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 

@@ -1,4 +1,4 @@
-"""The second phase of a checkpoint: a thread or process writes snapshots to the store in order while training continues."""
+"""The second phase of a checkpoint: a thread or a process writes snapshots to the store, in order, while training continues."""
 
 import queue
 import threading
@@ -23,14 +23,14 @@ class Persisted:
 
     step: int
     size_bytes: int
-    copy_s: float
-    start_ns: int  # of the writing, CLOCK_MONOTONIC
+    copy_s: float  # time to copy the state
+    start_ns: int  # when writing began, CLOCK_MONOTONIC
     write_s: float
-    cpu_s: float  # of the writing thread or process
+    cpu_s: float  # CPU time of the writing thread or process
 
 
 class Destination(Protocol):
-    """The checkpoints of one job. `store` is what a writer process can write to, None if only this process can write."""
+    """Where a job's checkpoints are written. `store` is None if a writer process cannot write there."""
 
     store: Store | None
 
@@ -44,13 +44,14 @@ class _Write(NamedTuple):
     snapshot: StateSnapshot
     manifest: CheckpointManifest
     worker: str  # THREAD or PROCESS
-    sent_ns: int = 0  # when it was sent to the writer process, CLOCK_MONOTONIC; 0 if not yet
+    sent_ns: int = 0  # when the request was sent to the writer process, CLOCK_MONOTONIC; 0 if it was not
 
 
 class Persister:
-    """Writes snapshots from `in_flight` buffers and calls `done` for each on the writing thread.
+    """Writes snapshots to `destination`, at most `in_flight` at once, each from its own buffer.
 
-    A failed write is raised by the next call of `check`, `buffer`, `wait` or `close`.
+    The writing thread calls `done` after each write. If a write fails, the next call of `check`, `buffer`, `wait` or `close`
+    raises its error.
     """
 
     def __init__(self, destination: Destination, in_flight: int, done: Callable[[Persisted], None]) -> None:
@@ -71,7 +72,7 @@ class Persister:
             raise error
 
     def buffer(self) -> Buffer:
-        """Wait for a free buffer and return it. The caller must `submit` a snapshot in it or `give_back` it."""
+        """Wait for a free buffer and return it. The caller must then `submit` a snapshot in the buffer, or `give_back` it."""
         with self._changed:
             self._changed.wait_for(lambda: self._free or self._error)
             self.check()
@@ -94,10 +95,10 @@ class Persister:
             self._changed.notify_all()
 
     def submit(self, snapshot: StateSnapshot, manifest: CheckpointManifest, worker: str) -> None:
-        """Queue a snapshot for the writing thread, which finishes and writes it.
+        """Queue a snapshot for the writing thread, which copies its pending tensors and writes it.
 
-        A fully copied snapshot goes to an idle writer process from the calling thread. Sending it from the writing thread would
-        cost the caller more, because both threads compete for the interpreter.
+        If all tensors are copied and the writer process is idle, the calling thread sends the request itself. That delays it less
+        than the writing thread, which would compete for the interpreter lock.
         """
         write = _Write(snapshot, manifest, worker)
         idle = len(self._free) == len(self._buffers) - 1
@@ -137,7 +138,7 @@ class Persister:
             except BaseException as error:  # of any kind: `check` raises it in the training loop
                 self._error = error
             finally:
-                write.snapshot.copied.set()  # so that no update waits for ever for a copy that failed
+                write.snapshot.copied.set()  # else an update would wait forever for a copy that failed
                 self.give_back(write.snapshot.buffer)
 
     def _write(self, write: _Write) -> None:

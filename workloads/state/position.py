@@ -1,12 +1,11 @@
-"""A job's position in its data, and the samples of each rank's next step: each sample once per epoch, on any number of ranks.
+"""A job's position in its data, and the samples of each rank's next step, so that an epoch takes each sample once.
 
-An epoch consumes a global order of its samples from the front. A step of `world_size` ranks with `batch_size` each takes the next
-world_size * batch_size positions; rank r takes every world_size-th of them from the r-th on. torch's DistributedSampler with
-drop_last does the same.
+All ranks together take the samples of an epoch in one order. A step of `world_size` ranks with `batch_size` samples each takes
+the next world_size * batch_size samples; rank r takes every world_size-th of them, from the r-th on, as torch's
+DistributedSampler with drop_last does.
 
-The samples of an epoch are fixed at its start: the whole steps of the ranks that start it; the remainder is dropped. If another
-number of ranks resumes the epoch, they take the remaining positions. Their last step may then be short: some ranks have fewer
-samples than others, or none.
+At its start, an epoch is cut to whole steps, and the remaining samples are dropped. If another number of ranks resumes the epoch,
+they take the samples that are left. Their last step may then be short: some ranks have fewer samples than others, or none.
 """
 
 import hashlib
@@ -25,7 +24,10 @@ def begin(seed: int, epoch: int, samples: int, batch_size: int, world_size: int)
 
 
 def go_on(position: Position, samples: int, batch_size: int, world_size: int) -> Position:
-    """Return `position` for another number of ranks or batch size. Raises IotwinError if it does not fit the data set."""
+    """Return `position` for a job that may have another number of ranks or batch size.
+
+    Raises IotwinError if the position does not fit a data set of `samples`.
+    """
     if position.samples != samples:
         raise IotwinError(
             f"the checkpoint is of {position.samples} training samples, the data set has {samples}; give it its own data"
@@ -45,12 +47,12 @@ def steps_left(position: Position) -> int:
 
 
 def steps_done(position: Position) -> int:
-    """Return the number of steps of this number of ranks that the epoch has done."""
+    """Return the number of steps that have been done in the epoch, as if all were of the present number of ranks."""
     return position.position // (position.batch_size * position.world_size)
 
 
 def positions_of(position: Position, rank: int, step: int = 0) -> range:
-    """Return the positions in the epoch's order that `rank` takes, `step` steps after `position`."""
+    """Return which samples `rank` takes, as indices into the epoch's order, `step` steps after `position`."""
     global_batch = position.batch_size * position.world_size
     first = position.position + step * global_batch
     return range(first + rank, min(first + global_batch, position.kept), position.world_size)
@@ -68,7 +70,10 @@ def next_epoch(position: Position) -> Position:
 
 
 def order_digest(before: str, indices: Sequence[int]) -> str:
-    """Return the digest of an order, given the digest of its start and further `indices`. The size of steps does not matter."""
+    """Return the digest of an order of samples, from the digest `before` of its first part and the `indices` that follow.
+
+    The result does not depend on how the order is divided into steps.
+    """
     digest = before
     for index in indices:
         digest = hashlib.sha256(f"{digest} {index}".encode()).hexdigest()

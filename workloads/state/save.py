@@ -17,7 +17,7 @@ def save(state: State, path: Path) -> None:
     """Write `state` to `path`; a crash at any instant leaves the old file or the new one. Raises IotwinError on failure."""
     try:
         _save(state, path)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError of its zip writer
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
         reason = str(error).splitlines()[0]
         raise IotwinError(f"{path}: the checkpoint cannot be written ({reason}); free space or choose another --output") from None
 

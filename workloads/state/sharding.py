@@ -1,7 +1,7 @@
-"""State that is sharded over ranks (DTensor): each rank saves its own shards, and any number of ranks can restore them.
+"""Saves state that is sharded over ranks (DTensor): each rank saves its own shards, and any number of ranks can restore them.
 
-In a checkpoint a sharded tensor is a dict of the rank's shard, its offset in the whole tensor and the sharded dimensions. Rank 0
-also saves everything that is not sharded; the other ranks save None in its place.
+In a checkpoint, a sharded tensor is a dict of the rank's shard, its offset in the whole tensor, and the sharded dimensions. Rank
+0 also saves everything that is not sharded, for which the other ranks save None.
 """
 
 import itertools
@@ -32,9 +32,10 @@ def sharding_of(state: Any) -> "Sharding | None":
 
 
 class Sharding:
-    """The ranks of `mesh`, which save and restore sharded state together.
+    """Saves and restores sharded state together with the other ranks of `mesh`.
 
-    Their writing threads use a separate process group: in a shared group their messages could match the training thread's.
+    The writing threads of the ranks use a separate process group. In a shared group, their messages could be confused with those
+    of the training threads.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -50,7 +51,7 @@ class Sharding:
         return list(total.tolist())
 
     def parts(self, state: Any) -> Any:
-        """Return the part of the state that this rank saves: its shards of DTensors, and on rank 0 everything else, uncopied."""
+        """Return what this rank saves of `state`: its shards of DTensors and, on rank 0, everything else. Nothing is copied."""
         if isinstance(state, DTensor):
             return _part(state)
         if isinstance(state, dict):
@@ -60,10 +61,10 @@ class Sharding:
         return None if self.rank else state
 
     def joined(self, states: Iterator[Any]) -> Any:
-        """Return rank 0's state with its shards replaced by DTensors over this mesh, sharded along the same dimensions.
+        """Return the restored state: that of rank 0, with its shards replaced by DTensors over this mesh.
 
-        `states` yields the states of all ranks that saved, rank 0's first; one at a time is in memory. Raises IotwinError if the
-        mesh has another number of dimensions.
+        `states` yields what each rank saved, rank 0 first; only one at a time is in memory. Tensors are sharded along the same
+        dimensions as before. Raises IotwinError if this mesh has another number of dimensions.
         """
         first = next(states)
         made = {path: self._empty(part) for path, part in _leaves(first) if _is_part(part)}
@@ -92,7 +93,7 @@ def _part(tensor: DTensor) -> dict[str, Any]:
 
 
 def _extent(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]) -> tuple[list[int], list[int]]:
-    """Return the shape of this rank's shard of a tensor and its offset in the whole tensor, divided as torch.chunk divides."""
+    """Return the shape of this rank's shard of a tensor, and the shard's offset in the tensor. torch.chunk divides the same."""
     sizes, begin = list(shape), [0] * len(shape)
     for dimension, placement in enumerate(placements):
         if isinstance(placement, Shard):
@@ -104,7 +105,7 @@ def _extent(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placeme
 
 
 def _encoded(placement: Placement) -> int | None:
-    """Return the sharded dimension, None if the tensor is replicated."""
+    """Return the dimension along which a placement shards a tensor, None if it replicates the tensor."""
     if isinstance(placement, Partial):
         raise IotwinError("a checkpoint cannot hold a tensor that is a sum over ranks; redistribute it first")
     if not isinstance(placement, (Shard, Replicate)):
@@ -113,7 +114,7 @@ def _encoded(placement: Placement) -> int | None:
 
 
 def _paste(target: DTensor, part: dict[str, Any]) -> None:
-    """Copy the intersection of `part` and this rank's shard of `target` into the shard."""
+    """Copy the values of the saved shard `part` into this rank's shard of `target`, where both overlap."""
     local: torch.Tensor = target.to_local()
     _, begin = _extent(target.shape, target.device_mesh, target.placements)
     source = part[_PART]

@@ -1,8 +1,8 @@
-"""The first phase of a checkpoint: `take` copies every tensor of the state into one reused buffer.
+"""The first phase of a checkpoint: `take` copies every tensor of the state into one buffer, which is reused.
 
-A synchronous copy stalls training for its whole duration. With `overlap` the writing thread copies parameters and optimizer
-state while the next forward and backward passes run, and the next update waits for it. Everything else is copied at once: forward
-passes change it, as they change the running means of batch normalisation. Small tensors are copied at once too.
+A synchronous copy stalls training until it ends. With `overlap`, the writing thread copies parameters and optimizer state during
+the next forward and backward passes, and the next update waits for it. All other tensors are copied at once, because forward
+passes may change them (as the running means of batch normalisation). So are small tensors.
 """
 
 import ctypes
@@ -21,11 +21,11 @@ from iotwin.common.tensor_file import ALIGNMENT, Tensor
 from iotwin.workloads.state.nested import ARRAY, TENSOR, flatten_by
 from iotwin.workloads.state.stateful import dtype_name, flatten
 
-_SMALL_BYTES = 256 << 10  # up to this size a copy takes less time than giving it to another thread
+_SMALL_BYTES = 256 << 10  # up to this size, copying takes less time than leaving the copy to another thread
 
 
 class Slot(NamedTuple):
-    """The place of one tensor in a snapshot's host memory, in C order, as a torch tensor and as a tensor of the file."""
+    """One tensor's part of a snapshot's host memory, as a torch tensor in C order and as a tensor of the checkpoint file."""
 
     tensor: torch.Tensor
     file_tensor: Tensor
@@ -34,13 +34,13 @@ class Slot(NamedTuple):
 
 
 class Buffer:
-    """Host memory for one snapshot. It is pinned if CUDA is available, and other processes can map `descriptor`."""
+    """Host memory for one snapshot, pinned if CUDA is available. Another process can map it by `descriptor`."""
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("snapshot")
         self._pinned = torch.cuda.is_available()
         self.memory = self.on_device = torch.empty(0, dtype=torch.uint8)
-        self.slots: list[Slot] = []  # of the latest snapshot; the next one most likely has the same tensors
+        self.slots: list[Slot] = []  # slots of the latest snapshot; the next one probably has the same tensors
 
     def ensure(self, size_bytes: int, device_bytes: int) -> None:
         """Grow the host memory and the memory on the CUDA device to at least these sizes. The content is lost."""
@@ -70,20 +70,20 @@ class Buffer:
 
 @dataclass
 class StateSnapshot:
-    """A state in a buffer: its tensors, which are views of the buffer, and its plain values. Complete once `copied` is set."""
+    """A copied state: its tensors, which are views of `buffer`, and its plain values. It is complete when `copied` is set."""
 
     buffer: Buffer
     tensors: list[Tensor] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)  # of the tensors in the buffer
+    offsets: list[int] = field(default_factory=list)  # offset of each tensor in the buffer
     values: Any = None
     size_bytes: int = 0
     copied: threading.Event = field(default_factory=threading.Event)  # set when the job may change its state
-    copy_s: float = 0.0  # of all threads that copied
+    copy_s: float = 0.0  # time of copying, summed over threads
     pending: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # (target, source) still to be copied
     device_event: Any = None  # CUDA event at the start of the snapshot, None without CUDA tensors
 
     def finish(self) -> None:
-        """Copy the pending tensors. The writing thread calls this."""
+        """Copy the pending tensors, on the writing thread."""
         begin = time.perf_counter()
         if self.device_event is None:
             for target, source in self.pending:
@@ -101,15 +101,15 @@ class StateSnapshot:
 
 
 def take(buffer: Buffer, state: Any, overlap: bool = False, updated: Collection[int] = ()) -> StateSnapshot:
-    """Return the snapshot of `state` in `buffer`. Raises TypeError if a checkpoint cannot hold the state.
+    """Copy `state` to `buffer` and return the snapshot. Raises TypeError if a checkpoint cannot hold the state.
 
-    CPU tensors are copied when this returns, CUDA tensors are copied on their device. With `overlap`, `finish` copies the tensors
-    whose address is in `updated`, unless they are small; no update may run before it has.
+    When this returns, CPU tensors have been copied, and CUDA tensors have been copied on their device. With `overlap`, tensors
+    whose address is in `updated`, unless small, are only copied by `finish`; weights must not be updated before that.
     """
     begin = time.perf_counter()
     try:
         snapshot = _fill(buffer, state, overlap, updated)
-    except _BufferTooSmall:  # only the first snapshot, and those of a state that has grown, are measured
+    except _BufferTooSmall:  # the first snapshot, or the state has grown
         buffer.ensure(*_measure(state, overlap))
         snapshot = _fill(buffer, state, overlap, updated)
     if not (overlap and snapshot.pending):
@@ -156,7 +156,7 @@ def _fill(buffer: Buffer, state: Any, overlap: bool, updated: Collection[int]) -
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy a CPU tensor in this thread alone: torch's thread pool, which synchronises after each tensor, is slower."""
+    """Copy a CPU tensor in this thread only. torch would use its thread pool, which is slower as it waits for each tensor."""
     if source.is_contiguous() and not (source.is_conj() or source.is_neg()):
         ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
     else:
@@ -185,7 +185,7 @@ class _Allocator:
 
 
 class _SlotReuse:
-    """The slots of a snapshot's tensors. `kept`, the previous snapshot's slots, are reused as long as the tensors match."""
+    """Returns a slot for each tensor of a snapshot. Slots of the previous snapshot (`kept`) are reused while tensors match."""
 
     def __init__(self, allocator: _Allocator, kept: list[Slot]) -> None:
         self._allocator, self._kept, self._count = allocator, kept, 0
@@ -196,7 +196,7 @@ class _SlotReuse:
         self._count += 1
         if index < len(self._kept):
             slot = self._kept[index]
-            # All slots before this one matched too, so its offset is the same.
+            # All earlier slots matched too, so the slot's offset is still right.
             if slot.file_tensor.name == name and slot.file_tensor.dtype == dtype and slot.tensor.shape == like.shape:
                 self._allocator.used = slot.end
                 return slot
@@ -209,7 +209,7 @@ class _SlotReuse:
 
 
 def _measure(state: Any, overlap: bool) -> tuple[int, int]:
-    """Return the bytes that a snapshot needs in host memory and on the CUDA device."""
+    """Return how many bytes a snapshot needs in host memory, and on the CUDA device."""
     host_bytes = device_bytes = 0
     nothing = torch.empty(0)
 

@@ -1,4 +1,4 @@
-"""Splits a PyTorch job's state into tensors and plain values and joins them again, including random generators."""
+"""Splits the state of a PyTorch job into tensors and plain values, joins them again, and saves its random generators."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,10 +16,10 @@ _Copy = Callable[[torch.Tensor], torch.Tensor]
 
 
 def flatten(state: Any, copy: _Copy = torch.Tensor.detach) -> tuple[list[Tensor], Any]:
-    """Return the tensors and arrays of nested dicts, lists and tuples, and the remaining structure as JSON values.
+    """Split a state of nested dicts, lists and tuples: return its tensors and numpy arrays, and the rest as JSON values.
 
-    CPU tensors are not copied: write them before training continues, or give a `copy` that returns a copy of each. Raises
-    TypeError for a value that is neither a tensor nor plain.
+    By default CPU tensors are not copied, so they must be written before training continues; `copy` is applied to each tensor.
+    Raises TypeError if a value is neither a tensor nor a JSON value.
     """
 
     def leaf(name: str, value: Any) -> tuple[str, Tensor] | None:
@@ -33,7 +33,7 @@ def flatten(state: Any, copy: _Copy = torch.Tensor.detach) -> tuple[list[Tensor]
 
 
 def dtype_name(name: str, tensor: torch.Tensor) -> str:
-    """Return a checkpoint's name for the type of a tensor's elements. Raises TypeError if it cannot hold the tensor."""
+    """Return the name of a tensor's element type in checkpoints. Raises TypeError if a checkpoint cannot hold the tensor."""
     dtype = _NAMES.get(tensor.dtype)
     if dtype is None or tensor.layout != torch.strided:
         raise TypeError(f"{name} is a tensor of {tensor.dtype} in layout {tensor.layout}, which a checkpoint cannot hold")
@@ -47,7 +47,7 @@ def _as_tensor(name: str, tensor: torch.Tensor) -> Tensor:
 
 
 def unflatten(values: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return the state that `flatten` was called with, its tensors on the CPU. Raises IotwinError if one is missing."""
+    """Return the state that `flatten` was called with, with tensors on the CPU. Raises IotwinError if one is missing."""
     return unflatten_by(_restored, values, tensors)
 
 
@@ -66,7 +66,7 @@ class TorchGenerators(nested.NumpyGenerators):
         return {**super().state_dict(), "torch": torch.get_rng_state(), "devices": devices}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the generators. States of missing devices are ignored."""
+        """Set the generators to states that `state_dict` returned. States of devices that are missing here are ignored."""
         super().load_state_dict(state)
         torch.set_rng_state(state["torch"])
         if torch.cuda.is_available():
@@ -78,5 +78,5 @@ TORCH = Framework({"torch": str(torch.__version__)}, flatten, unflatten, TorchGe
 
 
 def weights_sha256(models: Iterable[nn.Module]) -> str:
-    """Return the SHA-256 of the names, types, shapes and bytes of all parameters and buffers."""
+    """Return the SHA-256 of the names, types, shapes and bytes of the models' parameters and buffers."""
     return nested.digest_of(_as_tensor(name, value) for model in models for name, value in model.state_dict().items())

@@ -1,4 +1,4 @@
-"""The objects of a PyTorch job whose state a checkpoint holds."""
+"""Tracks the objects of a PyTorch job whose states are saved in checkpoints."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ _GENERATORS = "generators"
 
 
 class TrackedObjects:
-    """Tracks every keyword's object that has `state_dict` and `load_state_dict`, in the order of the keywords.
+    """Tracks objects, given as keywords, that have `state_dict` and `load_state_dict`: models, optimizers, schedulers ...
 
-    Models, optimizers, schedulers, scalers and samplers qualify. The random generators of the process are tracked too, unless
-    an object named `generators` replaces them. Raises ValueError if no object can be tracked.
+    Objects without these methods are ignored with a note. The random generators of the process are tracked too, unless there is
+    an object named `generators`. Raises ValueError if no object can be tracked.
     """
 
     def __init__(self, **objects: Any) -> None:
@@ -39,7 +39,7 @@ class TrackedObjects:
         return {name: each.state_dict() for name, each in self.tracked.items()}
 
     def updated(self) -> set[int]:
-        """Return the addresses of the tensors that only an optimizer's step changes: parameters and optimizer state."""
+        """Return the addresses of the tensors that only an optimizer's step changes: parameters and the optimizers' states."""
         found = set()
         for optimizer in self.optimizers:
             held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -49,7 +49,7 @@ class TrackedObjects:
         return found
 
     def generators(self) -> State:
-        """Return the states of this process's random generators, or nothing if a tracked object replaces them."""
+        """Return the states of this process's random generators; {} if an object named `generators` is tracked."""
         return {} if _GENERATORS in self.tracked else TorchGenerators().state_dict()
 
     def load(self, objects: State, generators: State | None) -> None:

@@ -1,7 +1,7 @@
-"""``python -m iotwin.workloads.state.writer_process``: writes a job's snapshots to the checkpoint store, without torch.
+"""``python -m iotwin.workloads.state.writer_process``: a process that writes a job's snapshots to the checkpoint store.
 
-The job sends a JSON request and the descriptor of a shared buffer for each snapshot. The process ends when the job closes the
-socket; the kernel kills it if the job dies.
+For each snapshot the job sends a JSON request and the descriptor of a shared buffer. The process ends when the job closes the
+socket, and the kernel kills it if the job dies. It does not import torch.
 """
 
 import json
@@ -27,7 +27,7 @@ from iotwin.common.processes.starts import die_with_parent, name_process
 from iotwin.common.tensor_file import Entry, Packed
 
 _LENGTH = struct.Struct("<Q")
-_END_S = 60.0  # then the process is killed: it may be stuck in the kernel
+_END_S = 60.0  # seconds that the process gets to end before it is killed
 
 
 class WriteRequest(msgspec.Struct):
@@ -42,14 +42,14 @@ class WriteRequest(msgspec.Struct):
 
 
 class WriterProcess:
-    """The job's side: starts the process on the first request, and again if it was killed."""
+    """The job's side. Starts the process for the first request, and again if it was killed."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
     def send(self, request: WriteRequest, descriptor: int) -> None:
-        """Request a checkpoint; `receive` returns when it is written. Raises IotwinError if the process has ended."""
+        """Send a request; `receive` returns when the checkpoint is written. Raises IotwinError if the process has ended."""
         connection = self._socket or self._start()
         content = msgspec.json.encode(request)
         try:
@@ -79,7 +79,7 @@ class WriterProcess:
         ours, theirs = socket.socketpair()
         root = str(Path(__file__).parents[3])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        # -P: the current directory may hold modules that have our names.
+        # -P: modules in the current directory may have the names of modules that the process imports.
         command = [sys.executable, "-P", "-m", "iotwin.workloads.state.writer_process", str(theirs.fileno()), str(os.getpid())]
         with theirs:
             self._process = subprocess.Popen(
@@ -125,7 +125,7 @@ def _exactly(connection: socket.socket, length: int) -> bytes:
 
 
 class _RequestServer:
-    """The process's side. Buffers stay mapped: mapping one again would fault in all its pages."""
+    """The process's side. It keeps buffers mapped, because mapping a buffer again would cause a fault for each of its pages."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

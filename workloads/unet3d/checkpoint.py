@@ -1,4 +1,4 @@
-"""The published job's checkpoint policy, and the loading of its checkpoints."""
+"""Loads the checkpoints that the published job writes at ends of epochs."""
 
 from pathlib import Path
 
@@ -10,28 +10,17 @@ from iotwin.workloads.state.save import State
 LAST, BEST = "checkpoint_last.pt", "checkpoint_best.pt"
 
 
-class EveryEpochs:
-    """The checkpoint policy: after every `interval`-th epoch; never when `interval` is 0."""
-
-    def __init__(self, interval: int) -> None:
-        self._interval = interval
-
-    def should_checkpoint(self, epoch: int) -> bool:
-        """Return True if a checkpoint is due after `epoch`, which counts from 1."""
-        return self._interval > 0 and epoch % self._interval == 0
-
-
 def load(path: Path, device: torch.device, network: dict[str, int]) -> State:
-    """Return the state saved at `path`, its tensors on `device`.
+    """Return the state saved at `path`, with its tensors on `device`.
 
     Only tensors and plain values are read, never pickled objects. Raises IotwinError if the file is not a checkpoint, or if its
-    network differs from `network` (base_channels and depth).
+    base_channels and depth differ from those in `network`.
     """
     try:
         state: State = torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
         raise IotwinError(f"{path}: no such checkpoint; give --resume a file that this job wrote") from None
-    except Exception:  # torch has no common type for what a damaged or foreign file raises
+    except Exception:  # torch raises errors of many types for a damaged file
         raise IotwinError(f"{path} is not a readable checkpoint: damaged, or not written by this job") from None
     if not isinstance(state, dict) or not {"epoch", "best_score", "network", "model", "optimizer"} <= state.keys():
         raise IotwinError(f"{path} is not a checkpoint of this job: it lacks the epoch, the model or the optimizer")

@@ -1,4 +1,4 @@
-"""The cases on disk as PyTorch data sets and loaders: whole-volume numpy reads, shuffled as DistributedSampler does."""
+"""PyTorch data sets and loaders of KiTS19-shaped cases. Each volume is read whole; the order is that of DistributedSampler."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ Sample = tuple[Tensor, Tensor]
 
 
 def read_case(case: Case) -> tuple[Image, Label]:
-    """Return the image and the mask of `case`, each read whole by one np.load. Raises IotwinError if one is damaged."""
+    """Read the image and the mask of `case` by one np.load each. Raises IotwinError if one of them is damaged."""
     image, label = _read_volume(case.image), _read_volume(case.mask)
     if image.shape != label.shape:
         raise IotwinError(f"{case.image} has shape {image.shape} but its mask {label.shape}; generate the data set again")
@@ -48,7 +48,7 @@ def _read_volume(path: Path) -> NDArray[np.generic]:
 
 
 class TrainingCases(Dataset):
-    """Augmented crops. An item's key (epoch, index) seeds the augmentation, which then depends on neither rank nor worker."""
+    """Data set of augmented crops. The key (epoch, index) of an item seeds its augmentation, whatever rank or worker makes it."""
 
     def __init__(self, cases: Sequence[Case], crop: Size, seed: int, parts: Parts) -> None:
         self._cases, self._crop, self._seed, self._parts = cases, crop, seed, parts
@@ -69,7 +69,7 @@ class TrainingCases(Dataset):
 
 
 class EvaluationCases(Dataset):
-    """Whole volumes, padded to hold at least one window."""
+    """Data set of whole volumes, padded to the size of at least one evaluation window."""
 
     def __init__(self, cases: Sequence[Case], window: Size) -> None:
         self._cases, self._window = cases, window
@@ -85,21 +85,24 @@ class EvaluationCases(Dataset):
 
 
 class EpochSampler(DistributedSampler):
-    """torch's DistributedSampler whose items also carry the epoch that set_epoch set."""
+    """torch's DistributedSampler, but yields (epoch, index) instead of index."""
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Yield (epoch, index) in the order of torch's DistributedSampler for this rank, seed and epoch."""
+        """Yield (epoch, index) in the order of DistributedSampler."""
         return ((self.epoch, index) for index in super().__iter__())
 
 
 class EpochBatches:
-    """Yields this rank's batches of an epoch as keys of TrainingCases, from any position: DistributedSampler's with drop_last."""
+    """Yields this rank's remaining batches of an epoch from `position` on, as lists of keys of TrainingCases.
+
+    From the start of an epoch they are the batches of DistributedSampler with drop_last.
+    """
 
     def __init__(self, order: EpochSampler, position: Position, rank: int) -> None:
         self._order, self._rank, self.position = order, rank, position
 
     def set_epoch(self, epoch: int) -> None:
-        """Move to the start of `epoch`; a resumed job that is already in `epoch` keeps its position."""
+        """Move to the start of `epoch`, unless the position is already in that epoch, as in a resumed job."""
         if self.position.epoch != epoch:
             self.position = next_epoch(msgspec.structs.replace(self.position, epoch=epoch - 1))
 
@@ -113,15 +116,18 @@ class EpochBatches:
         return steps_left(self.position)
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        """Yield the keys of each batch, without empty ones."""
-        order, position = self.order(), self.position  # a copy: the loader reads ahead of the job, which moves the position
+        """Yield the keys of each batch that is not empty."""
+        order, position = self.order(), self.position  # the loader reads ahead: the job changes `self.position` meanwhile
         for step in range(steps_left(position)):
             if found := positions_of(position, self._rank, step):
-                yield [order[place] for place in found]
+                yield [order[index] for index in found]
 
 
 def training_loader(cases: Sequence[Case], config: Unet3dConfig, ranks: TorchRanks) -> tuple[DataLoader, EpochBatches]:
-    """Return the loader of this rank's batches and their keys. Raises IotwinError if a rank's cases do not fill one batch."""
+    """Return the loader of this rank's batches, and the sampler of their keys.
+
+    Raises IotwinError if there are too few cases for one batch on each rank.
+    """
     if len(cases) // ranks.world_size < config.batch_size:
         raise IotwinError(
             f"{config.data} has {len(cases)} training cases, too few for one batch of {config.batch_size} on each of "
@@ -134,7 +140,7 @@ def training_loader(cases: Sequence[Case], config: Unet3dConfig, ranks: TorchRan
 
 
 def evaluation_loader(cases: Sequence[Case], config: Unet3dConfig, ranks: TorchRanks) -> DataLoader:
-    """Return the loader of this rank's share of the evaluation cases, one case a batch, in order."""
+    """Return the loader of this rank's share of the evaluation cases, in order, with one case per batch."""
     dataset = EvaluationCases(cases[ranks.rank :: ranks.world_size], config.crop)
     return _loader(dataset, config, ranks, batch_size=1)
 

@@ -1,4 +1,4 @@
-"""Evaluation: segment whole volumes window by window and score them."""
+"""Evaluates a network: segments whole volumes window by window, and scores the segmentations."""
 
 import itertools
 import time
@@ -16,11 +16,14 @@ from iotwin.workloads.unet3d.config import Size, Unet3dConfig
 from iotwin.workloads.unet3d.loss import dice_score
 from iotwin.workloads.unet3d.model import CLASSES
 
-Box = tuple[EllipsisType | slice, ...]  # indexes a window's voxels in [..., D, H, W]
+Box = tuple[EllipsisType | slice, ...]  # index of a window's voxels in an array [..., D, H, W]
 
 
 def window_starts(length: int, window: int, overlap: float) -> list[int]:
-    """Return the first voxels of windows along an axis of `length` voxels: (1 - overlap) windows apart, the last at the end."""
+    """Return the first voxel of each window along an axis of `length` voxels.
+
+    Two windows overlap by the share `overlap` of a window; the last window ends at the end of the axis.
+    """
     stride = max(1, int(window * (1 - overlap)))
     last = length - window
     return [*range(0, last, stride), last]
@@ -28,17 +31,17 @@ def window_starts(length: int, window: int, overlap: float) -> list[int]:
 
 @cache
 def _importance(window: Size) -> Tensor:
-    """Return weights [D, H, W] in (0, 1]: a normal curve about the window's centre with a quarter of the window as deviation."""
+    """Return the weights [D, H, W] of a window's voxels: a normal curve around the centre, with a deviation of window / 4."""
     axes = [torch.exp(-8 * ((torch.arange(size) + 0.5) / size - 0.5) ** 2) for size in window]
     return axes[0][:, None, None] * axes[1][None, :, None] * axes[2][None, None, :]
 
 
 def sliding_window_scores(model: nn.Module, image: Tensor, window: Size, overlap: float, windows_at_once: int) -> Tensor:
-    """Return class scores [1, C, D, H, W] of `image` [1, 1, D, H, W]: the weighted sum over overlapping windows.
+    """Return class scores [1, C, D, H, W] of `image` [1, 1, D, H, W], as the weighted sum over overlapping windows.
 
-    The image must hold one window. The network computes `windows_at_once` windows in a batch. Voxels near a window's edge count
-    less, because the network sees less around them (Isensee et al., nnU-Net, 2021). The sum is not divided by the weights: a
-    voxel's weights are the same for all classes, so the highest class is the same.
+    The image must not be smaller than a window. The network computes `windows_at_once` windows in a batch. Voxels near a window's
+    edge weigh less, because the network sees less of their surroundings (Isensee et al., nnU-Net, 2021). Sums are not divided by
+    the sum of weights: it is the same for all classes of a voxel, and only the highest score matters.
     """
     weight = _importance(window).to(image.device)[None]
     scores = torch.zeros((1, CLASSES, *image.shape[2:]), device=image.device)
@@ -52,14 +55,14 @@ def sliding_window_scores(model: nn.Module, image: Tensor, window: Size, overlap
 
 
 def _even_chunks(boxes: list[Box], largest: int) -> Iterator[list[Box]]:
-    """Yield `boxes` in the fewest chunks of at most `largest`. Lengths are nearly equal: a last chunk of one would be slow."""
+    """Yield `boxes` in as few chunks of at most `largest` as possible, of nearly equal length: a chunk of one would be slow."""
     chunks = -(-len(boxes) // largest)
     for index in range(chunks):
         yield boxes[index * len(boxes) // chunks : (index + 1) * len(boxes) // chunks]
 
 
 def evaluate(model: nn.Module, cases: DataLoader, config: Unet3dConfig, device: torch.device, parts: Parts) -> tuple[float, int]:
-    """Return the sum of the Dice scores of `cases` (batches of one whole case) and their number; log the parts of each case."""
+    """Score each case of a loader with one case per batch. Return the sum of the Dice scores and the number of cases."""
     model.eval()
     total, count = 0.0, 0
     asked_ns = time.monotonic_ns()

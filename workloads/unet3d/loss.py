@@ -1,14 +1,17 @@
-"""The loss of training, soft Dice plus cross-entropy, and the score of evaluation, the Dice score of a segmentation."""
+"""The loss for training (soft Dice and cross-entropy), and the score for evaluation (Dice)."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-_SMOOTH = 1e-6  # keeps the ratio defined for a class that neither side contains
+_SMOOTH = 1e-6  # for a class that neither the prediction nor the truth contains, the ratio is then 1, not 0 / 0
 
 
 def _dice(prediction: Tensor, truth: Tensor, sample_axes: tuple[int, ...]) -> Tensor:
-    """Return 2|P∩T| / (|P|+|T|) (Dice, 1945) of memberships or probabilities, summed over `sample_axes`."""
+    """Return 2|P∩T| / (|P|+|T|) (Dice, 1945) of prediction P and truth T, with sums over `sample_axes`.
+
+    Elements are True or False, or the probabilities of a class.
+    """
     overlap = (prediction * truth).sum(sample_axes)
     return (2 * overlap + _SMOOTH) / (prediction.sum(sample_axes) + truth.sum(sample_axes) + _SMOOTH)
 
@@ -16,8 +19,8 @@ def _dice(prediction: Tensor, truth: Tensor, sample_axes: tuple[int, ...]) -> Te
 def dice_cross_entropy(scores: Tensor, label: Tensor) -> Tensor:
     """Return the mean of soft Dice loss and cross-entropy as a scalar.
 
-    `scores` are logits [N, C, D, H, W], `label` holds class numbers [N, D, H, W] (int64). The Dice part (Milletari et al., 2016)
-    averages over samples and foreground classes. It leaves out the background, which would outweigh the organs.
+    `scores` are logits [N, C, D, H, W], `label` holds class numbers [N, D, H, W] (int64). The Dice loss (Milletari et al., 2016)
+    is averaged over samples and foreground classes; the background would outweigh the organs.
     """
     truth = functional.one_hot(label, scores.shape[1]).movedim(-1, 1).float()
     dice = _dice(torch.softmax(scores, 1), truth, (2, 3, 4))[:, 1:]
@@ -27,7 +30,7 @@ def dice_cross_entropy(scores: Tensor, label: Tensor) -> Tensor:
 def dice_score(scores: Tensor, label: Tensor) -> float:
     """Return the Dice score in [0, 1] of one segmentation, averaged over the foreground classes.
 
-    `scores` are logits [1, C, D, H, W], `label` class numbers [1, D, H, W]. A class absent from both counts as 1.
+    `scores` are logits [1, C, D, H, W], `label` class numbers [1, D, H, W]. A class that is in neither has the score 1.
     """
     found = scores.max(1).indices  # argmax gives the same, ten times slower on a CPU
     axes = (0, 1, 2, 3)

@@ -1,4 +1,4 @@
-"""The 3-D U-Net: an encoder and a decoder with skip connections, sized by its first width and its number of levels."""
+"""The 3-D U-Net: an encoder and a decoder with skip connections between equal resolutions."""
 
 from itertools import pairwise
 
@@ -8,11 +8,14 @@ from torch import Tensor, nn
 from iotwin.datagen.layouts import Unet3dLayout
 
 CLASSES = len(Unet3dLayout.MASK_CLASSES)
-_WIDEST = 320  # most channels of a level; gives the reference network its 31.2 million parameters
+_WIDEST = 320  # most channels at any resolution, as in the reference network of 31.2 million parameters
 
 
 def level_widths(base_channels: int, depth: int) -> list[int]:
-    """Return the channels of each of the `depth` + 1 resolutions, finest first: doubled per level, at most 320 (or the base)."""
+    """Return the number of channels at each of the `depth` + 1 resolutions, finest first.
+
+    It doubles from `base_channels` on, up to 320, or up to `base_channels` if that is more.
+    """
     return [min(base_channels << level, max(base_channels, _WIDEST)) for level in range(depth + 1)]
 
 
@@ -29,7 +32,7 @@ def _double_convolution(channels_in: int, channels_out: int, stride: int = 1) ->
 
 
 class _Up(nn.Module):
-    """Doubles the resolution, joins the encoder's features of that resolution and convolves twice."""
+    """Doubles the resolution, concatenates the encoder's features of the same resolution, and convolves twice."""
 
     def __init__(self, channels_in: int, channels_out: int) -> None:
         super().__init__()
@@ -37,7 +40,7 @@ class _Up(nn.Module):
         self.convolve = _double_convolution(2 * channels_out, channels_out)
 
     def forward(self, coarse: Tensor, skip: Tensor) -> Tensor:
-        """Return [N, channels_out, 2D, 2H, 2W] of `coarse` [N, channels_in, D, H, W] and `skip`, shaped like the result."""
+        """Return features [N, channels_out, 2D, 2H, 2W] from `coarse` [N, channels_in, D, H, W] and `skip`, as large as they."""
         return self.convolve(torch.cat((self.upsample(coarse), skip), dim=1))
 
 

@@ -1,4 +1,4 @@
-"""The training loop: epochs of steps; an evaluation and a checkpoint follow the epochs that the options choose."""
+"""Trains the 3-D U-Net, with evaluations and checkpoints after the epochs that the options choose."""
 
 import math
 import sys
@@ -41,9 +41,9 @@ _MOMENTUM = 0.9
 class Unet3dHistory:
     """Losses, evaluations and step times of a job so far."""
 
-    train_loss: list[float] = field(default_factory=list)  # mean over the epoch's steps and ranks
-    evaluations: list[dict[str, float]] = field(default_factory=list)  # epoch and mean_dice
-    times: StepMeter = field(default_factory=StepMeter)  # of this rank
+    train_loss: list[float] = field(default_factory=list)  # per epoch, the mean over steps and ranks
+    evaluations: list[dict[str, float]] = field(default_factory=list)  # keys: epoch, mean_dice
+    times: StepMeter = field(default_factory=StepMeter)
 
 
 class Unet3dJob:
@@ -62,15 +62,14 @@ class Unet3dJob:
         self.network = UNet3d(config.base_channels, config.depth).to(ranks.device, memory_format=torch.channels_last_3d)
         self._model: nn.Module = DistributedDataParallel(self.network) if ranks.world_size > 1 else self.network
         self._optimizer = torch.optim.SGD(self.network.parameters(), config.learning_rate, momentum=_MOMENTUM, nesterov=True)
-        self._policy = checkpoint.EveryEpochs(config.checkpoint_every)
         self._best_score = -math.inf
         self._unsaved_best: State | None = None
-        self.epoch = 0  # the last one that ended
+        self.epoch = 0  # number of the last epoch that ended
         self.history = Unet3dHistory()
-        self._loss, self._loss_steps = 0.0, 0  # of this rank in the epoch so far
+        self._loss, self._loss_steps = 0.0, 0  # sum of this rank's losses in the epoch so far, and their number
         identity = {"job": "unet3d", "network": config.network, "seed": config.seed}
         file = Path(config.state.resume)
-        of_epoch = file.suffix == ".pt"  # a checkpoint of an epoch's end, as published
+        of_epoch = file.suffix == ".pt"  # a checkpoint of the published job, taken at the end of an epoch
         state = replace(config.state, resume=NEVER) if of_epoch else config.state
         self.keeper = Keeper(state, config.output, ranks, identity, TORCH)
         if of_epoch:
@@ -98,7 +97,7 @@ class Unet3dJob:
             self._log.point(key, value)
 
     def run(self) -> None:
-        """Train the remaining epochs; evaluate and save after every `eval_every`-th and `checkpoint_every`-th."""
+        """Train the remaining epochs. Evaluate after every `eval_every`-th epoch, save after every `checkpoint_every`-th."""
         for epoch in range(self.epoch + 1, self._config.epochs + 1):
             loss = self._train_epoch(epoch)
             if self.keeper.stops:
@@ -110,11 +109,11 @@ class Unet3dJob:
                 continue
             if self._config.eval_every and epoch % self._config.eval_every == 0:
                 self._evaluate()
-            if self._policy.should_checkpoint(epoch):
+            if self._config.checkpoint_every and epoch % self._config.checkpoint_every == 0:
                 self._checkpoint()
 
     def _train_epoch(self, epoch: int) -> float:
-        """Return the mean loss of the epoch's steps over all ranks, including steps before the job was resumed; nan on a stop."""
+        """Train the rest of an epoch. Return the mean loss over all its steps and ranks, nan if the job stops within it."""
         self._batches.set_epoch(epoch)
         steps = self._steps(epoch, self._batches.position)
         while steps_left(self._batches.position) and not self.keeper.stops:
@@ -137,7 +136,7 @@ class Unet3dJob:
         return loss / count
 
     def _steps(self, epoch: int, position: Position) -> Iterator[Position]:
-        """Train the epoch's remaining steps; yield the position after each."""
+        """Train the epoch's remaining steps. Yield the position in the data after each step."""
         order = [index for _, index in self._batches.order()]
         asked_ns = time.monotonic_ns()
         fetching = iter(self._training)
@@ -164,14 +163,17 @@ class Unet3dJob:
         next(fetching, None)
 
     def _weight(self, position: Position) -> float:
-        """Return the weight of this rank's loss in the ranks' mean: 1, except in a short step after a change of world size."""
+        """Return the weight of this rank's loss in the mean over ranks: its number of samples over the mean of all ranks.
+
+        It is 1 except in a short last step of an epoch that was resumed on another number of ranks.
+        """
         taken = after(position).position - position.position
         return len(positions_of(position, self._ranks.rank)) * position.world_size / taken
 
     def _step(self, batch: Sample | None, weight: float, where: dict[str, Value]) -> float:
-        """Update the weights from one batch, wait until the device is done and return the loss.
+        """Update the weights from one batch, wait until the device is done, and return the loss.
 
-        A rank without a batch computes on zeros with weight 0, since all ranks must take part in the sum of gradients.
+        A rank without a batch computes on zeros with weight 0, because all ranks must take part in the sum of gradients.
         """
         measure = self._parts.measure
         image, label = batch or (torch.zeros(1, 1, *self._config.crop), torch.zeros(1, 1, *self._config.crop))
@@ -195,7 +197,7 @@ class Unet3dJob:
 
     def _evaluate(self) -> None:
         with self._log.interval("eval", epoch_num=self.epoch):
-            # Not the distributed wrapper: ranks may have unequal numbers of windows, and nothing is to be synchronised.
+            # The network without its distributed wrapper, which would synchronise ranks with different numbers of windows.
             total, count = evaluate(self.network, self._evaluation, self._config, self._ranks.device, self._parts)
             with self._parts.measure("eval_scores_and_loss_reduction", epoch_num=self.epoch):
                 total, cases = self._ranks.sum(total, count)
@@ -209,12 +211,12 @@ class Unet3dJob:
     def _checkpoint(self) -> None:
         with self._log.interval("checkpoint", epoch_num=self.epoch):
             if self._ranks.rank == 0:
-                # The best checkpoint is written first: the last one records the best score, whose file must then exist.
+                # BEST is written before LAST, because LAST holds the best score, of which BEST must then exist.
                 if self._unsaved_best:
                     save(self._unsaved_best, self._config.output / checkpoint.BEST)
                     self._unsaved_best = None
                 save(self._state(), self._config.output / checkpoint.LAST)
-            self._ranks.sum(0)  # the other ranks wait here, since all continue together
+            self._ranks.sum(0)  # the other ranks wait here until rank 0 has written
 
     def _state(self) -> State:
         return {
@@ -233,7 +235,7 @@ class Unet3dJob:
             self.keeper.keep(self._batches.position, reason, shared, {"loss": self._loss, "loss_steps": self._loss_steps})
 
     def _resume(self, resumed: ResumedJob, samples: int) -> None:
-        """Continue in the middle of an epoch, on the present number of ranks."""
+        """Continue within an epoch, possibly on another number of ranks."""
         state, config = resumed.shared, self._config
         self._batches.position = go_on(resumed.position, samples, config.batch_size, self._ranks.world_size)
         self.epoch = resumed.position.epoch - 1
@@ -254,7 +256,7 @@ class Unet3dJob:
     def _load(self, state: State) -> None:
         self.network.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
-        for group in self._optimizer.param_groups:  # the option replaces the rate in the checkpoint
+        for group in self._optimizer.param_groups:  # --learning-rate replaces the rate in the checkpoint
             group["lr"] = self._config.learning_rate
 
     def parameter_count(self) -> int:
@@ -272,9 +274,9 @@ def _on_cpu(state: Any) -> Any:
 
 
 def train(config: Unet3dConfig) -> dict[str, Any] | None:
-    """Run the job that `config` describes and return its result on rank 0, None on the others.
+    """Run the job that `config` describes. Return its result on rank 0, None on other ranks.
 
-    Raises IotwinError for data, checkpoints and output that cannot be used.
+    Raises IotwinError if data, checkpoints or output are unusable.
     """
     with join_ranks() as ranks:
         log = MlLog(sys.stdout if ranks.rank == 0 else None)

@@ -1,6 +1,6 @@
-"""Training-time preprocessing of one case in numpy: balanced random crop, flips, brightness, noise.
+"""Preprocesses a training case in numpy: a random crop that often contains an organ, flips, brightness, noise.
 
-The order and the probabilities are those of the MLPerf Training image-segmentation job, so that a sample costs as much CPU time.
+Order and probabilities are those of the image-segmentation job of MLPerf Training, so that a sample takes as much CPU time.
 """
 
 import numpy as np
@@ -11,20 +11,20 @@ from iotwin.workloads.unet3d.config import Size
 Image = NDArray[np.float32]  # [1, D, H, W]
 Label = NDArray[np.uint8]  # [1, D, H, W]
 
-_FOREGROUND_SHARE = 0.4  # share of crops that must contain an organ, which random crops mostly miss
+_FOREGROUND_SHARE = 0.4  # share of crops that are placed on an organ, because most random crops contain none
 _FLIP_PROBABILITY = 1 / 3
 _BRIGHTNESS_PROBABILITY, _BRIGHTNESS_SPREAD = 0.1, 0.3
 _NOISE_PROBABILITY, _NOISE_DEVIATION = 0.1, 0.1
 
 
 def augment(image: Image, label: Label, crop: Size, rng: np.random.Generator) -> tuple[Image, Label]:
-    """Return a training sample of `crop` voxels, as new contiguous arrays [1, *crop], drawn with `rng`."""
+    """Return a random training sample as new contiguous arrays of the shape [1, *crop]."""
     image, label = pad_to(image, label, crop)
     corner = _balanced_corner(label[0], crop, rng)
     window = (slice(None), *(slice(start, start + size) for start, size in zip(corner, crop, strict=True)))
     image, label = image[window], label[window]
     axes = tuple(axis for axis in (1, 2, 3) if rng.random() < _FLIP_PROBABILITY)
-    image = np.flip(image, axes).astype(np.float32)  # a copy: what follows writes into it
+    image = np.flip(image, axes).astype(np.float32)  # a copy, which is changed below
     label = np.flip(label, axes).astype(np.uint8)
     if rng.random() < _BRIGHTNESS_PROBABILITY:
         image *= np.float32(1 + rng.uniform(-_BRIGHTNESS_SPREAD, _BRIGHTNESS_SPREAD))
@@ -34,7 +34,7 @@ def augment(image: Image, label: Label, crop: Size, rng: np.random.Generator) ->
 
 
 def pad_to(image: Image, label: Label, size: Size) -> tuple[Image, Label]:
-    """Return the case padded to at least `size` voxels an axis: the image with its lowest value (air), the label with 0."""
+    """Return the case, padded to at least `size` voxels per axis: the image with its lowest value (air), the label with 0."""
     missing = [max(0, wanted - have) for wanted, have in zip(size, image.shape[1:], strict=True)]
     if not any(missing):
         return image, label
@@ -43,7 +43,7 @@ def pad_to(image: Image, label: Label, size: Size) -> tuple[Image, Label]:
 
 
 def _balanced_corner(label: NDArray[np.uint8], crop: Size, rng: np.random.Generator) -> list[int]:
-    """Return the crop's first voxel along D, H, W: around a voxel of a random foreground class, or anywhere."""
+    """Return the first voxel of a random crop along D, H, W; in a share of crops, one that contains a random organ."""
     highest = [have - size for have, size in zip(label.shape, crop, strict=True)]
     if rng.random() < _FOREGROUND_SHARE:
         classes = [number for number in range(1, int(label.max()) + 1) if (label == number).any()]

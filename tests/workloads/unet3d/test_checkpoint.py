@@ -23,12 +23,6 @@ def _state(epoch=1):
     }
 
 
-@pytest.mark.parametrize(("interval", "epochs"), [(1, [1, 2, 3, 4, 5, 6]), (2, [2, 4, 6]), (4, [4]), (0, [])])
-def test_policy(interval, epochs):
-    policy = checkpoint.EveryEpochs(interval)
-    assert [epoch for epoch in range(1, 7) if policy.should_checkpoint(epoch)] == epochs
-
-
 def test_what_is_saved_is_what_is_read(tmp_path):
     save(_state(7), tmp_path / "a.pt")
     state = checkpoint.load(tmp_path / "a.pt", CPU, NETWORK)

@@ -1,1 +1,1 @@
-"""Modules under the names that scripts of the original import."""
+"""Modules with the names that scripts of the original CheckFreq import."""

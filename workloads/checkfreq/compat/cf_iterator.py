@@ -1,4 +1,4 @@
-"""The original's module of this name: put this folder on sys.path in place of its src/."""
+"""Replaces the module of this name in CheckFreq's src/, if this folder is on sys.path in place of src/."""
 
 from iotwin.workloads.checkfreq.iterator import CFIterator
 

@@ -1,1 +1,1 @@
-"""Repeats the epochs of an ordinary loader after a resume, with the random numbers of an uninterrupted job."""
+"""Lets a resumed job repeat an epoch of an ordinary data loader with the random numbers of the interrupted job."""

@@ -1,4 +1,4 @@
-"""A digest of a batch, by which a resumed job recognises the last batch of the interrupted one."""
+"""A digest of a batch, by which a resumed job checks that it repeats the batches of the interrupted job."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-_MOST_VALUES = 256  # evenly spaced values of a tensor, or first items of a list
+_MOST_VALUES = 256  # most values of a tensor (evenly spaced), and most items of a list (the first), in the digest
 
 
 def batch_digest(batch: Any) -> str:
-    """Return the digest of the types, shapes and up to 256 values of each tensor, array and list in `batch`."""
+    """Return a digest of each tensor, array and list in `batch`: of the type, the shape and up to 256 values."""
     digest = hashlib.sha256()
     for part in _parts(batch):
         digest.update(part)

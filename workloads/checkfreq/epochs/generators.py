@@ -1,4 +1,4 @@
-"""Finds the random generators of a loader: the process's global ones, and attributes of its sampler and data set."""
+"""Finds and saves the random generators that a data loader draws from: the global ones, and those of its sampler and data set."""
 
 import json
 import random
@@ -14,17 +14,19 @@ from torch.utils.data import DataLoader
 from iotwin.common.errors import IotwinError
 
 State = dict[str, Any]
-_MOST_OBJECTS, _LONGEST = 2000, 64  # that are searched, and of a list that is; longer ones hold data
-_DRAWS = ("generator", "batch_sampler", "sampler", "dataset", "collate_fn")
-_PYTHON, _NUMPY = 625, 624  # 32-bit words of the generators' states
-_FLAGS, _FLOATS = 3, 2  # numpy's position, and whether numpy and Python cache a normal variate; the two variates
+_MOST_OBJECTS = 2000  # number of objects that are searched for generators
+_LONGEST = 64  # longer lists and dicts are not searched, since they hold data
+_DRAWS = ("generator", "batch_sampler", "sampler", "dataset", "collate_fn")  # attributes of a loader that may draw
+_PYTHON, _NUMPY = 625, 624  # number of 32-bit words in the state of either generator
+_FLAGS = 3  # further words: numpy's position, and whether numpy and Python hold a second normal number for the next draw
+_FLOATS = 2  # the two held numbers
 _KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 
 class LoaderGenerators:
-    """The global CPU generators of Python, numpy and torch, and all generators among the attributes of `loader`'s parts.
+    """The global CPU generators of Python, numpy and torch, and all generators found in the attributes of `loader`.
 
-    Their order is that of a breadth-first search of attributes, which is equal in every process of one script.
+    Attributes are searched breadth first, so every process that runs the same script finds the generators in the same order.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -33,7 +35,7 @@ class LoaderGenerators:
         self.search()
 
     def search(self) -> None:
-        """Search the loader's generators again: a sampler may have new ones in each epoch."""
+        """Search the loader again, since a sampler may make new generators in each epoch."""
         self._own = list(_found(self._loader))
 
     def state_dict(self) -> State:
@@ -41,7 +43,7 @@ class LoaderGenerators:
         return {"global": global_states(), "own": [_state_of(each) for each in self._own]}
 
     def load_state_dict(self, state: State) -> None:
-        """Set the generators. Raises IotwinError if the loader's generators are not of the saved kinds."""
+        """Set the generators to saved states. Raises IotwinError if the loader has generators of other kinds."""
         names = [name for name, _ in map(_state_of, self._own)]
         if names != (saved := [name for name, _ in state["own"]]):
             raise IotwinError(
@@ -96,7 +98,7 @@ def _content(cell: CellType) -> Any:
 
 
 def _state_of(generator: Any) -> tuple[str, Any]:
-    """Return the kind of a generator and its state, which is None for the operating system's."""
+    """Return the kind of a generator and its state; the state is None if it draws from the operating system."""
     state: Any
     if isinstance(generator, torch.Generator):
         state = generator.get_state()
@@ -106,7 +108,7 @@ def _state_of(generator: Any) -> tuple[str, Any]:
         state = generator.getstate()
     elif isinstance(generator, np.random.RandomState):
         state = json.dumps(generator.get_state(legacy=False), default=np.ndarray.tolist)
-    else:  # as text: a checkpoint's plain values cannot have 128 bits
+    else:  # as text, since the state has integers of 128 bits, which a checkpoint cannot hold as numbers
         state = json.dumps(generator.bit_generator.state, default=np.ndarray.tolist)
     kind = type(getattr(generator, "bit_generator", generator))
     return f"{kind.__module__.partition('.')[0]}.{kind.__name__}", state

@@ -1,4 +1,4 @@
-"""Delivers the batches of a loader, and after a resume repeats the interrupted epoch exactly."""
+"""Delivers the batches of a data loader. In a resumed job it first repeats the interrupted epoch exactly."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -18,30 +18,31 @@ _REMEDY = "restore the end of an epoch, or let its order follow from seeds"
 
 
 class Epochs:
-    """Delivers the batches of `loader`, and can restart an epoch after the batches that an interrupted job consumed.
+    """Delivers the batches of `loader`. In a resumed job it continues an epoch after the batches that were consumed before.
 
-    To restart it, the generators are set to their states at the epoch's start, consumed batches are read again and dropped, and
-    the generators are set to their states at the checkpoint. With `goes_on`, the loader itself skips consumed batches.
+    For that it sets the random generators to their states at the epoch's start, reads the consumed batches again and drops them,
+    then sets the generators to their states at the checkpoint. With `goes_on`, the loader itself skips consumed batches.
     """
 
     def __init__(self, loader: Any, goes_on: bool) -> None:
         self._loader, self._goes_on = loader, goes_on
         self._generators = LoaderGenerators(loader)
         self._fetching: Iterator[Any] | None = None
-        self._checked = not goes_on and not isinstance(loader, (list, tuple, range))  # sequences always repeat their items
+        self._checked = not goes_on and not isinstance(loader, (list, tuple, range))  # a sequence always has the same items
         self._in_process = not getattr(loader, "num_workers", 0)
         self._watched = watch(loader) if getattr(loader, "persistent_workers", False) else None
-        self._start: State | None = None  # generators at the start of the current epoch
-        self._before: State | None = None  # generators before its newest batch was read, if this process reads
-        self._digest = ""  # of its newest batch
-        self._taken = 0  # its batches so far
-        self._ended: State | None = None  # generators in the checkpoint of the end of the previous epoch
-        self._workers_start: State | None = None  # generators when persistent workers started, in an earlier epoch
+        # The next four are of the current epoch.
+        self._start: State | None = None  # generators at its start
+        self._before: State | None = None  # generators before its newest batch was read, if this process reads batches
+        self._digest = ""  # digest of its newest batch
+        self._taken = 0  # number of batches taken so far
+        self._ended: State | None = None  # generators in the checkpoint at the end of the previous epoch
+        self._workers_start: State | None = None  # generators when persistent workers were started, in an earlier epoch
         self._workers: torch.Tensor | None = None  # generators of persistent workers at the epoch's start, if known
-        self._resumed: tuple[int, State | None] | None = None  # batches to skip, and the saved state of their epoch
+        self._resumed: tuple[int, State | None] | None = None  # number of batches to skip, and the saved state of their epoch
 
     def next(self) -> Any:
-        """Return the next batch. Raises StopIteration at the end of the epoch, IotwinError if a resume is not exact."""
+        """Return the next batch. Raises StopIteration at the end of the epoch, IotwinError if the epoch cannot be repeated."""
         if self._fetching is None:
             self._fetching = self._begin()
         if self._checked and self._in_process:
@@ -58,7 +59,7 @@ class Epochs:
         return (self._ended, self._start) if self._ended is not None and self._start is not None else None
 
     def end(self, all_taken: bool = True) -> None:
-        """End the epoch; the next batch is the first of a new one. `all_taken`: the loader was exhausted."""
+        """End the epoch. `all_taken`: True if all batches of the loader were taken."""
         if self._watched is not None:
             self._workers_start = self._workers_start or self._start
             self._workers = self._watched.states() if all_taken and not draws_behind_batches(self._loader) else None
@@ -84,9 +85,9 @@ class Epochs:
         }
 
     def resume(self, taken: int, state: State | None) -> None:
-        """Continue after `taken` batches of the epoch of a checkpoint's `state`, None if the checkpoint has none.
+        """Continue after `taken` batches of an epoch, whose saved `state` is None if the checkpoint has none.
 
-        Raises IotwinError if that epoch cannot be repeated exactly.
+        Raises IotwinError if the epoch cannot be repeated exactly.
         """
         if state is not None and state["taken"] != taken:  # the script resumes at another position
             state = None
@@ -123,7 +124,7 @@ class Epochs:
         self._generators.search()
         if state is None:
             self._start = self._generators.state_dict()
-            # Within an epoch an uninterrupted run does not draw for its loader.
+            # Within an epoch, this must not change torch's generator, as an uninterrupted run makes no loader there.
             with torch.random.fork_rng(devices=[]) if taken else nullcontext():
                 fetching = iter(self._loader)
             for _ in range(0 if self._goes_on else taken):
@@ -137,7 +138,7 @@ class Epochs:
     def _begin_again(self, taken: int, state: State) -> Iterator[Any]:
         now = state["now"] if taken else state["start"] or self._generators.state_dict()
         self._workers_start = state["workers_start"]
-        if self._workers_start is not None:  # new workers must start a second epoch, as those of the interrupted job did
+        if self._workers_start is not None:  # new workers must be in their second epoch, as those of the interrupted job were
             self._workers = state["workers"]
             if self._watched is not None and self._workers is not None:
                 self._watched.begin_with(self._workers, first_batches(self._loader))
@@ -153,7 +154,7 @@ class Epochs:
         return fetching
 
     def _pass_over(self, fetching: Iterator[Any], taken: int, state: State) -> None:
-        """Read `taken` batches again. Raises IotwinError if the last one differs from the interrupted job's."""
+        """Read `taken` batches again and drop them. Raises IotwinError if the last one differs from the interrupted job's."""
         note(f"the epoch begins again: its first {taken} batches are read again and dropped")
         missing = object()
         for _ in range(taken - 1):

@@ -1,7 +1,7 @@
-"""Saves the states of generators at starts of epochs, for scripts that draw random numbers between two epochs.
+"""Saves the states of random generators at the start of epochs, for scripts that draw random numbers between two epochs.
 
-The checkpoint at the end of an epoch is written before the script evaluates, so the states at the next start are not in it. The
-file `epoch-starts.json` in the store adds them: a list, oldest first, with an entry of each rank for the end of one epoch.
+The checkpoint at the end of an epoch is written before the script evaluates, and so lacks the states at the next epoch's start.
+They are saved in the file `epoch-starts.json` in the store: a list of epochs, oldest first, each with an entry per rank.
 """
 
 import hashlib
@@ -31,9 +31,10 @@ def digest(generators: Any) -> str:
 
 
 def remember(directory: Path, end: Any, start: Any, world_size: int, rank: int, most: int) -> None:
-    """Save durably that the epoch after `end` started with the generators `start`; keep the newest `most` entries.
+    """Save durably that the epoch after the one that ended with the generators `end` started with the generators `start`.
 
-    A single rank saves nothing if they are equal. Every rank must call it. Raises IotwinError if the file cannot be written.
+    The file keeps the newest `most` epochs. A single rank saves nothing if both are equal. Every rank must call it. Raises
+    IotwinError if the file cannot be written.
     """
     own = {"end_sha256": digest(end), "start": encode(start).decode()}
     if world_size == 1 and own["end_sha256"] == digest(start):
@@ -47,7 +48,7 @@ def remember(directory: Path, end: Any, start: Any, world_size: int, rank: int, 
 
 
 def recall(directory: Path, end: Any, world_size: int, rank: int) -> Any:
-    """Return the generators at the start of the epoch after `end`, None if the file has no entry for it."""
+    """Return the generators at the start of the epoch that followed `end`, None if the file has none."""
     wanted = digest(end)
     for entry in reversed(_read(directory)):
         if len(entry) == world_size and entry[rank].end_sha256 == wanted:
@@ -58,5 +59,5 @@ def recall(directory: Path, end: Any, world_size: int, rank: int) -> Any:
 def _read(directory: Path) -> list[list[_Start]]:
     try:
         return read_foreign_struct(directory / FILE, list[list[_Start]], follow=False)
-    except (FileNotFoundError, IotwinError):  # without the file fewer resumes are exact
+    except (FileNotFoundError, IotwinError):  # without the file, some resumed jobs do not repeat the interrupted one exactly
         return []

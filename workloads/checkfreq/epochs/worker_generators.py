@@ -1,4 +1,4 @@
-"""The random generators of persistent workers. They are seeded once, so that an epoch's draws depend on all earlier epochs."""
+"""The random generators of persistent loader workers. They are seeded once, so an epoch's draws depend on all earlier epochs."""
 
 from typing import Any
 
@@ -9,16 +9,13 @@ from iotwin.workloads.checkfreq.epochs.generators import global_states, set_glob
 
 
 class WorkerGenerators:
-    """Wraps the `collate_fn` of a loader, which runs in its workers, and publishes their generators after each batch.
-
-    `states` has the shape [workers, bytes]. `begin_with` sets the generators of new workers to such states.
-    """
+    """Replaces the `collate_fn` of a loader, which runs in its workers, to share the states of their generators with the rank."""
 
     def __init__(self, collate: Any, workers: int) -> None:
         self._collate = collate
         self._states = torch.zeros(workers, len(global_states()), dtype=torch.uint8).share_memory_()
         self._wanted = self._states.clone().share_memory_()
-        self._left = torch.zeros(workers, dtype=torch.int64).share_memory_()  # batches until a worker's state is set
+        self._left = torch.zeros(workers, dtype=torch.int64).share_memory_()  # number of batches after which states are set
         self._drew = torch.zeros(1, dtype=torch.uint8).share_memory_()
         self._before: bytes | None = None
 
@@ -41,17 +38,17 @@ class WorkerGenerators:
         return bool(self._drew[0])
 
     def states(self) -> torch.Tensor:
-        """Return the generators' states after the newest batch of each worker."""
+        """Return the states of the generators after the newest batch of each worker, shape [workers, bytes]."""
         return self._states.clone()
 
     def begin_with(self, states: torch.Tensor, batches: list[int]) -> None:
-        """Set the generators of each new worker to its row of `states` after its first `batches`."""
+        """Set the generators of new worker i to `states[i]` after each of its first `batches[i]` batches."""
         self._wanted.copy_(states)
         self._left.copy_(torch.tensor(batches))
 
 
 def watch(loader: DataLoader) -> WorkerGenerators:
-    """Make the future workers of `loader` publish their generators."""
+    """Make the future workers of `loader` share the states of their generators."""
     if not isinstance(loader.collate_fn, WorkerGenerators):
         loader.collate_fn = WorkerGenerators(loader.collate_fn, loader.num_workers)
     watched: WorkerGenerators = loader.collate_fn
@@ -59,12 +56,12 @@ def watch(loader: DataLoader) -> WorkerGenerators:
 
 
 def draws_behind_batches(loader: DataLoader) -> bool:
-    """Return True if workers of `loader` may draw for samples that are in no batch."""
+    """Return True if workers of `loader` may draw random numbers for samples that are in no batch."""
     return isinstance(loader.dataset, IterableDataset) and loader.drop_last
 
 
 def first_batches(loader: DataLoader) -> list[int]:
-    """Return the number of batches that each worker of `loader` prefetches at the start of an epoch."""
+    """Return, for each worker of `loader`, how many batches it prefetches at the start of an epoch."""
     each = loader.prefetch_factor or 0
     count = each * loader.num_workers
     if not isinstance(loader.dataset, IterableDataset) and hasattr(loader.batch_sampler or loader.sampler, "__len__"):

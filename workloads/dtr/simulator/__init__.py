@@ -1,1 +1,1 @@
-"""The simulator of dynamic tensor rematerialization: logs, heuristics, the compiled kernel and sweeps. Needs no torch."""
+"""Simulates dynamic tensor rematerialization from logs of models, without torch."""

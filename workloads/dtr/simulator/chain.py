@@ -1,4 +1,4 @@
-"""The chain of the DTR paper's theory: n unit operations forward and n backward; memory is counted in tensors."""
+"""Simulates the chain of the DTR paper's theory: n operations forward and n backward, with unit costs and tensors of size 1."""
 
 import math
 import re
@@ -25,7 +25,7 @@ _SAME = {"ceil2sqrt": "2sqrt", "sqrt4": "4sqrt", "sqrt6": "6sqrt", "sqrt8": "8sq
 
 
 def unit_chain(layers: int) -> Graph:
-    """Return the training step of `layers` unit operations. A gradient reads the next gradient and the activation before it."""
+    """Return the training step of a chain. Each backward operation reads the next gradient and the previous activation."""
     builder = GraphBuilder()
     forward: list[int] = []
     for layer in range(layers):
@@ -41,7 +41,7 @@ def unit_chain(layers: int) -> Graph:
 
 
 def chain_budget(text: str, layers: int) -> int:
-    """Return a budget in tensors. `text` is a number or a function of the chain's length, such as `2sqrt` or `log2`."""
+    """Return the budget, in tensors, that `text` describes: a number, or a function of the chain's length such as `2sqrt`."""
     if re.fullmatch(r"[0-9]+", text):
         return int(text)
     name = _SAME.get(text, text)
@@ -51,7 +51,7 @@ def chain_budget(text: str, layers: int) -> int:
 
 
 def run_chain(layers: int, budget: str, heuristic: Heuristic, limit: float = math.inf, seed: int = 0) -> dict[str, Any]:
-    """Simulate a chain and return its rematerialised operations, in total and per layer, and its metadata accesses."""
+    """Simulate a chain. Return how many operations were rematerialised, in total and per layer, and the metadata accesses."""
     tensors = chain_budget(budget, layers)
     run = simulate(unit_chain(layers), SimulationSettings(heuristic, tensors, overhead_limit=limit, seed=seed))
     return {
@@ -68,7 +68,10 @@ def run_chain(layers: int, budget: str, heuristic: Heuristic, limit: float = mat
 
 
 def theory_lines(layers: list[int]) -> dict[str, list[float]]:
-    """Return the theoretical extra operations per length: n for Chen's rule; T(n) = n/2 + 2 T(n/2), T(1) = 2 for Treeverse."""
+    """Return, for each length n in `layers`, how many operations are repeated in theory, by rule.
+
+    It is n for Chen's rule. For Treeverse it is T(n) = n/2 + 2 T(n/2), with T(1) = 2.
+    """
 
     def treeverse(n: float) -> float:
         return 2.0 if n <= 1 else n / 2 + 2 * treeverse(n / 2)

@@ -1,4 +1,4 @@
-"""Compiles the simulator's kernel by numba, if numba is installed."""
+"""Compiles the simulator's kernel with numba, if numba is installed."""
 
 import hashlib
 import importlib.util
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from iotwin.common.files import cache_folder, make_folder
 
-PLAIN = "_plain"  # suffix of the name of a module whose functions are not compiled
+PLAIN = "_plain"  # ending of the name of a module whose functions are not compiled
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -22,9 +22,9 @@ def has_numba() -> bool:
 
 
 def compiler_of(module: str, inline: bool = False) -> Callable[[_Function], _Function]:
-    """Return a decorator for the functions of `module`: numba's njit, or the identity in a plain module or without numba.
+    """Return a decorator that compiles functions of `module`; it changes nothing without numba or if the module's name is PLAIN.
 
-    Functions that loops call should be `inline`: a call would pass each field of each array of the state.
+    Functions that are called in loops should be `inline`, since a call passes each field of each array of the state.
     """
     if module.endswith(PLAIN) or not has_numba():
         return lambda function: function
@@ -35,7 +35,7 @@ def compiler_of(module: str, inline: bool = False) -> Callable[[_Function], _Fun
     def compiled(function: _Function) -> _Function:
         before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(directory or "")
         try:
-            # A kernel allocates nothing, so it needs no reference counting (_nrt), which costs up to half of a run.
+            # The kernel allocates nothing, so it needs no reference counting (_nrt), which takes up to half of a run's time.
             return numba.njit(cache=directory is not None, nogil=True, _nrt=False, forceinline=inline)(function)
         finally:
             numba.config.CACHE_DIR = before
@@ -44,7 +44,7 @@ def compiler_of(module: str, inline: bool = False) -> Callable[[_Function], _Fun
 
 
 def _kept_in(package: Path) -> Path | None:
-    """Return the folder of a package's compiled kernels: in __pycache__ or the user's cache, None if both are read-only."""
+    """Return the folder for a package's compiled functions: in __pycache__ or the user's cache, None if both are read-only."""
     for folder in (package / "__pycache__", cache_folder()):
         directory = folder / f"compiled-{content_of(package)}"
         try:
@@ -58,9 +58,9 @@ def _kept_in(package: Path) -> Path | None:
 
 @cache
 def content_of(package: Path) -> str:
-    """Return a hash of a package's modules.
+    """Return a hash of the source of a package's modules, by which compiled functions are cached.
 
-    numba recompiles a function only if its own file changes, but inlines functions of other files.
+    numba would only notice changes in a function's own file, but it inlines functions of other files.
     """
     digest = hashlib.sha256()
     for source in sorted(package.glob("*.py")):

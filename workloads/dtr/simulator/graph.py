@@ -1,4 +1,4 @@
-"""A model's operations as arrays: operators, tensors, storages, and the schedule of a training step."""
+"""The operations of a model's training step as arrays: operators, tensors, storages and the schedule."""
 
 from array import array
 from dataclasses import dataclass, field, replace
@@ -13,21 +13,22 @@ Ints = NDArray[np.int64]
 
 
 class Step(IntEnum):
-    """The kind of a schedule's item. Its operand is an operator for COMPUTE and a tensor for the others."""
+    """The kind of an item in a schedule. The operand of COMPUTE is an operator, that of all others a tensor."""
 
     COMPUTE = 0
     GET = 1  # add an external reference
-    PIN = 2  # recompute it if it is evicted, then never evict it
+    PIN = 2  # recompute the tensor if it is evicted, and never evict it from now on
     RELEASE = 3  # remove an external reference
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Operators in the order of their calls. Arrays are indexed by operator, tensor or storage.
+    """A training step: its operators in the order of their calls, its tensors and storages, and its schedule.
 
-    The arguments of operator `o` are `args[arg_start[o]:arg_start[o + 1]]`; its results are the tensors from `out_start[o]` to
-    `out_start[o + 1] - 1`. A view has size 0, and `tensor_alias` is the index of the argument whose storage it shares, else -1.
-    Costs are ns (or units), sizes bytes (or units).
+    Arrays named `op_...` have an entry per operator, `tensor_...` per tensor, `storage_...` per storage. The arguments of
+    operator `o` are `args[arg_start[o]:arg_start[o + 1]]`; its results are the tensors from `out_start[o]` to `out_start[o + 1]`,
+    excluded. For a view, `tensor_size` is 0 and `tensor_alias` the index of the argument whose storage it shares; otherwise the
+    latter is -1. Costs are in ns (or units), sizes in bytes (or units).
     """
 
     op_names: list[str]
@@ -44,8 +45,8 @@ class Graph:
     tensor_storage: Ints
     storage_size: Ints
     storage_root: Ints
-    items: Ints  # (n, 2): Step, operand
-    output_bytes: int = 0  # storages alive at the end, if outputs are not pinned
+    items: Ints  # the schedule, (n, 2): Step, operand
+    output_bytes: int = 0  # bytes of the storages alive at the end, if these are not pinned
 
     @property
     def operators(self) -> int:
@@ -79,10 +80,10 @@ class Graph:
         return int(self.tensor_size[self.op_constant[self.tensor_op] == 1].sum()) if self.tensors else 0
 
     def bottleneck_bytes(self, with_views: bool = False) -> int:
-        """Return the largest sum of an operator's results and arguments, in bytes.
+        """Return the memory that the largest operator needs for its results and arguments, in bytes.
 
-        As in the original, a view counts as 0 bytes and a repeated argument counts twice. With `with_views`, each argument's
-        storage counts once.
+        As in the original, a view counts 0 bytes, and a repeated argument counts twice. With `with_views`, the storage of each
+        argument counts once instead.
         """
         return max((self._working_set(op, with_views) for op in range(self.operators)), default=0)
 
@@ -94,12 +95,12 @@ class Graph:
 
     @cached_property
     def without_releases(self) -> "Graph":
-        """The same graph with a schedule without releases."""
+        """The graph with a schedule without releases."""
         return replace(self, items=self.items[self.items[:, 0] != Step.RELEASE])
 
     @cached_property
     def prepared(self) -> dict[str, Any]:
-        """Cache of the arrays that the simulator derives from the graph."""
+        """A cache for arrays that the simulator derives from the graph."""
         return {}
 
 
@@ -109,7 +110,7 @@ def _numbers() -> "array[int]":
 
 @dataclass
 class GraphBuilder:
-    """Builds a Graph operator by operator; its schedule is added to by `compute`, `get`, `pin` and `release`."""
+    """Builds a Graph, operator by operator. `add`, `get`, `pin` and `release` also add an item to its schedule."""
 
     op_names: list[str] = field(default_factory=list)
     tensor_names: list[str] = field(default_factory=list)
@@ -139,7 +140,10 @@ class GraphBuilder:
         backward: bool = False,
         constant: bool = False,
     ) -> range:
-        """Add an operator to graph and schedule and return its tensors. `results`: (name, size, index of aliased argument)."""
+        """Add an operator and return its result tensors.
+
+        `results` lists (name, size, index of the argument whose storage the result shares, or -1).
+        """
         op = len(self.op_names)
         self.op_names.append(name)
         self._op.extend((cost, backward, constant))
@@ -159,7 +163,7 @@ class GraphBuilder:
         return range(first, len(self.tensor_names))
 
     def get(self, tensor: int) -> None:
-        """Add an external reference."""
+        """Add an external reference to a tensor."""
         self._items.extend((Step.GET, tensor))
 
     def pin(self, tensor: int) -> None:
@@ -167,11 +171,11 @@ class GraphBuilder:
         self._items.extend((Step.PIN, tensor))
 
     def release(self, tensor: int) -> None:
-        """Remove an external reference."""
+        """Remove an external reference from a tensor."""
         self._items.extend((Step.RELEASE, tensor))
 
     def build(self, items: Ints | None = None) -> Graph:
-        """Return the graph. `items` replaces the schedule that was added."""
+        """Return the graph, with the schedule `items` if it is given."""
 
         def columns(values: "array[int]", width: int) -> Ints:
             return np.array(values, dtype=np.int64).reshape(-1, width)

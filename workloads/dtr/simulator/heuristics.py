@@ -1,4 +1,4 @@
-"""The eviction heuristics by name: a definition of a storage's cost, and whether its size and staleness count."""
+"""The eviction heuristics by name. Each defines the cost of a storage, and whether its size and staleness count."""
 
 import importlib
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from iotwin.workloads.dtr.simulator import kernel
 
 @dataclass(frozen=True)
 class Heuristic:
-    """An eviction rule: evict the storage of least cost / (size * staleness), where size or staleness may be left out."""
+    """An eviction rule: evict the storage with the least cost / (size * staleness); size or staleness may be left out."""
 
     name: str
     title: str
@@ -22,7 +22,7 @@ class Heuristic:
 
     @property
     def random(self) -> bool:
-        """True if the choice is random, so that a study needs several trials."""
+        """True if the heuristic chooses at random, so that experiments need several trials."""
         return self.choice == kernel.RANDOM
 
 
@@ -66,7 +66,7 @@ ALIASES = {
 
 
 def heuristic_named(name: str) -> Heuristic:
-    """Return the heuristic `name`, in upper or lower case, or the plug-in `module.function`. Raises UsageError if unknown."""
+    """Return the heuristic `name`, whose case is ignored, or the plug-in `module.function`. Raises UsageError if unknown."""
     known = {known.lower(): HEURISTICS[known] for known in HEURISTICS}
     known |= {alias: HEURISTICS[full] for alias, full in ALIASES.items()}
     if name.lower() in known:

@@ -1,7 +1,8 @@
-"""The event loop: replays a schedule under a memory budget, evicting and rematerialising; compiled by numba, or plain.
+"""The simulator's event loop: runs a schedule under a memory budget, and evicts and rematerialises tensors as needed.
 
-State is a few arrays of records. Time is an integer clock in the unit of the costs. An explicit stack replaces recursion.
-The rules are those of the paper's appendix C and of its authors' simulator; docs/dtr.md states them.
+It is compiled by numba, or runs as plain Python. Its state is a few arrays of records, its time an integer clock in the unit of
+the costs. Explicit stacks replace recursion. The rules are those of the paper's appendix C and of its authors' simulator ("the
+original"); docs/dtr.md states them.
 """
 
 import math
@@ -19,8 +20,9 @@ Numbers = Any  # array of int64 under numba, list of int without it
 PASS, OUT_OF_MEMORY, THRASH, GROW = 0, 1, 2, 3
 # Deallocation policies: what happens when the last external reference to a storage is removed.
 IGNORE, EAGER, BANISH = 0, 1, 2
-# Costs in a score: 1; the storage's own; own + its evicted neighbours' sets; own + e* (two sums); own + evicted ancestors;
-# own + e* (one set); the result of a plug-in function.
+# The cost in a storage's score. UNIT: 1. LOCAL: the storage's own cost, to which the following add a cost. SETS: that of the sets
+# of its evicted neighbours. NEIGHBOURHOOD: that of e*, the paper's evicted neighbourhood, as the sum over ancestors plus the sum
+# over descendants. ANCESTORS: that of evicted ancestors. UNION: that of e* as one set. PLUG_IN: the result of a user's function.
 UNIT, LOCAL, SETS, NEIGHBOURHOOD, ANCESTORS, UNION, PLUG_IN = 0, 1, 2, 3, 4, 5, 6
 # How a heuristic chooses a storage.
 SCORE, LEAST_RECENT, RANDOM = 0, 1, 2
@@ -30,7 +32,7 @@ E_COMPUTE, E_RECOMPUTE, E_ALSO_COMPUTED, E_ALSO_RECOMPUTED = 5, 6, 7, 8
 E_EVICT, E_FREE, E_BANISH, E_PIN, E_BIRTH, E_DEATH, E_REUSE = 9, 10, 11, 12, 13, 14, 15
 # Sides of a storage: the storages that it was computed from (UP), and those computed from it (DOWN).
 UP, DOWN = 0, 1
-WORD = 60  # bits of a word under numba; in plain Python, a row is one long integer
+WORD = 60  # bits used in a word of a row of bits under numba; in plain Python, a row is one long integer
 # States of a storage.
 EVICTED, RESIDENT, UNCOMPUTED = 0, 1, 2
 NEVER = -(1 << 61)
@@ -41,30 +43,31 @@ FIELDS = {
         "clock", "memory", "peak", "recompute_cost", "evictions", "deallocations", "recomputed", "accesses", "evaluations",
         "pool_size", "banishments", "nodes", "events", "draws", "stamp", "aux_top", "ops_done",
         "pending", "pending_cost",  # 1 + the first new storage of an uncomputed operator, or 0; the cost of all its storages
-        "words", "word",  # words in a row of bits, and bits in a word; 0 if there are no rows: no search uses another's result
+        "words", "word",  # words in a row of `bits`, and bits in a word; 0 words if searches do not use one another's results
     ),
     "storages": (
-        "after", "before",  # links of the list of evictable storages, oldest first; -1 outside it; the last record is both ends
+        "after", "before",  # links of the list of evictable storages, oldest first; -1 outside it; the last record is its head
         "accessed", "size", "cost", "near_valid", "near_start", "near_end", "near_edges", "node",
         "status", "banished", "stamp", "child_start", "children_made", "parent_start", "parents_made",
         "locks", "references", "pinned", "view_start", "views_made", "dependents",
-        "stacked", "found", "candidate",  # three lists, stored here for room: element i belongs to the list, not to storage i
+        "stacked", "found", "candidate",  # three lists as long as there are storages; element i has nothing to do with storage i
     ),
-    # The storages that each storage reaches through evicted ones: one record a storage for UP, then one a storage for DOWN.
-    # `edges` and `cost` are those of a search, `degree` counts the storage's own edges. Its row in `bits` marks the storages that
-    # it reaches, in the words from `low` to `high`. `aware` is the `pending` storage if the original counts it as reached.
+    # The storages that each storage reaches through evicted ones: a record per storage for UP, then a record for DOWN.
+    # `edges` and `cost` are results of a search, `degree` counts the storage's own edges. The storage's row in `bits` marks the
+    # storages that it reaches, in the words from `low` to `high`. `aware` is the `pending` storage if the original counts that
+    # storage as reached.
     "reach": ("valid", "cost", "edges", "degree", "low", "high", "at", "aware"),
     "tensors": ("op", "storage", "size", "defined", "references", "dependent_start"),
     "ops": ("cost", "total", "arg_start", "arg_end", "out_start", "out_end", "frame_tensor", "frame_next", "frame_end"),
     "slots": ("argument", "first"),  # arguments; `first` is the operator's first argument of the same storage
     "items": ("step", "operand"),
-    "nodes": ("parent", "sum"),  # of the forest of sets
+    "nodes": ("parent", "sum"),  # nodes of the forest that represents the sets
     "events": ("kind", "clock", "ident"),
 }  # fmt: skip
 
 
 class KernelState(NamedTuple):
-    """Records and lists of numbers. Records are arrays of structs under numba, and lists of objects in plain Python."""
+    """The state of a run. Records are arrays of structs under numba, and lists of objects in plain Python (see FIELDS)."""
 
     run: Records
     storages: Records
@@ -77,10 +80,10 @@ class KernelState(NamedTuple):
     reach: Records
     bits: Numbers
     near: Numbers  # evicted neighbours; those of a storage are from its near_start to its near_end
-    links: Numbers  # storages' views (tensors), parents and children (storages, one an edge), in the order of the calls
-    dependent: Numbers  # flags: a tensor is an evicted (or not yet computed) dependent of the storage of an argument
-    aux: Numbers  # undefined arguments of the operators being performed
-    draws: Numbers  # uniform numbers in [0, 1)
+    links: Numbers  # views (tensors), parents and children (storages, one per edge) of each storage, in the order of the calls
+    dependent: Numbers  # 1 if a tensor is an evicted (or not yet computed) dependent of the storage of one of its arguments
+    aux: Numbers  # arguments that must be computed before the operators being performed
+    draws: Numbers  # random numbers in [0, 1)
 
 
 class Rules(NamedTuple):
@@ -96,24 +99,24 @@ class Rules(NamedTuple):
     sampling: int
     ignore_small: int
     events: int
-    faithful: int  # repeat the original's mistakes, see `away`, `learn` and `release_arguments_banishing`
+    faithful: int  # 1: repeat the original's mistakes, see `away`, `learn` and `release_arguments_banishing`
 
 
 @inlined
 def record(s: KernelState, rules: Rules, kind: int, ident: int) -> None:
-    """Append an event. If the events do not fit, they are only counted, and the run is repeated with more room."""
+    """Append an event. If the array is full, only count it: the run is then repeated with a larger array."""
     if rules.events:
-        place = s.run[0].events
-        if place < len(s.events):
-            s.events[place].kind = kind
-            s.events[place].clock = s.run[0].clock
-            s.events[place].ident = ident
-        s.run[0].events = place + 1
+        index = s.run[0].events
+        if index < len(s.events):
+            s.events[index].kind = kind
+            s.events[index].clock = s.run[0].clock
+            s.events[index].ident = ident
+        s.run[0].events = index + 1
 
 
 @inlined
 def pool_add(s: KernelState, storage: int) -> None:
-    """Append a storage to the list of evictable ones, unless it is in it."""
+    """Append a storage to the list of evictable storages, unless it is in the list."""
     if s.storages[storage].after >= 0:
         return
     end = len(s.storages) - 1
@@ -127,7 +130,7 @@ def pool_add(s: KernelState, storage: int) -> None:
 
 @inlined
 def pool_remove(s: KernelState, storage: int) -> None:
-    """Remove a storage from the list of evictable ones, if it is in it."""
+    """Remove a storage from the list of evictable storages, if it is in the list."""
     after = s.storages[storage].after
     if after >= 0:
         before = s.storages[storage].before
@@ -139,7 +142,7 @@ def pool_remove(s: KernelState, storage: int) -> None:
 
 @inlined
 def lock(s: KernelState, rules: Rules, storage: int) -> None:
-    """Add a lock to a storage, which cannot be evicted while it has one."""
+    """Add a lock to a storage. A storage with a lock cannot be evicted."""
     if s.storages[storage].locks == 0:
         pool_remove(s, storage)
     s.storages[storage].locks += 1
@@ -148,7 +151,7 @@ def lock(s: KernelState, rules: Rules, storage: int) -> None:
 
 @inlined
 def unlock(s: KernelState, rules: Rules, storage: int) -> None:
-    """Remove a lock from a storage, which becomes evictable with the last one."""
+    """Remove a lock from a storage. Without locks it is evictable."""
     s.storages[storage].locks -= 1
     if s.storages[storage].locks == 0:
         pool_add(s, storage)
@@ -169,9 +172,9 @@ def pin(s: KernelState, rules: Rules, storage: int) -> None:
 
 @inlined
 def hidden(s: KernelState, here: int, other: int) -> bool:
-    """Return True if the edge from `here` to `other` was cut: banishing a storage cuts the edges that lead to it.
+    """Return True if the edge from `here` to `other` was cut, because banishing a storage cuts all edges that lead to it.
 
-    A banished storage can return to memory with a recomputed sibling. Its edges to storages banished later remain cut.
+    A banished storage can return to memory, if a sibling is recomputed. Its edges to storages banished later remain cut.
     """
     banished = s.storages[other].banished
     return banished > 0 and (s.storages[here].banished == 0 or banished < s.storages[here].banished)
@@ -179,14 +182,14 @@ def hidden(s: KernelState, here: int, other: int) -> bool:
 
 @inlined
 def next_stamp(s: KernelState) -> int:
-    """Return a stamp that no storage has."""
+    """Return a number that no storage has as its `stamp`."""
     s.run[0].stamp += 1
     return s.run[0].stamp
 
 
 @inlined
 def edges_of(s: KernelState, storage: int, side: int) -> tuple[int, int]:
-    """Return the range in `links` of a storage's neighbours on a side: of its results (DOWN) or its arguments (UP)."""
+    """Return the range in `links` of a storage's neighbours: those computed from it (DOWN), or those it is computed from (UP)."""
     if side == DOWN:
         begin = s.storages[storage].child_start
         return begin, begin + s.storages[storage].children_made
@@ -196,16 +199,16 @@ def edges_of(s: KernelState, storage: int, side: int) -> tuple[int, int]:
 
 @inlined
 def away(s: KernelState, storage: int, pending: int) -> bool:
-    """Return True if a storage is evicted. If `pending`, also True if it is not computed yet, as in the original."""
+    """Return True if a storage is evicted or, as in the original if `pending`, not computed yet."""
     status = s.storages[storage].status
     return status == EVICTED or (status == UNCOMPUTED and pending == 1)
 
 
 @compiled
 def search(s: KernelState, base: int, side: int, mark: int, pending: int) -> tuple[int, int, int]:
-    """Search from `base` through storages that are `away`; return their cost, the edges passed and their number.
+    """Search from `base` through storages that are `away`. Return their total cost, the number of edges seen and their number.
 
-    The storages are stored in the list `found`. Storages stamped `mark` count as already found.
+    The storages are put into the list `found`, and their stamp is set to `mark`. Storages with this stamp are ignored.
     """
     top, found, cost, edges = 1, 0, 0, 0
     s.storages[0].stacked = base
@@ -230,7 +233,7 @@ def search(s: KernelState, base: int, side: int, mark: int, pending: int) -> tup
 
 @compiled
 def follow(s: KernelState, storage: int, side: int) -> None:
-    """Update the `reach` records of `storage` and of the evicted storages that it reaches: neighbours first, with a stack.
+    """Update the `reach` records of `storage` and of the evicted storages that it reaches, depth first.
 
     Every edge of the graph must lead to a later storage.
     """
@@ -265,7 +268,7 @@ def passes(s: KernelState, here: int, other: int) -> bool:
 def unite(s: KernelState, storage: int, side: int) -> None:
     """Set the `reach` record of `storage` from those of its evicted neighbours, which must be valid.
 
-    The row of the neighbour that reaches most is copied; of the other rows, only storages that it lacks are added.
+    The row of bits of the neighbour that reaches most is copied. From the other neighbours' rows, missing storages are added.
     """
     base = side * len(s.storages)
     begin, end = edges_of(s, storage, side)
@@ -303,7 +306,7 @@ def unite(s: KernelState, storage: int, side: int) -> None:
 
 @inlined
 def absorb(s: KernelState, row: int, other: int, base: int) -> tuple[int, int]:
-    """Add a storage and the storages that it reaches to a row that lacks it; return cost and edges of the added ones."""
+    """Add a storage, and the storages that it reaches, to a row of bits that lacks it. Return the added cost and edges."""
     from_row = (base + other) * s.run[0].words
     bits_of_word = s.run[0].word
     cost, edges = s.storages[other].cost, s.reach[base + other].degree
@@ -322,9 +325,10 @@ def absorb(s: KernelState, row: int, other: int, base: int) -> tuple[int, int]:
 
 @compiled
 def forget(s: KernelState, storage: int, side: int) -> None:
-    """Invalidate cached searches that pass through `storage`: those of storages on its `side`, towards the other side.
+    """Invalidate cached searches that pass through `storage`: those from storages on its `side`, towards the other side.
 
-    If searches use their neighbours' results, no valid search lies beyond an evicted storage without one: the walk stops there.
+    If searches use their neighbours' results, the walk stops at an evicted storage without a valid search, since no search from
+    beyond it is valid.
     """
     base = (1 - side) * len(s.storages)
     mark = next_stamp(s)
@@ -356,7 +360,7 @@ def forget_neighbours(s: KernelState, storage: int) -> None:
 
 @inlined
 def changed(s: KernelState, rules: Rules, storage: int, gained: bool) -> None:
-    """Invalidate what was cached through a storage that was evicted or came back, or that `gained` a view or an edge."""
+    """Invalidate cached results that depend on a storage, which was evicted, came back, or `gained` a view or an edge."""
     if rules.cost == SETS:
         s.storages[storage].near_valid = 0
         if not gained:
@@ -380,14 +384,14 @@ def forget_reached(s: KernelState, rules: Rules, storage: int, gained: bool) -> 
 
 @compiled
 def sources(s: KernelState, base: int) -> int:
-    """Store `base` and all storages that reach it through evicted ones in the list `found`; return their number."""
+    """Put `base` and all storages that reach it through evicted ones into the list `found`; return their number."""
     mark = next_stamp(s)
     s.storages[base].stamp = mark
     s.storages[0].found = base
-    place, found = 0, 1
-    while place < found:
-        here = s.storages[place].found
-        place += 1
+    index, found = 0, 1
+    while index < found:
+        here = s.storages[index].found
+        index += 1
         if here != base and s.storages[here].status != EVICTED:
             continue
         begin, end = edges_of(s, here, UP)
@@ -402,38 +406,39 @@ def sources(s: KernelState, base: int) -> int:
 
 @compiled
 def learn(s: KernelState, storage: int, goal: int) -> None:
-    """Repeat the searches from `storage` and its sources; those that reach `goal` become aware of the pending results.
+    """Mark as `aware` of the pending results all `sources` of `storage` that are also sources of `goal`.
 
-    The original caches the storages that each storage reaches. It adds an operator's results to its graph before it recomputes
-    the operator's arguments, and treats results that are not in memory as evicted. So it counts results that were never computed,
-    but only in searches made after it added them: those from all sources of a storage that comes back.
+    This repeats a mistake of the original, which caches the storages that each storage reaches. It adds an operator's results to
+    its graph before it recomputes the operator's arguments, and treats results that are not in memory as evicted. So it counts
+    results that were never computed, but only in searches that it makes after it added them: those from all sources of a storage
+    that comes back.
     """
     down, pending = len(s.storages), s.run[0].pending
-    for place in range(sources(s, storage)):
-        s.reach[down + s.storages[place].found].aware = -pending
-    for place in range(sources(s, goal)):
-        source = down + s.storages[place].found
+    for index in range(sources(s, storage)):
+        s.reach[down + s.storages[index].found].aware = -pending
+    for index in range(sources(s, goal)):
+        source = down + s.storages[index].found
         if s.reach[source].aware == -pending:
             s.reach[source].aware = pending
 
 
 @inlined
 def reached(s: KernelState, storage: int, side: int) -> int:
-    """Return the cost of the evicted storages on a side of `storage`; counts accesses as if each call searched anew."""
-    place = side * len(s.storages) + storage
-    if s.reach[place].valid == 0:
+    """Return the total cost of the evicted storages that `storage` reaches on a side. Accesses are counted as if it searched."""
+    index = side * len(s.storages) + storage
+    if s.reach[index].valid == 0:
         if s.run[0].words:
             follow(s, storage, side)
         else:
             cost, edges, _ = search(s, storage, side, next_stamp(s), 0)
-            s.reach[place].cost, s.reach[place].edges, s.reach[place].valid = cost, edges, 1
-    s.run[0].accesses += s.reach[place].edges
-    return s.reach[place].cost
+            s.reach[index].cost, s.reach[index].edges, s.reach[index].valid = cost, edges, 1
+    s.run[0].accesses += s.reach[index].edges
+    return s.reach[index].cost
 
 
 @compiled
 def neighbours(s: KernelState, rules: Rules, storage: int) -> int:
-    """Store the neighbours of `storage` that are `away` in the list `near`; return their number. Every edge is an access."""
+    """Put the neighbours of `storage` that are `away` into its list `near`; return their number. Every edge is an access."""
     if s.storages[storage].near_valid == 0:
         mark = next_stamp(s)
         s.storages[storage].stamp = mark
@@ -457,7 +462,7 @@ def neighbours(s: KernelState, rules: Rules, storage: int) -> int:
 
 @inlined
 def find(s: KernelState, node: int) -> int:
-    """Return the root of a node of the forest and compress the path to it; every node on the path is an access."""
+    """Return the root of a node of the forest, and shorten the path to it. Every node on the path is an access."""
     root = node
     s.run[0].accesses += 1
     while s.nodes[root].parent >= 0:
@@ -472,11 +477,11 @@ def find(s: KernelState, node: int) -> int:
 
 @compiled
 def new_node(s: KernelState, storage: int, cost: int) -> None:
-    """Put a storage into a new set, with the sum `cost`."""
+    """Put a storage into a new set of the total cost `cost`."""
     node = s.run[0].nodes
     s.run[0].nodes = node + 1
     if node >= len(s.nodes):
-        node = len(s.nodes) - 1  # the run is repeated with more room
+        node = len(s.nodes) - 1  # the array is full: the run will be repeated with a larger one
     s.nodes[node].parent = -1
     s.nodes[node].sum = cost
     s.storages[storage].node = node
@@ -484,11 +489,11 @@ def new_node(s: KernelState, storage: int, cost: int) -> None:
 
 @compiled
 def join_sets(s: KernelState, rules: Rules, storage: int) -> None:
-    """Join the sets of a storage that was just evicted and of its evicted neighbours."""
+    """Join the set of a storage that was just evicted with the sets of its evicted neighbours."""
     new_node(s, storage, s.storages[storage].cost)
     found, start = neighbours(s, rules, storage), s.storages[storage].near_start
-    for place in range(start, start + found):
-        left = find(s, s.storages[s.near[place]].node)
+    for index in range(start, start + found):
+        left = find(s, s.storages[s.near[index]].node)
         right = find(s, s.storages[storage].node)
         if left != right:
             s.nodes[left].parent = right
@@ -497,7 +502,7 @@ def join_sets(s: KernelState, rules: Rules, storage: int) -> None:
 
 @inlined
 def leave_set(s: KernelState, storage: int) -> None:
-    """Remove a storage that came back from its set; the other storages of the set stay together."""
+    """Remove a storage that came back from its set. The set's other storages remain in one set."""
     find(s, s.storages[storage].node)
     s.nodes[find(s, s.storages[storage].node)].sum -= s.storages[storage].cost
     s.storages[storage].node = -1
@@ -508,8 +513,8 @@ def sets_cost(s: KernelState, rules: Rules, storage: int) -> int:
     """Return the total cost of the distinct sets of a storage's evicted neighbours."""
     found, start = neighbours(s, rules, storage), s.storages[storage].near_start
     distinct, cost = 0, 0
-    for place in range(start, start + found):
-        root = find(s, s.storages[s.near[place]].node)
+    for index in range(start, start + found):
+        root = find(s, s.storages[s.near[index]].node)
         known = False
         for other in range(distinct):
             if s.storages[other].stacked == root:
@@ -522,7 +527,7 @@ def sets_cost(s: KernelState, rules: Rules, storage: int) -> int:
     return cost
 
 
-# ---- choosing ----
+# ---- choosing the storage to evict ----
 
 
 @inlined
@@ -540,7 +545,7 @@ def weigh(rules: Rules, cost: int, size: int, staleness: int) -> float:
 
 @inlined
 def score(s: KernelState, rules: Rules, storage: int) -> float:
-    """Return a storage's score; the storage with the lowest score is evicted."""
+    """Return a storage's score. The storage with the lowest score is evicted."""
     s.run[0].evaluations += 1
     s.run[0].accesses += 1
     accessed, cost = s.storages[storage].accessed, s.storages[storage].cost
@@ -564,14 +569,14 @@ def score(s: KernelState, rules: Rules, storage: int) -> float:
 
 @compiled
 def union(s: KernelState, rules: Rules, storage: int) -> tuple[int, int]:
-    """Return cost and latest access of the evicted neighbourhood as one set. The latest access includes that of `storage`."""
+    """Return the cost of the evicted neighbourhood as one set, and the latest access of it or of `storage`."""
     latest = s.storages[storage].accessed
     mark = next_stamp(s)
     cost, edges, found = search(s, storage, DOWN, mark, rules.faithful)
-    for place in range(found):
-        latest = max(latest, s.storages[s.storages[place].found].accessed)
+    for index in range(found):
+        latest = max(latest, s.storages[s.storages[index].found].accessed)
     s.run[0].accesses += edges
-    # A storage may be both descendant and ancestor (through views): its cost counts once, its edges in both directions.
+    # Through views, a storage can be both a descendant and an ancestor. Then its cost counts once, but its edges twice.
     descendants = mark
     mark = next_stamp(s)
     top = 1
@@ -596,7 +601,7 @@ def union(s: KernelState, rules: Rules, storage: int) -> tuple[int, int]:
 
 @compiled
 def gather(s: KernelState, rules: Rules) -> int:
-    """Store the evictable storages in the list `candidate`, without small ones if `ignore_small`; return their number."""
+    """Put the evictable storages, without small ones if `ignore_small`, into the list `candidate`; return their number."""
     end = len(s.storages) - 1
     size, total, kept = s.run[0].pool_size, 0, 0
     storage = s.storages[end].after
@@ -615,14 +620,14 @@ def gather(s: KernelState, rules: Rules) -> int:
 @inlined
 def draw(s: KernelState, below: int) -> int:
     """Return a random integer from 0 to `below` - 1."""
-    place = s.run[0].draws
-    s.run[0].draws = place + 1
-    return int(s.draws[place % len(s.draws)] * below)
+    index = s.run[0].draws
+    s.run[0].draws = index + 1
+    return int(s.draws[index % len(s.draws)] * below)
 
 
 @inlined
 def choose(s: KernelState, rules: Rules) -> int:
-    """Return the storage to evict: the first with score 0, else the one with the lowest score; the last of several equal ones."""
+    """Return the storage to evict: the first with score 0, else the last of those with the lowest score."""
     if rules.cost <= LOCAL:
         return choose_alone(s, rules)
     end = len(s.storages) - 1
@@ -640,13 +645,13 @@ def choose(s: KernelState, rules: Rules) -> int:
 
 @inlined
 def choose_alone(s: KernelState, rules: Rules) -> int:
-    """Return the storage to evict by scores that need no other storage. For speed, the loop passes the state to no function."""
+    """Do the same as `choose` if scores need no other storage. For speed, the loop calls no function with the state."""
     storages, clock = s.storages, s.run[0].clock
     end = len(storages) - 1
     storage = victim = storages[end].after
-    best, looked = math.inf, 0
+    best, scored = math.inf, 0
     while storage != end:
-        looked += 1
+        scored += 1
         if rules.choice == LEAST_RECENT:
             value = float(storages[storage].accessed)
         else:
@@ -657,8 +662,8 @@ def choose_alone(s: KernelState, rules: Rules) -> int:
         if value == 0.0:
             break
         storage = storages[storage].after
-    s.run[0].evaluations += looked
-    s.run[0].accesses += looked
+    s.run[0].evaluations += scored
+    s.run[0].accesses += scored
     return victim
 
 
@@ -676,8 +681,8 @@ def choose_otherwise(s: KernelState, rules: Rules) -> int:
         while samples * samples < count:
             samples += 1
     best, victim = math.inf, s.storages[0].candidate
-    for place in range(samples):
-        storage = s.storages[draw(s, count) if rules.sampling else place].candidate
+    for index in range(samples):
+        storage = s.storages[draw(s, count) if rules.sampling else index].candidate
         value = score(s, rules, storage)
         if value <= best:
             best, victim = value, storage
@@ -690,42 +695,32 @@ def choose_otherwise(s: KernelState, rules: Rules) -> int:
 
 
 @inlined
-def add_dependent(s: KernelState, tensor: int, slot: int) -> None:
-    """Count a tensor as an evicted dependent of the storage of its operator's argument `slot`, once for each storage."""
+def set_dependent(s: KernelState, tensor: int, slot: int, value: int) -> None:
+    """Count (`value` 1) or no longer count (0) a tensor as an evicted dependent of the storage of its operator's argument `slot`.
+
+    A tensor counts once for each storage, and not for its own.
+    """
     argument = s.slots[slot].argument
     if s.tensors[argument].storage == s.tensors[tensor].storage:
         return
     flag = s.tensors[tensor].dependent_start + s.slots[slot].first
-    if s.dependent[flag] == 0:
-        s.dependent[flag] = 1
-        s.storages[s.tensors[argument].storage].dependents += 1
-
-
-@inlined
-def drop_dependent(s: KernelState, tensor: int, slot: int) -> None:
-    """Undo `add_dependent`."""
-    argument = s.slots[slot].argument
-    if s.tensors[argument].storage == s.tensors[tensor].storage:
-        return
-    flag = s.tensors[tensor].dependent_start + s.slots[slot].first
-    if s.dependent[flag] == 1:
-        s.dependent[flag] = 0
-        s.storages[s.tensors[argument].storage].dependents -= 1
+    s.storages[s.tensors[argument].storage].dependents += value - s.dependent[flag]
+    s.dependent[flag] = value
 
 
 @compiled
 def evict(s: KernelState, rules: Rules, storage: int, kind: int) -> None:
-    """Evict a storage with all its views; `kind` is the event to record."""
+    """Evict a storage with all its views. `kind` is the event to record."""
     s.storages[storage].status = EVICTED
     s.run[0].memory -= s.storages[storage].size
     pool_remove(s, storage)
-    for place in range(s.storages[storage].view_start, s.storages[storage].view_start + s.storages[storage].views_made):
-        tensor = s.links[place]
+    for view in range(s.storages[storage].view_start, s.storages[storage].view_start + s.storages[storage].views_made):
+        tensor = s.links[view]
         s.tensors[tensor].defined = 0
         if rules.policy == BANISH:
             op = s.tensors[tensor].op
             for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
-                add_dependent(s, tensor, slot)
+                set_dependent(s, tensor, slot, 1)
     record(s, rules, kind, storage)
     if rules.cost == SETS:
         join_sets(s, rules, storage)
@@ -736,9 +731,9 @@ def evict(s: KernelState, rules: Rules, storage: int, kind: int) -> None:
 
 @compiled
 def try_banish(s: KernelState, rules: Rules, storage: int) -> bool:
-    """Free a storage permanently if it has neither references nor evicted dependents; return True if it was freed.
+    """If a storage has neither references nor evicted dependents, free it permanently. Return True if it was freed.
 
-    The storage's children can then no longer be recomputed, so they are pinned.
+    The storages computed from it can then no longer be recomputed, so they are pinned.
     """
     if s.storages[storage].references > 0 or s.storages[storage].dependents > 0:
         return False
@@ -748,11 +743,11 @@ def try_banish(s: KernelState, rules: Rules, storage: int) -> bool:
             record(s, rules, E_UNLOCK, storage)
         s.run[0].deallocations += 1
         evict(s, rules, storage, E_FREE)
-    for place in range(s.storages[storage].view_start, s.storages[storage].view_start + s.storages[storage].views_made):
-        tensor = s.links[place]
+    for view in range(s.storages[storage].view_start, s.storages[storage].view_start + s.storages[storage].views_made):
+        tensor = s.links[view]
         op = s.tensors[tensor].op
         for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
-            drop_dependent(s, tensor, slot)
+            set_dependent(s, tensor, slot, 0)
     changed(s, rules, storage, False)
     s.run[0].banishments += 1
     s.storages[storage].banished = s.run[0].banishments
@@ -769,7 +764,7 @@ def try_banish(s: KernelState, rules: Rules, storage: int) -> bool:
 
 @inlined
 def issue(s: KernelState, rules: Rules, op: int) -> None:
-    """Add an operator's results to the graph, not yet computed."""
+    """Add an operator's results to the graph, before they are computed."""
     arguments = s.ops[op].arg_end - s.ops[op].arg_start
     results = s.ops[op].out_end - s.ops[op].out_start
     for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
@@ -794,7 +789,7 @@ def issue(s: KernelState, rules: Rules, op: int) -> None:
             s.run[0].pending = storage + 1
         if rules.policy == BANISH:
             for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
-                add_dependent(s, tensor, slot)
+                set_dependent(s, tensor, slot, 1)
         if not new:
             changed(s, rules, storage, True)
     for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
@@ -803,7 +798,7 @@ def issue(s: KernelState, rules: Rules, op: int) -> None:
 
 @inlined
 def enter(s: KernelState, rules: Rules, tensor: int, depth: int, first: bool) -> None:
-    """Begin the operator of `tensor`: mark its arguments as used, lock the defined ones and list the others in `aux`."""
+    """Begin the operator of `tensor`: mark its arguments as used, lock those in memory, and list the others in `aux`."""
     op = s.tensors[tensor].op
     record(s, rules, E_PENDING, tensor)
     for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
@@ -828,7 +823,7 @@ def enter(s: KernelState, rules: Rules, tensor: int, depth: int, first: bool) ->
 
 @inlined
 def make_room(s: KernelState, rules: Rules, size: int) -> bool:
-    """Evict storages until `size` fits into the budget; return False if it does not fit."""
+    """Evict storages until `size` fits into the budget. Return False if it cannot fit."""
     while s.run[0].memory + size > rules.budget:
         if s.run[0].pool_size == 0:
             return False
@@ -843,7 +838,7 @@ def make_room(s: KernelState, rules: Rules, size: int) -> bool:
 
 @inlined
 def settle(s: KernelState, tensor: int) -> bool:
-    """Mark a tensor as computed; return True if its storage was not in memory before."""
+    """Mark a tensor as computed. Return True if its storage was not in memory before."""
     storage = s.tensors[tensor].storage
     s.tensors[tensor].defined = 1
     if s.storages[storage].status == RESIDENT:
@@ -854,7 +849,7 @@ def settle(s: KernelState, tensor: int) -> bool:
 
 @inlined
 def arrive(s: KernelState, rules: Rules, storage: int, first: bool) -> None:
-    """Make a storage evictable that has just come into memory, for the `first` time or again."""
+    """Make a storage evictable that has just come into memory; `first` is True for its first time."""
     pool_add(s, storage)
     if rules.cost == SETS:
         leave_set(s, storage)
@@ -867,7 +862,7 @@ def arrive(s: KernelState, rules: Rules, storage: int, first: bool) -> None:
 
 @inlined
 def execute(s: KernelState, rules: Rules, tensor: int, first: bool) -> bool:
-    """Run the operator of `tensor`, whose arguments must be in memory and locked; return False if its results do not fit."""
+    """Run the operator of `tensor`, whose arguments must be in memory and locked. Return False if its results do not fit."""
     op = s.tensors[tensor].op
     record(s, rules, E_PRESSURE, s.ops[op].total)
     if not make_room(s, rules, s.ops[op].total):
@@ -878,13 +873,13 @@ def execute(s: KernelState, rules: Rules, tensor: int, first: bool) -> bool:
     if not first:
         s.run[0].recompute_cost += s.ops[op].cost
         s.run[0].recomputed += 1
-    fresh = s.run[0].aux_top  # start of the list of computed tensors; the storages that came into memory follow it
+    fresh = s.run[0].aux_top  # start of a list of the computed tensors, followed by the storages that came into memory
     top = fresh
     record(s, rules, E_COMPUTE if first else E_RECOMPUTE, tensor)
     for sibling in range(s.ops[op].out_start, s.ops[op].out_end):
         if sibling == tensor:
             continue
-        if s.tensors[sibling].defined:  # computed a second time, and discarded
+        if s.tensors[sibling].defined:  # it is in memory, so the second result is discarded
             s.run[0].memory -= s.tensors[sibling].size
         else:
             record(s, rules, E_ALSO_COMPUTED if first else E_ALSO_RECOMPUTED, sibling)
@@ -893,12 +888,12 @@ def execute(s: KernelState, rules: Rules, tensor: int, first: bool) -> bool:
     s.aux[top] = tensor
     top += 1
     came = 0
-    for place in range(fresh, top):
-        if settle(s, s.aux[place]):
-            s.aux[top + came] = s.tensors[s.aux[place]].storage
+    for index in range(fresh, top):
+        if settle(s, s.aux[index]):
+            s.aux[top + came] = s.tensors[s.aux[index]].storage
             came += 1
-    for place in range(top, top + came):
-        arrive(s, rules, s.aux[place], first)
+    for index in range(top, top + came):
+        arrive(s, rules, s.aux[index], first)
     if rules.policy == BANISH:
         release_arguments_banishing(s, rules, op, tensor, fresh, top)
     else:
@@ -909,25 +904,26 @@ def execute(s: KernelState, rules: Rules, tensor: int, first: bool) -> bool:
 
 @compiled
 def release_arguments_banishing(s: KernelState, rules: Rules, op: int, tensor: int, fresh: int, top: int) -> None:
-    """Unlock an operator's arguments and banish those that are no longer needed.
+    """Unlock an operator's arguments, and banish those that are no longer needed.
 
-    The original removes a banished argument from the list during its loop, and so skips the next one; `faithful` repeats this.
+    If `faithful`, repeat a mistake of the original: it removes a banished argument from the list while it iterates over the list,
+    and so skips the next one.
     """
     begin = top
     for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
         if s.storages[s.tensors[s.slots[slot].argument].storage].banished == 0:
             s.aux[top] = slot
             top += 1
-    place = begin
-    while place < top:
-        slot = s.aux[place]
+    index = begin
+    while index < top:
+        slot = s.aux[index]
         storage = s.tensors[s.slots[slot].argument].storage
-        place += 1
+        index += 1
         if s.storages[storage].banished:
             continue
         unlock(s, rules, storage)
         for made in range(fresh, begin):
-            drop_dependent(s, s.aux[made], slot)
+            set_dependent(s, s.aux[made], slot, 0)
         if try_banish(s, rules, storage) and rules.faithful and storage != s.tensors[tensor].storage:
             kept = begin
             for other in range(begin, top):
@@ -939,16 +935,16 @@ def release_arguments_banishing(s: KernelState, rules: Rules, op: int, tensor: i
 
 @compiled
 def perform(s: KernelState, rules: Rules, tensor: int, first: bool) -> int:
-    """Compute a tensor and rematerialise the evicted tensors that it needs; return PASS, OUT_OF_MEMORY or THRASH."""
+    """Compute a tensor, after the evicted tensors that it needs. Return PASS, OUT_OF_MEMORY or THRASH."""
     depth = 0
     enter(s, rules, tensor, depth, first)
     while depth >= 0:
-        place = s.ops[depth].frame_next
-        if place < s.ops[depth].frame_end:
-            argument = s.aux[place]
+        index = s.ops[depth].frame_next
+        if index < s.ops[depth].frame_end:
+            argument = s.aux[index]
             if s.tensors[argument].defined:
                 lock(s, rules, s.tensors[argument].storage)
-                s.ops[depth].frame_next = place + 1
+                s.ops[depth].frame_next = index + 1
             else:
                 depth += 1
                 enter(s, rules, argument, depth, False)
@@ -966,7 +962,7 @@ def perform(s: KernelState, rules: Rules, tensor: int, first: bool) -> int:
 
 @inlined
 def compute(s: KernelState, rules: Rules, op: int) -> int:
-    """Run an operator for the first time; return PASS, OUT_OF_MEMORY or THRASH."""
+    """Run an operator for the first time. Return PASS, OUT_OF_MEMORY or THRASH."""
     issue(s, rules, op)
     result = perform(s, rules, s.ops[op].out_start, True)
     s.run[0].pending = 0
@@ -980,7 +976,7 @@ def compute(s: KernelState, rules: Rules, op: int) -> int:
 
 @inlined
 def release(s: KernelState, rules: Rules, tensor: int) -> None:
-    """Remove an external reference; with the storage's last one, free or banish the storage if the policy does so."""
+    """Remove an external reference to a tensor. With the storage's last one, free or banish the storage by the policy."""
     storage = s.tensors[tensor].storage
     s.storages[storage].references -= 1
     s.tensors[tensor].references -= 1
@@ -997,7 +993,7 @@ def release(s: KernelState, rules: Rules, tensor: int) -> None:
 
 @compiled
 def run(s: KernelState, rules: Rules) -> int:
-    """Replay the schedule; return PASS, OUT_OF_MEMORY or THRASH, or GROW if an array was too short and the run is void."""
+    """Run the schedule. Return PASS, OUT_OF_MEMORY or THRASH; GROW if an array was too short, so that the run is invalid."""
     result = PASS
     for item in range(len(s.items)):
         step = s.items[item].step

@@ -41,7 +41,7 @@ class Line(msgspec.Struct):
 
 @dataclass
 class Problem(Exception):
-    """A violation of the format, with its line number."""
+    """A line that violates the format, with its number."""
 
     line: int
     text: str
@@ -49,7 +49,7 @@ class Problem(Exception):
 
 @dataclass
 class OperationLog:
-    """A log in memory: its graph, the number of each instruction, and the problems if they were collected."""
+    """A log in memory: its graph, how often each instruction occurs, the line of the backward pass, and the problems found."""
 
     graph: Graph
     lines: int
@@ -84,17 +84,17 @@ def _number(text: str | int, line: int, what: str) -> int:
 
 @dataclass
 class _Pending:
-    """A CONSTANT or CALL whose MEMORY and ALIAS lines have not all been read."""
+    """A CONSTANT or CALL of which some MEMORY and ALIAS lines have not been read yet."""
 
     line: int
     instruction: Line
-    wanted: list[tuple[str, str]]  # (instruction, name) of the missing lines, the next one last
+    wanted: list[tuple[str, str]]  # (instruction, tensor's name) of the missing lines, the next one last
     sizes: list[int] = field(default_factory=list)
     aliases: list[int] = field(default_factory=list)
 
 
 class _Reader:
-    """Builds a graph from instructions. Released names stay bound, because outputs are pinned in the order of names."""
+    """Builds a graph from instructions. Names of released tensors are kept, since outputs are pinned in the order of names."""
 
     def __init__(self) -> None:
         self.graph = GraphBuilder()
@@ -110,7 +110,7 @@ class _Reader:
             try:
                 self._detail(line, instruction)
             except Problem:
-                self.pending = None  # so that later lines are checked separately
+                self.pending = None  # later lines are checked without it
                 raise
             return
         handler = getattr(self, f"_{instruction.INSTRUCTION.lower()}", None)
@@ -119,7 +119,7 @@ class _Reader:
         handler(line, instruction)
 
     def finish(self, line: int, preallocate: bool) -> Graph:
-        """Pin the live tensors, or sum their bytes if `preallocate`, and return the graph."""
+        """Pin the tensors that are alive or, if `preallocate`, sum their bytes; then return the graph."""
         if self.pending is not None:
             raise Problem(line, f"the log ends before {' of '.join(self.pending.wanted[-1])}, line {self.pending.line} needs it")
         counted = set()
@@ -224,7 +224,7 @@ class _Reader:
             self._refer(tensor)
 
     def _mutate(self, line: int, instruction: Line) -> None:
-        """Copy on write: new tensors with the size of the whole storage take the names of the mutated ones."""
+        """Replace each mutated tensor by a new tensor with its name, as large as its whole storage (copy on write)."""
         cost = _number(instruction.TIME, line, "time")
         args = [self._live(name, line) for name in instruction.ARGS]
         for index in instruction.MUTATE:
@@ -260,7 +260,7 @@ class _Reader:
         self.names[instruction.DST] = new
 
     def _release(self, line: int, instruction: Line) -> None:
-        if instruction.NAME in self.names:  # other names are of warm-up steps
+        if instruction.NAME in self.names:  # otherwise it is a tensor of a warm-up step
             self._drop(self.names[instruction.NAME], line, instruction.NAME)
 
 
@@ -269,10 +269,10 @@ def _is_start(instruction: Line) -> bool:
 
 
 def read_log(path: Path, preallocate: bool = False, collect: bool = False) -> OperationLog:
-    """Read a log. Instructions before its first START, if it has one, are ignored.
+    """Read a log. If it has a START annotation, instructions before the first one are ignored.
 
-    `preallocate` sums the bytes of tensors alive at the end instead of pinning them. A problem raises LogError with file and
-    line. With `collect` the result lists up to 20 problems instead; the first may cause the others.
+    With `preallocate`, tensors alive at the end are not pinned; instead their bytes are summed in `output_bytes`. Raises LogError
+    with file and line if the log has a problem. With `collect`, the result lists up to 20 problems instead.
     """
     reader, counts = _Reader(), dict.fromkeys(INSTRUCTIONS, 0)
     problems: list[Problem] = []

@@ -1,4 +1,4 @@
-"""Manifests, which list logs of models, and a cache of the graphs of logs."""
+"""Reads and writes manifests, which list logs of models, and caches the graphs of logs."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ class _Manifest(msgspec.Struct):
 
 
 def read_manifest(path: Path) -> list[LoggedModel]:
-    """Return the models of a manifest. Log paths are relative to its directory or, as in the original, to the parent."""
+    """Return the models of a manifest. Paths of logs are relative to its directory or, as in the original, to the parent."""
     try:
         rows = read_foreign_struct(path, _Manifest).models
     except IotwinError as error:
@@ -71,7 +71,7 @@ def write_manifest(path: Path, models: list[LoggedModel]) -> None:
 
 
 def models_of(paths: list[Path]) -> list[LoggedModel]:
-    """Return the models of manifests (.json) and logs (anything else)."""
+    """Return the models of all `paths`: manifests (.json) or logs (any other name)."""
     found: list[LoggedModel] = []
     for path in paths:
         if not path.is_file():
@@ -87,7 +87,7 @@ def sha256_of(path: Path) -> str:
 
 
 def load_graph(path: Path, preallocate: bool = False) -> Graph:
-    """Return the graph of a log, from the cache if a log of the same content was read before."""
+    """Return the graph of a log, from the cache if a log with the same content was read before."""
     if not path.is_file():
         raise UsageError(f"{path} is not a file")
     kept = cache_folder() / "dtr" / f"{sha256_of(path)}-{_VERSION}{'-preallocate' * preallocate}.npz"

@@ -1,4 +1,4 @@
-"""Reads curves to plot, from the directory of a sweep or from the measured data of the original's experiments."""
+"""Reads curves for plots, from the directory of a sweep or from the measurements of the original's experiments."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ _PARTS = {
 
 
 def panels_of(sources: list[Path]) -> list[dict[str, Any]]:
-    """Return the panels of curves in a sweep's directory, or in CONFIG.json and DATA.json of the original's experiments."""
+    """Return the panels of a plot from a sweep's directory, or from CONFIG.json and DATA.json of an original experiment."""
     if len(sources) == 1 and sources[0].is_dir():
         curves = sources[0] / "curves.json"
         if not curves.is_file():
@@ -39,7 +39,7 @@ def _read(path: Path) -> Any:
 
 
 def _measured(config: Any, data: Any, path: Path) -> list[dict[str, Any]]:
-    """Return one panel per model: median milliseconds per batch, in total and by part, against the budget in GB."""
+    """Return a panel per model: median milliseconds per batch, in total and by part, over the memory budget in GB."""
     if not isinstance(config, dict) or not isinstance(data, dict):
         raise UsageError(f"{path} is not the data of an experiment")
     wanted = config.get("models") or [name for name in data if name != "timestamp"]

@@ -8,7 +8,7 @@ from iotwin.workloads.dtr.simulator.graph import Graph, GraphBuilder, Step
 
 @dataclass(frozen=True)
 class Rewritten:
-    """The new graph, the new index of each old tensor and operator (None: removed), and the bytes of removed constants."""
+    """A rewritten graph, the new index of each old tensor and operator (None if removed), and the bytes of removed constants."""
 
     graph: Graph
     tensors: list[int | None]
@@ -17,7 +17,7 @@ class Rewritten:
 
 
 class _Rewriter:
-    """Copies a graph along its schedule; the caller decides how each operator changes."""
+    """Copies a graph in the order of its schedule. The caller decides how each operator changes."""
 
     def __init__(self, graph: Graph) -> None:
         self.old, self.new = graph, GraphBuilder(output_bytes=graph.output_bytes)
@@ -26,7 +26,7 @@ class _Rewriter:
         self.constant_bytes = 0
 
     def add(self, op: int, results: list[tuple[str, int, int]]) -> range:
-        """Add operator `op` with the new indices of its arguments, without removed ones."""
+        """Add operator `op` of the old graph to the new one, without arguments that were removed."""
         args = [new for t in self.old.arguments(op) if (new := self.tensors[t]) is not None]
         self.operators[op] = len(self.new.op_names)
         return self.new.add(
@@ -44,7 +44,7 @@ class _Rewriter:
         return [(old.tensor_names[t], int(old.tensor_size[t]), int(old.tensor_alias[t])) for t in old.results(op)]
 
     def follow(self, step: Step, tensor: int) -> None:
-        """Repeat a GET, PIN or RELEASE for the new tensor, if there is one."""
+        """Repeat a GET, PIN or RELEASE of an old tensor for the new one, unless it was removed."""
         new = self.tensors[tensor]
         if new is not None:
             {Step.GET: self.new.get, Step.PIN: self.new.pin, Step.RELEASE: self.new.release}[step](new)
@@ -55,7 +55,7 @@ class _Rewriter:
 
 
 def collapse_aliases(graph: Graph) -> Rewritten:
-    """Replace each view by a reference to its base, and remove the operators of views.
+    """Remove views: replace each by a reference to the tensor that it is a view of.
 
     Raises IotwinError if only some results of an operator are views.
     """
@@ -81,7 +81,7 @@ def collapse_aliases(graph: Graph) -> Rewritten:
 
 
 def merge_tuples(graph: Graph) -> Rewritten:
-    """Merge the results of each operator into one of their summed size. The graph must have no views."""
+    """Merge the results of each operator into one of their total size. The graph must have no views."""
     rewriter = _Rewriter(graph)
     for step, operand in graph.items.tolist():
         if step != Step.COMPUTE:
@@ -92,15 +92,15 @@ def merge_tuples(graph: Graph) -> Rewritten:
             raise IotwinError("collapse aliases before merging the results of operators")
         merged = ("+".join(name for name, _, _ in results), sum(size for _, size, _ in results), -1)
         new = rewriter.add(operand, [merged])[0]
-        for place, old in enumerate(graph.results(operand)):
+        for index, old in enumerate(graph.results(operand)):
             rewriter.tensors[old] = new
-            if place:
+            if index:
                 rewriter.new.get(new)
     return rewriter.done()
 
 
 def eliminate_constants(graph: Graph) -> Rewritten:
-    """Remove constants from the graph and sum their bytes. The graph must have no views."""
+    """Remove constants and sum their bytes. The graph must have no views."""
     if (graph.tensor_alias >= 0).any():
         raise IotwinError("collapse aliases before eliminating constants")
     rewriter = _Rewriter(graph)
@@ -116,7 +116,7 @@ def eliminate_constants(graph: Graph) -> Rewritten:
 
 
 def rewrite_for_planners(graph: Graph) -> Rewritten:
-    """Apply all three rewrites and return the combined mapping from old to new indices."""
+    """Apply the three rewrites above. The mappings of the result are from the indices in `graph`."""
     whole = Rewritten(graph, list(range(graph.tensors)), list(range(graph.operators)))
     for rewrite in (collapse_aliases, merge_tuples, eliminate_constants):
         step = rewrite(whole.graph)

@@ -1,4 +1,4 @@
-"""Simulates a training step under a memory budget: prepares the kernel's arrays, runs the kernel and returns the outcome."""
+"""Simulates a training step under a memory budget: prepares arrays for the kernel, runs the kernel and returns the outcome."""
 
 import importlib.util
 import math
@@ -21,14 +21,17 @@ POLICIES = {"eager": kernel.EAGER, "ignore": kernel.IGNORE, "banish": kernel.BAN
 RESULTS = {kernel.PASS: "pass", kernel.OUT_OF_MEMORY: "oom", kernel.THRASH: "thrash"}
 UNLIMITED = 1 << 62
 _FIRST_DRAWS = 1 << 12
-_MOST_WORDS = 1 << 26  # 64-bit words of reachability sets, 512 MiB; larger graphs are searched at each decision
-_SHORT = 4000  # items of a schedule that plain Python finishes before numba has loaded its compiled kernel
+_MOST_WORDS = 1 << 26  # most 64-bit words for sets of reachable storages, 512 MiB; larger graphs are searched at each decision
+_SHORT = 4000  # schedules with fewer items finish in plain Python before numba has loaded its compiled kernel
 Records = np.ndarray[Any, np.dtype[np.void]]
 
 
 @dataclass(frozen=True)
 class SimulationSettings:
-    """The settings of a run. `budget` is in bytes (or units), `overhead_limit` a multiple of the baseline's cost."""
+    """The settings of a run. `budget` is in bytes (or units).
+
+    A run ends as 'thrash' if its cost exceeds `overhead_limit` times that of running every operator once.
+    """
 
     heuristic: Heuristic
     budget: int = UNLIMITED
@@ -39,7 +42,7 @@ class SimulationSettings:
     ignore_small: bool = False
     better: bool = False
     events: bool = False
-    plain: bool | None = None  # True: without numba; None: without it for short graphs
+    plain: bool | None = None  # True: without numba; None: without numba if the schedule is short
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class RunEvents:
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """The outcome of a run. `clock` is 1 plus the cost of all operators; `evictions` counts those that the budget forced."""
+    """The outcome of a run. `clock` is 1 plus the cost of all operators that ran; `evictions` are those forced by the budget."""
 
     result: str
     budget: int
@@ -69,13 +72,13 @@ class SimulatedRun:
     events: RunEvents | None = None
 
     def same(self) -> dict[str, Any]:
-        """Return the values that are equal in every run with the same settings."""
+        """Return the values that two runs with the same settings have in common."""
         return {k: v for k, v in asdict(replace(self, events=None)).items() if k not in ("cpu_s", "events")}
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A step without a budget: its cost, and its peak if unused storages are banished, or evicted (`eager_peak`)."""
+    """A step without a budget: its cost, and its peak if unused storages are banished (`peak`) or evicted (`eager_peak`)."""
 
     compute: int
     peak: int
@@ -86,14 +89,14 @@ class Baseline:
 
 
 def _group(keys: Ints, values: Ints, groups: int) -> tuple[Ints, Ints]:
-    """Return (start, values): the values sorted by group, and the index at which each group starts."""
+    """Sort `values` by group (`keys`). Return the index at which each group starts, and the sorted values."""
     start = np.zeros(groups + 1, dtype=np.int64)
     np.cumsum(np.bincount(keys, minlength=groups), out=start[1:])
     return start, values[np.argsort(keys, kind="stable")]
 
 
 def _edges(graph: Graph) -> tuple[Ints, Ints]:
-    """Return the (source, target) storages of an edge for each argument of each result, in the order of the calls."""
+    """Return the edges between storages, as (sources, targets): one per argument and result of each operator, in call order."""
     arguments, results = np.diff(graph.arg_start), np.diff(graph.out_start)
     op = np.repeat(np.arange(graph.operators), arguments * results)
     inside = np.arange(len(op)) - np.repeat(np.cumsum(arguments * results) - arguments * results, arguments * results)
@@ -110,7 +113,7 @@ def _first_slots(graph: Graph) -> Ints:
 
 
 def _records(name: str, length: int, **columns: Ints) -> Records:
-    """Return a record array of the kernel; columns that are not given are zero."""
+    """Return an array of the kernel's records `name`. Columns that are not given are zero."""
     records = np.zeros(length, dtype=[(field, np.int64) for field in kernel.FIELDS[name]])
     for field, values in columns.items():
         records[field][: len(values)] = values
@@ -118,7 +121,7 @@ def _records(name: str, length: int, **columns: Ints) -> Records:
 
 
 def _model(graph: Graph) -> dict[str, Any]:
-    """Return the kernel's initial arrays of a graph, except those whose length depends on the settings."""
+    """Return the kernel's initial arrays for a graph, except those whose length depends on the settings."""
     sources, targets = _edges(graph)
     view_start, views = _group(graph.tensor_storage, np.arange(graph.tensors), graph.storages)
     parent_start, parents = _group(targets, sources, graph.storages)
@@ -160,7 +163,7 @@ def _uniform(seed: int, count: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
 
 
 def _objects(records: Records) -> list[Any]:
-    """Return records as Python objects, which plain Python reads faster."""
+    """Return records as a list of objects, which plain Python reads faster than arrays."""
     names = records.dtype.names or ()
     kind = type("Record", (), {"__slots__": names})
     made = []
@@ -221,7 +224,7 @@ def _fresh_plain_kernel() -> types.ModuleType:
 
 
 def _with_plug_in(name: str, score: Callable[[int, int, int, int], float]) -> types.ModuleType:
-    """Return a plain Python kernel that scores storages by the plug-in `name`."""
+    """Return a kernel in plain Python that scores storages by the user's function `score`, called `name` in errors."""
     plugged = _fresh_plain_kernel()
 
     def plug_in(s: kernel.KernelState, rules: kernel.Rules, storage: int) -> float:
@@ -238,10 +241,10 @@ def _with_plug_in(name: str, score: Callable[[int, int, int, int], float]) -> ty
 
 
 def simulate(graph: Graph, settings: SimulationSettings, compute: int | None = None) -> SimulatedRun:
-    """Replay a graph's schedule under a budget and return the outcome.
+    """Run a graph's schedule under a budget and return the outcome.
 
     The result is 'oom' if an operator does not fit and nothing can be evicted. It is 'thrash' if rematerialisation costs more
-    than (overhead_limit - 1) times `compute`, the cost of running every operator once (default: the graph's).
+    than (overhead_limit - 1) times `compute`, by default the cost of running every operator once.
     """
     short = len(graph.items) < _SHORT if settings.plain is None else settings.plain
     plain = short or not has_numba() or settings.heuristic.plug_in is not None
@@ -284,7 +287,7 @@ def _outcome(settings: SimulationSettings, state: kernel.KernelState, status: in
 
 
 def baseline(graph: Graph, plain: bool | None = None) -> Baseline:
-    """Return the cost and memory of a step without a budget. Budget ratios are shares of its `peak`."""
+    """Return the cost and memory of a step without a budget. Budget ratios are shares of the result's `peak`."""
     local = HEURISTICS["LRU"]
     banished = simulate(graph, SimulationSettings(local, dealloc="banish", plain=plain))
     eager = simulate(graph, SimulationSettings(local, plain=plain))
@@ -299,7 +302,7 @@ def baseline(graph: Graph, plain: bool | None = None) -> Baseline:
 
 
 def lower_bound(graph: Graph) -> int:
-    """Return a lower bound of every run's memory in bytes: an operator's results and arguments, and all constants before it."""
+    """Return a lower bound of the memory of any run in bytes: the most that an operator and all earlier constants need."""
     constants = np.cumsum(np.where(graph.op_constant == 1, 1, 0) * _made_bytes(graph))
     constant_storage = graph.op_constant[graph.tensor_op[graph.storage_root]] == 1
     most = 0
@@ -318,9 +321,9 @@ def _made_bytes(graph: Graph) -> Ints:
 
 
 def least_budget(graph: Graph, settings: SimulationSettings, base: Baseline, tolerance: float = 0.001) -> int | None:
-    """Return the least budget that passes, by bisection to `tolerance` of the peak; None if even the eager peak fails.
+    """Return the least budget that passes, to `tolerance` times the peak; None if even the eager peak does not pass.
 
-    Outcomes are not monotonic in the budget, so a smaller budget may pass by chance.
+    It is found by bisection, although outcomes are not monotonic in the budget: a smaller budget may pass by chance.
     """
     low, high = lower_bound(graph) - 1, base.eager_peak
     probe = replace(settings, events=False)

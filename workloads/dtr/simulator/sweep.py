@@ -1,4 +1,4 @@
-"""Runs the DTR paper's studies: heuristics and deallocation policies over budget ratios. A later call can resume a study."""
+"""Runs the DTR paper's studies, which compare heuristics and deallocation policies over budgets. A study can be resumed."""
 
 import csv
 import io
@@ -34,9 +34,9 @@ _FEATURES = {kernel.NEIGHBOURHOOD: ["regions"], kernel.ANCESTORS: ["regions"], k
 
 @dataclass(frozen=True)
 class Study:
-    """A study: its runs, the suffix of its directories, and the value that its curves show."""
+    """A study: the heuristics and policies that it compares, the ending of its directories' names, the value of its curves."""
 
-    runs: tuple[tuple[str, str], ...]  # heuristic, policy
+    runs: tuple[tuple[str, str], ...]  # (heuristic, deallocation policy)
     suffix: str
     value: str = "overhead"
 
@@ -57,7 +57,7 @@ STUDIES = {
 
 @dataclass(frozen=True)
 class Task:
-    """The runs of one model, heuristic and deallocation policy over all budget ratios."""
+    """The runs of one model with one heuristic and deallocation policy, over all budget ratios. Results go to `output`."""
 
     model: LoggedModel
     heuristic: str
@@ -118,7 +118,7 @@ def _config(task: Task, base: Baseline) -> dict[str, Any]:
 
 
 def _result(ratio: float, budget: int, runs: list[SimulatedRun], base: Baseline) -> dict[str, Any]:
-    """Return the row of one budget ratio. The overhead of a run that did not pass is None."""
+    """Return the results for one budget ratio, a list entry per trial. The overhead of a run that did not pass is None."""
     return {
         "ratio": ratio,
         "budget": budget,
@@ -139,7 +139,7 @@ def _file_name(model: str) -> str:
 
 
 def tasks_of(models: list[LoggedModel], studies: list[str], directory: Path, trials: int, seed: int) -> Iterator[Task]:
-    """Yield the tasks of studies. A model's directory is an existing one, or a new one named by the current time."""
+    """Yield the tasks of studies. Results of a model go to its existing directory, or to a new one named by the current time."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for name in studies:
         study = STUDIES[name]
@@ -163,9 +163,9 @@ def run_sweep(
     trials: int = 10,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Run studies into a directory and return {"directory", "runs", "passed", "oom", "thrash", "cpu_s", "files"}.
+    """Run studies, write their results to a directory, and return {"directory", "runs", "passed", "oom", "thrash", ...}.
 
-    With `resume`, tasks that have a file are not run again; otherwise a directory with results raises IotwinError.
+    With `resume`, tasks whose results exist are not run again. Otherwise, raises IotwinError if there are results.
     """
     tasks = list(tasks_of(models, studies, directory, trials, seed))
     left = [task for task in tasks if not task.output.is_file()]
@@ -205,7 +205,7 @@ def _table(tasks: list[Task]) -> str:
         start = (task.output.parent.parent.name, task.model.name, task.heuristic, task.dealloc)
         for row in read_foreign_json(task.output)["results"]:
             trials = zip(row["state"], row["overhead"], row["heuristic_access_count"], row["heuristic_eval_count"], strict=True)
-            writer.writerows((*start, row["ratio"], row["budget"], trial, *told) for trial, told in enumerate(trials))
+            writer.writerows((*start, row["ratio"], row["budget"], trial, *values) for trial, values in enumerate(trials))
     return table.getvalue()
 
 
@@ -219,7 +219,7 @@ def _each(tasks: list[Task], workers: int) -> Iterator[dict[str, Any]]:
 
 
 def panels(tasks: list[Task], studies: list[str]) -> list[dict[str, Any]]:
-    """Return one panel of curves per study and model, from the files of the tasks. Failed ratios are gaps."""
+    """Return a panel of curves per study and model, from the tasks' results. Ratios that did not pass are gaps."""
     made = []
     for name in studies:
         study = STUDIES[name]
@@ -249,5 +249,5 @@ def _series(task: Task, value: str) -> dict[str, Any]:
     for row in document["results"]:
         passed = all(state == "pass" for state in row["state"])
         mean = sum(row[value]) / len(row[value]) if passed else 0
-        means.append(mean or None)  # a log axis cannot show 0
+        means.append(mean or None)  # 0 cannot be shown on a logarithmic axis
     return {"name": names.get(task.dealloc, heuristic.title), "x": [row["ratio"] for row in document["results"]], "y": means}

@@ -1,4 +1,4 @@
-"""Evaluates the events of a run: tables of storages, operators and tensors, memory over time, and an independent replay."""
+"""Evaluates the events of a simulated run: tables of storages, operators and tensors, memory over time, a replay as a check."""
 
 import csv
 import io
@@ -121,10 +121,10 @@ def _count_tensor(graph: Graph, made: Tables, kind: str, clock: int, tensor: int
 
 
 def replay(graph: Graph, run: SimulatedRun) -> tuple[list[tuple[int, int]], set[int]]:
-    """Replay the operators and evictions of a run; return (clock, memory) after each, and the storages resident at the end.
+    """Replay the operators and evictions of a run. Return (clock, memory) after each, and the storages resident at the end.
 
-    The replay uses neither budget nor heuristic. It raises ValueError if an argument of an operator is not resident, or if the
-    peak differs from the run's, and so proves the run's peak.
+    The replay uses neither budget nor heuristic, and so checks the run. Raises ValueError if an operator's argument is not
+    resident, or if the peak differs from the run's.
     """
     defined = np.zeros(graph.tensors, dtype=bool)
     resident: set[int] = set()
@@ -155,7 +155,7 @@ def replay(graph: Graph, run: SimulatedRun) -> tuple[list[tuple[int, int]], set[
 
 
 def held(graph: Graph, run: SimulatedRun) -> list[dict[str, int]]:
-    """Return the locked and pinned bytes after each change, as the original's max-locked and max-pinned lists do."""
+    """Return the locked and pinned bytes after each change, as in the original's max-locked and max-pinned lists."""
     locked: set[int] = set()
     pinned: set[int] = set()
     rows = []
@@ -184,7 +184,7 @@ def _csv(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> bytes:
 
 
 def write_telemetry(directory: Path, graph: Graph, run: SimulatedRun) -> list[str]:
-    """Write tables, edges, memory and locked and pinned bytes of a run with events as CSV, and return the file names."""
+    """Write CSV files of a run with events, and return their names: tables, edges, memory, locked and pinned bytes."""
     make_folder(directory)
     made = tables(graph, run)
     edges = [
@@ -208,7 +208,7 @@ def write_telemetry(directory: Path, graph: Graph, run: SimulatedRun) -> list[st
 
 
 def chrome_events(graph: Graph, run: SimulatedRun) -> bytes:
-    """Return a run as a Chrome trace: first and repeated operators on two tracks, evictions as instants, memory as a counter."""
+    """Return a run as a Chrome trace: operators and repeated operators as two tracks, evictions, and memory as a counter."""
     events: list[dict[str, Any]] = []
     memory = iter(replay(graph, run)[0])
     for kind, clock, ident in _named(run):

@@ -1,1 +1,1 @@
-"""Static rematerialisation plans, made from the whole graph before the step (Checkmate, MLSys 2020)."""
+"""Static plans for rematerialisation, which are made before the step from its whole graph (Checkmate, MLSys 2020)."""

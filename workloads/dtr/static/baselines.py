@@ -1,6 +1,7 @@
-"""Published checkpointing rules: all, last, Chen's sqrt and greedy rules, Griewank's schedule, a rounded linear program.
+"""Published rules that choose which values to keep: all, the last, Chen's sqrt and greedy rules, Griewank's schedule, rounding.
 
-Each returns a matrix (stage, node): True if the node's value is kept from the previous stage.
+In stage t of a plan, node t is computed for the first time. A rule returns a matrix (stage, node): True if the value of the node
+is kept from the previous stage.
 """
 
 import math
@@ -30,7 +31,10 @@ def keep_last(dag: Dag) -> Stages:
 
 
 def keep_checkpoints(dag: Dag, checkpoints: list[int]) -> Stages:
-    """Keep checkpoints always and gradients until their last use. The backward pass recomputes a segment when it enters it."""
+    """Keep checkpoints always, and gradients until their last use.
+
+    Between two checkpoints is a segment of forward nodes. The backward pass recomputes a segment when it first needs it.
+    """
     kept = np.zeros((len(dag), len(dag)), dtype=bool)
     for node in range(dag.forward, len(dag)):
         kept[node + 1 : dag.last_use(node) + 1, node] = True
@@ -46,7 +50,7 @@ def keep_checkpoints(dag: Dag, checkpoints: list[int]) -> Stages:
 
 
 def segments(dag: Dag, checkpoints: list[int]) -> list[range]:
-    """Return the ranges of forward nodes between checkpoints."""
+    """Return the ranges of forward nodes between two checkpoints."""
     ends = sorted({*checkpoints, -1, dag.forward})
     return [range(low + 1, high) for low, high in pairwise(ends) if high - low > 1]
 
@@ -69,7 +73,7 @@ def greedy_checkpoints(dag: Dag, candidates: list[int], threshold: float) -> lis
 
 
 def greedy_plans(dag: Dag, candidates: list[int]) -> Iterator[Stages]:
-    """Yield the distinct plans of 300 thresholds around the activation memory of the sqrt rule."""
+    """Yield the distinct plans for 300 thresholds, up to three times the activation memory of the sqrt rule."""
     chosen = sqrt_checkpoints(candidates)
     longest = max((sum(dag.size[node] for node in segment) for segment in segments(dag, chosen)), default=0)
     scale = sum(dag.size[node] for node in chosen) + longest
@@ -82,7 +86,7 @@ def greedy_plans(dag: Dag, candidates: list[int]) -> Iterator[Stages]:
 
 
 def griewank_plans(dag: Dag, candidates: list[int]) -> Iterator[Stages]:
-    """Yield the plans of Griewank's schedule with 1, 2, 3 ... slots. The first needs the least memory."""
+    """Yield the plans of Griewank's schedule with 1, 2, 3 ... slots for checkpoints. The first needs the least memory."""
     slots = 1
     while slots <= len(candidates):
         yield keep_moving(dag, candidates, slots)
@@ -98,18 +102,18 @@ def keep_moving(dag: Dag, candidates: list[int], slots: int) -> Stages:
         kept[node + 1 : dag.last_use(node, dag.forward) + 1, node] = True
     held = checkpoints_while_reversing(len(candidates), slots)
     for stage in range(dag.forward):
-        for place in held[-1]:
-            kept[stage, candidates[place]] |= candidates[place] < stage
+        for index in held[-1]:
+            kept[stage, candidates[index]] |= candidates[index] < stage
     for stage in range(dag.forward, len(dag)):
         needed = max((arg for arg in dag.args[stage] if arg < dag.forward), default=0)
-        place = max((p for p, node in enumerate(candidates) if node <= needed), default=0)
-        for other in held[place]:
-            kept[stage, candidates[other]] = True
+        position = max((index for index, node in enumerate(candidates) if node <= needed), default=0)
+        for index in held[position]:
+            kept[stage, candidates[index]] = True
     return kept
 
 
 def rounded_plans(fractions: "np.ndarray[tuple[int, int], np.dtype[np.float64]]", seed: int) -> Iterator[Stages]:
-    """Yield roundings of a relaxed program's `fractions`: by thresholds 0.1 to 0.9, by random thresholds, and per value."""
+    """Yield plans that round the `fractions` of a relaxed program: by fixed and random thresholds, and by one per value."""
     draw = np.random.Generator(np.random.Philox(key=seed))
     for threshold in [0.5, *(step / 10 for step in range(1, 10))]:
         yield fractions >= threshold

@@ -24,7 +24,10 @@ class _DagDocument(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Dag:
-    """Node `i` costs `cost[i]`, returns `size[i]` bytes and reads `args[i]`. The first `forward` nodes are the forward pass."""
+    """A graph: node i costs `cost[i]`, has a result of `size[i]` bytes and reads the results of the nodes `args[i]`.
+
+    The first `forward` nodes are the forward pass. `fixed_bytes` are always in memory.
+    """
 
     cost: list[int]
     size: list[int]
@@ -38,7 +41,7 @@ class Dag:
 
     @cached_property
     def users(self) -> list[list[int]]:
-        """The nodes that read each node."""
+        """For each node, the nodes that read its result."""
         found: list[list[int]] = [[] for _ in self.cost]
         for node, args in enumerate(self.args):
             for arg in set(args):
@@ -47,7 +50,7 @@ class Dag:
 
     @cached_property
     def edges(self) -> list[tuple[int, int]]:
-        """The distinct (source, target) pairs."""
+        """The distinct edges (source, target)."""
         return [(arg, node) for node, args in enumerate(self.args) for arg in sorted(set(args))]
 
     def last_use(self, node: int, before: int | None = None) -> int:
@@ -55,7 +58,7 @@ class Dag:
         return max((user for user in self.users[node] if before is None or user < before), default=node)
 
     def separators(self) -> list[int]:
-        """Return the articulation points of the forward graph: the nodes on every path from its first to its last node."""
+        """Return the forward nodes that are on every path from the first to the last forward node (articulation points)."""
         jumped = [0] * (self.forward + 1)
         for low, high in self.edges:
             if high < self.forward:
@@ -70,7 +73,7 @@ class Dag:
 
 
 def training_chain(layers: int) -> Dag:
-    """Return Checkmate's linear training graph of `layers` layers, with edges i -> i+1 and i -> 2n-i."""
+    """Return Checkmate's linear training graph of n = `layers` layers, which has the edges i -> i + 1 and i -> 2n - i."""
     count = 2 * layers + 1
     args = [tuple(sorted({max(node - 1, 0), 2 * layers - node} if node > layers else {node - 1})) for node in range(1, count)]
     return Dag([1] * count, [1] * count, [(), *args], layers + 1)
@@ -102,7 +105,7 @@ def write_dag(dag: Dag) -> bytes:
 
 
 def from_graph(graph: Graph, fixed_bytes: int) -> Dag:
-    """Return the planners' graph of a `graph` that `rewrite_for_planners` returned: one node per operator."""
+    """Return a graph with one node per operator of `graph`, which must be a result of `rewrite_for_planners`."""
     ops = range(graph.operators)
     args = [tuple(sorted({int(graph.tensor_op[t]) for t in graph.arguments(op)})) for op in ops]
     sizes = [sum(int(graph.tensor_size[t]) for t in graph.results(op)) for op in ops]
@@ -113,12 +116,12 @@ def from_graph(graph: Graph, fixed_bytes: int) -> Dag:
 
 
 def to_graph(dag: Dag, order: Iterable[int] | None = None) -> Graph:
-    """Return a graph for the simulator with the nodes in `order` (default: by index), each released after its last use."""
+    """Return a graph for the simulator. Nodes run in `order` (default: by index) and are released after their last use."""
     builder = GraphBuilder()
     tensors: dict[int, int] = {}
     sequence = list(range(len(dag)) if order is None else order)
-    place = {node: index for index, node in enumerate(sequence)}
-    last = {node: max([place[node], *(place[user] for user in dag.users[node])]) for node in sequence}
+    index_of = {node: index for index, node in enumerate(sequence)}
+    last = {node: max([index_of[node], *(index_of[user] for user in dag.users[node])]) for node in sequence}
     dying: dict[int, list[int]] = {}
     for node, index in last.items():
         dying.setdefault(index, []).append(node)

@@ -1,13 +1,14 @@
-"""Optimal checkpoints for the reversal of a chain with a fixed number of slots (Griewank and Walther 2000, revolve)."""
+"""Optimal checkpoints for reversing a chain with a fixed number of memory slots (revolve: Griewank and Walther 2000)."""
 
 from functools import cache
 
 
 @cache
 def recomputations(length: int, slots: int) -> int:
-    """Return the fewest forward steps that reverse a chain of `length` steps, with its start stored and `slots` free slots.
+    """Return P(l, s), the fewest forward steps to reverse a chain of l = `length` steps with s = `slots` free slots.
 
-    With the first checkpoint after k steps, P(l, s) = min over k of k + P(l - k, s - 1) + P(k, s); P(l, 0) = l (l - 1) / 2.
+    The start of the chain is stored. If the first checkpoint is after k steps, P(l, s) is the minimum over k of
+    k + P(l - k, s - 1) + P(k, s), and P(l, 0) = l (l - 1) / 2.
     """
     if length <= 1:
         return 0
@@ -21,9 +22,9 @@ def _with_split(length: int, slots: int, split: int) -> int:
 
 
 def _splits(length: int, slots: int) -> range:
-    """Return the splits to try: P is convex in the split, and its minimum is between two binomial coefficients."""
+    """Return the splits k to try: P is convex in k, and its minimum is between two binomial coefficients."""
     repeats, reach = 0, 1
-    while reach < length:  # the longest chain that `repeats` repeats and `slots` slots reverse is C(slots + repeats + 1, repeats)
+    while reach < length:  # `reach`, the longest chain that can be reversed with `repeats`, is C(slots + repeats + 1, repeats)
         repeats += 1
         reach = reach * (slots + 1 + repeats) // repeats
     below = 1
@@ -38,26 +39,25 @@ def first_split(length: int, slots: int) -> int:
 
 
 def checkpoints_while_reversing(length: int, slots: int) -> list[set[int]]:
-    """Return, for each position of a chain, the checkpoints that are stored when the reversal reaches it.
+    """Return, for each position of a chain, which checkpoints are stored when the reversal reaches the position.
 
-    The last entry has the checkpoints of the forward pass. Position 0 occupies a slot.
+    The last entry holds the checkpoints of the forward pass. Position 0 occupies a slot.
     """
     held: list[set[int]] = [set() for _ in range(length)]
     stored: list[int] = []
 
-    def place(low: int, high: int) -> None:
-        """Store checkpoints between `low`, which is stored, and `high`."""
+    def store_between(low: int, high: int) -> None:
         while high - low > 1 and len(stored) < slots:
             low += first_split(high - low, slots - len(stored))
             stored.append(low)
 
     if length:
         stored.append(0)
-        place(0, length)
+        store_between(0, length)
     for position in range(length - 1, -1, -1):
         held[position] = set(stored)
         while stored and stored[-1] >= position:
             stored.pop()
         if stored:
-            place(stored[-1], position)
+            store_between(stored[-1], position)
     return held

@@ -14,7 +14,10 @@ from iotwin.workloads.dtr.static.schedule import Stages
 
 @dataclass(frozen=True)
 class ProgramSolution:
-    """The solver's result: 'optimal', 'feasible' (stopped by the time limit), 'timeout' (nothing found) or 'infeasible'."""
+    """The solver's result. `status` is 'optimal', 'feasible' (time limit), 'timeout' (nothing found) or 'infeasible'.
+
+    `bound` is a lower bound of the cost of any plan; `computed` and `kept` are matrices (stage, node).
+    """
 
     status: str
     cost: float | None
@@ -25,7 +28,11 @@ class ProgramSolution:
 
 
 class _Program:
-    """Variables R[t, i], S[t, i] (i < t), FREE[t, edge] (end of the edge <= t) and U[t, k] (k <= t), and the constraints."""
+    """The variables and constraints of the program.
+
+    The variables are, as in the paper, R[t, i] and S[t, i] for i < t, FREE[t, edge] for edges that end at t or before, and
+    U[t, k] for k <= t.
+    """
 
     def __init__(self, dag: Dag, budget: int) -> None:
         self.dag, self.count = dag, len(dag)
@@ -66,13 +73,13 @@ class _Program:
         self.high.append(high)
 
     def _r(self, stage: int, node: int, factor: float) -> tuple[list[tuple[int, float]], float]:
-        """Return factor * R[stage, node] as (terms, constant). It is constant for the stage's own node: R is 1."""
+        """Return factor * R[stage, node] as (terms, constant). R is 1, a constant, for the stage's own node."""
         return ([], factor) if node == stage else ([(self.computed(stage, node), factor)], 0.0)
 
     def _build(self) -> None:
         for stage in range(self.count):
             for node in range(stage):
-                if stage + 1 < self.count:  # a value can be kept only if it was kept or computed before
+                if stage + 1 < self.count:  # a value can be kept only if it was kept or computed in the stage before
                     terms = [
                         (self.kept(stage + 1, node), 1.0),
                         (self.kept(stage, node), -1.0),
@@ -88,7 +95,7 @@ class _Program:
 
     def _frees(self, stage: int) -> None:
         edges = [edge for edge, end in enumerate(self.ends) if end <= stage]
-        for place, edge in enumerate(edges):
+        for index, edge in enumerate(edges):
             low, high = self.dag.edges[edge]
             terms, constant = self._r(stage, high, -1.0)
             constant += 1.0
@@ -99,26 +106,26 @@ class _Program:
             if stage + 1 < self.count:
                 terms.append((self.kept(stage + 1, low), 1.0))
             most = 1.0 + len(later) + (stage + 1 < self.count)
-            free = int(self.free_start[stage]) + place
+            free = int(self.free_start[stage]) + index
             self._row([*terms, (free, 1.0)], 1.0 - constant, np.inf)
             self._row([*terms, (free, most)], -np.inf, most - constant)
 
     def _memory_rows(self, stage: int) -> None:
         size = [value / self.unit for value in self.dag.size]
-        place = {edge: i for i, edge in enumerate(edge for edge, end in enumerate(self.ends) if end <= stage)}
+        index_of = {edge: index for index, edge in enumerate(edge for edge, end in enumerate(self.ends) if end <= stage)}
         terms, constant = self._r(stage, 0, -size[0])
         terms += [(self.kept(stage, node), -size[node]) for node in range(stage)]
         self._row([(self.memory(stage, 0), 1.0), *terms], -constant, -constant)
         for node in range(1, stage + 1):
             terms, constant = self._r(stage, node, -size[node])
-            freed = [(int(self.free_start[stage]) + place[e], size[self.dag.edges[e][0]]) for e in self.by_end[node - 1]]
+            freed = [(int(self.free_start[stage]) + index_of[e], size[self.dag.edges[e][0]]) for e in self.by_end[node - 1]]
             self._row(
                 [(self.memory(stage, node), 1.0), (self.memory(stage, node - 1), -1.0), *terms, *freed], -constant, -constant
             )
 
 
 def solve(dag: Dag, budget: int, time_limit: float, relaxed: bool = False) -> ProgramSolution:
-    """Return the least-cost stages under `budget`. With `relaxed`, solve the linear program; its cost is a lower bound."""
+    """Return the cheapest plan under `budget`. With `relaxed`, solve the linear program, whose cost is a lower bound."""
     if importlib.util.find_spec("scipy") is None:
         raise UsageError("the integer program needs scipy; install iotwin[dtr], or choose another solver")
     from scipy.optimize import Bounds, LinearConstraint, milp

@@ -1,4 +1,7 @@
-"""Converts stages to a schedule of instructions and verifies it. R: nodes computed in a stage; S: kept from the stage before."""
+"""Converts a plan by stages to a schedule of instructions, and verifies schedules.
+
+A plan is two matrices (stage, node): R, the nodes that are computed in a stage, and S, those kept from the stage before.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ Instruction = tuple[str, int]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of replaying a schedule. `fault` is None if the schedule is valid."""
+    """The cost and peak memory of a schedule, by a replay. `fault` is None if the schedule is valid."""
 
     cost: int
     peak: int
@@ -23,9 +26,9 @@ class Verdict:
 
 
 def cheapest_stages(dag: Dag, kept: Stages) -> tuple[Stages, Stages]:
-    """Return (R, S): the least computation that yields `kept`, and S without values that are recomputed before their next use.
+    """Return (R, S): the fewest nodes to compute so that `kept` can be kept, and `kept` without values that are not used.
 
-    A stage computes a node if its value is kept after but not before the stage, or if another node of the stage reads it.
+    A stage computes a node if the next stage keeps its value and this stage did not, or if another computed node reads it.
     """
     count = len(dag)
     kept = np.tril(kept, -1)
@@ -53,7 +56,7 @@ def _useful(dag: Dag, computed: Stages, kept: Stages) -> Stages:
 
 
 def instructions(dag: Dag, computed: Stages, kept: Stages) -> list[Instruction]:
-    """Return the schedule of the stages. A value is freed when its stage does not read it again and it is not kept after."""
+    """Return the schedule of a plan. A value is freed when its stage does not read it again and the next does not keep it."""
     made: list[Instruction] = []
     count = len(dag)
     for stage in range(count):
@@ -69,7 +72,10 @@ def instructions(dag: Dag, computed: Stages, kept: Stages) -> list[Instruction]:
 
 
 def verify(dag: Dag, schedule: Sequence[Instruction], budget: int | None = None) -> Verdict:
-    """Replay a schedule: arguments must be resident, no resident node is recomputed, all nodes are computed, memory <= budget."""
+    """Replay a schedule and return its cost and peak, and its first fault.
+
+    A schedule must only read and free resident nodes, compute every node, recompute no resident one, and fit into the budget.
+    """
     resident: set[int] = set()
     seen: set[int] = set()
     memory = peak = cost = 0

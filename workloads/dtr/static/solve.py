@@ -18,7 +18,10 @@ _ROUNDING_SHARE = 0.9
 
 @dataclass(frozen=True)
 class RematerializationPlan:
-    """A planner's result. `bound` is a proven lower bound of any plan's cost; `verified` is the outcome of a replay."""
+    """A planner's result. `bound` is a proven lower bound of the cost of any plan.
+
+    `verified` is True if a replay of the schedule fits into the budget.
+    """
 
     solver: str
     budget: int
@@ -31,7 +34,7 @@ class RematerializationPlan:
     schedule: tuple[Instruction, ...] = ()
 
     def document(self, base_cost: int, fixed_bytes: int) -> dict[str, Any]:
-        """Return the JSON document of the result. Its budget and peak include `fixed_bytes`, which are always resident."""
+        """Return the result as a JSON document, in which budget and peak include `fixed_bytes`, which are always resident."""
         return {
             "solver": self.solver,
             "budget": self.budget + fixed_bytes,
@@ -58,7 +61,7 @@ def _checked(dag: Dag, plan: RematerializationPlan) -> RematerializationPlan:
 
 
 def _cheapest(dag: Dag, solver: str, budget: int, candidates: Iterable[Stages]) -> RematerializationPlan:
-    """Return the cheapest plan within the budget; if there is none, an 'infeasible' one with the least peak found."""
+    """Return the cheapest of the `candidates` within the budget; if none fits, an 'infeasible' plan with their least peak."""
     best, least = None, None
     for kept in candidates:
         plan = _plan(dag, solver, budget, kept)
@@ -163,14 +166,14 @@ def plan(dag: Dag, solver: str, budget: int, time_limit: float = 60.0, seed: int
 
 
 def lower_bound(dag: Dag) -> int:
-    """Return a lower bound of every schedule's memory in bytes: the largest sum of a node and its arguments."""
+    """Return a lower bound of the memory of any schedule in bytes: the most that a node and its arguments need."""
     return max((dag.size[node] + sum(dag.size[arg] for arg in set(dag.args[node])) for node in range(len(dag))), default=0)
 
 
 def max_batch(dag: Dag, solver: str, memory: int, time_limit: float = 60.0, seed: int = 0) -> int:
-    """Return the largest batch that `solver` fits into `memory` with at most one extra forward pass, 0 if none.
+    """Return the largest batch for which `solver` needs at most `memory` and one extra forward pass, 0 if there is none.
 
-    `dag` is the graph of a batch of one (or of one unit of a batch); `fixed_bytes` do not grow with the batch.
+    `dag` is the graph for a batch of one. Its `fixed_bytes` do not grow with the batch.
     """
     most_cost = sum(dag.cost) + sum(dag.cost[: dag.forward])
 

@@ -1,1 +1,1 @@
-"""Planning without torch: profile graphs, the optimizer, plans, the driver's files and reports."""
+"""Plans pipelines, without torch: layer graphs, the optimizer, plan files, the driver's files and reports."""

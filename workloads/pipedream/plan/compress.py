@@ -1,7 +1,7 @@
-"""Branch compression: merges each chain of layers on a branch into one node, so that the optimizer searches fewer states.
+"""Merges each chain of layers on a branch into one node, so that the optimizer searches fewer states.
 
-Output files equal those of the original's compress_graph_branches.py, with one exception: the original drops the last layer of
-a branch with its times; here it remains.
+Files equal those of the original's compress_graph_branches.py, except that the original drops the last layer of a branch with
+its times.
 """
 
 from collections import deque
@@ -13,25 +13,25 @@ from iotwin.workloads.pipedream.plan.graph import LayerGraph, LayerNode
 class _Compression:
     def __init__(self, graph: LayerGraph) -> None:
         self.graph = graph
-        self.merged: dict[int, LayerNode] = {}  # the merged node of a chain, by the chain's last layer
-        self.found: dict[str, LayerNode] = {}  # nodes of the new graph by id, in the order of the file
-        self.incoming: dict[str, list[str]] = {}
+        self.merged: dict[int, LayerNode] = {}  # by the last layer of a chain: the node that replaces the chain
+        self.found: dict[str, LayerNode] = {}  # nodes of the new graph by id, in the order of its file
+        self.incoming: dict[str, list[str]] = {}  # by id of a node: ids of its predecessors
         self.runs = 0
 
     def node(self, number: int) -> LayerNode:
-        """Return the node of a layer in the new graph."""
+        """Return the node in the new graph of a chain's last layer, or of any other layer."""
         return self.merged.get(number, self.graph.nodes[number])
 
     def connect(self, source: LayerNode, target: LayerNode) -> None:
-        """Add an edge, and its ends if they are new."""
+        """Add an edge to the new graph, with its two nodes if they are new."""
         for node in (source, target):
             self.found.setdefault(node.id, node)
         self.incoming.setdefault(target.id, []).append(source.id)
 
     def run(self, first: int) -> int:
-        """Merge the chain of layers that starts a branch at `first`, and return its last layer."""
+        """Merge the chain of layers that begins at `first`, the first layer of a branch. Return the chain's last layer."""
         graph, layers = self.graph, [first]
-        while self._goes_on(layers[-1]):
+        while self._chain_continues(layers[-1]):
             layers.append(graph.successors[layers[-1]][0])
         # A layer with several successors ends the chain. It is merged unless it is the whole chain.
         if len(layers) > 1 or len(graph.successors[first]) == 1:
@@ -39,7 +39,7 @@ class _Compression:
         self.runs += 1
         return layers[-1]
 
-    def _goes_on(self, layer: int) -> bool:
+    def _chain_continues(self, layer: int) -> bool:
         after = self.graph.successors[layer]
         return len(after) == 1 and len(self.graph.predecessors[after[0]]) == 1
 
@@ -56,16 +56,19 @@ class _Compression:
         )
 
     def result(self) -> LayerGraph:
-        """Return the new graph, its edges grouped by target."""
+        """Return the new graph. Its edges are grouped by target."""
         index = {name: index for index, name in enumerate(self.found)}
         edges = [(index[source], index[name]) for name in self.found for source in self.incoming.get(name, ())]
-        # Numbers are formatted again, as the original does.
+        # Without `written`, numbers are formatted anew when the graph is written, as in the original.
         nodes = tuple(replace(node, written=None) for node in self.found.values())
         return LayerGraph(nodes, tuple(edges), self.graph.name)
 
 
 def compress(graph: LayerGraph) -> LayerGraph:
-    """Return the graph with each chain of layers on a branch as one node: times and parameters summed, the last activation."""
+    """Return the graph with one node for each chain of layers on a branch.
+
+    The node has the sum of the chain's times and parameters, and the activation of its last layer.
+    """
     state = _Compression(graph)
     waiting, seen = deque(graph.sources()), set()
     while waiting:

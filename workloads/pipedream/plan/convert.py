@@ -1,7 +1,7 @@
-"""Converts an optimised graph to the inputs of a runtime: modules with their tensors, rank configurations and the plan.
+"""Converts an optimised graph to the inputs of a runtime: modules with their tensors, configurations of ranks, and the plan.
 
-Tensor names are those of the original's convert_graph_to_model.py. ``out<k>`` counts the edges that leave a stage, so that
-numbers may be missing. A stage's tensors are sorted by node id as a string.
+Tensor names are those of the original's convert_graph_to_model.py: k in ``out<k>`` counts the edges that leave a stage, so some
+k are missing. The tensors of a stage are sorted by the id of their node, as a string.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,10 @@ from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
 
 @dataclass(frozen=True)
 class Converted:
-    """The result of a conversion: modules as ``{"name", "inputs", "outputs"}``, confs by kind, the stages' graphs, the plan."""
+    """The result of a conversion.
+
+    `modules` are documents ``{"name", "inputs", "outputs"}``; `confs` the original's configurations of ranks (dp, mp, hybrid).
+    """
 
     modules: list[dict[str, Any]]
     confs: dict[str, dict[str, Any]]
@@ -24,7 +27,10 @@ class Converted:
 
 
 def parse_ranks(text: str, stages: int) -> list[int]:
-    """Return the number of ranks per stage from ``0:3,1:1``. Raises UsageError for an unknown, missing or repeated stage."""
+    """Return the number of ranks of each stage from a text such as ``0:3,1:1``.
+
+    Raises UsageError if a stage is unknown, missing or repeated.
+    """
     found: dict[int, int] = {}
     for pair in text.split(","):
         stage, separator, ranks = pair.partition(":")
@@ -41,7 +47,7 @@ def parse_ranks(text: str, stages: int) -> list[int]:
 
 
 def convert(graph: LayerGraph, ranks: str | None = None) -> Converted:
-    """Return modules, confs and plan of an optimised graph. `ranks` is the text for `parse_ranks`; None: one rank per stage."""
+    """Convert an optimised graph. `ranks` is a text for `parse_ranks`; without it each stage has one rank."""
     whole = graph.without(n for n in graph.sinks() if graph.nodes[n].description.startswith("__getitem__"))
     by_stage = partition(whole)
     if list(by_stage) != list(range(len(by_stage))):
@@ -58,7 +64,7 @@ def convert(graph: LayerGraph, ranks: str | None = None) -> Converted:
 
 
 def _modules(graph: LayerGraph, stages: int) -> list[dict[str, Any]]:
-    """Return the modules of the stages with their input and output tensors, then the criterion."""
+    """Return a module for each stage, with the names of its input and output tensors, then the module of the criterion."""
     names = {node.id: f"input{k}" for k, node in enumerate(n for i, n in enumerate(graph.nodes) if graph.nodes[i].is_input)}
     found = []
     counter = 0
@@ -86,7 +92,10 @@ def _modules(graph: LayerGraph, stages: int) -> list[dict[str, Any]]:
 
 
 def _inputs(graph: LayerGraph, own: list[int]) -> set[str]:
-    """Return the ids of the nodes whose output enters the stage of nodes `own`, and of the model's inputs in the stage."""
+    """Return the ids of the nodes whose outputs a stage reads: earlier stages' nodes, and inputs of the model in the stage.
+
+    `own` holds the indices of the stage's nodes.
+    """
     inside = set(own)
     entering = {source for number in own for source in graph.predecessors[number] if source not in inside}
     entering |= {number for number in own if graph.nodes[number].is_input}
@@ -113,9 +122,10 @@ def _plan(graph: LayerGraph, replicas: list[int]) -> PipelinePlan:
 
 
 def _confs(modules: int, plan: PipelinePlan, hybrid: bool) -> dict[str, dict[str, Any]]:
-    """Return the confs: dp (all ranks data parallel), mp (one rank per stage) and, if `hybrid`, the plan's ranks.
+    """Return the original's configurations: which stage each module is in, and which ranks each stage has.
 
-    The criterion is in the last stage.
+    They are dp (all ranks data parallel), mp (one rank per stage) and, if `hybrid`, the ranks of the plan. The criterion is in
+    the last stage.
     """
     stages = [*range(modules - 1), modules - 2]
     found: dict[str, dict[str, Any]] = {

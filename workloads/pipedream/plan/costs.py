@@ -1,8 +1,11 @@
-"""The cost of a stage: seconds per minibatch in steady state, by the formulas of PipeDream's code or of its paper.
+"""Computes the cost of a stage, in seconds per minibatch in steady state, by the formulas of PipeDream's code or of its paper.
 
-A *point* is a possible cut between stages: point 0 is before all layers, point k after the k-th state. A stage is between two
-points. Symbols: C compute seconds of a minibatch on one unit, W parameter bytes, m replicas, B bytes per second of the level,
-`inner` the units of the next inner level.
+A *state* is a set of layers that can precede a cut between two stages (states/). A *point* is such a cut: point 0 is before all
+layers, point k after the layers of the k-th state. A stage is between two points. Machines form *levels*, such as the GPUs of a
+server and the servers of a cluster; a *unit* of a level is one of its machines, with all the levels inside it.
+
+Symbols: C is the compute seconds of a minibatch on one unit, W the parameter bytes, m the number of replicas. B is the bytes per
+second between two units of the level, `inner` the number of units of the next inner level, `out` the bytes across a cut.
 
 ``code``   first stage    (C + 4(m-1)W/(Bm)/inner) / m
            later stages   (C + 4(m-1)W/(Bm)) / m; with a compression ratio r also 2 out/(Bm)/r for inputs and outputs
@@ -28,7 +31,7 @@ MemoryModel = Literal["original", "versions"]
 
 @dataclass(frozen=True)
 class Level:
-    """One level of the machine hierarchy: the number of units, and the bytes per second between any two of them."""
+    """One level of the machine hierarchy: its number of units, and the bytes per second between any two of them."""
 
     machines: int
     bandwidth: float
@@ -36,10 +39,12 @@ class Level:
 
 @dataclass(frozen=True)
 class CostOptions:
-    """The constraints of a plan: `levels` innermost first, `memory_bytes` per worker (None: no limit).
+    """The machines and constraints for a plan.
 
-    By default a plan uses fewer workers if that is faster. `exact_workers` uses all of them, `fewest_workers` the fewest that
-    give the same time.
+    * `levels` begin with the innermost. `memory_bytes` is the limit per worker, None without a limit.
+    * By default a plan uses fewer workers if that is faster. `exact_workers` uses all of them, `fewest_workers` the fewest that
+      give the same time.
+    * `straight` allows one replica per stage. `compression` is the ratio by which activations are compressed for transfers.
     """
 
     levels: tuple[Level, ...]
@@ -64,9 +69,10 @@ class CostOptions:
 
 @dataclass(frozen=True)
 class Points:
-    """Totals of all layers before each point, and `reach[a, b]`: True if a stage can be between points a and b.
+    """The points of a graph: totals of all layers before each point, and which stages are possible.
 
-    `seconds` are of both passes of a minibatch, `parameters` and `activations` in bytes; `output` is the bytes across the cut.
+    `closures` are the sets of layers. `seconds` is the time of both passes of a minibatch; `parameters` and `activations` are in
+    bytes. `output` is the bytes across the cut. `reach[a, b]` is True if a stage can be between points a and b.
     """
 
     closures: list[int]
@@ -84,7 +90,7 @@ class Points:
 
 
 def points_of(graph: LayerGraph, states: States) -> Points:
-    """Return the points of the graph's states. As in the original, `output` counts each state's augmented antichain."""
+    """Return the points of the graph's states. As in the original, `output` sums the augmented antichain (antichains.py)."""
     antichains = Antichains(graph)
     count = len(states.closures)
     reach = np.zeros((count + 1, count + 1), bool)
@@ -96,7 +102,7 @@ def points_of(graph: LayerGraph, states: States) -> Points:
 
 
 def chain_points(graph: LayerGraph, closures: list[int]) -> Points:
-    """Return the points of a given partition. `closures` are the sets of layers up to the end of each stage."""
+    """Return the points of a given partition. `closures[k]` is the set of layers of the stages up to stage k."""
     antichains = Antichains(graph)
     fronts = [sum(1 << node for node in bits(each) if not graph.successor_sets[node] & each) for each in closures]
     reach = np.triu(np.ones((len(closures) + 1,) * 2, bool), 1)
@@ -127,14 +133,14 @@ def _members(sets: Iterable[int], size: int) -> Array:
 
 
 class Costs:
-    """Costs of stages under `options`. Times and bytes may be numbers or arrays that broadcast."""
+    """Computes the costs of stages under `options`. Times and bytes may be numbers, or arrays that broadcast."""
 
     def __init__(self, options: CostOptions) -> None:
         self.options = options
         self._code = options.cost_model == "code"
 
     def first(self, level: int, compute: Any, parameters: Any, replicas: Any) -> Any:
-        """Return the seconds of the first stage of a pipeline of `level`."""
+        """Return the seconds of a first stage on `level`. `compute` is in seconds, `parameters` in bytes."""
         at = self.options.levels[level]
         if not self._code:
             return np.maximum(compute, 2 * (replicas - 1) * parameters / at.bandwidth) / replicas
@@ -142,7 +148,10 @@ class Costs:
         return (compute + 4 * (replicas - 1) * parameters / (at.bandwidth * replicas) / inner) / replicas
 
     def later(self, level: int, compute: Any, parameters: Any, entering: Any, leaving: Any, replicas: Any) -> Any:
-        """Return the seconds of a later stage: the longest of compute, input and output. Bytes are per minibatch."""
+        """Return the seconds of a later stage on `level`: the longest of computing, receiving input and sending output.
+
+        `entering` and `leaving` are the bytes of input and output per minibatch.
+        """
         at, ratio = self.options.levels[level], self.options.compression
         if not self._code:
             busy = np.maximum(compute, 2 * (replicas - 1) * parameters / at.bandwidth) / replicas
@@ -153,7 +162,9 @@ class Costs:
         return np.maximum(busy, 2 * np.maximum(entering, leaving) / (at.bandwidth * replicas) / ratio)
 
     def too_large(self, parameters: Any, activations: Any, replicas: int, units: Any) -> Any:
-        """Return True if a stage exceeds the memory. `units` is the number of the level's units in this and all later stages.
+        """Return True if a stage exceeds the memory of a worker, by the formula of the memory model.
+
+        `units` is the number of units of this stage and all later ones.
 
         ``original``  ceil((units after the stage) / replicas) x (activations + parameters), which is 0 for the last stage
         ``versions``  with w = floor((units - 1) / replicas) other minibatches in flight:

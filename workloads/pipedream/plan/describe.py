@@ -9,10 +9,10 @@ from iotwin.workloads.pipedream.plan.states.lattice import count_states
 
 
 def describe(graph: LayerGraph, with_states: bool = False) -> dict[str, Any]:
-    """Return counts, order and totals; if `with_states`, also `states` and `augmented` of the graph without inputs.
+    """Return the graph's counts, topological order and totals; with `with_states`, also its states without inputs.
 
-    `state_count` is of the graph that the optimizer searches, without inputs and free nodes; None if counting takes too long.
-    Raises IotwinError if there are too many states to list.
+    `state_count` is the number of states that the optimizer searches, None if counting takes too long. Raises IotwinError if
+    there are too many states to list.
     """
 
     def names(numbers: Any, of: LayerGraph = graph) -> list[str]:

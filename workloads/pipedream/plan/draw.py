@@ -1,4 +1,4 @@
-"""Draws the layer graph: one row per depth, one colour per stage."""
+"""Draws a layer graph, with a row for each depth and a colour for each stage."""
 
 from pathlib import Path
 from textwrap import shorten
@@ -9,11 +9,11 @@ from iotwin.workloads.pipedream.plan.graph import LayerGraph
 
 _COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#0072B2", "#D55E00", "#8C8C8C")
 _TYPES = (".svg", ".png")
-_TEXTS = 80  # layers are labelled if there are no more
+_TEXTS = 80  # graphs with more layers are drawn without labels
 
 
 def layout(graph: LayerGraph) -> list[tuple[float, float]]:
-    """Return (x, depth) of each node. Depth is the length of the longest path from a source; x is centred in each row."""
+    """Return the position (x, depth) of each node. Depth is the length of the longest path from a source; rows are centred."""
     depth = [0] * len(graph.nodes)
     for number in graph.topological:
         depth[number] = max((depth[before] + 1 for before in graph.predecessors[number]), default=0)
@@ -22,7 +22,7 @@ def layout(graph: LayerGraph) -> list[tuple[float, float]]:
         rows.setdefault(depth[number], []).append(number)
     x = [0.0] * len(graph.nodes)
     for at in sorted(rows):
-        # Sorted by the position of their predecessors, so that branches stay apart.
+        # Nodes are sorted by the mean x of their predecessors, so that branches do not cross.
         rows[at].sort(key=lambda number: sum(x[b] for b in graph.predecessors[number]) / (len(graph.predecessors[number]) or 1))
         for column, number in enumerate(rows[at]):
             x[number] = column - (len(rows[at]) - 1) / 2
@@ -30,7 +30,7 @@ def layout(graph: LayerGraph) -> list[tuple[float, float]]:
 
 
 def draw(graph: LayerGraph, output: Path) -> None:
-    """Draw the graph as SVG or PNG. Equal graphs give equal files."""
+    """Draw the graph as SVG or PNG. Equal graphs give equal files. Raises UsageError for any other file type."""
     if output.suffix not in _TYPES:
         raise UsageError(f"{output} has no known file type; end its name in .svg or .png")
     check_output(output)

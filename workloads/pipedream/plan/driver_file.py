@@ -1,6 +1,7 @@
-"""Reads and checks the driver's YAML file, and builds the commands that start its ranks.
+"""Reads and checks a driver's YAML file, and builds the commands that start its ranks.
 
-If the conf that it names is not on this machine, the number of ranks comes from a table of the confs that the original ships.
+A driver file names a conf.json, which assigns ranks to stages. If this file does not exist, the number of ranks is looked up in a
+table of the conf.json files that the original ships.
 """
 
 import os
@@ -37,7 +38,7 @@ _LOCAL = ("localhost", "127.0.0.1")
 
 @dataclass(frozen=True)
 class Driver:
-    """A driver file: its keys, its machines as (host, GPU), the ranks of its conf, and its problems as (key, text)."""
+    """A driver file: its keys, its machines as (host, GPU), its number of ranks, and its problems as (key, text)."""
 
     path: Path
     keys: dict[str, Any]
@@ -58,7 +59,7 @@ class Driver:
 
 
 def read_driver(path: Path, models: Path | None = None) -> Driver:
-    """Return a driver file with all its problems. Its conf is searched in `models` and in the folder of the file."""
+    """Read a driver file and list all its problems. Its conf.json is searched for in `models` and in the folder of the file."""
     text = read_text(path)
     try:
         content = parse(text, "the file")
@@ -78,7 +79,7 @@ def read_driver(path: Path, models: Path | None = None) -> Driver:
 
 
 def _meant(key: str, value: Any) -> Any:
-    """Return `value`; for a boolean key, convert a word for true or false in YAML 1.1, which the original reads."""
+    """Return `value`. If the key is boolean and the value a word for true or false in YAML 1.1, return the bool instead."""
     return TRUTHS.get(value.lower(), value) if isinstance(value, str) and bool in _TYPES.get(key, ()) else value
 
 
@@ -100,7 +101,7 @@ def _key_problems(key: str, value: Any) -> list[tuple[str, str]]:
 
 
 def _machines(listed: Any) -> tuple[list[tuple[str, int]], list[tuple[str, str]]]:
-    """Return the machines as (host, GPU) and the problems of the list."""
+    """Return the listed machines as (host, GPU), and the problems of the list."""
     if not isinstance(listed, list):
         return [], []
     if not listed:
@@ -119,7 +120,7 @@ def _machines(listed: Any) -> tuple[list[tuple[str, int]], list[tuple[str, str]]
 
 
 def _conf_ranks(path: Path, config_file: Any, models: Path | None) -> tuple[int | None, list[tuple[str, str]]]:
-    """Return the number of ranks of the conf that a driver file names, and its problems."""
+    """Return the number of ranks in the conf.json that a driver file names, None if unknown, and its problems."""
     if not isinstance(config_file, str):
         return None, []
     for folder in (models, path.parent):
@@ -141,7 +142,7 @@ def _ranks_of(conf: Path, config_file: str) -> tuple[int | None, list[tuple[str,
 
 
 def _too_many(ranks: int, name: str) -> tuple[int, list[tuple[str, str]]]:
-    """Return the ranks, and a problem if they exceed N of the conf's folder ``gpus=N``."""
+    """Return `ranks`, and a problem if the conf.json is in a folder ``gpus=N`` with a smaller N."""
     match = re.search(r"gpus=(\d+)", name)
     if match and ranks > int(match[1]):
         return ranks, [("config_file", f"{name} has {ranks} ranks, its folder is for {match[0]}")]
@@ -162,7 +163,10 @@ def conf_document(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Launch:
-    """How the ranks are started. `local`: without ssh and containers; `mounts`: further mounted paths."""
+    """How to start the ranks. `local`: without ssh and containers. `single_container`: one container per host.
+
+    `directory` is for checkpoints, `resume` the checkpoint to resume from, `mounts` further paths to mount into containers.
+    """
 
     directory: Path
     resume: str | None = None
@@ -172,9 +176,9 @@ class Launch:
 
 
 def commands(driver: Driver, launch: Launch) -> list[list[str]]:
-    """Return one argument list per process: a rank, or all ranks of a host in one container.
+    """Return the command of each process, as a list of arguments. A process is a rank, or all ranks of a host in one container.
 
-    Raises UsageError if the file is invalid or a mounted path has a colon.
+    Raises UsageError if the file has a problem or a mounted path has a colon.
     """
     if driver.problems:
         key, text = driver.problems[0]

@@ -1,6 +1,6 @@
-"""The layer graph of a model: nodes with times and bytes, directed edges, and operations on their order.
+"""The layer graph of a model: nodes with times and bytes, directed edges, and the order that they imply.
 
-A set of nodes is an integer; bit i is the i-th node of the graph.
+A set of nodes is an integer whose bit i stands for the i-th node of the graph.
 """
 
 from collections import deque
@@ -13,9 +13,9 @@ from iotwin.common.errors import UsageError
 
 @dataclass(frozen=True)
 class LayerNode:
-    """A layer or operation: times in milliseconds per minibatch, sizes in bytes, `stage` None before optimisation.
+    """A layer or operation, with times in milliseconds per minibatch and sizes in bytes. `stage` is None before optimisation.
 
-    `written` is the text of times and sizes in the node's file, so that writing the node gives the same bytes.
+    `written` is the text of times and sizes in the file that the node was read from, so that the node is written unchanged.
     """
 
     id: str
@@ -47,7 +47,7 @@ def bits(nodes: int) -> Iterator[int]:
 
 
 class Cycle(UsageError):
-    """The layer graph has a cycle; the layer `node` is in it or after it."""
+    """The layer graph has a cycle. The layer `node` is in the cycle or after it."""
 
     def __init__(self, node: int, text: str) -> None:
         super().__init__(text)
@@ -56,12 +56,15 @@ class Cycle(UsageError):
 
 @dataclass(frozen=True)
 class LayerGraph:
-    """Nodes in the order of their file, and edges as pairs of indices. The incoming edges of a node are in argument order."""
+    """A graph: nodes in the order of their file, and edges (source, target) as indices of nodes.
+
+    The incoming edges of a node are in the order of its arguments.
+    """
 
     nodes: tuple[LayerNode, ...]
     edges: tuple[tuple[int, int], ...]
     name: str = "the graph"
-    ending: str = ""  # text after the last line of its file: nothing, or a newline
+    ending: str = ""  # what follows the last line of its file: nothing, or a newline
 
     @cached_property
     def successors(self) -> list[list[int]]:
@@ -99,7 +102,7 @@ class LayerGraph:
 
     @cached_property
     def topological(self) -> list[int]:
-        """Return the nodes in topological order, ties in file order. Raises Cycle if there is none."""
+        """Return the nodes in topological order, and in file order where that is free. Raises Cycle if there is a cycle."""
         waiting = [len(before) for before in self.predecessors]
         ready = deque(index for index, count in enumerate(waiting) if not count)
         order = []
@@ -162,7 +165,7 @@ class LayerGraph:
 
 
 def partition(graph: LayerGraph) -> dict[int, LayerGraph]:
-    """Return the sub-graph of each stage with the edges inside it. Raises UsageError if a node has no stage."""
+    """Return, for each stage, the graph of its nodes and the edges between them. Raises UsageError if a node has no stage."""
     stages = []
     for node in graph.nodes:
         if node.stage is None:
@@ -172,7 +175,7 @@ def partition(graph: LayerGraph) -> dict[int, LayerGraph]:
 
 
 def is_series_parallel(graph: LayerGraph) -> bool:
-    """Return True if repeatedly removing nodes with one predecessor and one successor leaves two nodes."""
+    """Return True if two nodes are left when nodes with one predecessor and one successor are removed repeatedly."""
     before = [set(sources) for sources in graph.predecessors]
     after = [set(targets) for targets in graph.successors]
     left = len(graph.nodes)

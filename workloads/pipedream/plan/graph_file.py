@@ -1,4 +1,4 @@
-"""Reads and writes graph.txt, the profile format, byte for byte: one line per node, then one line per edge.
+"""Reads and writes graph.txt, the format of profiles: one line per node, then one line per edge.
 
     node41 -- Linear(...) -- forward_compute_time=0.393, backward_compute_time=0.548, activation_size=512000.0, parameter_size=16388000.000
     <tab>node40 -- node41
@@ -23,7 +23,7 @@ _STAGE = re.compile(r"stage_id=(\d{1,9})")
 
 
 def read_graph(path: Path) -> LayerGraph:
-    """Return the graph of the file. Raises UsageError with file and line if a line is neither a node nor an edge."""
+    """Read a graph. Raises UsageError, with file and line, if a line is neither a node nor an edge."""
     return parse_graph(_text(path), str(path))
 
 
@@ -42,7 +42,7 @@ def _text(path: Path) -> str:
 
 
 def parse_graph(text: str, name: str = "the graph") -> LayerGraph:
-    """Return the graph of a file's `text`. Errors call the file `name`."""
+    """Return the graph in a file's `text`. Errors call the file `name`."""
     nodes: list[LayerNode] = []
     lines: list[int] = []
     index: dict[str, int] = {}

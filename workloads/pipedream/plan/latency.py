@@ -1,7 +1,7 @@
-"""Finds the inference plan of least latency for inputs that arrive at a fixed interval.
+"""Finds the pipeline with the least latency for inference, if inputs arrive at a fixed interval.
 
-After inference_optimizer_graph.py of msr-fiddle/pipedream: no stage may take longer than the interval, there are no gradients,
-and a stage's output takes out/(B m) seconds to the next stage unless activations are compressed.
+It follows inference_optimizer_graph.py of msr-fiddle/pipedream. No stage may take longer than the interval, and there are no
+gradients. The transfer of a stage's output takes out/(B m) seconds (symbols: costs.py), or no time if activations are compressed.
 """
 
 from typing import Any
@@ -15,11 +15,14 @@ from iotwin.workloads.pipedream.plan.states.antichains import states_of
 
 
 def optimize_latency(graph: LayerGraph, options: CostOptions, interval_s: float) -> dict[str, Any]:
-    """Return ``{"objective", "latency_s", "stage_time_s", "workers", "stages"}``. Raises IotwinError if there is no plan."""
+    """Return the best plan as ``{"objective", "latency_s", "stage_time_s", "workers", "stages"}``.
+
+    Raises IotwinError if no plan keeps every stage within `interval_s`.
+    """
     points = points_of(graph, states_of(graph))
     machines, last = options.levels[0].machines, points.last
-    best = np.full((machines + 1, last + 1), np.inf)  # latency by units and point
-    came = np.zeros((machines + 1, last + 1, 2), int)  # first point and replicas of the last stage
+    best = np.full((machines + 1, last + 1), np.inf)  # least latency, by number of units and point
+    came = np.zeros((machines + 1, last + 1, 2), int)  # the same plan's last stage: its first point, and its replicas
     for end in range(1, last + 1):
         begins = np.flatnonzero(points.reach[:, end])
         for replicas in range(1, (1 if options.straight else machines) + 1):
@@ -37,7 +40,7 @@ def optimize_latency(graph: LayerGraph, options: CostOptions, interval_s: float)
 
 
 def _added(points: Points, options: CostOptions, begins: np.ndarray, end: int, replicas: int, interval_s: float) -> Array:
-    """Return the latency of the stages from `begins` to `end`, infinite if one exceeds the interval or the memory."""
+    """Return the latency of each stage from one of `begins` to `end`, infinite if it exceeds the interval or the memory."""
     compute = points.forward_s[end] - points.forward_s[begins]
     first = begins == 0
     link = options.levels[0].bandwidth * replicas

@@ -1,10 +1,11 @@
-"""The exact optimizer: dynamic programming over points, from the innermost level of machines to the outermost.
+"""The exact optimizer: dynamic programming over points (costs.py), from the innermost level of machines to the outermost.
 
-U[m][q] is the best bottleneck, in seconds, of the stages from point q to the end on exactly m units, without the pipeline's first
-stage. The first stage has another formula and is added last. Inner levels need U for every pair of points: U is a matrix, and a
-step is a (min, max) product of matrices. The outermost level needs one end only.
+U[m][q] is the best time of the slowest stage, in seconds, among the stages from point q to the end on exactly m units, without
+the pipeline's first stage. That stage has another formula and is added last. Inner levels need U for every pair of points, so U
+is a matrix, and a step is a (min, max) product of matrices. The outermost level only needs the last point as the end.
 
-Plans of equal time, within one part in 10^13, are ordered by the fewest stages, then units, then bytes sent, then earliest cuts.
+Of plans whose times agree to 13 digits, the one with the fewest stages is chosen, then fewest units, fewest bytes sent, and
+earliest cuts.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ _TILE = 512  # columns per block, so that a step's arrays stay in the processor'
 
 @dataclass(frozen=True)
 class Split:
-    """A stage of a level, between points `begin` and `end`, on `replicas` units."""
+    """A stage of one level, between the points `begin` and `end`, on `replicas` units."""
 
     begin: int
     end: int
@@ -30,13 +31,13 @@ class Split:
 
 @dataclass(frozen=True)
 class Solution:
-    """The bottleneck in seconds per minibatch, and the stages of each level, innermost first."""
+    """A plan: the time of its slowest stage in seconds per minibatch, and the stages of each level, innermost first."""
 
     seconds: float
     levels: tuple[tuple[Split, ...], ...]
 
     def stages(self) -> list[Split]:
-        """Return the innermost stages, with their replicas multiplied over all levels."""
+        """Return the stages of the innermost level, with their replicas multiplied by those of all outer levels."""
         found = list(self.levels[0])
         for outer in self.levels[1:]:
             found = [
@@ -51,22 +52,22 @@ class Solution:
 class _Search:
     def __init__(self, points: Points, options: CostOptions, stages: Array | None = None) -> None:
         self.points, self.options, self.costs = points, options, Costs(options)
-        self.inner: list[Array | None] = [stages]  # per level, seconds of one unit between any two points
+        self.inner: list[Array | None] = [stages]  # per level: seconds of one unit for a stage between any two points
         self._matrices: dict[tuple[int, int, bool], Array] = {}
 
     def compute(self, level: int, begin: int, ends: np.ndarray) -> Array:
-        """Return the seconds of one unit of the level from point `begin` to each of `ends`."""
+        """Return the seconds in which one unit of `level` computes a stage from point `begin` to each of `ends`."""
         inner = self.inner[level]
         seconds = self.points.seconds
         found: Array = seconds[ends] - seconds[begin] if inner is None else inner[begin, ends]
         return found
 
     def most(self, level: int) -> int:
-        """Return the largest number of replicas of a stage."""
+        """Return how many replicas a stage may have at most."""
         return 1 if self.options.straight else self.options.levels[level].machines
 
     def rows(self, level: int, begin: int, ends: np.ndarray, first: bool) -> Array:
-        """Return the seconds (replicas - 1 x ends) of the stages from `begin` to each of `ends`."""
+        """Return the seconds of stages from `begin` to each of `ends`, by replicas less 1: shape (replicas, ends)."""
         points = self.points
         replicas = np.arange(1, self.most(level) + 1)[:, None]
         compute = self.compute(level, begin, ends)
@@ -77,7 +78,7 @@ class _Search:
         return np.asarray(self.costs.later(level, compute, parameters, points.output[begin], leaving, replicas))
 
     def limited(self, times: Array, begin: int, ends: np.ndarray, replicas: int, units: np.ndarray) -> Array:
-        """Return the times of stages to `ends` (shape: units x ends), infinite if the memory is too small."""
+        """Return the `times` of stages to `ends` by number of units, (units, ends), infinite if the memory is too small."""
         points = self.points
         if self.options.memory_bytes is None:
             return times[None, :]
@@ -86,7 +87,7 @@ class _Search:
         return np.where(self.costs.too_large(parameters, activations, replicas, units[:, None]), np.inf, times)
 
     def matrix(self, level: int, replicas: int, units: int, first: bool) -> Array:
-        """Return the seconds of a stage between every two points, infinite if no stage is possible."""
+        """Return the seconds of a stage between each two points, infinite if no stage is possible."""
         if self.options.memory_bytes is not None:
             return self._matrix(level, replicas, units, first)
         if (level, replicas, first) not in self._matrices:  # the same for any number of units
@@ -112,7 +113,7 @@ class _Search:
         return np.where(refused, np.inf, times)
 
     def all_pairs(self, level: int) -> Array:
-        """Return the best seconds between every two points, with all units of the level."""
+        """Return the best seconds between each two points, with all units of the level."""
         machines, exact = self.options.levels[level].machines, self.options.all_workers
         suffix: list[Array] = []  # by units - 1
         for units in range(1, machines):
@@ -127,9 +128,10 @@ class _Search:
         return best
 
     def from_ends(self, level: int) -> Array:
-        """Return the best seconds from the first point to any, and from any to the last, with all units of the level.
+        """Return the best seconds from the first point to each, and from each to the last, with all units of the level.
 
-        Other pairs are infinite: the next level does not need them if it has at most two units. Memory is not limited.
+        Other pairs are infinite, since the next level does not need them if it has at most two units. It requires that memory is
+        not limited.
         """
         points, exact, last = self.points, self.options.all_workers, self.points.last
         best = np.full((last + 1, last + 1), np.inf)
@@ -143,7 +145,7 @@ class _Search:
         return best
 
     def _prefix(self, level: int) -> Array:
-        """Return the best seconds from the first point to each, by exact number of units (shape: units x points)."""
+        """Return the best seconds from the first point to each, by exact number of units: shape (units, points)."""
         points, last = self.points, self.points.last
         found = np.full((self.options.levels[level].machines + 1, last + 1), np.inf)
         ends = np.arange(1, last + 1)
@@ -171,14 +173,14 @@ class _Search:
         return best
 
     def outermost(self, level: int) -> Array:
-        """Return the best seconds of the whole graph on exactly 0, 1, ... units of the outermost level."""
+        """Return the best seconds of the whole graph on exactly 0, 1, ... units of `level`, the outermost."""
         last = self.points.last
         suffix = self._suffix(level, last)
         ends = np.arange(1, last + 1)
         return self._best(self.rows(level, 0, ends, True), 0, ends, suffix[:, ends])
 
     def _suffix(self, level: int, end: int) -> Array:
-        """Return U from each point to the point `end` (shape: units x points)."""
+        """Return U from each point to the point `end`: shape (units, points)."""
         suffix = np.full((self.options.levels[level].machines + 1, end + 1), np.inf)
         suffix[0, end] = 0
         for begin in range(end - 1, 0, -1):
@@ -187,7 +189,7 @@ class _Search:
         return suffix
 
     def _best(self, rows: Array, begin: int, ends: np.ndarray, suffix: Array) -> Array:
-        """Return the best seconds per number of units of a stage from `begin` to one of `ends` and the stages after it."""
+        """Return the best seconds, by number of units, of a stage from `begin` to one of `ends` and the stages after it."""
         best = np.full(len(suffix), np.inf)
         for replicas in range(1, len(rows) + 1):
             units = np.arange(replicas, len(suffix))
@@ -212,14 +214,14 @@ def _lower(best: Array, left: Array, right: Array) -> None:
 
 
 class _Choice:
-    """Chooses among the best plans of a level between two points: the fewest stages, then bytes, by dynamic programming."""
+    """Chooses among equally fast plans of a level between two points: fewest stages, then bytes, by dynamic programming."""
 
     def __init__(self, search: _Search, level: int, begin: int, end: int, seconds: float) -> None:
         self.search, self.level, self.begin, self.end = search, level, begin, end
         self.limit = seconds * _SAME
         points = search.points
         self.machines = search.options.levels[level].machines
-        # More than all bytes of any plan, so that the number of stages decides first.
+        # A stage counts more than all bytes that any plan sends, so that the number of stages decides first.
         self.stage = float(2 ** int(2 + np.log2(1 + 2 * self.machines * (points.output.max() + points.parameters[-1]))))
         self.keys = np.full((self.machines + 1, end + 1), np.inf)  # (units x points)
         self.keys[0, end] = 0
@@ -232,7 +234,7 @@ class _Choice:
         return np.flatnonzero(inside)
 
     def _options(self, point: int, first: bool) -> Iterator[tuple[int, Array]]:
-        """Yield (replicas, keys) of a stage from `point` and the stages after it (shape of keys: units - replicas x ends)."""
+        """Yield (replicas, keys) for a stage from `point` and the stages after it; `keys` has the shape (units, ends)."""
         search, points = self.search, self.search.points
         ends = self._ends(point)
         after = self.keys[:, ends]
@@ -251,7 +253,7 @@ class _Choice:
         return best
 
     def _units(self) -> int:
-        """Return the number of units to use: all, unless fewer are faster or the options require the fewest."""
+        """Return how many units to use: all, unless fewer are faster or the options require the fewest."""
         options, totals = self.search.options, self._best(self.begin, True)
         if options.all_workers or (np.isfinite(totals[-1]) and not options.fewest_workers):
             return self.machines
@@ -274,7 +276,7 @@ class _Choice:
 
 
 def arrange(points: Points, options: CostOptions) -> Solution:
-    """Return the best levels and replicas of a given partition, in which each two neighbouring points bound a stage.
+    """Return the best levels and replicas for given stages, which are between each two neighbouring points.
 
     Raises IotwinError if there are too few workers or too little memory.
     """
@@ -284,7 +286,7 @@ def arrange(points: Points, options: CostOptions) -> Solution:
 
 
 def solve(points: Points, options: CostOptions) -> Solution:
-    """Return the best plan. Raises IotwinError if no plan fits the memory or uses exactly the required workers."""
+    """Return the best plan. Raises IotwinError if no plan fits into the memory or uses exactly the required workers."""
     found = _solve(points, options, None)
     return _no_worse_than_one_stage(points, options, found) if not options.all_workers else found
 
@@ -314,12 +316,12 @@ def _solve(points: Points, options: CostOptions, stages: Array | None) -> Soluti
 
 
 def seconds_by_workers(points: Points, options: CostOptions) -> Array:
-    """Return the best seconds on at most 1, 2, ... workers of a single level, infinite if no plan fits the memory."""
+    """Return the best seconds on at most 1, 2, ... workers of a single level, infinite if no plan fits into the memory."""
     return np.minimum.accumulate(_Search(points, options).outermost(0)[1:])
 
 
 def _no_worse_than_one_stage(points: Points, options: CostOptions, found: Solution) -> Solution:
-    """Return data parallelism if it is faster than `found`, which can happen for a straight pipeline only."""
+    """Return data parallelism if it is faster than `found`, else `found`. It can only be faster than a straight pipeline."""
     costs = Costs(options)
     seconds = costs.data_parallel(float(points.seconds[-1]), float(points.parameters[-1]))
     units = options.workers
@@ -341,9 +343,9 @@ def _nothing_found(points: Points, options: CostOptions) -> str:
 
 
 def plan_seconds(points: Points, options: CostOptions, levels: tuple[tuple[Split, ...], ...]) -> float:
-    """Return the bottleneck in seconds of given stages of each level, innermost first.
+    """Return the time of the slowest stage, in seconds, of given stages of each level, innermost first.
 
-    An inner level's stages must be within those of the next level.
+    Each stage must be within a stage of the next level.
     """
     costs = Costs(options)
 

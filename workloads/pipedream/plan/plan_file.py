@@ -1,6 +1,7 @@
 """Reads, checks and writes plan.json; reads the original's conf.json."""
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,9 @@ class _ConfFile(msgspec.Struct):
 
 
 def read_plan(path: Path) -> PipelinePlan:
-    """Return the plan of a plan.json or conf.json. Raises UsageError if the file is invalid.
+    """Read a plan.json or conf.json. Raises UsageError if the file is invalid.
 
-    A conf has no times: each of its stages gets one second per minibatch, a third of it forward.
+    A conf.json has no times, so each of its stages takes one second per minibatch, a third of it for the forward pass.
     """
     content = _json(path)
     if isinstance(content, dict) and "stage_to_rank_map" in content:
@@ -68,7 +69,7 @@ def read_plan(path: Path) -> PipelinePlan:
 
 
 def parse_plan(content: Any, where: str) -> PipelinePlan:
-    """Return the plan of a JSON document. Raises UsageError if it is invalid."""
+    """Return the plan in a JSON document. Raises UsageError if it is invalid; errors call the document `where`."""
     try:
         file = msgspec.convert(content, _PlanFile, strict=False)
     except msgspec.ValidationError as error:
@@ -102,7 +103,10 @@ def _plan_of_conf(content: dict[str, Any], path: Path) -> PipelinePlan:
 
 
 def parse_conf(content: Any, where: str) -> _ConfFile:
-    """Return a conf.json as a struct. Raises UsageError unless stages and ranks count from 0 and each rank is in one stage."""
+    """Return the content of a conf.json.
+
+    Raises UsageError unless stages and ranks count from 0 without gaps and each rank is in one stage.
+    """
     try:
         conf = msgspec.convert(content, _ConfFile, strict=False)
     except msgspec.ValidationError as error:
@@ -119,7 +123,7 @@ def parse_conf(content: Any, where: str) -> _ConfFile:
 
 
 def check_ranks(stages: Iterable[Iterable[int]], where: str) -> None:
-    """Raise UsageError unless each of the ranks 0, 1, ... is in one stage and each stage has a rank."""
+    """Raise UsageError unless each of the ranks 0, 1, ... is in exactly one of `stages`, and each stage has a rank."""
     seen: dict[int, int] = {}
     for stage, ranks in enumerate(stages):
         count = len(seen)
@@ -155,22 +159,13 @@ def _json(path: Path) -> Any:
 
 def plan_document(plan: PipelinePlan) -> dict[str, Any]:
     """Return the JSON document of a plan."""
-    stages = [
-        {
-            "stage": stage.stage, "nodes": list(stage.nodes), "ranks": list(stage.ranks), "forward_s": stage.forward_s,
-            "backward_s": stage.backward_s, "input_bytes": stage.input_bytes, "output_bytes": stage.output_bytes,
-            "parameter_bytes": stage.parameter_bytes, "activation_bytes": stage.activation_bytes,
-            "all_reduce_s": stage.all_reduce_s, "receive_s": stage.receive_s,
-        }
-        for stage in plan.stages
-    ]  # fmt: skip
     depth = {str(stage.stage): plan.warm_up(stage.stage) for stage in plan.stages}
     origin = {name: plan.origin.get(name) for name in ("graph_sha256", "cost_model")}
     return {
         "version": VERSION,
         **origin,
         "batch_size": plan.batch_size,
-        "stages": stages,
+        "stages": [{**asdict(stage), "ranks": list(stage.ranks), "nodes": list(stage.nodes)} for stage in plan.stages],
         "schedule": plan.schedule,
         "depth": depth,
         "levels": plan.origin.get("levels", []),

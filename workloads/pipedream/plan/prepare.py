@@ -1,4 +1,4 @@
-"""Prepares a profile for the optimizer: removes inputs, unused items and free nodes."""
+"""Prepares a profile for the optimizer: removes inputs, unused outputs and nodes without cost."""
 
 from dataclasses import replace
 
@@ -8,15 +8,16 @@ from iotwin.workloads.pipedream.plan.states.antichains import States, states_of
 
 
 def without_inputs(graph: LayerGraph) -> LayerGraph:
-    """Return the graph without its Input sources, then without its ``__getitem__`` sinks, as in the original."""
+    """Return the graph without sources that are inputs and, after that, without ``__getitem__`` sinks, as in the original."""
     kept = graph.without(number for number in graph.sources() if graph.nodes[number].is_input)
     return kept.without(number for number in kept.sinks() if kept.nodes[number].description.startswith("__getitem__"))
 
 
 def folded(graph: LayerGraph) -> LayerGraph:
-    """Return the graph without free nodes that depend on free nodes only; their stage is that of the nodes that use them.
+    """Return the graph without free nodes (LayerNode.is_free) that only depend on free nodes.
 
-    GNMT's ``hidden`` and its ``__getitem__`` are such nodes; a cut between them changes nothing.
+    A cut between such nodes changes nothing; later they get the stage of the nodes that use them. An example is GNMT's
+    ``hidden`` and its ``__getitem__``.
     """
     gone: set[int] = set()
     for number in graph.topological:
@@ -26,7 +27,7 @@ def folded(graph: LayerGraph) -> LayerGraph:
 
 
 def runs_of(graph: LayerGraph) -> tuple[LayerGraph, list[int]]:
-    """Return the graph with each chain of layers merged into one node, and the set of layers of each new node."""
+    """Return the graph with each chain of layers merged into one node, and the set of layers that each new node replaces."""
     nodes: list[LayerNode] = []
     members: list[int] = []
     run: dict[int, int] = {}
@@ -51,6 +52,6 @@ def runs_of(graph: LayerGraph) -> tuple[LayerGraph, list[int]]:
 
 
 def prepared_points(graph: LayerGraph) -> tuple[States, Points]:
-    """Return the states of a prepared graph and their points."""
+    """Return the states of a graph that has been prepared, and their points."""
     states = states_of(graph)
     return states, points_of(graph, states)

@@ -1,4 +1,4 @@
-"""Optimises a profile and returns the plan with its JSON document; evaluates any other partition by the same formulas."""
+"""Optimises a profile and describes the plan as a JSON document; evaluates other partitions by the same formulas."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,18 +13,18 @@ from iotwin.workloads.pipedream.plan.states.antichains import MOST_STATES, TooMa
 from iotwin.workloads.pipedream.plan.states.lattice import count_states, useful_states
 from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
 
-# A graph with more states is not solved again without folding, which matters only if every worker must be used.
+# If every worker must be used, the graph is also searched without folding (prepare.py), unless it has more states.
 _MOST_UNFOLDED = 600
-_MOST_BETWEEN_PAIRS = 2_000  # states whose pairs are all searched, for several levels
-_MOST_PAIRS = 500  # the same for one level; from more states the useful ones are selected first
-_MOST_USEFUL = 4_000_000  # states from which the useful ones are selected within 1 GiB
-_MOST_STEPS = 60_000_000  # states times pairs of (units, replicas): minutes of time
-_SAMPLE = 600  # states of the first, incomplete search
+_MOST_BETWEEN_PAIRS = 2_000  # with several levels, all pairs of up to this many states are searched
+_MOST_PAIRS = 500  # the same with one level; if there are more states, the useful ones are selected first
+_MOST_USEFUL = 4_000_000  # useful states are selected from up to this many states, within 1 GiB
+_MOST_STEPS = 60_000_000  # and if states times pairs of (units, replicas) are at most these, which takes minutes
+_SAMPLE = 600  # number of states in the first, incomplete search
 
 
 @dataclass(frozen=True)
 class Optimized:
-    """The best plan found, the graph with its stages, and the document of both."""
+    """The best plan found, the graph with a stage for each node, and the JSON document that describes both."""
 
     plan: PipelinePlan
     partition: LayerGraph
@@ -34,10 +34,10 @@ class Optimized:
 def optimize(
     graph: LayerGraph, options: CostOptions, fold: bool | None = None, in_flight: int | None = None, sha256: str = ""
 ) -> Optimized:
-    """Return the best plan of a profile. Raises IotwinError if no plan fits.
+    """Return the best plan for a profile. Raises IotwinError if no plan fits.
 
-    `fold` None folds the graph; if all workers must be used and the unfolded graph's plan is faster, it returns that. `in_flight`
-    limits the minibatches in flight per rank of stage 0.
+    `fold` True folds the graph (prepare.py). None does too but, if all workers must be used, also searches the unfolded graph for
+    a faster plan. `in_flight` limits the minibatches in flight per rank of stage 0. `sha256` is that of the profile's file.
     """
     whole = without_inputs(graph)
     if not whole.nodes:
@@ -63,7 +63,7 @@ def optimize(
 
 @dataclass(frozen=True)
 class _Found:
-    """The best plan found over `points`. `states` is the graph's number of states; `complete`: no plan is better."""
+    """The best plan found over `points`. `states` is the graph's number of states. `complete`: True if no plan is better."""
 
     best: Solution
     points: Points
@@ -72,10 +72,10 @@ class _Found:
 
 
 def _searched(graph: LayerGraph, options: CostOptions) -> _Found:
-    """Return the best plan over all states of a graph, or over some of them, with a note, if there are too many."""
+    """Return the best plan over all states of a graph. If there are too many, search some of them and print a note."""
     count = count_states(graph)
     flat = len(options.levels) == 1
-    # The selection of useful states ignores these limits, so it may miss the only plans that keep them.
+    # The selection of useful states ignores these constraints, so it may miss the only plans that satisfy them.
     limited = options.all_workers or options.memory_bytes is not None
     most = MOST_STATES if flat else _MOST_BETWEEN_PAIRS
     if count is None or count <= (most if limited or not flat else _MOST_PAIRS):
@@ -100,7 +100,7 @@ def _searched(graph: LayerGraph, options: CostOptions) -> _Found:
 
 
 def _among_useful(graph: LayerGraph, options: CostOptions, sample: _Found) -> _Found:
-    """Return the best plan over the useful states of a graph, or of its merged chains; `sample` if it is not slower."""
+    """Return the best plan over the useful states (states/lattice.py) of a graph or of its merged chains, or else `sample`."""
     machines = options.levels[0].machines
 
     def few(count: int | None) -> bool:
@@ -113,7 +113,7 @@ def _among_useful(graph: LayerGraph, options: CostOptions, sample: _Found) -> _F
             return sample
     useful, limit_s = useful_states(runs, options, sample.best.seconds)
     closures = [sum(members[run] for run in bits(each)) for each in useful]
-    if not closures:  # no other plan is equally fast
+    if not closures:  # no other plan is as fast
         return replace(sample, complete=runs is graph)
     points = points_of(graph, states_from(graph, closures))
     best = solve(points, options)
@@ -122,13 +122,13 @@ def _among_useful(graph: LayerGraph, options: CostOptions, sample: _Found) -> _F
 
 
 def _with_stages(graph: LayerGraph, kept: LayerGraph, points: Points, solution: Solution) -> LayerGraph:
-    """Return the profile with the stage of each node: the first stage that needs it. Inputs are in stage 0."""
+    """Return the profile with a stage for each node: the first stage that needs the node, and 0 for inputs."""
     stages: dict[str, int] = {}
     for index, split in enumerate(solution.stages()):
         needed = graph.closure(graph.index[kept.nodes[node].id] for node in bits(points.closures[split.end]))
         for node in bits(needed):
             stages.setdefault(graph.nodes[node].id, 0 if graph.nodes[node].is_input else index)
-    for node in graph.topological:  # nodes without users stay in the stage of their predecessors
+    for node in graph.topological:  # nodes that no stage needs are in the stage of their predecessors
         before = [stages[graph.nodes[each].id] for each in graph.predecessors[node]]
         stages.setdefault(graph.nodes[node].id, max(before, default=0))
     return graph.with_stages(stages)
@@ -137,7 +137,7 @@ def _with_stages(graph: LayerGraph, kept: LayerGraph, points: Points, solution: 
 def plan_of(
     partition: LayerGraph, kept: LayerGraph, points: Points, options: CostOptions, levels: tuple[tuple[Split, ...], ...]
 ) -> PipelinePlan:
-    """Return the plan of the levels' stages, with consecutive ranks in each stage."""
+    """Return the plan for the stages in `levels`. Ranks are numbered from stage to stage."""
     stages: list[Stage] = []
     splits = Solution(0.0, levels).stages()
     ranks = 0
@@ -168,7 +168,7 @@ def plan_of(
 
 
 def crossing_bytes(graph: LayerGraph, closure: int) -> float:
-    """Return the bytes that leave a set of layers: each output that a layer outside, or no layer, reads counts once."""
+    """Return the bytes that leave a set of layers. An output counts once if a layer outside, or no layer, reads it."""
     successors = graph.successor_sets
     leaving = (node for node in bits(closure) if not successors[node] or successors[node] & ~closure)
     return sum(graph.nodes[node].activation_bytes for node in leaving)
@@ -177,7 +177,7 @@ def crossing_bytes(graph: LayerGraph, closure: int) -> float:
 def _all_reduce_s(
     options: CostOptions, levels: tuple[tuple[Split, ...], ...], split: Split, parameters: float, seconds: float
 ) -> float:
-    """Return the seconds that averaging gradients adds to a minibatch on one rank, summed over the levels."""
+    """Return the seconds per minibatch that a rank averages gradients, summed over the levels."""
     found, inner = 0.0, 1
     for index, (level, own) in enumerate(zip(options.levels, levels, strict=True)):
         replicas = next(each.replicas for each in own if each.begin <= split.begin and split.end <= each.end)
@@ -191,7 +191,7 @@ def _all_reduce_s(
 
 
 def _receive_s(points: Points, options: CostOptions, levels: tuple[tuple[Split, ...], ...], begin: int) -> float:
-    """Return the seconds of both transfers of a minibatch over the link to a stage, at the outermost level with a cut there."""
+    """Return the seconds of both transfers of a minibatch over a stage's link, which is of the outermost level with this cut."""
     if options.compression is None and options.cost_model == "code":
         return 0.0
     level = max(index for index, own in enumerate(levels) if any(each.begin == begin for each in own))
@@ -199,7 +199,7 @@ def _receive_s(points: Points, options: CostOptions, levels: tuple[tuple[Split, 
 
 
 def _limited(plan: PipelinePlan, in_flight: int) -> PipelinePlan:
-    """Return the plan with warm-ups for at most `in_flight` minibatches per rank of stage 0."""
+    """Return the plan with shorter warm-ups, so that at most `in_flight` minibatches are in flight per rank of stage 0."""
     if in_flight < 1:
         raise UsageError(f"--inputs-in-flight must be at least 1 (got {in_flight})")
     admitted = in_flight * plan.stages[0].replicas
@@ -208,7 +208,7 @@ def _limited(plan: PipelinePlan, in_flight: int) -> PipelinePlan:
 
 
 def stage_rows(plan: PipelinePlan) -> list[dict[str, Any]]:
-    """Return a row per stage, with `compute_s`, `all_reduce_s`, `receive_s` and `send_s` of one minibatch on one replica."""
+    """Return a document per stage. Its times are those of one minibatch on one replica."""
     rows = []
     following = [*(stage.receive_s for stage in plan.stages[1:]), 0.0]
     for stage, send_s in zip(plan.stages, following, strict=True):
@@ -224,7 +224,7 @@ def stage_rows(plan: PipelinePlan) -> list[dict[str, Any]]:
 
 
 def bytes_per_minibatch(plan: PipelinePlan) -> tuple[float, float]:
-    """Return the bytes that all ranks send per minibatch, by the plan and by data parallelism on as many ranks."""
+    """Return the bytes that all ranks send per minibatch, with the plan and with data parallelism on as many ranks."""
     cuts = sum(2 * stage.input_bytes for stage in plan.stages[1:])
     shared = sum(float(sent_bytes(stage.parameter_bytes, stage.replicas)) for stage in plan.stages)
     parameters = sum(stage.parameter_bytes for stage in plan.stages)
@@ -252,15 +252,15 @@ def _document(found: _Found, options: CostOptions, plan: PipelinePlan) -> dict[s
         "data_parallel_sent_bytes_per_minibatch": sent_parallel,
         "levels": plan.origin["levels"],
         "stages": rows,
-        # The search counts minibatches in flight per level; here they are those of the whole plan.
+        # Minibatches in flight are those of the whole plan here; the search counts them level by level.
         "fits_memory": None if limit is None else all(row["memory_bytes"] <= limit for row in rows),
     }
 
 
 def evaluate(graph: LayerGraph, options: CostOptions, plan: PipelinePlan | None = None, fold: bool = True) -> dict[str, Any]:
-    """Return the time of a partition by the formulas: of `plan`, or of the stages of the graph's nodes.
+    """Compute the time of a partition by the formulas, and return a document. The partition is `plan`, or the nodes' stages.
 
-    Without a plan, replicas and levels are the best for the partition. An invalid partition has `valid` False and a `reason`.
+    Without a plan, the best replicas and levels are used. If the partition is invalid, `valid` is False and `reason` not None.
     """
     whole = without_inputs(graph)
     kept = folded(whole) if fold else whole
@@ -289,7 +289,7 @@ def _stages_of(plan: PipelinePlan) -> dict[str, int | None]:
 
 
 def _closures(graph: LayerGraph, stage_of: dict[str, int | None]) -> tuple[str | None, list[int]]:
-    """Return the reason why the stages are not a partition (or None), and the set of layers after each stage."""
+    """Return why the stages are not a partition, None if they are, and the set of all layers up to each stage."""
     stages: list[int] = []
     for node in graph.nodes:
         stage = stage_of.get(node.id)
@@ -308,7 +308,7 @@ def _closures(graph: LayerGraph, stage_of: dict[str, int | None]) -> tuple[str |
 
 
 def _arrangement(points: Points, options: CostOptions, plan: PipelinePlan | None) -> tuple[tuple[Split, ...], ...] | str:
-    """Return the stages of each level for a partition, or the reason why there are none."""
+    """Return the stages of each level for a partition, or a message why there are none."""
     given = plan.origin.get("levels") if plan else None
     if plan and len(plan.stages) != points.last:
         return f"the plan has {len(plan.stages)} stages, its nodes are in {points.last}"
@@ -330,7 +330,7 @@ def _arrangement(points: Points, options: CostOptions, plan: PipelinePlan | None
 
 
 def _given_levels(given: list[dict[str, Any]]) -> tuple[tuple[Split, ...], ...]:
-    """Return a plan's levels with stages instead of states as points."""
+    """Return the levels in a plan's file, with points renumbered from states to stages."""
     ends = sorted({split["last"] + 1 for split in given[0]["splits"]})
     index_of = {0: 0, **{end: number for number, end in enumerate(ends, 1)}}
     return tuple(
@@ -340,7 +340,7 @@ def _given_levels(given: list[dict[str, Any]]) -> tuple[tuple[Split, ...], ...]:
 
 
 def with_stages_of(graph: LayerGraph, partition: LayerGraph) -> LayerGraph:
-    """Return the graph with the stages of a partition, which may lack nodes, as the original's files lack unused ones."""
+    """Return the graph with the stages in `partition`, which may lack nodes, as the original's files lack unused nodes."""
     stages = {node.id: node.stage for node in partition.nodes}
     unknown = next((name for name in stages if name not in graph.index), None)
     if unknown is not None:

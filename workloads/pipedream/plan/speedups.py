@@ -1,4 +1,4 @@
-"""Computes curves of speed-up over the number of workers, per bandwidth."""
+"""Computes curves of the speed-up over the number of workers, for several bandwidths."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +14,9 @@ from iotwin.workloads.pipedream.plan.prepare import folded, prepared_points, wit
 
 
 def speedups(graph: LayerGraph, options: CostOptions, bandwidths: list[float], fold: bool = True) -> dict[str, Any]:
-    """Return, for each bandwidth, a curve of the best plan and one of data parallelism, over 1 to all workers of one level.
+    """Return a panel for a plot: for each bandwidth, the speed-up of the best plan and of data parallelism on 1, 2, ... workers.
 
-    One search gives a whole curve: it returns the best time for every number of workers.
+    One search returns the best time for every number of workers.
     """
     whole = without_inputs(graph)
     _, points = prepared_points(folded(whole) if fold else whole)

@@ -1,4 +1,4 @@
-"""Writes a simulated timeline for Perfetto and Chrome, or as a trace that every iotwin command reads."""
+"""Writes the timeline of a simulated pipeline as JSON for Perfetto and Chrome, or as a trace that all iotwin commands read."""
 
 import gzip
 import json
@@ -14,7 +14,7 @@ from iotwin.workloads.policies.pipeline_simulator import Timeline
 
 _START_NS = 1_000_000_000
 _FIRST_PID = 1000
-_INSTANT_NS = 1000  # duration of a read or write, which take no time in the simulation
+_INSTANT_NS = 1000  # duration of a read or write in the trace; in the simulation they take no time
 
 
 def write_timeline(plan: PipelinePlan, timeline: Timeline, minibatches: int, schedule: str, path: Path) -> None:
@@ -35,7 +35,7 @@ def write_timeline(plan: PipelinePlan, timeline: Timeline, minibatches: int, sch
 
 
 def _chrome(plan: PipelinePlan, timeline: Timeline, minibatches: int, schedule: str) -> dict[str, Any]:
-    """Return the timeline in Chromium's Trace Event Format: a process per stage, a thread per rank."""
+    """Return the timeline in Chromium's Trace Event Format, with a process for each stage and a thread for each rank."""
     used = {
         (stage.stage, minibatch): version
         for stage in plan.stages
@@ -71,7 +71,7 @@ def _chrome(plan: PipelinePlan, timeline: Timeline, minibatches: int, schedule: 
 
 
 def _write_trace(plan: PipelinePlan, timeline: Timeline, path: Path) -> None:
-    """Write a trace: a process per rank, passes as GPU kernels, a read per minibatch, a checkpoint per stage."""
+    """Write a trace with a process for each rank, a GPU kernel for each pass, a read per minibatch, a checkpoint per stage."""
     from iotwin.trace_store import schema
     from iotwin.trace_store.manifest import ClockPair, Host, Manifest, Target
     from iotwin.trace_store.writer import write_events, write_tables
@@ -96,20 +96,15 @@ def _write_trace(plan: PipelinePlan, timeline: Timeline, path: Path) -> None:
     ranks = sorted(rank for stage in plan.stages for rank in stage.ranks)
     stage_of = {rank: stage.stage for stage in plan.stages for rank in stage.ranks}
     pids = [_FIRST_PID + rank for rank in ranks]
-    lives = {"start_ns": [_START_NS] * len(ranks), "exit_ns": [end_ns + 1_000_000] * len(ranks), "exit_status": [0] * len(ranks)}
     processes = {
-        "pid": pids,
-        "ppid": [1] * len(ranks),
-        "namespace_pid": pids,
-        "comm": [f"stage{stage_of[rank]}" for rank in ranks],
-        "command_line": [f"stage {stage_of[rank]}" for rank in ranks],
-        "role": ["rank"] * len(ranks),
-        **lives,
-    }
+        "pid": pids, "ppid": 1, "namespace_pid": pids, "comm": [f"stage{stage_of[rank]}" for rank in ranks],
+        "command_line": [f"stage {stage_of[rank]}" for rank in ranks], "role": "rank",
+        "start_ns": _START_NS, "exit_ns": end_ns + 1_000_000, "exit_status": 0,
+    }  # fmt: skip
     phases = {
-        "phase": ["epoch"] * len(ranks) + ["checkpoint"] * len(ranks),
         "rank": ranks * 2,
-        "epoch": [1] * 2 * len(ranks),
+        "phase": ["epoch"] * len(ranks) + ["checkpoint"] * len(ranks),
+        "epoch": 1,
         "start_ns": [_START_NS] * len(ranks) + [end_ns] * len(ranks),
         "end_ns": [end_ns] * len(ranks) + [end_ns + 1_000_000] * len(ranks),
     }
@@ -124,7 +119,7 @@ def _write_trace(plan: PipelinePlan, timeline: Timeline, path: Path) -> None:
 
 
 def _calls(plan: PipelinePlan, timeline: Timeline, end_ns: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the tables of events and files: the reads of stage 0 and the checkpoints of every stage's first rank."""
+    """Return the tables of events and files: stage 0 reads, and the first rank of each stage writes a checkpoint."""
     reads = (timeline.stage == 0) & ~timeline.backward
     order = np.argsort(timeline.start_s[reads], kind="stable")
     at_ns = _START_NS + (timeline.start_s[reads][order] * 1e9).astype(int)
@@ -139,17 +134,17 @@ def _calls(plan: PipelinePlan, timeline: Timeline, end_ns: int) -> tuple[dict[st
     start, op, rank, file_id, offset, result, flags = map(list, zip(*rows, strict=True))
     pids = [_FIRST_PID + each for each in rank]
     events = {
-        "start_ns": start, "duration_ns": [_INSTANT_NS] * len(rows), "op": op, "pid": pids, "tid": pids, "file_id": file_id,
-        "fd": [3] * len(rows), "offset": offset, "requested": result, "result": result, "flags": flags,
+        "start_ns": start, "duration_ns": _INSTANT_NS, "op": op, "pid": pids, "tid": pids, "file_id": file_id,
+        "fd": 3, "offset": offset, "requested": result, "result": result, "flags": flags,
         "cpu": [each % 32767 for each in rank],
     }  # fmt: skip
     paths = ["/simulated/data", *(f"/simulated/checkpoint.{stage.stage}" for stage in plan.stages)]
     count = len(paths)
     files = {
         "file_id": list(range(count)),
-        "device": [0] * count,
+        "device": 0,
         "inode": list(range(1, count + 1)),
-        "generation": [0] * count,
+        "generation": 0,
         "path": paths,
         "size_bytes": [size * len(batches)] + [0] * (count - 1),
         "kind": ["dataset"] + ["checkpoint"] * (count - 1),
@@ -160,21 +155,21 @@ def _calls(plan: PipelinePlan, timeline: Timeline, end_ns: int) -> tuple[dict[st
 def _kernels(timeline: Timeline) -> dict[str, Any]:
     order = np.argsort(timeline.start_s, kind="stable")
     start = _START_NS + (timeline.start_s[order] * 1e9).astype(int)
-    pids = (timeline.rank[order] + _FIRST_PID).tolist()
-    count = len(order)
+    pids = timeline.rank[order] + _FIRST_PID
     return {
         "start_ns": start, "duration_ns": ((timeline.end_s - timeline.start_s)[order] * 1e9).astype(int),
-        "kind": ["kernel"] * count,
-        "device": timeline.rank[order], "stream": [0] * count, "pid": pids, "tid": pids, "source": ["kineto"] * count,
+        "kind": "kernel", "device": timeline.rank[order], "stream": 0, "pid": pids, "tid": pids, "source": "kineto",
         "name": [f"{'B' if backward else 'F'}{batch}"
                  for backward, batch in zip(timeline.backward[order], timeline.minibatch[order], strict=True)],
     }  # fmt: skip
 
 
 def _encoded(columns: dict[str, Any], expected: Any) -> Any:
-    """Return columns as a table of the schema. Missing columns are null."""
+    """Return columns as a table of the schema. The first column is a list; one value stands for a whole column, none for null."""
     import pyarrow as pa
 
     rows = len(next(iter(columns.values())))
     kinds = {f.name: pa.string() if pa.types.is_dictionary(f.type) else f.type for f in expected}
-    return pa.table({name: pa.array(columns.get(name, [None] * rows), type=kind) for name, kind in kinds.items()}).cast(expected)
+    whole = {name: columns.get(name) for name in kinds}
+    whole = {name: values if isinstance(values, (list, np.ndarray)) else [values] * rows for name, values in whole.items()}
+    return pa.table({name: pa.array(whole[name], type=kind) for name, kind in kinds.items()}).cast(expected)

@@ -1,7 +1,7 @@
-"""States of a pipeline: the sets of layers that can precede a cut. Each is an antichain, its frontier, with all ancestors.
+"""The states of a layer graph: sets of layers that can precede a cut. A state is an antichain (its frontier) with all ancestors.
 
-Terms and rules after Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training" (SOSP 2019). Its optimizer
-enumerates the same states from the first source of the graph.
+Sets of nodes are integers of bits (graph.py). Terms and rules after Narayanan et al., "PipeDream: Generalized Pipeline
+Parallelism for DNN Training" (SOSP 2019), whose optimizer enumerates the same states, from the first source of the graph on.
 """
 
 from collections import deque
@@ -20,14 +20,14 @@ class TooManyStates(IotwinError):
 
 
 class Antichains:
-    """Operations on antichains of a graph. An antichain is a set of nodes as an integer of bits."""
+    """Operations on antichains of a graph, which are sets of nodes of which none is an ancestor of another."""
 
     def __init__(self, graph: LayerGraph) -> None:
         self.graph = graph
         self._open_ancestors: dict[int, int] = {}
 
     def _open(self, node: int) -> int:
-        """Return the ancestors of `node` with a successor that is neither `node` nor another ancestor of it."""
+        """Return the ancestors of `node` that have a successor which is neither `node` nor one of its ancestors."""
         if node not in self._open_ancestors:
             ran = self.graph.ancestors[node] | 1 << node
             successors = self.graph.successor_sets
@@ -35,18 +35,18 @@ class Antichains:
         return self._open_ancestors[node]
 
     def augment(self, antichain: int) -> int:
-        """Return the antichain with those ancestors whose output another branch still needs."""
+        """Return the antichain, together with those ancestors whose output another branch still needs."""
         found = antichain
         for node in bits(antichain):
             found |= self._open(node)
         return found
 
     def deaugment(self, nodes: int) -> int:
-        """Return `nodes` without ancestors of other nodes in it."""
+        """Return `nodes` without those that are ancestors of others: an antichain."""
         return sum(1 << node for node in bits(nodes) if not self.graph.descendants[node] & nodes)
 
     def next(self, antichain: int) -> list[int]:
-        """Return the next antichains: each adds one successor of an open node that has not run."""
+        """Return the antichains of the next states, each with one more layer that has not run."""
         augmented = self.augment(antichain)
         found: dict[int, None] = {}
         for node in bits(augmented):
@@ -59,10 +59,10 @@ class Antichains:
 
 @dataclass(frozen=True)
 class States:
-    """The states of a graph; each comes after the states that it contains.
+    """States of a graph. Each is listed after the states that it contains.
 
-    `antichains[k]` is the frontier of state k, `closures[k]` all its layers, `before[k]` the states that it contains, as an
-    integer of bits. `complete`: these are all states of the graph.
+    `antichains[k]` is the frontier of state k, `closures[k]` the set of all its layers, `before[k]` the set of states that it
+    contains, as an integer of bits. `complete`: True if these are all states of the graph.
     """
 
     antichains: list[int]
@@ -72,9 +72,9 @@ class States:
 
 
 def states_of(graph: LayerGraph, most: int = MOST_STATES) -> States:
-    """Return the states from the first source to the whole graph. Raises TooManyStates if there are more than `most`.
+    """Return all states from the first source node to the whole graph. Raises TooManyStates if there are more than `most`.
 
-    If the first source does not lead to the whole graph, each other source is a separate step.
+    If not all layers depend on the first source, states may also begin with, or add, any other source.
     """
     found = _search(graph, graph.closure(graph.sources()[:1]), 0, most)
     if graph.everything not in found:
@@ -96,7 +96,7 @@ def _fronts(graph: LayerGraph, closures: list[int]) -> list[int]:
 
 
 def states_from(graph: LayerGraph, closures: list[int], complete: bool = True) -> States:
-    """Return the states of `closures`, which must be sorted by size."""
+    """Return the states with the sets of layers `closures`, which must be sorted by size."""
     width = len(graph.nodes) // 8 + 1
     packed = np.frombuffer(b"".join(each.to_bytes(width, "little") for each in closures), np.uint8).reshape(-1, width)
     before = []
@@ -107,10 +107,11 @@ def states_from(graph: LayerGraph, closures: list[int], complete: bool = True) -
 
 
 def some_states_of(graph: LayerGraph, most: int) -> States:
-    """Return about `most` states of a graph that has too many, enough for a good plan: those along four topological orders.
+    """Return about `most` states of a graph that has too many, enough for a good plan.
 
-    The orders run ready layers first come first, latest first, fewest output bytes first, and fewest parameters first. Per share
-    of the compute time, the state with the fewest output bytes is chosen.
+    They are taken from four topological orders, which run that layer next, of those that are ready, which is ready for longest,
+    is the latest, adds the fewest output bytes, or has the fewest parameters. The compute time of each order is divided into
+    equal shares, and from each share the state with the fewest output bytes is taken.
     """
     found = {graph.everything}
     total_ms = sum(node.forward_ms + node.backward_ms for node in graph.nodes)
@@ -132,7 +133,7 @@ def some_states_of(graph: LayerGraph, most: int) -> States:
 
 
 def _order(graph: LayerGraph, rule: str) -> list[int]:
-    """Return a topological order in which `rule` chooses among ready layers."""
+    """Return the topological order in which `rule` chooses among the layers that are ready."""
     waiting = [len(before) for before in graph.predecessors]
     readers = [len(after) for after in graph.successors]
     ready = graph.sources()
@@ -161,7 +162,10 @@ def _order(graph: LayerGraph, rule: str) -> list[int]:
 
 
 def _search(graph: LayerGraph, start: int, sources: int, most: int) -> dict[int, list[int]]:
-    """Return the next closures of each closure: each adds a successor of its layers, or one of `sources`, with ancestors."""
+    """Return, for each state's set of layers, the sets of the next states.
+
+    A next state adds one successor of its layers, or one of `sources`, with all ancestors. The search begins with `start`.
+    """
     successors = graph.successor_sets
     whole = [ancestors | 1 << node for node, ancestors in enumerate(graph.ancestors)]
     reach = sources

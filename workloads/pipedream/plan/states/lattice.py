@@ -1,10 +1,10 @@
-"""Selects the useful states of a graph that has too many to search all pairs: those at which a plan within a time limit can cut.
+"""Selects the useful states of a graph with very many: those at which a plan within a time limit can have a cut.
 
-A stage on m replicas takes (K(end) - K(begin)) / m seconds. K(cut) is the compute seconds of all layers before the cut and the
-seconds in which m replicas exchange their parameters. So only the earlier cut of the largest K matters, and it propagates from
-each state to the states with one more layer. A limit is checked in time proportional to the states, forward and backward; the
-few remaining states are searched exactly. Costs of another form (the paper's maximum, memory) are underestimated, so that no
-useful state is lost.
+A stage on m replicas takes (K(end) - K(begin)) / m seconds, where K(cut) is the compute seconds of all layers before the cut plus
+the seconds in which m replicas exchange the parameters of these layers. So of all earlier cuts only the one with the largest K
+matters, which each state passes on to the states with one more layer. Whether plans keep a time limit is thus checked in time
+proportional to the number of states, once forward and once backward. The few states that remain are searched exactly. Costs of
+another form (the paper's maximum, memory) are underestimated, so that no useful state is lost.
 """
 
 from dataclasses import dataclass
@@ -18,17 +18,18 @@ from iotwin.workloads.pipedream.plan.states.antichains import MOST_STATES, Antic
 
 Ints = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
-_RAN = 100  # marks a layer that has run, in place of its number of missing predecessors
-_SLACK = 1 + 1e-11  # tolerance for sums in another order
-_MOST_CUTS = 1_000  # states whose pairs are searched quickly
+_RAN = 100  # marks a layer that has run, instead of its number of missing predecessors
+_SLACK = 1 + 1e-11  # tolerance for rounding errors, since sums are in another order than in the exact search
+_MOST_CUTS = 1_000  # the time limit is lowered until no more states are left than these, whose pairs are searched quickly
 
 
 @dataclass(frozen=True)
 class LatticeSteps:
-    """The steps from the states with k layers to those with k + 1, sorted by parent and by child.
+    """The steps from the states with k layers (parents) to those with k + 1 (children), sorted in two ways.
 
-    `child[i]` is the target of step i; steps are sorted by parent, and those of parent p begin at `of_parent[p]`. `parent` and
-    `of_child` are sorted by child. The index of a state counts from 0 among the states with the same number of layers.
+    `child[i]` is the child of step i in order of parents, of which parent p's steps begin at `of_parent[p]`. `parent[i]` is the
+    parent of step i in order of children, of which child c's steps begin at `of_child[c]`. The index of a state counts from 0
+    among the states with the same number of layers.
     """
 
     child: Ints
@@ -39,9 +40,9 @@ class LatticeSteps:
 
 @dataclass(frozen=True)
 class Lattice:
-    """All states of a graph with one source, by number of layers: their layers as packed bits, and totals as in Points.
+    """All states of a graph with one source, sorted by number of layers: their layers as packed bits, and totals as in Points.
 
-    Bit i is layer `order[i]`; `begins[k]` is the first state with k + 1 layers.
+    Bit i stands for layer `order[i]`. `begins[k]` is the index of the first state with k + 1 layers.
     """
 
     order: list[int]
@@ -53,16 +54,16 @@ class Lattice:
     steps: list[LatticeSteps]
 
     def closure(self, state: int) -> int:
-        """Return the layers of a state as an integer of bits, by the graph's indices."""
+        """Return the set of layers of a state, as an integer of bits by the graph's indices."""
         ran = np.flatnonzero(np.unpackbits(self.packed[state], bitorder="little"))
         return sum(1 << self.order[index] for index in ran)
 
 
 class _Builder:
-    """The states with one number of layers: their layers and fronts as packed bits, and totals.
+    """Enumerates states by number of layers. It holds those with the current number: layers, frontiers (packed bits), and totals.
 
-    `missing` is the number of predecessors that have not run, for a window of layers from `low` on. Layers before the window have
-    run in every state, layers after it in none. Layers are in topological order, which keeps the window narrow.
+    `missing` has, per state, the number of predecessors that have not run, for a window of layers from `low` on. Layers before
+    the window have run in every state, layers after it in none. Layers are in topological order, which keeps the window narrow.
     """
 
     def __init__(self, graph: LayerGraph) -> None:
@@ -92,8 +93,8 @@ class _Builder:
         self.layer_parameters = np.array([node.parameter_bytes for node in nodes])
         activation = np.pad([node.activation_bytes for node in nodes], (0, width * 8 - count))
         values = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-        self.sums = activation.reshape(width, 8) @ values.T  # activation bytes per value of each packed byte
-        # Equal sets have equal keys. Among some millions of sets, two different ones share a 64-bit key with probability 1e-7.
+        self.sums = activation.reshape(width, 8) @ values.T  # activation bytes for each value of each packed byte
+        # A set's key is the xor of its layers' keys. Among millions of sets, two have equal keys with probability 1e-7.
         self.layer_key = np.random.default_rng(20191027).integers(1, 2**63, count, dtype=np.uint64)
         self.low, self.missing = 0, self.predecessors[None, :1]
         self.keys, self.seconds, self.parameters = np.zeros(1, np.uint64), np.zeros(1), np.zeros(1)
@@ -135,7 +136,7 @@ class _Builder:
         self.parameters = self.parameters[parents] + self.layer_parameters[added]
 
     def output(self) -> Array:
-        """Return the bytes of each state's augmented antichain."""
+        """Return the activation bytes of each state's augmented antichain."""
         used = np.flatnonzero(np.bitwise_or.reduce(self.front, axis=0))
         states, layers = np.nonzero(np.unpackbits(self.front[:, used[0] : used[-1] + 1], axis=1, bitorder="little"))
         begins = np.searchsorted(states, np.arange(len(self.front)))
@@ -161,7 +162,7 @@ def lattice_of(graph: LayerGraph) -> Lattice:
 
 
 class Feasible:
-    """Finds the states that can be cuts of a plan within a limit of seconds, on one level of machines."""
+    """Finds the states at which a plan whose slowest stage takes at most `limit_s` can have a cut, on one level of machines."""
 
     def __init__(self, lattice: Lattice, options: CostOptions, limit_s: float) -> None:
         self.lattice, self.limit_s = lattice, limit_s * _SLACK
@@ -169,11 +170,11 @@ class Feasible:
         self.machines = level.machines
         self.most = 1 if options.straight else level.machines
         code = options.cost_model == "code"
-        # Seconds that m replicas need per byte of parameters.
+        # Seconds that m replicas need to exchange one byte of parameters.
         self.share = [0.0] + [4 * (m - 1) / (level.bandwidth * m) * code for m in range(1, self.most + 1)]
         free = [np.inf] * (self.most + 1)
         link = self.limit_s * level.bandwidth * (options.compression or 1) / 2
-        # Limits of the bytes that enter and leave a stage of m replicas.
+        # Most bytes that may enter and leave a stage of m replicas within the limit.
         self.entering = [link * m for m in range(self.most + 1)] if code else [link] * (self.most + 1)
         if code and options.compression is None:
             self.entering = free
@@ -181,12 +182,12 @@ class Feasible:
         self.columns = [(u, m) for u in range(1, self.machines) for m in range(1, min(self.machines - u, self.most) + 1)]
 
     def key(self, replicas: int, states: slice) -> Array:
-        """Return K of the states for a stage of `replicas` replicas."""
+        """Return K (see above) of `states` for a stage with `replicas`."""
         found: Array = self.lattice.seconds[states] + self.share[replicas] * self.lattice.parameters[states]
         return found
 
     def forward(self) -> npt.NDArray[np.bool_]:
-        """Return True for (state, u) if the layers before the cut fit on u units (shape: states x units + 1)."""
+        """Return a matrix (states, units + 1): True if u units can run the layers before the cut within the limit."""
         lattice = self.lattice
         found = np.zeros((len(lattice.output), self.machines + 1), bool)
         largest = np.empty((0, 0))
@@ -210,7 +211,7 @@ class Feasible:
         return found
 
     def backward(self) -> npt.NDArray[np.bool_]:
-        """Return True for (state, u) if the layers after the cut fit on at most u units (shape: states x units + 1)."""
+        """Return a matrix (states, units + 1): True if at most u units can run the layers after the cut within the limit."""
         lattice = self.lattice
         found = np.zeros((len(lattice.output), self.machines + 1), bool)
         columns = [(u - 1, m) for u, m in self.columns]
@@ -235,7 +236,7 @@ class Feasible:
         return found
 
     def cuts(self) -> npt.NDArray[np.intp]:
-        """Return the states at which a plan within the limit can cut, and the last state; nothing if there is no such plan."""
+        """Return the indices of the states at which a plan within the limit can cut, and of the last; [] without such a plan."""
         forward = self.forward()
         if not forward[-1].any():
             return np.zeros(0, np.intp)
@@ -244,10 +245,10 @@ class Feasible:
 
 
 def useful_states(graph: LayerGraph, options: CostOptions, limit_s: float) -> tuple[list[int], float]:
-    """Return (closures, seconds): the closures include all cuts of every plan that takes at most `seconds`.
+    """Return (closures, seconds): sets of layers that include all cuts of every plan that takes at most `seconds`.
 
-    `limit_s` is the time of a known plan; it is lowered until few states remain. With a memory limit or exact workers, possibly
-    no plan uses these states. Raises TooManyStates if too many plans are equally fast.
+    `limit_s` is the time of a known plan. It is lowered until few states remain. Memory limits and exact numbers of workers are
+    ignored, so possibly no valid plan uses these states. Raises TooManyStates if too many plans are equally fast.
     """
     lattice = lattice_of(graph)
     low = float(lattice.seconds[-1]) / options.workers
@@ -265,9 +266,9 @@ def useful_states(graph: LayerGraph, options: CostOptions, limit_s: float) -> tu
 
 
 def count_states(graph: LayerGraph, most_fronts: int = 20_000) -> int | None:
-    """Return the number of states of a graph with one source, without listing them; None for several or if it takes too long.
+    """Return the number of states of a graph, without listing them; None if it has several sources or counting takes too long.
 
-    Each layer in turn is included or excluded; sets that are equal for all later layers are counted together.
+    Each layer in turn is included or excluded. Sets that do not differ for later layers are counted together.
     """
     if len(graph.sources()) != 1:
         return None
