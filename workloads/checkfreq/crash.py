@@ -167,8 +167,6 @@ def _restored(store: Path) -> int | None:
 
 
 class _Recorder(io.BytesIO):
-    """A file in memory that records its writes."""
-
     def __init__(self) -> None:
         super().__init__()
         self.writes: list[tuple[int, int]] = []  # offset and number of bytes of each write

@@ -29,7 +29,6 @@ class Images(Dataset):
         self._files, self._crop, self._seed, self._parts = files, crop, seed, parts
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self._files)
 
     def __getitem__(self, key: tuple[int, int] | int) -> tuple[torch.Tensor, int]:

@@ -162,7 +162,7 @@ class CFIterator:
         now_s = time.perf_counter()
         stall_s = self._manager.stalls.take() if self._manager else 0.0
         if self._calls and self._began_s:
-            self._count(now_s - self._began_s, stall_s)
+            self._record_duration(now_s - self._began_s, stall_s)
         self._began_s = now_s
         self._calls += 1
         if self._manager is not None:
@@ -175,8 +175,7 @@ class CFIterator:
         if 0 <= self._steps_to_run <= self._steps_here:
             self.exit = True
 
-    def _count(self, seconds: float, stall_s: float) -> None:
-        """Record the duration of a step."""
+    def _record_duration(self, seconds: float, stall_s: float) -> None:
         if self._controller is not None:
             window = self._controller.step(seconds, self._took, stall_s, self._overlaps_write and not self._took)
             if window is not None:

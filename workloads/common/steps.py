@@ -11,7 +11,6 @@ class StepMeter:
         self._compute_s: list[float] = []
 
     def __len__(self) -> int:
-        """Return the number of steps."""
         return len(self._wait_s)
 
     def add(self, asked_ns: int, arrived_ns: int, done_ns: int) -> None:

@@ -99,7 +99,6 @@ class Recorder(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and record it."""
         entered = time.perf_counter_ns()
         operator, written = _facts(func)
         read = _tensors(args)
@@ -193,7 +192,6 @@ def _facts(func: Any) -> tuple[str, tuple[tuple[int, str], ...]]:
 
 
 def _written_indices(written: tuple[tuple[int, str], ...], args: Any, kwargs: dict[str, Any], read: list[Any]) -> list[int]:
-    """Return the indices in `read` of the tensors that an operation writes to."""
     index_of = {id(tensor): index for index, tensor in reversed(list(enumerate(read)))}
     values = [args[position] if position < len(args) else kwargs.get(name) for position, name in written]
     return sorted({index_of[id(tensor)] for tensor in _tensors(values)})

@@ -92,7 +92,6 @@ class _Simulation:
         self._at(end, rank, upcoming, False)
 
     def _send(self, rank: int, done: Pass, time: float) -> None:
-        """Send a pass's output to the next stage (F) or the previous stage (B)."""
         stage = self.stage_and_replica[rank][0]
         target = stage + (1 if done[0] == "F" else -1)
         if not 0 <= target < len(self.plan.stages):

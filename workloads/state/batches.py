@@ -60,7 +60,6 @@ class ResumableBatches:
         return steps_left(self.position)
 
     def __iter__(self) -> Iterator[list[int] | list[tuple[int, int]]]:
-        """Yield the sample indices of each batch."""
         order, position = self.order(), self.position  # the loader reads ahead: the job changes `self.position` meanwhile
         for step in range(steps_left(position)):
             found = order(np.array(self._positions(position, step), np.int64)).tolist()

@@ -54,7 +54,6 @@ class TrainingCases(Dataset):
         self._cases, self._crop, self._seed, self._parts = cases, crop, seed, parts
 
     def __len__(self) -> int:
-        """Return the number of cases."""
         return len(self._cases)
 
     def __getitem__(self, key: tuple[int, int]) -> Sample:
@@ -75,7 +74,6 @@ class EvaluationCases(Dataset):
         self._cases, self._window = cases, window
 
     def __len__(self) -> int:
-        """Return the number of cases."""
         return len(self._cases)
 
     def __getitem__(self, index: int) -> Sample:
@@ -88,7 +86,6 @@ class EpochSampler(DistributedSampler):
     """torch's DistributedSampler, but yields (epoch, index) instead of index."""
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Yield (epoch, index) in the order of DistributedSampler."""
         return ((self.epoch, index) for index in super().__iter__())
 
 

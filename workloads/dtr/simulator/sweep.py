@@ -197,7 +197,6 @@ def run_sweep(
 
 
 def _table(tasks: list[Task]) -> str:
-    """Return the runs of all tasks as CSV, one line per run."""
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(_COLUMNS)

@@ -1,7 +1,6 @@
 """The graph of the static planners: nodes in topological order with one result each, no views, no constants."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -12,21 +11,10 @@ from iotwin.common.foreign_files import read_foreign_struct
 from iotwin.workloads.dtr.simulator.graph import Graph, GraphBuilder
 
 
-class _DagDocument(msgspec.Struct, forbid_unknown_fields=True):
-    """A graph as JSON. `args[i]` lists the nodes that node i reads, all smaller than i."""
+class Dag(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
+    """A graph: node i costs `cost[i]`, has a result of `size[i]` bytes and reads the results of the nodes `args[i]`, all below i.
 
-    cost: list[int]
-    size: list[int]
-    args: list[list[int]]
-    forward: int  # number of nodes in the forward pass, including the loss
-    fixed_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Dag:
-    """A graph: node i costs `cost[i]`, has a result of `size[i]` bytes and reads the results of the nodes `args[i]`.
-
-    The first `forward` nodes are the forward pass. `fixed_bytes` are always in memory.
+    The first `forward` nodes are the forward pass with the loss. `fixed_bytes` are always in memory. `names` may be empty.
     """
 
     cost: list[int]
@@ -34,7 +22,7 @@ class Dag:
     args: list[tuple[int, ...]]
     forward: int
     fixed_bytes: int = 0
-    names: list[str] = field(default_factory=list)
+    names: list[str] = []
 
     def __len__(self) -> int:
         return len(self.cost)
@@ -80,28 +68,27 @@ def training_chain(layers: int) -> Dag:
 
 
 def read_dag(path: Path) -> Dag:
-    """Return the graph of a JSON document. Raises UsageError if it is not a graph."""
+    """Read a graph from its JSON document. Raises UsageError if the file is not a graph."""
     try:
-        document = read_foreign_struct(path, _DagDocument)
+        dag = read_foreign_struct(path, Dag)
     except IotwinError as error:
         raise UsageError(f"{path} is not a graph: {error}") from None
-    count = len(document.cost)
-    if not (len(document.size) == len(document.args) == count > 0) or not 0 < document.forward <= count:
+    count = len(dag)
+    if not (len(dag.size) == len(dag.args) == count > 0) or not 0 < dag.forward <= count or len(dag.names) not in (0, count):
         raise UsageError(
-            f"{path} is not a graph: cost, size and args need one entry per node, and forward must be 1 to their number"
+            f"{path} is not a graph: cost, size, args and names need one entry per node, and forward must be 1 to their number"
         )
-    if min(document.cost) < 0 or min(document.size) < 0:
+    if min(dag.cost) < 0 or min(dag.size) < 0:
         raise UsageError(f"{path} is not a graph: a cost or size is negative")
-    for node, args in enumerate(document.args):
+    for node, args in enumerate(dag.args):
         if any(not 0 <= arg < node for arg in args):
             raise UsageError(f"{path} is not a graph: node {node} reads a node that does not come before it")
-    read = [tuple(args) for args in document.args]
-    return Dag(document.cost, document.size, read, document.forward, document.fixed_bytes)
+    return dag
 
 
 def write_dag(dag: Dag) -> bytes:
-    """Return a graph as the JSON that `read_dag` reads."""
-    return msgspec.json.encode(_DagDocument(dag.cost, dag.size, [list(args) for args in dag.args], dag.forward, dag.fixed_bytes))
+    """Return a graph as the JSON document that `read_dag` reads."""
+    return msgspec.json.encode(dag)
 
 
 def from_graph(graph: Graph, fixed_bytes: int) -> Dag:
