@@ -46,7 +46,7 @@ class RankProcess:
 class Ending:
     """How a plan ended: each rank's exit status (-N if signal N killed it), the first rank that failed, and a message.
 
-    `stopped_by` and `reason` are None if no rank failed.
+    `stopped_by` is None if no rank failed; `reason` is then None, too, unless the time limit was reached.
     """
 
     exit_statuses: list[int]
@@ -94,7 +94,7 @@ class LaunchPlan:
     def _supervise(self, programs: Sequence[_Program]) -> tuple[int | None, str | None]:
         """Wait until all ranks have ended, one has failed, or the time limit is reached.
 
-        Returns the first failed rank and a message; both are None if no rank failed.
+        Returns the first failed rank, None if none failed, and a message, None if all ranks ended by themselves.
         """
         deadline = None if self.limit_s is None else time.monotonic() + self.limit_s
         with selectors.DefaultSelector() as running, ExitStack() as descriptors:

@@ -22,7 +22,7 @@ def has_numba() -> bool:
 
 
 def compiler_of(module: str, inline: bool = False) -> Callable[[_Function], _Function]:
-    """Return a decorator that compiles functions of `module`; it changes nothing without numba or if the module's name is PLAIN.
+    """Return a decorator that compiles functions of `module`. It does nothing without numba, or if the name ends in PLAIN.
 
     Functions that are called in loops should be `inline`, since a call passes each field of each array of the state.
     """

@@ -69,18 +69,12 @@ class LayerGraph:
     @cached_property
     def successors(self) -> list[list[int]]:
         """Return the direct successors of each node."""
-        found: list[list[int]] = [[] for _ in self.nodes]
-        for source, target in self.edges:
-            found[source].append(target)
-        return found
+        return _by_node(self.edges, len(self.nodes))
 
     @cached_property
     def predecessors(self) -> list[list[int]]:
         """Return the direct predecessors of each node, in argument order."""
-        found: list[list[int]] = [[] for _ in self.nodes]
-        for source, target in self.edges:
-            found[target].append(source)
-        return found
+        return _by_node(((target, source) for source, target in self.edges), len(self.nodes))
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -138,10 +132,7 @@ class LayerGraph:
     @cached_property
     def successor_sets(self) -> list[int]:
         """Return, for each node, the set of its direct successors."""
-        found = [0] * len(self.nodes)
-        for source, target in self.edges:
-            found[source] |= 1 << target
-        return found
+        return [sum(1 << target for target in set(targets)) for targets in self.successors]
 
     def closure(self, nodes: Iterable[int]) -> int:
         """Return the set of `nodes` and all their ancestors."""
@@ -162,6 +153,13 @@ class LayerGraph:
         """Return the graph with new stages, given by node id."""
         nodes = tuple(replace(node, stage=stages[node.id]) for node in self.nodes)
         return LayerGraph(nodes, self.edges, self.name, self.ending)
+
+
+def _by_node(pairs: Iterable[tuple[int, int]], count: int) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in range(count)]
+    for node, other in pairs:
+        found[node].append(other)
+    return found
 
 
 def partition(graph: LayerGraph) -> dict[int, LayerGraph]:
