@@ -12,7 +12,8 @@ import numpy as np
 
 from iotwin.tracesim import measures
 from iotwin.tracesim.block import BLOCK_OPS
-from iotwin.tracesim.busy import BUSY_BINS, ROWS
+from iotwin.tracesim.busy_time import BUSY_BINS, ROWS
+from iotwin.tracesim.call_sums import ACTIVITY_BINS
 from iotwin.tracesim.calls import FILE_KINDS, GROUPS, READ, SYNC, WRITE
 from iotwin.tracesim.concurrency import LEVEL_BINS
 from iotwin.tracesim.logbins import BINS_PER_OCTAVE, LOWER_EDGES
@@ -20,7 +21,6 @@ from iotwin.tracesim.measures import Floats, overlap, ratio, shared_mass, shares
 from iotwin.tracesim.order import STEPS
 from iotwin.tracesim.phases import PHASES, TIMED
 from iotwin.tracesim.profile import Summary
-from iotwin.tracesim.tallies import ACTIVITY_BINS
 
 HALF_WIDTH = 2 * BINS_PER_OCTAVE  # bins: values that differ by a factor of 16 share nothing
 _IS_TIMED = np.isin(np.arange(len(PHASES)), TIMED)
@@ -335,7 +335,7 @@ def _checkpoint(a: Summary, b: Summary) -> Score | None:
             "write_sizes": (sizes, 1.0),
             "syncs": (sync, 1.0),
             "cadence": (overlap(a.between_saves, b.between_saves, HALF_WIDTH), several),
-            "beside_reads": (1.0 - abs(a.beside_saves - b.beside_saves) if count else 0.0, 1.0),
+            "beside_reads": (1.0 - abs(a.rate_during_saves - b.rate_during_saves) if count else 0.0, 1.0),
         }
     )
     kept = {

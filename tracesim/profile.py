@@ -15,16 +15,16 @@ from iotwin.trace_store.chunks import Chunk, chunks_of
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers
 from iotwin.tracesim.block import BLOCK_OPS, block_bytes
-from iotwin.tracesim.busy import BUSY_BINS, ROWS, Busy
+from iotwin.tracesim.busy_time import BUSY_BINS, ROWS, BusyTime
+from iotwin.tracesim.call_sums import CallSums
 from iotwin.tracesim.calls import FILE_KINDS, GROUPS, Calls, StorageCalls
+from iotwin.tracesim.checkpoint_writing import CheckpointWriting
 from iotwin.tracesim.concurrency import InFlight, Readers
 from iotwin.tracesim.logbins import BINS, BINS_PER_OCTAVE, shared_histogram
 from iotwin.tracesim.order import PARTS, STEPS, FileParts, OffsetSteps, Order, Visits, order_of
 from iotwin.tracesim.phases import PHASES, Occurrences, occurrences, phases_of, whole_run
-from iotwin.tracesim.rhythm import Arrivals, ReadRhythm
-from iotwin.tracesim.saving import Saving
+from iotwin.tracesim.read_pauses import Arrivals, ReadRhythm
 from iotwin.tracesim.steps import StepTimes
-from iotwin.tracesim.tallies import Tallies
 
 Floats = NDArray[np.float64]
 REREAD_ONE = 20 * BINS_PER_OCTAVE  # histogram bin of files read exactly once; bin 0 is for files of which a millionth is read
@@ -68,7 +68,7 @@ class TraceProfile:
     file_sizes: Floats  # (kinds, BINS): number of files used, by size in bytes
     rereads: Floats  # (BINS,): number of data-set files, by bytes read over file size; bin REREAD_ONE is a ratio of 1
     between_saves: Floats  # (BINS,): shares of all data-set bytes that are read between two checkpoint files, by size
-    beside_saves: float  # rate of reading the data set while checkpoints are written, over the rate otherwise; 0 to 1
+    rate_during_saves: float  # rate of reading the data set while checkpoints are written, over the rate otherwise; 0 to 1
     saves_at_once: float  # mean number of checkpoint files being written, while at least one is
     removed_files: float  # number of checkpoint files removed
     latency: Floats  # (groups, BINS): number of calls, by duration in ns
@@ -116,7 +116,7 @@ class Summary:
     file_sizes: Floats
     rereads: Floats
     between_saves: Floats
-    beside_saves: float
+    rate_during_saves: float
     saves_at_once: float
     removed_files: float
 
@@ -131,10 +131,10 @@ class _Collectors(Collectors):
 
     def __init__(self, when: Occurrences, calls: StorageCalls, begin_ns: int, data_bytes: NDArray[np.int64]) -> None:
         n, files, before = when.number, calls.files, calls.in_flight()
-        self.tallies, self.steps, self.visits = Tallies(when, files), OffsetSteps(n, files), Visits(files)
+        self.tallies, self.steps, self.visits = CallSums(when, files), OffsetSteps(n, files), Visits(files)
         self.rhythm, self.arrivals, self.readers = ReadRhythm(when.phase), Arrivals(n), Readers(when)
-        self.saving, self.parts = Saving(when), FileParts(data_bytes)
-        self.in_flight, self.busy = InFlight(when, begin_ns, before.start_ns + before.duration_ns), Busy(when)
+        self.saving, self.parts = CheckpointWriting(when), FileParts(data_bytes)
+        self.in_flight, self.busy = InFlight(when, begin_ns, before.start_ns + before.duration_ns), BusyTime(when)
         self.busy.begin_with(before)
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
@@ -235,7 +235,7 @@ def _name_ranks(files: pd.DataFrame) -> NDArray[np.int64]:
     return ranks
 
 
-def _file_figures(files: pd.DataFrame, tallies: Tallies) -> tuple[Floats, Floats]:
+def _file_figures(files: pd.DataFrame, tallies: CallSums) -> tuple[Floats, Floats]:
     """Return TraceProfile's `file_sizes` and `rereads`."""
     read, written = tallies.file_read_bytes, tallies.file_written_bytes
     size = np.maximum(files["size_bytes"].fillna(0).to_numpy(np.float64), tallies.file_extent_bytes)
@@ -269,7 +269,7 @@ def summarise(profile: TraceProfile, weight: Floats | None = None) -> Summary:
         least_without_waits_ns=_least(by_phase, np.where(each.wait_ns > 0, each.duration_ns - each.wait_ns, 0)),
         step_ns=by_phase @ each.step_ns, wait_ns=by_phase @ each.wait_ns,
         written_files=float(weight @ each.written_files), file_sizes=profile.file_sizes, rereads=profile.rereads,
-        between_saves=profile.between_saves, beside_saves=profile.beside_saves, saves_at_once=profile.saves_at_once,
+        between_saves=profile.between_saves, rate_during_saves=profile.rate_during_saves, saves_at_once=profile.saves_at_once,
         removed_files=profile.removed_files,
         **_order_by_phase(profile.order, by_phase),
     )  # fmt: skip

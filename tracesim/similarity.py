@@ -18,7 +18,7 @@ from iotwin.tracesim.sentences import differences
 from iotwin.tracesim.verdict.caveats import LEAST_FLOOR, caveats_of, caveats_of_floor
 from iotwin.tracesim.verdict.decide import verdict, withheld_for
 from iotwin.tracesim.verdict.equivalence import Equivalence, equivalence
-from iotwin.tracesim.verdict.trust import MOST_LOST, common_groups, lost_share, misplaced, warnings_about
+from iotwin.tracesim.verdict.trace_warnings import MOST_LOST, common_groups, lost_share, misplaced, warnings_about
 
 WORTH_PROCESSES = 4_000_000  # from this many events on, several processes read the traces faster than one
 _WORTH_WORDS = 0.99  # the differences in a dimension are described only if its score is lower

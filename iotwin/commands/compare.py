@@ -53,7 +53,7 @@ class CompareCommand(Command):
         return Outcome(similarity.to_document())
 
     def show(self, document: dict[str, Any]) -> None:
-        from iotwin.tracesim.verdict.words import lines_of_caveats, sentences_of_test
+        from iotwin.tracesim.verdict.equivalence_sentences import lines_of_caveats, sentences_of_test
 
         if "matrix" in document:
             _show_matrix(document)

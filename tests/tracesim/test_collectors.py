@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from iotwin.tracesim.call_sums import CallSums
 from iotwin.tracesim.calls import CLOSE, OPEN, READ, WRITE, Calls
 from iotwin.tracesim.concurrency import LEVEL_BINS, InFlight, Readers
 from iotwin.tracesim.logbins import BINS, log_bin
 from iotwin.tracesim.order import STEPS, OffsetSteps, Visits, order_of
 from iotwin.tracesim.phases import Occurrences
-from iotwin.tracesim.rhythm import SHORTEST_PAUSE_NS, Arrivals, ReadRhythm
-from iotwin.tracesim.tallies import Tallies
+from iotwin.tracesim.read_pauses import SHORTEST_PAUSE_NS, Arrivals, ReadRhythm
 
 MS = 1_000_000
 HALF = 40 * MS  # where the second occurrence begins
@@ -136,7 +136,7 @@ def test_cadence(drawn, cut, one_phase):
 @given(st.lists(call, max_size=40), st.integers(0, 40))
 def test_sums_are_the_same_of_parts(drawn, cut):
     calls, when = build(drawn), two_occurrences()
-    for make in (lambda: Arrivals(3), lambda: Tallies(when, 6)):
+    for make in (lambda: Arrivals(3), lambda: CallSums(when, 6)):
         whole, merged = one_and_merged(make, calls, cut)
         for name in ("gap_ns", "calls", "bytes", "size_bytes", "activity", "latency", "file_read_bytes", "file_extent_bytes"):
             if hasattr(whole, name):

@@ -244,7 +244,7 @@ def test_block_traffic_is_compared_where_both_have_it(trace):
 
 def test_bars_are_the_union_of_what_is_in_flight():
     """Against a count of every nanosecond, in batches that cut through overlapping calls."""
-    from iotwin.tracesim.busy import _Union
+    from iotwin.tracesim.busy_time import _Union
 
     rng = np.random.default_rng(3)
     start = np.sort(rng.integers(0, 900, 60))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from iotwin.trace_store.reader import Trace
-from iotwin.tracesim.busy import BUSY_BINS, ROWS
+from iotwin.tracesim.busy_time import BUSY_BINS, ROWS
 from iotwin.tracesim.calls import FILE_KINDS, WRITE
 from iotwin.tracesim.logbins import BINS, LOWER_EDGES, log_bin
 from iotwin.tracesim.order import STEPS

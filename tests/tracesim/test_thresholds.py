@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from iotwin.tracesim import compare
+from iotwin.tracesim.call_sums import CallSums
 from iotwin.tracesim.calls import OPEN, READ, SYNC, WRITE, Calls
+from iotwin.tracesim.checkpoint_writing import CheckpointWriting
 from iotwin.tracesim.concurrency import LEVEL_BINS, Readers, _level_bin
 from iotwin.tracesim.dimensions import DEFINITIONS, Score, _bars
 from iotwin.tracesim.interval import confidence_interval
@@ -15,10 +17,8 @@ from iotwin.tracesim.latency import latency
 from iotwin.tracesim.logbins import BINS, log_bin
 from iotwin.tracesim.order import FileParts, order_of
 from iotwin.tracesim.phases import PHASES, TIMED, TRAINING, Occurrences, whole_run
-from iotwin.tracesim.rhythm import ReadRhythm
-from iotwin.tracesim.saving import Saving
+from iotwin.tracesim.read_pauses import ReadRhythm
 from iotwin.tracesim.sentences import differences
-from iotwin.tracesim.tallies import Tallies
 from iotwin.tracesim.verdict.aspects import AMOUNT, READERS, TIME, aspects_of
 from iotwin.tracesim.verdict.controls import order_shuffled, order_sorted
 from iotwin.tracesim.verdict.decide import verdict as verdict_of
@@ -70,7 +70,7 @@ def test_up_to_4096_calls_in_flight_are_told_apart():
 
 
 def test_activity_is_seen_in_64ths_of_a_phase():
-    tallies = Tallies(run_of(6400), 1)
+    tallies = CallSums(run_of(6400), 1)
     batch = calls((0, 0, 0, 8), (100, 0, 0, 8))
     tallies.add(batch, zeros_of(batch))
     assert np.flatnonzero(tallies.activity).tolist() == [0, 1]
@@ -104,7 +104,7 @@ def test_reads_during_checkpoints_count_in_full_from_two_expected_ones_on():
         batch = [(now * MS, READ, 0, 0, 1 << 20, 0) for now in range(0, 1000, 10)]
         batch.append((405 * MS, WRITE, 1, 1, 4096, reads * 10 * MS))
         start, group, kind, file, moved, duration = np.array(sorted(batch), np.int64).T
-        (saving := Saving(whole_run(0, 1000 * MS))).add(
+        (saving := CheckpointWriting(whole_run(0, 1000 * MS))).add(
             Calls(start, duration, group, kind, 0 * file, file, 0 * file, moved), 0 * file
         )
         rates[reads] = saving.rate_during()

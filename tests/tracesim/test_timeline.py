@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from iotwin.tracesim.busy import BUSY_BINS, ROWS
+from iotwin.tracesim.busy_time import BUSY_BINS, ROWS
 from iotwin.tracesim.calls import FILE_KINDS, GROUPS
 from iotwin.tracesim.dimensions import DEFINITIONS
 from iotwin.tracesim.phases import EVALUATION, PHASES, TRAINING

@@ -11,7 +11,7 @@ from iotwin.trace_store.workers import Workers
 from iotwin.tracesim.dimensions import Curve
 from iotwin.tracesim.sentences import with_names
 from iotwin.tracesim.similarity import Dimension, compare
-from iotwin.tracesim.verdict.words import sentences_of_test
+from iotwin.tracesim.verdict.equivalence_sentences import sentences_of_test
 
 _MOST_POINTS = 400
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.tracesim.busy import BUSY_BINS, ROWS
+from iotwin.tracesim.busy_time import BUSY_BINS, ROWS
 from iotwin.tracesim.calls import FILE_KINDS, GROUPS, READ, WRITE
 from iotwin.tracesim.logbins import BINS, BINS_PER_OCTAVE, LOWER_EDGES
 from iotwin.tracesim.order import STEPS

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from iotwin.tracesim.verdict.equivalence import ALIKE, DIFFERENT, Equivalence
-from iotwin.tracesim.verdict.trust import MOST_LOST
+from iotwin.tracesim.verdict.trace_warnings import MOST_LOST
 
 # Scores below which two traces are different even if there are no reruns to compare with.
 ALIKE_OVERALL = 0.90

@@ -39,7 +39,7 @@ from iotwin.workloads.common.steps import StepMeter
 from iotwin.workloads.common.tf_ranks import TensorflowRanks, join_ranks
 from iotwin.workloads.common.variant import PROFILER, TIMED, SleptSteps, parse_sleep
 from iotwin.workloads.state.keeper import Keeper, ResumedJob
-from iotwin.workloads.state.nested import Framework, NumpyGenerators, array_tensor, digest_of, flatten, unflatten
+from iotwin.workloads.state.nested_state import Framework, NumpyGenerators, array_tensor, digest_of, flatten, unflatten
 
 _TENSORFLOW = Framework({"tensorflow": tf.__version__}, flatten, unflatten, NumpyGenerators())
 _EPOCH = 1  # the number of every step's epoch: the pipeline repeats the shards without end

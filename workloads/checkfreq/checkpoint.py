@@ -3,7 +3,7 @@
 from typing import Any
 
 from iotwin.workloads.state.snapshot import StateSnapshot
-from iotwin.workloads.state.stateful import unflatten
+from iotwin.workloads.state.torch_state import unflatten
 from iotwin.workloads.state.tracked_objects import State, TrackedObjects
 
 

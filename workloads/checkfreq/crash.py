@@ -27,7 +27,7 @@ from iotwin.common.progress import progress
 from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
 from iotwin.workloads.checkfreq.iterator import CFIterator
 from iotwin.workloads.checkfreq.manager import CFManager
-from iotwin.workloads.state.stateful import unflatten
+from iotwin.workloads.state.torch_state import unflatten
 from iotwin.workloads.state.tracked_objects import State
 
 INTERVAL = 3

@@ -18,7 +18,7 @@ from iotwin.common.locks import hold_lock, release_lock
 from iotwin.common.removal import remove_file, remove_own
 from iotwin.common.tensor_file import Tensor
 from iotwin.workloads.state.persister import Destination
-from iotwin.workloads.state.stateful import unflatten
+from iotwin.workloads.state.torch_state import unflatten
 
 if TYPE_CHECKING:
     from iotwin.workloads.state.sharding import Sharding

@@ -28,7 +28,7 @@ from iotwin.workloads.state.gathering import gathered
 from iotwin.workloads.state.keeper import code_sha256
 from iotwin.workloads.state.persister import PROCESS, THREAD, Persisted, Persister
 from iotwin.workloads.state.snapshot import StateSnapshot, take
-from iotwin.workloads.state.stateful import flatten
+from iotwin.workloads.state.torch_state import flatten
 from iotwin.workloads.state.tracked_objects import State
 
 if TYPE_CHECKING:

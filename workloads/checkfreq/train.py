@@ -34,7 +34,7 @@ from iotwin.workloads.common.variant import TIMED
 from iotwin.workloads.models import build
 from iotwin.workloads.state.batches import ResumableBatches
 from iotwin.workloads.state.position import after, order_digest
-from iotwin.workloads.state.stateful import weights_sha256
+from iotwin.workloads.state.torch_state import weights_sha256
 from iotwin.workloads.state.tracked_objects import State
 
 _STEP_EPOCHS, _STEP_FACTOR = 30, 0.1  # the published schedule

@@ -29,7 +29,7 @@ from iotwin.workloads.dlrm.model import Dlrm
 from iotwin.workloads.state.keeper import Keeper, ResumedJob
 from iotwin.workloads.state.position import after, begin, go_on
 from iotwin.workloads.state.save import save
-from iotwin.workloads.state.stateful import TORCH, weights_sha256
+from iotwin.workloads.state.torch_state import TORCH, weights_sha256
 
 CHECKPOINT = "checkpoint.pt"
 

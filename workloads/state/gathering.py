@@ -9,7 +9,7 @@ from torch import distributed
 
 from iotwin.common.foreign_files import decode_foreign
 from iotwin.common.tensor_file import Tensor
-from iotwin.workloads.state.stateful import flatten, unflatten
+from iotwin.workloads.state.torch_state import flatten, unflatten
 
 
 def gathered(state: Any) -> list[Any]:

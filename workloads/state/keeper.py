@@ -19,7 +19,7 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.files import append_line
 from iotwin.common.progress import note
 from iotwin.workloads.policies.cadence import Cadence, LoopPosition, Policy
-from iotwin.workloads.state.nested import Framework
+from iotwin.workloads.state.nested_state import Framework
 from iotwin.workloads.state.options import AUTO, NEVER, StateOptions
 from iotwin.workloads.state.position import order_digest
 

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from iotwin.common.tensor_file import ALIGNMENT, Tensor
-from iotwin.workloads.state.nested import ARRAY, TENSOR, flatten_by
-from iotwin.workloads.state.stateful import dtype_name, flatten
+from iotwin.workloads.state.nested_state import ARRAY, TENSOR, flatten_by
+from iotwin.workloads.state.torch_state import dtype_name, flatten
 
 _SMALL_BYTES = 256 << 10  # up to this size, copying takes less time than leaving the copy to another thread
 

@@ -6,7 +6,7 @@ import torch
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.progress import note
-from iotwin.workloads.state.stateful import TorchGenerators
+from iotwin.workloads.state.torch_state import TorchGenerators
 
 State = dict[str, Any]
 _GENERATORS = "generators"

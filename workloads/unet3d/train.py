@@ -26,7 +26,7 @@ from iotwin.workloads.state.keeper import Keeper, ResumedJob
 from iotwin.workloads.state.options import NEVER
 from iotwin.workloads.state.position import after, go_on, positions_of, steps_done, steps_left
 from iotwin.workloads.state.save import State, save
-from iotwin.workloads.state.stateful import TORCH, weights_sha256
+from iotwin.workloads.state.torch_state import TORCH, weights_sha256
 from iotwin.workloads.unet3d import checkpoint
 from iotwin.workloads.unet3d.config import Unet3dConfig
 from iotwin.workloads.unet3d.data import Sample, evaluation_loader, training_loader

@@ -27,7 +27,7 @@ class TwinMakeCommand(Command):
         return Outcome({"action": "make", **make_twin(args.traces, args.output, args.rounds, args.force, args.kind)})
 
     def show(self, document: dict[str, Any]) -> None:
-        from iotwin.tracesim.verdict.words import lines_of_caveats, sentences_of_test
+        from iotwin.tracesim.verdict.equivalence_sentences import lines_of_caveats, sentences_of_test
 
         kept = {document["best_round"]: " <- kept"}
         rounds = [f"round {record['round']}  {_score(record)}{kept.get(record['round'], '')}" for record in document["rounds"]]

@@ -49,7 +49,7 @@ class TwinRespondCommand(Command):
     def show(self, document: dict[str, Any]) -> None:
         from iotwin.common.terminal import print_table
         from iotwin.common.units import format_duration
-        from iotwin.tracesim.verdict.words import lines_of_caveats
+        from iotwin.tracesim.verdict.equivalence_sentences import lines_of_caveats
 
         def seconds(side: dict[str, Any] | None) -> str:
             return "" if side is None else format_duration(side["seconds"] * 1e9)

@@ -8,7 +8,7 @@ from iotwin.workloads.checkfreq.batches import CFBatches
 from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
 from iotwin.workloads.checkfreq.iterator import CFIterator
 from iotwin.workloads.checkfreq.manager import CFManager, CFMode
-from iotwin.workloads.state.stateful import weights_sha256
+from iotwin.workloads.state.torch_state import weights_sha256
 
 SAMPLES, BATCH = 24, 4
 

@@ -17,7 +17,7 @@ from torch.utils import data
 from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
 from iotwin.workloads.checkfreq.iterator import CFIterator
 from iotwin.workloads.checkfreq.manager import CFManager
-from iotwin.workloads.state.stateful import weights_sha256
+from iotwin.workloads.state.torch_state import weights_sha256
 
 SAMPLES, BATCH, EPOCHS = 40, 4, 3
 STEPS = SAMPLES // BATCH  # of an epoch

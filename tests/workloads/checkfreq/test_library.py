@@ -128,7 +128,7 @@ def test_a_snapshot_is_a_copy_of_every_leaf_and_does_not_follow_the_state(beside
     held = {tensor.name: tensor for tensor in snapshot.tensors}
     first = buffer.memory.data_ptr()
     assert all(not t.data.size or first <= t.data.ctypes.data < first + snapshot.size_bytes for t in snapshot.tensors)
-    from iotwin.workloads.state.stateful import unflatten
+    from iotwin.workloads.state.torch_state import unflatten
 
     restored = unflatten(snapshot.values, held)
     assert all(torch.equal(restored["model"][name], value) for name, value in before.items())

@@ -5,7 +5,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iotwin.tracesim.busy import BUSY_BINS, Busy
+from iotwin.tracesim.busy_time import BUSY_BINS, BusyTime
 from iotwin.tracesim.calls import OPEN, READ, WRITE, Calls
 from iotwin.tracesim.phases import Occurrences
 
@@ -33,7 +33,7 @@ def marked(rows):
 @given(st.lists(call, max_size=20).map(sorted))
 def test_busy_time_is_that_of_calls_that_move_bytes(drawn):
     start, duration, group, moved = np.array(drawn, np.int64).reshape(-1, 4).T
-    found = Busy(two_occurrences())
+    found = BusyTime(two_occurrences())
     found.add(Calls(start, duration, group, *[np.zeros_like(start)] * 4, moved))
     for row, name in enumerate((READ, WRITE)):
         expected = marked([(s, d) for s, d, g, m in drawn if g == name and m])
@@ -42,7 +42,7 @@ def test_busy_time_is_that_of_calls_that_move_bytes(drawn):
 
 @given(st.lists(request, max_size=20).map(sorted))
 def test_busy_time_of_block_requests(drawn):
-    found = Busy(two_occurrences())
+    found = BusyTime(two_occurrences())
     found.add_block(pd.DataFrame(drawn, columns=["issue_ns", "duration_ns", "op"]))
     for row, name in ((2, "read"), (3, "write")):
         assert found.time_ns()[:, row].tolist() == marked([(s, d) for s, d, op in drawn if op == name]).tolist()

@@ -48,7 +48,7 @@ class _Union:
         self.before_ns += total[whole] - np.maximum(last_end - self._edges, 0) * (whole > 0)
 
 
-class Busy:
+class BusyTime:
     """Collects the busy time of each timeline row (ROWS) in each time bin of each phase occurrence."""
 
     def __init__(self, occurrences: Occurrences) -> None:
@@ -69,7 +69,7 @@ class Busy:
             chosen = (in_flight.group == group) & (in_flight.moved_bytes > 0)
             self._unions[row].cover(in_flight.start_ns[chosen] + in_flight.duration_ns[chosen])
 
-    def extend(self, later: "Busy") -> None:
+    def extend(self, later: "BusyTime") -> None:
         """Add what `later` collected from the calls after these."""
         for union, other in zip(self._unions, later._unions, strict=True):
             union.before_ns += other.before_ns

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iotwin.tracesim.calls import OPEN, READ, SYNC, WRITE, Calls
+from iotwin.tracesim.checkpoint_writing import CheckpointWriting
 from iotwin.tracesim.dimensions import HALF_WIDTH
 from iotwin.tracesim.measures import overlap
 from iotwin.tracesim.phases import whole_run
-from iotwin.tracesim.saving import Saving
 from tests.tracesim.test_collectors import build, call, one_and_merged, rows, two_occurrences
 
 MS = 1_000_000
@@ -31,11 +31,11 @@ def test_files_are_written_from_their_open_to_their_last_write(drawn, cut):
                 current[file][1] = max(current[file][1], start + duration)
                 current[file][2] |= moved > 0
     expected = sorted((begin, end) for begin, end, written in seen if written)
-    for saving in one_and_merged(lambda: Saving(two_occurrences()), calls, cut):
+    for saving in one_and_merged(lambda: CheckpointWriting(two_occurrences()), calls, cut):
         assert sorted(map(tuple, saving.spans_ns().tolist())) == expected
 
 
-def job(every: int, pauses: float = 0.0, reads: int = 120) -> Saving:
+def job(every: int, pauses: float = 0.0, reads: int = 120) -> CheckpointWriting:
     """A job that reads each 10 ms and writes a checkpoint of 40 ms after `every` reads, for a share of which it stops reading."""
     made, now = [], 0
     for number in range(1, reads + 1):
@@ -48,7 +48,7 @@ def job(every: int, pauses: float = 0.0, reads: int = 120) -> Saving:
             made.append((now + 38 * MS, MS, SYNC, 1, file, 0))
             now += round(40 * MS * pauses)
     start, duration, group, kind, file, moved = np.array(sorted(made), np.int64).T
-    saving = Saving(whole_run(0, now))
+    saving = CheckpointWriting(whole_run(0, now))
     none = np.zeros(len(start), np.int64)
     saving.add(Calls(start, duration, group, kind, none, file, none, moved), none)
     return saving
@@ -70,9 +70,9 @@ def test_the_reading_from_one_checkpoint_to_the_next():
     assert overlap(found, job(40, reads=240).between_reads(), HALF_WIDTH) == pytest.approx(1.0, abs=0.01)
 
 
-def written(*spans_ms: tuple[int, int]) -> Saving:
+def written(*spans_ms: tuple[int, int]) -> CheckpointWriting:
     """A file for each of the spans in which one is written."""
-    saving = Saving(whole_run(0, 1000 * MS))
+    saving = CheckpointWriting(whole_run(0, 1000 * MS))
     rows = sorted((begin * MS, (end - begin) * MS, file) for file, (begin, end) in enumerate(spans_ms))
     for begin, duration, file in rows:
         one, none = np.array([begin]), np.zeros(1, np.int64)
@@ -86,7 +86,7 @@ def test_files_that_are_written_at_once():
     assert written((0, 10), (0, 10), (2, 8)).at_once() == pytest.approx(2.6)
     three = [written((0, 10 + late), (10, 20 + late), (20, 30 + late)).at_once() for late in (0, 3, 10)]
     assert three == pytest.approx([1.0, 39 / 33, 60 / 40])
-    assert Saving(whole_run(0, MS)).at_once() == 0.0
+    assert CheckpointWriting(whole_run(0, MS)).at_once() == 0.0
 
 
 @pytest.mark.parametrize("into_ns", [0, -MS])
@@ -95,7 +95,7 @@ def test_a_read_that_falls_into_a_short_checkpoint_is_chance(into_ns):
     reads = [(now, MS, READ, 0, 0, READ_BYTES) for now in range(0, 1000 * MS, 10 * MS)]
     saves = [(now + into_ns, MS // 10, WRITE, 1, 10 + now, 4096) for now in range(100 * MS, 1000 * MS, 100 * MS)]
     start, duration, group, kind, file, moved = np.array(sorted(reads + saves), np.int64).T
-    (saving := Saving(whole_run(0, 1000 * MS))).add(
+    (saving := CheckpointWriting(whole_run(0, 1000 * MS))).add(
         Calls(start, duration, group, kind, 0 * file, file, 0 * file, moved), 0 * file
     )
     assert saving.rate_during() < 0.1
@@ -104,5 +104,5 @@ def test_a_read_that_falls_into_a_short_checkpoint_is_chance(into_ns):
 def test_without_checkpoints_or_reads_nothing_is_beside():
     assert job(1000).rate_during() == 0.0
     assert not job(1000).between_reads().any()
-    saving = Saving(whole_run(0, MS))
+    saving = CheckpointWriting(whole_run(0, MS))
     assert saving.rate_during() == 0.0 and not saving.between_reads().any()

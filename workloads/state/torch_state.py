@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from iotwin.common.tensor_file import ITEM_BYTES, Tensor
-from iotwin.workloads.state import nested
-from iotwin.workloads.state.nested import ARRAY, TENSOR, Framework, flatten_by, unflatten_by
+from iotwin.workloads.state import nested_state
+from iotwin.workloads.state.nested_state import ARRAY, TENSOR, Framework, flatten_by, unflatten_by
 
 _NAMES = {getattr(torch, name): name for name in ITEM_BYTES}
 _Copy = Callable[[torch.Tensor], torch.Tensor]
@@ -57,7 +57,7 @@ def _restored(mark: str, tensor: Tensor) -> Any:
     return found.reshape(shape).numpy() if mark == ARRAY else found.reshape(shape)
 
 
-class TorchGenerators(nested.NumpyGenerators):
+class TorchGenerators(nested_state.NumpyGenerators):
     """The global random generators of Python, numpy and torch, on every device."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -79,4 +79,4 @@ TORCH = Framework({"torch": str(torch.__version__)}, flatten, unflatten, TorchGe
 
 def weights_sha256(models: Iterable[nn.Module]) -> str:
     """Return the SHA-256 of the names, types, shapes and bytes of the models' parameters and buffers."""
-    return nested.digest_of(_as_tensor(name, value) for model in models for name, value in model.state_dict().items())
+    return nested_state.digest_of(_as_tensor(name, value) for model in models for name, value in model.state_dict().items())

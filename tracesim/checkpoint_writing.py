@@ -15,7 +15,7 @@ _ENOUGH_READS = 2.0
 _BINS = 1 << 16  # time bins over the run, in which read bytes are summed to bound the memory
 
 
-class Saving:
+class CheckpointWriting:
     """Collects when the data set was read, when each checkpoint file was written, and how many were removed."""
 
     removed_files = 0
@@ -46,7 +46,7 @@ class Saving:
             np.logical_or.reduceat(written, begin),
         ]))  # fmt: skip
 
-    def extend(self, later: "Saving") -> None:
+    def extend(self, later: "CheckpointWriting") -> None:
         """Add what `later` collected from the calls after these."""
         self._read_bytes += later._read_bytes
         self._rows += later._rows

@@ -11,7 +11,7 @@ ACTIVITY_BINS = 64  # equal bins of an occurrence, as many as a timeline has
 _KINDS, _GROUPS = len(FILE_KINDS), len(GROUPS)
 
 
-class Tallies:
+class CallSums:
     """Sums calls and bytes by file kind and operation, request sizes and activity per phase occurrence, and bytes per file."""
 
     def __init__(self, occurrences: Occurrences, files: int) -> None:
@@ -36,7 +36,7 @@ class Tallies:
         moving = calls.moved_bytes > 0
         self._add_moving(calls.where(moving), occurrence[moving])
 
-    def extend(self, later: "Tallies") -> None:
+    def extend(self, later: "CallSums") -> None:
         """Add what `later` collected from the calls after these."""
         extent = np.maximum(self.file_extent_bytes, later.file_extent_bytes)
         for name, sums in vars(self).items():
