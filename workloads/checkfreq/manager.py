@@ -246,9 +246,8 @@ class CFManager:
         if self.epoch_state is not None:
             own = {**own, _EPOCH: self.epoch_state()}
         generators = [own] if self.world_size == 1 else gathered(own)
-        if self.rank:
-            return {"objects": self._objects()}
-        return {"objects": self._objects(), "additional": additional, "generators": generators}
+        shared = {} if self.rank else {"additional": additional, "generators": generators}
+        return {"objects": self._objects(), **shared}
 
     def _objects(self) -> State:
         state = self.chk.state()
@@ -300,10 +299,7 @@ class CFManager:
 
     @property
     def chk_process(self) -> "Underway | None":
-        """Return an object whose `join` waits for unfinished checkpoints, None if all are durable.
-
-        Scripts of the original use it.
-        """
+        """Return an object with which the original's scripts wait for unfinished checkpoints, None if all are durable."""
         return Underway(self) if self.writing else None
 
     def wait(self) -> None:
