@@ -171,7 +171,7 @@ def planned(job, interval, dynamic=True, in_flight=1):
 def drive(iterator, job, steps, seconds):
     """Let an iterator see `steps` steps of the `seconds` that a function gives for their number and what began in them."""
     for step in range(steps):
-        iterator._count(*seconds(step, iterator._took))
+        iterator._record_duration(*seconds(step, iterator._took))
         iterator._since += 1
         iterator._took = iterator._due() == "steps"
         if iterator._took:
@@ -316,7 +316,7 @@ def _killed(store, step, worker, delay_s):
     job = Job(store, chk_freq=2)
     job.manager.worker = worker
     iterator = job.iterator
-    count = iterator._count
+    count = iterator._record_duration
 
     def then_die(*of_step):
         count(*of_step)
@@ -324,11 +324,14 @@ def _killed(store, step, worker, delay_s):
         if iterator.state_dict()["steps_so_far"] >= step and not signal.getitimer(signal.ITIMER_REAL)[0]:
             signal.setitimer(signal.ITIMER_REAL, delay_s)
 
-    iterator._count = then_die
+    iterator._record_duration = then_die
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     signal.setitimer(signal.ITIMER_REAL, 0)
     if not delay_s:
-        iterator._count = lambda *of_step: (count(*of_step), iterator._steps == step and os.kill(os.getpid(), signal.SIGKILL))
+        iterator._record_duration = lambda *of_step: (
+            count(*of_step),
+            iterator._steps == step and os.kill(os.getpid(), signal.SIGKILL),
+        )
     job.train(100)
 
 
