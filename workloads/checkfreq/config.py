@@ -63,7 +63,9 @@ class CheckFreqConfig:
     in_flight: int = option("most unfinished checkpoints at once", 1, least=1, metavar="N")
     keep_all: bool = option("keep all checkpoints, not only the newest and those of ends of epochs")
     layout: str = option("ours: the store; theirs: the original's files", OURS, metavar="NAME")
-    resume: str = option("auto: from the newest valid checkpoint", "never", nargs="?", const="auto", metavar="auto|never")
+    resume: bool = option(
+        "auto: from the newest valid checkpoint", "never", type=str, nargs="?", const="auto", metavar="auto|never"
+    )
     profile_cache: Path | None = option(
         "folder of measured costs (default ~/.cache/iotwin/checkfreq)", None, type=Path, metavar="DIR"
     )
@@ -119,7 +121,7 @@ def parse_config(args: Namespace) -> CheckFreqConfig:
         if values[name] not in known:
             wrong = f"--{name.replace('_', '-')} '{values[name]}'"
             raise UsageError(f"{wrong} is unknown{nearest(values[name], list(known))}; choose {', '.join(known)}")
-    config = CheckFreqConfig(**values)
+    config = CheckFreqConfig(**{**values, "resume": values["resume"] == "auto"})
     check_least(config)
     if not 0 < config.max_overhead < 1000:
         raise UsageError(f"--max-overhead {config.max_overhead} must be above 0 per cent and below 1000")

@@ -151,7 +151,7 @@ class CheckFreqJob:
 
     def _iterator(self) -> CFIterator:
         config = self._config
-        left = self.manager.restore() if self.manager is not None and config.resume == "auto" else None
+        left = self.manager.restore() if self.manager is not None and config.resume else None
         iterator = CFIterator(
             self._loader, bs=config.batch_size, arch=config.network.replace(" ", "-"),
             chk_freq=0 if config.chk_policy in ("epoch", "none") else config.chk_freq, steps_to_run=config.steps_per_run,

@@ -18,13 +18,16 @@ def option(text: str, default: Any = _REQUIRED, *names: str, least: float | None
 
 
 def add_options(parser: ArgumentParser, config: type) -> None:
-    """Add the options among the fields of the dataclass `config` to `parser`. A field of type bool is a switch."""
+    """Add the options among the fields of the dataclass `config` to `parser`.
+
+    A field of type bool is a switch, unless its default is a text.
+    """
     for each in fields(config):
         if not each.metadata:
             continue
         text, default = each.metadata["text"], each.metadata["default"]
         settings: dict[str, Any] = {"dest": each.name, "help": text}
-        if each.type is bool:
+        if each.type is bool and not isinstance(default, str):
             settings["action"] = "store_true"
         elif default is _REQUIRED:
             settings |= {"type": each.type, "required": True}

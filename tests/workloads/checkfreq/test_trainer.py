@@ -125,7 +125,7 @@ def test_a_run_that_vanishes_and_is_resumed_ends_as_if_nothing_had_been(few, tmp
     assert first["stopped"] is True and first["steps"] == stopped
     result = run(few, tmp_path / "out", resume=True, workers=1, index_log=tmp_path / "second.log", **changes)
     step = result["resumed_from"]["step"]
-    assert stopped - 6 < step <= stopped
+    assert stopped - 6 < step <= stopped and result["configuration"]["resume"] is True
     for key in ("weights_sha256", "order_sha256", "train_loss"):
         assert result[key] == whole[key], key
     logs = [(tmp_path / f"{name}.log").read_text().splitlines() for name in ("whole", "first", "second")]
