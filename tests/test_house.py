@@ -49,7 +49,7 @@ SYSTEMS = ("checkfreq", "detrain", "dtr", "pipedream")
 MOST_LINES, MOST_FILES = 400, 20
 # Modules above that, each with why it is not split.
 LONG = {
-    "workloads/dtr/simulator/kernel.py": "one algorithm, compiled by numba or loaded plain; numba compiles what lies in one file",
+    "workloads/dtr/simulator/eviction.py": "one algorithm, compiled by numba or plain; numba compiles what lies in one file",
 }
 # Folders above that, each with why.
 CROWDED = {"iotwin/commands": "a file a command"}

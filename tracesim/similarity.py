@@ -1,6 +1,5 @@
 """Compares traces: scores by dimension and overall, the noise floor from repeats of the job, and a verdict in words."""
 
-import itertools
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,9 +15,10 @@ from iotwin.tracesim.profile import TraceProfile, has_phases, profiles_of, summa
 from iotwin.tracesim.scores import overall_of, scores_of
 from iotwin.tracesim.sentences import differences
 from iotwin.tracesim.verdict.caveats import LEAST_FLOOR, caveats_of, caveats_of_floor
-from iotwin.tracesim.verdict.decide import verdict, withheld_for
 from iotwin.tracesim.verdict.equivalence import Equivalence, equivalence
+from iotwin.tracesim.verdict.noise_floor import noise_floors
 from iotwin.tracesim.verdict.trace_warnings import MOST_LOST, common_groups, lost_share, misplaced, warnings_about
+from iotwin.tracesim.verdict.verdict_words import verdict, withheld_for
 
 WORTH_PROCESSES = 4_000_000  # from this many events on, several processes read the traces faster than one
 _WORTH_WORDS = 0.99  # the differences in a dimension are described only if its score is lower
@@ -137,7 +137,7 @@ def _similarity(traces: Sequence[Trace], profiles: Sequence[TraceProfile], cavea
     warnings = warnings_about(traces, names, without_phases) + misplaced(profiles, names)
     dimensions = _dimensions(profiles[0], profiles[1])
     overall = overall_of({d.name: d.score for d in dimensions})
-    floors = _noise_floors([profiles[0], *profiles[2:]])
+    floors = noise_floors([profiles[0], *profiles[2:]])
     floor = floors.pop("overall", None)
     caveats = [*caveats, *caveats_of_floor(floor)]
     lost = max(lost_share(trace) for trace in traces)
@@ -178,17 +178,6 @@ def _dimensions(a: TraceProfile, b: TraceProfile) -> tuple[Dimension, ...]:
         )
         for definition, score in scored if score is not None
     )  # fmt: skip
-
-
-def _noise_floors(runs: Sequence[TraceProfile]) -> dict[str, float]:
-    """Return the lowest score of each dimension, and the lowest "overall" score, among all pairs of runs; empty for one run."""
-    summaries = [summarise(run) for run in runs]
-    floors: dict[str, float] = {}
-    for one, other in itertools.combinations(summaries, 2):
-        scores = scores_of(one, other)
-        for name, score in {**scores, "overall": overall_of(scores)}.items():
-            floors[name] = min(score, floors.get(name, 1.0))
-    return floors
 
 
 def _interval(a: TraceProfile, b: TraceProfile, overall: float, lost: float) -> tuple[float, float] | None:

@@ -14,11 +14,11 @@ import msgspec
 from iotwin.common.errors import UsageError, nearest
 from iotwin.workload_yaml.conflicts import checked_config, recorded_times
 from iotwin.workload_yaml.defaults import Base, bases, package
+from iotwin.workload_yaml.dlio_spellings import fold_deviations, known_name
 from iotwin.workload_yaml.interpolation import interpolate
 from iotwin.workload_yaml.keys_and_types import without_unknown_keys
 from iotwin.workload_yaml.overrides import IGNORED, ComposedValues, apply, leaves, parse_override
 from iotwin.workload_yaml.schema import Config
-from iotwin.workload_yaml.spelling import fold_deviations, known_name
 from iotwin.workload_yaml.text import read
 from iotwin.workload_yaml.yaml12 import parse
 

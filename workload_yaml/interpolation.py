@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from iotwin.common.errors import UsageError, nearest
+from iotwin.workload_yaml.dlio_spellings import known_name
 from iotwin.workload_yaml.overrides import paths_in, value_at
 from iotwin.workload_yaml.schema import Config
-from iotwin.workload_yaml.spelling import known_name
 
 _LONGEST_TEXT = 1 << 16  # of a value with interpolations
 _MOST_REPLACED = 10_000

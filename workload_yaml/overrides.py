@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from iotwin.common.errors import UsageError, nearest
+from iotwin.workload_yaml.dlio_spellings import known_name, known_value
 from iotwin.workload_yaml.schema import Config
-from iotwin.workload_yaml.spelling import known_name, known_value
 from iotwin.workload_yaml.yaml12 import parse
 
 IGNORED = ("hydra.", "hydra/")  # Hydra's own settings, such as logging; `spelling` converts hydra.run.dir

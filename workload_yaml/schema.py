@@ -2,7 +2,7 @@
 
 DLIO's keys have DLIO's names and defaults. DLIO's keys without an effect in iotwin are fields marked "of no effect", so that
 DLIO's files load unchanged. `workload_yaml.dataset` defines the section `dataset`. If DLIO has two spellings of a key,
-`workload_yaml.spelling` converts the other spelling to the one used here.
+`workload_yaml.dlio_spellings` converts the other spelling to the one used here.
 """
 
 from typing import Annotated, Literal

@@ -12,7 +12,7 @@ from iotwin.common.errors import UsageError, nearest
 from iotwin.common.numbers.element_types import element_type
 from iotwin.datagen import jpeg
 from iotwin.datagen.layouts.base import LARGEST_FILE_BYTES, PlannedPiece
-from iotwin.datagen.sizes import SizeDistribution, record_sizes
+from iotwin.datagen.record_sizes import SizeDistribution, record_sizes
 
 
 class FormatLayout(msgspec.Struct, frozen=True):

@@ -33,7 +33,7 @@ class ReportCommand(Command):
     def run(self, args: Namespace) -> Outcome:
         from iotwin.loops.inferred_phases import open_with_phases
         from iotwin.trace_visuals.report import write_report
-        from iotwin.trace_visuals.report.texts import describe, headline
+        from iotwin.trace_visuals.report.diagnosis import describe, headline
 
         analyses = write_report(
             args.traces, args.output, args.dask, open_with_phases, repeats=args.repeats, response=args.response

@@ -12,9 +12,9 @@ from iotwin.trace_store.reader import Trace
 from iotwin.tracesim import compare
 from iotwin.tracesim.profile import profiles_of, summarise
 from iotwin.tracesim.verdict.aspects import TIME
-from iotwin.tracesim.verdict.controls import CONTROLS, computation_halved
-from iotwin.tracesim.verdict.decide import verdict
 from iotwin.tracesim.verdict.equivalence import AspectDifference, _margin, _student
+from iotwin.tracesim.verdict.verdict_words import verdict
+from iotwin.tracesim.verdict.wrong_twins import CONTROLS, computation_halved
 from tests.synthetic import MILLISECOND, Job
 
 JOB = Job(files=32, log_waits=True)

@@ -1,7 +1,7 @@
 """The test behind a verdict, in sentences that are read once."""
 
-from iotwin.tracesim.verdict.controls import CONTROLS
 from iotwin.tracesim.verdict.equivalence_sentences import sentences_of_test
+from iotwin.tracesim.verdict.wrong_twins import CONTROLS
 
 MARGINS = {"time in training": 0.12, "calls to read on dataset files": 0.04, "bytes read from dataset files": 0.05}
 

@@ -20,9 +20,9 @@ from iotwin.tracesim.phases import PHASES, TIMED, TRAINING, Occurrences, whole_r
 from iotwin.tracesim.read_pauses import ReadRhythm
 from iotwin.tracesim.sentences import differences
 from iotwin.tracesim.verdict.aspects import AMOUNT, READERS, TIME, aspects_of
-from iotwin.tracesim.verdict.controls import order_shuffled, order_sorted
-from iotwin.tracesim.verdict.decide import verdict as verdict_of
 from iotwin.tracesim.verdict.equivalence import INCONCLUSIVE, Equivalence, _margin
+from iotwin.tracesim.verdict.verdict_words import verdict as verdict_of
+from iotwin.tracesim.verdict.wrong_twins import order_shuffled, order_sorted
 from tests.synthetic import Job
 
 MS = 1_000_000

@@ -12,10 +12,10 @@ from iotwin.trace_visuals.histogram import LogHistogram
 from iotwin.trace_visuals.labels import loss_line, machine_line, tracing_cost_line
 from iotwin.trace_visuals.report.analysis import Analysis
 from iotwin.trace_visuals.report.checkpoint_writes import APART, DURING, checkpoint_writes_ns
+from iotwin.trace_visuals.report.diagnosis import describe, headline
 from iotwin.trace_visuals.report.heatmap import Heat
 from iotwin.trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
 from iotwin.trace_visuals.report.recompute import CURVES, recompute_shares
-from iotwin.trace_visuals.report.texts import describe, headline
 
 _MOST_FILES, _MOST_PROCESSES, _MOST_NAMES = 400, 200, 4000
 _MOST_PHASES, _MOST_SAMPLES = 20_000, 4096

@@ -18,7 +18,7 @@ from iotwin.tracesim.interval import weights_at
 from iotwin.tracesim.profile import Summary, TraceProfile, summarise
 from iotwin.tracesim.scores import overall_of, scores_of
 from iotwin.tracesim.verdict.aspects import AspectKind, aspects_of
-from iotwin.tracesim.verdict.controls import CONTROLS, DECISIVE
+from iotwin.tracesim.verdict.wrong_twins import CONTROLS, DECISIVE
 
 Floats = NDArray[np.float64]
 ALIKE, DIFFERENT, INCONCLUSIVE = "alike", "different", "cannot be told"
@@ -61,7 +61,7 @@ class AspectDifference:
 
 @dataclass(frozen=True)
 class Control:
-    """A negative control (controls.py): its overall score, its distance to the job, and whether the test notices it."""
+    """A negative control (wrong_twins.py): its overall score, its distance to the job, and whether the test notices it."""
 
     name: str
     overall: float

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-# Plain words for the names of negative controls (controls.py).
+# Plain words for the names of negative controls (wrong_twins.py).
 _CONTROLS = {
     "order shuffled": "files in random order",
     "order sorted": "files in order of name",

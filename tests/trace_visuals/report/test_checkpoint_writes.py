@@ -12,8 +12,8 @@ from iotwin.trace_store.reader import Trace
 from iotwin.trace_visuals.call_columns import CallReader
 from iotwin.trace_visuals.report import write_report
 from iotwin.trace_visuals.report.checkpoint_writes import APART, DURING, ReadsDuringCheckpoints
+from iotwin.trace_visuals.report.diagnosis import describe
 from iotwin.trace_visuals.report.page_data import trace_document
-from iotwin.trace_visuals.report.texts import describe
 from iotwin.trace_visuals.requests import CHECKPOINT_PARTS
 from iotwin.trace_visuals.style import CHECKPOINT_COLOURS
 from iotwin.trace_visuals.timeline.data import load_timeline

@@ -17,8 +17,8 @@ from iotwin.commands.report import ReportCommand
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.trace_visuals import report as report_module
 from iotwin.trace_visuals.report import write_report
+from iotwin.trace_visuals.report.diagnosis import describe, headline
 from iotwin.trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
-from iotwin.trace_visuals.report.texts import describe, headline
 from tests.synthetic import MILLISECOND, Job, write_job
 from tests.trace_visuals.common import stall
 from tests.trace_visuals.hostile import COMMAND, MARK, NAMES, write_hostile

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from iotwin.workloads.dtr.simulator import compiler, kernel
+from iotwin.workloads.dtr.simulator import compiler, eviction
 
 pytestmark = pytest.mark.skipif(not compiler.has_numba(), reason="numba is not installed")
 OUTER = """
@@ -43,8 +43,8 @@ def test_a_change_in_a_module_that_is_compiled_into_another_is_seen(tmp_path):
 
 
 def test_the_kernel_is_kept_under_the_content_of_its_package():
-    content = compiler.content_of(Path(kernel.__file__).parent)
-    assert f"compiled-{content}" in kernel.run.stats.cache_path
+    content = compiler.content_of(Path(eviction.__file__).parent)
+    assert f"compiled-{content}" in eviction.run.stats.cache_path
 
 
 def test_where_nothing_can_be_kept_nothing_is(tmp_path, monkeypatch):

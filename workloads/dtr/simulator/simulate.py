@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from iotwin.common.errors import IotwinError
-from iotwin.workloads.dtr.simulator import kernel
+from iotwin.workloads.dtr.simulator import eviction
 from iotwin.workloads.dtr.simulator.compiler import PLAIN, has_numba
 from iotwin.workloads.dtr.simulator.graph import Graph, Ints
 from iotwin.workloads.dtr.simulator.heuristics import HEURISTICS, Heuristic
 
-POLICIES = {"eager": kernel.EAGER, "ignore": kernel.IGNORE, "banish": kernel.BANISH}
-RESULTS = {kernel.PASS: "pass", kernel.OUT_OF_MEMORY: "oom", kernel.THRASH: "thrash"}
+POLICIES = {"eager": eviction.EAGER, "ignore": eviction.IGNORE, "banish": eviction.BANISH}
+RESULTS = {eviction.PASS: "pass", eviction.OUT_OF_MEMORY: "oom", eviction.THRASH: "thrash"}
 UNLIMITED = 1 << 62
 _FIRST_DRAWS = 1 << 12
 _MOST_WORDS = 1 << 26  # most 64-bit words for sets of reachable storages, 512 MiB; larger graphs are searched at each decision
@@ -114,7 +114,7 @@ def _first_slots(graph: Graph) -> Ints:
 
 def _records(name: str, length: int, **columns: Ints) -> Records:
     """Return an array of the kernel's records `name`. Columns that are not given are zero."""
-    records = np.zeros(length, dtype=[(field, np.int64) for field in kernel.FIELDS[name]])
+    records = np.zeros(length, dtype=[(field, np.int64) for field in eviction.FIELDS[name]])
     for field, values in columns.items():
         records[field][: len(values)] = values
     return records
@@ -138,7 +138,7 @@ def _model(graph: Graph) -> dict[str, Any]:
         child_start=child_start[:-1] + len(views) + len(parents),
         near_start=parent_start[:-1] + child_start[:-1],
     )
-    storages["status"], storages["accessed"], storages["after"], storages["node"] = kernel.UNCOMPUTED, kernel.NEVER, -1, -1
+    storages["status"], storages["accessed"], storages["after"], storages["node"] = eviction.UNCOMPUTED, eviction.NEVER, -1, -1
     storages["before"][-1] = storages["after"][-1] = graph.storages  # an empty pool
     ends = {"arg_start": graph.arg_start[:-1], "arg_end": graph.arg_start[1:], "out_start": graph.out_start[:-1]}
     run = _records("run", 1)
@@ -175,32 +175,32 @@ def _objects(records: Records) -> list[Any]:
     return made
 
 
-def _state(graph: Graph, settings: SimulationSettings, rooms: dict[str, int]) -> kernel.KernelState:
+def _state(graph: Graph, settings: SimulationSettings, rooms: dict[str, int]) -> eviction.KernelState:
     """Return the kernel's initial state. Arrays that the settings do not use have one element."""
     model = graph.prepared or _model(graph)
     graph.prepared.update(model)
-    nodes = rooms["nodes"] if settings.heuristic.cost == kernel.SETS else 1
+    nodes = rooms["nodes"] if settings.heuristic.cost == eviction.SETS else 1
     arrays = {name: model[name].copy() for name in ("run", "storages", "tensors", "ops")}
     arrays |= {name: model[name] for name in ("slots", "items", "links")}
-    searching = settings.heuristic.cost in (kernel.NEIGHBOURHOOD, kernel.ANCESTORS)
-    words = -(-graph.storages // kernel.WORD) if searching and model["ordered"] else 0
+    searching = settings.heuristic.cost in (eviction.NEIGHBOURHOOD, eviction.ANCESTORS)
+    words = -(-graph.storages // eviction.WORD) if searching and model["ordered"] else 0
     words = 0 if 2 * len(model["storages"]) * words > _MOST_WORDS else min(words, 1) if settings.plain else words
-    arrays["run"]["words"], arrays["run"]["word"] = words, graph.storages if settings.plain else kernel.WORD
+    arrays["run"]["words"], arrays["run"]["word"] = words, graph.storages if settings.plain else eviction.WORD
     arrays["reach"] = _records("reach", 2 * len(model["storages"]) if searching else 1)
     arrays["bits"] = np.zeros(2 * len(model["storages"]) * words + 1, dtype=np.int64)
-    arrays["near"] = np.zeros(model["near"] + 1 if settings.heuristic.cost == kernel.SETS else 1, dtype=np.int64)
+    arrays["near"] = np.zeros(model["near"] + 1 if settings.heuristic.cost == eviction.SETS else 1, dtype=np.int64)
     arrays |= {"nodes": _records("nodes", nodes), "events": _records("events", rooms["events"])}
     arrays["dependent"] = np.zeros(model["flags"] * (settings.dealloc == "banish") + 1, dtype=np.int64)
     arrays["aux"] = np.zeros(model["aux"], dtype=np.int64)
     arrays["draws"] = _uniform(settings.seed, rooms["draws"])
     if settings.plain:
         arrays = {name: _objects(array) if array.dtype.names else array.tolist() for name, array in arrays.items()}
-    return kernel.KernelState(**arrays)
+    return eviction.KernelState(**arrays)
 
 
-def _rules(settings: SimulationSettings, limit: int) -> kernel.Rules:
+def _rules(settings: SimulationSettings, limit: int) -> eviction.Rules:
     heuristic = settings.heuristic
-    return kernel.Rules(
+    return eviction.Rules(
         settings.budget, limit, POLICIES[settings.dealloc], heuristic.choice, heuristic.cost, int(heuristic.by_size),
         int(heuristic.by_staleness), int(settings.sampling), int(settings.ignore_small), int(settings.events),
         int(not settings.better),
@@ -209,15 +209,15 @@ def _rules(settings: SimulationSettings, limit: int) -> kernel.Rules:
 
 @cache
 def load_kernel(plain: bool) -> types.ModuleType:
-    """Return the module `kernel`, compiled by numba if it is installed; if `plain`, the same functions in plain Python."""
-    return kernel if not plain or not has_numba() else _fresh_plain_kernel()
+    """Return the module `eviction`, compiled by numba if it is installed; if `plain`, the same functions in plain Python."""
+    return eviction if not plain or not has_numba() else _fresh_plain_kernel()
 
 
 def _fresh_plain_kernel() -> types.ModuleType:
-    """Return a new copy of the module `kernel` in plain Python, whose functions can be replaced."""
-    spec = importlib.util.spec_from_file_location(kernel.__name__ + PLAIN, kernel.__file__)
+    """Return a new copy of the module `eviction` in plain Python, whose functions can be replaced."""
+    spec = importlib.util.spec_from_file_location(eviction.__name__ + PLAIN, eviction.__file__)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{kernel.__file__} cannot be loaded")
+        raise ImportError(f"{eviction.__file__} cannot be loaded")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -227,7 +227,7 @@ def _with_plug_in(name: str, score: Callable[[int, int, int, int], float]) -> ty
     """Return a kernel in plain Python that scores storages by the user's function `score`, called `name` in errors."""
     plugged = _fresh_plain_kernel()
 
-    def plug_in(s: kernel.KernelState, rules: kernel.Rules, storage: int) -> float:
+    def plug_in(s: eviction.KernelState, rules: eviction.Rules, storage: int) -> float:
         s.run[0].evaluations += 1
         s.run[0].accesses += 1
         clock, one = s.run[0].clock, s.storages[storage]
@@ -266,19 +266,19 @@ def simulate(graph: Graph, settings: SimulationSettings, compute: int | None = N
     while True:
         state = _state(graph, settings, rooms)
         status = int(module.run(state, rules))
-        if status != kernel.GROW:
+        if status != eviction.GROW:
             break
         rooms = {name: 4 * room for name, room in rooms.items()}
     return _outcome(settings, state, status, time.process_time() - begin)
 
 
-def _outcome(settings: SimulationSettings, state: kernel.KernelState, status: int, cpu_s: float) -> SimulatedRun:
+def _outcome(settings: SimulationSettings, state: eviction.KernelState, status: int, cpu_s: float) -> SimulatedRun:
     run = state.run[0]
-    count = {name: int(getattr(run, name) if settings.plain else run[name]) for name in kernel.FIELDS["run"]}
+    count = {name: int(getattr(run, name) if settings.plain else run[name]) for name in eviction.FIELDS["run"]}
     events = None
     if settings.events:
         rows = state.events[: count["events"]]
-        columns = ([getattr(row, name) for row in rows] if settings.plain else rows[name] for name in kernel.FIELDS["events"])
+        columns = ([getattr(row, name) for row in rows] if settings.plain else rows[name] for name in eviction.FIELDS["events"])
         events = RunEvents(*(np.asarray(column, dtype=np.int64) for column in columns))
     return SimulatedRun(
         RESULTS[status], settings.budget, count["clock"], count["peak"], count["evictions"], count["deallocations"],

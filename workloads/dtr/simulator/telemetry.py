@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 
 from iotwin.common.files import make_folder, write_whole
-from iotwin.workloads.dtr.simulator import kernel
+from iotwin.workloads.dtr.simulator import eviction
 from iotwin.workloads.dtr.simulator.graph import Graph
 from iotwin.workloads.dtr.simulator.simulate import SimulatedRun
 
 KINDS = {
-    kernel.E_PENDING: "pending", kernel.E_USE: "use", kernel.E_REUSE: "reuse", kernel.E_LOCK: "lock", kernel.E_UNLOCK: "unlock",
-    kernel.E_PRESSURE: "pressure", kernel.E_COMPUTE: "compute", kernel.E_RECOMPUTE: "recompute",
-    kernel.E_ALSO_COMPUTED: "also_computed", kernel.E_ALSO_RECOMPUTED: "also_recomputed", kernel.E_EVICT: "evict",
-    kernel.E_FREE: "free", kernel.E_BANISH: "banish", kernel.E_PIN: "pin", kernel.E_BIRTH: "birth", kernel.E_DEATH: "death",
+    eviction.E_PENDING: "pending", eviction.E_USE: "use", eviction.E_REUSE: "reuse", eviction.E_LOCK: "lock",
+    eviction.E_UNLOCK: "unlock", eviction.E_PRESSURE: "pressure", eviction.E_COMPUTE: "compute",
+    eviction.E_RECOMPUTE: "recompute", eviction.E_ALSO_COMPUTED: "also_computed",
+    eviction.E_ALSO_RECOMPUTED: "also_recomputed", eviction.E_EVICT: "evict", eviction.E_FREE: "free",
+    eviction.E_BANISH: "banish", eviction.E_PIN: "pin", eviction.E_BIRTH: "birth", eviction.E_DEATH: "death",
 }  # fmt: skip
 _OF_STORAGES = {"lock", "unlock", "evict", "free", "banish", "pin"}
 STORAGE_COLUMNS = (

@@ -10,7 +10,7 @@ from iotwin.tracesim.logbins import BINS, LOWER_EDGES, log_bin
 from iotwin.tracesim.order import STEPS
 from iotwin.tracesim.phases import STARTUP
 from iotwin.tracesim.profile import profiles_of, summarise
-from iotwin.tracesim.verdict import controls
+from iotwin.tracesim.verdict import wrong_twins
 from tests.synthetic import Job, write_job
 
 GROUPS = frozenset(("read", "write", "open", "close", "sync", "map"))
@@ -38,7 +38,7 @@ def histogram(*lengths_ns: int) -> np.ndarray:
 
 def test_sizes_by_marginals_keep_the_calls_of_every_cell(tmp_path):
     job = profile(tmp_path / "t")
-    twin = controls.sizes_by_marginals(job)
+    twin = wrong_twins.sizes_by_marginals(job)
     assert twin is not None and changed_fields(job, twin) == {"size_calls", "size_bytes", "bytes"}
     shape = (job.occurrences.number, len(FILE_KINDS), WRITE + 1, BINS)
     before, after = (each.size_calls.reshape(shape) for each in (job.each, twin.each))
@@ -51,12 +51,12 @@ def test_sizes_by_marginals_keep_the_calls_of_every_cell(tmp_path):
 
 
 def test_requests_of_one_size_have_no_marginals(tmp_path):
-    assert controls.sizes_by_marginals(profile(tmp_path / "t", checkpoint_every=0)) is None
+    assert wrong_twins.sizes_by_marginals(profile(tmp_path / "t", checkpoint_every=0)) is None
 
 
 def test_times_shuffled_keep_the_time_of_every_row(tmp_path):
     job = profile(tmp_path / "t")
-    twin = controls.times_shuffled(job)
+    twin = wrong_twins.times_shuffled(job)
     assert twin is not None and changed_fields(job, twin) <= {"activity", "row_ns", "gap_ns", "pause_ns"}
     rows = twin.each.row_ns.reshape(job.occurrences.number, len(ROWS), BUSY_BINS)
     assert np.ptp(rows, axis=2).max() == pytest.approx(0, abs=1e-6)
@@ -69,18 +69,18 @@ def test_times_shuffled_keep_the_time_of_every_row(tmp_path):
 def test_memoryless_pauses_are_as_long_on_average():
     """Of pauses of 2**20 ns each: as much time, and a mean length, time by pauses, of about as much."""
     length = 1 << 20
-    made = controls._memoryless(histogram(*[length] * 100))
+    made = wrong_twins._memoryless(histogram(*[length] * 100))
     assert made.sum() == pytest.approx(100 * length)
     number = (made / LOWER_EDGES).sum()
     assert made.sum() / number == pytest.approx(length, rel=0.15)
     below = made[0, : log_bin(np.array([length]))[0]].sum() / made.sum()
     assert below == pytest.approx(1 - 2 / np.e, abs=1e-6)  # gamma of shape 2 up to its scale
-    assert not controls._memoryless(np.zeros((2, BINS))).any()
+    assert not wrong_twins._memoryless(np.zeros((2, BINS))).any()
 
 
 def test_computation_halved_takes_half_of_what_is_not_waited(tmp_path):
     job = profile(tmp_path / "t")
-    twin = controls.computation_halved(job)
+    twin = wrong_twins.computation_halved(job)
     assert twin is not None
     trained = job.occurrences.phase != STARTUP
     computing = np.clip(job.each.duration_ns - job.each.wait_ns, 0, None)
@@ -98,7 +98,7 @@ def test_computation_halved_takes_half_of_what_is_not_waited(tmp_path):
 def test_without_waits_what_moves_no_bytes_is_computation(tmp_path):
     job = profile(tmp_path / "t", log_waits=False)
     assert not job.each.wait_ns.any()
-    twin = controls.computation_halved(job)
+    twin = wrong_twins.computation_halved(job)
     moving = job.each.row_ns.reshape(job.occurrences.number, len(ROWS), BUSY_BINS)[:, : WRITE + 1].sum(axis=(1, 2))
     trained = job.occurrences.phase != STARTUP
     expected = job.each.duration_ns - np.clip(job.each.duration_ns - moving, 0, None) / 2
@@ -106,20 +106,20 @@ def test_without_waits_what_moves_no_bytes_is_computation(tmp_path):
 
 
 def test_shortened_pauses_lie_lower_by_as_many_bins():
-    half = controls._shortened(histogram(1 << 20, 1 << 10), np.array([0.5]))
+    half = wrong_twins._shortened(histogram(1 << 20, 1 << 10), np.array([0.5]))
     assert half == pytest.approx(histogram(1 << 19, 1 << 9))
     # An eighth of an octave lies between two bins and is shared by them.
-    less = controls._shortened(histogram(1 << 20), np.array([2**-0.125]))
+    less = wrong_twins._shortened(histogram(1 << 20), np.array([2**-0.125]))
     bins = np.flatnonzero(less[0])
     at = log_bin(np.array([1 << 20]))[0]
     assert bins.tolist() == [at - 1, at] and less[0, bins] == pytest.approx([2**19.875 / 2] * 2)
-    assert controls._shortened(histogram(1 << 20), np.array([1.0])) == pytest.approx(histogram(1 << 20))
+    assert wrong_twins._shortened(histogram(1 << 20), np.array([1.0])) == pytest.approx(histogram(1 << 20))
 
 
 def test_order_controls_are_each_for_the_order_that_is_not_there(tmp_path):
     shuffled, in_order = profile(tmp_path / "a", files=32), profile(tmp_path / "b", files=32, shuffle=False)
-    assert controls.order_shuffled(shuffled) is None and controls.order_sorted(in_order) is None
-    made, put = controls.order_shuffled(in_order), controls.order_sorted(shuffled)
+    assert wrong_twins.order_shuffled(shuffled) is None and wrong_twins.order_sorted(in_order) is None
+    made, put = wrong_twins.order_shuffled(in_order), wrong_twins.order_sorted(shuffled)
     assert made is not None and put is not None
     for profile_, value in ((made, 1.0), (put, 0.0)):
         for order in (profile_.order.scatter, profile_.order.drift):
