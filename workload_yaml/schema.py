@@ -156,7 +156,8 @@ class Checkpoint(Section):
     randomize_tensor: bool = True  # random bytes; false: zeros, which storage may compress away
     ksm: Ksm | None = None
     checkpoint_mechanism_classname: str | None = None
-    # Keys of the paper artifact's fork of DLIO: writes alternate between q1 bytes and a draw from a normal curve, at least min.
+    # Keys that only the paper artifact's fork of DLIO has. Sizes of writes alternate: q1 bytes, then a draw from a normal
+    # distribution with this mean and standard deviation, raised to min if it is smaller.
     ckpt_write_sz_q1: Positive | None = None
     ckpt_write_sz_mean: Positive | None = None
     ckpt_write_sz_std: Count | None = None

@@ -106,8 +106,8 @@ def equivalence(
 ) -> Equivalence:
     """Test whether `twin` could be a further run of the job whose runs are `job`. The twin was made from the first of them.
 
-    `floor` is the lowest overall score among the runs of the job, None for a single run. Below `least_floor` the test is
-    inconclusive. `lost` is the largest share of events that a trace lost, which counts as a difference in the overall score.
+    `floor` is the lowest overall score among the runs of the job, None for a single run. If it is below `least_floor`, the test
+    is inconclusive. `lost` is the largest share of events that any trace lost. The test counts it as lost score of the twin.
     """
     runs = [summarise(run) for run in job]
     wrong = [(name, summarise(made)) for name, make in CONTROLS.items() if (made := make(job[0])) is not None]

@@ -237,7 +237,7 @@ class _Lines:
         return out
 
     def gather_names(self, text: bytes) -> None:
-        """Store the lines of `text` about paths and processes, which are few."""
+        """Store the lines of `text` that name paths and processes. There are few, so a loop over them costs little."""
         self._named += [(int(number), content) for number, content in self._other.findall(text)]
 
     def names(self) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Read running processes from /proc: their descendants, and their commands and open files as name records."""
+"""Read from /proc the descendants of running processes, and the names of their commands and open files as a trace stores them."""
 
 import contextlib
 import os

@@ -185,7 +185,10 @@ class _Allocator:
 
 
 class _SlotReuse:
-    """Returns a slot for each tensor of a snapshot. Slots of the previous snapshot (`kept`) are reused while tensors match."""
+    """Returns a slot, the place of its copy in memory, for each tensor of a snapshot.
+
+    It reuses the slots of the previous snapshot (`kept`) up to the first tensor with another name, type or shape.
+    """
 
     def __init__(self, allocator: _Allocator, kept: list[Slot]) -> None:
         self._allocator, self._kept, self._count = allocator, kept, 0

@@ -19,12 +19,12 @@ def folder_name(name: str) -> str | None:
 
 
 def unfinished(name: str) -> str:
-    """Return the path of the file `name` while its folder is unfinished."""
+    """Return the temporary path of the file `name`, which it has until its checkpoint folder is complete and renamed."""
     return _below(name, _UNFINISHED)
 
 
 def leaving(name: str) -> str:
-    """Return the path of the file `name` while its folder is being removed."""
+    """Return the temporary path of the file `name`, which it has while its checkpoint folder is removed."""
     return _below(name, _LEAVING)
 
 

@@ -46,7 +46,7 @@ class Graph:
     storage_size: Ints
     storage_root: Ints
     items: Ints  # the schedule, (n, 2): Step, operand
-    output_bytes: int = 0  # bytes of the storages alive at the end, if these are not pinned
+    output_bytes: int = 0  # bytes of the tensors alive at the end; 0 if the schedule keeps these in memory (pins)
 
     @property
     def operators(self) -> int:

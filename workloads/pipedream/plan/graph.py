@@ -131,11 +131,11 @@ class LayerGraph:
 
     @cached_property
     def successor_sets(self) -> list[int]:
-        """Return, for each node, the set of its direct successors."""
+        """Return, for each node, its direct successors as a bit mask: bit i is set if node i is one."""
         return [sum(1 << target for target in set(targets)) for targets in self.successors]
 
     def closure(self, nodes: Iterable[int]) -> int:
-        """Return the set of `nodes` and all their ancestors."""
+        """Return `nodes` and all their ancestors as a bit mask."""
         found = 0
         for number in nodes:
             found |= self.ancestors[number] | 1 << number

@@ -52,7 +52,9 @@ class Solution:
 class _Search:
     def __init__(self, points: Points, options: CostOptions, stages: Array | None = None) -> None:
         self.points, self.options, self.costs = points, options, Costs(options)
-        self.inner: list[Array | None] = [stages]  # per level: seconds of one unit for a stage between any two points
+        # By level: [i, j] are the seconds in which one unit of the level computes a stage from cut point i to j. None for the
+        # innermost level if they are differences of `points.seconds`.
+        self.inner: list[Array | None] = [stages]
         self._matrices: dict[tuple[int, int, bool], Array] = {}
 
     def compute(self, level: int, begin: int, ends: np.ndarray) -> Array:
