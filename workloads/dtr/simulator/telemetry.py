@@ -209,7 +209,7 @@ def write_telemetry(directory: Path, graph: Graph, run: SimulatedRun) -> list[st
 
 
 def chrome_events(graph: Graph, run: SimulatedRun) -> bytes:
-    """Return a run as a Chrome trace: tracks of operators and of recomputed operators, evictions as events, memory as a counter."""
+    """Return a run as a Chrome trace: tracks of operators and recomputed operators, evictions as events, memory as a counter."""
     events: list[dict[str, Any]] = []
     memory = iter(replay(graph, run)[0])
     for kind, clock, ident in _named(run):
