@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iotwin.common.errors import UsageError
+from iotwin.common.errors import IotwinError, UsageError
 from iotwin.datagen import generate
 from iotwin.datagen.datasets import recorded
 from iotwin.datagen.datasets.recorded import read_recipe
@@ -137,3 +137,9 @@ def test_a_data_set_may_have_as_many_bytes_as_a_disk_could_hold_and_no_more(monk
     monkeypatch.setattr(generate, "_LARGEST_BYTES", whole - 1)
     with pytest.raises(UsageError, match="no request that a disk could hold"):
         generate.plan(layout, samples=8)
+
+
+def test_a_row_group_of_two_gibibytes_is_refused_before_anything_is_written(tmp_path):
+    layout = FormatLayout(format="parquet", record_bytes=1 << 20, samples_per_file=4096, row_group_rows=2048)
+    with pytest.raises(IotwinError, match="cannot hold a record or a row group of 2 GiB or more"):
+        generate.generate(layout, tmp_path / "data", samples=4096, seed=1)

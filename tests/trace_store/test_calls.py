@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from iotwin.trace_store.calls import CallDecoder, Collectors, folded
-from iotwin.trace_store.chunks import Chunk, chunks_of
+from iotwin.trace_store.chunks import Chunk, _scan, chunks_of
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import GROUP_OF_OP
 from iotwin.trace_store.workers import in_this_process
@@ -51,6 +51,15 @@ def test_chosen_calls_keep_their_columns(trace):
         assert 0 < len(rows) < len(once.op) < len(calls.op)
         assert (twice.column("offset") == calls.column("offset")[rows]).all() and (twice.file_id == calls.file_id[rows]).all()
         assert calls.where(calls.op >= 0) is calls
+
+
+def test_a_scan_finds_the_calls_that_end_after_the_chunk(trace):
+    events = trace.events_frame()
+    end_ns = events["start_ns"] + events["duration_ns"]
+    for until_ns in events["start_ns"].iloc[10:-10:7].to_numpy() + 1:
+        threads, late = _scan((trace.path, range(len(trace.part_rows)), int(until_ns)))
+        assert threads.tolist() == sorted(events["tid"].unique())
+        assert late["start_ns"].to_pylist() == events.loc[end_ns > until_ns, "start_ns"].tolist()
 
 
 def test_what_chunks_hold_is_put_together_in_their_order(trace):

@@ -142,6 +142,11 @@ def test_quantiles_of_student(probability, freedom, value):
     assert _student(probability, freedom) == pytest.approx(value, rel=0.02)
 
 
+def test_the_series_of_student_has_the_published_coefficients():
+    assert _student(0.95, 5) == pytest.approx(2.015048, rel=1e-3)
+    assert _student(0.9, 5) == pytest.approx(1.475884, rel=2e-4)
+
+
 def test_a_finding_says_the_difference_and_what_a_rerun_may_differ_by():
     assert AspectDifference("access_order", True, 0.25, 0.1).sentence() == "access order scores 0.75, a rerun 0.90 or more"
     longer = AspectDifference("time", False, float(np.log(1.5)), float(np.log(1.2)))

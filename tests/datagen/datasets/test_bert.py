@@ -124,6 +124,7 @@ def test_records_are_masked_sequences(shards):
         length, count = int(mask.sum()), int(values["masked_lm_weights"].sum())
         assert (mask[:length] == 1).all() and not ids[length:].any() and not segments[length:].any()
         assert ids[0] == 101 and ids[length - 1] == 102 and ids.max() < LAYOUT.VOCABULARY
+        assert count == np.clip(np.rint(0.15 * length), 1, 76)
         positions = values["masked_lm_positions"]
         assert (np.diff(positions[:count]) > 0).all() and not positions[count:].any()
         assert (ids[positions[:count]] == 103).all() and positions[:count].max() < length - 1
