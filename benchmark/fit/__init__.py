@@ -1,7 +1,7 @@
-"""From a trace to its twin: what the job did to storage, found in the events, as a workload YAML that the emulator runs.
+"""Fits the twin of a traced job: a workload YAML, with a recording if need be, that the emulator runs.
 
-Phases that the job logged sharpen the answer but are not needed for training itself. What the trace cannot tell, the YAML lists
-under ``twin.assumptions``.
+fit needs only the traced calls; phases that the job logged make the result more exact. The YAML lists under `twin.assumptions`
+what the trace does not show.
 """
 
 from typing import Literal
@@ -24,9 +24,10 @@ KINDS: tuple[Kind, ...] = ("auto", "structured", "recorded")
 
 
 def fit(trace: Trace, kind: Kind = "auto") -> Fitted:
-    """Return the twin of the traced job: structured where that accounts for the job, else recorded, unless `kind` says.
+    """Return the twin of the traced job, and as evidence the labels of its calls.
 
-    Raises IotwinError, saying why, when a structured twin is wanted and cannot be had, and when there is nothing to replay.
+    `auto`: structured if that accounts for the job, else recorded. Raises IotwinError with the reason if there is nothing to
+    replay, or if `kind` is `structured` and the job's structure is inconclusive.
     """
     if failed := failure(trace.manifest):
         note(f"{trace.path}: {failed}; what follows is of what it did until then")
@@ -53,8 +54,8 @@ def _fit(trace: Trace, job: Job, kind: Kind) -> Fitted:
     return _with_kind(fitted, "structured: samples, batches and epochs can be edited")
 
 
-def foretell(trace: Trace) -> str:
-    """Return in words which twin `fit` makes of the trace, and what it accounts for or why it is none that can be edited."""
+def predict_twin(trace: Trace) -> str:
+    """Return in words which kind of twin `fit` makes of the trace, and how much it accounts for or why it cannot be edited."""
     try:
         fitted, coverage = fit_structured(look(trace))
     except IotwinError as error:
@@ -65,16 +66,16 @@ def foretell(trace: Trace) -> str:
 
 
 def fit_structured(job: Job) -> tuple[Fitted, Coverage]:
-    """Return the structured twin; IotwinError, saying why, when the trace shows no training that can be emulated.
+    """Return the structured twin, and its coverage: how much of the job it accounts for.
 
-    Its coverage says how much of the job it accounts for; a twin of less than half is refused.
+    Raises IotwinError with the reason if the trace shows no training, or if the twin would account for less than half of the job.
     """
     fitted = structured(job)
     return fitted, check_coverage(job, fitted)
 
 
 def structured(job: Job) -> Fitted:
-    """Return the structured twin of the job, whatever it accounts for."""
+    """Return the structured twin of the job, however little it accounts for."""
     stream = find_stream(job)
     return fit_samples(job) if stream is None else fit_stream(job, stream)
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from iotwin.benchmark.fit.batches.deliveries import deliveries
 from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.plan import Plan, plan
-from iotwin.benchmark.fit.samples.samples import is_mapped
 from iotwin.benchmark.fit.streams.stream import logged_steps
 from iotwin.benchmark.fit.twin_parts import Fitted
 from iotwin.common.errors import IotwinError
@@ -122,7 +121,7 @@ def account(job: Job, fitted: Fitted) -> Coverage:
     reads = None if planned.data_reads is None else (int((made["result"] > 0).sum()), planned.data_reads)
     untold = fitted.config.twin.reader.streamed and logged_steps(job) is None
     beside = 0.0 if fitted.config.twin.reader.streamed else _read_beside(job)
-    return Coverage(tuple(flows), tuple(_reasons(job, fitted, planned)), reads, is_mapped(job), untold, beside)
+    return Coverage(tuple(flows), tuple(_reasons(job, fitted, planned)), reads, job.is_mapped(), untold, beside)
 
 
 def _read_beside(job: Job) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from pyarrow import compute as pc
 
+from iotwin.trace_store import schema
 from iotwin.trace_store.logs.mllog import read_values
 from iotwin.trace_store.manifest import Manifest
 from iotwin.trace_store.reader import Trace
@@ -16,6 +17,7 @@ from iotwin.trace_store.reader import Trace
 _KINDS = ("dataset", "checkpoint", "pipe", "socket")  # of files whose calls are looked at, whoever made them
 _ROLES = ("rank", "loader")  # of processes all of whose calls are looked at
 _COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "file_id", "offset", "requested", "result", "flags")
+_MAPPED = 0.5  # data are mapped if page faults bring more than this share of the bytes read
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,12 @@ class Job:
         wanted[list(file_ids)] = True
         chosen: pd.DataFrame = self.calls[wanted[self.calls["file_id"].to_numpy()] & self.calls["op"].isin(ops).to_numpy()]
         return chosen
+
+    def is_mapped(self) -> bool:
+        """Return whether page faults bring most of what is read of the data set."""
+        reads = self.calls_on(self.file_ids("dataset"), schema.READ_OPS)
+        faults = int(reads.loc[reads["op"] == "page_fault", "result"].sum())
+        return faults > _MAPPED * int(reads.loc[reads["result"] > 0, "result"].sum())
 
     def roles(self) -> dict[int, str]:
         """Return the role of each process by pid."""

@@ -19,7 +19,7 @@ from iotwin.benchmark.fit.samples.find_samples import find_samples
 from iotwin.benchmark.fit.samples.kept_open import opened_by
 from iotwin.benchmark.fit.samples.listed import are_listed, drawn_at_random, listed
 from iotwin.benchmark.fit.samples.numpy_reads import are_read_by_numpy
-from iotwin.benchmark.fit.samples.samples import Samples, is_mapped
+from iotwin.benchmark.fit.samples.samples import Samples
 from iotwin.benchmark.fit.snapshots import apart_from_snapshots
 from iotwin.benchmark.fit.startup import find_start_up
 from iotwin.benchmark.fit.times import (
@@ -335,7 +335,7 @@ def _twin(
         ranks=training[0].ranks, barrier=training[0].ranks == 1 or training[0].workers > 0 or training[0].logged,
         reader=c.TwinReader(
             read_sizes=list(samples.read_sizes), read_past_end=samples.read_past_end, keep_open=samples.keep_open,
-            most_open=samples.most_open, mmap=is_mapped(job), start_time=start_time(job, [*training, *evaluations]),
+            most_open=samples.most_open, mmap=job.is_mapped(), start_time=start_time(job, [*training, *evaluations]),
             opened=opened_by(job, set(samples.accesses["pid"])) if samples.keep_open else "by_loaders",
             random_batches=samples.layout == "dlrm" and _is_shuffled(training),
         ),

@@ -24,14 +24,14 @@ class InfoCommand(Command):
     def run(self, args: Namespace) -> Outcome:
         import msgspec
 
-        from iotwin.benchmark.fit import foretell
+        from iotwin.benchmark.fit import predict_twin
         from iotwin.trace_store.clocks import summarise_clock
         from iotwin.trace_store.figures.summary import summarise
         from iotwin.trace_store.reader import Trace
 
         trace = Trace(args.trace)
         summary = summarise(trace)
-        summary["twin"] = foretell(trace) if 0 < trace.manifest.events <= _MOST_EVENTS else None
+        summary["twin"] = predict_twin(trace) if 0 < trace.manifest.events <= _MOST_EVENTS else None
         clock = msgspec.to_builtins(summarise_clock(trace.manifest.clock))
         return Outcome({"trace": str(args.trace), "manifest": msgspec.to_builtins(trace.manifest), "clock": clock, **summary})
 

@@ -1,7 +1,7 @@
 """Batches that a job's loader processes deliver: when each was requested, and when it was delivered.
 
-The evidence is the same for every framework that has loader processes: a rank writes a request into a pipe, the loader reads
-it, reads its data, and writes the batch into another pipe, from which the rank reads it.
+The evidence is the same for every framework that has loader processes: the training process writes a request into a pipe. The
+loader reads the request, then its data, and writes the batch into another pipe, from which the training process reads it.
 """
 
 import numpy as np
@@ -17,16 +17,18 @@ _NUMBER_BYTES = 8  # two messages that carry the same kind of batch may differ b
 
 
 def deliveries(job: Job) -> pd.DataFrame:
-    """Return the batches that loaders delivered to ranks, sorted by loader and time.
+    """Return the batches that loaders delivered to ranks or to whoever requested them, sorted by loader and time.
 
     Columns: `pid` of the loader, `start_ns` of the write that delivers the batch, `turn`: the index of the write among the
-    loader's messages.
+    loader's messages. A process that only reads what loaders write, such as Python's resource tracker, receives no batches.
     """
     roles = job.roles()
     moved = job.calls_on(job.file_ids("pipe"), [*schema.READ_OPS, *schema.WRITE_OPS])
     moved = moved[moved["result"] > 0]
     role, reads = moved["pid"].map(roles), moved["op"].isin(schema.READ_OPS)
-    taken = moved.loc[(role == "rank") & reads, "file_id"].unique()
+    requested = moved.loc[(role == "loader") & reads, "file_id"].unique()
+    requesters = moved.loc[(role != "loader") & ~reads & moved["file_id"].isin(requested), "pid"].unique()
+    taken = moved.loc[((role == "rank") | moved["pid"].isin(requesters)) & reads, "file_id"].unique()
     sent = moved[(role == "loader") & ~reads & moved["file_id"].isin(taken) & (moved["result"] != LENGTH_BYTES)]
     sent = sent[["pid", "start_ns", "result"]].sort_values(["pid", "start_ns"], kind="stable")
     sent["turn"] = sent.groupby("pid").cumcount()
@@ -46,11 +48,15 @@ def are_ends(messages: pd.DataFrame) -> NDArray[np.bool_]:
 
 
 def requests_of(job: Job, delivered: pd.DataFrame) -> pd.DataFrame:
-    """Return the requests for the batches `delivered` as the loaders received them: pid, asked_ns, size_bytes; sorted by time."""
+    """Return the requests for the batches `delivered` as the loaders received them: pid, asked_ns, size_bytes; sorted by time.
+
+    They come through the pipe that the loader reads last. A spawned loader has read its program's state from another one before.
+    """
     asked = job.calls_on(job.file_ids("pipe"), schema.READ_OPS)
     whole = (asked["result"] > 0) & (asked["result"] != LENGTH_BYTES)
-    asked = asked.loc[asked["pid"].isin(delivered["pid"]) & whole, ["pid", "end_ns", "result"]]
-    asked = asked.sort_values("end_ns", kind="stable").rename(columns={"end_ns": "asked_ns", "result": "size_bytes"})
+    asked = asked[asked["pid"].isin(delivered["pid"]) & whole].sort_values("end_ns", kind="stable")
+    asked = asked[asked["file_id"] == asked.groupby("pid")["file_id"].transform("last")]
+    asked = asked[["pid", "end_ns", "result"]].rename(columns={"end_ns": "asked_ns", "result": "size_bytes"})
     asked["turn"] = asked.groupby("pid").cumcount()
     return asked.merge(delivered[["pid", "turn"]]).sort_values("asked_ns", ignore_index=True).drop(columns="turn")
 

@@ -1,8 +1,7 @@
-"""How firmly each call on a file belongs to the samples that a job trains on, so which edits of a twin it can follow.
+"""Labels of a job's calls on files. A label is how firmly a call belongs to the samples that the job trains on.
 
-A call is *dealt* if a loader made it for the batch that it had been asked for, *streamed* if it goes on in a file where the
-loader stopped for the batch before, and *timed* if nothing connects it with a batch. Edits deal samples anew, let streams
-advance with the samples, and leave timed calls where they were.
+A call is *dealt* if a loader made it for a batch that had been requested. It is *streamed* if the loader reads on in a file where
+it stopped for the batch before, or reads for several batches at once. It is *timed* if nothing connects the call with a batch.
 """
 
 import pickle
@@ -24,7 +23,6 @@ _KINDS = {"dataset": "data", "checkpoint": "checkpoints", "other": "other files"
 _STREAMED = 0.5
 # A loader reads ahead if fewer than this share of its batches make it read: each batch of a job that reads by sample does.
 _READ_EACH = 0.9
-_MAPPED = 0.5  # data are mapped if more than this share of the calls are page faults
 _AGREE = 0.5  # the samples are known if at least this share of the batches have equally many parts
 # A request names each of its samples in at least this many bytes (a small number, pickled), besides its own number.
 _INDEX_BYTES, _EMPTY_REQUEST_BYTES = 2, len(pickle.dumps((0, [])))
@@ -47,7 +45,7 @@ def label_calls(job: Job) -> pd.DataFrame:
     batch of the sample that a dealt call read, -1 if that is unknown.
     """
     kinds = job.files["kind"].astype(str)
-    on_file = np.append(kinds.isin(_KINDS).to_numpy(np.bool_), False)[job.calls["file_id"]]  # the last for calls on no file
+    on_file = np.append(kinds.isin(_KINDS).to_numpy(np.bool_), False)[job.calls["file_id"]]  # the last element: calls on no file
     calls = job.calls[on_file & (job.calls["result"] >= 0)].sort_values(["pid", "start_ns"], kind="stable")
     is_data = (kinds == "dataset").to_numpy()[calls["file_id"]]
     delivered = deliveries(job)
@@ -57,7 +55,7 @@ def label_calls(job: Job) -> pd.DataFrame:
         _delivered_batches(calls[is_data], delivered, requests) if len(delivered) else _own_batches(job, calls[is_data])
     )
     served = calls["batch"] >= 0
-    streamed = served & _is_streamed(calls[served]).reindex(calls.index, fill_value=False)
+    streamed = served & _is_streamed(calls[served], job.is_mapped()).reindex(calls.index, fill_value=False)
     dealt = served & ~streamed
     streamed |= is_data & ~served & _is_in_readers_thread(job, calls)
     calls.loc[streamed, "label"] = int(Label.STREAMED)
@@ -79,7 +77,7 @@ def _own_batches(job: Job, calls: pd.DataFrame) -> NDArray[np.int64]:
     a page that is in memory causes no fault.
     """
     batch, taken = np.full(len(calls), -1, np.int64), 0
-    if _is_mapped(calls):
+    if job.is_mapped():
         return batch
     ranks = job.processes.loc[job.processes["role"] == "rank", "pid"]
     for pid in ranks[ranks.isin(calls["pid"])]:
@@ -96,23 +94,22 @@ def _is_in_readers_thread(job: Job, calls: pd.DataFrame) -> pd.Series:
     return calls["pid"].isin(ranks) & (calls["tid"] != calls["pid"])
 
 
-def _is_streamed(calls: pd.DataFrame) -> pd.Series:
-    """Return by call whether it reads ahead of the batches: in a file that batches read on, or for several batches at once."""
+def _is_streamed(calls: pd.DataFrame, mapped: bool) -> pd.Series:
+    """Return by call whether it reads ahead of the batches: in a file that batches read on, or for several batches at once.
+
+    `mapped`: most of the data are read by page faults.
+    """
     reads = calls[calls["op"].isin(schema.READ_OPS) & (calls["result"] > 0)]
     by_file = reads.groupby(["pid", "file_id"])
     stopped_at = (reads["offset"] + reads["result"]).groupby([reads["pid"], reads["file_id"]]).shift()
     changes = by_file["batch"].diff().fillna(0).ne(0)
     goes_on = (reads["offset"] == stopped_at)[changes].groupby(reads.loc[changes, "file_id"]).mean()
     streamed = calls["file_id"].isin(goes_on.index[goes_on > _STREAMED])
-    if _is_mapped(reads):  # a batch whose pages are in memory causes no fault
+    if mapped:  # a batch whose pages are in memory causes no fault
         return streamed
     batches = reads.groupby("pid")["batch"].agg(["nunique", "min", "max"])
     ahead = batches.index[batches["nunique"] < _READ_EACH * (batches["max"] - batches["min"] + 1)]
     return streamed | calls["pid"].isin(ahead)
-
-
-def _is_mapped(calls: pd.DataFrame) -> bool:
-    return bool((calls["op"] == "page_fault").mean() > _MAPPED)
 
 
 def _samples(calls: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:

@@ -13,7 +13,6 @@ from iotwin.benchmark.fit.look import Job
 from iotwin.trace_store import schema
 
 MOST_READS_LISTED = 40_000  # the YAML of more would take long to read, and be too large for an archive
-_MAPPED = 0.5  # share of the bytes
 
 
 @dataclass
@@ -77,13 +76,6 @@ def common_folder(paths: list[str]) -> str:
     while not all(PurePosixPath(path).is_relative_to(common) for path in paths):
         common = common.parent
     return str(common)
-
-
-def is_mapped(job: Job) -> bool:
-    """Return whether most of what is read of the data set comes by page faults."""
-    reads = job.calls_on(job.file_ids("dataset"), schema.READ_OPS)
-    faults = int(reads.loc[reads["op"] == "page_fault", "result"].sum())
-    return faults > _MAPPED * int(reads.loc[reads["result"] > 0, "result"].sum())
 
 
 def accesses_of_files(job: Job, sample_of_file: NDArray[np.int64], anew: Sequence[int] = ()) -> pd.DataFrame:

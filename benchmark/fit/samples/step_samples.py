@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from iotwin.benchmark.fit.batches.deliveries import deliveries, delivery_of, requests_of
 from iotwin.benchmark.fit.look import Job
-from iotwin.benchmark.fit.samples.samples import Samples, is_mapped, reads_of
+from iotwin.benchmark.fit.samples.samples import Samples, reads_of
 from iotwin.trace_store import schema
 
 _ALIKE = 0.5  # batches are of one size if this share of them is
@@ -32,7 +32,7 @@ def by_steps(job: Job, samples: Samples) -> Samples:
         return samples
     asked = requests_of(job, given)
     begun = np.bincount(delivery_of(samples.accesses, given, asked), minlength=len(given) + 1)[:-1]
-    if (begun > 0).sum() >= _BEGUN * len(given) and not (is_mapped(job) and _vary(begun)):
+    if (begun > 0).sum() >= _BEGUN * len(given) and not (job.is_mapped() and _vary(begun)):
         return samples
     batch = delivery_of(reads, given, asked)
     known = batch < len(given)

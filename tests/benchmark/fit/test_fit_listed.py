@@ -11,10 +11,9 @@ from iotwin.benchmark.emulator.checkpoints.plan import files_written
 from iotwin.benchmark.emulator.data.dataset import open_dataset, start_up
 from iotwin.benchmark.emulator.readers.access import Buffered
 from iotwin.benchmark.emulator.readers.listed import ListedReads
-from iotwin.benchmark.fit import fit, foretell
+from iotwin.benchmark.fit import fit, predict_twin
 from iotwin.benchmark.fit.coverage import Coverage, Flow
 from iotwin.benchmark.fit.look import look
-from iotwin.benchmark.fit.samples.samples import is_mapped
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.trace_store.reader import Trace
 from iotwin.workload_yaml import listed_reads
@@ -240,7 +239,7 @@ def test_mapped_data_have_a_recorded_twin(tmp_path):
     trace = made.trace(tmp_path / "t")
     structured = fit(trace, "structured")
     assert structured.evidence["kind"].startswith("structured") and structured.config.twin.reader.mmap
-    assert foretell(trace).startswith("recorded, as that is nearer: the data are mapped")
+    assert predict_twin(trace).startswith("recorded, as that is nearer: the data are mapped")
 
 
 @pytest.mark.parametrize(("faults", "mapped"), [(99, False), (101, True)])
@@ -250,7 +249,7 @@ def test_data_are_mapped_where_faults_bring_most_of_them(tmp_path, faults, mappe
     data = made.file("/d/tokens.bin", size=200 * 65_536)
     for page in range(200):
         now = 20 + made.call(now, 1000, "page_fault" if page < faults else "pread64", data, page * 65_536, 65_536)
-    assert is_mapped(look(made.trace(tmp_path / "t"))) == mapped
+    assert look(made.trace(tmp_path / "t")).is_mapped() == mapped
 
 
 def test_a_mapped_file_is_read_to_its_end_and_no_farther(tmp_path):
@@ -266,12 +265,12 @@ def test_a_mapped_file_is_read_to_its_end_and_no_farther(tmp_path):
 
 
 def test_what_twin_a_trace_has_is_foretold(tmp_path):
-    assert foretell(chunks_and_labels(tmp_path)).startswith("structured: the twin accounts for 100% of what is read (")
+    assert predict_twin(chunks_and_labels(tmp_path)).startswith("structured: the twin accounts for 100% of what is read (")
     made, now = Made(), 0.0
     pid = made.process(1000, 1, "helper")
     for number in range(6):
         now = made.read_file(now, pid, made.file(f"/d/{number}", "other", 1000))
-    assert foretell(made.trace(tmp_path / "other")).startswith("recorded, as no structure can be told: no data set is read")
+    assert predict_twin(made.trace(tmp_path / "other")).startswith("recorded, as no structure can be told: no data set is read")
 
 
 def test_shards_of_a_checkpoint_are_written_by_their_ranks(tmp_path):

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from iotwin.benchmark.fit import fit, foretell
+from iotwin.benchmark.fit import fit, predict_twin
 from iotwin.benchmark.fit.look import look
 from iotwin.benchmark.fit.samples.record_samples import find_other_samples
 from iotwin.benchmark.fit.samples.samples import accesses_of_files
@@ -234,7 +234,7 @@ def test_data_that_threads_read_beside_the_main_one_are_recorded(tmp_path, of_ei
     structured = fit(trace, "structured")
     assert structured.coverage["read_share"] == 1.0
     said = f"threads beside the main ones read {of_eight / 8:.0%} of the data" in fit(trace).evidence["kind"]
-    assert said == (kind == "recorded") == ("threads beside the main ones" in foretell(trace))
+    assert said == (kind == "recorded") == ("threads beside the main ones" in predict_twin(trace))
 
 
 def test_threads_are_beside_no_main_one_that_the_recording_lacks(tmp_path):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.batches.deliveries import deliveries, requests_of
 from iotwin.benchmark.fit.batches.labels import Label, _parts_of_a_sample, describe_labels, label_calls
 from iotwin.benchmark.fit.look import look
 from iotwin.trace_store.reader import Trace
@@ -21,10 +22,15 @@ def labelled(trace: Trace):
     return calls[calls["file_id"].isin(job.file_ids("dataset"))]
 
 
-def delivered(folder, batches: int, read_batch, loaders: int = 2) -> Trace:
-    """A rank and its loaders: `read_batch(made, now, loader, batch)` makes the reads of a batch and returns when they end."""
+def delivered(folder, batches: int, read_batch, loaders: int = 2, role: str = "rank") -> Trace:
+    """A trainer and its loaders: `read_batch(made, now, loader, batch)` makes the reads of a batch and returns when they end.
+
+    Each loader also registers its batches at a resource tracker, as Python's shared memory does. The tracker requests nothing.
+    """
     made, now = Made(), 0.0
-    made.process(1000, 1, "rank")
+    made.process(1000, 1, role)
+    made.process(999, 1000, "helper")
+    tracker = made.file("pipe:[98]", "pipe")
     pipes = [(made.process(1001 + i, 1000, "loader"), made.file(f"pipe:[{2 * i}]", "pipe")) for i in range(loaders)]
     results = made.file("pipe:[99]", "pipe")
     for batch in range(batches):
@@ -32,7 +38,8 @@ def delivered(folder, batches: int, read_batch, loaders: int = 2) -> Trace:
         made.call(now, 1000, "write", requests, None, 30)
         now = made.call(now + 0.1, loader, "read", requests, None, 30)
         now = read_batch(made, now + 0.01, loader, batch)
-        now = made.call(now, loader, "write", results, None, 3000)
+        made.call(made.call(now, loader, "write", tracker, None, 31), 999, "read", tracker, None, 31)
+        now = made.call(now + 0.2, loader, "write", results, None, 3000)
         now = 20 + made.call(now, 1000, "read", results, None, 3000)
     return made.trace(folder / "t")
 
@@ -42,14 +49,16 @@ def test_files_that_a_rank_reads_itself_are_dealt_as_samples_of_its_batches(tmp_
     check_samples(labelled(Trace(write_job(tmp_path / "t", job))), job.files * job.epochs, job.batch)
 
 
-@pytest.mark.parametrize("loaders", [1, 2])
-def test_files_that_loaders_read_are_dealt_as_samples_of_their_batches(tmp_path, loaders):
+@pytest.mark.parametrize(("loaders", "role"), [(1, "rank"), (2, "rank"), (2, "helper")])
+def test_files_that_loaders_read_are_dealt_as_samples_of_their_batches(tmp_path, loaders, role):
+    """The trainer of loaders that a fork server starts is no parent of theirs, and so a helper."""
+
     def read_batch(made, now, loader, batch):
         for number in range(3):
             now = made.read_file(now, loader, made.file(f"/d/{batch}.{number}.jpg", size=200_000))
         return now
 
-    check_samples(labelled(delivered(tmp_path, 20, read_batch, loaders)), 60, 3)
+    check_samples(labelled(delivered(tmp_path, 20, read_batch, loaders, role)), 60, 3)
 
 
 def check_samples(calls, samples: int, batch: int) -> None:
@@ -58,6 +67,30 @@ def check_samples(calls, samples: int, batch: int) -> None:
     files = calls.groupby(["batch", "sample"])["file_id"].unique()
     assert files.map(len).eq(1).all() and len(files) == samples
     assert (calls.groupby("batch")["sample"].max() == batch - 1).all()
+
+
+def test_what_a_spawned_loader_reads_before_its_first_request_is_no_request(tmp_path):
+    """It reads the state of its program from another pipe."""
+    made = Made()
+    rank, loader = made.process(1000, 1, "rank"), made.process(1001, 1000, "loader")
+    state, requests, results = (made.file(f"pipe:[{number}]", "pipe") for number in range(3))
+    now = 0.0
+    for _ in range(2):
+        made.call(now, rank, "write", state, None, 300)
+        now = made.call(now + 0.2, loader, "read", state, None, 300)
+    for _ in range(2):  # prefetched
+        made.call(now, rank, "write", requests, None, 30)
+    for batch in range(12):
+        now = 0.01 + made.call(now + 0.2, loader, "read", requests, None, 30)
+        for number in range(3):
+            now = made.read_file(now, loader, made.file(f"/d/{batch}.{number}.jpg", size=200_000))
+        now = made.call(now, loader, "write", results, None, 3000)
+        now = 20 + made.call(now, rank, "read", results, None, 3000)
+        made.call(now, rank, "write", requests, None, 30)
+    job = look(made.trace(tmp_path / "t"))
+    batches = deliveries(job)
+    assert requests_of(job, batches)["size_bytes"].tolist() == [30] * len(batches) == [30] * 12
+    check_samples(labelled(Trace(tmp_path / "t")), 36, 3)
 
 
 def test_a_sample_of_several_ranges_is_one_and_a_loaders_set_up_is_of_none(tmp_path):
