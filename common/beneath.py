@@ -1,6 +1,6 @@
-"""Open, measure, rename and make files below a directory, by names that a stranger may have chosen.
+"""Open, measure, rename and create files below a directory, by names that a stranger may have chosen.
 
-Such names come from manifests, journals, recipes and twins. A name must not lead out of the directory: not by `..`, not by a
+The names come from manifests, journals, recipes and twins. A name must not lead out of the directory: not by `..`, not by a
 leading slash, and not through a symbolic link. So every folder on the way is opened without following links (openat(2),
 O_NOFOLLOW), and the file is opened relative to the last folder. The user chose the directory itself, so it may be a link.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from iotwin.common.errors import IotwinError
 
-_LONGEST_NAME, _LONGEST_PART = 4095, 240  # bytes: PATH_MAX; NAME_MAX less the suffix of unfinished files
+_LONGEST_NAME, _LONGEST_PART = 4095, 240  # in bytes: PATH_MAX, and NAME_MAX minus the suffix of unfinished files
 
 
 def stays_within(name: str) -> bool:
@@ -75,13 +75,9 @@ def _open_folder(directory: Path, name: str, descriptor: int, folder: str, make:
     try:
         return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
     except NotADirectoryError:
-        if _is_link(folder, descriptor):
+        if stat.S_ISLNK(os.lstat(folder, dir_fd=descriptor).st_mode):
             raise IotwinError(f"{directory}: {name!r} leads through the link '{folder}'; replace it by a real folder") from None
         raise
-
-
-def _is_link(name: str, descriptor: int) -> bool:
-    return stat.S_ISLNK(os.lstat(name, dir_fd=descriptor).st_mode) if name else False
 
 
 def make_folder_beneath(directory: Path, name: str) -> None:

@@ -34,7 +34,7 @@ _MOST_MANIFEST_BYTES = 64 << 20
 _MOST_SEQUENCE = 2**53  # a commit each microsecond for 285 years
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _Ranks = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
-_Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]  # of a file in the folder, nowhere else
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]  # a file name without a folder
 _Checksum = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 _verified: dict[int, str | None] = {}  # result of `verify`, keyed by `_state_of_files`
 
@@ -71,8 +71,8 @@ class CheckpointManifest(msgspec.Struct, frozen=True):
     files: list[StoredFile] = []
     code_sha256: str = ""
     versions: dict[str, str] = {}
-    reason: str = ""  # why it was written: "epoch", "steps", "seconds", "list", "signal", "end"
-    metric: float | None = None  # of the newest evaluation; higher is better
+    reason: str = ""  # cause of the checkpoint: "epoch", "steps", "seconds", "list", "signal", "end"
+    metric: float | None = None  # result of the newest evaluation; higher is better
     job: dict[str, Any] = {}  # settings that a job must share to resume from this checkpoint
     sequence: Annotated[int, msgspec.Meta(ge=0, le=_MOST_SEQUENCE)] = 0
     crc32c: _Checksum = 0
@@ -117,7 +117,7 @@ def look(path: Path) -> Found:
 
 
 def files_of_ranks(ranks: int) -> list[StoredFile]:
-    """Return the two files that each of `ranks` ranks will write. Sizes and checksums are still 0."""
+    """Return entries for the two files that each of `ranks` ranks will write, with sizes and checksums 0."""
     return [StoredFile(f"rank-{rank}.{kind}", rank, 0, 0) for rank in range(ranks) for kind in ("raw", "json")]
 
 
@@ -162,7 +162,7 @@ def verify(found: Found) -> Found:
 
 
 def verify_once(found: Found) -> Found:
-    """Return what `verify` returns, without reading unchanged files again that this process has verified or written."""
+    """Verify `found` like `verify`, but do not reread files that this process verified or wrote and nobody changed since."""
     state = _state_of_files(found)
     if found.reason is None and state in _verified:
         return replace(found, reason=_verified[state])
@@ -170,7 +170,7 @@ def verify_once(found: Found) -> Found:
 
 
 def trust(found: Found) -> None:
-    """Let `verify_once` count `found`, which this process has just written, as verified."""
+    """Mark the checkpoint `found`, which this process has just written, as verified, so that `verify_once` does not read it."""
     if found.reason is None and (state := _state_of_files(found)) is not None:
         _verified[state] = None
 
@@ -188,7 +188,7 @@ def _state_of_files(found: Found) -> int | None:
 
 
 def _flaw(folder: Path, files: list[StoredFile]) -> str | None:
-    """Return a message about the first of `files` in `folder` that is damaged; None if none is."""
+    """Return a message about the first of `files` in `folder` that is damaged; None if all are intact."""
     sizes = {file.name: file.size_bytes for file in files}
     for file in files:
         try:

@@ -50,9 +50,9 @@ _OURS = re.compile(r"rank-\d{1,9}\.(raw|json)|manifest\.json")
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints a store keeps: the `last` N, those at multiples of `every` steps, the `best` N by metric, ends of epochs.
+    """Rules for keeping checkpoints: the `last` N, those at multiples of `every` steps, the `best` N by metric, ends of epochs.
 
-    By default it keeps all.
+    A checkpoint is kept if any rule keeps it, or if no rule is set.
     """
 
     last: int = 0
@@ -61,7 +61,7 @@ class Retention:
     epoch_ends: bool = False
 
     def kept(self, newest_first: list[CheckpointManifest]) -> list[bool]:
-        """Return for each checkpoint whether it remains; the newest always does."""
+        """Return, per checkpoint, True if the rules keep it; the newest is always kept."""
         if not (self.last or self.every or self.best or self.epoch_ends):
             return [True] * len(newest_first)
         counted = self.counted(newest_first)
@@ -73,14 +73,14 @@ class Retention:
         ]
 
     def counted(self, newest_first: list[CheckpointManifest]) -> set[int]:
-        """Return the indexes of the checkpoints that remain because others are worse: the `last` and the `best`."""
+        """Return the indexes of the checkpoints that `last` and `best` keep, the rules that rank checkpoints."""
         scored = [index for index, manifest in enumerate(newest_first) if manifest.metric is not None]
         best = sorted(scored, key=lambda index: newest_first[index].metric or 0.0, reverse=True)[: self.best]
         return {*range(min(max(1, self.last), len(newest_first))), *best}
 
 
 class Together(Protocol):
-    """The ranks that write a checkpoint together."""
+    """Interface to the ranks that write a checkpoint together."""
 
     @property
     def rank(self) -> int:
@@ -105,9 +105,9 @@ class Alone:
 
 
 class Store:
-    """The directory of one job's checkpoints. Every rank enters it as a context, and rank 0 holds its lock meanwhile.
+    """The directory of one job's checkpoints. Every rank enters it by `with`, and rank 0 holds the directory's lock meanwhile.
 
-    Entering raises UsageError if the directory holds other files, IotwinError if another job writes there or it is not writable.
+    `with` raises UsageError if the directory holds other files, IotwinError if another job writes there or it is not writable.
     """
 
     def __init__(self, directory: Path, retention: Retention | None = None, together: Together | None = None) -> None:
@@ -126,7 +126,7 @@ class Store:
             self._lock = None
 
     def _claim(self) -> None:
-        """Make the directory, check that it is ours, and lock it."""
+        """Create the directory and lock it. Raises UsageError if it holds files but no checkpoints."""
         _make_durably(self.directory)
         ours = (self.directory / LOCK).is_file() or any(found.manifest for found in checkpoints(self.directory))
         if not ours and any(self.directory.iterdir()):
@@ -135,7 +135,7 @@ class Store:
 
     @contextlib.contextmanager
     def _agreed(self) -> Iterator[None]:
-        """Run a block on all ranks. If it fails on one rank, it fails on all."""
+        """Run the `with` block on all ranks. If it fails on one rank, raise an IotwinError on all."""
         failure: Exception | None = None
         try:
             yield
@@ -175,9 +175,9 @@ class Store:
         raise AssertionError  # _agreed re-raises what the last block raised
 
     def prune(self) -> list[Found]:
-        """Remove unfinished checkpoints, and those that the retention does not keep; return the latter.
+        """Verify all checkpoints, and remove unfinished ones and those that the retention does not keep. Return the latter.
 
-        All checkpoints are verified first. Files that no manifest lists remain, in a folder that is no checkpoint any more.
+        Files that no manifest lists are not removed, and their folder no longer counts as a checkpoint.
         """
         try:
             for path in leftovers(self.directory):
@@ -190,9 +190,9 @@ class Store:
         return leaving
 
     def _begin(self, folder: Path, manifest: CheckpointManifest) -> CheckpointManifest:
-        """Make the unfinished folder, and return the manifest with the names of the files that the ranks will write.
+        """Create the checkpoint's temporary `folder`. Return `manifest` with the names of the files that the ranks will write.
 
-        Raises UsageError, before anything is written, if no later run could read the manifest.
+        If no later run could read the manifest, raise UsageError before anything is written.
         """
         manifest = msgspec.structs.replace(manifest, files=files_of_ranks(self._together.world_size))
         self._encoded(manifest)
@@ -203,7 +203,7 @@ class Store:
         return manifest
 
     def _encoded(self, manifest: CheckpointManifest) -> tuple[bytes, CheckpointManifest]:
-        """Return the manifest's bytes, and the manifest as a later run will read it. Raises UsageError if it is unreadable."""
+        """Return the bytes of `manifest`, and the manifest decoded from them. Raises UsageError if they cannot be decoded."""
         content = encode(manifest)
         try:
             return content, decode(content)
@@ -257,7 +257,7 @@ class _Written(msgspec.Struct):
 
 
 def _stored(folder: Path, file: StoredFile) -> StoredFile:
-    """Return `file`, which a rank has written in `folder`, with its size and checksum."""
+    """Return the entry `file` with the size and checksum that its rank has stored in `folder`."""
     path = folder / f"rank-{file.rank}.json"
     try:
         content = read_small(path)
@@ -270,7 +270,7 @@ def _stored(folder: Path, file: StoredFile) -> StoredFile:
 
 
 def superseded(newest_first: list[Found], retention: Retention) -> list[Found]:
-    """Return the checkpoints that `retention` does not keep. The kept ones that they give way to are verified first.
+    """Return the checkpoints that `retention` does not keep, after verifying the last and best ones, which it keeps.
 
     Damaged checkpoints are neither counted nor returned.
     """
@@ -288,21 +288,21 @@ def superseded(newest_first: list[Found], retention: Retention) -> list[Found]:
 
 
 def _remove(found: Found) -> Path | None:
-    """Rename a checkpoint's folder, so that no reader finds half of it, and remove it. Return it if other files are in it."""
+    """Remove a checkpoint, after renaming its folder so that no reader finds half of it. Return the folder if files remain."""
     gone = _free_name(found.path.with_name(f"{found.name}.gone"))
     rename(found.path, gone)
     return None if _remove_listed(gone, found.manifest) else gone
 
 
 def _remove_listed(gone: Path, manifest: CheckpointManifest | None) -> bool:
-    """Remove the files that `manifest` lists, the manifest and the folder `gone`. Return False if other files are in it."""
+    """Remove the folder `gone` with the manifest and the files that it lists. Return False if `gone` holds other files."""
     for name in (*(file.name for file in manifest.files), MANIFEST) if manifest else ():
         unlink_beneath(gone, name)
     return remove_empty(gone) or not any(gone.iterdir())
 
 
 def leftovers(directory: Path) -> list[Path]:
-    """Return what killed commits and removals left in a store: folders, and unfinished files of LATEST."""
+    """Return the folders and the unfinished files of LATEST that killed commits and removals left in the store `directory`."""
     return [
         Path(entry.path)
         for entry in os.scandir(directory)
@@ -312,7 +312,7 @@ def leftovers(directory: Path) -> list[Path]:
 
 
 def _remove_leftover(path: Path) -> None:
-    """Remove what a commit wrote at `path`, one of `leftovers`. Raises UsageError if an unfinished checkpoint has other files."""
+    """Remove the file or folder `path` that a killed commit left. Raises UsageError if it holds files of others."""
     match = _LEFT.fullmatch(path.name)
     if match is None:
         unlink_beneath(path.parent, path.name)

@@ -5,13 +5,13 @@ import fcntl
 import os
 from collections.abc import Callable, Sequence
 
-_BLOCK_BYTES = 512  # the smallest logical block; a disk with larger ones refuses a write that does not fill them
+_BLOCK_BYTES = 512  # the smallest logical block; a disk with larger blocks refuses direct writes of only 512 bytes
 
 
 def write_direct(descriptor: int, wanted: bool, write: Callable[[], int]) -> tuple[int, bool]:
-    """Call `write` with O_DIRECT set on `descriptor` if `wanted`. Return its result, and whether it bypassed the page cache.
+    """Call `write` with O_DIRECT set on `descriptor` if `wanted`. Return (result of `write`, True if it bypassed the page cache).
 
-    If the file system refuses O_DIRECT, or refuses the write with it, `write` goes through the cache.
+    If the file system refuses O_DIRECT, or refuses the write with it, `write` is called with O_DIRECT cleared.
     """
     direct = _set_direct(descriptor, wanted)
     try:
@@ -36,12 +36,12 @@ def _set_direct(descriptor: int, wanted: bool) -> bool:
 
 
 def write_once(descriptor: int, parts: Sequence[memoryview]) -> int:
-    """Write `parts` by one system call and return the number of bytes written, which may be fewer than they have."""
+    """Write `parts` by one system call and return the number of bytes written, which may be fewer than all."""
     return os.writev(descriptor, parts) if len(parts) > 1 else os.write(descriptor, parts[0] if parts else b"")
 
 
 class DirectWriter:
-    """Writes an empty file past the page cache. A partial last block and all writes after a refusal go through the cache."""
+    """Writes a new file past the page cache, except for a partial last block and all writes after one that was refused."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

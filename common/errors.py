@@ -4,7 +4,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Remedies by errno, for limits of the process that a command may reach in the middle of its work.
+# Advice by errno, for limits of the process that a command may reach in the middle of its work.
 _REMEDIES = {
     errno.EFBIG: "; raise the limit on file sizes (ulimit -f)",
     errno.EMFILE: "; raise the limit on open files (ulimit -n 1024)",
@@ -12,7 +12,7 @@ _REMEDIES = {
 
 
 class IotwinError(Exception):
-    """A failure for the user: the text names what happened, to which thing, and what to do. Exit status 1."""
+    """A failure that the user can correct: its text names what happened, to which thing, and what to do. Exit status 1."""
 
     exit_status = 1
 
@@ -21,13 +21,13 @@ class IotwinError(Exception):
 
 
 class UsageError(IotwinError):
-    """The request itself is wrong (unknown name, bad value, missing path). Exit status 2."""
+    """An error in the request itself: an unknown name, a bad value, a missing path. Exit status 2."""
 
     exit_status = 2
 
 
 class UnfinishedTraceError(IotwinError):
-    """The job has ended, but its trace is not whole. `job_status`: -signal if a signal killed the job, None if unknown."""
+    """The job has ended, but its trace is incomplete. `job_status`: exit status, -signal if killed by one, None if unknown."""
 
     def __init__(self, message: str, job_status: int | None) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
 """Create and replace files and folders, whole or not at all, never through another user's link.
 
 Only this module, `common.beneath` and `common.removal` create, rename and remove files (tests/test_house.py). A file has a random
-name until it is whole, so nobody can plant a link under the name that will be written.
+name until it is whole, so nobody can plant a link under the name that iotwin opens for writing.
 """
 
 import json
@@ -23,7 +23,7 @@ from iotwin.common.removal import remove_entry
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening a FIFO that nobody reads must fail, not wait. It has no effect on a regular file.
 _THERE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_LONGEST_STEM = 200  # a temporary name begins with at most so many bytes of the final name; the limit of names is 255
+_LONGEST_STEM = 200  # bytes of the final name with which a temporary name begins; the whole must not exceed 255
 _PARTIAL = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.partial", re.DOTALL)
 
 
@@ -49,7 +49,7 @@ def check_output(path: Path) -> None:
 
 
 def _refuse_special(path: Path) -> None:
-    """Raise UsageError if `path` is a device, a pipe or in /dev (as the link /dev/stdout), which root could replace by a file."""
+    """Raise UsageError if `path` is a device, a pipe or in /dev, such as /dev/stdout: root could replace it by a file."""
     if (path.exists() and not path.is_file() and not path.is_dir()) or path.parent.resolve() == Path("/dev"):
         raise UsageError(f"{path} is no regular file, and would be replaced by one; give the name of a file")
 
@@ -69,13 +69,13 @@ def temporary_folder(prefix: str) -> Path:
 
 @contextmanager
 def scratch_folder(directory: Path | None = None) -> Iterator[Path]:
-    """Yield a new folder in `directory` (None: where temporary files go). It is removed at the end of the block."""
+    """Yield a new folder in `directory` (None: in the directory for temporary files), and remove it at the end of the block."""
     with tempfile.TemporaryDirectory(prefix=".iotwin-", dir=directory or temporary_directory()) as folder:
         yield Path(folder)
 
 
 def partial_of(name: str) -> str | None:
-    """Return the final name of the unfinished file called `name`; None if `name` is not an unfinished file's."""
+    """Return the final name of the file whose temporary name is `name`; None if `name` is not a temporary name."""
     match = _PARTIAL.fullmatch(name)
     return match["name"] if match else None
 
@@ -143,7 +143,7 @@ def open_whole(path: Path, durable: bool = False, below: Path | None = None) -> 
 
 
 def _as_named(path: Path) -> Path:
-    """Return the final path of the file at `path`, for messages: without /proc/self/fd and temporary names."""
+    """Return `path` for messages: with /proc/self/fd/N resolved and temporary names replaced by the final ones."""
     if path.parts[:4] != ("/", "proc", "self", "fd") or len(path.parts) < 5:
         return path
     folder = Path(*path.parts[:5]).readlink()
@@ -155,7 +155,7 @@ def folder_whole(path: Path, below: Path | None = None) -> Iterator[Path]:
     """Yield a new folder that is renamed to `path` at the end of the block. If the block fails, it is removed instead.
 
     `path` must be missing or an empty folder. The yielded path is below /proc/self/fd, so it is valid in this process only.
-    `open_whole` explains `below`. Raises OSError, which names `path`.
+    `open_whole` explains `below`. Raises an OSError that names `path`.
     """
     try:
         with _parent_of(path, below) as (folder, name), _renamed_at_the_end(folder, name) as partial:
@@ -170,7 +170,7 @@ def folder_whole(path: Path, below: Path | None = None) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: bytes, below: Path | None = None) -> None:
-    """Replace `path` by a file with `content`; see `open_whole` for `below` and errors."""
+    """Replace the file `path` by one with `content`; see `open_whole` for `below` and errors."""
     with open_whole(path, below=below) as file:
         file.write(content)
 
@@ -181,7 +181,7 @@ def struct_json(document: Any) -> bytes:
 
 
 def write_json(path: Path, document: Any, indent: int | None = 1, below: Path | None = None) -> None:
-    """Write `document` as JSON by `write_whole`, indented, or on one line if `indent` is None.
+    """Replace the file `path` by the JSON `document`, indented, or on one line if `indent` is None; see `open_whole`.
 
     NaN (such as the loss of a job that diverges) and infinity, which JSON lacks, become null.
     """
@@ -204,7 +204,7 @@ def make_folder(path: Path, below: Path | None = None, mode: int = 0o777) -> Non
     """Create the folder `path` and missing folders above it. An existing folder is no error.
 
     `below`: a directory above `path`; neither `path` nor a folder between them may be a link.
-    Raises OSError, and IotwinError for a file or a link that is not allowed.
+    Raises OSError, UsageError if `path` is a file, and IotwinError if a link is not allowed.
     """
     if below is None:
         refuse_planted(path)
@@ -226,7 +226,7 @@ def open_new(path: Path, mode: int = 0o666) -> BinaryIO:
 
 
 def open_rewritten(path: Path) -> BinaryIO:
-    """Open `path` for writing, and truncate it. Raises OSError, for a link with ELOOP, for a FIFO without reader with ENXIO."""
+    """Open `path` for writing, and truncate it. Raises OSError: ELOOP for a link, ENXIO for a FIFO without reader."""
     return os.fdopen(os.open(path, _THERE | os.O_TRUNC, 0o666), "wb")
 
 
@@ -246,7 +246,7 @@ def link(path: Path, new: Path) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a file by one call, so that lines of several processes do not interleave."""
+    """Append `line` to the file `path` by one system call, so that the lines of several processes do not interleave."""
     descriptor = open_append(path, 0o644)
     try:
         os.write(descriptor, f"{line}\n".encode())

@@ -1,4 +1,4 @@
-"""Read files that a stranger may have made. No other module does so.
+"""Read files that a stranger may have made. No other module reads such files.
 
 A file must be regular, is opened without waiting, and is read only up to a limit. Failures raise an IotwinError of one line that
 names the file. Only a missing file raises FileNotFoundError or NotADirectoryError, since that is often no failure.
@@ -24,7 +24,7 @@ from iotwin.common.units import format_size
 MOST_JSON_BYTES = 1 << 26
 _DIGITS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))  # maps every digit to a zero
 _LONG_NUMBER = b"0" * len(str(2**63))
-_BYTE = re.compile(r"\(byte (\d+)\)")  # as msgspec's messages give the offset of an error
+_BYTE = re.compile(r"\(byte (\d+)\)")  # in msgspec's messages: the offset of an error
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ def open_foreign(path: Path, follow: bool = True) -> io.BufferedReader:
 
 
 def open_foreign_unpacked(path: Path) -> BinaryIO:
-    """Open `path` for reading; if its name ends in .gz, reads decompress it.
+    """Open `path` for reading; if its name ends in .gz, the returned file yields decompressed bytes.
 
     Reads of a damaged archive raise OSError, EOFError or zlib.error.
     """
@@ -128,12 +128,12 @@ def read_foreign_json(path: Path, most_bytes: int = MOST_JSON_BYTES, follow: boo
 
 
 def read_foreign_struct(path: Path, kind: type[T], most_bytes: int = MOST_JSON_BYTES, follow: bool = True) -> T:
-    """Return the JSON document at `path` as a msgspec type, as `decode_foreign` decodes it."""
+    """Return the JSON document at `path` as the msgspec type `kind`, as `decode_foreign` decodes it."""
     return decode_foreign(read_foreign(path, most_bytes, follow), kind, path)
 
 
 def decode_foreign(content: bytes, kind: type[T], name: object) -> T:
-    """Return the JSON `content` as the msgspec type `kind` (`object`: as plain values). Messages call it `name`.
+    """Return the JSON `content` as the msgspec type `kind` (`object`: as plain values). Error messages call the document `name`.
 
     Raises IotwinError for NaN, Infinity, integers beyond 64 bits, floats beyond 1e308, lone surrogates and deep nesting.
     """
@@ -155,7 +155,7 @@ def _decoder(kind: Any) -> "msgspec.json.Decoder[Any]":
 
 
 def _int64(text: str) -> int:
-    """Return `text` as an int. Raises ValueError beyond 64 bits: msgspec would accept such numbers, numpy and Parquet not."""
+    """Return `text` as an int. Raises ValueError beyond 64 bits: msgspec accepts larger numbers, numpy and Parquet do not."""
     if len(text) > len(_LONG_NUMBER) + 1 or not -(2**63) <= (value := int(text)) < 2**63:
         raise ValueError(f"the number {text:.30} is beyond 64 bits")
     return value

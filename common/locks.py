@@ -1,4 +1,4 @@
-"""Lock files, which let only one job write a directory. A second holder is refused in other processes and in this one."""
+"""Lock files, which let only one job write a directory. A second lock on a file is refused, even in the same process."""
 
 import fcntl
 import os
@@ -9,7 +9,7 @@ from iotwin.common.beneath import open_beneath
 from iotwin.common.errors import IotwinError
 
 _Identity = tuple[int, int]  # device and inode
-_held: dict[int, _Identity] = {}  # by descriptor
+_held: dict[int, _Identity] = {}  # lock files of this process, keyed by descriptor
 _admission = threading.Lock()
 
 
@@ -20,7 +20,7 @@ def hold_lock(path: Path) -> int:
     is a link or not a file, or if it cannot be created or locked.
     """
     with _admission:
-        # Checked before opening: lockf(3) would admit this process again, and closing a second descriptor would end the lock.
+        # Checked before opening, as lockf(3) admits the same process twice, and closing a second descriptor would end the lock.
         if _identity_at(path) in _held.values():
             raise _refusal(path)
         try:
@@ -62,7 +62,7 @@ def _refusal(path: Path) -> IotwinError:
 
 
 def _forget_all() -> None:
-    """Clear the list of held locks in a forked process: its parent holds them."""
+    """Clear the list of held locks in a process that was just forked, since only its parent holds the locks."""
     global _admission
     _held.clear()
     _admission = threading.Lock()  # a new one, since another thread may have held the old one at the fork

@@ -55,15 +55,15 @@ class MadeFolder:
 
     @classmethod
     def of(cls, directory: Path, what: str) -> Self:
-        """Return the folder with the list of an earlier process; the list is empty if that made no result of the kind `what`."""
+        """Return `directory` with the list that an earlier process wrote there; an empty list if its kind is not `what`."""
         folder = cls(directory, what)
         folder._list.made += _listed(directory, what) or []
         return folder
 
     def entry(self, name: str) -> Path:
-        """Add the entry `name` to the list and return its path, before the caller creates it: a kill leaves no unlisted entry.
+        """Add `name` to the list on disk and return its path. The caller creates it only then, so a kill leaves nothing unlisted.
 
-        Raises UsageError if something of this name exists that is not in the list.
+        Raises UsageError if `name` exists in the folder but not in the list.
         """
         path = self.directory / name
         if name not in self._list.made:
@@ -83,7 +83,7 @@ class MadeFolder:
 
 
 def _listed(directory: Path, what: str) -> list[str] | None:
-    """Return the entries that the list in `directory` names; None if it has no valid list for the kind `what`."""
+    """Return the entries that the list in `directory` names; None without a valid list for results of the kind `what`."""
     try:
         found = read_foreign_struct(directory / LIST, _List, _MOST_BYTES, follow=False)
     except (OSError, IotwinError):

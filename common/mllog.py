@@ -8,7 +8,7 @@ from typing import TextIO
 
 Value = float | int | str | None
 
-# Phase of a trace by the key of an MLLOG interval, without _start, _stop and _end.
+# Maps the key of an MLLOG interval, without _start, _stop and _end, to the name of a phase in a trace.
 PHASE_OF_KEY = {
     "init": "init",
     "epoch": "epoch",
@@ -20,11 +20,11 @@ PHASE_OF_KEY = {
     "step": "step",
 }
 
-FOR_TRACERS = "iotwin"  # namespace of the emulator's lines; the tracer's output_keeper hides them from the terminal
+FOR_TRACERS = "iotwin"  # namespace of lines that only tracers read; the tracer's output_keeper hides them from the terminal
 
 
 class MlLog:
-    """Writes MLLOG lines to a stream and flushes each, so that none is lost or late. Does nothing if the stream is None.
+    """Writes MLLOG lines to `stream` and flushes each, so that none is lost or late. Does nothing if `stream` is None.
 
     `metadata` is part of every line. A tracer does not show lines of the namespace FOR_TRACERS on the terminal.
     """
@@ -34,11 +34,11 @@ class MlLog:
 
     @property
     def enabled(self) -> bool:
-        """Return whether lines are written anywhere."""
+        """Return True if there is a stream to write lines to."""
         return self._stream is not None
 
     def point(self, key: str, value: Value, **metadata: Value) -> None:
-        """Log that `key` has `value` now."""
+        """Log that the quantity `key` has `value` now."""
         self.line("POINT_IN_TIME", key, value, metadata)
 
     def start(self, key: str, **metadata: Value) -> None:
@@ -57,10 +57,7 @@ class MlLog:
         self.end(key, **metadata)
 
     def line(self, event_type: str, key: str, value: Value | dict[str, int], metadata: Mapping[str, Value]) -> None:
-        """Write one line with the present time.
-
-        One write(2) carries the whole line, because ranks and loader processes share the file or pipe.
-        """
+        """Write one line with the present time, by one write(2), because ranks and loader processes share the stream's file."""
         if self._stream is None:
             return
         now_ns = time.time_ns()

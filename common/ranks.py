@@ -1,4 +1,4 @@
-"""The rank of this process, read from the environment that torchrun, Open MPI, MPICH or srun sets; and free ports for ranks.
+"""Read the rank of this process from the environment that torchrun, Open MPI, MPICH or srun sets, and find free ports for ranks.
 
 Under MPI, an error on one rank ends all ranks (`run_as_one`).
 """
@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.signals import interrupted_status
 
-# Variables of each launcher of several processes: rank, number of processes.
+# Environment variables that launchers of several processes set: (rank, number of processes).
 MPI_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
     ("PMI_RANK", "PMI_SIZE"),  # MPICH and MPIs derived from it
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun
 )
 _FIRST_PORT, _PORTS_END = 29500, 65000
-_REPORT_STAGGER_S = 3.0  # head start of a rank over the next one, if several report the same error
+_REPORT_STAGGER_S = 3.0  # delay between two ranks that report the same error
 _LONGEST_WAIT_TO_REPORT_S = 6.0
-_LATEST_START_S = 10.0  # rank 0 may start so much later than other ranks
+_LATEST_START_S = 10.0  # how much later than other ranks rank 0 may start
 
 
 class Launched(NamedTuple):
@@ -33,7 +33,7 @@ class Launched(NamedTuple):
 
 
 def launched_by_mpi() -> Launched:
-    """Return the rank of this process under mpirun or srun, without initialising MPI; rank 0 of 1 without a launcher."""
+    """Return the rank of this process under mpirun or srun, without initialising MPI; rank 0 of 1 if neither started it."""
     launchers = [Launched(_natural(rank, 0), _natural(size, 1)) for rank, size in MPI_VARIABLES if size in os.environ]
     return max(launchers, key=lambda launched: launched.size, default=Launched())
 
@@ -52,10 +52,10 @@ def _mpi() -> Any:
 
 
 def await_turn_to_report() -> str:
-    """Wait until lower MPI ranks would have reported the same error. Return a prefix for the report, as 'rank 1 on node-a: '.
+    """Wait long enough for lower MPI ranks to report the same error. Return a prefix for the report, as 'rank 1 on node-a: '.
 
     A lower rank that reports the error ends all ranks, this one by KeyboardInterrupt. So an error that hits all ranks is reported
-    once. The prefix is '' if this process has no other ranks or MPI is not initialised.
+    once. The prefix is '' if there are no other ranks or MPI is not initialised.
     """
     launched = launched_by_mpi()
     if launched.size == 1:
@@ -69,7 +69,7 @@ def await_turn_to_report() -> str:
 def run_as_one(run: Callable[[], int]) -> int:
     """Return the exit status that `run` returns or exits with. Under MPI, an exception or a status other than 0 ends all ranks.
 
-    Otherwise, the failed rank would wait in MPI_Finalize for the others, which wait for it in a barrier. Before MPI is
+    Without that, a failed rank would wait in MPI_Finalize for other ranks, which wait for it in a barrier. Before MPI is
     initialised, the launcher ends all ranks if one exits with a status other than 0.
     """
     if launched_by_mpi().size == 1:
@@ -92,9 +92,9 @@ def run_as_one(run: Callable[[], int]) -> int:
 
 
 def launched_by_torchrun() -> Launched:
-    """Return the rank in RANK and WORLD_SIZE (torchrun, workloads.launch); rank 0 of 1 if they are not set.
+    """Return the rank in the variables RANK and WORLD_SIZE of torchrun and workloads.launch; rank 0 of 1 if they are not set.
 
-    Raises UsageError if they name no rank.
+    Raises UsageError if RANK is not below WORLD_SIZE.
     """
     launched = Launched(from_environment("RANK", 0), from_environment("WORLD_SIZE", 1))
     if launched.rank >= launched.size:
@@ -105,7 +105,7 @@ def launched_by_torchrun() -> Launched:
 
 
 def from_environment(name: str, default: int) -> int:
-    """Return the number in the environment variable `name`, or `default` without it. Raises UsageError if it is no number."""
+    """Return the number in the environment variable `name`, or `default` if unset. Raises UsageError if it is no number."""
     text = os.environ.get(name, str(default))
     if not text.isdecimal():
         raise UsageError(
@@ -118,8 +118,8 @@ def from_environment(name: str, default: int) -> int:
 def claimed_ports(count: int) -> Iterator[int]:
     """Yield the first of `count` consecutive free ports of this machine. Raises IotwinError if there are none.
 
-    Until the block ends, no other caller of this function gets these ports, even while nobody listens on them. An abstract Unix
-    socket named after the port claims each: the kernel grants a name once, and releases it when this process ends.
+    Until the block ends, no other caller of this function gets these ports, even if nobody listens on them. An abstract Unix
+    socket named after the port claims each: the kernel grants a name only once, and frees it when this process ends.
     """
     for first in range(_FIRST_PORT, _PORTS_END - count, count):
         with ExitStack() as claims:

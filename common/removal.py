@@ -1,4 +1,4 @@
-"""Remove files and folders, never what a link leads to. Where strangers may have put files, remove only listed names.
+"""Remove files and folders, but never follow links. Where strangers may have put files, remove only listed names.
 
 No other module removes files (tests/test_house.py).
 """
@@ -28,13 +28,13 @@ def remove_entry(name: str | Path, folder: int | None = None) -> None:
 
 
 def remove_own(path: Path) -> None:
-    """Remove the file, link or whole folder at `path`, which only this program can have made. Failures are ignored."""
+    """Remove the file, link or whole folder at `path`, which only iotwin can have made. Failures are ignored."""
     with suppress(OSError):
         remove_entry(path)
 
 
 def remove_empty(folder: Path) -> bool:
-    """Remove `folder` if it is empty. Return whether it does not exist any more."""
+    """Remove `folder` if it is empty. Return True if it no longer exists."""
     try:
         folder.rmdir()
     except FileNotFoundError:

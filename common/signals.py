@@ -1,4 +1,4 @@
-"""Hold back or collect the signals that ask a process to end (SIGINT, SIGTERM, SIGHUP) while work must not stop halfway."""
+"""Delay or collect the signals that ask a process to end (SIGINT, SIGTERM, SIGHUP) while work must not stop halfway."""
 
 import os
 import signal
@@ -31,9 +31,9 @@ def interrupts_held(requests: Iterable[signal.Signals] = REQUESTS) -> Iterator[s
 
 
 class _Held:
-    """Replaces the handlers of `requests` by one that only records the signals, in `received`.
+    """Replaces the handlers of the signals `requests` by one that only appends a signal's number to `received`.
 
-    It is needed besides the signal mask: if another thread receives a signal, the main thread runs the handler all the same.
+    A signal mask alone does not suffice: if another thread receives a signal, the main thread still runs the handler.
     """
 
     def __init__(self, requests: Iterable[signal.Signals]) -> None:
@@ -50,11 +50,11 @@ class _Held:
         if not self._is_over and os.getpid() == self._pid:
             self.received.append(number)
             return
-        signal.signal(number, self.handlers[number])  # in a child forked within the block, or while `end` runs
+        signal.signal(number, self.handlers[number])  # in a forked child, or while `end` runs
         signal.raise_signal(number)
 
     def end(self) -> None:
-        """Restore the handlers, except those that the block has replaced."""
+        """Restore the original handlers, except where other code has set a new handler since."""
         self._is_over = True
         for number, handler in self.handlers.items():
             if signal.getsignal(number) == self._receive:
@@ -72,15 +72,15 @@ def _handler(number: int) -> Any:
 def interrupted_status() -> int:
     """Return 130, the exit status after Ctrl-C, and make sure that Python really exits with it.
 
-    Python 3.11 remembers a SIGINT that arrives inside `exec`, which every definition of a dataclass calls. If it was started with
-    -m, it then kills itself by SIGINT at exit. Another `exec` clears that memory.
+    Python 3.11 remembers a SIGINT that arrives inside `exec`, which every definition of a dataclass calls. If Python was started
+    with -m, it then kills itself by SIGINT at exit. A second `exec` clears that memory.
     """
     exec("")  # noqa: S102
     return 130
 
 
 class Requests:
-    """Collects the requests to end instead of raising KeyboardInterrupt, between `collect` and `restore`."""
+    """Between `collect` and `restore`, collects signals that ask this process to end, instead of raising KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self._received: list[int] = []
@@ -88,7 +88,7 @@ class Requests:
         self._handlers: dict[int, Any] = {}
 
     def collect(self, even_ignored: bool) -> None:
-        """Start to collect signals. Those that this process was started to ignore remain ignored unless `even_ignored`."""
+        """Start to collect signals. Signals that are ignored, as under nohup, remain ignored unless `even_ignored`."""
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may set handlers
         for number in REQUESTS:

@@ -22,8 +22,8 @@ ITEM_BYTES = {
     "int64": 8, "uint64": 8, "float64": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
 _CHUNK_BYTES = 1 << 20  # small enough to stay in a processor's cache between its copy and its checksum
-_BUFFER_BYTES = 4 << 20  # of one write
-ALIGNMENT = 64  # of every tensor's first byte, as vector instructions on the tensors require
+_BUFFER_BYTES = 4 << 20  # size of one write
+ALIGNMENT = 64  # bytes; vector instructions require it of every tensor's first byte
 _MOST_INDEX_BYTES = 256 << 20
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _kept_buffers: list[NDArray[np.uint8]] = []
@@ -43,13 +43,13 @@ class Entry(msgspec.Struct):
 
     name: str
     dtype: str
-    shape: Annotated[tuple[_Natural, ...], msgspec.Meta(max_length=64)]  # dimensions: torch and numpy have no more
+    shape: Annotated[tuple[_Natural, ...], msgspec.Meta(max_length=64)]  # torch and numpy have at most 64 dimensions
     offset: _Natural
     size_bytes: _Natural
 
 
 class Packed(NamedTuple):
-    """The `content` of a raw file, in which the tensors lie as `entries` describes, with zeros between them."""
+    """The whole `content` of a raw file: tensors at the positions that `entries` lists, with zeros between them."""
 
     entries: list[Entry]
     content: NDArray[np.uint8]
@@ -63,11 +63,11 @@ class Index(msgspec.Struct):
 
 
 class Damaged(Exception):
-    """A file is not as it was written. The text describes the damage, without the file's name."""
+    """Raised if a file is not as it was written. The text describes the damage, without the file's name."""
 
 
 def crc32c(content: "bytes | NDArray[np.uint8]", before: int = 0) -> int:
-    """Return the CRC-32C of `content`, appended to bytes with the CRC-32C `before`.
+    """Return the CRC-32C of `content`. `before`: the CRC-32C of bytes that precede `content`, to continue from.
 
     Raises IotwinError if google-crc32c is not installed.
     """
@@ -79,7 +79,7 @@ def crc32c(content: "bytes | NDArray[np.uint8]", before: int = 0) -> int:
 
 
 def write_tensors(path: Path, tensors: Iterable[Tensor] | Packed) -> tuple[list[Entry], int, int]:
-    """Write and fsync `tensors` as the new file `path`. Return their entries, the file's size in bytes and its CRC-32C."""
+    """Write and fsync `tensors` as the new file `path`. Return (entries, file size in bytes, CRC-32C of the file)."""
     with open_new(path) as file, _write_buffer() as buffer:
         appender = _Appender(file.fileno(), buffer)
         if isinstance(tensors, Packed):
@@ -93,7 +93,7 @@ def write_tensors(path: Path, tensors: Iterable[Tensor] | Packed) -> tuple[list[
 
 
 def _append(appender: "_Appender", tensor: Tensor) -> Entry:
-    """Append `tensor`, after padding to the alignment, and return its entry."""
+    """Append `tensor` to the file at the next multiple of ALIGNMENT, and return its entry."""
     name, dtype, shape, data = tensor
     appender.append(np.zeros(-appender.size_bytes % ALIGNMENT, np.uint8))
     entry = Entry(name, dtype, shape, appender.size_bytes, data.size)
@@ -103,11 +103,11 @@ def _append(appender: "_Appender", tensor: Tensor) -> Entry:
 
 @contextmanager
 def _write_buffer() -> Iterator[NDArray[np.uint8]]:
-    """Yield a page-aligned buffer. Buffers are reused, as new ones cost a small checkpoint a third of its processor time."""
+    """Yield a page-aligned buffer. Buffers are reused, since new ones would take a third of a small checkpoint's CPU time."""
     try:
-        buffer = _kept_buffers.pop()  # no check before it, since several threads may write
+        buffer = _kept_buffers.pop()  # without a check first, since another thread may take the last one
     except IndexError:
-        pages = mmap.mmap(-1, _BUFFER_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # private: not shared with forked processes
+        pages = mmap.mmap(-1, _BUFFER_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # not shared with forked processes
         buffer = np.frombuffer(pages, np.uint8)
     try:
         yield buffer
@@ -116,9 +116,9 @@ def _write_buffer() -> Iterator[NDArray[np.uint8]]:
 
 
 class _Appender:
-    """Collects bytes in a buffer, and writes it past the page cache when it is full.
+    """Collects bytes in a buffer, and writes the buffer past the page cache when it is full.
 
-    This saves the copy to the page cache, which is most of the cost, and does not evict the training data from the cache.
+    This avoids the copy into the page cache, most of a write's cost, and leaves the training data in the cache.
     """
 
     def __init__(self, descriptor: int, buffer: NDArray[np.uint8]) -> None:
@@ -129,7 +129,7 @@ class _Appender:
         self.checksum = 0
 
     def append(self, data: NDArray[np.uint8]) -> None:
-        """Append `data`. Parts that are page-aligned and fill a whole buffer are written without a copy."""
+        """Append `data`. Page-aligned parts that are as long as the buffer are written without a copy."""
         self.size_bytes += data.size
         if not self._filled and data.size >= _BUFFER_BYTES and not data.ctypes.data % mmap.PAGESIZE:
             data = self._write_in_place(data)
@@ -148,7 +148,7 @@ class _Appender:
             self._write()
 
     def _write_in_place(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Write the whole buffers at the beginning of `data` directly; return the rest of `data`."""
+        """Write as many multiples of the buffer's size from `data` as it holds, without a copy. Return the rest of `data`."""
         whole = data.size - data.size % _BUFFER_BYTES
         for begin in range(0, whole, _BUFFER_BYTES):
             part = data[begin : begin + _BUFFER_BYTES]
@@ -176,9 +176,9 @@ def write_durably(path: Path, content: bytes) -> tuple[int, int]:
 
 @contextmanager
 def _open_regular(path: Path) -> Iterator[int]:
-    """Yield a descriptor of the regular file `path`. A pipe or a link is refused.
+    """Yield a descriptor of the regular file `path`.
 
-    Raises Damaged if the file cannot be opened, or if the block fails to read it.
+    Raises Damaged if `path` is a pipe or a link, if it cannot be opened, or if the block raises an OSError.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -203,7 +203,7 @@ def read_small(path: Path, most_bytes: int = _MOST_INDEX_BYTES) -> bytes:
 
 
 def size_of(path: Path) -> int:
-    """Return the size in bytes of the regular file `path`. Raises Damaged if there is none."""
+    """Return the size in bytes of the regular file `path`. Raises Damaged if `path` is no regular file."""
     with _open_regular(path) as descriptor:
         return os.fstat(descriptor).st_size
 
@@ -241,7 +241,7 @@ def decode_index(content: bytes) -> Index:
 
 
 def check_index(index: Index, size_bytes: int) -> None:
-    """Raise Damaged if a tensor of `index` has an unknown type, a wrong size, or ends after `size_bytes` of its raw file."""
+    """Raise Damaged if a tensor of `index` has an unknown type or a wrong size, or ends beyond a raw file of `size_bytes`."""
     for entry in index.tensors:
         item_bytes = ITEM_BYTES.get(entry.dtype)
         if item_bytes is None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 if TYPE_CHECKING:
     from rich.console import Console
 
-# C0 without tab and newline, C1, marks of writing direction, invisible and separating characters, lone surrogates.
+# Control characters (C0 without tab and newline, C1), marks of writing direction, invisible separators, lone surrogates.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
@@ -47,7 +47,7 @@ class CleanStream:
 
 
 def _open_closed_streams() -> None:
-    """Open /dev/null in place of standard streams that the caller closed (``>&-``): the next open file would get their number.
+    """Open /dev/null for standard streams that the caller closed (``>&-``), since the next opened file would get their number.
 
     Programs that this process starts inherit the replaced stdout and stderr, but find stdin closed.
     """
@@ -55,10 +55,10 @@ def _open_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is `number`
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, `number`
             os.set_inheritable(number, number > 0)
         if number and getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - open as long as we run
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - must stay open until exit
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def cleaned_streams() -> Iterator[None]:
     """Clean the text that the block writes to stdout and stderr."""
     _open_closed_streams()
     before = sys.stdout, sys.stderr
-    for stream in before:  # a terminal that does not use UTF-8 cannot display most names
+    for stream in before:  # a terminal without UTF-8 cannot display most names
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.stdout, sys.stderr = (cast(TextIO, CleanStream(stream)) for stream in before)

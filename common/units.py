@@ -22,7 +22,7 @@ _DURATION_UNITS = {
 
 
 def _parse(text: str, what: str, units: dict[str, int], example: str) -> int:
-    """Return the number in `text`, in the smallest of `units`. Raises UsageError unless it is finite and has a known unit."""
+    """Return the quantity `text` in the smallest of `units`. Raises UsageError unless the number is finite and the unit known."""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     if match is None:
         raise UsageError(f"{what} '{text}' is not a positive number with a unit; write for example {example}")
@@ -36,7 +36,7 @@ def _parse(text: str, what: str, units: dict[str, int], example: str) -> int:
 
 
 def parse_size(text: str, zero: bool = False) -> int:
-    """Return the bytes that `text` means: '512MiB', '30 GB', '4096'. Raises UsageError for 0 bytes unless `zero` is set."""
+    """Return the size `text` in bytes: '512MiB', '30 GB', '4096'. Raises UsageError for 0 bytes unless `zero` is set."""
     size_bytes = _parse(text, "size", _SIZE_UNITS, "512MiB")
     if size_bytes == 0 and not zero:
         raise UsageError(f"size '{text}' must be at least one byte; write for example 512MiB")
@@ -44,7 +44,7 @@ def parse_size(text: str, zero: bool = False) -> int:
 
 
 def parse_duration(text: str) -> int:
-    """Return the nanoseconds that `text` means: '100ms', '1.5s', '5min'; a bare number is seconds."""
+    """Return the duration `text` in nanoseconds: '100ms', '1.5s', '5min'; a number without a unit is seconds."""
     return _parse(text, "duration", _DURATION_UNITS, "1s or 100ms")
 
 

@@ -1,4 +1,4 @@
-"""The registry of the real workloads, with the facts that the commands run, generate, scale, images and plot need."""
+"""The registry of the real workloads, with the facts about each that `iotwin run`, generate, scale, images and plot need."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,14 +14,14 @@ class Workload:
 
     name: str
     framework: Literal["torch", "tensorflow"]
-    # The program that starts several ranks: torchrun, or iotwin.workloads.launch. None: one process computes on all GPUs.
+    # Program that starts several ranks: torchrun, or iotwin.workloads.launch ("launch"). None: one process uses all GPUs.
     launcher: Literal["torchrun", "launch", None]
-    has_loader_processes: bool = False  # such a job has the option --workers
+    has_loader_processes: bool = False  # True if the job has the option --workers
     variants: tuple[str, ...] = ("original", "instrumented", "sleep", EMULATED)
     other_names: tuple[str, ...] = ()  # used by the scripts of the paper artifact
 
     def launch_words(self, ranks: int) -> list[str]:
-        """Return the words between ``python -m`` and the program that start `ranks` ranks on this machine."""
+        """Return the command-line words between ``python -m`` and the program that start `ranks` ranks on this machine."""
         if ranks == 1 or self.launcher is None:
             return []
         if self.launcher == "launch":
@@ -37,7 +37,7 @@ _ALL = (
     Workload("checkfreq", "torch", "torchrun", has_loader_processes=True, variants=("original", "instrumented")),
 )
 WORKLOADS = {workload.name: workload for workload in _ALL}
-NAMES = {name: workload.name for workload in _ALL for name in (workload.name, *workload.other_names)}  # by every known name
+NAMES = {name: workload.name for workload in _ALL for name in (workload.name, *workload.other_names)}  # maps every known name
 
 
 def workload_named(name: str) -> Workload:

@@ -22,7 +22,7 @@ Numbers = NDArray[np.int64] | NDArray[np.float64]
 
 
 class Estimate(NamedTuple):
-    """A figure and its 95 % confidence interval. `low` and `high` are None if there is only one step or repeat."""
+    """A figure and its 95 % confidence interval; `low` and `high` are None if there is only one step or repeat."""
 
     value: float
     low: float | None
@@ -65,9 +65,9 @@ def mean(values: Numbers) -> Estimate | None:
 
 
 def quantile(values: Numbers, probability: float) -> Estimate:
-    """Return the quantile of `values`, of which there must be at least one.
+    """Return the quantile of `values` at `probability` (0..1) with its interval. There must be at least one value.
 
-    The bounds are order statistics around it (David and Nagaraja, Order Statistics, section 7.1).
+    The bounds are order statistics around the quantile (David and Nagaraja, Order Statistics, section 7.1).
     """
     ordered = np.sort(values)
     count = len(ordered)

@@ -21,7 +21,7 @@ from iotwin.common.numbers.gamma import gamma_quantile
 from iotwin.common.numbers.keyed import Purpose, generator
 from iotwin.common.numbers.recorded_times import read_recording
 
-_SMALLEST = 2.0**-57  # about the least draw of 53 bits within a stratum
+_SMALLEST = 2.0**-57  # about the smallest probability that a random number of 53 bits yields
 _STRATA, _MOST_STRATA = 8, 32
 _LARGEST_BELOW_ONE = float(np.nextafter(1.0, 0.0))
 
@@ -32,7 +32,7 @@ def inverse_cdf(duration: Duration, probability: float) -> float:
     Quantiles are interpolated linearly between equally spaced probabilities. A normal distribution is truncated at zero, so that
     no probability mass piles up there.
     """
-    # The inverse of an unbounded curve accepts neither 0 nor 1, to which a draw may round.
+    # A drawn probability may round to 0 or 1, where the inverse of an unbounded distribution is infinite.
     inner = min(max(probability, _SMALLEST), _LARGEST_BELOW_ONE)
     match duration:
         case Quantiles(values):
@@ -48,7 +48,7 @@ def inverse_cdf(duration: Duration, probability: float) -> float:
         case Normal(mean) | Lognormal(mean, 0.0):
             return mean
         case Lognormal(mean, stdev):
-            variance = math.log1p((stdev / mean) ** 2)  # of the logarithms, whose mean is log(mean) - variance / 2
+            variance = math.log1p((stdev / mean) ** 2)  # variance of the logarithms; their mean is log(mean) - variance / 2
             return mean * math.exp(math.sqrt(variance) * NormalDist().inv_cdf(inner) - variance / 2)
         case Uniform(least, most):
             return least + probability * (most - least)
@@ -76,7 +76,7 @@ def _poisson_quantile(lam: float, probability: float) -> int:
 
 
 def even_strata(steps: int) -> int:
-    """Return the number of strata for an epoch of `steps`, chosen so that the epoch ends about when a round of strata does."""
+    """Return the number of strata for `steps`, at most 32, such that the strata divide the steps about evenly."""
     return -(-steps // -(-steps // _MOST_STRATA)) if steps else _STRATA
 
 
@@ -98,7 +98,7 @@ class DrawnTime:
         self._probabilities: list[float] = []
 
     def seconds(self, rank: int, epoch: int, step: int) -> float:
-        """Return the seconds of step `step` (or sample, or file), counted from 0. Every call returns the same."""
+        """Return the drawn seconds of step (or sample, or file) `step`, from 0. Equal arguments always yield equal results."""
         if self._recording is not None:
             first = int(generator(self._seed, self._purpose, rank, epoch).integers(len(self._recording)))
             return float(self._recording[(first + step) % len(self._recording)])

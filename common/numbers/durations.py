@@ -29,7 +29,7 @@ class Uniform(Distribution, tag_field="type", tag="uniform"):
 
 
 class Gamma(Distribution, tag_field="type", tag="gamma"):
-    """A gamma distribution; its mean is shape * scale."""
+    """A gamma distribution with the mean shape * scale."""
 
     shape: Factor  # a pure number
     scale: PositiveSeconds
@@ -71,10 +71,10 @@ class Recorded(Distribution, tag_field="type", tag="recorded"):
 
 
 class InOrder(Distribution, tag_field="type", tag="in_order"):
-    """Times in order, not drawn: step i of an epoch or evaluation takes value i of `values`, which are repeated at their end."""
+    """A list of times: step i of an epoch or evaluation takes `values[i]`. After the last value, the list starts again."""
 
     values: Annotated[list[Seconds], msgspec.Meta(min_length=1)]
 
 
-# A number is a constant time; of a distribution, each use draws a new time.
+# A number is a constant time. A distribution yields a new random time for each use.
 Duration = Seconds | Normal | Uniform | Gamma | Exponential | Poisson | Lognormal | Quantiles | Recorded | InOrder

@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """The use of a draw. The numbers are part of the key, so changing one changes every run."""
+    """What a random number is drawn for. The members are part of the generators' keys: changing one changes all its draws."""
 
     ORDER = 1
     TRAIN_STEP = 2
@@ -32,5 +32,5 @@ def generator(seed: int, purpose: Purpose, rank: int = 0, epoch: int = 0, step: 
 
     `rank`, `epoch` and `step` set its counter.
     """
-    # The lowest word of the counter is 0, as it advances while numbers are drawn.
+    # Drawing advances the lowest word of the counter, so that word starts at 0 and the arguments set the others.
     return np.random.Generator(np.random.Philox(key=[seed, purpose], counter=[0, rank, epoch, step]))

@@ -12,7 +12,7 @@ _LONGEST_S = 1e9
 
 
 def read_recording(file: str) -> NDArray[np.float64]:
-    """Return the seconds in `file`. Empty lines and comments after a # are ignored.
+    """Return the recorded seconds in `file`, one per line. Empty lines and comments after a # are ignored.
 
     Raises IotwinError, which names file and line, if the file cannot be read, has no times, or a time is not from 0 to 1e9 s.
     """

@@ -1,8 +1,8 @@
-"""Sleep in place of computation. Time that the emulator loses, also by sleeps that end late, is subtracted from later sleeps."""
+"""Sleep in place of computation, and shorten later sleeps by the time that the emulator loses, as by sleeps that end late."""
 
 import time
 
-_LONGEST_DELAY_NS = 10_000_000  # a longer delay is a pause of the machine, not a late timer
+_LONGEST_DELAY_NS = 10_000_000  # longer delays are pauses of the machine, for which later sleeps do not make up
 
 
 class Sleeper:
@@ -30,11 +30,11 @@ class Sleeper:
         self.set_due(due_ns)
 
     def due_ns(self) -> int:
-        """Return when the job would have reached the emulator's present state (CLOCK_MONOTONIC)."""
+        """Return the time in CLOCK_MONOTONIC ns at which the emulated job would have reached the present state."""
         return time.monotonic_ns() - self._delay_ns
 
     def set_due(self, due_ns: int) -> None:
-        """Set when the job would have reached the emulator's present state (CLOCK_MONOTONIC)."""
+        """Set the time in CLOCK_MONOTONIC ns at which the emulated job would have reached the present state."""
         self._delay_ns = min(max(0, time.monotonic_ns() - due_ns), _LONGEST_DELAY_NS)
 
     def add_delay(self, took_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""Start child processes so that no signal hits them half-initialised and they die with their parent; and end them."""
+"""Start and end child processes. A signal never hits a half-initialised child, and children die with their parent."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from iotwin.common.processes.starts import die_with_parent, name_process
 from iotwin.common.signals import interrupts_held
 
 REQUESTS = (signal.SIGINT, signal.SIGTERM)
-_SAFE_PATH = "PYTHONSAFEPATH"  # works as python -P; multiprocessing starts interpreters without that option
+_SAFE_PATH = "PYTHONSAFEPATH"  # as the option -P of python, with which multiprocessing cannot start interpreters
 
 
 def start(process: BaseProcess) -> None:
@@ -25,14 +25,14 @@ def start(process: BaseProcess) -> None:
 
 
 def ready() -> None:
-    """Unblock SIGINT and SIGTERM in a child that `start` began. Also usable as a preexec_fn of subprocess."""
+    """Unblock SIGINT and SIGTERM in a child that `start` has started. Also usable as a preexec_fn of subprocess."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)
 
 
 def become_child(name: str, parent_pid: int, cleans_up: bool = False) -> None:
-    """Prepare a process that was just forked: call it `name` in lists of processes, and let it die with its parent.
+    """Prepare this just-forked process: call it `name` in lists of processes, and let it die with its parent.
 
-    It ignores Ctrl-C, which its parent handles. SIGTERM kills it, or raises KeyboardInterrupt if `cleans_up`.
+    This process then ignores Ctrl-C, which its parent handles. SIGTERM kills it, or raises KeyboardInterrupt if `cleans_up`.
     """
     name_process(name)
     die_with_parent(parent_pid, signal.SIGKILL)
@@ -47,13 +47,13 @@ def leave_signals_to_rank(index: int) -> None:
 
 
 def dying_with_us(number: int) -> Callable[[], None]:
-    """Return a preexec_fn for subprocess, by which the kernel sends the program the signal `number` when this process dies."""
+    """Return a preexec_fn for subprocess. It makes the kernel signal the program with `number` when this process dies."""
     parent_pid = os.getpid()
     return lambda: die_with_parent(parent_pid, number)
 
 
 def end(process: BaseProcess, grace_s: float, killed_s: float) -> None:
-    """Wait `grace_s` for the process to end, else kill it and wait at most `killed_s`, as it may be stuck in the kernel."""
+    """Wait `grace_s` for `process` to end, else kill it and wait at most `killed_s`, as it may be stuck in the kernel."""
     process.join(max(0.0, grace_s))
     if process.is_alive():
         process.kill()
@@ -61,9 +61,9 @@ def end(process: BaseProcess, grace_s: float, killed_s: float) -> None:
 
 
 def end_programs(programs: Sequence["subprocess.Popen[bytes]"], grace_s: float, whole_session: bool = False) -> None:
-    """Send SIGTERM to the programs that still run, and SIGKILL to those that run after `grace_s`.
+    """Send SIGTERM to the `programs` that still run, and SIGKILL to those that still run after `grace_s`.
 
-    `whole_session`: kill the whole process group of a program, which must lead a session.
+    `whole_session`: SIGKILL goes to the whole process group of a program, which must lead a session.
     """
     for program in programs:
         if program.poll() is None:

@@ -11,14 +11,14 @@ Result = TypeVar("Result", covariant=True)
 
 
 class Pending(Protocol[Result]):
-    """Work under way, such as a Future."""
+    """Work in progress, such as a Future."""
 
     def result(self) -> Result:
         """Wait for the result and return it."""
 
 
 def in_order(begin: Callable[[Item], Pending[Result]], items: Iterable[Item], ahead: int) -> Iterator[Result]:
-    """Call `begin` on each item and yield the results in the items' order. At most `ahead` items are under way at a time."""
+    """Call `begin` on each item and yield the results in the items' order. At most `ahead` items are in progress at a time."""
     begun: deque[Pending[Result]] = deque()
     for item in items:
         begun.append(begin(item))

@@ -1,4 +1,4 @@
-"""Settings of this process in the Linux kernel: its name, its timer slack, its death with its parent; its age; its program."""
+"""Set this process's name, timer precision, program and death with its parent in the Linux kernel, and read its age."""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ _STARTTIME_FIELD = 22  # number of the field in /proc/PID/stat; in clock ticks s
 
 def _prctl(option: int, argument: int | bytes) -> None:
     value = ctypes.c_char_p(argument) if isinstance(argument, bytes) else ctypes.c_ulong(argument)
-    # A failure is ignored: it costs precision or a name, never correctness.
+    # Failures are ignored, as only precision or a name is lost, never correctness.
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
@@ -47,7 +47,7 @@ def become_iotwin(root: str, arguments: Sequence[str]) -> None:
 
 
 def age_s() -> float:
-    """Return the seconds since this process was forked, before its exec, with the precision of the kernel's clock tick."""
+    """Return the seconds since this process was forked (not since its exec), to the precision of the kernel's clock tick."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     started_ticks = int(fields[_STARTTIME_FIELD - 3])  # `fields` begins with field 3: the text up to ')' is cut off
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
