@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from iotwin.benchmark.fit.batches.labels import Label, label_calls
+from iotwin.benchmark.fit.batches.labels import label_calls
 from iotwin.benchmark.fit.look import look
 from iotwin.common.errors import IotwinError
 from iotwin.loops.kept_cache import kept_cached
@@ -31,6 +31,7 @@ from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import READ_OPS
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 from iotwin.workload_yaml import Config
+from iotwin.workload_yaml.recording import Label
 from tests.perf.edited import edited_figure, scale_batch, set_workers
 from tests.perf.figures import Figure
 from tests.perf.records import record_figures
@@ -59,7 +60,7 @@ _LABELS = {
 PARTS = ("labels", "twin", "recorded", "edited")
 # What is changed in the job, and the same in the twin's YAML.
 _EDITS: dict[str, tuple[str, Callable[[Config], None]]] = {
-    "batch doubled": ("--scale=2", lambda config: scale_batch(config, 2)),
+    "batch doubled": ("--batch-factor=2", lambda config: scale_batch(config, 2)),
     "loaders halved": ("--workers=1", lambda config: set_workers(config, 1)),
 }
 

@@ -131,7 +131,7 @@ class _Program:
             place = folder / "programs" / name
             place.mkdir(parents=True, exist_ok=True)
             changes = 0
-            for part in ("job_parts.py", f"{self.name}.py"):
+            for part in ("command_line.py", "job_parts.py", f"{self.name}.py"):
                 changed = text = (_UNSEEN / part).read_text()
                 for old, new in replaced.items():
                     changed = changed.replace(old, new)

@@ -1,16 +1,15 @@
 """Recordings of speech, of which each epoch hears a random second: every .wav file is opened for its crop."""
 
 import wave
-from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import torch
-from command_line import command_line
-from torch.utils.data import DataLoader, Dataset
-from torch_parts import save, train
+from command_line import JobOptions
+from torch.utils.data import Dataset
+from torch_parts import launch, train_and_validate
 
-_RATE, _CLIPS, _EPOCHS = 16_000, 320, 4
+_RATE, _CLIPS = 16_000, 320
 
 
 class Clips(Dataset):
@@ -26,9 +25,9 @@ class Clips(Dataset):
             return torch.frombuffer(bytearray(clip.readframes(_RATE)), dtype=torch.int16)
 
 
-def _made(folder: Path) -> list[Path]:
-    folder.mkdir(exist_ok=True)
-    rng, paths = np.random.default_rng(7), [folder / f"{number:04}.wav" for number in range(_CLIPS)]
+def _made(job: JobOptions) -> list[Path]:
+    (folder := job.data("clips")).mkdir(exist_ok=True)
+    rng, paths = np.random.default_rng(7), [folder / f"{number:04}.wav" for number in range(job.samples(_CLIPS))]
     for path in paths:
         frames = rng.bytes(2 * int(rng.integers(3 * _RATE, 6 * _RATE)))
         if not path.exists():
@@ -38,15 +37,9 @@ def _made(folder: Path) -> list[Path]:
     return paths
 
 
-def main(job: Namespace) -> None:
-    torch.manual_seed(job.seed)
-    loader = DataLoader(Clips(_made(job.folder / "clips")), 8 * job.scale, shuffle=True, num_workers=job.workers)
-    (out := job.folder / f"out{job.seed}").mkdir(exist_ok=True)
-    for epoch in range(_EPOCHS):
-        for _ in train(loader, 0.06 * job.scale):
-            pass
-        save(out / f"epoch_{epoch}.pt", 8_000_000)
+def main(job: JobOptions, paths: list[Path]) -> None:
+    train_and_validate(job, Clips(paths), state_bytes=8_000_000)
 
 
 if __name__ == "__main__":
-    main(command_line())
+    launch(_made, main)

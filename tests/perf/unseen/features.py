@@ -1,13 +1,12 @@
 """A .pt file a sample, start from a model of another file, checkpoints renamed; --resume goes on from the last of them."""
 
-from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import torch
-from command_line import command_line
-from torch.utils.data import DataLoader, Dataset
-from torch_parts import save, train
+from command_line import JobOptions
+from torch.utils.data import Dataset
+from torch_parts import launch, save, train_and_validate
 
 
 class Features(Dataset):
@@ -21,30 +20,27 @@ class Features(Dataset):
         return torch.load(self._paths[index])["features"][:4000]
 
 
-def _made(folder: Path, files: int) -> list[Path]:
-    folder.mkdir(exist_ok=True)
-    rng, paths = np.random.default_rng(7), [folder / f"s{i:04}.pt" for i in range(files)]
-    for path in (path for path in paths if not path.exists()):
-        torch.save({"features": torch.from_numpy(rng.random(int(rng.integers(20_000, 50_000)), np.float32))}, path)
-    return paths
+def _made(job: JobOptions) -> list[list[Path]]:
+    sets = []
+    for name, usual in (("features", 200), ("held", 64)):
+        (folder := job.data(name)).mkdir(exist_ok=True)
+        rng, paths = np.random.default_rng(7), [folder / f"s{i:04}.pt" for i in range(job.samples(usual))]
+        for path in (path for path in paths if not path.exists()):
+            torch.save({"features": torch.from_numpy(rng.random(int(rng.integers(20_000, 50_000)), np.float32))}, path)
+        sets.append(paths)
+    if not _start(job).exists():
+        save(_start(job), 24_000_000)
+    return sets
 
 
-def main(job: Namespace) -> None:
-    folder = job.folder
-    training, validation = _made(folder / "features", 200), _made(folder / "held", 64)
-    start = folder / ("checkpoint.pt" if job.resume else "pretrained.bin")
-    if not start.exists():
-        save(start, 24_000_000)
-    torch.load(start)
-    (out := folder / f"out{job.seed}").mkdir(exist_ok=True)
-    torch.manual_seed(job.seed)
-    for epoch in range(4):
-        for paths, shuffle, scale, compute_s in ((training, True, job.scale, 0.06), (validation, False, 1, 0.03)):
-            loader = DataLoader(Features(paths), batch_size=8 * scale, shuffle=shuffle, num_workers=job.workers)
-            for _ in train(loader, compute_s * scale):
-                pass
-        save(out / f"epoch_{epoch}.pt", 12_000_000, renamed=True)
+def _start(job: JobOptions) -> Path:
+    return job.folder / ("checkpoint.pt" if job.resume else "pretrained.bin")
+
+
+def main(job: JobOptions, sets: list[list[Path]]) -> None:
+    torch.load(_start(job))
+    train_and_validate(job, *map(Features, sets), state_bytes=12_000_000, renamed=True)
 
 
 if __name__ == "__main__":
-    main(command_line("resume"))
+    launch(_made, main, "resume")

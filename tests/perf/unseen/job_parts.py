@@ -2,13 +2,38 @@
 
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from command_line import JobOptions, command_line
 
 _fork = multiprocessing.get_context("fork")
+
+
+def launch(make: Callable[[JobOptions], Any], main: Callable[[JobOptions, Any], None], *flags: str, **defaults: int) -> None:
+    """Run `main` with the data that `make` returns: in this process, or in several ranks that meet after each step."""
+    job = command_line(*flags, **defaults)
+    data = make(job)
+    job.out.mkdir(exist_ok=True)
+    if job.ranks == 1:
+        main(job, data)
+        return
+    job.barrier = _fork.Barrier(job.ranks, timeout=60)
+    ranks = [_fork.Process(target=_rank, args=(rank, main, job, data)) for rank in range(job.ranks)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.exit(any(process.exitcode for process in ranks))
+
+
+def _rank(rank: int, main: Callable[[JobOptions, Any], None], job: JobOptions, data: Any) -> None:
+    job.rank = rank
+    main(job, data)
 
 
 def make_files(folder: Path, names: Sequence[str], sizes: Sequence[int]) -> list[Path]:

@@ -1,6 +1,5 @@
 """Parquet through pyarrow: row groups by Arrow's I/O threads in each loader, many batches of one file."""
 
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from command_line import command_line
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-from torch_parts import save, train
+from command_line import JobOptions
+from torch.utils.data import IterableDataset, get_worker_info
+from torch_parts import launch, loader, save, train
 
 _FILES, _GROUPS, _ROWS, _WIDTH = 6, 4, 320, 120
 
@@ -30,24 +29,22 @@ class Groups(IterableDataset):
                 yield from torch.from_numpy(columns)
 
 
-def _made(folder: Path) -> list[Path]:
-    folder.mkdir(exist_ok=True)
-    rng, paths = np.random.default_rng(7), [folder / f"part-{i}.parquet" for i in range(_FILES)]
+def _made(job: JobOptions) -> list[Path]:
+    (folder := job.data("parquet")).mkdir(exist_ok=True)
+    rng, paths = np.random.default_rng(7), [folder / f"part-{i}.parquet" for i in range(job.samples(_FILES))]
     for path in (path for path in paths if not path.exists()):
         columns = {f"c{i}": rng.random(_GROUPS * _ROWS, np.float32) for i in range(_WIDTH)}
         pq.write_table(pa.table(columns), path, row_group_size=_ROWS, compression="none", use_dictionary=False)
     return paths
 
 
-def main(job: Namespace) -> None:
-    paths = _made(job.folder / "parquet")
-    (out := job.folder / f"out{job.seed}").mkdir(exist_ok=True)
-    for epoch in range(2):
-        groups = Groups(paths, job.seed + 100 * epoch)
-        for _ in train(DataLoader(groups, batch_size=64 * job.scale, num_workers=job.workers), 0.06 * job.scale):
+def main(job: JobOptions, paths: list[Path]) -> None:
+    for epoch in range(job.epochs(2)):
+        groups = Groups(paths[job.rank :: job.ranks], job.seed + 100 * epoch)
+        for _ in train(loader(job, groups, job.batch(64)), job.step_s(0.06)):
             pass
-        save(out / f"epoch_{epoch}.pt", 6_000_000)
+        save(job.out / f"epoch_{epoch}.pt", 6_000_000)
 
 
 if __name__ == "__main__":
-    main(command_line())
+    launch(_made, main)

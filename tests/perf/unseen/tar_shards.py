@@ -2,15 +2,14 @@
 
 import io
 import tarfile
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
-from command_line import command_line
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-from torch_parts import save, train
+from command_line import JobOptions
+from torch.utils.data import IterableDataset, get_worker_info
+from torch_parts import launch, loader, save, train
 
 _SHARDS, _SAMPLES = 8, 100
 
@@ -40,9 +39,9 @@ def _tensor(content: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(content[:30_000]), dtype=torch.uint8)
 
 
-def _made(folder: Path) -> list[Path]:
-    folder.mkdir(exist_ok=True)
-    paths, rng = [folder / f"shard-{i:05}.tar" for i in range(_SHARDS)], np.random.default_rng(7)
+def _made(job: JobOptions) -> list[Path]:
+    (folder := job.data("tar")).mkdir(exist_ok=True)
+    paths, rng = [folder / f"shard-{i:05}.tar" for i in range(job.samples(_SHARDS))], np.random.default_rng(7)
     for path in (path for path in paths if not path.exists()):
         with tarfile.open(path, "w") as tar:
             for i in range(_SAMPLES):
@@ -53,15 +52,13 @@ def _made(folder: Path) -> list[Path]:
     return paths
 
 
-def main(job: Namespace) -> None:
-    paths = _made(job.folder / "tar")
-    (out := job.folder / f"out{job.seed}").mkdir(exist_ok=True)
-    for epoch in range(3):
-        shards = Shards(paths, job.seed + 100 * epoch)
-        for _ in train(DataLoader(shards, batch_size=16 * job.scale, num_workers=job.workers), 0.08 * job.scale):
+def main(job: JobOptions, paths: list[Path]) -> None:
+    for epoch in range(job.epochs(3)):
+        shards = Shards(paths[job.rank :: job.ranks], job.seed + 100 * epoch)
+        for _ in train(loader(job, shards, job.batch(16)), job.step_s(0.08)):
             pass
-        save(out / f"epoch_{epoch}.pt", 6_000_000)
+        save(job.out / f"epoch_{epoch}.pt", 6_000_000)
 
 
 if __name__ == "__main__":
-    main(command_line())
+    launch(_made, main)

@@ -1,24 +1,23 @@
 """A language model on one mapped token file: random crops, with replacement, by two loaders; checkpoints beside it."""
 
-from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import torch
-from command_line import command_line
+from command_line import JobOptions
 from job_parts import make_files
-from torch.utils.data import DataLoader, Dataset
-from torch_parts import save, train
+from torch.utils.data import Dataset
+from torch_parts import launch, loader, save, train
 
 _TOKENS, _BLOCK = 20_000_000, 2048
 
 
 class Crops(Dataset):
-    def __init__(self, path: Path, seed: int) -> None:
-        self._path, self._seed = path, seed
+    def __init__(self, path: Path, seed: int, crops: int) -> None:
+        self._path, self._seed, self._crops = path, seed, crops
 
     def __len__(self) -> int:
-        return 1280
+        return self._crops
 
     def __getitem__(self, index: int) -> torch.Tensor:
         tokens = np.memmap(self._path, np.uint16, "r")
@@ -26,14 +25,16 @@ class Crops(Dataset):
         return torch.from_numpy(tokens[start : start + _BLOCK].astype(np.int64))
 
 
-def main(job: Namespace) -> None:
-    path = make_files(job.folder / "tokens", ["train.bin"], [2 * _TOKENS])[0]
-    (out := job.folder / f"out{job.seed}").mkdir(exist_ok=True)
-    loader = DataLoader(Crops(path, job.seed), batch_size=8 * job.scale, num_workers=job.workers)
-    for step in train(loader, 0.06 * job.scale):
+def _made(job: JobOptions) -> Path:
+    return make_files(job.data("tokens"), ["train.bin"], [job.samples(2 * _TOKENS)])[0]
+
+
+def main(job: JobOptions, path: Path) -> None:
+    crops = Crops(path, job.seed, job.steps(1280))
+    for step in train(loader(job, crops, job.batch(8)), job.step_s(0.06)):
         if step % 50 == 0:
-            save(out / f"ckpt_{step}.pt", 24_000_000)
+            save(job.out / f"ckpt_{step}.pt", 24_000_000)
 
 
 if __name__ == "__main__":
-    main(command_line())
+    launch(_made, main)
