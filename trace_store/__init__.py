@@ -1,1 +1,1 @@
-"""Traces on disk: their schema, how to write, read, import and recover them, and figures about one trace."""
+"""Traces on disk: the schema of their tables, writing, reading, importing and recovering them, and figures about one trace."""

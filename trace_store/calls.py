@@ -1,4 +1,4 @@
-"""Decode the calls of a trace into numpy columns, and merge what collectors found in its chunks."""
+"""Decode the calls of a trace into numpy columns, and merge the results that collectors computed for its chunks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ class DecodedCalls:
 
     batch: pa.RecordBatch
     op: Ints  # index into the decoder's `ops`
-    group: Ints  # index into the decoder's `groups`; the decoder's `other` if the operation is in none of them
+    group: Ints  # index of the operation's group in the decoder's `groups`; the decoder's `other` for all other groups
     file_id: Ints  # -1 if the call has no file
     kind: Ints  # index of the file's kind in the decoder's `kinds`; -1 for other kinds and for calls without a file
-    rows: Ints | None = None  # the rows of `batch` that these calls are; None: all
+    rows: Ints | None = None  # index of each call's row in `batch`; None: all rows
 
     def where(self, selected: NDArray[np.bool_]) -> "DecodedCalls":
         """Return the calls for which the mask `selected`, shape (n,), is True."""
@@ -38,12 +38,12 @@ class DecodedCalls:
         return DecodedCalls(self.batch, op, group, file_id, kind, rows if self.rows is None else self.rows[rows])
 
     def column(self, name: str, missing: int = -1) -> Ints:
-        """Return the numbers of the column `name`, with `missing` in place of null."""
+        """Return the numbers of the column `name` of these calls, with `missing` in place of null."""
         values = integers(self.batch.column(name), missing)
         return values if self.rows is None else values[self.rows]
 
     def duration_ns(self) -> Ints:
-        """Return the durations in ns; negative ones of a damaged trace become 0."""
+        """Return the durations of the calls in ns; negative durations, as of a damaged trace, become 0."""
         return np.maximum(self.column("duration_ns", 0), 0)
 
     def moved_bytes(self, transfers: NDArray[np.bool_]) -> Ints:
@@ -71,14 +71,14 @@ class CallDecoder:
         self.ops: list[str] = [] if ops is None else ops
         kind_of_file = trace.files()["kind"].astype(object).to_numpy()
         self.files = len(kind_of_file)
-        self._kind_of_file = np.full(self.files + 1, -1, np.int64)  # the last entry stands for calls without a file
+        self._kind_of_file = np.full(self.files + 1, -1, np.int64)  # by file id; the last entry is for calls without a file, -1
         for index, kind in enumerate(kinds):
             self._kind_of_file[:-1][kind_of_file == kind] = index
 
     def read(
         self, where: pc.Expression | None = None, parts: Sequence[int] | None = None, batch_rows: int | None = None
     ) -> Iterator[DecodedCalls]:
-        """Yield the calls for which `where` is true, in non-empty batches; `parts` selects Parquet files of the events."""
+        """Yield the calls for which `where` is true, in non-empty batches; `parts`: indices of the Parquet files to read."""
         size = {} if batch_rows is None else {"batch_rows": batch_rows}
         for batch in self._trace.events(self._columns, where, parts=parts, **size):
             if batch.num_rows:
@@ -93,7 +93,7 @@ class CallDecoder:
         operations = batch.column("op")
         names = operations.dictionary.to_pylist()
         self.ops.extend(name for name in names if name not in self.ops)
-        # The last entry is for code -1, a call without an operation.
+        # Code -1, a call without an operation, selects the last entry.
         op_of_code = np.array([self.ops.index(name) for name in names] + [-1], np.int64)
         group_of_code = np.array([self._group(name) for name in names] + [self._other], np.int64)
         code = integers(operations.indices, missing=-1)
@@ -113,16 +113,16 @@ Found = TypeVar("Found", bound=_Extendable)
 
 
 class Collectors:
-    """Base class of objects whose attributes are collectors, each for the calls of one or more consecutive chunks."""
+    """Base class of objects whose attributes are collectors of figures about the calls of one or more consecutive chunks."""
 
     def extend(self, later: Self) -> None:
-        """Extend each collector by the same one of `later`, which covers the chunks that follow."""
+        """Add to each collector the figures of the same collector of `later`, which covers the next chunks of the trace."""
         for name, collector in vars(self).items():
             collector.extend(getattr(later, name))
 
 
 def folded(found: Iterator[Found], chunks: Sequence[Chunk], advance: Advance) -> Found:
-    """Merge the results `found` of the chunks, one each and in order; pass the number of events of each chunk to `advance`."""
+    """Merge the results `found`, one per chunk and in order. Report progress: pass each chunk's number of events to `advance`."""
     whole = next(found)
     advance(chunks[0].rows)
     for chunk in chunks[1:]:

@@ -1,4 +1,4 @@
-"""Constants of MLCommons Chakra's schema and conversions of flags, for the importer and tracing_tools/exports/chakra.py."""
+"""Constants and conversions of flags of MLCommons Chakra's schema, which importers/chakra.py and exports/chakra.py share."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,10 +9,10 @@ from iotwin.trace_store.raw.block_table import FLAG_OF_BIT
 VERSION = "1.0.0"
 METADATA_NODE, COMP_NODE, STORAGE_NODE, BATCH_NODE, CHECKPOINT_NODE = 1, 4, 8, 9, 10
 LEVEL_FS, LEVEL_BLOCK = 1, 3
-EVENT_DISPATCH = 4  # a request is issued to the driver
+EVENT_DISPATCH = 4  # the event that a block request is issued to the driver
 SECTOR_BYTES = 512
 PHASE_NODES = {"step": BATCH_NODE, "checkpoint": CHECKPOINT_NODE}
-# Numbers of calls (FsOp.Op). Several calls share a number, so an exported node carries the call's name, too.
+# Chakra's number of each call (FsOp.Op). Several calls share a number, so an exported node stores the call's name, too.
 CALL_OF_FS_OP = {1: "openat", 2: "close", 3: "read", 4: "write", 5: "pread64", 6: "pwrite64", 7: "fsync", 8: "fdatasync",
                  9: "sync_file_range"}  # fmt: skip
 FS_OPS = dict.fromkeys(schema.OPEN_OPS, 1) | {call: number for number, call in CALL_OF_FS_OP.items()} | {
@@ -21,7 +21,7 @@ FS_OPS = dict.fromkeys(schema.OPEN_OPS, 1) | {call: number for number, call in C
     "io_uring_sync_file_range": 9, "io_uring_close": 2,
 }  # fmt: skip
 BLOCK_OPS = {"read": 1, "write": 2, "flush": 3}
-# Linux's bit (include/uapi/asm-generic/fcntl.h) for each flag of an event.
+# Maps each flag of an event (schema.FLAG_*) to the bit that Linux uses (O_* of include/uapi/asm-generic/fcntl.h).
 _OPEN_BITS = {
     schema.FLAG_DIRECT: 0o40000,
     schema.FLAG_APPEND: 0o2000,
@@ -34,23 +34,23 @@ Ints = NDArray[np.int64]
 
 
 def open_flags(flags: Ints) -> Ints:
-    """Return the bits of open(2), O_*, for the flags of events; O_RDONLY, which is 0, unless the file is writable."""
+    """Convert the flags of events to the O_* bits of open(2). The result has O_RDWR if the file is writable, else O_RDONLY."""
     return _translated(flags, _OPEN_BITS)
 
 
 def event_flags(opened: Ints) -> Ints:
-    """Return the flags of events for the bits of open(2), O_*; both O_RDWR and O_WRONLY mean writable."""
+    """Convert the O_* bits of open(2) to the flags of events; both O_RDWR and O_WRONLY mean writable."""
     flags = _translated(opened, {bit: flag for flag, bit in _OPEN_BITS.items()})
     return flags | np.where(opened & 1, schema.FLAG_WRITABLE, 0)
 
 
 def request_flags(flags: Ints) -> Ints:
-    """Return the kernel's bits, REQ_*, for the flags of block requests."""
+    """Convert the flags of block requests (schema.BLOCK_*) to the kernel's REQ_* bits."""
     return _translated(flags, {flag: bit for bit, flag in FLAG_OF_BIT.items()})
 
 
 def block_flags(requests: Ints) -> Ints:
-    """Return the flags of block requests for the kernel's bits, REQ_*."""
+    """Convert the kernel's REQ_* bits to the flags of block requests (schema.BLOCK_*)."""
     return _translated(requests, FLAG_OF_BIT)
 
 

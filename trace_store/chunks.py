@@ -1,6 +1,6 @@
-"""Cut a trace into chunks of time for parallel work, each with the calls that are in flight when it begins.
+"""Divide a trace into chunks of time for parallel work. A chunk also has the earlier calls that are in flight at its begin.
 
-The cut depends on the trace alone, so that the results are equal to the last bit for any number of workers.
+The division depends on the trace alone, so that results are equal to the last bit for any number of workers.
 """
 
 from collections.abc import Sequence
@@ -16,24 +16,24 @@ from iotwin.trace_store import schema
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers
 
-_LEAST_EVENTS = 4_000_000  # events of a chunk: with fewer, merging costs more than parallel work saves
+_LEAST_EVENTS = 4_000_000  # events per chunk; with fewer, merging results takes longer than parallel work saves
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive parts (Parquet files) of a trace's events."""
+    """A span of a trace: consecutive Parquet files of its events."""
 
     path: Path
-    parts: tuple[int, ...]  # their indices
+    parts: tuple[int, ...]  # indices of the Parquet files
     rows: int
     begin_ns: int  # start of the first event
     end_ns: int  # begin of the next chunk; the largest int64 for the last one
-    threads: NDArray[np.int64]  # of the whole trace, sorted
-    in_flight: pa.Table  # schema.EVENTS: calls of earlier chunks that end after this one begins
+    threads: NDArray[np.int64]  # thread ids of the whole trace, sorted
+    in_flight: pa.Table  # schema.EVENTS: calls of earlier chunks that end after this chunk begins
 
 
 def chunks_of(trace: Trace, each: Workers) -> list[Chunk]:
-    """Return the chunks of a trace, in order of time; `each` scans them concurrently if there are several."""
+    """Return the chunks of a trace, in order of time; the workers `each` scan them concurrently if there are several."""
     rows = trace.part_rows
     groups = _groups(rows)
     begins = [trace.part_begin_ns(group[0]) if group else 0 for group in groups]

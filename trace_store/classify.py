@@ -1,4 +1,4 @@
-"""Kinds of files (dataset, checkpoint, library, ...) and roles of processes (rank, loader, helper)."""
+"""Decide the kinds of files (dataset, checkpoint, library, ...) and the roles of processes (rank, loader, helper)."""
 
 import re
 from collections import defaultdict
@@ -14,36 +14,35 @@ from iotwin.trace_store.raw.records import TYPE_BLOCK, TYPE_CHARACTER, TYPE_DIRE
 _TYPES = {TYPE_PIPE: "pipe", TYPE_SOCKET: "socket", TYPE_CHARACTER: "device", TYPE_BLOCK: "device", TYPE_DIRECTORY: "directory"}
 _SYSTEM = ("/proc/", "/sys/", "/etc/", "/run/", "anon_inode:")
 _TEMPORARY = "/memfd:"
-_SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - a name to recognise, not a file to make
+_SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - a name to recognise, not a file to create
 _LIBRARY = ("/usr/", "/lib/", "/lib64/", "/bin/", "/sbin/")
 _LIBRARY_PARTS = ("/site-packages/", "/dist-packages/", "/lib/python", "/__pycache__/", "/.pyenv/", "/conda-meta/")
-# A recorded twin is a .recording, which the emulator executes as a shell executes a script.
+# A recorded twin, *.recording, counts as a program: the emulator executes it as a shell executes a script.
 _LIBRARY_SUFFIXES = {".py", ".pyc", ".so", ".egg-link", ".sh", ".recording"}
-# A file in such a folder is a program if its name has no suffix, or only digits after the dot (python3.11).
+# A file in a folder of these names is a program if its name has no suffix, or only digits after the dot (python3.11).
 _PROGRAM_FOLDERS = {"bin", "sbin", "libexec", "shims"}
 _LOG_SUFFIXES = {".log", ".out", ".err"}
 _CHECKPOINT_SUFFIXES = {".pt", ".pth", ".chk", ".ckpt", ".keras", ".safetensors", ".pkl", ".meta", ".index", ".distcp"}
 _CHECKPOINT_NAMES = {".metadata"}  # the index of a distributed checkpoint of torch
-# Files that iotwin.common.commit writes: a rank's tensors and their index, the manifest, the name of the latest checkpoint.
+# Checkpoint files of iotwin.common.commit: a rank's tensors and their index, the manifest, the name of the latest checkpoint.
 _STORED = re.compile(r"/step-[\d.]+(\.tmp|\.gone)?/(rank-\d+\.(raw|json)|manifest\.json)$|/LATEST$")
-# A file with such a suffix holds a state or samples: kinds_by_use decides.
+# A file with one of these suffixes holds a training state or samples; kinds_by_use decides which.
 _EITHER_SUFFIXES = {*_CHECKPOINT_SUFFIXES, ".bin", ".h5", ".hdf5", ".npz"}
 _AGAIN = 1.5  # a file was read repeatedly if the job read at least this multiple of its size
-_FEWEST_SAMPLES = 8  # at least so many files with a checkpoint's suffix, read during training, are samples
+_FEWEST_SAMPLES = 8  # this many files with a checkpoint's suffix, read during training, are samples
 _SETTINGS_SUFFIXES = {".json", ".yaml", ".yml", ".toml", ".cfg", ".conf", ".ini", ".fio", ".txt", ".md"}
-_SETTINGS_LIMIT_BYTES = 1 << 20  # a text file, or all of a folder, is data if the job read at least so much of it
-_FEWEST_TEXTS = 8  # at least so many text files of a folder are a corpus if they reach that limit together
-_FEWEST_LABELS = 16  # at least so many text files of a folder, read repeatedly, are labels of samples, whatever their size
-_CHECKPOINT_MINIMUM_BYTES = 1 << 16  # a file whose suffix does not decide is a checkpoint if so much was written to it
+_SETTINGS_LIMIT_BYTES = 1 << 20  # text files of which the job read at least this much are data, not settings
+_FEWEST_TEXTS = 8  # this many text files of a folder are a corpus if the job read _SETTINGS_LIMIT_BYTES of them together
+_FEWEST_LABELS = 16  # this many text files of a folder are labels of samples if the job reads them repeatedly
+_CHECKPOINT_MINIMUM_BYTES = 1 << 16  # a file of another suffix is a checkpoint if the job wrote at least this much to it
 _RESULT_SUFFIXES = {".json", ".csv", ".parquet", ".png", ".svg", ".html"}  # no job restarts from these
 
 
 def file_kind(path: str, file_type: int, read_bytes: int, written_bytes: int, is_log: bool, size_bytes: int | None = None) -> str:
     """Return the kind (one of schema.FILE_KINDS) of one file.
 
-    `file_type` is the type bits of the mode (S_IFMT) >> 12, 0 if the file was never open. `read_bytes` includes mappings.
-    `is_log`: the trace keeps the file as a log of the job. `size_bytes` is the size when the job first opened the file, None if
-    unknown.
+    `file_type`: the type bits of the mode (S_IFMT) >> 12, 0 if the file was never open. `read_bytes` includes mapped bytes.
+    `is_log`: the trace stores the file as a log of the job. `size_bytes`: the size at the job's first open, None if unknown.
     """
     if is_log:
         return "log"
@@ -60,16 +59,16 @@ def file_kind(path: str, file_type: int, read_bytes: int, written_bytes: int, is
 
 
 def _kind_of_memory_or_system(path: str, is_written: bool, is_read: bool) -> str | None:
-    """Return "temporary" or "system", or None for other files. `is_read`: the job read bytes that the file held before."""
+    """Return the kind of a file in memory or of the system, else None. `is_read`: the job read bytes that it did not write."""
     in_memory = path.startswith(_SHARED_MEMORY)
-    # A file in memory that the job only reads was there before it: a copy of a data set. The job made all other such files.
+    # A file in memory that the job only reads existed before the job: a copy of a data set. The job made all other ones.
     if path.startswith(_TEMPORARY) or (in_memory and (is_written or not is_read)):
         return "temporary"
     return "system" if path.startswith(_SYSTEM) or (path.startswith("/dev/") and not in_memory) else None
 
 
 def _is_library(path: str) -> bool:
-    """Whether the file is a program, a library or part of a package, by its path."""
+    """Return True if `path` is that of a program, of a library or of a package's file."""
     suffix, folder = _suffix(PurePosixPath(path)), PurePosixPath(path).parent.name
     if path.startswith(_LIBRARY) or any(part in path for part in _LIBRARY_PARTS):
         return True
@@ -83,15 +82,11 @@ def _kind_of_read(path: str, read_bytes: int, size_bytes: int | None) -> str:
         return "checkpoint"
     if read_bytes == 0 or (suffix in _SETTINGS_SUFFIXES and read_bytes < _SETTINGS_LIMIT_BYTES):
         return "other"
-    return "temporary" if size_bytes == 0 else "dataset"  # empty at first: the job wrote it through a memory map
+    return "temporary" if size_bytes == 0 else "dataset"  # first empty, then read: the job wrote it through a memory map
 
 
-def kind_of_removed(path: str) -> str:
-    """Return the kind, checkpoint or other, of a file that the job removed without ever opening it, by its name."""
-    return "checkpoint" if _is_named_checkpoint(path) else "other"
-
-
-def _is_named_checkpoint(path: str) -> bool:
+def is_named_checkpoint(path: str) -> bool:
+    """Return True if `path` has the name or the suffix of a checkpoint."""
     file = PurePosixPath(path)
     return _suffix(file) in _CHECKPOINT_SUFFIXES or file.name in _CHECKPOINT_NAMES or bool(_STORED.search(path))
 
@@ -101,7 +96,7 @@ class FileReading:
     """How the job read a file that it never wrote."""
 
     path: str
-    kind: str  # as file_kind returns it
+    kind: str  # result of file_kind
     size_bytes: int | None
     read_bytes: int
     first_ns: int
@@ -109,13 +104,13 @@ class FileReading:
 
 
 def kinds_by_use(files: Sequence[FileReading]) -> list[str]:
-    """Return the kind of each file, from its use if it may hold samples, settings or a state (.txt, .pt, ...).
+    """Return the kind of each of `files`. If the suffix leaves it open (.txt, .pt, ...), the job's use of the file decides.
 
     The files of one folder with the same suffix form a group, and all get the same kind:
-    - text files are data (a corpus, labels) if there are many, and they are large together or read repeatedly;
+    - many text files are data (a corpus, labels) if they are large together or read repeatedly;
     - files that the job reads repeatedly are data;
     - many files are data, unless the job reads them all before it begins to read other data;
-    - files that the job reads once, before other data, are a state from which it starts (checkpoint);
+    - files that the job reads once, before other data, are the state from which it starts (checkpoint);
     - for all other groups the suffix decides.
     """
     kinds = _with_corpora(files)
@@ -129,7 +124,7 @@ def kinds_by_use(files: Sequence[FileReading]) -> list[str]:
         key, ended = (folder, suffix), max(files[i].last_ns for i in group)
         others = [other for other in groups if other != key and (again[other] or read[other] > read[key])]
         first = any(begun[other] > ended for other in others)
-        # A job may open and map its state several times.
+        # A job may open and map its initial state several times, so repeated reads do not make it data.
         state = first and suffix in _CHECKPOINT_SUFFIXES and len(group) < _FEWEST_SAMPLES
         if (again[key] and not state) or (len(group) >= _FEWEST_SAMPLES and not first):
             kind = "dataset"
@@ -141,12 +136,12 @@ def kinds_by_use(files: Sequence[FileReading]) -> list[str]:
 
 
 def _held(file: FileReading) -> int:
-    """Return the size of the file in bytes, or the bytes read from it if the size is unknown or 0."""
+    """Return the size of `file` in bytes; if the size is unknown or 0, the number of bytes that the job read."""
     return file.size_bytes or file.read_bytes
 
 
 def _with_corpora(files: Sequence[FileReading]) -> list[str]:
-    """Return the kind of each file: dataset for the text files of a corpus and for labels of samples, else its `kind`."""
+    """Return the kind of each file: dataset for text files that are a corpus or labels of samples, else its `kind`."""
     kinds = [file.kind for file in files]
     texts = [
         i for i, file in enumerate(files) if file.kind == "other" and _suffix(PurePosixPath(file.path)) in _SETTINGS_SUFFIXES
@@ -161,7 +156,7 @@ def _with_corpora(files: Sequence[FileReading]) -> list[str]:
 
 
 def _groups(files: Sequence[FileReading], chosen: Iterable[int]) -> dict[tuple[str, str], list[int]]:
-    """Return the indices among `chosen` of files that were read, by (folder, suffix); digits after the dot are no suffix."""
+    """Group those of the `chosen` indices whose files were read by (folder, suffix); digits after the dot are no suffix."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for index in chosen:
         if files[index].read_bytes:
@@ -172,14 +167,14 @@ def _groups(files: Sequence[FileReading], chosen: Iterable[int]) -> dict[tuple[s
 
 
 def _suffix(path: PurePosixPath) -> str:
-    """Return the suffix of the name; .pth for model.pth.tar, as no archive of samples has such a name."""
+    """Return the suffix of a file name. For model.pth.tar it is .pth, as archives of samples have no names like this."""
     inner = PurePosixPath(path.stem).suffix
     return inner if path.suffix == ".tar" and inner in _CHECKPOINT_SUFFIXES else path.suffix
 
 
 def _kind_of_written(path: str, written_bytes: int) -> str:
     suffix = _suffix(PurePosixPath(path))
-    if _is_named_checkpoint(path):
+    if is_named_checkpoint(path):
         return "checkpoint"
     if suffix in _LOG_SUFFIXES:
         return "log"
@@ -191,7 +186,7 @@ def _kind_of_written(path: str, written_bytes: int) -> str:
 def process_roles(
     pids: Sequence[int], parents: Sequence[int], has_executed: Sequence[bool], dataset_bytes: NDArray[np.int64]
 ) -> list[str]:
-    """Return the role of each process; all arguments have one entry a process.
+    """Return the role of each process; all arguments have one entry per process.
 
     A loader is a fork (no exec) that reads the data set. A rank is the parent of loaders, or another process that reads the data
     set. All other processes are helpers.

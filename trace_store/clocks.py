@@ -1,6 +1,6 @@
 """Convert times between CLOCK_MONOTONIC and wall time by a trace's readings of both; measure drift, uncertainty and steps.
 
-Between two readings the difference of the clocks is interpolated; before the first and after the last reading it is constant.
+Between two readings, the difference of the two clocks is interpolated. Before the first and after the last, it is constant.
 """
 
 from collections.abc import Callable
@@ -12,30 +12,30 @@ from numpy.typing import NDArray
 from iotwin.common.units import format_duration
 from iotwin.trace_store.manifest import ClockPair
 
-# adjtimex(2) slews a clock by at most this much (MAX_TICKADJ and the NTP limit, 500 ppm); a larger change is a step.
+# adjtimex(2) changes a clock's rate by at most 500 ppm (MAX_TICKADJ and the NTP limit); a larger change is a step.
 _SLEW = 500e-6
-_NOISE_NS = 1_000_000  # a scheduler's delay between the readings of the two clocks is no step
+_NOISE_NS = 1_000_000  # a smaller difference may be the scheduler's delay between reading the two clocks
 
 
 Times = NDArray[np.int64]
 
 
 def realtime_to_monotonic(clock: list[ClockPair]) -> Callable[[Times], Times]:
-    """Return the function that converts UNIX times to CLOCK_MONOTONIC, both in ns; `clock` must hold at least one reading."""
+    """Return a function that converts UNIX times to CLOCK_MONOTONIC, both in ns. `clock` must hold at least one reading."""
     monotonic, real = _readings(clock)
     return lambda times: times + _offset(times, real, monotonic - real)
 
 
 def monotonic_to_realtime(clock: list[ClockPair]) -> Callable[[Times], Times]:
-    """Return the function that converts CLOCK_MONOTONIC to UNIX times, both in ns; `clock` must hold at least one reading."""
+    """Return a function that converts CLOCK_MONOTONIC to UNIX times, both in ns. `clock` must hold at least one reading."""
     monotonic, real = _readings(clock)
     return lambda times: times + _offset(times, monotonic, real - monotonic)
 
 
 def between_hosts(clock: list[ClockPair], reference: list[ClockPair]) -> Callable[[Times], Times]:
-    """Return the function that converts CLOCK_MONOTONIC of one host to that of another, in ns, through the wall time of both.
+    """Return a function that converts CLOCK_MONOTONIC of one host to that of a reference host, in ns, by way of wall time.
 
-    `clock` and `reference` are the readings on the two hosts.
+    `clock` and `reference`: the clock readings on the two hosts.
     """
     to_realtime, to_reference = monotonic_to_realtime(clock), realtime_to_monotonic(reference)
     return lambda times: to_reference(to_realtime(times))
@@ -52,7 +52,7 @@ def _readings(clock: list[ClockPair]) -> tuple[Times, Times]:
 
 
 def _offset(times: Times, at: Times, offsets: Times) -> Times:
-    # Interpolating the small drift, not the times themselves, keeps the precision of nanoseconds in float64.
+    # Times in ns exceed the precision of float64; their small drift does not, so only the drift is interpolated.
     drift = np.interp(times - at[0], at - at[0], offsets - offsets[0])
     whole: Times = offsets[0] + np.rint(drift).astype(np.int64)
     return whole
@@ -74,7 +74,7 @@ class ClockSummary:
 
 
 def summarise_clock(clock: list[ClockPair]) -> ClockSummary:
-    """Summarise the readings of one trace."""
+    """Return the figures about the clock readings of one trace; all are None if there are no readings."""
     if not clock:
         return ClockSummary(0, None, None, [])
     monotonic, real = _readings(clock)
@@ -85,7 +85,7 @@ def summarise_clock(clock: list[ClockPair]) -> ClockSummary:
     steps = [(int(time_ns), int(by)) for time_ns, by in zip(monotonic[1:][is_step], moved[is_step], strict=True)]
     smooth = int(elapsed[~is_step].sum())
     drift = float(moved[~is_step].sum() / smooth * 1e6) if smooth else None
-    # The time of a step between two readings is unknown: wall times between them may be wrong by the whole step.
+    # The clock was stepped at an unknown time between two readings: wall times between them may be wrong by the whole step.
     return ClockSummary(len(clock), drift, int(width.max() + sum(abs(by) for _, by in steps)), steps)
 
 

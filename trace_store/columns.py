@@ -17,7 +17,7 @@ def column(values: NDArray[np.generic], kind: pa.DataType, missing: NDArray[np.b
 
 
 def numbers(values: pa.Array | pa.ChunkedArray, missing: int = 0) -> NDArray[Any]:
-    """Return the numbers of a column, shape (n,), `missing` for null. `to_numpy` would import pandas."""
+    """Return the numbers of a column, shape (n,), with `missing` in place of null. Arrow's `to_numpy` would import pandas."""
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     kind = _numpy_type(array.type)
     if not len(array):
@@ -30,18 +30,18 @@ def numbers(values: pa.Array | pa.ChunkedArray, missing: int = 0) -> NDArray[Any
 
 
 def integers(values: pa.Array | pa.ChunkedArray, missing: int = 0) -> NDArray[np.int64]:
-    """Return the numbers of a column, shape (n,), as int64, `missing` for null."""
+    """Return the numbers of a column as int64, shape (n,), with `missing` in place of null."""
     found: NDArray[np.int64] = numbers(values, missing).astype(np.int64, copy=False)
     return found
 
 
 def plain_labels(expected: pa.Schema) -> pa.Schema:
-    """Return the schema with texts for labels, so that tables with different dictionaries can be combined."""
+    """Return the schema `expected` with strings in place of dictionaries, so that tables of different dictionaries combine."""
     return pa.schema([(field.name, pa.string() if pa.types.is_dictionary(field.type) else field.type) for field in expected])
 
 
 def texts(values: Sequence[str | None]) -> pa.StringArray:
-    """Return a column of texts, null for None."""
+    """Return a string column with `values`, and null in place of None."""
     content = [b"" if value is None else value.encode() for value in values]
     ends = np.cumsum([0, *map(len, content)]).astype(np.int32)
     present = np.array([value is not None for value in values], np.bool_)
@@ -52,12 +52,12 @@ def texts(values: Sequence[str | None]) -> pa.StringArray:
 def labels(
     codes: NDArray[np.int16] | NDArray[np.int32], names: Sequence[str], missing: NDArray[np.bool_] | None = None
 ) -> pa.DictionaryArray:
-    """Return a column of labels: `names[code]` for each of the codes, shape (n,); null where `missing`."""
+    """Return a dictionary column with `names[code]` for each of `codes`, shape (n,); null where `missing` is True."""
     return pa.DictionaryArray.from_arrays(column(codes, pa.from_numpy_dtype(codes.dtype), missing), texts(names))
 
 
 def rows_table(rows: Sequence[Mapping[str, Any]], expected: pa.Schema) -> pa.Table:
-    """Return a few rows as a table of the schema `expected`; null where a row has None or lacks the column."""
+    """Return a few `rows` as a table of the schema `expected`, with null where a row has None or lacks the column."""
     arrays = [_values_column([row.get(field.name) for row in rows], field.type) for field in expected]
     return pa.Table.from_arrays(arrays, schema=expected)
 
@@ -75,5 +75,5 @@ def _values_column(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _numpy_type(kind: pa.DataType) -> np.dtype[Any]:
-    """Return the numpy type of numbers. Arrow's to_pandas_dtype imports pandas in some versions."""
+    """Return the numpy type of a numeric column. Arrow's to_pandas_dtype imports pandas in some versions."""
     return np.dtype({"float": "float32", "double": "float64"}.get(str(kind), str(kind)))

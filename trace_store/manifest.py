@@ -14,7 +14,7 @@ MANIFEST_NAME = "manifest.json"
 KIND = "iotwin trace"
 _MOST_MANIFEST_BYTES = 1 << 26
 
-# Bounded, so that the sum of two values fits in 64 bits.
+# Values are bounded, so that the sum of two fits in 64 bits.
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Pid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -23,7 +23,7 @@ State = Literal["recording", "complete", "recovered"]
 
 
 class ClockPair(msgspec.Struct):
-    """One reading of both clocks: CLOCK_REALTIME, read between two readings of CLOCK_MONOTONIC."""
+    """A simultaneous reading of two clocks: CLOCK_REALTIME, read between two readings of CLOCK_MONOTONIC."""
 
     monotonic_ns: Nanoseconds
     realtime_ns: Nanoseconds
@@ -38,7 +38,7 @@ class Host(msgspec.Struct):
     cpus: Count
     memory_bytes: Count
     architecture: str
-    file_system: str = ""  # of the directory of the trace
+    file_system: str = ""  # the file system that holds the trace
 
 
 class Target(msgspec.Struct):
@@ -66,11 +66,11 @@ class Cost(msgspec.Struct):
 class MergedHost(msgspec.Struct):
     """One of the traces that a merged trace consists of."""
 
-    name: str  # as in the columns `host`: the host name, with a number if several traces have it
+    name: str  # host name, with a number added if several traces have it; value of the columns `host`
     source: str  # path of the trace
     host: Host
-    shift_ns: Nanoseconds  # added to the time of its first event
-    uncertainty_ns: Nanoseconds  # of the readings of the clocks, without the difference between the wall clocks of the hosts
+    shift_ns: Nanoseconds  # what merging added to the time of the first event
+    uncertainty_ns: Nanoseconds  # error of the clock readings; excludes the difference between the hosts' wall clocks
     events: Count
     lost: Count
 
@@ -82,32 +82,32 @@ class Manifest(msgspec.Struct, omit_defaults=False):
     backend: str
     host: Host
     target: Target
-    kind: str = KIND  # a data set and a checkpoint have a manifest.json, too
+    kind: str = KIND  # distinguishes traces from data sets and checkpoints, which also have a manifest.json
     schema_version: int = SCHEMA_VERSION
     tool_version: str = ""
     probes: list[str] = []
-    notes: list[str] = []  # for example, why a better backend was not used, or what is missing
+    notes: list[str] = []  # for people: why a better backend was not used, what is missing, ...
     clock: list[ClockPair] = []
     start_ns: Nanoseconds = 0
     end_ns: Nanoseconds = 0
     events: Count = 0
-    counts: dict[str, Count] = {}  # events by operation
-    lost: dict[str, Count] = {}  # lost events by source; empty or all zero if none was lost
-    seen: Count | None = None  # counted in the kernel: seen = events + lost
-    exit_status: Status | None = None  # of the command
+    counts: dict[str, Count] = {}  # number of events by operation
+    lost: dict[str, Count] = {}  # number of lost events by cause
+    seen: Count | None = None  # calls that the kernel counted: seen = events + lost
+    exit_status: Status | None = None  # exit status of the command
     workload: str | None = None
     parameters: dict[str, str] = {}
     cost: Cost = msgspec.field(default_factory=Cost)
-    hosts: list[MergedHost] = []  # of a merged trace, whose times are on the first host's clock
+    hosts: list[MergedHost] = []  # only in a merged trace; its times are on the first host's clock
 
     @property
     def lost_events(self) -> int:
-        """Number of events known to be missing from the tables."""
+        """The number of events known to be missing from the tables."""
         return sum(self.lost.values())
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write the manifest, whole or not at all."""
+    """Write `manifest` as the manifest.json of the trace at `directory`, whole or not at all."""
     write_whole(directory / MANIFEST_NAME, struct_json(manifest), below=directory)
 
 
@@ -128,7 +128,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def decode_manifest(content: bytes, path: Path) -> Manifest:
-    """Decode the manifest `content`, read from `path`. Raises IotwinError if this version of iotwin cannot read it."""
+    """Decode the manifest `content`, read from `path`. Raises IotwinError if it is no trace's or of a later version of iotwin."""
     try:
         manifest = decode_foreign(content, Manifest, "it")
     except IotwinError as error:

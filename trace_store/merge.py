@@ -1,4 +1,4 @@
-"""Merge the traces of the hosts of one job into one trace, with times on the first host's clock, through the wall clocks.
+"""Merge the traces that the hosts of one job recorded into one trace. Wall time relates their times to the first host's clock.
 
 Two hosts may use the same process ids, so those of host n are increased by n * PIDS_PER_HOST. A file has one row per host.
 Samples are stored per host, under hosts/NAME/samples.
@@ -37,7 +37,7 @@ Shift = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 
 def merge_traces(traces: Sequence[Trace], directory: Path, force: bool = False) -> Manifest:
-    """Write one trace at `directory` from all `traces` and return its manifest; needs the memory of a few batches a trace.
+    """Merge all `traces` into one at `directory` and return its manifest. Holds a few batches of each trace in memory.
 
     Raises UsageError for too few or too many traces or a `directory` in use, IotwinError if a trace has no clock readings.
     """
@@ -61,7 +61,7 @@ def merge_traces(traces: Sequence[Trace], directory: Path, force: bool = False) 
 
 
 def _unique(names: list[str]) -> list[str]:
-    """Return the names, with a number added to repeated ones: a host may have several jobs or ranks."""
+    """Return `names` with a number added to repeated names, as a host may have recorded several traces."""
     unique: list[str] = []
     for name in names:
         taken = sum(other == name or other.startswith(f"{name}-") for other in unique)
@@ -70,15 +70,12 @@ def _unique(names: list[str]) -> list[str]:
 
 
 def _file_name(host: str, number: int) -> str:
-    """Return the host's name if it is a safe file name, else host_`number`; no host name has an underscore."""
+    """Return `host` if it is a safe file name, else host_NUMBER, which no host is called: names of hosts have no underscore."""
     return host if _HOST_NAME.fullmatch(host) else f"host_{number}"
 
 
 def _events(traces: Sequence[Trace], shifts: Sequence[Shift]) -> Iterator[pa.Table]:
-    """Yield the events of all traces, merged in order of start.
-
-    Each table holds the events up to the time that all traces have reached.
-    """
+    """Yield the events of all traces, merged in order of start. Each table ends at the time that all traces have reached."""
     file_bases = np.cumsum([0, *(len(trace.files()) for trace in traces)])
     streams = [
         _moved(trace, shift, index, int(base))
@@ -98,7 +95,7 @@ def _events(traces: Sequence[Trace], shifts: Sequence[Shift]) -> Iterator[pa.Tab
 
 
 def _moved(trace: Trace, shift: Shift, number: int, file_base: int) -> Iterator[pa.Table]:
-    """Yield the batches of a trace with times, pids and file ids of the merged trace; `number` is the host's index."""
+    """Yield the events of `trace` with times, pids and file ids converted to the merged trace's. `number`: the host's index."""
     for batch in trace.events():
         if batch.num_rows == 0:
             continue
@@ -152,7 +149,7 @@ def _moved_frame(frame: pd.DataFrame, shift: Shift, pid_base: int, file_base: in
 
 
 def _shifted(times: pd.Series, shift: Shift) -> pd.Series:
-    """Return the shifted times, as integers even if some are missing."""
+    """Return `times` converted by `shift`, as integers even if some are missing."""
     known = times.notna().to_numpy()
     values = np.zeros(len(times), np.int64)
     values[known] = shift(times[known].to_numpy().astype(np.int64)) if known.any() else 0

@@ -1,4 +1,4 @@
-"""Attach the accelerator work in profiles of PyTorch (Kineto) and TensorFlow to the trace of the same run."""
+"""Add the accelerator work in profiles of PyTorch (Kineto) and TensorFlow to the trace of the same run."""
 
 import re
 import zlib
@@ -25,7 +25,7 @@ from iotwin.trace_store.writer import write_table
 _HEAD_BYTES = 1 << 20
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
-_EPOCH_US = 1e14  # in 1973: times in microseconds are above this if they count from 1970, but not from the start of a run
+_EPOCH_US = 1e14  # in 1973; larger times in microseconds count from 1970, smaller ones from the start of a run
 _DEVICE_KINDS = ("kernel", "copy", "set")
 _GPU_PROCESS = re.compile(r"(?:device:)?GPU:(\d+)", re.IGNORECASE)
 _MEMORY_NAMES = (("memcpy", "copy"), ("memset", "set"))
@@ -39,15 +39,15 @@ class _Reading:
 
     base_ns: int  # UNIX time from which the profile's times count; 0: they count from 1970
     tables: list[pa.Table] = field(default_factory=list)
-    devices: dict[str, int] = field(default_factory=dict)  # of TensorFlow: pid in the profile -> index of the GPU
-    others: int = 0  # events of the CPU
+    devices: dict[str, int] = field(default_factory=dict)  # index of the GPU, by the pid that TensorFlow's profile gives it
+    others: int = 0  # number of events on the CPU
 
 
 def attach_profiles(trace: Trace, profiles: list[Path]) -> dict[str, Any]:
     """Add the accelerator work in `profiles` to the gpu table of `trace`; return the number of rows added, by source.
 
-    Nothing is written if a profile is bad. Raises UsageError if a profile is attached already. Raises IotwinError if it is
-    unreadable, has no accelerator work, cannot be placed on the trace's clock, or is of another run.
+    Raises UsageError if a profile is attached already. Raises IotwinError if one is unreadable, has no accelerator work, has
+    no times that relate to the trace's clock, or is of another run. Nothing is written then.
     """
     manifest = trace.manifest
     attached = [f"attached the profile {path.name}" for path in profiles]
@@ -60,7 +60,7 @@ def attach_profiles(trace: Trace, profiles: list[Path]) -> dict[str, Any]:
     added: dict[str, int] = {}
     for path, note in zip(profiles, attached, strict=True):
         table = _on_clock_of_trace(_read(path), path, trace)
-        if has_calls:  # its calls are in the trace already
+        if has_calls:  # the profile's API calls are in the trace already
             table = table.filter(pc.is_in(table["kind"].cast(pa.string()), pa.array(_DEVICE_KINDS)))
         source = str(table["source"][0]) if table.num_rows else "kineto"
         added[source] = added.get(source, 0) + table.num_rows
@@ -74,7 +74,7 @@ def attach_profiles(trace: Trace, profiles: list[Path]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> _Reading:
-    """Return the accelerator work in the profile at `path`, with times as in the profile."""
+    """Return the accelerator work in the profile at `path`, with times on the profile's clock."""
     try:
         with open_foreign_unpacked(path) as file:
             return _read_open(file, path)
@@ -105,7 +105,7 @@ def _read_open(file: BinaryIO, path: Path) -> _Reading:
 
 
 def _row(event: Event, reading: _Reading) -> dict[str, Any] | None:
-    """Return the row of schema.GPU of an event; None if it is not accelerator work."""
+    """Return `event` as a row of schema.GPU; None if it is not accelerator work. Notes devices and CPU events in `reading`."""
     category = str(event.cat).lower()
     if event.ph == "M" and event.name == "process_name" and isinstance(event.args, dict):
         device = _GPU_PROCESS.search(str(event.args.get("name")))
@@ -117,7 +117,7 @@ def _row(event: Event, reading: _Reading) -> dict[str, Any] | None:
     if category in GPU_CATEGORIES:
         row = gpu_row(event, category)
         if row["kind"] in _DEVICE_KINDS:
-            row |= {"pid": None, "tid": None}  # Kineto stores the device and the stream in these
+            row |= {"pid": None, "tid": None}  # these hold Kineto's device and stream
         return row
     if str(event.pid) not in reading.devices:
         reading.others += 1

@@ -1,4 +1,4 @@
-"""Read a finished trace as Arrow batches or pandas frames, with filters that Parquet applies."""
+"""Read a finished trace as Arrow batches or pandas frames. Filters apply while Parquet is read."""
 
 import stat
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ class Trace:
     def __init__(self, path: Path | str, inferred: pd.DataFrame | None = None) -> None:
         """Open the trace at `path`. Raises IotwinError if it is missing, unfinished, truncated or not a trace.
 
-        `inferred`: rows of schema.PHASES to use in place of the trace's phases, for a job that logs none.
+        `inferred`: rows of schema.PHASES to use in place of the trace's phases, if the job logged none.
         """
         self.path = Path(path)
         self.inferred = inferred
@@ -46,11 +46,11 @@ class Trace:
 
     @property
     def part_rows(self) -> list[int]:
-        """The number of events in each part."""
+        """The number of events in each part (Parquet file)."""
         return [_footer(Path(part)).num_rows for part in self._events.files]
 
     def part_begin_ns(self, part: int) -> int:
-        """Return the start of the first event of a part in ns; 0 if the part is empty."""
+        """Return the start in ns of the first event of the Parquet file with the index `part`; 0 if it is empty."""
         return next((int(batch["start_ns"][0].as_py()) for batch in self.events(["start_ns"], parts=[part]) if batch.num_rows), 0)
 
     def _open_events(self) -> ds.Dataset:
@@ -71,18 +71,19 @@ class Trace:
         batch_rows: int = _BATCH_ROWS,
         parts: Sequence[int] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the events in order of start, in batches of at most `batch_rows` rows; `parts` are indices, None for all parts.
+        """Yield the events in order of start, in batches of at most `batch_rows` rows.
 
-        `where` is a pyarrow expression that selects rows while Parquet is read, e.g. ``pc.field("op") == "read"``.
+        `where`: a pyarrow expression that selects events, such as ``pc.field("op") == "read"``. `parts`: indices of the Parquet
+        files to read, None for all.
         """
         wanted = list(columns) if columns is not None else None
-        # Threads decode a few batches ahead, in order; their number bounds the memory.
+        # Threads decode batches ahead, but only a few, to bound the memory.
         events = self._events if parts is None else _dataset([self._events.files[part] for part in parts], schema.EVENTS)
         batches = events.to_batches(
             columns=wanted, filter=where, batch_size=batch_rows, use_threads=True, batch_readahead=4, fragment_readahead=1
         )
         while True:
-            # Only errors of Arrow mean damage, not those of the consumer of a batch.
+            # Only errors of reading mean damage, so the `yield`, where the caller may fail, is outside of this block.
             with _damage_in_one_line(self.path / "events.parquet"):
                 batch = next(batches, None)
             if batch is None:
@@ -100,7 +101,7 @@ class Trace:
         return frame
 
     def files(self) -> pd.DataFrame:
-        """Return the files table, one row per file, indexed 0..n-1 by file_id."""
+        """Return the files table: one row per file, in order of file_id, which counts from 0."""
         return self._table("files.parquet", schema.FILES)
 
     def processes(self) -> pd.DataFrame:
@@ -108,7 +109,7 @@ class Trace:
         return self._table("processes.parquet", schema.PROCESSES)
 
     def phases(self) -> pd.DataFrame:
-        """Return the phases in order of start: those passed as `inferred`, or else the logged phases, possibly none."""
+        """Return the phases in order of start: `inferred` if set, else the logged phases. The frame may be empty."""
         return self.inferred if self.inferred is not None else self._table("phases.parquet", schema.PHASES)
 
     def step_parts(self) -> pd.DataFrame | None:
@@ -137,7 +138,7 @@ class Trace:
         return found
 
     def samples(self, kind: str) -> pd.DataFrame | None:
-        """Return the samples of a kind of `schema.SAMPLES`; None if they were not taken."""
+        """Return the samples of `kind`, a key of `schema.SAMPLES`; None if none were taken."""
         return self._optional(f"samples/{kind}.parquet", schema.SAMPLES[kind])
 
     def _optional(self, name: str, expected: pa.Schema) -> pd.DataFrame | None:
@@ -160,14 +161,14 @@ class Trace:
 
 
 def _dataset(files: str | list[str], columns: pa.Schema) -> ds.Dataset:
-    """Return the Parquet files as a dataset that verifies the checksums of pages; pages without a checksum pass."""
+    """Return the Parquet files as a dataset that verifies the checksums of pages. Pages without a checksum are accepted."""
     options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     return ds.dataset(files, schema=columns, format=ds.ParquetFileFormat(default_fragment_scan_options=options))
 
 
 @contextmanager
 def _damage_in_one_line(path: Path) -> Iterator[None]:
-    """Convert Arrow's errors about unreadable pages, which name no file, to an IotwinError of one line that names `path`."""
+    """Convert Arrow's errors in the `with` block, which name no file, to an IotwinError of one line that names `path`."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -175,7 +176,7 @@ def _damage_in_one_line(path: Path) -> Iterator[None]:
 
 
 def _footer(path: Path, expected: pa.Schema | None = None) -> pq.FileMetaData:
-    """Return the Parquet footer of a table with the columns `expected`. Raises IotwinError if the file is damaged."""
+    """Return the Parquet footer of the file `path`. Raises IotwinError if it is damaged or lacks columns of `expected`."""
     try:
         found = path.stat()
         if stat.S_ISREG(found.st_mode) and found.st_size == 0:

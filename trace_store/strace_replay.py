@@ -1,7 +1,4 @@
-"""Reconstruct what strace does not print: the process of each thread, and the file position and flags of each descriptor.
-
-A `Replay` must receive all calls in order of time.
-"""
+"""Reconstruct what strace does not print: the process of each thread, and the file offset and flags of each descriptor."""
 
 import os
 import re
@@ -11,14 +8,14 @@ from iotwin.trace_store import strace_text as text
 from iotwin.trace_store.syscalls import Kind
 
 FORKS = ("clone", "clone3", "fork", "vfork")
-FOLLOWED = ("lseek", "dup", "dup2", "dup3", "fcntl", *FORKS, "execve")  # strace must print these calls for a Replay
-_CHANGEABLE = os.O_APPEND | os.O_DIRECT  # F_SETFL can change these recorded flags
+FOLLOWED = ("lseek", "dup", "dup2", "dup3", "fcntl", *FORKS, "execve")  # calls that strace must print for a Replay
+_CHANGEABLE = os.O_APPEND | os.O_DIRECT  # of the recorded flags, those that F_SETFL can change
 _MAPPED = re.compile(rb", (-?\d+(?:<[^>]*>)?), (0x[0-9a-f]+|\d+)$")
 
 
 @dataclass(frozen=True)
 class DescriptorUse:
-    """The descriptor, path, offset and request size of a call; None if the call has none."""
+    """The descriptor, path, offset and request size of a call; a value is None if the call has none."""
 
     fd: int
     path: bytes | None
@@ -27,18 +24,18 @@ class DescriptorUse:
 
 
 class Replay:
-    """The state of processes and descriptors after the calls so far."""
+    """The state of processes and descriptors after the calls so far. It must receive all calls in order of time."""
 
     def __init__(self) -> None:
         self._pid_of: dict[int, int] = {}
-        self._positions: dict[tuple[int, int], list[int]] = {}  # (pid, fd) -> [position, flags], shared by duplicates
+        self._positions: dict[tuple[int, int], list[int]] = {}  # [offset, flags] by (pid, fd); duplicates share the list
 
     def process_of(self, call: text.Call) -> int:
-        """Return the pid of the call's thread; a thread whose start strace did not print counts as a process."""
+        """Return the pid of the thread that made `call`. A thread whose start strace did not print counts as a process."""
         return self._pid_of.setdefault(call.tid, call.tid)
 
     def fork(self, call: text.Call) -> int | None:
-        """Apply a call of FORKS; return the pid of the new process, None for a new thread or a failed call."""
+        """Apply `call`, one of FORKS. Return the pid of the new process, None if it is a thread or the call failed."""
         pid, child = self.process_of(call), call.result
         if child <= 0:
             return None
@@ -52,7 +49,7 @@ class Replay:
         return child
 
     def move(self, call: text.Call) -> None:
-        """Apply a call that sets the position or the flags of a descriptor, or duplicates it; ignore other calls."""
+        """Apply `call` if it sets the offset or the flags of a descriptor, or duplicates one; ignore other calls."""
         pid = self.process_of(call)
         if call.result < 0:
             return
@@ -65,12 +62,12 @@ class Replay:
             state[1] = state[1] & ~_CHANGEABLE | text.flags(call.arguments, b"O_") & _CHANGEABLE
 
     def open(self, call: text.Call) -> None:
-        """Apply an open."""
+        """Apply `call`, which opens a file: its new descriptor has the offset 0."""
         if call.result >= 0:
             self._positions[self.process_of(call), call.result] = [0, text.flags(call.arguments, b"O_")]
 
     def use(self, call: text.Call, kind: Kind) -> DescriptorUse:
-        """Return how a call uses its descriptor, and advance the position. Raises ValueError or IndexError for bad arguments."""
+        """Return how `call` uses its descriptor, and advance its offset. Raises ValueError or IndexError for bad arguments."""
         pid, (fd, path) = self.process_of(call), text.descriptor(call.arguments)
         if kind is Kind.CLOSE:
             self._positions.pop((pid, fd), None)
@@ -84,7 +81,7 @@ class Replay:
             requested, offset = text.numbers_at_end(call.arguments, 2)
             return DescriptorUse(fd, path, offset, requested)
         if kind is Kind.POSITIONED_VECTOR:
-            offset = text.numbers_at_end(call.arguments, 2 if call.name.endswith("2") else 1)[0]  # flags may follow it
+            offset = text.numbers_at_end(call.arguments, 2 if call.name.endswith("2") else 1)[0]  # preadv2 ends with flags
             return DescriptorUse(fd, path, offset, _vector_bytes(call.arguments))
         position = self._position(pid, fd)
         offset = position[0]
@@ -93,7 +90,7 @@ class Replay:
         return DescriptorUse(fd, path, offset, requested)
 
     def flags_of(self, call: text.Call) -> int:
-        """Return the O_* flags of the call's descriptor. Raises ValueError or IndexError for bad arguments."""
+        """Return the O_* flags of the descriptor of `call`. Raises ValueError or IndexError for bad arguments."""
         return self._position(self.process_of(call), text.descriptor(call.arguments)[0])[1]
 
     def _position(self, pid: int, fd: int) -> list[int]:
@@ -101,7 +98,7 @@ class Replay:
 
 
 def mapped(call: text.Call) -> DescriptorUse | None:
-    """Return the descriptor, offset and size that an mmap maps; None for memory without a file."""
+    """Return the descriptor, offset and size of the file range that an mmap `call` maps; None for memory without a file."""
     match = _MAPPED.search(call.arguments)
     if match is None or b"MAP_ANONYMOUS" in call.arguments:
         return None
@@ -109,7 +106,7 @@ def mapped(call: text.Call) -> DescriptorUse | None:
 
 
 def command_line(call: text.Call) -> list[bytes]:
-    """Return the argument vector of an execve: the strings after the program's path."""
+    """Return the argument vector of an execve `call`: the strings after the program's path."""
     return text.strings(call.arguments.partition(b", [")[2].partition(b"], ")[0])
 
 

@@ -1,4 +1,4 @@
-"""Parse the text of strace, one call a line (options -f, -ff, -y, -yy; UNIX times in nano- or microseconds)."""
+"""Parse the text of strace, one call per line. strace may run with -f, -ff, -y or -yy, and must print UNIX times (-ttt)."""
 
 import errno
 import os
@@ -23,7 +23,7 @@ _KERNEL_ONLY_ERRORS = {"ERESTARTSYS": 512, "ERESTARTNOINTR": 513, "ERESTARTNOHAN
 
 @dataclass
 class Call:
-    """One finished call, or the end of a process (name 'exit', result a wait status)."""
+    """One finished call, or the end of a thread, which has the name 'exit' and a wait status as result."""
 
     tid: int
     start_ns: int  # UNIX time
@@ -35,7 +35,7 @@ class Call:
 
 
 def unescape(text: bytes) -> bytes:
-    """Return the bytes that strace's C-style escapes stand for."""
+    """Return `text` with strace's C-style escapes replaced by the bytes that they mean."""
 
     def replace(match: re.Match[bytes]) -> bytes:
         code = match[1]
@@ -49,7 +49,7 @@ def unescape(text: bytes) -> bytes:
 
 
 def parse_lines(tid: int, lines: Iterable[bytes]) -> Iterator[Call]:
-    """Yield the calls and exits in the text of one thread; other lines are left out."""
+    """Yield the calls and exits in `lines`, the text of the thread `tid`; other lines are left out."""
     for line in lines:
         match = _LINE.match(line)
         if match is not None:
@@ -63,7 +63,7 @@ def parse_lines(tid: int, lines: Iterable[bytes]) -> Iterator[Call]:
 
 
 def is_last(line: bytes) -> bool:
-    """Whether the line ends the text of a thread: it exited, was killed, or continues under another id after execve."""
+    """Return True if `line` ends a thread's text, as the thread exited, was killed, or has another id after execve."""
     return _LAST.fullmatch(line) is not None
 
 
@@ -88,7 +88,7 @@ def _nanoseconds(seconds: bytes, fraction: bytes) -> int:
 
 
 def descriptor(argument: bytes) -> tuple[int, bytes | None]:
-    """Return (fd, path) of the descriptor at the start of `argument`; fd is -100 for AT_FDCWD, -1 without a descriptor."""
+    """Return (fd, path) of the descriptor at the start of `argument`. fd is -100 for AT_FDCWD, -1 if there is no descriptor."""
     match = _DESCRIPTOR.match(argument)
     if match is None:
         return -1, None
@@ -97,12 +97,12 @@ def descriptor(argument: bytes) -> tuple[int, bytes | None]:
 
 
 def strings(arguments: bytes) -> list[bytes]:
-    """Return the quoted strings among the arguments, unescaped."""
+    """Return the quoted strings among `arguments`, unescaped."""
     return [unescape(match["text"]) for match in _STRING.finditer(arguments)]
 
 
 def numbers_at_end(arguments: bytes, count: int) -> list[int]:
-    """Return the last `count` arguments as integers, with -1 for an argument that is no number."""
+    """Return the last `count` of `arguments` as integers, with -1 for an argument that is no number."""
     values = []
     for part in arguments.rsplit(b", ", count)[-count:]:
         try:
@@ -113,7 +113,7 @@ def numbers_at_end(arguments: bytes, count: int) -> list[int]:
 
 
 def flags(argument: bytes, prefix: bytes) -> int:
-    """Return the bits of the flags in `argument` whose names begin with `prefix`, such as O_."""
+    """Return the bits of all flags in `argument` whose names begin with `prefix`, such as O_."""
     bits = 0
     for name in re.findall(prefix + rb"[A-Z0-9_]+", argument):
         bits |= getattr(os, name.decode(), 0)

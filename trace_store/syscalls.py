@@ -1,8 +1,7 @@
 """The traced operations: their numbers, the layout of their arguments, and the groups of `--detail`.
 
-Numbers up to 511 are system calls of x86-64 (arch/x86/entry/syscalls/syscall_64.tbl of the Linux source). iotwin defines the
-numbers from 512 on, for operations that are no system calls: page faults, requests through io_uring and libaio, writes to the
-target of a copy.
+Numbers up to 511 are system calls of x86-64 (arch/x86/entry/syscalls/syscall_64.tbl of the Linux source). From 512 on, iotwin
+numbers operations that are not system calls: page faults, requests through io_uring and libaio, writes to the target of a copy.
 """
 
 from collections.abc import Collection
@@ -16,9 +15,9 @@ class Kind(IntEnum):
     """The layout of a call's arguments; mirrors `enum kind` in tracing_tools/probes/call_kinds.h."""
 
     NOT_TRACED = 0
-    READ_WRITE = 1  # (fd, buffer, size), at the file's position
+    READ_WRITE = 1  # (fd, buffer, size), at the descriptor's offset
     POSITIONED = 2  # (fd, buffer, size, offset)
-    VECTOR = 3  # (fd, vectors, count), at the file's position
+    VECTOR = 3  # (fd, vectors, count), at the descriptor's offset
     POSITIONED_VECTOR = 4  # (fd, vectors, count, offset)
     DESCRIPTOR = 5  # (fd)
     CLOSE = 6  # (fd); after the call the descriptor has no file
@@ -28,10 +27,10 @@ class Kind(IntEnum):
     OPEN_AT2 = 10  # (directory fd, path, struct open_how)
     MAP = 11  # (address, size, protection, flags, fd, offset)
     NAME = 12  # (path)
-    NAME_AT = 13  # (directory fd, path); an empty path means the directory fd itself
+    NAME_AT = 13  # (directory fd, path); an empty path means the file of the fd
     RENAME = 14  # (path, path)
     RENAME_AT = 15  # (directory fd, path, directory fd, path)
-    WAIT = 16  # arguments without a file
+    WAIT = 16  # no argument names a file
     RANGE = 17  # (fd, offset, size)
     ALLOCATE = 18  # (fd, mode, offset, size)
     LENGTH = 19  # (fd, length)
@@ -107,10 +106,10 @@ CALLS: dict[str, tuple[int, Kind]] = {
     "faccessat2": (439, Kind.NAME_AT),
 }
 
-# Mirrored in tracing_tools/probes/call_kinds.h: operations that are no system calls.
+# Operations that are not system calls, mirrored in tracing_tools/probes/call_kinds.h.
 OTHER_OPS = {
     "page_fault": 512,
-    "sendfile_to": 513, "splice_to": 514, "copy_file_range_to": 515,  # writes to the target; the call itself reads the source
+    "sendfile_to": 513, "splice_to": 514, "copy_file_range_to": 515,  # the write half of a copy; the call itself is the read
     "io_uring_read": 520, "io_uring_write": 521, "io_uring_fsync": 522, "io_uring_fdatasync": 523, "io_uring_openat": 524,
     "io_uring_close": 525, "io_uring_sync_file_range": 526, "io_uring_fallocate": 527,
     "aio_read": 540, "aio_write": 541, "aio_fsync": 542, "aio_fdatasync": 543,
@@ -119,7 +118,7 @@ OTHER_OPS = {
 NUMBER_OF_OP = {name: number for name, (number, _) in CALLS.items()} | OTHER_OPS
 OPEN_KINDS = (Kind.OPEN, Kind.OPEN_AT, Kind.CREATE, Kind.OPEN_AT2)
 
-# The groups of `iotwin trace --detail`; all calls that are not in another group are in "data".
+# The groups of `iotwin trace --detail`. The group "data" has all calls that are in no other group.
 _MMAP = ("munmap", "msync")
 _METADATA = tuple(name for name in METADATA_OPS if name in CALLS and name not in _MMAP)
 _BY_GROUP = {
@@ -135,7 +134,7 @@ DEFAULT_DETAIL = ("data", "async")
 
 
 def parse_detail(text: str) -> tuple[str, ...]:
-    """Return the groups that ``--detail`` names, in order of DETAIL_GROUPS. Raises UsageError for an unknown group."""
+    """Return the groups in `text`, the value of ``--detail``, in order of DETAIL_GROUPS. Raises UsageError for unknown ones."""
     chosen = {part.strip() for part in text.split(",")}
     if "all" in chosen:
         return DETAIL_GROUPS
@@ -147,5 +146,5 @@ def parse_detail(text: str) -> tuple[str, ...]:
 
 
 def calls_of(detail: Collection[str]) -> dict[str, tuple[int, Kind]]:
-    """Return the system calls of the chosen groups: name to number and kind."""
+    """Return (number, kind) of each system call in the groups `detail`, by name."""
     return {name: CALLS[name] for group in detail for name in _BY_GROUP[group]}

@@ -1,6 +1,6 @@
-"""Recognise the directories of traces by their content, and replace a trace by another one.
+"""Recognise the directories of traces by their content, and replace a trace by a new one.
 
-A directory with anything else in it is never removed, whatever its manifest contains.
+A directory that holds anything else is never removed, whatever its manifest contains.
 """
 
 import os
@@ -19,11 +19,11 @@ from iotwin.trace_store.manifest import MANIFEST_NAME, read_manifest
 _FILES = {MANIFEST_NAME, *(f"{name}.parquet" for name in schema.TABLES)}
 _SAMPLE_FILES = {f"{kind}.parquet" for kind in schema.SAMPLES}
 _PART = re.compile(r"part-\d{5,}\.parquet")
-_UNCHECKED = {"raw", "logs"}  # folders with any content: the recorder's own files, and the logs of the job
+_UNCHECKED = {"raw", "logs"}  # folders whose content is not checked: the recorder's files, and the logs of the job
 
 
 def foreign_entry(directory: Path) -> Path | None:
-    """Return an entry of the directory that belongs to no trace, None if there is none. Links are not followed."""
+    """Return a file or folder in `directory` that no trace contains, None if there is none. Links are not followed."""
     for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
         if _is_directory(entry.path):
             found = _foreign_below(Path(entry.path))
@@ -35,7 +35,7 @@ def foreign_entry(directory: Path) -> Path | None:
 
 
 def _foreign_below(directory: Path) -> Path | None:
-    """Return the folder `directory` of a trace, or an entry below it, that belongs to no trace; None if there is none."""
+    """Return `directory`, a folder in a trace, if no trace contains it, else an entry that no trace contains, else None."""
     name = _final(directory.name)
     if name in _UNCHECKED:
         return None
@@ -56,12 +56,12 @@ def _foreign_below(directory: Path) -> Path | None:
 
 
 def _final(name: str) -> str:
-    """Return the final name of a file or folder that a kill may have left under its temporary name."""
+    """Return the final name of a file or folder; `name` is the final name or a temporary name that a kill left."""
     return partial_of(name) or name.removesuffix(".partial")  # the suffix of earlier versions
 
 
 def leftovers(directory: Path) -> list[str]:
-    """Return the unfinished files that killed processes left in the trace, as paths relative to `directory`."""
+    """Return the unfinished files that killed processes left in the trace `directory`, as paths relative to it."""
     names = _FILES | _SAMPLE_FILES | {"events.parquet"}
     found = [*directory.glob(".*.partial"), *directory.glob("samples/.*.partial")]
     return [str(path.relative_to(directory)) for path in found if partial_of(path.name) in names]
@@ -72,7 +72,7 @@ def _is_directory(path: Path | str) -> bool:
 
 
 def refuse_foreign(directory: Path) -> None:
-    """Raise UsageError unless the directory has the manifest of a trace and all its entries belong to a trace."""
+    """Raise UsageError unless `directory` has the manifest of a trace and holds nothing that no trace contains."""
     if not directory.is_dir():
         raise UsageError(f"{directory} is a file; choose another name for the trace")
     if not (directory / MANIFEST_NAME).exists():
@@ -89,7 +89,7 @@ def refuse_foreign(directory: Path) -> None:
 
 @contextmanager
 def made_trace(directory: Path) -> Iterator[Path]:
-    """Yield a new folder for a trace. At the end of the `with` block it becomes `directory`; if the block raises, it is removed.
+    """Yield a new folder. At the end of the `with` block, it becomes the trace `directory`; if the block raises, it is removed.
 
     `directory` may be missing, empty, or a trace, which is replaced. Raises UsageError if it is anything else.
     """

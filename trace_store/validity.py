@@ -1,7 +1,6 @@
 """Check the tables of a trace: columns, nulls, labels, ranges of numbers, file ids.
 
-A trace may be damaged, or another program may have written it. Each batch is checked when it is read, so that later code need
-not check.
+A trace may be damaged, or written by another program. Each batch is checked when it is read, so that no other code need check.
 """
 
 from pathlib import Path
@@ -31,12 +30,12 @@ _LABELS = {
     ("gpu", "kind"): schema.GPU_KINDS,
     ("gpu", "direction"): schema.COPY_DIRECTIONS,
 }
-# Endings of the names of bounded columns. Offsets and request sizes are not bounded: cp requests nearly 2**63 bytes.
+# Columns whose names end so must not exceed _MOST. Offsets and request sizes may: cp requests nearly 2**63 bytes.
 _BOUNDED = ("_ns", "_bytes", "result", "sector")
 
 
 def check_columns(found: pa.Schema, expected: pa.Schema, path: Path) -> None:
-    """Raise IotwinError unless the table at `path` has the columns `expected`, of compatible types."""
+    """Raise IotwinError unless `found`, the columns of the table at `path`, has the columns `expected`, of compatible types."""
     for field in expected:
         if found.get_all_field_indices(field.name) != [found.get_field_index(field.name)] or field.name not in found.names:
             raise _damaged(path, f"it has no column {field.name}, or several")
@@ -55,7 +54,7 @@ def _family(kind: pa.DataType) -> str:
 
 
 def check_rows(rows: pa.RecordBatch | pa.Table, table: str, path: Path, files: int | None = None) -> None:
-    """Raise IotwinError unless `rows`, which have columns of `table`, are valid; `files` is the number of files in the trace."""
+    """Raise IotwinError unless `rows` are valid rows of the table named `table`. `files`: the number of files in the trace."""
     for name in rows.schema.names:
         column = rows.column(name)
         if column.null_count and name in _REQUIRED[table]:

@@ -1,4 +1,4 @@
-"""Process traces or chunks of traces in this process, in worker processes, or on a Dask cluster, with equal results."""
+"""Process traces or chunks of traces in this process, in worker processes or on a Dask cluster, with equal results."""
 
 import importlib.util
 import math
@@ -20,30 +20,30 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 LOCAL = "local"
-_EVENT_BYTES = 80  # memory of a decoded event
-_CONNECT_S = 15  # seconds to wait for a Dask scheduler
+_EVENT_BYTES = 80  # memory that a decoded event takes
+_CONNECT_S = 15  # how long to wait for a Dask scheduler
 
 
 class Workers(Protocol):
     """Calls a function for each item and yields the results one by one, in the order of the items."""
 
     def __call__(self, function: Callable[[Item], Result], items: Sequence[Item], /) -> Iterator[Result]:
-        """Yield the results. The function and the items must be picklable."""
+        """Yield function(item) for each of `items`. `function` and `items` must be picklable."""
 
 
 def in_this_process(function: Callable[[Item], Result], items: Sequence[Item], /) -> Iterator[Result]:
-    """Call the function in this process."""
+    """Yield function(item) for each of `items`, computed in this process."""
     return map(function, items)
 
 
 @contextmanager
 def _processes() -> Iterator[Workers]:
-    """Yield workers: a process for each CPU, spawned instead of forked, since Arrow has threads in this process."""
+    """Yield workers: one process per CPU. They are spawned, since a process with threads, such as Arrow's, must not fork."""
     number = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(number, get_context("spawn")) as pool:
 
         def submit(call: Callable[[], Any]) -> Any:
-            with safe_path():  # submitting may start a worker
+            with safe_path():  # pool.submit may start a worker
                 return pool.submit(call)
 
         yield lambda function, items: in_order(lambda item: submit(partial(function, item)), items, 2 * number)
@@ -53,9 +53,9 @@ def _processes() -> Iterator[Workers]:
 def workers(address: str | None, traces: Sequence[Trace], worth_processes: float = math.inf) -> Iterator[Workers]:
     """Yield the workers at `address`: 'HOST:PORT' of a Dask scheduler, or LOCAL for a cluster on this machine.
 
-    With None, the traces decide: LOCAL if they are larger than memory and Dask is installed, else worker processes if they have
-    `worth_processes` events or more, else this process. Workers on other machines must see the traces under the same paths.
-    Raises IotwinError if Dask is not installed or no scheduler answers.
+    If `address` is None, the traces decide: LOCAL if they are larger than memory and Dask is installed, else worker processes if
+    they have `worth_processes` events or more, else this process. Workers on other machines must see the traces under the same
+    paths. Raises IotwinError if Dask is not installed or no scheduler answers.
     """
     if address is None and _larger_than_memory(traces):
         if importlib.util.find_spec("distributed"):
@@ -90,7 +90,7 @@ def workers(address: str | None, traces: Sequence[Trace], worth_processes: float
                 f"no Dask scheduler answers at {address} ({str(error).splitlines()[0]}); start one: dask scheduler"
             ) from None
     try:
-        # Not pure, since Dask would reuse an earlier result after the trace was written anew.
+        # If pure were True, Dask would reuse an earlier result even if the trace was written anew.
         yield lambda function, items: in_order(
             lambda item: client.submit(function, item, pure=False), items, 2 * len(client.nthreads())
         )

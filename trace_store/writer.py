@@ -1,4 +1,4 @@
-"""Write a finished trace: Parquet tables under temporary names, then the manifest, which makes them a trace."""
+"""Write a finished trace: first the Parquet tables, each whole or not at all, then the manifest, which makes them a trace."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from iotwin.common.removal import remove_listed
 from iotwin.trace_store import schema
 from iotwin.trace_store.manifest import Manifest, write_manifest
 
-# Times and offsets grow in small steps, which deltas pack into a byte or two. Labels and ids repeat: dictionaries suit them.
+# Parquet encodings: times and offsets grow in small steps, which deltas pack into a byte or two; labels and ids repeat.
 _DICTIONARY_COLUMNS = ["op", "pid", "tid", "file_id", "fd", "requested", "result", "flags", "cpu"]
 _DELTA_COLUMNS = {"start_ns": "DELTA_BINARY_PACKED", "duration_ns": "DELTA_BINARY_PACKED", "offset": "DELTA_BINARY_PACKED"}
 _ROWS_PER_PART = 1 << 20
@@ -22,7 +22,7 @@ _ROWS_PER_GROUP = 1 << 16
 
 
 def write_events(directory: Path, tables: Iterable[pa.Table]) -> int:
-    """Write tables of events (schema.EVENTS, in order of start) as Parquet files in `directory`; return the number of rows."""
+    """Write `tables` of events (schema.EVENTS, in order of start) as Parquet files in `directory`. Return the number of rows."""
     rows = part_rows = parts = 0
     writer: pq.ParquetWriter | None = None
     with _parts_of(directory) as partial:
@@ -43,7 +43,7 @@ def write_events(directory: Path, tables: Iterable[pa.Table]) -> int:
 
 
 def write_event_parts(directory: Path, parts: Sequence[Iterable[pa.Table]]) -> int:
-    """Write events like `write_events`, but several of `parts` at once, in threads; return the number of rows."""
+    """Write each of `parts`, tables of events, as a Parquet file in `directory`, several at once. Return the number of rows."""
     with _parts_of(directory) as partial:
 
         def write(index: int) -> int:
@@ -59,7 +59,7 @@ def write_event_parts(directory: Path, parts: Sequence[Iterable[pa.Table]]) -> i
 
 @contextmanager
 def _parts_of(directory: Path) -> Iterator[Path]:
-    """Yield an empty folder, which replaces `directory` at the end of the `with` block."""
+    """Yield a new folder, which replaces `directory` at the end of the `with` block."""
     with folder_whole(directory, below=directory.parent) as parts:
         yield parts
         remove_listed(directory.parent, [directory.name])
@@ -78,7 +78,7 @@ def _event_writer(path: Path) -> pq.ParquetWriter:
 
 
 def _row_groups(tables: Iterable[pa.Table]) -> Iterable[pa.Table]:
-    """Combine small tables to row groups: ParquetWriter would make a row group of each table."""
+    """Combine small tables into larger ones, since ParquetWriter makes at least one row group of each table."""
     waiting = 0
     pending: list[pa.Table] = []
     for table in tables:
@@ -92,9 +92,9 @@ def _row_groups(tables: Iterable[pa.Table]) -> Iterable[pa.Table]:
 
 
 def write_table(directory: Path, name: str, expected: pa.Schema, columns: Mapping[str, Any] | pa.Table) -> None:
-    """Write a small table (columns by name, or an Arrow table) as file `name` of the trace `directory`, whole or not at all.
+    """Write a small table as the file `name` of the trace `directory`, whole or not at all.
 
-    A column that `columns` lacks becomes null.
+    `columns`: an Arrow table, or columns by name; columns of `expected` that it lacks become null.
     """
     if not isinstance(columns, pa.Table):
         rows = len(next(iter(columns.values())))
@@ -117,7 +117,7 @@ def write_tables(
 ) -> None:
     """Write all tables of a trace except its events, and then the manifest, whose counts must match the tables.
 
-    `block` and `gpu` must be None, not empty, if they were not traced, and `parts` if the job logged none.
+    `block` and `gpu` must be None, not empty, if they were not traced. `parts` must be None if the job logged no parts.
     """
     tables = {"files": files, "processes": processes, "phases": phases, "parts": parts, "block": block, "gpu": gpu}
     for name, table in tables.items():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from iotwin.trace_store.classify import FileReading, file_kind, kind_of_removed, kinds_by_use
+from iotwin.trace_store.classify import FileReading, file_kind, is_named_checkpoint, kinds_by_use
 from iotwin.trace_store.raw.records import TYPE_REGULAR
 
 
@@ -91,10 +91,10 @@ def test_a_few_states_opened_several_times_before_the_data_are_checkpoints(count
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"), [("/out/ckpt_175.pt", "checkpoint"), ("/out/.metadata", "checkpoint"), ("/tmp/9gbnrifs", "other")]
+    ("path", "is_checkpoint"), [("/out/ckpt_175.pt", True), ("/out/.metadata", True), ("/tmp/9gbnrifs", False)]
 )
-def test_what_is_removed_without_being_opened_is_what_its_name_says(path, kind):
-    assert kind_of_removed(path) == kind
+def test_what_is_removed_without_being_opened_is_what_its_name_says(path, is_checkpoint):
+    assert is_named_checkpoint(path) == is_checkpoint
 
 
 def test_a_state_alone_is_what_its_name_says():

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.trace_store.columns import numbers
-from iotwin.trace_store.importers import artifact_calls, import_trace
-from iotwin.trace_store.importers import runs as call_runs
-from iotwin.trace_store.importers.runs import Runs, calls_table, same_label, sorted_by_start
+from iotwin.trace_store.importers import artifact_calls, import_trace, sorted_calls
+from iotwin.trace_store.importers.sorted_calls import Runs, calls_table, same_label, sorted_by_start
 from iotwin.trace_store.importers.text import column_blocks
 from iotwin.trace_store.reader import Trace
 from tests.processes import call, one_line
@@ -122,9 +121,9 @@ def test_numbers_are_those_of_the_column(values, start):
 def test_runs_are_the_stable_sort_of_their_calls_in_memory_or_in_a_file(blocks):
     """Calls that start at the same time keep the order in which they came, however few of them fit in memory or in a chunk."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(call_runs, "_MOST_HELD_BYTES", 2000)
-        patch.setattr(call_runs, "_CHUNK_ROWS", 7)
-        patch.setattr(call_runs, "_SAMPLED_EACH", 3)
+        patch.setattr(sorted_calls, "_MOST_HELD_BYTES", 2000)
+        patch.setattr(sorted_calls, "_CHUNK_ROWS", 7)
+        patch.setattr(sorted_calls, "_SAMPLED_EACH", 3)
         runs, expected = Runs(), []
         for number, starts in enumerate(blocks):
             place = np.arange(len(starts))
@@ -145,8 +144,8 @@ def test_a_full_scratch_directory_is_one_line_and_leaves_nothing(tmp_path, monke
         raise OSError(28, "No space left on device")
 
     source = write_artifact(tmp_path / "run")
-    monkeypatch.setattr(call_runs, "_MOST_HELD_BYTES", 100)
-    monkeypatch.setattr(call_runs.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(sorted_calls, "_MOST_HELD_BYTES", 100)
+    monkeypatch.setattr(sorted_calls.tempfile, "TemporaryFile", full)
     with pytest.raises(IotwinError, match=r"No space left on device.*TMPDIR"):
         import_trace(source, tmp_path / "t.trace")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

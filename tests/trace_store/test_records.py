@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iotwin.trace_store.columns import column, labels, rows_table
-from iotwin.trace_store.raw.given_names import GivenNames
+from iotwin.trace_store.raw.call_paths import CallPaths
 from iotwin.trace_store.raw.records import EVENT
 from iotwin.trace_store.raw.sorted_records import sorted_chunks
 from iotwin.trace_store.reader import Trace
@@ -39,7 +39,7 @@ def test_chunks_are_the_stable_sort(tmp_path_factory, count, spread, torn, seed)
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4), st.sampled_from([b"/a", b"/b", b"/c"])), max_size=40))
 def test_names_are_found_by_thread_and_start(calls):
-    names, expected = GivenNames(), {}
+    names, expected = CallPaths(), {}
     for time_ns, tid, path in calls:
         names.add(time_ns, tid, path)
         expected.setdefault((time_ns, tid), []).append(path)

@@ -3,25 +3,25 @@
 import numpy as np
 import pytest
 
-from iotwin.trace_store.importers import runs
+from iotwin.trace_store.importers import sorted_calls
 from iotwin.trace_store.raw import sorted_records
 from iotwin.trace_store.raw.records import BLOCK
 
 
 @pytest.mark.parametrize(("rows", "chunks"), [(1000, 1), (1001, 2), (2000, 2), (10_000, 10), (10_001, 11)])
 def test_runs_are_cut_into_chunks(monkeypatch, rows, chunks):
-    monkeypatch.setattr(runs, "_CHUNK_ROWS", 1000)
-    monkeypatch.setattr(runs, "_SAMPLED_EACH", 1)
+    monkeypatch.setattr(sorted_calls, "_CHUNK_ROWS", 1000)
+    monkeypatch.setattr(sorted_calls, "_SAMPLED_EACH", 1)
     times = np.random.default_rng(1).permutation(rows).astype(np.int64)
-    found = runs._bounds([np.sort(times[:300]), np.sort(times[300:])], rows)
+    found = sorted_calls._bounds([np.sort(times[:300]), np.sort(times[300:])], rows)
     assert len(found) == chunks - 1
     sizes = np.diff(np.concatenate([[0], found, [rows]]))
     assert sizes.max() <= 1000 and sizes.max() - sizes.min() <= 1
 
 
 def test_runs_of_one_time_are_not_cut(monkeypatch):
-    monkeypatch.setattr(runs, "_CHUNK_ROWS", 10)
-    assert len(runs._bounds([np.full(1000, 7)], 1000)) == 1
+    monkeypatch.setattr(sorted_calls, "_CHUNK_ROWS", 10)
+    assert len(sorted_calls._bounds([np.full(1000, 7)], 1000)) == 1
 
 
 @pytest.mark.parametrize(("rows", "chunk_rows", "ranges"), [(640, 640, 1), (641, 640, 2), (6400, 640, 10), (6401, 640, 11)])

@@ -1,4 +1,4 @@
-"""Audit the durability of a job's checkpoints: what a loss of power at any instant would have left, from its calls alone."""
+"""Audit the durability of a job's checkpoints: derive from its calls what a loss of power at any instant would have left."""
 
 import re
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from iotwin.trace_store.figures.saved_files import NEVER, SavedFile, saved_files
 from iotwin.trace_store.reader import Trace
 
 _NUMBERS = re.compile(r"\d+")
-# Numbers in names that count files of one checkpoint, not checkpoints: model-00001-of-00003, mp_rank_02, __0_0.distcp, shard3.
+# Numbers in file names that number the files of one checkpoint: model-00001-of-00003, mp_rank_02, __0_0.distcp, shard3.
 _PARTS = re.compile(r"\d+-of-\d+|(?:rank|shard|part|worker|node|pp|tp|dp|mp)[-_]?\d+|__\d+_\d+", re.IGNORECASE)
-_LEAST_BYTES = 4096  # less is no checkpoint: a file such as LATEST only names one
+_LEAST_BYTES = 4096  # smaller files, such as LATEST, name a checkpoint but are none
 
 
 @dataclass
 class SavedCheckpoint:
-    """The files of one checkpoint, as the job wrote them once."""
+    """The files of one checkpoint. If the job writes the same paths again, that is another SavedCheckpoint."""
 
     files: list[SavedFile]
-    gone_ns: int = NEVER  # from then on, a loss of power may leave neither the checkpoint nor its replacement
+    gone_ns: int = NEVER  # after this time, a loss of power may leave neither the checkpoint nor its replacement
 
     @property
     def begun_ns(self) -> int:
@@ -29,20 +29,20 @@ class SavedCheckpoint:
 
     @property
     def ended_ns(self) -> int:
-        """The end of the last call that wrote, synced or renamed one of its files."""
+        """The end of the last call that wrote, synced or renamed one of the files."""
         return max(file.ended_ns for file in self.files)
 
     @property
     def durable_ns(self) -> int:
-        """The time from which all its files were durable; NEVER if one was not."""
+        """The time at which all files had become durable; NEVER if one did not."""
         return max(file.durable_ns for file in self.files)
 
 
 def audit(trace: Trace) -> dict[str, Any]:
-    """Return ``{"checkpoints": [...], "safe": bool}``; safe: at each time a loss of power would have left a whole checkpoint.
+    """Return ``{"checkpoints": [...], "safe": bool}``; safe: a loss of power at any time would have left a whole checkpoint.
 
-    Each checkpoint's entry has times in seconds from the start of the trace, the missing calls of fsync, and the spans without
-    a durable checkpoint. Raises IotwinError if the job wrote no checkpoint.
+    A checkpoint's entry has times in seconds from the start of the trace, missing fsync calls, and the spans of time without a
+    durable checkpoint. Raises IotwinError if the job wrote no checkpoint.
     """
     found = judged(saved_files(trace), trace.manifest.start_ns, trace.manifest.end_ns)
     if not found["checkpoints"]:
@@ -60,22 +60,16 @@ def judged(files: list[SavedFile], start_ns: int, end_ns: int) -> dict[str, Any]
     entries = []
     for number, saved in enumerate(each):
         until_ns = each[number + 1].begun_ns if number + 1 < len(each) else end_ns
-        since_ns = saved.begun_ns if number else _first_there_ns(saved, until_ns)
+        # The first checkpoint must survive from when it is durable; if the next one begins before, from when it is complete.
+        first_ns = saved.durable_ns if saved.durable_ns <= until_ns else saved.ended_ns
+        since_ns = saved.begun_ns if number else first_ns
         exposed = _exposed(each, since_ns, until_ns)
         entries.append(_entry(saved, _lost(each, exposed), exposed, start_ns))
     return {"checkpoints": entries, "safe": not any(entry["exposed"] for entry in entries)}
 
 
-def _first_there_ns(first: SavedCheckpoint, until_ns: int) -> int:
-    """Return when the first checkpoint must survive: from when it was durable, or complete if the next one began before.
-
-    `until_ns`: when the next checkpoint began, or the end of the trace.
-    """
-    return first.durable_ns if first.durable_ns <= until_ns else first.ended_ns
-
-
 def _checkpoints(files: list[SavedFile]) -> list[SavedCheckpoint]:
-    """Group the files to checkpoints by folder and the numbers in names; a path that is written again begins another one."""
+    """Group `files` into checkpoints by folder and by numbers in names. A path that is written again starts a new checkpoint."""
     groups: dict[tuple[str, ...], list[SavedFile]] = {}
     current: dict[tuple[str, ...], int] = {}
     for file in files:
@@ -96,10 +90,10 @@ def _label(path: str) -> tuple[str, ...]:
 
 
 def _note_gone(each: list[SavedCheckpoint]) -> None:
-    """Set `gone_ns` of each checkpoint to the time at which its first file was lost.
+    """Set `gone_ns` of each checkpoint to the time at which the first of its files was lost.
 
-    If a rename replaces a checkpoint of one file, and the bytes of the new file were durable before, a loss of power leaves one
-    of the two files complete. Such a checkpoint is gone only when its replacement is gone.
+    If a rename replaces a checkpoint of one file by a file whose bytes are durable, a loss of power leaves one of the two files
+    complete. So the replaced checkpoint is gone only when its replacement is gone.
     """
     by_path: dict[str, SavedCheckpoint] = {}
     for saved in reversed(each):
@@ -112,7 +106,7 @@ def _note_gone(each: list[SavedCheckpoint]) -> None:
 
 
 def _exposed(each: list[SavedCheckpoint], since_ns: int, until_ns: int) -> list[tuple[int, int]]:
-    """Return the spans (begin_ns, end_ns) between the two times in which a loss of power could leave no whole checkpoint."""
+    """Return the spans (begin_ns, end_ns) of `since_ns` to `until_ns` in which a loss of power may leave no whole checkpoint."""
     spans, at_ns = [], since_ns
     for begin_ns, end_ns in sorted((saved.durable_ns, saved.gone_ns) for saved in each if saved.durable_ns < saved.gone_ns):
         if begin_ns >= until_ns:
@@ -146,7 +140,7 @@ def _entry(saved: SavedCheckpoint, lost: list[str], exposed: list[tuple[int, int
 
 
 def _missing(file: SavedFile) -> list[str]:
-    """Return descriptions of the missing calls that would have made the file durable."""
+    """Return one description for each call that would have made `file` durable, but that the job did not make."""
     name = PurePosixPath(file.path).name
     early = " (the last one came before it)" if file.synced_early else ""
     lines = [f"fsync of {name} after its last write{early}"] if file.synced_ns == NEVER else []
@@ -154,7 +148,7 @@ def _missing(file: SavedFile) -> list[str]:
 
 
 def _lost(each: list[SavedCheckpoint], exposed: list[tuple[int, int]]) -> list[str]:
-    """Return descriptions of how files were lost within the spans `exposed`, in which no checkpoint was durable."""
+    """Return one description for each file that was lost within the spans `exposed`, in which no checkpoint was durable."""
     lost = {
         f"{PurePosixPath(file.path).name} {file.gone_how} before another was durable"
         for saved in each

@@ -1,4 +1,4 @@
-"""Detect data that a job maps into memory instead of reading it, from its calls of mmap."""
+"""Detect from a job's mmap calls that it maps its data into memory instead of reading it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def has_data_set(path: Path) -> bool:
-    """Whether the finished trace at `path` has files of a data set. Reads the table itself, since class Trace imports pandas."""
+    """Return True if the finished trace at `path` has files of a data set. Avoids class Trace, which imports pandas."""
     with pq.ParquetFile(path / "files.parquet") as file:
         return any("dataset" in batch.column(0).to_pylist() for batch in file.iter_batches(columns=["kind"]))
 
 
 def mapped_data_note(trace: "Trace") -> str | None:
-    """Return a note that reads through memory maps are missing; None if the job mapped no data-set file or they are recorded."""
+    """Return a note that reads through memory maps are missing; None if they are recorded or no data-set file was mapped."""
     counts = trace.manifest.counts
     if counts.get("page_fault") or not any(counts.get(op) for op in MAP_OPS):
         return None

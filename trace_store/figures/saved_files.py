@@ -1,7 +1,7 @@
 """The checkpoint files that a traced job wrote: when their bytes and names became durable, and when they were lost.
 
-Durable means what POSIX guarantees. Bytes are durable after an fsync of their file that begins after the write, a name after an
-fsync of its folder that begins after the call that gave the name. Guarantees of single file systems beyond these do not count.
+Durable means what POSIX guarantees: bytes after an fsync of the file that begins after the write, a name after an fsync of the
+folder that begins after the call that gave the name. Further guarantees of some file systems do not count.
 """
 
 from bisect import bisect_left
@@ -23,12 +23,12 @@ _ALL_FILES = ("sync", "syncfs")
 _RENAMES = ("rename", "renameat", "renameat2")
 _REMOVALS = ("unlink", "unlinkat")
 _MAKES = ("mkdir", "mkdirat")
-_SYNCS = tuple(op for op in schema.SYNC_OPS if "sync_file_range" not in op)  # sync_file_range leaves data in the disk's cache
+_SYNCS = tuple(op for op in schema.SYNC_OPS if "sync_file_range" not in op)  # sync_file_range does not flush the disk's cache
 _OPS = (*schema.OPEN_OPS, *schema.CLOSE_OPS, *schema.WRITE_OPS, *_SYNCS, *_RENAMES, *_REMOVALS, *_MAKES)
 
 
 class Naming(NamedTuple):
-    """A call that gave a file, or its folder, a name."""
+    """A call that gave a name to a file or to the folder of the file."""
 
     start_ns: int
     end_ns: int
@@ -39,28 +39,28 @@ class Naming(NamedTuple):
 
 @dataclass
 class SavedFile:
-    """A checkpoint file as the job wrote it once; a file that is opened and written again counts once more."""
+    """A checkpoint file that the job wrote. If the job opens the file and writes it again, that is another SavedFile."""
 
-    path: str  # its name when complete
+    path: str  # name of the complete file
     begun_ns: int
-    written_ns: int  # end of its last write
+    written_ns: int  # end of the last write
     size_bytes: int
     synced_ns: int  # end of the first fsync after the last write
-    synced_early: bool  # there was an fsync
+    synced_early: bool  # True if there was any fsync
     names: list[Naming] = field(default_factory=list)  # all must be durable for the file to be found after a loss of power
     ended_ns: int = 0  # end of the last write, fsync or rename
-    gone_ns: int = NEVER  # from then on, a loss of power may leave nothing of the file
+    gone_ns: int = NEVER  # after this time, a loss of power may leave nothing of the file
     gone_how: str = ""
-    replaced: bool = False  # another file took its name at gone_ns
+    replaced: bool = False  # True if another file took the name at gone_ns
 
     @property
     def durable_ns(self) -> int:
-        """The time from which all its bytes and names were durable."""
+        """The time at which all bytes and names of the file had become durable."""
         return max(self.synced_ns, *(name.durable_ns for name in self.names), 0)
 
 
 def saved_files(trace: Trace) -> list[SavedFile]:
-    """Return the checkpoint files that the job wrote, in order of time."""
+    """Return the checkpoint files that the job wrote, in order of `begun_ns`."""
     files = trace.files()
     kept = files[files["kind"] == "checkpoint"]
     if kept.empty:
@@ -96,25 +96,25 @@ class _CheckpointCalls:
                 self._rows_of[name].append(int(file_id))
 
     def of(self, file_id: int) -> pd.DataFrame:
-        """Return the calls on a file, in order of start."""
+        """Return the calls on the file `file_id`, in order of start."""
         return self._by_file.get(file_id, next(iter(self._by_file.values()), pd.DataFrame()).iloc[:0])
 
     def of_folder(self, path: str, ops: Sequence[str]) -> pd.DataFrame:
-        """Return the calls of `ops` on folders whose first or last path is `path`, in order of start."""
+        """Return the calls named in `ops` on folders whose first or last path is `path`, in order of start."""
         own = [self.of(row) for row in self._rows_of[path]]
         calls = pd.concat(own) if own else self.of(-1)
         return calls[calls["op"].isin(ops)].sort_values("start_ns", kind="stable")
 
     def removals_ns(self, name: str, after_ns: int) -> list[int]:
-        """Return the times from `after_ns` on at which files whose last name is `name` were removed, in order."""
+        """Return the ascending times, from `after_ns` on, at which files whose last name is `name` were removed."""
         own = [self.of(row) for row in self._last_named[name]]
         starts = [start for calls in own for start in calls.loc[calls["op"].isin(_REMOVALS), "start_ns"].tolist()]
         return sorted(start for start in starts if start >= after_ns)
 
     def synced_ns(self, own: list[tuple[int, int]], after_ns: int) -> int:
-        """Return the end of the first fsync among `own`, or sync of all files, that began at `after_ns` or later; else NEVER.
+        """Return the end of the first fsync that began at `after_ns` or later, be it in `own` or a sync of all files; else NEVER.
 
-        `own`: (start, end) of calls, in order of start.
+        `own`: (start, end) of the fsync calls on one file or folder, in order of start.
         """
         found = NEVER
         for spans in (own, self._all_synced):
@@ -123,7 +123,7 @@ class _CheckpointCalls:
         return found
 
     def naming(self, call: "pd.Series", path: str, how: str) -> Naming:
-        """Return the Naming by `call`, which gave the name `path`; `how` describes the call."""
+        """Return the Naming of `call`, which gave the name `path`; `how` describes the call, such as 'the rename to'."""
         folder = str(PurePosixPath(path).parent)
         end_ns = int(call["end_ns"])
         durable_ns = self.synced_ns(_spans(self.of_folder(folder, _SYNCS)), end_ns)
@@ -135,7 +135,7 @@ def _spans(events: pd.DataFrame) -> list[tuple[int, int]]:
 
 
 def _saved_each_time(calls: _CheckpointCalls, file_id: int) -> list[SavedFile]:
-    """Return a SavedFile for each time that the job opened the closed file and wrote to it."""
+    """Return a SavedFile for each time that the job opened the file `file_id`, which was closed before, and wrote to it."""
     events = calls.of(file_id)
     opened = events["op"].isin(schema.OPEN_OPS).astype(np.int64)
     open_before = (opened - events["op"].isin(schema.CLOSE_OPS)).cumsum() - opened
@@ -150,7 +150,7 @@ def _saved_each_time(calls: _CheckpointCalls, file_id: int) -> list[SavedFile]:
         since = events[(events["start_ns"] >= starts[visit]) & (events["start_ns"] < until_ns)]
         saved = _saved(calls, file_id, since, writes[of_writes == visit])
         if following is not None and not any(since["op"].isin(_RENAMES)):
-            # After a rename the old name belongs to another file, which strace records as the same one.
+            # strace's records identify files by name. After a rename, the old name is another file's: nothing was overwritten.
             saved.gone_ns, saved.gone_how = min((saved.gone_ns, saved.gone_how), (until_ns, "was overwritten in place"))
         found.append(saved)
     return found
@@ -172,7 +172,7 @@ def _saved(calls: _CheckpointCalls, file_id: int, since: pd.DataFrame, writes: p
     renames = pd.concat([own.assign(of_folder=False), around.assign(of_folder=True)]).sort_values("start_ns", kind="stable")
     if removed:
         saved.gone_ns, saved.gone_how = last_ns, "was removed"
-        if len(renames) > 1:  # the last rename moved the file away before its removal
+        if len(renames) > 1:  # the last rename only moved the file away to remove it
             saved.gone_ns, renames = int(renames["start_ns"].iloc[-1]), renames.iloc[:-1]
     _add_names(calls, saved, row, renames)
     ends = [written_ns, *(name.end_ns for name in saved.names), *(end for _, end in syncs)]
@@ -181,7 +181,7 @@ def _saved(calls: _CheckpointCalls, file_id: int, since: pd.DataFrame, writes: p
 
 
 def _add_names(calls: _CheckpointCalls, saved: SavedFile, row: "pd.Series", renames: pd.DataFrame) -> None:
-    """Add the names of file and folder that must be durable for the file to be found; set its final path."""
+    """Add the names of file and folder that must be durable for `saved` to be found; set the final path of `saved`."""
     path, last = PurePosixPath(saved.path), row["renamed_to"] if isinstance(row["renamed_to"], str) else None
     own, around = renames[~renames["of_folder"].astype(bool)], renames[renames["of_folder"].astype(bool)]
     opens = calls.of(int(row["file_id"]))
@@ -196,7 +196,7 @@ def _add_names(calls: _CheckpointCalls, saved: SavedFile, row: "pd.Series", rena
     made = made[made["start_ns"] <= saved.begun_ns]
     if len(around):
         parent = PurePosixPath(last or saved.path).parent
-        folder = parent.with_name(parent.name.removesuffix(".gone"))  # the suffix of iotwin.common.commit before a removal
+        folder = parent.with_name(parent.name.removesuffix(".gone"))  # iotwin.common.commit adds .gone before it removes a folder
         saved.names.append(calls.naming(around.iloc[-1], str(folder), "the rename to"))
         path = folder / path.name
     elif len(made):
@@ -205,7 +205,7 @@ def _add_names(calls: _CheckpointCalls, saved: SavedFile, row: "pd.Series", rena
 
 
 def _note_replaced(found: list[SavedFile]) -> None:
-    """Mark the files whose name a later file took by a rename."""
+    """Mark each file in `found` whose name a later file took by a rename as replaced at that time."""
     last: dict[str, SavedFile] = {}
     for saved in sorted(found, key=lambda each: each.ended_ns):
         renamed = [name for name in saved.names if name.how.startswith("the rename")]

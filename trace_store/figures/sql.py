@@ -1,4 +1,4 @@
-"""SQL over the tables of a trace by DuckDB, which has no access to files or the network."""
+"""Run SQL over the tables of a trace by DuckDB, without access to files or the network."""
 
 import datetime
 import decimal
@@ -18,12 +18,12 @@ def query(trace: Trace, text: str) -> tuple[list[str], list[list[Any]]]:
         import duckdb
     except ImportError:
         raise IotwinError("SQL needs the Python package duckdb, which is not installed; try: pip install duckdb") from None
-    # Arrow reads the tables, so that the engine needs no access to files.
+    # Arrow reads the tables, so DuckDB needs no access to files.
     connection = duckdb.connect(":memory:", config={"enable_external_access": "false", "python_enable_replacements": "false"})
     try:
         for name, table in trace.tables().items():
             connection.register(name if name != "events" else "recorded", table)
-        # OFFSET is a keyword of SQL: as offset_bytes the column needs no quotes.
+        # OFFSET is a keyword of SQL, so a column of that name would need quotes.
         connection.execute('CREATE VIEW events AS SELECT *, "offset" AS offset_bytes FROM recorded')
         connection.execute("SET lock_configuration = true")
         statements = connection.extract_statements(text)
@@ -40,7 +40,7 @@ def query(trace: Trace, text: str) -> tuple[list[str], list[list[Any]]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of SQL as one that JSON can hold: infinities become None, dates text."""
+    """Convert a value from SQL to one that JSON can hold: infinities and NaN become None, dates become text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

@@ -1,7 +1,7 @@
 """Calls, errors, bytes and times by operation, file or process, from tallies of bounded size.
 
-A tally counts calls by key (operation, file or process) and by bucket of their duration, with 32 buckets a doubling. Tallies of
-parts, traces and hosts add up exactly in any order, and yield percentiles without storing calls.
+A tally counts calls by key (operation, file or process) and by bucket of their duration, with 32 buckets per doubling. Tallies
+of parts, traces and hosts add up exactly in any order, and yield percentiles without storing calls.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,17 +29,13 @@ _NAMES = {"op": ["op"], "file": ["path", "kind"], "process": ["trace", "pid", "r
 _SUMS = ("calls", "errors", "read_bytes", "written_bytes", "total_ns")
 
 
-def event_columns(by: str) -> tuple[str, ...]:
-    """Return the columns of events that `tally` reads; `by` is one of BY."""
-    return tuple(dict.fromkeys((_KEY[by], "op", "duration_ns", "result")))
-
-
 def tally(batch: pa.RecordBatch, by: str) -> pa.Table:
-    """Return the tally of a batch of events: one row per key and bucket of duration, with columns _SUMS and `max_ns`."""
+    """Return the tally of events by one of BY: a row per key and bucket of duration, with the columns _SUMS and `max_ns`."""
     duration = np.maximum(integers(batch.column("duration_ns")), 0)
     result = integers(batch.column("result"))
-    reads, writes = _moves(batch.column("op"))
-    moved = np.maximum(result, 0)
+    moved, op = np.maximum(result, 0), batch.column("op")
+    names, codes = op.dictionary.to_pylist(), op.indices.to_numpy(zero_copy_only=False)
+    reads, writes = (np.array([name in group for name in names], bool)[codes] for group in (schema.READ_OPS, schema.WRITE_OPS))
     key = batch.column(_KEY[by])
     columns = {
         "key": key.indices if by == "op" else key,
@@ -58,12 +54,15 @@ def tally(batch: pa.RecordBatch, by: str) -> pa.Table:
 
 
 def add_up(tallies: Sequence[pa.Table]) -> pa.Table:
-    """Return the sum of tallies; there must be at least one, and all must have the same key."""
+    """Return the sum of `tallies`, of which there must be at least one. All must have the same kind of key."""
     return _add_up(pa.concat_tables(tallies), ["key"])
 
 
 def named(counted: pa.Table, trace: Trace, label: str, by: str) -> pa.Table:
-    """Return the tally of `trace` with names for keys, since file ids and pids differ between traces; `label` names the trace."""
+    """Return the tally `counted` of `trace` with names in place of keys, since file ids and pids differ between traces.
+
+    `label`: name of the trace, which becomes part of the names of processes.
+    """
     key = counted["key"].to_pandas()
     if by == "op":
         names = pd.DataFrame({"op": key})
@@ -78,10 +77,10 @@ def named(counted: pa.Table, trace: Trace, label: str, by: str) -> pa.Table:
 
 
 def rows(tallies: Sequence[pa.Table], by: str) -> pd.DataFrame:
-    """Return one row per name in the `named` tallies, with calls, errors, bytes and times in ns; the largest total time first.
+    """Return one row per name in `tallies`, results of `named`: calls, errors, bytes, times in ns. Largest total time first.
 
     `time_share` is the row's share of the total time of all rows. A percentile is the mean of the durations in its bucket: exact
-    if they are equal, else within 2.2 %.
+    if these are equal, else within 2.2 %.
     """
     names = _NAMES[by]
     counted = _add_up(pa.concat_tables(tallies), names).sort_by([(name, "ascending") for name in (*names, "bucket")])
@@ -104,7 +103,7 @@ def rows(tallies: Sequence[pa.Table], by: str) -> pd.DataFrame:
 
 
 def statistics(traces: Sequence[Trace], labels: Sequence[str], by: str, workers: Workers = in_this_process) -> pd.DataFrame:
-    """Return the table of `rows` of all traces together; `workers` tally the parts (Parquet files) of their events."""
+    """Return the table of `rows` for all traces together; `workers` tally the Parquet files of events concurrently."""
     parts = [(trace.path, part, by) for trace in traces for part in range(trace.event_parts)]
     tallies = list(workers(_tally_part, parts))
     together, counted = [], 0
@@ -116,7 +115,10 @@ def statistics(traces: Sequence[Trace], labels: Sequence[str], by: str, workers:
 
 
 def _tally_part(part: tuple[Path, int, str]) -> bytes:
-    """Return the tally of `part` (trace, index, by) in Arrow's stream format, which keeps columns aligned in transfer."""
+    """Return the tally of one Parquet file in Arrow's stream format, which keeps columns aligned in transfer.
+
+    `part`: path of the trace, index of the Parquet file, one of BY.
+    """
     path, number, by = part
     counted = tally_trace(Trace(path), [by], [number])[by]
     sink = pa.BufferOutputStream()
@@ -127,9 +129,9 @@ def _tally_part(part: tuple[Path, int, str]) -> bytes:
 
 
 def tally_trace(trace: Trace, by: Iterable[str], parts: Sequence[int] | None = None) -> dict[str, pa.Table]:
-    """Return the tallies of a trace, or of some of its parts, by each of `by`, in one pass over its events."""
+    """Return one tally for each of `by`, in one pass over the trace. `parts`: indices of the Parquet files, None for all."""
     wanted = {kind: _RunningTally() for kind in by}
-    columns = tuple(dict.fromkeys(column for kind in wanted for column in event_columns(kind)))
+    columns = tuple(dict.fromkeys((*(_KEY[kind] for kind in wanted), "op", "duration_ns", "result")))
     for batch in trace.events(columns, batch_rows=1 << 19, parts=parts):
         for kind, growing in wanted.items():
             growing.add(tally(batch, kind))
@@ -137,7 +139,7 @@ def tally_trace(trace: Trace, by: Iterable[str], parts: Sequence[int] | None = N
 
 
 class _RunningTally:
-    """The sum of the tallies of batches, added up now and then, so that memory does not grow with the trace."""
+    """Sums the tallies of batches. It adds them up now and then, so that memory does not grow with the trace."""
 
     _MOST_ROWS = 1 << 20
 
@@ -168,14 +170,8 @@ def _add_up(table: pa.Table, keys: list[str]) -> pa.Table:
     )
 
 
-def _moves(op: pa.DictionaryArray) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    names, codes = op.dictionary.to_pylist(), op.indices.to_numpy(zero_copy_only=False)
-    of_name = [np.array([name in group for name in names], dtype=bool) for group in (schema.READ_OPS, schema.WRITE_OPS)]
-    return of_name[0][codes], of_name[1][codes]
-
-
 def _changes(names: pd.DataFrame) -> NDArray[np.bool_]:
-    """Return which rows of the sorted table differ from the row before; nulls are equal."""
+    """Return a mask of the rows of the sorted table that differ from the row before; nulls are equal."""
     changed = np.zeros(len(names), dtype=bool)
     changed[0] = True
     for name in names:
@@ -185,6 +181,6 @@ def _changes(names: pd.DataFrame) -> NDArray[np.bool_]:
 
 
 def document(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows for JSON, with None for missing names."""
+    """Return the rows of `table` as dictionaries for JSON, with None for missing values."""
     plain = table.astype(object).where(table.notna(), None)
     return [dict(zip(plain.columns, row, strict=True)) for row in plain.itertuples(index=False)]

@@ -13,7 +13,7 @@ _STORAGE = ("dataset", "checkpoint")
 
 
 def summarise(trace: Trace) -> dict[str, Any]:
-    """Return the operations, files by kind, phases, parts of steps and processes of a trace as rows for JSON.
+    """Return tables of a trace as rows for JSON, by name: operations, files by kind, phases, parts of steps, processes.
 
     Sizes are in bytes, times in ns unless their name ends in _s.
     """
@@ -57,7 +57,7 @@ def _phases(phases: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _parts(parts: pd.DataFrame | None) -> list[dict[str, Any]]:
-    """Return count and durations of each part of a step, in order of first appearance."""
+    """Return count, total and median duration of each part of a step, in order of first appearance."""
     if parts is None:
         return []
     seconds = (parts["duration_ns"] / 1e9).groupby(parts["name"].astype(str), sort=False)

@@ -1,4 +1,4 @@
-"""Import recordings of other tools: one module a format, with the functions `recognises(source)` and `read(source, timezone)`."""
+"""Import recordings of other tools. Each format's module has the functions `recognises(source)` and `read(source, timezone)`."""
 
 import importlib
 from pathlib import Path
@@ -11,7 +11,7 @@ from iotwin.trace_store.importers.assemble import Imported, write_imported
 from iotwin.trace_store.manifest import Manifest, read_manifest
 from iotwin.trace_store.raw.recording import refuse_unusable
 
-# Format to module, in the order in which `recognises` is called. A DFTracer file holds Chrome's events, one a line.
+# Maps a format to its module, in the order in which formats are tried. A DFTracer file holds Chrome's events, one per line.
 FORMATS = {
     "artifact": "artifact",
     "fio": "fio",
@@ -26,12 +26,11 @@ FORMATS = {
 def import_trace(
     source: Path, directory: Path, format_name: str | None = None, timezone: str | None = None, force: bool = False
 ) -> tuple[Manifest, Imported]:
-    """Write a trace at `directory` from the recording `source`; return its manifest and the imported tables.
+    """Write a trace at `directory` from the recording `source`; return (manifest, imported tables).
 
-    `format_name` is one of FORMATS, by default the one that recognises the source. `timezone` is the IANA name of the time zone
-    in which some formats hold times.
-
-    Raises UsageError for an unknown format or a `directory` in use, IotwinError for an unreadable source.
+    `format_name`: one of FORMATS, by default the first whose module recognises `source`. `timezone`: the IANA name of the time
+    zone of local times in `source`. Raises UsageError for an unknown format or a `directory` in use, IotwinError if `source`
+    is unreadable.
     """
     if not source.exists():
         raise UsageError(f"{source}: no such file or directory; check the path")

@@ -1,4 +1,4 @@
-"""Import the paper artifact's directory of recordings: bpftrace text, samples and the job's log, on one clock."""
+"""Import the paper artifact's directory of recordings: bpftrace text, samples and the job's log, converted to one clock."""
 
 import datetime
 import re
@@ -19,19 +19,19 @@ from iotwin.trace_store.manifest import ClockPair
 
 _SECOND = 1_000_000_000
 _DAY_S = 86_400
-_SLACK_S = 900  # the log may begin so long before or end so long after the calls; time zones differ by 15 minutes or more
+_SLACK_S = 900  # the log may exceed the calls by less than a wrong time zone shifts it, which is 15 minutes or more
 
 
 def recognises(source: Path) -> bool:
-    """Whether `source` is a directory with one of the artifact's files."""
+    """Return True if `source` is a directory with at least one of the artifact's recordings."""
     return source.is_dir() and any((source / f"trace_{name}.out").exists() for name in ("read", "write", "openat", "bio"))
 
 
 def read(source: Path, timezone: str | None) -> Imported:
-    """Return the recording in the directory; `timezone` is the IANA name of the machine's local time, by default UTC.
+    """Return the recording in the directory `source`. `timezone`: IANA name of the traced machine's time zone, by default UTC.
 
-    Events before the log's phase init are left out, as in the artifact's plots. Raises IotwinError if the log lies outside the
-    recorded calls in that time zone, UsageError for an unknown time zone.
+    Events before the log's phase init are left out, as in the artifact's plots. Raises IotwinError if the log, read in that
+    time zone, lies outside the recorded calls, and UsageError for an unknown time zone.
     """
     if not source.is_dir():
         raise UsageError(f"{source} is not a directory: the artifact's recordings are; choose another --format")
@@ -85,7 +85,7 @@ def _add_phases(imported: Imported, source: Path, clock: samples.LocalClock, zon
 
 
 def _log_times_ns(logs: list[Path]) -> list[int]:
-    """Return the first and last UNIX time of the logs."""
+    """Return the first and last UNIX time of the logs in ns; [] if they have no times."""
     times = []
     for log in logs:
         for line in read_lines(log):
@@ -97,9 +97,9 @@ def _log_times_ns(logs: list[Path]) -> list[int]:
 
 
 def _date_of(second: int, unix: list[int], zone: zoneinfo.ZoneInfo) -> int:
-    """Return the UNIX time in ns of the local `second` of the day, on the day on which it is closest to the start of the log.
+    """Return the UNIX time in ns of the local `second` of the day. Of all days, choose the closest to the log's start.
 
-    `unix`: the first and last time of the log, ns.
+    `unix`: UNIX time in ns of the log's start and end.
     """
     day = datetime.datetime.fromtimestamp(unix[0] / _SECOND, zone).replace(hour=0, minute=0, second=0, microsecond=0)
     candidates = []
@@ -110,7 +110,7 @@ def _date_of(second: int, unix: list[int], zone: zoneinfo.ZoneInfo) -> int:
 
 
 def _check_zone(imported: Imported, unix: list[int], offset_ns: int, zone: zoneinfo.ZoneInfo) -> None:
-    """Raise IotwinError if the job's log lies outside the recording, which a wrong time zone causes."""
+    """Raise IotwinError if the job's log lies outside the recorded calls, which means that `zone` is wrong."""
     if not imported.calls.rows:
         return
     begin, end = imported.calls.span()

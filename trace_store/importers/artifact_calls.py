@@ -1,4 +1,4 @@
-"""Parse calls and block requests in the paper artifact's bpftrace text: header lines, then one event a line."""
+"""Parse calls and block requests in the paper artifact's bpftrace text: header lines, then one event per line."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from iotwin.common.foreign_files import read_foreign_lines
 from iotwin.trace_store import schema
 from iotwin.trace_store.columns import column, labels, numbers
-from iotwin.trace_store.importers.runs import Runs, as_type, calls_of, calls_table, same_label, sorted_by_start
+from iotwin.trace_store.importers.sorted_calls import Runs, as_type, calls_of, calls_table, same_label, sorted_by_start
 from iotwin.trace_store.importers.text import TextColumns, column_blocks, read_lines
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
@@ -45,10 +45,10 @@ _UNSIGNED = 1 << 64
 
 
 def read_calls(directory: Path, torn: dict[str, int], runs: Runs) -> None:
-    """Add the calls in the files of the directory to `runs`, and the number of torn lines by file to `torn`."""
+    """Add the calls in the files of `directory` to `runs`, and to `torn` the number of torn lines by file name."""
     paths = _Paths()
     readers: dict[str, Callable[[Path], Iterator[TextColumns]]] = {
-        "trace_openat.out": _opens,  # first: it has the whole paths
+        "trace_openat.out": _opens,  # first, as only its lines have whole paths
         "trace_read.out": lambda path: _transfers(path, "read", paths),
         "trace_write.out": lambda path: _transfers(path, "write", paths),
         "trace_close.out": lambda path: _closes(path, paths),
@@ -65,20 +65,20 @@ def read_calls(directory: Path, torn: dict[str, int], runs: Runs) -> None:
 
 
 class _Paths:
-    """The whole paths of files by name, as only the file of opens holds whole paths."""
+    """Maps file names to whole paths. Only the recording of opens has whole paths; the others have names."""
 
     def __init__(self) -> None:
-        self._whole: dict[str, str | None] = {}  # None: files of several folders have this name
+        self._whole: dict[str, str | None] = {}  # None if files of several folders have the name
 
     def learn(self, opened: pa.ChunkedArray) -> None:
-        """Add the whole paths among the labels of the column `opened`."""
+        """Add the whole paths in the column `opened`, paths of opened files."""
         for path in opened.unify_dictionaries().combine_chunks().dictionary.to_pylist():
             if path.startswith("/"):
                 name = path.rpartition("/")[2]
                 self._whole[name] = path if self._whole.get(name, path) == path else None
 
     def of(self, named: pa.ChunkedArray) -> pa.Array:
-        """Return the label column `named` with whole paths for names whose path is known, and null for an empty name."""
+        """Return the column `named` with whole paths in place of names whose path is known, and null for an empty name."""
         array = named.combine_chunks()
         names = array.dictionary.to_pylist()
         codes = numbers(array.indices)
@@ -87,7 +87,7 @@ class _Paths:
 
 
 def _number(text: str) -> int:
-    """Return a signed 64-bit number that was printed unsigned, as decimal or 0x...; -errno is near 2**64. Raises ValueError."""
+    """Parse a signed 64-bit number printed as unsigned, decimal or 0x...: -1 is 2**64 - 1. Raises ValueError if it is none."""
     value = int(text, 16 if text.startswith("0x") else 10)
     if not -(1 << 63) <= value < _UNSIGNED or "_" in text:
         raise ValueError(text)
@@ -95,7 +95,7 @@ def _number(text: str) -> int:
 
 
 def transfer_line(line: str) -> tuple[Any, ...] | None:
-    """Return (end_ns, pid, offset, unsigned result, duration_ns, name) of a line of trace_read.out; None if it is torn."""
+    """Parse a line of trace_read.out. Return (end_ns, pid, offset, unsigned result, duration_ns, name), or None if it is torn."""
     parts = line.split(None, 5)
     if len(parts) < 5 or not all(_PLAIN_NUMBER.fullmatch(parts[column]) for column in (0, 1, 4)):
         return None
@@ -104,7 +104,7 @@ def transfer_line(line: str) -> tuple[Any, ...] | None:
     except ValueError:
         return None
     name = parts[5].strip() if len(parts) == 6 else ""
-    # A number followed by more words is no file name, but the line of another thread.
+    # If the name begins with a number and has more words, it is not a name, but another thread's line.
     if name.split()[:1] != name.split() and name.split()[0].isdigit():
         return None
     return None if pid >= 1 << 31 else (end, pid, offset, result % _UNSIGNED, took, name)
@@ -145,7 +145,7 @@ def _closes(path: Path, paths: _Paths) -> Iterator[TextColumns]:
 
 
 def _timed(table: pa.Table, op: str, path: Any, **more: Any) -> pa.Table:
-    """Return rows that hold the end of each call as a table of CALLS, in order of start; `more` are further columns."""
+    """Convert `table`, with the end and duration of each call of `op`, to CALLS in order of start. `more`: further columns."""
     end, duration = numbers(table["end_ns"]), numbers(table["duration_ns"])
     columns = {"result": np.zeros(len(end), np.int64), **more}
     return sorted_by_start(
@@ -160,7 +160,7 @@ def _creations(path: Path) -> Iterator[TextColumns]:
     for line in read_lines(path):
         match = _CREATE_LINE.fullmatch(line)
         if match:
-            # unlink has NAME PATH, the others PATH.
+            # The names of unlink are NAME PATH, those of the other calls PATH.
             name = match["names"].split(None, 1)[-1] if match["op"] == "unlink" else match["names"]
             rows.append((int(match["end"]) - int(match["took"]), int(match["took"]), match["op"], int(match["pid"]), name, 0))
         elif line[:1].isdigit():
@@ -210,7 +210,7 @@ def _labels(labels: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
 
 
 def _of_code(code: NDArray[np.int64], names: list[str]) -> pa.Array:
-    """Return a label column with `names[code]` in each row."""
+    """Return a dictionary column with `names[i]` for each index i in `code`; `names` may repeat."""
     known = list(dict.fromkeys(names))
     codes = np.array([known.index(name) for name in names], np.int16)
     return labels(codes[code], known)
@@ -227,7 +227,7 @@ def _bio_columns(path: Path) -> list[str]:
 
 
 def _bio_line(line: str, names: list[str]) -> tuple[Any, ...] | None:
-    """Return the fields of a line of trace_bio.out, in which COMM may contain blanks; None for a torn line."""
+    """Return the values of a line of trace_bio.out by the columns `names`; None for a torn line. COMM may contain blanks."""
     parts, comm = line.split(), names.index("COMM")
     after = len(names) - comm - 1
     if len(parts) < len(names):

@@ -1,4 +1,4 @@
-"""Parse the paper artifact's samples, one a second in local time (CPU, GPU, disks), and the container's processes."""
+"""Parse the paper artifact's samples of CPU, GPU and disks, one per second of local time, and the container's processes."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def seconds_of_day(text: str) -> int | None:
-    """Return the seconds since midnight of the first HH:MM:SS (12- or 24-hour clock) in `text`; None if there is none."""
+    """Return the first time HH:MM:SS (12- or 24-hour clock) in `text` as seconds since midnight; None if there is none."""
     match = _TIME.search(text)
     if match is None:
         return None
@@ -30,7 +30,7 @@ def seconds_of_day(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class LocalClock:
-    """The local second of the day, counted past midnight, that began at `tick_ns` of CLOCK_MONOTONIC."""
+    """Relates local time to CLOCK_MONOTONIC: `second`, counted from the first midnight, began at `tick_ns`."""
 
     tick_ns: int
     second: int
@@ -41,7 +41,7 @@ class LocalClock:
         return self.tick_ns + (second - self.second) * _SECOND
 
     def unwrap(self, seconds: list[int]) -> list[int]:
-        """Return the times of day, in seconds and in order of time, as seconds that continue past midnight."""
+        """Return `seconds`, ordered times of day, as seconds from the first midnight, which grow past further midnights."""
         result: list[int] = []
         before = self.second - _DAY_S // 2
         for second in seconds:
@@ -53,11 +53,10 @@ class LocalClock:
 
 
 def read_local_clock(path: Path) -> tuple[LocalClock, int]:
-    """Return the clock in trace_time_align.out and the number of torn lines.
+    """Read trace_time_align.out, lines of CLOCK_MONOTONIC and local time. Return (clock, number of torn lines).
 
-    Two successive lines with different seconds enclose the begin of a second. The clock follows from the closest such pair.
-
-    Raises IotwinError if the second never changes.
+    A second begins between two successive lines with different seconds; the pair closest in time determines the clock. Raises
+    IotwinError if the second never changes.
     """
     rows, torn = [], 0
     for line in read_lines(path):
@@ -77,7 +76,7 @@ def read_local_clock(path: Path) -> tuple[LocalClock, int]:
 
 
 def cpu_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
-    """Return the rows of schema.CPU_SAMPLES in the output of `mpstat 1`, by the names of its columns."""
+    """Parse the output of `mpstat 1` by the names of its columns. Return rows of schema.CPU_SAMPLES."""
     names: list[str] = []
     rows, seconds = [], []
     for line in read_lines(path):
@@ -101,7 +100,7 @@ def cpu_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
 
 
 def gpu_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
-    """Return the rows of schema.GPU_PROCESS_SAMPLES of `nvidia-smi pmon -s um -o DT`."""
+    """Parse the output of `nvidia-smi pmon -s um -o DT`. Return rows of schema.GPU_PROCESS_SAMPLES."""
     rows, seconds = [], []
     for line in read_lines(path):
         fields = line.split(None, 10)
@@ -127,7 +126,7 @@ def gpu_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
 
 
 def gpu_of_job(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of schema.GPU_SAMPLES of the job: on each device, the samples of the first pid listed there."""
+    """Return rows of schema.GPU_SAMPLES from `processes`: for each device, the samples of the first pid listed for it."""
     first: dict[int, int] = {}
     rows = []
     for row in processes:
@@ -146,7 +145,7 @@ def gpu_of_job(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def disk_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
-    """Return the rows of schema.DISK_SAMPLES in the output of `iostat -mdxty -o JSON 1`, which a kill may have cut off."""
+    """Parse the output of `iostat -mdxty -o JSON 1`, which a kill may have cut off. Return rows of schema.DISK_SAMPLES."""
     rows, seconds = [], []
     for statistics in _iostat_documents(path):
         second = seconds_of_day(str(statistics.get("timestamp", "")))
@@ -171,7 +170,7 @@ def disk_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
 
 
 def _rate(value: Any) -> float:
-    """Return the value as a rate; 0 if it is no number or larger than any disk's."""
+    """Return `value` as a rate per second; 0 if it is no number or beyond what a disk can do."""
     return float(value) if isinstance(value, int | float) and 0 <= value < 1e9 else 0.0
 
 
@@ -192,12 +191,12 @@ def _iostat_documents(path: Path) -> list[dict[str, Any]]:
 
 
 def _with_times(rows: list[dict[str, Any]], seconds: list[int], clock: LocalClock) -> list[dict[str, Any]]:
-    """Return the rows with `time_ns`, the begin of their local second, at which the sampled interval ended."""
+    """Add `time_ns`, the CLOCK_MONOTONIC ns at which its local second began, to each row."""
     return [row | {"time_ns": clock.monotonic_ns(second)} for row, second in zip(rows, clock.unwrap(seconds), strict=True)]
 
 
 def container_processes(paths: list[Path]) -> list[dict[str, Any]]:
-    """Return the processes in `docker top -efT` listings (UID PID SPID PPID C STIME TTY TIME CMD), without threads."""
+    """Parse listings of `docker top -efT` (UID PID SPID PPID C STIME TTY TIME CMD). Return a row per process, not per thread."""
     found: dict[int, dict[str, Any]] = {}
     for path in paths:
         for line in read_lines(path):

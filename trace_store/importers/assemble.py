@@ -1,4 +1,4 @@
-"""Write an imported recording as a trace; derive its files and processes from the calls."""
+"""Write an imported recording as a trace; derive the tables of files and processes from the calls."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from iotwin.trace_store import schema
 from iotwin.trace_store.classify import process_roles
 from iotwin.trace_store.columns import rows_table
 from iotwin.trace_store.importers.imported_events import ImportedEvents
-from iotwin.trace_store.importers.runs import Runs
+from iotwin.trace_store.importers.sorted_calls import Runs
 from iotwin.trace_store.manifest import ClockPair, Host, Manifest, Target
 from iotwin.trace_store.trace_directory import made_trace
 from iotwin.trace_store.writer import write_event_parts, write_tables
@@ -21,15 +21,15 @@ from iotwin.trace_store.writer import write_event_parts, write_tables
 
 @dataclass
 class Imported:
-    """An imported recording; all tables are optional."""
+    """The tables of an imported recording, all of them optional."""
 
     calls: Runs = field(default_factory=Runs)
-    torn: dict[str, int] = field(default_factory=dict)  # torn lines by file name
+    torn: dict[str, int] = field(default_factory=dict)  # number of torn lines by file name
     notes: list[str] = field(default_factory=list)
-    processes: list[dict[str, Any]] = field(default_factory=list)  # rows with the known columns of schema.PROCESSES
+    processes: list[dict[str, Any]] = field(default_factory=list)  # rows of schema.PROCESSES; columns may lack
     phases: list[dict[str, Any]] = field(default_factory=list)  # rows of schema.PHASES
     parts: list[dict[str, Any]] = field(default_factory=list)  # rows of schema.PARTS
-    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # rows by kind of schema.SAMPLES
+    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # rows, by kind in schema.SAMPLES
     block: pa.Table | None = None
     gpu: pa.Table | None = None
     clock: list[ClockPair] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Imported:
 
 
 def sorted_table(rows: list[dict[str, Any]], expected: pa.Schema, order: str) -> pa.Table | None:
-    """Return the rows as a table in order of their column `order`; None if there are none."""
+    """Return `rows` as a table of the schema `expected`, sorted by the column `order`; None if there are no rows."""
     return pa.Table.from_pylist(sorted(rows, key=lambda row: row[order]), schema=expected) if rows else None
 
 
@@ -80,7 +80,7 @@ def write_imported(imported: Imported, directory: Path, source: Path, format_nam
 
 
 def _extent(imported: Imported, used: ImportedEvents) -> tuple[int, int]:
-    """Return the first start and the last end of calls, block requests, accelerator work and phases."""
+    """Return (first start, last end) in ns of all calls, block requests, accelerator work and phases."""
     extents = [used.extent] if imported.calls.rows else []
     for table, begin in ((imported.block, "issue_ns"), (imported.gpu, "start_ns")):
         if table is not None and table.num_rows:
@@ -91,9 +91,9 @@ def _extent(imported: Imported, used: ImportedEvents) -> tuple[int, int]:
 
 
 def _processes(pids: list[int], known: list[dict[str, Any]], read_by_pid: dict[int, int]) -> list[dict[str, Any]]:
-    """Return a row of schema.PROCESSES for each process that is `known` or among `pids`, in order of start.
+    """Return a row of schema.PROCESSES for each process in `known` or `pids`, in order of start.
 
-    `read_by_pid`: bytes of the data set that each process read, from which its role follows.
+    `read_by_pid`: data-set bytes that each process read, from which its role follows.
     """
     rows = {row["pid"]: {"comm": "", "command_line": None, "ppid": None, **row} for row in known}
     for pid in pids:

@@ -1,7 +1,7 @@
 """Import MLCommons Chakra execution traces (.et): storage nodes, phases and accelerator work.
 
-Nodes are decoded without the classes of the schema: a message is a sequence of fields with a number and a wire type
-(https://protobuf.dev/programming-guides/encoding/). tracing_tools/exports/chakra.py writes such files.
+Nodes are decoded without protobuf's generated classes: a message is a sequence of fields with a number and a wire type
+(https://protobuf.dev/programming-guides/encoding/). tracing_tools/exports/chakra.py writes .et files.
 """
 
 import os
@@ -18,21 +18,21 @@ from iotwin.common.foreign_files import open_foreign_unpacked
 from iotwin.trace_store import chakra as et
 from iotwin.trace_store import schema
 from iotwin.trace_store.importers.assemble import Imported, sorted_table
-from iotwin.trace_store.importers.runs import Runs, calls_of
+from iotwin.trace_store.importers.sorted_calls import Runs, calls_of
 from iotwin.trace_store.importers.text import read_unpacked
 
 _NANOSECONDS = 1000  # in a microsecond
 _NAME_OF_BLOCK_OP = {number: name for name, number in et.BLOCK_OPS.items()}
 _PHASE_OF_NODE = {number: name for name, number in et.PHASE_NODES.items()}
 _CALL_COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "path", "fd", "offset", "requested", "result", "flags")
-_ATTRIBUTE_NUMBERS = (7, 9, 11, 13, 27)  # int32, int64, uint32, uint64 and bool of AttributeProto
+_ATTRIBUTE_NUMBERS = (7, 9, 11, 13, 27)  # AttributeProto's fields for int32, int64, uint32, uint64 and bool
 _ATTRIBUTE_TEXT = 29
 
-Fields = dict[int, list[Any]]  # number of a field -> its values: integers, or bytes for a field with a length
+Fields = dict[int, list[Any]]  # maps a field's number to its values: integers, or bytes for wire types with a length
 
 
 def recognises(source: Path) -> bool:
-    """Whether the file begins with a GlobalMetadata message: a version and optional attributes."""
+    """Return True if the file `source` begins with a GlobalMetadata message: a version and optional attributes."""
     try:
         with open_foreign_unpacked(source) as file:
             head = file.read(4096)
@@ -45,9 +45,9 @@ def recognises(source: Path) -> bool:
 
 
 def read(source: Path, timezone: str | None) -> Imported:
-    """Return the calls, block requests, phases and accelerator work; times are exact to 1 us, in iotwin's own exports to 1 ns.
+    """Return the calls, block requests, phases and accelerator work in `source`.
 
-    Raises IotwinError if the file is cut off or is no Chakra trace.
+    Times are exact to 1 us, in files that iotwin exported to 1 ns. Raises IotwinError if `source` is cut off or not Chakra's.
     """
     try:
         return _imported(source)
@@ -64,7 +64,7 @@ def _imported(source: Path) -> Imported:
     others = 0
     for index, node in enumerate(_nodes(source)):
         if index == 0:
-            continue  # GlobalMetadata
+            continue  # the first message is GlobalMetadata
         attributes = dict(_attributes(node))
         storage = _fields(node[11][0]) if 11 in node else {}
         kind = _integer(node, 3)
@@ -90,7 +90,7 @@ def _imported(source: Path) -> Imported:
 
 
 def _nodes(source: Path) -> Iterator[Fields]:
-    """Yield the fields of each message in the file. Raises ValueError if the last message is cut off."""
+    """Yield the fields of each message in the file `source`. Raises ValueError if the last message is cut off."""
     content = read_unpacked(source)
     position = 0
     while position < len(content):
@@ -151,7 +151,7 @@ def _text(fields: Fields, number: int) -> str:
 
 
 def _attributes(node: Fields) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of the node's attributes that are integers or texts."""
+    """Yield (name, value) of each attribute of `node` that is an integer or a text."""
     for content in node.get(10, []):
         fields = _fields(content)
         number = next((number for number in _ATTRIBUTE_NUMBERS if number in fields), None)
@@ -174,7 +174,7 @@ def _call(node: Fields, attributes: dict[str, Any], detail: Fields) -> tuple[Any
     size = _integer(detail, 5) if 5 in detail else None
     path = _text(detail, 2) if 2 in detail else None
     fd = np.int32(_integer(detail, 3, signed=True)).item()
-    # A transfer whose result is missing counts as complete.
+    # If a read or write has no result, assume that it moved all requested bytes.
     result = attributes.get("result", size if call in schema.READ_OPS or call in schema.WRITE_OPS else 0)
     flags = int(et.event_flags(np.array([_integer(detail, 6)]))[0])
     return *_times(node, attributes), call, pid, attributes.get("tid", pid), path, fd, offset, size, result or 0, flags

@@ -1,4 +1,4 @@
-"""Import Chrome's JSON trace events, as profilers (PyTorch's Kineto) and DFTracer (one event a line) write them."""
+"""Import Chrome's JSON trace events, as profilers (PyTorch's Kineto) and DFTracer (one event per line) write them."""
 
 import re
 import zlib
@@ -11,13 +11,13 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import open_foreign_unpacked
 from iotwin.trace_store import schema
 from iotwin.trace_store.importers.assemble import Imported, sorted_table
-from iotwin.trace_store.importers.runs import Runs, calls_of
+from iotwin.trace_store.importers.sorted_calls import Runs, calls_of
 from iotwin.trace_store.importers.text import read_unpacked
 
 _NANOSECONDS = 1000  # Chrome's times are microseconds
 _CALL_CATEGORIES = ("posix", "stdio", "syscall", "io")
-_OWN_CATEGORIES = {*schema.GROUP_OF_OP.values(), "other"}  # of iotwin's export, whose calls have a result
-_TRAINING_CATEGORIES = {"ai_root", "pipeline", "dataloader", "compute", "data", "checkpoint"}  # of DFTracer's .pfw
+_OWN_CATEGORIES = {*schema.GROUP_OF_OP.values(), "other"}  # categories in iotwin's exports
+_TRAINING_CATEGORIES = {"ai_root", "pipeline", "dataloader", "compute", "data", "checkpoint"}  # categories in DFTracer's .pfw
 GPU_CATEGORIES = {
     "kernel": "kernel",
     "gpu_memcpy": "copy",
@@ -41,12 +41,12 @@ _LAST_NS, _INT32 = 1 << 62, (1 << 31) - 1
 
 
 class Event(msgspec.Struct):
-    """A trace event; other keys are ignored."""
+    """A trace event of Chrome's format; `ts` (start) and `dur` (duration) are microseconds. Other keys are ignored."""
 
     name: Any = ""
     cat: Any = ""
     ph: str = ""
-    ts: int | float = 0  # integers stay exact, as times since 1970 require
+    ts: int | float = 0  # not only float, which would round integer times since 1970
     dur: int | float = 0
     pid: Any = 0
     tid: Any = 0
@@ -54,7 +54,7 @@ class Event(msgspec.Struct):
 
 
 class _TraceDocument(msgspec.Struct):
-    """A trace that is a JSON object, not an array of events."""
+    """A trace file that is a JSON object instead of an array of events."""
 
     traceEvents: list[Event] = []
 
@@ -64,7 +64,7 @@ _NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def recognises(source: Path) -> bool:
-    """Whether the file begins like a JSON file with trace events."""
+    """Return True if `source` begins like a JSON file with trace events."""
     try:
         with open_foreign_unpacked(source) as file:
             head = file.read(4096)
@@ -74,7 +74,7 @@ def recognises(source: Path) -> bool:
 
 
 def read(source: Path, timezone: str | None) -> Imported:
-    """Return the calls on files, accelerator activity and profiler steps, with the times of the trace in ns."""
+    """Return the calls on files, accelerator activity and profiler steps in `source`, with times converted to ns."""
     content = read_unpacked(source)
     torn = {source.name: 0}
     try:
@@ -90,7 +90,7 @@ def read(source: Path, timezone: str | None) -> Imported:
 
 
 def _from_document(content: bytes) -> list[Event]:
-    """Return the events of a file that is one JSON document, an array or an object."""
+    """Return the events in `content`, one JSON document: an array of events, or an object that contains it."""
     if content.lstrip()[:1] == b"[":
         return msgspec.json.decode(content, type=list[Event])
     document = msgspec.json.decode(content, type=_TraceDocument)
@@ -100,7 +100,7 @@ def _from_document(content: bytes) -> list[Event]:
 
 
 def _by_line(content: bytes) -> tuple[list[Event], int]:
-    """Return the events of a file with one event a line, and the number of torn lines."""
+    """Return (events, number of torn lines) of `content`, which has one event per line."""
     events, torn = [], 0
     for line in content.split(b"\n"):
         line = line.strip().rstrip(b",")
@@ -114,10 +114,10 @@ def _by_line(content: bytes) -> tuple[list[Event], int]:
 
 
 def _paired(events: list[Event]) -> list[Event]:
-    """Return the events, with an event of the begin (B) and one of the end (E) joined to one that has a duration."""
+    """Return `events` with each pair of a begin event (B) and an end event (E) joined into one event with a duration."""
     whole, begun = [], dict[tuple[str, str], list[Event]]()
     for event in events:
-        thread = str(event.pid), str(event.tid)  # of any JSON type, even lists
+        thread = str(event.pid), str(event.tid)  # texts, as pid and tid may be of any JSON type, even lists
         if event.ph == "B":
             begun.setdefault(thread, []).append(event)
         elif event.ph == "E" and begun.get(thread):
@@ -170,7 +170,7 @@ def _is_own(event: Event, category: str) -> bool:
 
 
 def is_possible(event: Event) -> bool:
-    """Whether the event's start plus its duration, in ns, fits in 64 bits."""
+    """Return True if the start of `event` plus its duration, in ns, fits in 64 bits."""
     most = _LAST_NS / 2 / _NANOSECONDS
     return abs(event.ts) <= most and abs(event.dur) <= most
 
@@ -180,7 +180,7 @@ def _ns(microseconds: float) -> int:
 
 
 def _integer(value: Any, missing: int | None = None, most: int = _LAST_NS) -> int | None:
-    """Return the value as an integer; `missing` if it is no integer or beyond +-`most`."""
+    """Return `value` as an integer; `missing` if it is no integer or its absolute value exceeds `most`."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
@@ -189,7 +189,7 @@ def _integer(value: Any, missing: int | None = None, most: int = _LAST_NS) -> in
 
 
 def _as_int32(number: int) -> int:
-    """Return the lowest 32 bits as a signed number: the number of a thread may be its address."""
+    """Return the lowest 32 bits of `number` as a signed number. Needed as some tools write a thread's address as its id."""
     return (number + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
@@ -208,7 +208,7 @@ def _call(event: Event, names: dict[str, str]) -> tuple[Any, ...]:
 
 
 def gpu_row(event: Event, category: str) -> dict[str, Any]:
-    """Return the row of schema.GPU of an event of one of GPU_CATEGORIES; times are converted from microseconds to ns."""
+    """Return `event`, of a `category` in GPU_CATEGORIES, as a row of schema.GPU, with times converted to ns."""
     args = event.args if isinstance(event.args, dict) else {}
     kind, name = GPU_CATEGORIES[category], str(event.name)
     if category.startswith("cuda"):

@@ -1,4 +1,4 @@
-"""Import Darshan's extended tracing as text (darshan-dxt-parser): the reads and writes of each rank, in seconds."""
+"""Import the text of Darshan's extended tracing (darshan-dxt-parser): the reads and writes of each rank."""
 
 import re
 from pathlib import Path
@@ -9,12 +9,12 @@ import pyarrow.compute as pc
 
 from iotwin.common.foreign_files import open_foreign
 from iotwin.trace_store.importers.assemble import Imported
-from iotwin.trace_store.importers.runs import Runs, calls_table
+from iotwin.trace_store.importers.sorted_calls import Runs, calls_table
 from iotwin.trace_store.importers.text import read_lines
 
 _FILE = re.compile(r"# DXT, file_id: \d+, file_name: (?P<path>.*)")
 _HEADER = "# DXT, file_id:"
-# Numbers that do not fit their column: 18 digits or more, a rank of 10 digits.
+# Matches lines with numbers that do not fit their column: 18 digits or more, a rank of 10 digits, a time of 9 digits.
 _LONG = re.compile(r"\d{18}|X_\w+\s+\d{10}|\d{9}\.")
 _COMMAND = re.compile(r"# exe: (?P<command>.*)")
 _ROW = (
@@ -24,15 +24,15 @@ _ROW = (
 
 
 def recognises(source: Path) -> bool:
-    """Whether the file begins like the output of the DXT parser."""
+    """Return True if `source` begins like the output of darshan-dxt-parser."""
     with open_foreign(source) as file:
         return b"# DXT" in file.read(1 << 16)
 
 
 def read(source: Path, timezone: str | None) -> Imported:
-    """Return the reads and writes. Rank r becomes a process with pid r + 1. Times are as exact as their digits in the text.
+    """Return the reads and writes in `source`. Rank r becomes the process with pid r + 1. Times have the precision of the text.
 
-    If a file has POSIX rows, its MPI-IO rows are left out, since they move the same bytes.
+    If a traced file has POSIX rows, its MPI-IO rows are left out, since they describe the same bytes.
     """
     lines = read_lines(source)
     path_of_line, command = _paths(lines)
@@ -72,7 +72,7 @@ def _path(header: str) -> str:
 
 
 def _paths(lines: list[str]) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[str]]:
-    """Return for each line the index of the last file header before it (-1: none), and the command of the job."""
+    """Return (for each of `lines` the index of the last file header up to it or -1, the command of the job)."""
     starts = np.array([line.startswith(_HEADER) for line in lines], bool)
     command = next((match["command"].split() for line in lines if (match := _COMMAND.match(line))), [])
     return np.cumsum(starts) - 1, command

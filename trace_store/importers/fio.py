@@ -1,4 +1,4 @@
-"""Import fio's I/O logs (write_iolog), versions 2 and 3: calls and their files, without durations."""
+"""Import fio's I/O logs (write_iolog), versions 2 and 3, which hold calls and their files, but no durations."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from iotwin.common.errors import UsageError
 from iotwin.common.foreign_files import open_foreign
 from iotwin.trace_store.importers.assemble import Imported
-from iotwin.trace_store.importers.runs import Runs, calls_of
+from iotwin.trace_store.importers.sorted_calls import Runs, calls_of
 from iotwin.trace_store.importers.text import read_lines
 
 _HEADER = re.compile(r"fio version (\d+) iolog")
@@ -15,16 +15,16 @@ _TRANSFERS = {"read": "read", "write": "write", "sync": "fsync", "datasync": "fd
 
 
 def recognises(source: Path) -> bool:
-    """Whether the first line is the header of fio's log."""
+    """Return True if the first line of `source` is the header of an I/O log of fio."""
     with open_foreign(source) as file:
         return _HEADER.match(file.read(64).decode("utf-8", "replace")) is not None
 
 
 def read(source: Path, timezone: str | None) -> Imported:
-    """Return the calls of the log; durations are 0, since fio does not log them.
+    """Return the calls in the log `source`; durations are 0, since fio does not log them.
 
-    In version 3 each line has the start of its call in milliseconds. In version 2, waits in microseconds stand between calls;
-    calls without a wait between them start a nanosecond apart, so that they stay in order.
+    In version 3, each line has the start of its call in milliseconds. In version 2, lines between calls have waits in
+    microseconds; calls without a wait between them start a nanosecond apart, which preserves their order.
     """
     lines = read_lines(source)
     match = _HEADER.match(lines[0]) if lines else None

@@ -1,4 +1,4 @@
-"""Convert imported calls to events, and collect their operations, files and processes."""
+"""Convert imported calls to events of a trace, and collect their operations, files and processes."""
 
 from collections.abc import Iterator
 
@@ -9,26 +9,25 @@ from numpy.typing import NDArray
 from iotwin.trace_store import schema
 from iotwin.trace_store.classify import file_kind
 from iotwin.trace_store.columns import column, labels, numbers, rows_table
-from iotwin.trace_store.importers.runs import Runs
+from iotwin.trace_store.importers.sorted_calls import Runs
 from iotwin.trace_store.raw.records import TYPE_REGULAR
 
 
 class ImportedEvents:
-    """The events of imported calls, and their tally by operation, process and file."""
+    """The events of imported calls, and their tally by operation, process and file, complete once `parts` have been read."""
 
     def __init__(self, calls: Runs) -> None:
-        """All other methods require that the caller has read all events of `parts` before."""
         self._calls = calls
         self._tallies: list[NDArray[np.int64]] = []
         self._extents: list[tuple[int, int]] = []
 
     def parts(self) -> list[Iterator[pa.Table]]:
-        """Return the events (schema.EVENTS) in order of start, as parts that threads may read concurrently."""
+        """Return all events (schema.EVENTS) in order of start, divided into parts that threads may read concurrently."""
         return [map(self._events, part) for part in self._calls.parts()]
 
     @property
     def extent(self) -> tuple[int, int]:
-        """The first start and the last end of an event, ns."""
+        """The first start and the last end of the events in ns."""
         return min(first for first, _ in self._extents), max(last for _, last in self._extents)
 
     def _events(self, chunk: pa.Table) -> pa.Table:
@@ -57,7 +56,7 @@ class ImportedEvents:
         return list(dict.fromkeys(self._sums()[1].tolist()))
 
     def files(self) -> tuple[pa.Table, dict[int, int]]:
-        """Return the files table (schema.FILES), and the bytes of the data set that each process read, by pid."""
+        """Return (the files table (schema.FILES), the number of data-set bytes that each process read, by pid)."""
         op, pid, path, _, moved = self._sums()
         paths = self._calls.paths
         is_read, is_write = (
@@ -79,9 +78,9 @@ class ImportedEvents:
         return table, dict(zip(pids.tolist(), sizes.tolist(), strict=True))
 
     def _sums(self) -> NDArray[np.int64]:
-        """Return five rows: indices of operations, pids, indices of paths (-1: none), number of calls, bytes moved.
+        """Return an array of five rows: index of operation, pid, index of path (-1: none), number of calls, bytes moved.
 
-        Each column is a combination of operation, process and file in one chunk of events.
+        Each column is the tally of one combination of operation, process and file in one chunk of events.
         """
         return np.concatenate([np.empty((5, 0), np.int64), *self._tallies], axis=1)
 
@@ -93,7 +92,7 @@ def _tally(chunk: pa.Table) -> NDArray[np.int64]:
     tallies = []
     for code_of_op in np.flatnonzero(np.bincount(op + 1)) - 1:
         of_op = op == code_of_op
-        # Arrow's dictionaries are hashed, which is faster than numpy's sorting.
+        # Arrow finds distinct keys by hashing, which is faster than np.unique, which sorts.
         known = column(key[of_op], pa.int64()).dictionary_encode()
         code, combination = numbers(known.indices), numbers(known.dictionary)
         sums = np.bincount(code), np.bincount(code, moved[of_op]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Read a long JSON array of objects in pieces, since profiles may be larger than memory."""
+"""Read a long JSON array of objects in pieces, since the profiles that contain such arrays may be larger than memory."""
 
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -13,7 +13,7 @@ _QUOTE, _BACKSLASH, _OPEN, _CLOSE, _CLOSE_ARRAY = (ord(character) for character 
 def object_pieces(file: BinaryIO, piece_bytes: int = _PIECE_BYTES) -> Iterator[bytes]:
     """Yield the objects of a JSON array in pieces, each a JSON array; `file` must be positioned after the opening bracket.
 
-    An object that is cut off at the end of the file is left out. NumPy finds brackets and quotes, so no Python runs per byte.
+    A cut-off object at the end of the file is left out. NumPy finds brackets and quotes, so that no Python runs per byte.
     """
     rest = b""
     while piece := file.read(piece_bytes):
@@ -28,7 +28,7 @@ def object_pieces(file: BinaryIO, piece_bytes: int = _PIECE_BYTES) -> Iterator[b
 
 
 def _end_of_last_object(content: bytes) -> tuple[int, bool]:
-    """Return the offset of the end of the last whole object (0: none), and whether `content` holds the end of the array."""
+    """Return (offset after the last whole object in `content`, 0 if none; True if the array ends in `content`)."""
     data = np.frombuffer(content, np.uint8)
     outside_strings = ~_within_strings(data)
     brackets = np.flatnonzero(((data == _OPEN) | (data == _CLOSE)) & outside_strings)
@@ -43,10 +43,10 @@ def _end_of_last_object(content: bytes) -> tuple[int, bool]:
 
 
 def _within_strings(data: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Whether each byte is within a string; a quote after an odd number of backslashes neither begins nor ends one."""
+    """Return a mask of the bytes within JSON strings; a quote after an odd number of backslashes neither begins nor ends one."""
     quotes = np.flatnonzero(data == _QUOTE)
     other = np.flatnonzero(data != _BACKSLASH)
-    # The number of backslashes before each quote follows from the last other byte before it.
+    # The last byte before a quote that is no backslash determines the number of backslashes between them.
     before = np.searchsorted(other, quotes) - 1
     last_other = np.where(before >= 0, other[np.maximum(before, 0)], -1)
     real = quotes[(quotes - last_other - 1) % 2 == 0]

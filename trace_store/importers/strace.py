@@ -1,4 +1,4 @@
-"""Import strace's text: a file of `strace -f` (with -ttt or -tt, -T, -y or -yy), or one file of -ff."""
+"""Import the text that strace writes: the file of `strace -f` with -ttt or -tt, -T, -y or -yy, or one of the files of -ff."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from iotwin.common.errors import UsageError
 from iotwin.common.foreign_files import open_foreign
 from iotwin.trace_store import strace_text as text
 from iotwin.trace_store.importers.assemble import Imported
-from iotwin.trace_store.importers.runs import Runs, calls_of
+from iotwin.trace_store.importers.sorted_calls import Runs, calls_of
 from iotwin.trace_store.importers.text import read_lines
 from iotwin.trace_store.raw.file_table import readable
 from iotwin.trace_store.strace_replay import FORKS, Replay, command_line, mapped
@@ -25,7 +25,7 @@ _DAY_NS = 86_400 * 10**9
 
 
 def recognises(source: Path) -> bool:
-    """Whether one of the first lines is a call in strace's format."""
+    """Return True if one of the first lines of `source` is a call in strace's format."""
     with open_foreign(source) as file:
         lines = file.read(1 << 14).decode("utf-8", "replace").splitlines()[:50]
     heads = [match["rest"] for line in lines if (match := _HEAD.fullmatch(line))]
@@ -33,9 +33,9 @@ def recognises(source: Path) -> bool:
 
 
 def read(source: Path, timezone: str | None) -> Imported:
-    """Return the calls of strace's text. Times are UNIX ns with -ttt, ns since midnight with -tt.
+    """Return the calls in strace's text `source`. Times are UNIX ns if strace ran with -ttt, ns since midnight with -tt.
 
-    Offsets are computed from the calls on each descriptor since its open. Paths require -y. Without -T durations are 0.
+    Offsets follow from the earlier calls on the descriptor. Without -y there are no paths, without -T durations are 0.
     """
     if not source.is_file():
         raise UsageError(f"{source} is not a file: give the text that strace -o wrote; of strace -ff, one file")
@@ -44,7 +44,7 @@ def read(source: Path, timezone: str | None) -> Imported:
     for call in sorted(_calls(source, torn), key=lambda call: call.start_ns):
         try:
             replay.apply(call)
-        except (ValueError, IndexError):  # arguments that this call cannot have
+        except (ValueError, IndexError):  # the arguments are not those of the call
             replay.torn += 1
     rows = replay.rows
     notes = ["durations are 0: strace ran without -T"] if rows and not any(row[1] for row in rows) else []
@@ -56,14 +56,14 @@ def read(source: Path, timezone: str | None) -> Imported:
 
 
 def _is_process(row: dict[str, Any]) -> bool:
-    """Whether the numbers in a row of schema.PROCESSES fit their columns."""
+    """Return True if the numbers in `row`, of schema.PROCESSES, fit their columns."""
     times = [row.get(name) or 0 for name in ("start_ns", "exit_ns")]
     numbers = [row.get(name) or 0 for name in ("pid", "ppid", "exit_status")]
     return all(abs(time_ns) <= 1 << 62 for time_ns in times) and all(abs(number) < 1 << 31 for number in numbers)
 
 
 def _calls(source: Path, torn: dict[str, int]) -> Iterator[text.Call]:
-    """Yield the calls; a call that strace printed as "<unfinished ...>" and "<... resumed>" is joined."""
+    """Yield the calls in `source`. Join a call that strace printed in two lines, "<unfinished ...>" and "<... resumed>"."""
     begun: dict[int, str] = {}
     suffix = source.suffix[1:]
     alone = int(suffix) if suffix.isdecimal() else 0
@@ -104,7 +104,7 @@ def _time_ns(time: str) -> int:
 
 @dataclass
 class _CallRows:
-    """Converts calls, which must come in order of time, to rows, and collects the processes that they start and end."""
+    """Converts calls, in order of time, to rows of a trace, and collects the processes that the calls start and end."""
 
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     processes: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -163,5 +163,5 @@ class _CallRows:
         fd, path, offset, requested = (-1, path, None, None) if use is None else (use.fd, use.path, use.offset, use.requested)
         named = None if path is None else readable(path)
         if offset is not None and named is not None and not named.startswith("/"):
-            offset = None  # pipes and sockets have no positions
+            offset = None  # a pipe or a socket has no offsets
         self.rows.append((call.start_ns, call.duration_ns, call.name, pid, call.tid, named, fd, offset, requested, call.result))

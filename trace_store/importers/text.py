@@ -1,4 +1,4 @@
-"""Read the files of other tools: large text files as columns, in blocks, and other files whole."""
+"""Read the files of other tools: large text files in blocks, as columns, and other files whole."""
 
 import os
 import zlib
@@ -18,27 +18,25 @@ from iotwin.common.processes.parallel import in_threads
 
 _BLOCK_BYTES = 1 << 23
 _PIECE_BYTES = 1 << 24
-_MOST_BYTES = 1 << 33  # of a file that is read whole; a small archive may unpack to much more
-# Returns the fields of a line, None if the line is torn. Called only for lines that the CSV reader cannot parse.
-ParseLine = Callable[[str], tuple[Any, ...] | None]
-# Converts the rows of a block to another table.
+_MOST_BYTES = 1 << 33  # largest file that is read whole; the limit counts unpacked bytes, as small archives may unpack to many
+ParseLine = Callable[[str], tuple[Any, ...] | None]  # returns the values in a line, or None if the line is torn
 Convert = Callable[[pa.Table], pa.Table]
 
 
 @dataclass
 class TextColumns:
-    """The rows of a text file as an Arrow table, and the number of torn lines."""
+    """The rows of a block of a text file as an Arrow table, and the number of torn lines in the block."""
 
     table: pa.Table
     torn: int
 
 
 def column_blocks(path: Path, schema: pa.Schema, parse_line: ParseLine, convert: Convert) -> Iterator[TextColumns]:
-    """Parse a text file with one row a line, whose fields are separated by single blanks; yield its blocks.
+    """Parse a text file with one row per line, whose fields are separated by single blanks; yield its blocks in order.
 
-    `schema` names the columns. Lines before the first one that starts with a digit are headers. `parse_line` parses lines that
-    have too few or too many fields, or invalid numbers. Threads apply `convert` to the table of each block, in any order. Raises
-    IotwinError if the file cannot be read.
+    `schema` names the columns. Lines before the first that starts with a digit are headers. `parse_line` parses lines with too
+    few fields, too many fields or invalid numbers. Threads apply `convert` to each block's table. Raises IotwinError if the
+    file cannot be read.
     """
 
     def read(block: bytes) -> TextColumns:
@@ -56,13 +54,13 @@ def column_blocks(path: Path, schema: pa.Schema, parse_line: ParseLine, convert:
 
 
 def _fits(row: tuple[Any, ...], schema: pa.Schema) -> bool:
-    """Whether the numbers of the row fit the columns."""
+    """Return True if the integers in `row` fit the columns of `schema`."""
     limits = [np.iinfo(kind.to_pandas_dtype()) if pa.types.is_integer(kind) else None for kind in schema.types]
     return all(limit is None or limit.min <= value <= limit.max for value, limit in zip(row, limits, strict=True))
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """Yield the file in blocks that end with a whole line, without its header lines."""
+    """Yield the content of the file, without header lines, in blocks of whole lines."""
     in_header = True
     try:
         with open_foreign(path) as file:
@@ -82,7 +80,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def _without_header(block: bytes) -> tuple[bytes, bool]:
-    """Return the block without header lines, and whether the header may continue in the next block."""
+    """Return (`block` without header lines, True if the header may continue in the next block)."""
     at = 0
     while at < len(block) and not block[at : at + 1].isdigit():
         end = block.find(b"\n", at) + 1
@@ -91,7 +89,7 @@ def _without_header(block: bytes) -> tuple[bytes, bool]:
 
 
 def _parse(block: bytes, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
-    """Return the rows of a block, and the lines that the CSV reader cannot parse."""
+    """Return (the rows of `block`, the lines that the CSV reader cannot parse)."""
     try:
         return _csv(block, schema)
     except pa.ArrowInvalid:
@@ -99,13 +97,13 @@ def _parse(block: bytes, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
 
 
 def _parse_doubtful(block: bytes, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
-    """Parse a block with invalid numbers: return the rows of the valid lines, and the other lines."""
+    """Parse a block with invalid numbers: return (rows of the valid lines, the other lines)."""
     text, rejected = _csv(block, pa.schema([(name, pa.string()) for name in schema.names]))
     good = None
     for field_, column in zip(schema, text.columns, strict=True):
         if not pa.types.is_integer(field_.type):
             continue
-        # Up to 19 digits may fit. Longer numbers (errors printed unsigned) are rare, so the slow path parses them.
+        # Numbers up to 19 digits may fit. Longer ones, errors printed as unsigned, are rare, so that `parse_line` takes them.
         fits = pc.and_(pc.ascii_is_decimal(column), pc.less(pc.binary_length(column), 20))
         good = fits if good is None else pc.and_(good, fits)
     odd = text.filter(pc.invert(good))
@@ -115,13 +113,13 @@ def _parse_doubtful(block: bytes, schema: pa.Schema) -> tuple[pa.Table, list[str
     for field_, column in zip(schema, kept.columns, strict=True):
         try:
             columns.append(pc.cast(column, field_.type) if pa.types.is_integer(field_.type) else column.dictionary_encode())
-        except pa.ArrowInvalid:  # a number too large for its column: parse each line
+        except pa.ArrowInvalid:  # a number does not fit: let `parse_line` parse all lines
             return schema.empty_table(), block.decode("utf-8", "backslashreplace").splitlines()
     return pa.table(columns, names=schema.names).cast(schema), [*lines, *rejected]
 
 
 def _csv(block: bytes, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
-    """Return the rows of a block, and the lines with too few or too many fields."""
+    """Return (the rows of `block`, the lines with too few or too many fields). Raises pa.ArrowInvalid for invalid numbers."""
     rejected: list[str] = []
 
     def reject(row: Any) -> str:
@@ -129,7 +127,7 @@ def _csv(block: bytes, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
         return "skip"
 
     types = {field_.name: field_.type for field_ in schema}
-    text = _utf8(block)  # longer than a block that is not UTF-8
+    text = _utf8(block)  # may be longer than `block`
     table = pv.read_csv(
         pa.BufferReader(text),
         read_options=pv.ReadOptions(column_names=schema.names, block_size=len(text) + 1, use_threads=False),
@@ -140,7 +138,7 @@ def _csv(block: bytes, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
 
 
 def _utf8(block: bytes) -> bytes:
-    """Return the block with \\xNN for bytes that are not UTF-8, which Arrow rejects."""
+    """Return `block` with \\xNN in place of bytes that are not UTF-8, since Arrow rejects those bytes."""
     if block.isascii():
         return block
     try:
@@ -155,11 +153,11 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def read_unpacked(path: Path) -> bytes:
-    """Return the content of a file, unpacked if its name ends in .gz. Raises IotwinError if it is unreadable or too large."""
+    """Return the content of a file, decompressed if its name ends in .gz. Raises IotwinError if unreadable or too large."""
     pieces, left = [], _MOST_BYTES + 1
     try:
         with open_foreign_unpacked(path) as file:
-            while left and (piece := file.read(min(left, _PIECE_BYTES))):  # in pieces, as a read allocates what it requests
+            while left and (piece := file.read(min(left, _PIECE_BYTES))):  # in pieces, as read(n) allocates n bytes
                 pieces.append(piece)
                 left -= len(piece)
     except (OSError, EOFError, zlib.error) as error:

@@ -1,1 +1,1 @@
-"""Read phases and parts of steps from the logs of a job."""
+"""Read the phases of a job and the parts of its steps from its logs."""

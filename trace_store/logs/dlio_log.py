@@ -1,4 +1,4 @@
-"""Parse the lines of DLIO's log at which epochs, blocks, evaluations and checkpoints begin and end."""
+"""Parse the lines in which DLIO logs the begin and end of epochs, blocks, evaluations and checkpoints."""
 
 import datetime
 import re
@@ -13,10 +13,7 @@ _PHASES = {"epoch": "epoch", "block": "block", "eval": "evaluation", "checkpoint
 
 @dataclass(frozen=True)
 class Edge:
-    """The begin or end of a phase.
-
-    `time_ns` is UNIX time. `number` counts epochs, blocks or checkpoints; None if the line has no number.
-    """
+    """The begin or end of a phase, at the UNIX time `time_ns`. `number`: that of the epoch, block or checkpoint, if logged."""
 
     phase: str
     starts: bool
@@ -25,7 +22,7 @@ class Edge:
 
 
 def parse_edge(line: str, zone: datetime.tzinfo = datetime.UTC) -> Edge | None:
-    """Return the begin or end of a phase that `line` logs; None for other lines. `zone` is the time zone of the log."""
+    """Return the begin or end of a phase that `line` logs, None if it logs neither. `zone`: the time zone of the log."""
     match = _LINE.search(line)
     if match is None:
         return None
@@ -38,7 +35,10 @@ def parse_edge(line: str, zone: datetime.tzinfo = datetime.UTC) -> Edge | None:
 
 
 def zone_of(lines: list[str], begin_ns: int, end_ns: int) -> datetime.tzinfo:
-    """Return the log's time zone: this machine's if only in that zone a line lies between the UNIX times given, else UTC."""
+    """Return the time zone of the log `lines`: this machine's if only that zone puts a line within the span, else UTC.
+
+    `begin_ns`, `end_ns`: the span in which the job ran, UNIX time.
+    """
     local = datetime.datetime.fromtimestamp(begin_ns / 1e9).astimezone().tzinfo or datetime.UTC
     for line in lines:
         for zone in (datetime.UTC, local):

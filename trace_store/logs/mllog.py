@@ -1,6 +1,6 @@
 """Read phases and parts of steps from MLLOG lines (`:::MLLOG {json}`, mlcommons/logging), and phases from DLIO's log.
 
-iotwin's workloads and emulator add `time_ns` (UNIX nanoseconds) to the standard `time_ms`, which is coarse for short phases.
+iotwin's workloads and emulator log `time_ns` (UNIX ns) besides the standard `time_ms`, which is too coarse for short phases.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from iotwin.trace_store.logs.dlio_log import Edge, parse_edge, zone_of
 
 _LINE = re.compile(r"(?:\[?(?P<rank>\d+)\]?:?\s+)?:::MLLOG\s+(?P<json>\{.*\})\s*$")
 
-_LAST_NS = 1 << 62  # as UNIX time, in the year 2116
-_SAME_CLOCK_NS = 3_600_000_000_000  # a part that ended longer before its log line was timed by another clock
+_LAST_NS = 1 << 62  # in the year 2116
+_SAME_CLOCK_NS = 3_600_000_000_000  # if a part's end is an hour or more from its log line, its times are of another clock
 _PART_NAME = re.compile(r"[a-z][a-z0-9_.]{0,63}")
 _MOST_PART_NAMES = 1000
 _MOST_LINE_BYTES = 1 << 20  # the rest of a longer line is ignored
@@ -30,7 +30,7 @@ PhaseRow = dict[str, Any]
 
 @dataclass
 class JobLog:
-    """The rows of schema.PHASES and schema.PARTS in a job's logs, in order of start, and the number of torn lines."""
+    """Rows of schema.PHASES and schema.PARTS read from a job's logs, in order of start, and the number of torn lines."""
 
     phases: list[PhaseRow] = field(default_factory=list)
     parts: list[dict[str, Any]] = field(default_factory=list)
@@ -38,9 +38,9 @@ class JobLog:
 
 
 def log_lines(log: Path) -> Iterator[str]:
-    """Yield the lines of a file that a job wrote, each cut at 1 MiB, with bytes that are not UTF-8 replaced.
+    """Yield the lines of the file `log`, each cut at 1 MiB, with bytes that are not UTF-8 replaced.
 
-    A file that cannot be read or is not regular has no lines.
+    Yields nothing if the file cannot be read or is not regular.
     """
     with contextlib.suppress(IotwinError, OSError):
         for line in read_foreign_lines(log, _MOST_LINE_BYTES):
@@ -50,8 +50,8 @@ def log_lines(log: Path) -> Iterator[str]:
 def read_log(logs: Iterable[Path], to_monotonic_ns: Callable[[int], int], span_ns: tuple[int, int] | None = None) -> JobLog:
     """Return the phases and parts of steps in the log files.
 
-    `to_monotonic_ns` converts UNIX times to CLOCK_MONOTONIC. Lines of DLIO's log count only if no MLLOG line has a phase. Their
-    time zone is UTC, or that of this machine if the lines then lie within `span_ns` (UNIX ns).
+    `to_monotonic_ns` converts UNIX ns to CLOCK_MONOTONIC ns. DLIO's lines count only if no MLLOG line has a phase. Their times
+    are in UTC, or in this machine's time zone if only that puts them within `span_ns` (UNIX ns).
     """
     found = JobLog()
     dlio_rows: list[PhaseRow] = []
@@ -81,7 +81,7 @@ def read_log(logs: Iterable[Path], to_monotonic_ns: Callable[[int], int], span_n
 
 
 def phase_edge(line: str) -> tuple[str, bool, int, int | None] | None:
-    """Return (phase, True for its start, rank, index of its step or epoch) for a line of MLLOG or DLIO; None for other lines."""
+    """Parse a line of MLLOG or DLIO. Return (phase, True if it starts, rank, its step or epoch); None if there is no phase."""
     if ":::MLLOG" not in line:
         begun = parse_edge(line)
         return None if begun is None else (begun.phase, begun.starts, 0, begun.number)
@@ -93,7 +93,7 @@ def phase_edge(line: str) -> tuple[str, bool, int, int | None] | None:
 
 
 def read_values(logs: Iterable[Path]) -> dict[str, Any]:
-    """Return the first value of each key in the MLLOG lines of rank 0, and as `step_count` the sum over its phases."""
+    """Return, from the MLLOG lines of rank 0, the first value of each key, and the sum of `step_count` over all phases."""
     values: dict[str, Any] = {}
     for log in logs:
         events = [event for line in log_lines(log) if ":::MLLOG" in line and (event := _parse(line)) and not event["_rank"]]
@@ -107,9 +107,9 @@ def read_values(logs: Iterable[Path]) -> dict[str, Any]:
 
 
 def read_parts(logs: Iterable[Path], names: Iterable[str]) -> list[tuple[str, int, int, int]]:
-    """Return (name, start in ns of CLOCK_MONOTONIC, duration in ns, rank) of the parts of steps called `names`.
+    """Return (name, start in CLOCK_MONOTONIC ns, duration in ns, rank) of each part of a step whose name is in `names`.
 
-    A part is a line whose value is {"start": NS, "duration": NS}, as `iotwin.workloads.common.parts` writes it.
+    `iotwin.workloads.common.parts` logs a part as a line with the value {"start": NS, "duration": NS}.
     """
     parts = []
     for log in logs:
@@ -153,7 +153,7 @@ def _parse(line: str) -> dict[str, Any] | None:
 
 
 def _edge(event: dict[str, Any]) -> tuple[str, bool] | None:
-    """Return (phase, True) for an event that starts a phase, (phase, False) for one that ends it, None for other events."""
+    """Return (phase, True) if `event` starts a phase, (phase, False) if it ends a phase, else None."""
     key: str = event["_key"]
     base, _, ending = key.rpartition("_")
     kind = event.get("event_type")
@@ -165,10 +165,10 @@ def _edge(event: dict[str, Any]) -> tuple[str, bool] | None:
 
 
 def _part(event: dict[str, Any], clock: Callable[[int], int]) -> dict[str, Any] | None:
-    """Return the part of a step in an event as a row of schema.PARTS; None for other events.
+    """Return the part of a step that `event` logs, as a row of schema.PARTS; None if it logs no part.
 
-    Its logged start is CLOCK_MONOTONIC. If that is impossible, as in a container with a separate clock, the part counts as ended
-    when it was logged. `clock` converts UNIX times to CLOCK_MONOTONIC.
+    The logged start is CLOCK_MONOTONIC. If it is far from the log line's time, as in a container with a separate clock, the part
+    counts as ended at that time. `clock` converts UNIX ns to CLOCK_MONOTONIC ns.
     """
     value = event.get("value")
     if not isinstance(value, dict) or not _PART_NAME.fullmatch(event["_key"]):
@@ -192,13 +192,13 @@ def _part(event: dict[str, Any], clock: Callable[[int], int]) -> dict[str, Any] 
 
 
 def _numbers(metadata: dict[str, Any]) -> tuple[int | None, int | None]:
-    """Return (epoch, step) of the metadata, None for a missing number."""
+    """Return (epoch, step) from a line's `metadata`, None for a missing number. Raises ValueError if one exceeds 32 bits."""
     epoch, step = metadata.get("epoch_num"), metadata.get("step_num", metadata.get("first_step_num"))
     return None if epoch is None else _int32(epoch), None if step is None else _int32(step)
 
 
 def _int32(value: Any) -> int:
-    """Return the value as an integer of 32 bits. Raises ValueError if it does not fit."""
+    """Return `value` as an integer. Raises ValueError if it does not fit in 32 bits."""
     number = int(value)
     if not -(1 << 31) <= number < 1 << 31:
         raise ValueError(value)

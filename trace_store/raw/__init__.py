@@ -1,1 +1,1 @@
-"""Turn the binary records of a recording into the tables of a trace."""
+"""Write the binary records of a recording, and convert them to the tables of a trace."""

@@ -1,4 +1,4 @@
-"""The table of block requests (schema.BLOCK), from the records of their issue and completion."""
+"""Convert the records of block requests to the table schema.BLOCK."""
 
 from pathlib import Path
 
@@ -14,9 +14,9 @@ from iotwin.trace_store.raw.file_table import FileTable
 from iotwin.trace_store.raw.records import BLOCK, LAST_NS
 from iotwin.trace_store.raw.sorted_records import sorted_chunks
 
-# Bits of request.cmd_flags: enum req_op and enum req_flag_bits of include/linux/blk_types.h, which new kernels have kept.
+# Bits of request.cmd_flags, the same in all kernels: enum req_op and enum req_flag_bits of include/linux/blk_types.h.
 _OP_MASK = 0xFF
-_OPS = {0: "read", 1: "write", 2: "flush", 3: "discard", 5: "discard", 9: "write"}  # 5: secure erase, 9: zeroes
+_OPS = {0: "read", 1: "write", 2: "flush", 3: "discard", 5: "discard", 9: "write"}  # 5 is secure erase, 9 writes zeroes
 FLAG_OF_BIT = {
     1 << 11: schema.BLOCK_SYNC,
     1 << 12: schema.BLOCK_META,
@@ -38,7 +38,7 @@ def write_blocks(raw: Path, path: Path, files: FileTable) -> None:
 
 
 def _is_valid(requests: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Return which records are valid; a crash may leave zeros or random bytes instead."""
+    """Return a mask of the valid records; a crash of the machine may leave zeros or random bytes instead."""
     times = (np.abs(requests[name].astype(np.float64)) <= LAST_NS for name in ("queued_ns", "issue_ns", "duration_ns"))
     return np.asarray(
         np.logical_and.reduce([*times])
@@ -57,6 +57,9 @@ def _table(requests: NDArray[np.void], file_id: NDArray[np.int32]) -> pa.Table:
     for bit, meaning in FLAG_OF_BIT.items():
         flags |= np.where(request_flags & np.uint32(bit), meaning, 0).astype(np.int32)
     device = requests["device"].astype(np.int64)
+    major, minor = device >> 20, device & 0xFFFFF
+    # The encoding of os.makedev (glibc's), which takes no arrays.
+    device = (minor & 0xFF) | (major & 0xFFF) << 8 | (minor & ~np.int64(0xFF)) << 12 | (major & ~np.int64(0xFFF)) << 32
     comm, codes = np.unique(requests["comm"], return_inverse=True)
     names = texts([name.decode("utf-8", "backslashreplace") for name in comm.tolist()])
     unknown = requests["comm"] == b""
@@ -65,7 +68,7 @@ def _table(requests: NDArray[np.void], file_id: NDArray[np.int32]) -> pa.Table:
         "issue_ns": column(requests["issue_ns"], pa.int64()),
         "duration_ns": column(requests["duration_ns"], pa.int64(), requests["duration_ns"] < 0),
         "op": labels(_CODE_OF_OP[request_flags & _OP_MASK], schema.BLOCK_OPS),
-        "device": column(_makedev(device >> 20, device & 0xFFFFF), pa.int64()),
+        "device": column(device, pa.int64()),
         "sector": column(requests["sector"], pa.int64()),
         "size_bytes": column(requests["size_bytes"].astype(np.int64), pa.int64()),
         "flags": column(flags, pa.int32()),
@@ -76,8 +79,3 @@ def _table(requests: NDArray[np.void], file_id: NDArray[np.int32]) -> pa.Table:
         "file_id": column(file_id, pa.int32(), file_id < 0),
     }
     return pa.Table.from_arrays([columns[field.name] for field in schema.BLOCK], schema=schema.BLOCK)
-
-
-def _makedev(major: NDArray[np.int64], minor: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return device numbers in the encoding of os.makedev (glibc's), for arrays."""
-    return (minor & 0xFF) | (major & 0xFFF) << 8 | (minor & ~np.int64(0xFF)) << 12 | (major & ~np.int64(0xFFF)) << 32

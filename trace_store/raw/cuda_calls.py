@@ -1,34 +1,34 @@
 """The traced calls of CUDA's runtime and driver API, and the positions of their arguments.
 
-Positions count from 1, in the order of the machine's registers and stack; a dim3 passed by value takes two positions. Signatures:
-cuda_runtime_api.h and cuda.h of the CUDA toolkit ("CUDA Runtime API", "CUDA Driver API" at docs.nvidia.com). Several
-versions of a function (_v2) and those of the per-thread default stream (_ptds, _ptsz) have the same arguments.
+Positions count from 1, in the order of the machine's registers and stack; a dim3 passed by value takes two positions. The source
+is cuda_runtime_api.h and cuda.h of the CUDA toolkit ("CUDA Runtime API", "CUDA Driver API" at docs.nvidia.com). Other versions
+of a function, with the suffixes _v2, _ptds and _ptsz (per-thread default stream), have the same arguments.
 """
 
 from dataclasses import dataclass
 
 from iotwin.trace_store.schema import COPY_DIRECTIONS
 
-STREAM_IN_CONFIGURATION = 255  # as `stream`: the stream is in the launch configuration, to which argument 1 points
+STREAM_IN_CONFIGURATION = 255  # value of `stream` if the stream is in the launch configuration, to which argument 1 points
 NO_DIRECTION = 0xFFFF
 
 
 @dataclass(frozen=True)
 class CudaCall:
-    """One function: its kind (of schema.GPU_KINDS) and the positions of its arguments; 0 if it has no such argument."""
+    """A function of CUDA: its kind (of schema.GPU_KINDS) and the positions of its arguments, 0 for an argument it lacks."""
 
     name: str
     kind: str
-    size: int = 0  # argument with the size in bytes, or in elements of `unit_bytes`
-    rows: int = 0  # argument by which to multiply the size
+    size: int = 0  # position of the size, in units of `unit_bytes`
+    rows: int = 0  # position of a factor of the size
     unit_bytes: int = 1
     stream: int = 0
-    direction: int = 0  # argument with a cudaMemcpyKind
+    direction: int = 0  # position of the cudaMemcpyKind
     fixed_direction: str | None = None
 
 
 def _copies(name: str, direction: str) -> list[CudaCall]:
-    """Return the driver's copies with the arguments (to, from, bytes), synchronous and asynchronous."""
+    """Return the driver API's synchronous and asynchronous cuMemcpy`name`, both with the arguments (to, from, bytes)."""
     return [
         CudaCall(f"cuMemcpy{name}", "memcpy", size=3, fixed_direction=direction),
         CudaCall(f"cuMemcpy{name}Async", "memcpy", size=3, stream=4, fixed_direction=direction),
@@ -96,6 +96,6 @@ FUNCTION_OF_SYMBOL = {call.name + suffix: index for index, call in enumerate(CUD
 
 
 def packed_arguments(call: CudaCall) -> bytes:
-    """Return `call` as the 8 bytes of struct function in tracing_tools/probes/cuda.bpf.c."""
+    """Return the positions of `call` as the 8 bytes of struct function in tracing_tools/probes/cuda.bpf.c."""
     fixed = 255 if call.fixed_direction is None else COPY_DIRECTIONS.index(call.fixed_direction)
     return bytes([call.size, call.rows, call.unit_bytes, call.stream, call.direction, fixed, 0, 0])

@@ -1,4 +1,4 @@
-"""Build the table of files: find the file of each event, its path and its kind."""
+"""Build the table of files: determine the file of each event, and the path and kind of each file."""
 
 import os
 import struct
@@ -10,9 +10,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iotwin.trace_store import schema
-from iotwin.trace_store.classify import FileReading, file_kind, kind_of_removed, kinds_by_use
+from iotwin.trace_store.classify import FileReading, file_kind, is_named_checkpoint, kinds_by_use
 from iotwin.trace_store.columns import column, rows_table
-from iotwin.trace_store.raw.given_names import GivenNames
+from iotwin.trace_store.raw.call_paths import CallPaths
 from iotwin.trace_store.raw.records import (
     FILE_TYPE_MASK,
     NAME_GIVEN,
@@ -34,38 +34,38 @@ _RENAMING = np.array([NUMBER_OF_OP[op] for op in ("rename", "renameat", "renamea
 _REMOVING = np.array([NUMBER_OF_OP[op] for op in ("unlink", "unlinkat")])
 _PAGE_FAULT = NUMBER_OF_OP["page_fault"]
 _UNNAMED = b"unnamed:"
-_MEMORY_DEVICE = 1  # 0:1, the kernel's mount for memfd_create and shared memory; its files have no path
+_MEMORY_DEVICE = 1  # device 0:1, where the kernel puts files of memfd_create and shared memory, which have no path
 
 
 def readable(path: bytes) -> str:
-    """Return a path as text; bytes that are not UTF-8 appear as \\xNN."""
+    """Return `path` as text; bytes that are not UTF-8 appear as \\xNN."""
     return path.decode("utf-8", "backslashreplace")
 
 
 class FileTable:
     """Assigns file ids to events in chunks, and collects the rows of the files table.
 
-    A file is identified by (device, inode, generation), so that a reused inode number is another file. A path without an open
-    file, as of a failed open, is a file of kind 'missing' without a device.
+    (device, inode, generation) identifies a file, so that a reused inode number is another file. A path that no call opened, as
+    of a failed open, becomes a file of kind 'missing' without a device.
     """
 
     def __init__(self, log_paths: set[bytes]) -> None:
-        self._ids: dict[bytes, int] = {}  # identity bytes -> file_id
+        self._ids: dict[bytes, int] = {}  # file_id by the bytes of _IDENTITY
         self._rows: list[dict[str, Any]] = []
         self._log_paths = log_paths
         self._pid_file_bytes: dict[tuple[int, int], int] = {}
-        self._read_at: dict[int, tuple[int, int]] = {}  # file_id -> starts of its first and last reads
+        self._read_at: dict[int, tuple[int, int]] = {}  # starts of the first and the last read, by file_id
         self._removed: set[int] = set()  # files that the job removed by name
-        self._called: set[int] = set()  # files with calls, not only page faults
+        self._called: set[int] = set()  # files with calls, not only with page faults
         self._opened: dict[bytes, NameRecord] = {}
         self._inherited: dict[tuple[int, int], NameRecord] = {}
-        self._given = GivenNames()
-        # For each path the files that had it: (time_ns from then on, identity or file_id), in order of time.
+        self._given = CallPaths()
+        # By path: (time_ns, identity or file_id) of each file that had the path, from time_ns on, in order of time.
         self._history: dict[bytes, list[tuple[int, bytes | int]]] = {}
-        self._in_folder: dict[bytes, set[int]] = {}  # file_ids of opened files by the folder of their current path
+        self._in_folder: dict[bytes, set[int]] = {}  # file_ids of opened files, by the folder of their current path
 
     def add_name(self, record: NameRecord) -> None:
-        """Add the path of an open, or a name given to a call. All names must be added before the first `assign`."""
+        """Add the path of an open, or a path that was passed to a call. All must be added before the first `assign`."""
         if record.type == NAME_OPENED:
             identity = _IDENTITY_STRUCT.pack(record.inode, record.device, record.generation)
             first = self._opened.setdefault(identity, record)
@@ -81,7 +81,7 @@ class FileTable:
             self._inherited[record.inode, record.device] = record
 
     def assign(self, chunk: NDArray[np.void], number: NDArray[np.uint32]) -> NDArray[np.int32]:
-        """Return the file_id of each event of the chunk, -1 for none. Chunks must come in order of start.
+        """Return the file_id of each event in `chunk` (records.EVENT), -1 for none. Chunks must arrive in order of start.
 
         `number`: number of each event's operation (syscalls.NUMBER_OF_OP).
         """
@@ -92,7 +92,7 @@ class FileTable:
         return file_id
 
     def assign_blocks(self, requests: NDArray[np.void]) -> NDArray[np.int32]:
-        """Return the file_id of each block request (records.BLOCK), -1 for none. Call after the last chunk of events."""
+        """Return the file_id of each block request (records.BLOCK), -1 for none. Call this after the last `assign`."""
         regular = np.full(len(requests), TYPE_REGULAR, np.uint32)
         return self._ids_of(requests["inode"], requests["file_device"], requests["generation"], regular)
 
@@ -113,7 +113,7 @@ class FileTable:
         if known is None:
             inode, device = int(identity["inode"]), int(identity["device"])
             record, inherited = self._opened.get(key), self._inherited.get((inode, device))
-            if record is None or (inherited and file_type == TYPE_PIPE):  # an open of /dev/stdout has the path of the pipe
+            if record is None or (inherited and file_type == TYPE_PIPE):  # /dev/stdout is the inherited pipe
                 record = inherited
             nameless = b"/memfd:" if device == _MEMORY_DEVICE else _UNNAMED if file_type else b"anon_inode:"
             path = record.text if record else nameless + b"[%d]" % inode
@@ -138,11 +138,11 @@ class FileTable:
         return file_id
 
     def _file_at(self, path: bytes, time_ns: int, succeeded: bool) -> int:
-        """Return the file at `path` at `time_ns`; a new row if no open recorded a file there by then."""
+        """Return the id of the file that had `path` at `time_ns`. Add a new file if no open of `path` is known before."""
         history = self._history.setdefault(path, [])
         position = bisect_right(history, time_ns, key=lambda entry: entry[0])
         if succeeded and history:
-            position = max(position, 1)  # a call that succeeded before the first open used the same file
+            position = max(position, 1)  # the file existed before its first open
         found = history[position - 1][1] if position else None
         if isinstance(found, bytes):
             found = self._ids.get(found)
@@ -152,7 +152,7 @@ class FileTable:
         return found
 
     def _assign_by_path(self, chunk: NDArray[np.void], number: NDArray[np.uint32], file_id: NDArray[np.int32]) -> None:
-        """Set in `file_id` the files of calls that name a path: failed opens, stat and similar calls, unlinks and renames."""
+        """Set `file_id` of calls that name a file by its path: failed opens, stat and similar calls, unlinks and renames."""
         rows = np.flatnonzero(file_id < 0)
         first, second = self._given.find(chunk["start_ns"][rows], chunk["tid"][rows])
         rows, first, second = rows[first >= 0], first[first >= 0], second[first >= 0]
@@ -171,7 +171,7 @@ class FileTable:
         self._removed.update(np.unique(file_id[rows[succeeded & np.isin(number[rows], _REMOVING)]]).tolist())
 
     def _only_file_at(self, name: int, succeeded: bool) -> int:
-        """Return the file at the path with the index `name` if all calls mean the same one, as for most paths; else -1."""
+        """Return the id of the file at the path with index `name` if the path has always meant one file; else -1."""
         path = self._given.paths[name]
         history = self._history.get(path, [])
         if len(history) > 1 or (history and not succeeded and history[0][0] > 0):
@@ -180,12 +180,12 @@ class FileTable:
 
     def _rename(self, file: int, before: bytes, path: bytes, time_ns: int) -> None:
         self._name(file, path, time_ns)
-        # The job may rename a folder that it never opened, or whose type strace did not print.
+        # A file of unknown type may be a folder: one that the job never opened, or whose type strace did not print.
         if self._rows[file]["file_type"] in (0, TYPE_DIRECTORY) or before in self._in_folder:
             self._rename_within(before, path, time_ns)
 
     def _rename_within(self, before: bytes, after: bytes, time_ns: int) -> None:
-        """Rename the files in a renamed folder and below. Files that the job first opened after `time_ns` keep their names."""
+        """Rename the files below the folder renamed from `before` to `after`, except those first opened after `time_ns`."""
         for folder in [name for name in self._in_folder if name == before or name.startswith(before + b"/")]:
             for file in sorted(self._in_folder[folder]):
                 row = self._rows[file]
@@ -226,7 +226,7 @@ class FileTable:
             self._read_at[file] = (self._read_at.get(file, (first, last))[0], last)
 
     def _kinds(self) -> list[str]:
-        """Return the kind of each file, from its path and bytes, and for files that were only read, from their use."""
+        """Return the kind of each file, by path and bytes transferred. For files that were only read, their use counts, too."""
         kinds = [self._kind(row) for row in self._rows]
         read = [i for i, row in enumerate(self._rows) if row["read_bytes"] and not row["written_bytes"] and i in self._read_at]
         readings = [
@@ -239,18 +239,18 @@ class FileTable:
         return kinds
 
     def _kind(self, row: dict[str, Any]) -> str:
-        # The last name counts, since a file may be written under a temporary one.
+        # The last name counts, since a file may be written under a temporary name first.
         path = readable(row["renamed_to"] or row["path"])
         if row["path"].startswith(_UNNAMED) and row["file_id"] not in self._called:
-            return "library"  # a program or its loader: the kernel opens and maps these
+            return "library"  # a program or its loader, which the kernel opens and maps
         if not row["file_type"] and row["was_found"]:
             # The file exists, but the job never opened it.
-            return kind_of_removed(path) if row["file_id"] in self._removed else "other"
+            return "checkpoint" if row["file_id"] in self._removed and is_named_checkpoint(path) else "other"
         is_log, moved = row["path"] in self._log_paths, (row["read_bytes"], row["written_bytes"])
         return file_kind(path, row["file_type"], *moved, is_log, row["size_bytes"])
 
     def dataset_bytes_by_pid(self) -> dict[int, int]:
-        """Return the bytes of data-set files that each process read; call after the last chunk."""
+        """Return the number of data-set bytes that each process read, by pid. Call this after the last `assign`."""
         is_dataset = [kind == "dataset" for kind in self._kinds()]
         totals: dict[int, int] = {}
         for (pid, file), size in self._pid_file_bytes.items():
@@ -259,7 +259,7 @@ class FileTable:
         return totals
 
     def table(self) -> pa.Table:
-        """Return the files table (schema.FILES); call after the last chunk."""
+        """Return the files table (schema.FILES). Call this after the last `assign`."""
         rows = [
             {
                 **row,
@@ -273,10 +273,9 @@ class FileTable:
 
 
 def _factorize(identity: NDArray[np.void]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Number the distinct rows: return the number of each row, and for each number the first row that has it.
+    """Number the distinct rows. Return (number of each row, index of the first row with each number).
 
-    Comparing 64-bit hashes is much faster than comparing whole rows. The result is checked; if two hashes collide, whole rows
-    are compared.
+    Comparing 64-bit hashes is much faster than comparing rows. If a check finds that two hashes collide, rows are compared.
     """
     with np.errstate(over="ignore"):
         mixed = (identity["device"].astype(np.uint64) << np.uint64(32)) | identity["generation"]

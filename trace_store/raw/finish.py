@@ -1,6 +1,6 @@
 """Finish a recording: convert its binary records to Parquet tables in order of start, and remove raw/.
 
-The same function recovers a recording whose recorder was killed; only the whole records count.
+If the recorder was killed, the same conversion recovers the recording up to its last whole record.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from iotwin.common.removal import remove_listed
 from iotwin.trace_store import schema
 from iotwin.trace_store.clocks import one_by_one, realtime_to_monotonic, step_notes
 from iotwin.trace_store.columns import column, labels, rows_table
-from iotwin.trace_store.logs.mllog import JobLog, read_log
+from iotwin.trace_store.logs.mllog import read_log
 from iotwin.trace_store.manifest import (
     MANIFEST_NAME,
     ClockPair,
@@ -44,13 +44,13 @@ from iotwin.trace_store.syscalls import CALLS, NUMBER_OF_OP, OPEN_KINDS
 from iotwin.trace_store.trace_directory import leftovers
 from iotwin.trace_store.writer import write_events, write_table
 
-_CLOCK_SLACK_NS = 3_600_000_000_000  # an event that begins so long after the last reading of the clocks is damaged
+_CLOCK_SLACK_NS = 3_600_000_000_000  # an event that begins more than an hour after the last clock reading is damaged
 _MOST_PID = 1 << 22  # the kernel's greatest pid_max
 _MOST_REQUESTED = np.uint64((1 << 62) - 1)  # the limit of validity.py
 _O_CREAT, _O_TRUNC = 0o100, 0o1000
 _OPEN_NUMBERS = np.array([number for number, kind in CALLS.values() if kind in OPEN_KINDS])
 _OP_NAMES = list(NUMBER_OF_OP)
-_SEEN_AND_LOST = ("ring_full", "entry_missed", "perf_buffer")  # the losses that a backend's count `seen` includes
+_SEEN_AND_LOST = ("ring_full", "entry_missed", "perf_buffer")  # causes of losses that a backend counts in `seen`
 _CODE_OF_NUMBER = np.zeros(1024, np.int16)
 for _code, _name in enumerate(_OP_NAMES):
     _CODE_OF_NUMBER[NUMBER_OF_OP[_name]] = _code
@@ -67,13 +67,13 @@ class _Container(msgspec.Struct):
 
 
 _ENTRIES: dict[str, type[msgspec.Struct]] = {"clock": ClockPair, "ledger": _Ledger, "container": _Container}
-Convert = Callable[[Path, Manifest], None]  # makes records of a backend's own files in raw/
+Convert = Callable[[Path, Manifest], None]  # converts a backend's own files in raw/ to records
 
 
 def recover_trace(directory: Path, convert: Convert | None = None) -> Manifest:
     """Finish the interrupted recording at `directory` up to its last whole record, and return its manifest.
 
-    Raises IotwinError if there is nothing to recover, or if the recording goes on.
+    Raises IotwinError if there is nothing to recover, or if a recorder is still writing.
     """
     manifest = _manifest_of_recording(directory)
     if manifest.status != "recording":
@@ -87,7 +87,7 @@ def recover_trace(directory: Path, convert: Convert | None = None) -> Manifest:
 
 
 def _manifest_of_recording(directory: Path) -> Manifest:
-    """Return the manifest; if a crash of the machine lost it, the manifest in the journal, from the begin of the recording."""
+    """Return the manifest. If a crash of the machine destroyed it, return the copy that the journal has from the start."""
     path = directory / MANIFEST_NAME
     try:
         return read_manifest(directory)
@@ -103,11 +103,11 @@ def _manifest_of_recording(directory: Path) -> Manifest:
 
 
 def finish_trace(directory: Path, manifest: Manifest, convert: Convert | None = None, status: State = "complete") -> Manifest:
-    """Convert the records in `directory` to tables, set counts and status of the manifest, write it, and remove raw/.
+    """Convert the records in `directory`/raw to tables, write the manifest with counts and `status`, remove raw/.
 
-    `convert` is called first, with the path of raw/ and the manifest.
+    `convert` is called first, with the path of raw/ and the manifest. Returns the manifest.
     """
-    # Arrow's pools keep freed memory, which would be a large part of a tracer's memory.
+    # Arrow's own pool does not return freed memory, which would be a large part of a tracer's memory.
     pa.set_memory_pool(pa.system_memory_pool())
     raw = directory / RAW
     journal = _read_journal(raw / JOURNAL_FILE)
@@ -122,7 +122,8 @@ def finish_trace(directory: Path, manifest: Manifest, convert: Convert | None = 
         write_blocks(raw / BLOCKS_FILE, directory / "block.parquet", files)
     write_table(directory, "files.parquet", schema.FILES, files.table())
     dataset_bytes = files.dataset_bytes_by_pid()
-    processes = process_table(lives, dataset_bytes, manifest.target.root_pid, _containers(journal))
+    containers = {entry["cgroup"]: entry["name"] for entry in journal if entry["kind"] == "container"}
+    processes = process_table(lives, dataset_bytes, manifest.target.root_pid, containers)
     write_table(directory, "processes.parquet", schema.PROCESSES, processes)
     if (raw / GPU_FILE).exists():
         write_table(directory, "gpu.parquet", schema.GPU, gpu_table(raw / GPU_FILE))
@@ -140,7 +141,7 @@ def finish_trace(directory: Path, manifest: Manifest, convert: Convert | None = 
 
 
 def _read_names(path: Path, files: FileTable) -> list[NameRecord]:
-    """Add the name records of files to `files`; return those of forks, execs and exits."""
+    """Read the name records in the file `path`. Add those of files to `files`; return those of forks, execs and exits."""
     lives: list[NameRecord] = []
     if not path.is_file() or not path.stat().st_size:
         return lives
@@ -154,7 +155,7 @@ def _read_names(path: Path, files: FileTable) -> list[NameRecord]:
 
 
 def _read_journal(path: Path) -> list[dict[str, Any]]:
-    """Return the valid entries of the journal; a kill or a crash of the machine may have torn lines."""
+    """Return the valid entries of the journal at `path`, without lines that a kill or a crash of the machine damaged."""
     entries = []
     for line in read_foreign_lines(path, MOST_JSON_BYTES) if path.is_file() else []:
         with contextlib.suppress(IotwinError):
@@ -163,7 +164,7 @@ def _read_journal(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_entry(entry: dict[str, Any]) -> bool:
-    """Whether a journal entry has the fields of its kind, with numbers that fit the tables."""
+    """Return True if the journal's `entry` has the fields of its kind, with numbers that fit the tables."""
     kind = entry.get("kind")
     if kind == "manifest":
         return "manifest" in entry
@@ -187,13 +188,8 @@ def _apply_journal(manifest: Manifest, journal: list[dict[str, Any]]) -> None:
             manifest.seen, manifest.lost = entry["seen"], entry["lost"]
 
 
-def _containers(journal: list[dict[str, Any]]) -> dict[int, str]:
-    """Return the containers' names by cgroup id."""
-    return {entry["cgroup"]: entry["name"] for entry in journal if entry["kind"] == "container"}
-
-
 def _close_ledger(manifest: Manifest) -> None:
-    """Count as lost by the recorder the calls that the kernel saw, did not drop, and that no table has."""
+    """Count calls that the kernel saw and did not drop, but that no table has, as lost by the recorder."""
     if manifest.seen is None:
         return
     unaccounted = manifest.seen - sum(manifest.lost.get(cause, 0) for cause in _SEEN_AND_LOST) - manifest.events
@@ -203,7 +199,7 @@ def _close_ledger(manifest: Manifest) -> None:
 
 
 def _event_tables(path: Path, files: FileTable, manifest: Manifest) -> Iterator[pa.Table]:
-    """Yield the events (schema.EVENTS) in order of start; set the counts, start and end of the manifest."""
+    """Yield the events (schema.EVENTS) in the file `path` in order of start. Set counts, start and end of the manifest."""
     counts = np.zeros(len(_OP_NAMES), np.int64)
     bounds = _clock_bounds(manifest.clock)
     damaged = 0
@@ -226,13 +222,13 @@ def _event_tables(path: Path, files: FileTable, manifest: Manifest) -> Iterator[
 
 
 def _clock_bounds(clock: list[ClockPair]) -> tuple[int, int]:
-    """Return the range (first, last) of CLOCK_MONOTONIC, ns, in which an event can begin: also before the first reading."""
+    """Return the first and last CLOCK_MONOTONIC ns at which a valid event can begin. Events may precede the first reading."""
     times = [pair.monotonic_ns for pair in clock]
     return (0, max(times) + _CLOCK_SLACK_NS) if times else (0, LAST_NS)
 
 
 def _is_valid(records: NDArray[np.void], bounds: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return which records are valid; a crash may leave zeros or random bytes instead."""
+    """Return a mask of the valid records; a crash of the machine may leave zeros or random bytes instead."""
     start, duration = records["start_ns"], records["duration_ns"]
     return np.asarray(
         ((records["header"] == EVENT.itemsize - RING_HEADER_BYTES) | (records["header"] == 0))
@@ -252,9 +248,9 @@ def _is_valid(records: NDArray[np.void], bounds: tuple[int, int]) -> NDArray[np.
 def _event_table(
     chunk: NDArray[np.void], code: NDArray[np.int16], file_id: NDArray[np.int32], is_open: NDArray[np.bool_]
 ) -> pa.Table:
-    # cp requests nearly 2**63 bytes of copy_file_range, which exceeds the limit of a trace.
+    # cp requests nearly 2**63 bytes of copy_file_range, more than a trace may contain.
     requested = np.minimum(chunk["requested"], _MOST_REQUESTED).astype(np.int64)
-    flags = ((chunk["call_flags_cpu"] >> 14) & 7).astype(np.int32)  # the bits above the file type: direct, append, writable
+    flags = ((chunk["call_flags_cpu"] >> 14) & 7).astype(np.int32)  # RAW_FLAG_DIRECT, _APPEND, _WRITABLE
     flags = (flags & 3) | ((flags & 4) << 2)
     flags |= np.where(is_open & ((requested & _O_CREAT) != 0), schema.FLAG_CREATE, 0)
     flags |= np.where(is_open & ((requested & _O_TRUNC) != 0), schema.FLAG_TRUNCATE, 0)
@@ -279,21 +275,19 @@ def _event_table(
 
 
 def _write_log_tables(directory: Path, manifest: Manifest) -> None:
-    """Write the tables of phases and parts of steps from the job's logs. No content of a log may make the trace fail."""
-    logged = JobLog()
+    """Write the tables of phases and parts of steps from the job's logs. Never raises because of what a log contains."""
+    phases, parts = rows_table([], schema.PHASES), rows_table([], schema.PARTS)
     if manifest.clock:
         span_ns = manifest.clock[0].realtime_ns, manifest.clock[-1].realtime_ns
         try:
             logged = read_log(_logs(directory), one_by_one(realtime_to_monotonic(manifest.clock)), span_ns)
             phases, parts = rows_table(logged.phases, schema.PHASES), rows_table(logged.parts, schema.PARTS)
+            if logged.torn:
+                manifest.notes.append(f"{logged.torn} MLLOG lines of the job's output were torn and left out")
         except (ArithmeticError, ValueError, TypeError, LookupError, OSError, RecursionError, pa.ArrowException) as error:
             manifest.notes.append(f"the phases are not known: the job's log could not be read ({type(error).__name__})")
-            logged, phases, parts = JobLog(), schema.PHASES.empty_table(), schema.PARTS.empty_table()
-        if logged.torn:
-            manifest.notes.append(f"{logged.torn} MLLOG lines of the job's output were torn and left out")
     else:
         manifest.notes.append("the phases are not known: the recording holds no reading of the clocks")
-        phases, parts = schema.PHASES.empty_table(), schema.PARTS.empty_table()
     write_table(directory, "phases.parquet", schema.PHASES, phases)
     if parts.num_rows:
         write_table(directory, "parts.parquet", schema.PARTS, parts)

@@ -1,4 +1,4 @@
-"""The table of accelerator activity (schema.GPU), from the records of calls."""
+"""Convert the records of CUDA calls to the table of accelerator activity (schema.GPU)."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ _HAS_SIZE = np.array([call.size > 0 for call in CUDA_CALLS])
 
 
 def gpu_table(path: Path) -> pa.Table:
-    """Return the calls in the file `path` (records.GPU_CALL) in order of start, without a torn record at the end."""
+    """Return the table of the calls in the file `path` (records.GPU_CALL) in order of start. A torn last record is left out."""
     count = path.stat().st_size // GPU_CALL.itemsize
     calls: NDArray[np.void] = np.fromfile(path, GPU_CALL, count)
     calls = calls[_is_valid(calls)]
@@ -30,7 +30,7 @@ def gpu_table(path: Path) -> pa.Table:
         "start_ns": column(calls["start_ns"], pa.int64()),
         "duration_ns": column(calls["duration_ns"], pa.int64()),
         "kind": labels(_KIND_CODES[function], schema.GPU_KINDS),
-        "device": pa.nulls(rows, pa.int32()),  # the arguments of a call do not name its device
+        "device": pa.nulls(rows, pa.int32()),  # unknown, as no argument names the device
         "stream": column(calls["stream"].view(np.int64), pa.int64(), calls["stream"] == _NO_STREAM),
         "size_bytes": column(calls["size_bytes"], pa.int64(), ~_HAS_SIZE[function]),
         "direction": labels(direction, schema.COPY_DIRECTIONS, no_direction),
@@ -43,7 +43,7 @@ def gpu_table(path: Path) -> pa.Table:
 
 
 def _is_valid(calls: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Return which records are valid; a crash may leave zeros or random bytes instead."""
+    """Return a mask of the valid records; a crash of the machine may leave zeros or random bytes instead."""
     return np.asarray(
         (calls["function"] < len(_NAMES))
         & ((calls["direction"] < len(schema.COPY_DIRECTIONS)) | (calls["direction"] == NO_DIRECTION))

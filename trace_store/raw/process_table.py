@@ -1,4 +1,4 @@
-"""The processes of a trace, from the records of their forks, execs and exits."""
+"""Build the table of processes from the records of forks, execs and exits."""
 
 from typing import Any
 
@@ -17,9 +17,9 @@ def process_table(
 ) -> pa.Table:
     """Return the processes table (schema.PROCESSES) in order of start, from `names`: records of forks, execs and exits.
 
-    `dataset_bytes`: bytes of the data set that each pid read. `containers`: container names by cgroup id.
+    `dataset_bytes`: number of data-set bytes read, by pid. `containers`: names of containers, by cgroup id.
     """
-    lives: list[dict[str, Any]] = []  # a row for each process; two may have had the same pid
+    lives: list[dict[str, Any]] = []  # a row per process, several for a reused pid
     latest: dict[int, dict[str, Any]] = {}
     own_program: set[int] = set()  # id() of the rows of processes that executed a program
 
@@ -37,7 +37,7 @@ def process_table(
             row["container"] = containers.get(record.inode, row["container"])
             row["command_line"] = readable(record.text.replace(b"\0", b" "))
             row["comm"] = readable(record.text.split(b"\0")[0].rpartition(b"/")[2][:15])
-            # A worker of Python's multiprocessing may be spawned (a fresh interpreter) rather than forked.
+            # A spawned worker of Python's multiprocessing runs exec, too, but counts as a fork of its parent.
             if "multiprocessing" not in row["command_line"]:
                 own_program.add(id(row))
         elif record.type == NAME_EXIT:

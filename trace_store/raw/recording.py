@@ -1,7 +1,7 @@
 """Append binary records to files in raw/ while the job runs; finish.py converts them later.
 
-A kill at any instant loses at most the content of the kernel's ring buffer: each append is one write(2), after which the records
-are in the page cache and survive the recorder.
+If the recorder is killed, at most the content of the kernel's ring buffer is lost: each append is one write(2), after which the
+records are in the page cache.
 """
 
 import errno
@@ -26,9 +26,9 @@ from iotwin.trace_store.trace_directory import made_trace, refuse_foreign
 RAW = "raw"
 EVENTS_FILE = "events.bin"
 NAMES_FILE = "names.bin"
-GPU_FILE = "gpu.bin"  # only if an accelerator was called
-BLOCKS_FILE = "blocks.bin"  # only if block requests are traced
-JOURNAL_FILE = "journal.jsonl"  # readings of the clocks, ledgers, samples, containers: one JSON object a line
+GPU_FILE = "gpu.bin"  # exists only if an accelerator was called
+BLOCKS_FILE = "blocks.bin"  # exists only if block requests are traced
+JOURNAL_FILE = "journal.jsonl"  # clock readings, ledgers, samples and containers, one JSON object per line
 LOCK_FILE = "lock"
 _RESERVE_FILE = "reserve"
 _RESERVE_BYTES = 1 << 16
@@ -36,7 +36,7 @@ _CLOCK_READINGS = 50
 
 
 def read_clocks() -> ClockPair:
-    """Return the most exact of several readings; each reads CLOCK_REALTIME between two readings of CLOCK_MONOTONIC."""
+    """Read both clocks several times, CLOCK_REALTIME between two readings of CLOCK_MONOTONIC. Return the most exact reading."""
     readings = []
     for _ in range(_CLOCK_READINGS):
         before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
@@ -65,7 +65,7 @@ def refuse_unusable(directory: Path, force: bool) -> None:
 
 
 def is_being_recorded(directory: Path) -> bool:
-    """Whether a running recorder has locked the trace at `directory`."""
+    """Return True if a running recorder has locked the trace at `directory`."""
     try:
         descriptor = os.open(directory / RAW / LOCK_FILE, os.O_RDONLY)
     except OSError:
@@ -82,7 +82,7 @@ def is_being_recorded(directory: Path) -> bool:
 class Recording:
     """An open recording at `directory`. Close it, then convert it by `finish.finish_trace`. Appends are unbuffered.
 
-    The directory appears only with its manifest and all files that a recovery needs.
+    The directory appears at once with the manifest and all files that a recovery needs.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, force: bool = False) -> None:
@@ -110,7 +110,7 @@ class Recording:
         write_manifest(directory, self.manifest)
         # If a crash of the machine loses the manifest, a recovery uses the copy in the journal.
         self.append_journal("manifest", {"manifest": msgspec.to_builtins(self.manifest)})
-        # The reserve lets a recording that fills the disk still write its ledger.
+        # If the recording fills the disk, removing this reserve makes room for the ledger.
         try:
             with open_new(raw / _RESERVE_FILE) as reserve:
                 reserve.write(bytes(_RESERVE_BYTES))
@@ -130,7 +130,7 @@ class Recording:
         self.events_written += len(records)
 
     def append_blocks(self, records: NDArray[np.void]) -> None:
-        """Append block requests (dtype records.BLOCK). A call with no request records that they are traced."""
+        """Append block requests (dtype records.BLOCK). Even an empty append marks block requests as traced."""
         if self._blocks < 0:
             self._blocks = open_append(self.directory / RAW / BLOCKS_FILE, 0o644)
         write_all(self._blocks, records.view(np.uint8).data)
@@ -148,7 +148,7 @@ class Recording:
         write_all(self._names, memoryview(content))
 
     def append_journal(self, kind: str, values: dict[str, Any]) -> None:
-        """Append one line to the journal; `values` must be JSON."""
+        """Append one line to the journal: an entry of type `kind` with `values`, which must be JSON values."""
         write_all(self._journal, memoryview(json.dumps({"kind": kind, **values}).encode() + b"\n"))
 
     def append_clock(self) -> None:
@@ -156,7 +156,7 @@ class Recording:
         self.append_journal("clock", msgspec.to_builtins(read_clocks()))
 
     def release_reserve(self) -> None:
-        """Free the reserved space; call this when only the ledger is left to write."""
+        """Free the reserved disk space. Call this when only the ledger is left to write."""
         remove_file(self.directory / RAW / _RESERVE_FILE)
 
     def close(self) -> None:
@@ -167,13 +167,13 @@ class Recording:
         self._events = self._names = self._blocks = self._journal = self._lock = -1
 
     def discard(self) -> None:
-        """Remove the recording of a job that never started."""
+        """Close and remove the recording, as that of a job that never started."""
         self.close()
         remove_own(self.directory)
 
 
 def write_all(descriptor: int, content: memoryview) -> None:
-    """Write all of `content`. Raises IotwinError if the write fails."""
+    """Write all of `content` to `descriptor`. Raises IotwinError if a write fails."""
     while content:
         try:
             content = content[os.write(descriptor, content) :]

@@ -1,8 +1,8 @@
 """The binary records that a recorder appends to files, and that `finish` converts to tables.
 
-The types mirror struct event, name, block_record and gpu_call of tracing_tools/probes/records.h. As in a BPF ring buffer, each
-record follows an 8-byte header: length with busy and discard bits, page offset. Files have the same format, so that recording
-is one copy. Little endian, x86-64.
+The types mirror struct event, name, block_record and gpu_call of tracing_tools/probes/records.h, little endian (x86-64). Files
+have the format of a BPF ring buffer, so that recording is one copy. A header of 8 bytes precedes each record: its length with
+busy and discard bits, and its page offset.
 """
 
 import mmap
@@ -21,7 +21,6 @@ EVENT = np.dtype([
     ("pid", "<u4"), ("tid", "<u4"), ("device", "<u4"), ("generation", "<u4"), ("fd", "<i4"), ("call_flags_cpu", "<u4"),
 ])  # fmt: skip
 
-# A block request (struct block_record).
 BLOCK = np.dtype([
     ("header", "<u4"), ("page", "<u4"),
     ("queued_ns", "<i8"), ("issue_ns", "<i8"), ("duration_ns", "<i8"), ("sector", "<u8"), ("cgroup", "<u8"), ("inode", "<u8"),
@@ -42,7 +41,7 @@ GPU_CALL = np.dtype([
     ("function", "<u2"), ("direction", "<u2"), ("result", "<i4"),
 ])  # fmt: skip
 
-_NAME_STRUCT = struct.Struct("<IIqQqIIIIIIiiII")  # the layout of NAME_HEAD, for reading single records
+_NAME_STRUCT = struct.Struct("<IIqQqIIIIIIiiII")  # as NAME_HEAD; faster for single records
 
 LAST_NS = 1 << 62  # the largest valid time, duration or size
 FILE_TYPE_MASK = 15  # S_IFMT >> 12
@@ -51,11 +50,11 @@ TYPE_PIPE, TYPE_CHARACTER, TYPE_DIRECTORY, TYPE_BLOCK, TYPE_REGULAR, TYPE_SOCKET
 
 NAME_OPENED, NAME_GIVEN, NAME_FORK, NAME_EXEC, NAME_EXIT = 1, 2, 3, 4, 5
 LIFE_TYPES = (NAME_FORK, NAME_EXEC, NAME_EXIT)
-NAME_INHERITED = 6  # a file that was open when the trace began; read from /proc, so its generation is not known
+NAME_INHERITED = 6  # a file that was open when the trace began; /proc, the source, does not report its generation
 
 
 def pack_call(number: int, flags: int = 0, cpu: int = 0) -> int:
-    """Return the field call_flags_cpu of an event: number of the operation, flags of the file, CPU."""
+    """Return the field call_flags_cpu of an event, which packs the operation's number, the file's flags and the CPU."""
     return number | flags << 10 | cpu << 18
 
 
@@ -67,14 +66,14 @@ class NameRecord:
     type: int
     pid: int
     tid: int
-    parent: int = 0  # pid of the parent; fork, exec and exit
-    result: int = 0  # NAME_GIVEN: the call's result; fork, exec: the pid in the process's own namespace; exit: the wait status
+    parent: int = 0  # pid of the parent, for fork, exec and exit
+    result: int = 0  # NAME_GIVEN: result of the call; fork, exec: pid in the process's namespace; exit: wait status
     inode: int = 0
     device: int = 0
     generation: int = 0
     mode: int = 0
     size: int = 0
-    text: bytes = b""  # of a file: absolute path; of an exec: arguments, separated by NUL; of a fork or exit: comm
+    text: bytes = b""  # file: absolute path; exec: arguments, separated by NUL; fork, exit: name of the process (comm)
 
 
 def _join(components: bytes) -> bytes:
@@ -93,7 +92,7 @@ def _text(type_: int, data: bytes, given_length: int) -> bytes:
 
 
 def read_names(content: bytes | mmap.mmap) -> Iterator[NameRecord]:
-    """Yield the name records in `content`, without discarded ones and without a torn one at the end."""
+    """Yield the name records in `content`. Discarded records and a torn last record are left out."""
     position = 0
     while position + NAME_HEAD.itemsize <= len(content):
         head = _NAME_STRUCT.unpack_from(content, position)
@@ -113,7 +112,7 @@ def read_names(content: bytes | mmap.mmap) -> Iterator[NameRecord]:
 
 
 def whole_names(content: bytes) -> int:
-    """Return how many bytes at the begin of `content` are whole name records; the last record may be torn or incomplete."""
+    """Return the number of bytes of `content` that are whole name records, without a torn or incomplete last record."""
     position = 0
     while position + NAME_HEAD.itemsize <= len(content):
         size = int.from_bytes(content[position : position + 4], "little") & _LENGTH_MASK
@@ -125,7 +124,7 @@ def whole_names(content: bytes) -> int:
 
 
 def pack_name(record: NameRecord) -> bytes:
-    """Return a name record as bytes that `read_names` reads, for backends that get no records from the kernel."""
+    """Return `record` as bytes that `read_names` reads, for backends that receive no records from the kernel."""
     content = record.text
     if record.type == NAME_OPENED:
         content = b"".join(part + b"\0" for part in reversed(record.text.split(b"/")) if part)

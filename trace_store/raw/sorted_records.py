@@ -1,8 +1,8 @@
 """Read binary records in order of time, from a file that is nearly in order, in chunks that fit in memory.
 
 Recorders append the buffers of the CPUs, so most records are nearly in order, except those of long calls. A sample of the times
-divides all records into ranges of time, each for about one chunk. A chunk is gathered from the few blocks of the file that hold
-records of its range. A block may be read several times; nothing is written.
+divides all time into ranges, each with about one chunk of records. A chunk is gathered from the few blocks of the file that
+hold records of its range. A block may be read several times; nothing is written.
 """
 
 from collections.abc import Iterator
@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-CHUNK_ROWS = 1 << 15  # 2.6 MB of events: their copies, columns and pages determine the memory that a tracer needs
+CHUNK_ROWS = 1 << 15  # 2.6 MB of events; they and their copies are most of a tracer's memory
 _BLOCK_ROWS = 1 << 14
 _MOST_SAMPLED = 1 << 21
 
 
 def sorted_chunks(path: Path, record: np.dtype[np.void], time: str, chunk_rows: int = CHUNK_ROWS) -> Iterator[NDArray[np.void]]:
-    """Yield the records of the file, of type `record`, in order of their field `time`, in chunks of about `chunk_rows`.
+    """Yield the records of type `record` in the file `path`, sorted by their field `time`, in chunks of about `chunk_rows`.
 
-    Records with equal times keep the order of the file. A torn record at the end is left out. A chunk is larger if the sample is
-    inexact, or if many records have the same time.
+    Records with equal times keep the order of the file. A torn last record is left out. A chunk is larger if the sample of the
+    times is inexact, or if many records have the same time.
     """
     rows = path.stat().st_size // record.itemsize
     bounds = _bounds(path, record, time, rows, chunk_rows)
@@ -44,12 +44,12 @@ def _read(path: Path, record: np.dtype[np.void], block: int, rows: int) -> NDArr
 
 
 def _range_of(times: NDArray[np.int64], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for each time the index k of its range: bounds[k-1] <= time < bounds[k]."""
+    """Return the index k of the range of each time, such that bounds[k-1] <= time < bounds[k]."""
     return np.searchsorted(bounds, times, side="right")
 
 
 def _bounds(path: Path, record: np.dtype[np.void], time: str, rows: int, chunk_rows: int) -> NDArray[np.int64]:
-    """Return the times that separate the ranges, from a sample: every 64th record, fewer of a very long file."""
+    """Return the times that separate the ranges of about `chunk_rows`, from a sample: at most every 64th record."""
     ranges = -(-rows // chunk_rows)
     if ranges <= 1:
         return np.zeros(0, np.int64)

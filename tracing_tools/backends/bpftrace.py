@@ -25,7 +25,7 @@ from iotwin.common.foreign_files import open_foreign, read_foreign
 from iotwin.common.processes.children import dying_with_us
 from iotwin.trace_store.manifest import Manifest
 from iotwin.trace_store.raw import records
-from iotwin.trace_store.raw.converted import ConvertedRecords
+from iotwin.trace_store.raw.converted_records import ConvertedRecords
 from iotwin.trace_store.raw.recording import Recording
 from iotwin.trace_store.syscalls import CALLS, OPEN_KINDS, Kind
 from iotwin.tracing_tools.backend_base import Backend, Scope

@@ -19,7 +19,7 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import open_new, write_whole
 from iotwin.common.foreign_files import open_foreign
 from iotwin.trace_store.manifest import Manifest
-from iotwin.trace_store.raw.converted import ConvertedRecords
+from iotwin.trace_store.raw.converted_records import ConvertedRecords
 from iotwin.trace_store.raw.recording import Recording
 from iotwin.trace_store.raw.records import EVENT, RING_HEADER_BYTES
 from iotwin.tracing_tools.backend_base import Backend, Scope

@@ -24,7 +24,7 @@ from iotwin.common.foreign_files import open_foreign, read_foreign_text
 from iotwin.trace_store import strace_text as text
 from iotwin.trace_store.manifest import Manifest
 from iotwin.trace_store.raw import records
-from iotwin.trace_store.raw.converted import ConvertedRecords
+from iotwin.trace_store.raw.converted_records import ConvertedRecords
 from iotwin.trace_store.raw.recording import Recording
 from iotwin.trace_store.strace_replay import FOLLOWED, FORKS, Replay, command_line, mapped
 from iotwin.trace_store.syscalls import CALLS, OPEN_KINDS, Kind, calls_of

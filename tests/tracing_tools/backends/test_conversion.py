@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from iotwin.trace_store.manifest import Host, Manifest, Target
-from iotwin.trace_store.raw.converted import ConvertedRecords
+from iotwin.trace_store.raw.converted_records import ConvertedRecords
 from iotwin.trace_store.raw.finish import finish_trace
 from iotwin.trace_store.raw.recording import RAW, Recording
 from iotwin.trace_store.raw.records import EVENT, RING_HEADER_BYTES

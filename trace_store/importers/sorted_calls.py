@@ -1,6 +1,6 @@
-"""Sort calls by start: each block of calls arrives sorted (a run), and the runs are merged at the end.
+"""Sort calls by start: calls arrive in sorted blocks, called runs, which are merged at the end.
 
-Runs stay in memory up to a limit. Beyond it they move to a file without a name, which disappears with the process.
+Runs remain in memory up to a limit. Beyond it, they move to a file without a name, which disappears with the process.
 """
 
 import mmap
@@ -22,19 +22,19 @@ _CHUNKS_PER_PART = 4
 _SAMPLED_EACH = 64
 _LABEL = pa.dictionary(pa.int32(), pa.string())
 
-# The calls that an importer returns: like schema.EVENTS, but with the path of the file (null: none). Times may be of any clock.
+# Calls as importers return them: like schema.EVENTS, but with the path of the file (null: none), and times of any clock.
 CALLS = pa.schema([
     ("start_ns", pa.int64()), ("duration_ns", pa.int64()), ("op", _LABEL), ("pid", pa.int32()), ("tid", pa.int32()),
     ("path", _LABEL),
     ("fd", pa.int32()), ("offset", pa.int64()), ("requested", pa.int64()), ("result", pa.int64()),
     ("flags", pa.int32()),
 ])  # fmt: skip
-# The same columns with numbers for labels: indices into `Runs.ops` and `Runs.paths`, -1 for null.
+# The columns of CALLS, with operations and paths as indices into `Runs.ops` and `Runs.paths`, -1 for null.
 NUMBERED = pa.schema([(f.name, pa.int32() if f.type == _LABEL else f.type) for f in CALLS])
 
 
 def calls_table(**columns: Any) -> pa.Table:
-    """Return a CALLS table of the given columns; missing columns are null, except `tid` (the pid) and `fd` (-1)."""
+    """Return a CALLS table of `columns`; columns not given are null, except `tid`, which is the pid, and `fd`, which is -1."""
     rows = len(columns["start_ns"])
     columns = {"tid": columns["pid"], "fd": np.full(rows, -1, np.int32), **columns}
     arrays = [as_type(columns[f.name], f.type) if columns.get(f.name) is not None else pa.nulls(rows, f.type) for f in CALLS]
@@ -42,9 +42,9 @@ def calls_table(**columns: Any) -> pa.Table:
 
 
 def calls_of(rows: list[tuple[Any, ...]], names: tuple[str, ...]) -> tuple[pa.Table, int]:
-    """Return `rows`, tuples of the columns `names`, as a CALLS table, and the number of rows left out for impossible values.
+    """Return (`rows`, tuples of the columns `names`, as a CALLS table; the number of rows left out for impossible values).
 
-    `calls_table` fills the other columns.
+    Columns that are not in `names` are filled as by `calls_table`.
     """
     limits = [_LIMITS.get(str(CALLS.field(name).type)) for name in names]
     found, rows = len(rows), [row for row in rows if _is_possible(row, limits)]
@@ -66,7 +66,7 @@ def _is_possible(row: tuple[Any, ...], limits: list[int | None]) -> bool:
 
 
 def same_label(text: str, rows: int) -> pa.DictionaryArray:
-    """Return a label column with `text` in each row."""
+    """Return a dictionary column of `rows` rows with `text` in each."""
     return labels(np.zeros(rows, np.int32), [text])
 
 
@@ -79,14 +79,14 @@ def as_type(values: Any, kind: pa.DataType) -> Any:
 
 
 class _Numbers:
-    """Assigns numbers to labels, in order of appearance."""
+    """Assigns numbers from 0 to names, in order of appearance. `names[number]` is the name."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self._number: dict[str, int] = {}
 
     def of(self, named: pa.ChunkedArray) -> pa.Array:
-        """Return the number of each row's label, -1 for null."""
+        """Return the number of each name in the dictionary column `named`, -1 for null."""
         array = named.unify_dictionaries().combine_chunks()
         known = [self._of_name(name) for name in array.dictionary.to_pylist()]
         codes = numbers(array.indices, -1)
@@ -100,7 +100,7 @@ class _Numbers:
 
 
 def sorted_by_start(calls: pa.Table) -> pa.Table:
-    """Return the table in order of `start_ns`; equal times keep their order."""
+    """Return the table sorted by `start_ns`; the sort is stable."""
     start = numbers(calls["start_ns"])
     if (start[1:] >= start[:-1]).all():
         return calls
@@ -108,37 +108,27 @@ def sorted_by_start(calls: pa.Table) -> pa.Table:
 
 
 class Runs:
-    """Collects sorted tables of calls and returns all calls in order of start."""
+    """Collects sorted tables of calls and returns all calls in order of start. `ops` and `paths` map numbers to names."""
 
     def __init__(self) -> None:
-        """Begin with no calls."""
         self._ops, self._paths = _Numbers(), _Numbers()
+        self.ops, self.paths = self._ops.names, self._paths.names
         self._held: list[pa.RecordBatch] = []
         self._filed: list[pa.RecordBatch] = []
         self._held_bytes = 0
         self.rows = self.impossible = 0
 
-    @property
-    def ops(self) -> list[str]:
-        """The operations by number."""
-        return self._ops.names
-
-    @property
-    def paths(self) -> list[str]:
-        """The paths by number."""
-        return self._paths.names
-
     @classmethod
     def of(cls, calls: pa.Table) -> "Runs":
-        """Return Runs with the calls of one CALLS table, which may be in any order."""
+        """Return Runs that hold the calls of one CALLS table, which need not be sorted."""
         runs = cls()
         runs.add(sorted_by_start(calls))
         return runs
 
     def add(self, calls: pa.Table) -> None:
-        """Add a CALLS table in order of start; rows with impossible times or sizes only count in `impossible`.
+        """Add a CALLS table, which must be in order of start. Rows with impossible times or sizes are only counted, `impossible`.
 
-        Raises IotwinError if the scratch directory is full.
+        Raises IotwinError if the directory for temporary files is full.
         """
         possible = np.ones(calls.num_rows, np.bool_)
         for name in ("start_ns", "duration_ns", "offset", "requested", "result"):
@@ -157,7 +147,7 @@ class Runs:
             self._spill()
 
     def _spill(self) -> None:
-        """Move the runs in memory to a file that is mapped into memory."""
+        """Move the runs from memory to a file without a name, and map the file into memory."""
         directory = temporary_directory()
         try:
             with tempfile.TemporaryFile(dir=directory) as file:
@@ -174,7 +164,7 @@ class Runs:
         self._held, self._held_bytes = [], 0
 
     def span(self) -> tuple[int, int]:
-        """Return the starts of the first and the last call, of which there must be one."""
+        """Return the starts of the first and the last call. There must be at least one call."""
         starts = [run.column("start_ns") for run in (*self._filed, *self._held)]
         return min(start[0].as_py() for start in starts), max(start[-1].as_py() for start in starts)
 
@@ -188,9 +178,9 @@ class Runs:
         return rows - self.rows
 
     def parts(self) -> list[Iterator[pa.Table]]:
-        """Return the calls (NUMBERED) in order of start, in parts that threads may read concurrently.
+        """Return the calls in order of start, divided into parts that threads may read concurrently.
 
-        A part yields tables of about _CHUNK_ROWS calls.
+        Each part yields tables (NUMBERED) of about _CHUNK_ROWS calls.
         """
         runs = [*self._filed, *self._held]
         starts = [numbers(run.column("start_ns")) for run in runs]
@@ -198,7 +188,7 @@ class Runs:
         cuts = [np.concatenate(([0], np.searchsorted(start, bounds), [len(start)])).tolist() for start in starts]
 
         def gathered(gap: int) -> pa.Table:
-            """Return the calls of all runs between two bounds."""
+            """Return the calls of all runs in gap number `gap` between the bounds, sorted."""
             pieces = [
                 run.slice(cut[gap], cut[gap + 1] - cut[gap])
                 for run, cut in zip(runs, cuts, strict=True)
@@ -207,13 +197,13 @@ class Runs:
             return sorted_by_start(pa.Table.from_batches(pieces, NUMBERED))
 
         gaps = range(len(bounds) + 1) if runs else range(0)
-        # Many calls of one time lie between the same two bounds, so that other gaps are empty.
+        # If many calls start at the same time, some gaps are empty.
         whole = [gap for gap in gaps if any(cut[gap + 1] > cut[gap] for cut in cuts)]
         return [map(gathered, whole[first : first + _CHUNKS_PER_PART]) for first in range(0, len(whole), _CHUNKS_PER_PART)]
 
 
 def _bounds(starts: list[NDArray[np.int64]], rows: int) -> NDArray[np.int64]:
-    """Return the times at which to cut the runs into chunks of about _CHUNK_ROWS calls, from a sample of the starts."""
+    """Return ascending times that divide all calls into chunks of about _CHUNK_ROWS, estimated from a sample of `starts`."""
     chunks = -(-rows // _CHUNK_ROWS)
     if chunks <= 1:
         return np.zeros(0, np.int64)

@@ -1,4 +1,4 @@
-"""The paths that programs passed to calls (failed opens, stat, unlink, rename), stored compactly and found by call."""
+"""Store the paths that programs passed to calls (failed opens, stat, unlink, rename) compactly, and find them by call."""
 
 from array import array
 
@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class GivenNames:
-    """Paths by the thread and the start of their call. Add all paths before the first `find`."""
+class CallPaths:
+    """Paths that were passed to calls, by thread and start of the call. Add all paths before the first `find`."""
 
     def __init__(self) -> None:
         self.paths: list[bytes] = []  # each path once
@@ -16,7 +16,7 @@ class GivenNames:
         self._sorted: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]] | None = None
 
     def add(self, time_ns: int, tid: int, path: bytes) -> None:
-        """Add a path of the call that thread `tid` began at `time_ns`; of a rename, first the old path, then the new one."""
+        """Add the path of the call that thread `tid` began at `time_ns`. For a rename, add the old path, then the new one."""
         index = self._index_of.setdefault(path, len(self.paths))
         if index == len(self.paths):
             self.paths.append(path)
@@ -24,12 +24,12 @@ class GivenNames:
             column.append(value)
 
     def find(self, start_ns: NDArray[np.int64], tid: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return for each call the indices in `paths` of its first and its second path, -1 for none; arguments shape (n,)."""
+        """Return, for n calls, the indices in `paths` of their first and of their second paths, -1 for none; all shape (n,)."""
         times, tids, indices = self._in_order()
         if not len(times):
             return np.full(len(start_ns), -1), np.full(len(start_ns), -1)
         at = np.searchsorted(times, start_ns)
-        while True:  # once for each call that another thread began in the same nanosecond
+        while True:  # repeats if other threads began calls in the same nanosecond
             same_time = (at < len(times)) & (times[np.minimum(at, len(times) - 1)] == start_ns)
             at = np.minimum(at, len(times) - 1)
             other = same_time & (tids[at] != tid)
@@ -43,7 +43,7 @@ class GivenNames:
     def _in_order(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
         if self._sorted is None:
             times, tids, indices = (np.array(column) for column in self._columns)
-            order = np.lexsort((tids, times))  # stable, so the two names of a rename stay in order
+            order = np.lexsort((tids, times))  # stable, so that a rename's new path follows its old path
             self._sorted = times[order], tids[order], indices[order]
             self._columns = (array("q"), array("i"), array("i"))
         return self._sorted

@@ -1,4 +1,4 @@
-"""After the job, replace a backend's own files in raw/ by records, completely or not at all."""
+"""After the job, convert a backend's own files in raw/ to the records of a recording, completely or not at all."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,15 +12,15 @@ from iotwin.common.files import open_whole, write_whole
 from iotwin.common.foreign_files import read_foreign
 from iotwin.trace_store.raw.recording import EVENTS_FILE, NAMES_FILE, write_all
 
-_BEGAN_FILE = "names.began"  # the name records from before the job ran
+_BEGAN_FILE = "names.began"  # a copy of the name records that were written before the job started
 _MOST_NAMES_BYTES = 1 << 30
 
 
 class ConvertedRecords:
-    """Collects converted records; at the end of the `with` block they become the event and name records of the recording.
+    """Collects converted records. At the end of the `with` block, they become the event and name records of the recording.
 
-    Name records from before the job are kept. If the block raises, nothing changes. A conversion that was cut off can be
-    repeated with the same result.
+    Name records from before the job remain. If the block raises, nothing changes. An interrupted conversion can be repeated
+    with the same result.
     """
 
     def __init__(self, raw: Path) -> None:
@@ -45,5 +45,5 @@ class ConvertedRecords:
         self.events_written += len(records)
 
     def append_names(self, content: bytes) -> None:
-        """Append name records."""
+        """Append name records, as `records.pack_name` returns them."""
         write_all(self._files[NAMES_FILE], memoryview(content))
