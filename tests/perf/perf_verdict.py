@@ -103,13 +103,13 @@ JOBS = {
 }
 
 
-# By wrong twin: what is replaced by what, in job_parts.py, which the programs share, or in the program itself.
+# By wrong twin: what is replaced by what, in a file that the programs share or in the program itself.
 _REPLACED = {
     "computation halved": {"time.sleep(compute_s)": "time.sleep(compute_s / 2)"},
     "computation 25 % longer": {"time.sleep(compute_s)": "time.sleep(compute_s * 1.25)"},
     "batch doubled": {"range(0, len(samples), size)": "range(0, len(samples), 2 * size)", "i : i + size]": "i : i + 2 * size]"},
-    "loaders doubled": {"workers: int = 2": "workers: int = 4"},
-    "order sequential": {" rng.permutation(": " np.arange(", "(rng.permutation(": "(np.arange("},
+    "loaders doubled": {'"--workers", type=int, default=2': '"--workers", type=int, default=4'},
+    "order sequential": {" rng.permutation(": " np.arange("},
     "no fsync": {"os.fsync(file.fileno())": "pass"},
     "10 % of bytes missing": {"rng.bytes(size)": "rng.bytes(size * 9 // 10)"},
 }
@@ -154,7 +154,7 @@ _CROPS = {
     "10 % of bytes missing": {"100_000\n": "90_000\n"},
 }
 _SHARDS = {
-    "batch doubled": {"40_000, 16": "40_000, 32", "range(160)": "range(80)"},
+    "batch doubled": {"40_000, 16": "40_000, 32", "steps(160)": "steps(80)"},
     "order sequential": {"self._rng.permutation(": "np.arange("},
 }
 UNSEEN = {

@@ -1,20 +1,22 @@
 """One file of chunks and labels, as HDF5 keeps them: a sample is three reads; validation in the same file."""
 
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
-from job_parts import Loader, batches, make_files, save
+from command_line import JobOptions
+from job_parts import Loader, batches, launch, make_files, save
 
 _SAMPLES, _TRAINING, _CHUNK = 400, 320, 98_304
 
 
-def main(folder: Path, seed: int) -> None:
-    path = make_files(folder / "chunks", ["data.h5"], [4096 + 400 * 544 + _SAMPLES * _CHUNK + _SAMPLES * 8])[0]
-    out = folder / f"out{seed}"
-    out.mkdir(exist_ok=True)
-    rng = np.random.default_rng(seed)
+def _made(job: JobOptions) -> Path:
+    samples = job.samples(_SAMPLES)
+    return make_files(job.data("chunks"), ["data.h5"], [4096 + 400 * 544 + samples * _CHUNK + samples * 8])[0]
+
+
+def main(job: JobOptions, path: Path) -> None:
+    rng, validation = np.random.default_rng(job.seed), np.arange(job.samples(_TRAINING), job.samples(_SAMPLES))
 
     def fetch(indices: list[int]) -> bytes:
         for index in indices:
@@ -28,16 +30,17 @@ def main(folder: Path, seed: int) -> None:
             time.sleep(0.001)
         return bytes(4000)
 
-    for epoch in range(4):
-        for samples, compute_s in ((rng.permutation(_TRAINING), 0.05), (np.arange(_TRAINING, _SAMPLES), 0.02)):
+    for epoch in range(job.epochs(4)):
+        training = rng.permutation(job.samples(_TRAINING))
+        for samples, size, compute_s in ((training, job.batch(8), job.step_s(0.05)), (validation, 8, job.validation_s(0.02))):
             with path.open("rb", buffering=0) as file:
                 file.read(512)
-                loader = Loader(fetch)
-                for _ in loader.epoch(batches(samples.tolist(), 8), compute_s):
+                loader = Loader(job, fetch)
+                for _ in loader.epoch(batches(job, samples.tolist(), size), compute_s):
                     pass
                 loader.close()
-        save(out / f"epoch_{epoch}.pt", 6_000_000)
+        save(job, f"epoch_{epoch}.pt", 6_000_000)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    launch(_made, main)

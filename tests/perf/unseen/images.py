@@ -1,35 +1,40 @@
 """A folder of images, validation from another folder, fresh loaders for each pass or the same ones all along (--persistent)."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
-from job_parts import Loader, batches, make_files, read_file, save
+from command_line import JobOptions
+from job_parts import Loader, batches, launch, make_files, read_file, save
 
 
-def main(folder: Path, seed: int, persistent: bool, suffix: str = ".jpg", epochs: int = 4) -> None:
-    rng, sizes = np.random.default_rng(seed), np.random.default_rng(1)
-    train = make_files(folder / "train", [f"s{i:03}{suffix}" for i in range(160)], sizes.integers(60_000, 140_000, 160).tolist())
-    val = make_files(folder / "val", [f"v{i:03}{suffix}" for i in range(48)], sizes.integers(60_000, 140_000, 48).tolist())
-    if suffix == ".pt":
-        read_file(make_files(folder / "pretrained", ["model.safetensors"], [20_000_000])[0])
-    out = folder / f"out{seed}"
-    out.mkdir(exist_ok=True)
-    kept = {}
-    for epoch in range(epochs):
-        for name, files, size, compute_s in (("train", train, 8, 0.05), ("val", val, 8, 0.02)):
-            loader = kept.get(name) or Loader(lambda indices, files=files: [read_file(files[i]) for i in indices])
+def _made(job: JobOptions) -> list[list[Path]]:
+    sizes, sets, suffix = np.random.default_rng(1), [], ".pt" if job.pt else ".jpg"
+    for name, first, usual in (("train", "s", 160), ("val", "v", 48)):
+        names = [f"{first}{i:03}{suffix}" for i in range(job.samples(usual))]
+        sets.append(make_files(job.data(name), names, sizes.integers(60_000, 140_000, len(names)).tolist()))
+    return [*sets, make_files(job.folder / "pretrained", ["model.safetensors"], [20_000_000]) if job.pt else []]
+
+
+def main(job: JobOptions, sets: list[list[Path]]) -> None:
+    train, val, pretrained = sets
+    for path in pretrained:
+        read_file(path)
+    rng, kept = np.random.default_rng(job.seed), {}
+    passes = (("train", train, job.batch(8), job.step_s(0.05)), ("val", val, 8, job.validation_s(0.02)))
+    for epoch in range(job.epochs(4)):
+        for name, files, size, compute_s in passes:
+            loader = kept.get(name) or Loader(job, lambda indices, files=files: [read_file(files[i]) for i in indices])
             order = rng.permutation(len(files)) if name == "train" else np.arange(len(files))
-            for _ in loader.epoch(batches(order.tolist(), size), compute_s):
+            for _ in loader.epoch(batches(job, order.tolist(), size), compute_s):
                 pass
-            if persistent:
+            if job.persistent:
                 kept[name] = loader
             else:
                 loader.close()
-        save(out / f"epoch_{epoch}.pt", 6_000_000)
+        save(job, f"epoch_{epoch}.pt", 6_000_000)
     for loader in kept.values():
         loader.close()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), "--persistent" in sys.argv, ".pt" if "--pt" in sys.argv else ".jpg")
+    launch(_made, main, "persistent", "pt")

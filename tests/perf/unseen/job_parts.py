@@ -46,19 +46,32 @@ def make_files(folder: Path, names: Sequence[str], sizes: Sequence[int]) -> list
     return [folder / name for name in names]
 
 
-def save(path: Path, size_bytes: int) -> None:
-    """Write a checkpoint under a temporary name, fsync it and rename it."""
-    temporary = path.with_name(f"{path.name}.tmp")
+def make_images(paths: Sequence[Path], shape: tuple[int, ...]) -> None:
+    """Write images of random pixels, unless they are there."""
+    from PIL import Image
+
+    rng = np.random.default_rng(7)
+    for path in (path for path in paths if not path.exists()):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, shape, np.uint8)).save(path)
+
+
+def save(job: JobOptions, name: str, size_bytes: int) -> None:
+    """Write a checkpoint under a temporary name, fsync it and rename it; the first rank does so for all."""
+    if job.rank:
+        return
+    temporary = job.out / f"{name}.tmp"
     with temporary.open("wb", buffering=0) as file:
         for begin in range(0, size_bytes, 1 << 20):
             file.write(bytes(min(1 << 20, size_bytes - begin)))
         os.fsync(file.fileno())
-    temporary.rename(path)
+    temporary.rename(job.out / name)
 
 
-def batches(samples: Sequence[int], size: int) -> list[list[int]]:
-    """Cut samples into batches; the last may be short."""
-    return [list(samples[i : i + size]) for i in range(0, len(samples), size)]
+def batches(job: JobOptions, samples: Sequence[Any], size: int) -> list[list[Any]]:
+    """Cut samples into batches, of which each of N ranks takes every N-th; the last may be short."""
+    every = [list(samples[i : i + size]) for i in range(0, len(samples), size)]
+    return every[: len(every) // job.ranks * job.ranks][job.rank :: job.ranks]
 
 
 class Loader:
@@ -67,9 +80,9 @@ class Loader:
     `fetch` makes what a batch's indices ask for; its result goes through the pipe.
     """
 
-    def __init__(self, fetch: Callable[[list[int]], object], workers: int = 2) -> None:
-        self._results = _fork.Queue()
-        self._asked = [_fork.Queue() for _ in range(workers)]
+    def __init__(self, job: JobOptions, fetch: Callable[[list[int]], object]) -> None:
+        self._job, self._results = job, _fork.Queue()
+        self._asked = [_fork.Queue() for _ in range(job.workers)]
         self._workers = [_fork.Process(target=self._work, args=(fetch, queue), daemon=True) for queue in self._asked]
         for worker in self._workers:
             worker.start()
@@ -91,6 +104,7 @@ class Loader:
                 early[place] = result
             early.pop(number)
             time.sleep(compute_s)
+            self._job.meet()
             yield number
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from command_line import JobOptions
+from job_parts import make_images
 from PIL import Image
 from torch.utils.data import Dataset
 from torch_parts import launch, train_and_validate
@@ -25,12 +26,9 @@ class Pairs(Dataset):
 
 
 def _made(job: JobOptions) -> Path:
-    rng, folder = np.random.default_rng(7), job.data("pairs")
+    folder, numbers = job.data("pairs"), range(job.samples(_TRAINING + _VALIDATION))
     for kind, shape in (("jpg", (_SIDE, _SIDE, 3)), ("png", (_SIDE, _SIDE))):
-        (folder / kind).mkdir(parents=True, exist_ok=True)
-        paths = [folder / kind / f"{number:04}.{kind}" for number in range(job.samples(_TRAINING + _VALIDATION))]
-        for path in (path for path in paths if not path.exists()):
-            Image.fromarray(rng.integers(0, 256, shape, np.uint8)).save(path)
+        make_images([folder / kind / f"{number:04}.{kind}" for number in numbers], shape)
     return folder
 
 

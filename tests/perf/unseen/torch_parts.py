@@ -15,6 +15,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 torch.set_num_threads(1)
 
+# It outlives every pass. If a thread of gloo released it last, that thread would need Python's locks while loaders are forked.
+_GRADIENT = torch.zeros(10_000)
+
 
 def launch(make: Callable[[JobOptions], Any], main: Callable[[JobOptions, Any], None], *flags: str, **defaults: int) -> None:
     """Run `main` with the data that `make` returns: in this process, or in several ranks that use gloo over loopback."""
@@ -48,13 +51,12 @@ def loader(job: JobOptions, samples: Dataset, batch: int, shuffle: bool = False,
 
 def train(batches: Iterable[Any], compute_s: float) -> Iterator[int]:
     """Take batches, compute for each as long as an accelerator would, and yield the steps done; end if any rank has no batch."""
-    gradient = torch.zeros(10_000)
     for step, batch in enumerate(chain(batches, [None]), 1):
         if batch is not None:
             time.sleep(compute_s + 0.0 * float(batch.flatten()[0]))
         if dist.is_initialized():
-            dist.all_reduce(gradient.fill_(batch is not None), dist.ReduceOp.MIN)
-        if batch is None or (dist.is_initialized() and not gradient[0]):
+            dist.all_reduce(_GRADIENT.fill_(batch is not None), dist.ReduceOp.MIN)
+        if batch is None or (dist.is_initialized() and not _GRADIENT[0]):
             return
         yield step
 
