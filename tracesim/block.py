@@ -11,9 +11,10 @@ BLOCK_OPS = ("read", "write")
 
 
 def block_bytes(block: pd.DataFrame | None, occurrences: Occurrences) -> NDArray[np.float64]:
-    """Return the bytes of block requests per phase occurrence, by direction and size: shape (occurrences, 2 * BINS).
+    """Return histograms of the bytes of block requests by size, for reads and writes: shape (occurrences, 2 * BINS).
 
-    `block` is the trace's table of block requests; without it the result is zeros.
+    An occurrence is one run of a phase, such as an epoch. `block` is the trace's table of block requests; if None, the result
+    is zeros.
     """
     n = occurrences.number
     if block is None:

@@ -1,6 +1,6 @@
-"""Busy time: how long at least one read, write or block request is in flight, per time bin of a phase.
+"""Measures busy time: in each time bin of a phase, how long at least one read, write or block request is in flight.
 
-These are the bars of a timeline. Two calls at the same time count once.
+Busy time is what a timeline draws as bars. Time with two calls in flight counts once.
 """
 
 import numpy as np
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from iotwin.tracesim.calls import READ, WRITE, Calls
 from iotwin.tracesim.phases import Occurrences
 
-BUSY_BINS = 64  # equal time bins of a phase occurrence; dimensions.py blurs them over eight bins
+BUSY_BINS = 64  # number of equal time bins of a phase occurrence; dimensions.py blurs the bins over eight
 ROWS = ("READ", "WRITE", "BIOR", "BIOW")
 _GROUPS = (READ, WRITE)
 
 
 class _Union:
-    """The union of time intervals that are added in order of start.
+    """Computes the length of a union of time intervals, which must be added in order of start.
 
     `before_ns`, shape (edges,), is the time in ns before each of `edges` that at least one interval covers.
     """
@@ -27,7 +27,7 @@ class _Union:
         self._covered_to = np.iinfo(np.int64).min
 
     def cover(self, end_ns: NDArray[np.int64]) -> None:
-        """Mark the time up to the last of `end_ns` as covered."""
+        """Treat all time up to the last of `end_ns` as covered already."""
         self._covered_to = max(self._covered_to, int(end_ns.max(initial=self._covered_to)))
 
     def add(self, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> None:
@@ -43,7 +43,7 @@ class _Union:
         if not len(begin):
             return
         total = np.concatenate(([0], np.cumsum(end - begin)))
-        whole = np.searchsorted(begin, self._edges, side="right")  # parts that begin before the edge
+        whole = np.searchsorted(begin, self._edges, side="right")  # number of intervals that begin before each edge
         last_end = np.concatenate(([np.iinfo(np.int64).min], end))[whole]
         self.before_ns += total[whole] - np.maximum(last_end - self._edges, 0) * (whole > 0)
 
@@ -64,13 +64,13 @@ class BusyTime:
             self._unions[row].add(calls.start_ns[chosen], calls.start_ns[chosen] + calls.duration_ns[chosen])
 
     def begin_with(self, in_flight: Calls) -> None:
-        """Mark the time of calls that began in an earlier chunk of the trace as covered: that chunk counts it."""
+        """Do not count the time of the calls `in_flight`, which began in an earlier chunk of the trace: that chunk counts it."""
         for row, group in enumerate(_GROUPS):
             chosen = (in_flight.group == group) & (in_flight.moved_bytes > 0)
             self._unions[row].cover(in_flight.start_ns[chosen] + in_flight.duration_ns[chosen])
 
     def extend(self, later: "BusyTime") -> None:
-        """Add what `later` collected from the calls after these."""
+        """Add the values of `later`, which collected the calls that follow in the trace."""
         for union, other in zip(self._unions, later._unions, strict=True):
             union.before_ns += other.before_ns
 

@@ -7,12 +7,12 @@ from iotwin.tracesim.calls import FILE_KINDS, GROUPS, WRITE, Calls
 from iotwin.tracesim.logbins import BINS, log_bin, table
 from iotwin.tracesim.phases import Occurrences
 
-ACTIVITY_BINS = 64  # equal bins of an occurrence, as many as a timeline has
+ACTIVITY_BINS = 64  # number of equal time bins of a phase occurrence, as many as a timeline has
 _KINDS, _GROUPS = len(FILE_KINDS), len(GROUPS)
 
 
 class CallSums:
-    """Sums calls and bytes by file kind and operation, request sizes and activity per phase occurrence, and bytes per file."""
+    """Sums, for each phase occurrence: calls and bytes by file kind and operation, request sizes, activity; and bytes per file."""
 
     def __init__(self, occurrences: Occurrences, files: int) -> None:
         n = occurrences.number
@@ -28,7 +28,7 @@ class CallSums:
         self.file_extent_bytes = np.zeros(files, dtype=np.int64)  # largest end offset of a read or write
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
-        """Add one batch; `occurrence` has one entry a call."""
+        """Add a batch of calls. `occurrence` has the index of each call's phase occurrence."""
         cell = calls.kind * _GROUPS + calls.group
         self.calls += table(occurrence, cell, None, self._n, _KINDS * _GROUPS)
         self.bytes += table(occurrence, cell, calls.moved_bytes, self._n, _KINDS * _GROUPS)
@@ -37,7 +37,7 @@ class CallSums:
         self._add_moving(calls.where(moving), occurrence[moving])
 
     def extend(self, later: "CallSums") -> None:
-        """Add what `later` collected from the calls after these."""
+        """Add the values of `later`, which collected the calls that follow in the trace."""
         extent = np.maximum(self.file_extent_bytes, later.file_extent_bytes)
         for name, sums in vars(self).items():
             if isinstance(sums, np.ndarray):

@@ -1,6 +1,6 @@
 """The calls that a comparison reads, those on data-set and checkpoint files, as columns of numbers.
 
-Calls on libraries, logs, pipes and sockets are left out: a twin need not import a deep-learning framework.
+Calls on libraries, logs, pipes and sockets are left out, because a twin does not imitate them.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from iotwin.trace_store.reader import Trace
 FILE_KINDS = ("dataset", "checkpoint")
 GROUPS = ("read", "write", "open", "close", "sync", "map")
 READ, WRITE, OPEN, CLOSE, SYNC, MAP = range(len(GROUPS))
-_NAME = len(GROUPS)  # the decoder's code of calls that rename or remove a file
+_NAME = len(GROUPS)  # code of calls that rename or remove a file, in StorageCalls' decoder
 _REMOVALS = ("unlink", "unlinkat")
 
 _COLUMNS = ("start_ns", "duration_ns", "op", "tid", "file_id", "offset", "result")
@@ -31,7 +31,7 @@ class Calls:
     duration_ns: NDArray[np.int64]
     group: NDArray[np.int64]  # index into GROUPS
     kind: NDArray[np.int64]  # kind of the file: index into FILE_KINDS
-    thread: NDArray[np.int64]  # 0, 1, ... in order of tid
+    thread: NDArray[np.int64]  # index of the thread, in order of tid
     file: NDArray[np.int64]  # file_id
     offset: NDArray[np.int64]  # bytes; -1 if unknown
     moved_bytes: NDArray[np.int64]  # bytes that the call read or wrote; 0 if it failed or is neither a read nor a write
@@ -49,7 +49,7 @@ class StorageCalls:
 
     def __init__(self, chunk: Chunk, groups: frozenset[str] = frozenset(GROUPS)) -> None:
         self._chunk = chunk
-        # The two last codes of the decoder are not in GROUPS: renames and removals, and all other calls.
+        # After the codes of GROUPS, the decoder has two more: renames and removals, and all other calls.
         self._is_wanted = np.array([group in groups for group in GROUPS] + [False, False])
         self._decoder = CallDecoder(Trace(chunk.path), _COLUMNS, (*GROUPS, "name"), FILE_KINDS)
         self.files = self._decoder.files

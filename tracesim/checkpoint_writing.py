@@ -1,4 +1,6 @@
-"""How a job writes checkpoint files: how much data it reads between and during them, how many at once, how many it removes."""
+"""How a job writes checkpoint files: how many at once, how many it removes, and how much data it reads between and during
+writes.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +10,7 @@ from iotwin.tracesim.logbins import BINS, log_bin
 from iotwin.tracesim.phases import Occurrences
 
 _DATA, _CHECKPOINT = FILE_KINDS.index("dataset"), FILE_KINDS.index("checkpoint")
-_WHOLE = 1 << 40  # log_bin takes values from 1 on, so shares in [0, 1] are multiplied by this
+_WHOLE = 1 << 40  # factor by which shares in [0, 1] are multiplied for log_bin, which requires values from 1 on
 # `rate_during` counts in full if at least this many reads are expected during all checkpoints together. Without this limit, a
 # single read during short checkpoints would count as reading at full speed.
 _ENOUGH_READS = 2.0
@@ -24,11 +26,12 @@ class CheckpointWriting:
         self._begin_ns = int(occurrences.start_ns.min())
         self._end_ns = max(int((occurrences.start_ns + occurrences.span_ns).max()), self._begin_ns + 1)
         self._read_bytes = np.zeros(_BINS)
-        self._rows: list[NDArray[np.int64]] = []  # rows: file, 1 if it begins with an open, first start, last end, 1 if written
+        # rows: file, 1 if its first call is an open, start of its first call, end of its last call, 1 if written
+        self._rows: list[NDArray[np.int64]] = []
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
         """Add one batch of calls, in order of start."""
-        del occurrence  # these figures are of the whole run
+        del occurrence  # all values of this class are for the whole run, not for each occurrence
         reads = (calls.kind == _DATA) & (calls.group == READ) & (calls.moved_bytes > 0)
         position = (calls.start_ns[reads] - self._begin_ns) / (self._end_ns - self._begin_ns) * _BINS
         position = np.clip(position, 0, _BINS - 1).astype(np.int64)
@@ -47,13 +50,13 @@ class CheckpointWriting:
         ]))  # fmt: skip
 
     def extend(self, later: "CheckpointWriting") -> None:
-        """Add what `later` collected from the calls after these."""
+        """Add the values of `later`, which collected the calls that follow in the trace."""
         self._read_bytes += later._read_bytes
         self._rows += later._rows
         self.removed_files += later.removed_files
 
     def spans_ns(self) -> NDArray[np.int64]:
-        """Return when each checkpoint file was written: (begin, end) of each, shape (n, 2), in order of begin."""
+        """Return begin and end (ns) of the writing of each checkpoint file, shape (n, 2), in order of begin."""
         rows = np.concatenate([np.empty((5, 0), np.int64), *self._rows], axis=1)
         file, opened, start, end, written = rows[:, np.argsort(rows[0], kind="stable")]
         if not len(file):
@@ -64,16 +67,18 @@ class CheckpointWriting:
         return in_order
 
     def between_reads(self) -> NDArray[np.float64]:
-        """Return the shares of all data-set bytes that are read between two checkpoint files, as a histogram of shape (BINS,)."""
+        """Return a histogram, shape (BINS,), of the shares of all data-set bytes that are read from one checkpoint file to the
+        next.
+        """
         read = np.diff(self._until(self.spans_ns()[:, 0]))
         shares = read[read > 0] / self._read_bytes.sum()
         counted = np.bincount(log_bin(np.maximum(shares * _WHOLE, 1).astype(np.int64)), weights=shares, minlength=BINS)
         return counted.astype(np.float64)
 
     def rate_during(self) -> float:
-        """Return the rate of reading the data set while checkpoints are written, over the rate otherwise; at most 1.
+        """Return the rate (bytes/s) of reading the data set during checkpoints, divided by the rate at other times; at most 1.
 
-        The result is reduced in proportion if fewer than _ENOUGH_READS are expected during all checkpoints.
+        If fewer than _ENOUGH_READS reads are expected during all checkpoints, the result is reduced in proportion.
         """
         total = float(self._read_bytes.sum())
         if not total:
@@ -104,6 +109,6 @@ class CheckpointWriting:
         return float((spans[:, 1] - spans[:, 0]).sum()) / within_ns if within_ns else 1.0
 
     def _until(self, time_ns: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the data-set bytes read before each time, same shape."""
+        """Return, for each of `time_ns`, how many data-set bytes were read before it."""
         edges = np.linspace(self._begin_ns, self._end_ns, _BINS + 1)
         return np.interp(time_ns, edges, np.concatenate(([0.0], np.cumsum(self._read_bytes))))

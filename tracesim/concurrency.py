@@ -16,10 +16,10 @@ def _level_bin(level: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class InFlight:
-    """Sums the time during which n calls are in flight: `time_ns`, shape (occurrences, LEVEL_BINS), has a bin for each n > 0."""
+    """Sums how long n calls are in flight: `time_ns`, shape (occurrences, LEVEL_BINS), is a histogram over n > 0."""
 
     def __init__(self, occurrences: Occurrences, begin_ns: int = 0, ends_ns: NDArray[np.int64] | None = None) -> None:
-        """Begin at `begin_ns` with calls in flight that end at `ends_ns`."""
+        """Start to count at `begin_ns`, when calls are in flight that end at `ends_ns`."""
         self._occurrences = occurrences
         self.time_ns = np.zeros((occurrences.number, LEVEL_BINS))
         self._pending = np.empty(0, dtype=np.int64) if ends_ns is None else ends_ns  # ends of the calls in flight at _horizon
@@ -39,7 +39,7 @@ class InFlight:
             self._sweep(len(self._pending), self._pending[:0], ends, min(int(self._pending.max()), end_ns))
 
     def extend(self, later: "InFlight") -> None:
-        """Add what `later` collected from the time at which this one finished."""
+        """Add the times of `later`, which started to count when this one finished."""
         self.time_ns += later.time_ns
 
     def _sweep(self, level: int, starts: NDArray[np.int64], ends: NDArray[np.int64], horizon: int) -> None:
@@ -47,7 +47,7 @@ class InFlight:
         changes = np.sort(np.concatenate((ends << 1, starts << 1 | 1)))
         times = changes >> 1
         levels = level + np.cumsum((changes & 1) * 2 - 1)
-        # Until the first change of this sweep, the level of the last sweep holds.
+        # Until the first change in this batch, the number of calls in flight is that at the end of the batch before.
         times, levels = np.concatenate(([self._horizon], times)), np.concatenate(([level], levels))
         self._horizon = int(horizon)
         lengths = np.diff(times, append=horizon)
@@ -64,20 +64,21 @@ class Readers:
         self._seen: list[NDArray[np.int64]] = []  # (occurrence * WINDOWS + window) << 32 | thread
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
-        """Add one batch; `occurrence` has one entry a call."""
+        """Add a batch of calls. `occurrence` has the index of each call's phase occurrence."""
         used = (calls.group == READ) & (calls.kind == 0) & (calls.moved_bytes > 0)
         occurrence = occurrence[used]
         window = self._occurrences.position(calls.start_ns[used], occurrence, WINDOWS)
         self._seen.append(np.unique((occurrence * WINDOWS + window) << 32 | calls.thread[used]))
 
     def extend(self, later: "Readers") -> None:
-        """Add what `later` collected from the calls after these."""
+        """Add the values of `later`, which collected the calls that follow in the trace."""
         self._seen += later._seen
 
     def counts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the number of reading threads per phase occurrence, and how many of its windows have n reading threads.
+        """Return the number of reading threads of each phase occurrence, and a histogram of the number of reading threads per
+        window.
 
-        Shapes: (occurrences,) and (occurrences, LEVEL_BINS), with a bin for each n.
+        Shapes: (occurrences,) and (occurrences, LEVEL_BINS).
         """
         n = self._occurrences.number
         seen = np.unique(np.concatenate(self._seen)) if self._seen else np.empty(0, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The dimensions of similarity: weight, score of two trace summaries, and the curve of one summary for plots.
+"""The dimensions of similarity: for each its weight, its score of two trace summaries, and a curve of one summary for plots.
 
 docs/similarity.md gives the formulas and the reasons.
 """
@@ -22,10 +22,10 @@ from iotwin.tracesim.order import STEPS
 from iotwin.tracesim.phases import PHASES, TIMED
 from iotwin.tracesim.profile import Summary
 
-HALF_WIDTH = 2 * BINS_PER_OCTAVE  # bins: values that differ by a factor of 16 share nothing
+HALF_WIDTH = 2 * BINS_PER_OCTAVE  # in bins, for `overlap`: values that differ by a factor of 16 have overlap 0
 _IS_TIMED = np.isin(np.arange(len(PHASES)), TIMED)
 _CHECKPOINT_FILE = FILE_KINDS.index("checkpoint")
-_BAR_BLUR = BUSY_BINS // 8  # bins: busy times a quarter of a phase apart have overlap 0, an eighth apart an overlap of 1/4
+_BAR_BLUR = BUSY_BINS // 8  # in bins: busy times a quarter of a phase apart have overlap 0, an eighth apart an overlap of 1/4
 # Two orders of files score 1 if they differ by less than this many standard deviations of a random order. Measured: 98 to 100 %
 # of 1,990 pairs of shuffles of 8 to 200 files differ by less than two deviations, 83 to 92 % by less than one.
 _CHANCE_DEVIATIONS = 2.0
@@ -33,7 +33,7 @@ _CHANCE_DEVIATIONS = 2.0
 
 @dataclass(frozen=True)
 class Curve:
-    """The curve of a dimension in a plot: `x` and `y` of shape (n,). With n `labels` it is a bar chart."""
+    """The curve of a dimension in a plot: `x` and `y` of shape (n,). If there are n `labels`, it is drawn as a bar chart."""
 
     x: Floats
     y: Floats
@@ -51,8 +51,8 @@ class Score(NamedTuple):
 class Definition:
     """One dimension: its weight in the overall score, and the functions that compute its score and its curve.
 
-    `score` returns None if the dimension does not apply to the two traces. `x_unit` and `unit` are the units of the curve's x and
-    y. `latency_bound`: True if the score also depends on the speed of the storage.
+    `score` returns None if the dimension does not apply to the two traces. `x_unit` and `unit` are the units of x and y of the
+    curve. `latency_bound` is True if the score also depends on the speed of the storage.
     """
 
     name: str
@@ -71,9 +71,9 @@ def _mean(parts: dict[str, tuple[float, float]]) -> Score:
 
 
 def _timed_shares(a: Floats, b: Floats) -> Floats:
-    """Return each phase's share of an amount, as the mean of two traces: shape (phases,), 0 for start-up.
+    """Return the share of each phase in an amount, averaged over two traces: shape (phases,), 0 for start-up.
 
-    `a` and `b` hold the amount of each phase in either trace.
+    `a` and `b` hold the amounts of the two traces by phase.
     """
     return (shares(np.where(_IS_TIMED, a, 0.0)) + shares(np.where(_IS_TIMED, b, 0.0))) / 2
 
@@ -89,7 +89,9 @@ def _time_weights(a: Summary, b: Summary) -> Floats:
 
 
 def _by_phase(weights: Floats, similarity: Callable[[int], float | None]) -> float:
-    """Return the weighted mean of `similarity(phase)`, leaving out phases of weight 0 and phases for which it returns None."""
+    """Return the weighted mean of `similarity(phase)` over the phases. Phases of weight 0, or with similarity None, do not
+    count.
+    """
     found = [(similarity(phase), weight) for phase, weight in enumerate(weights.tolist()) if weight > 0]
     known = [(score, weight) for score, weight in found if score is not None]
     return weighted_mean([score for score, _ in known], [weight for _, weight in known])
@@ -146,13 +148,14 @@ def _request_size_curve(s: Summary) -> Curve:
 
 
 def _order_similarity(a: Floats, a_variance: Floats, b: Floats, b_variance: Floats, weights: Floats) -> float:
-    """Return the similarity of a statistic of file order (order.py), averaged over phases; differences by chance do not count.
+    """Return how similar two traces are in a statistic of file order (order.py), averaged over phases. Chance does not count.
 
-    `a` and `b` hold the statistic per phase, NaN if unknown.
+    `a` and `b` hold the statistic of each phase (NaN if unknown), `a_variance` and `b_variance` its variance under a random
+    order.
     """
     known = ~(np.isnan(a) | np.isnan(b))
     a, b = a[known], b[known]
-    # The statistic is 0 for a perfect order, which leaves nothing to chance, and 1 for a random one.
+    # Only random orders vary by chance: the statistic is 0 for a sorted order and 1 for a random one.
     chance = np.sqrt(a_variance[known] * a + b_variance[known] * b)
     similarity = 1.0 - np.maximum(np.abs(a - b) - _CHANCE_DEVIATIONS * chance, 0.0)
     return weighted_mean(similarity.tolist(), weights[known].tolist())
@@ -326,7 +329,7 @@ def _checkpoint(a: Summary, b: Summary) -> Score | None:
     syncs = [float(s.calls[:, _CHECKPOINT_FILE, SYNC].sum() / max(s.written_files, 1)) for s in (a, b)]
     sizes = _sizes_overlap(a, b, slice(_CHECKPOINT_FILE, None), WRITE)
     count = ratio(a.written_files, b.written_files)
-    sync = ratio(*syncs) if count else 0.0  # only one trace has checkpoints: no syncs, which the ratio would call equal
+    sync = ratio(*syncs) if count else 0.0  # `ratio` would score 1 if one trace has no checkpoints and the other no syncs
     several = float(a.between_saves.any() or b.between_saves.any())
     written = _mean(
         {

@@ -1,4 +1,4 @@
-"""The latency of calls. It is reported with the score but not part of it, since it depends on the storage, not on the job."""
+"""Compares the latency of calls. Latency is not part of the similarity score, since it depends on the storage, not on the job."""
 
 from typing import Any
 
@@ -10,7 +10,9 @@ from iotwin.tracesim.profile import TraceProfile
 
 
 def latency(a: TraceProfile, b: TraceProfile) -> dict[str, dict[str, Any]]:
-    """Return, per operation of either trace, the similarity of call durations, and each trace's median and 99th percentile."""
+    """Return, for each operation, how similar the call durations of the traces are, and each trace's median and 99th
+    percentile.
+    """
     result = {}
     for group, name in enumerate(GROUPS):
         of_a, of_b = a.latency[group], b.latency[group]

@@ -31,7 +31,7 @@ def shared_histogram(values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray
 def table(
     row: NDArray[np.int64], column: NDArray[np.int64], weight: NDArray[np.int64] | None, rows: int, columns: int
 ) -> NDArray[np.float64]:
-    """Return a table of shape (rows, columns): each cell is the sum of the weights of its entries, or their count.
+    """Return a table of shape (rows, columns), whose cells are sums of weights or, if `weight` is None, counts.
 
     Entry i belongs to the cell (`row[i]`, `column[i]`) and has the weight `weight[i]`.
     """

@@ -12,13 +12,13 @@ Floats = NDArray[np.float64]
 
 
 def ratio(a: float, b: float) -> float:
-    """Return min/max of two non-negative amounts."""
+    """Return the smaller of two non-negative amounts divided by the larger."""
     larger = max(a, b)
     return min(a, b) / larger if larger > 0 else 1.0
 
 
 def s_curve(likeness: float) -> float:
-    """Return `likeness` in [0, 1], mapped so that small differences, as between reruns, hardly count: 0.95 becomes 0.995.
+    """Map a score in [0, 1] so that small differences, as between reruns, hardly count: 0.95 becomes 0.995.
 
     0, 0.5 and 1 remain unchanged.
     """
@@ -26,7 +26,7 @@ def s_curve(likeness: float) -> float:
 
 
 def cell_ratios(a: Floats, b: Floats) -> float:
-    """Return the mean of min/max over the cells of two arrays of one shape, weighted by the square root of each cell's share.
+    """Return the weighted mean of `ratio` over the cells of two arrays of one shape. Weights are square roots of cells' shares.
 
     Because of the square root a rare cell still counts: a cell with 1 % of the amount has a tenth of the full weight.
     """
@@ -62,8 +62,8 @@ def hellinger(a: Floats, b: Floats) -> float:
 def overlap(a: Floats, b: Floats, half_width: int) -> float:
     """Return the `shared_mass` of two histograms of shape (bins,), after blurring both with a triangle.
 
-    `half_width` is half the base of the triangle, in bins. Values twice that far apart share nothing, nearer ones share more: if
-    all values differ by a factor f and `half_width` is h octaves, the result is about (1 - log2(f) / 2h)**2.
+    `half_width` is half the base of the triangle, in bins. Values 2 `half_width` apart have overlap 0, nearer ones more: if all
+    values differ by a factor f and `half_width` is h octaves, the result is about (1 - log2(f) / 2h)**2.
     """
     return shared_mass(blurred(a, half_width), blurred(b, half_width))
 

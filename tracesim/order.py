@@ -13,10 +13,10 @@ from iotwin.tracesim.logbins import table
 STEPS = ("first", "sequential", "forward", "backward", "again")
 _FIRST, _SEQUENTIAL, _FORWARD, _BACKWARD, _AGAIN = range(len(STEPS))
 _SLOT_BITS = 20
-_FEWEST_FILES = 8  # least number of files whose order is measured: a shuffle of 7 files is sorted by chance once in 5,040 times
+_FEWEST_FILES = 8  # least number of files whose order is measured: of few files, a shuffle is often nearly sorted by chance
 PARTS = 64  # equal parts into which a large file is divided, to see in which order its bytes are read
-_MOST_FILES = 32  # with more data-set files than these, the order of the files suffices, and no file is divided
-_FEWEST_BYTES = 1 << 22  # least size of a divided file, so that a part is at least 64 KiB, a usual request size
+_MOST_FILES = 32  # most data-set files for which files are divided into parts; of more files, the order of files suffices
+_FEWEST_BYTES = 1 << 22  # least bytes of a file that is divided, so that a part has at least 64 KiB, a usual request size
 
 
 class OffsetSteps:
@@ -28,18 +28,19 @@ class OffsetSteps:
 
     def __init__(self, occurrences: int, files: int) -> None:
         self._n, self._files = occurrences, max(files, 1)
-        self.calls = np.zeros((occurrences, 2 * len(STEPS)))  # by read or write, step
+        self.calls = np.zeros((occurrences, 2 * len(STEPS)))  # shape (occurrences, 2 * STEPS): reads, then writes
         self.bytes = np.zeros((occurrences, 2 * len(STEPS)))
         # A hash table of fixed size with the last call of each (thread, file). If another pair overwrote the entry of a pair, the
         # pair's next call counts as `first`.
         self._key = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
         self._begin = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
         self._end = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
-        # Calls without an entry: their previous call may be in the previous chunk of the trace. Rows: key, begin, cell, bytes.
+        # Calls whose (thread, file) has no entry, since the previous call may be in an earlier chunk of the trace. Rows: key,
+        # begin, cell, bytes.
         self._unplaced: list[NDArray[np.int64]] = []
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
-        """Add one batch; `occurrence` has one entry a call."""
+        """Add a batch of calls. `occurrence` has the index of each call's phase occurrence."""
         used = np.flatnonzero((calls.group == OPEN) | ((calls.group <= WRITE) & (calls.offset >= 0)))
         if len(used) == 0:
             return
@@ -57,7 +58,7 @@ class OffsetSteps:
         self.bytes += table(occurrence[rows], cell, calls.moved_bytes[rows], self._n, 2 * len(STEPS))
 
     def extend(self, later: "OffsetSteps") -> None:
-        """Add what `later` collected from the calls after these."""
+        """Add the values of `later`, which collected the calls that follow in the trace."""
         key, begin, cell, moved = np.concatenate([np.empty((4, 0), dtype=np.int64), *later._unplaced], axis=1)
         slot = _slot(key)
         known = self._key[slot] == key
@@ -72,7 +73,7 @@ class OffsetSteps:
             np.copyto(getattr(self, name), getattr(later, name), where=touched)
 
     def _steps(self, calls: Calls, order: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the index into STEPS of each call in `order`, and True for calls without an entry, which count as `first`.
+        """Return each call's index into STEPS, and True for calls without an entry in the hash table, which count as `first`.
 
         `order` sorts the calls by thread, file and time.
         """
@@ -106,7 +107,7 @@ def _slot(key: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class Visits:
-    """Collects the data-set files that each phase occurrence reads, in order of first read, and checkpoint files it writes."""
+    """Collects, for each phase occurrence, the data-set files that it reads, in order of first read, and its checkpoint files."""
 
     def __init__(self, files: int) -> None:
         self._files = max(files, 1)
@@ -116,12 +117,12 @@ class Visits:
         self._written: list[NDArray[np.int64]] = []
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
-        """Add one batch; `occurrence` has one entry a call."""
+        """Add a batch of calls. `occurrence` has the index of each call's phase occurrence."""
         self._visited.append(self._new(READ, 0, calls, occurrence))
         self._written.append(self._new(WRITE, 1, calls, occurrence))
 
     def extend(self, later: "Visits") -> None:
-        """Add what `later` collected from the calls after these."""
+        """Add the values of `later`, which collected the calls that follow in the trace."""
         self._visited += later._visited
         self._written += later._written
 
@@ -163,7 +164,7 @@ class FileParts:
         self._visits = Visits(len(self._large) * PARTS)
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
-        """Add one batch; `occurrence` has one entry a call."""
+        """Add a batch of calls. `occurrence` has the index of each call's phase occurrence."""
         used = np.flatnonzero(np.isin(calls.file, self._large) & (calls.offset >= 0))
         if not len(used):
             return
@@ -172,7 +173,7 @@ class FileParts:
         self._visits.add(replace(own, file=np.searchsorted(self._large, own.file) * PARTS + part), occurrence[used])
 
     def extend(self, later: "FileParts") -> None:
-        """Add what `later` collected from the calls after these."""
+        """Add the values of `later`, which collected the calls that follow in the trace."""
         self._visits.extend(later._visits)
 
     def of_each(self, occurrences: int) -> list[NDArray[np.int64]]:
@@ -188,12 +189,13 @@ def _once(found: list[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Order:
-    """Statistics of the order in which files are read, per phase occurrence: 0 sorted, 1 random, NaN if there are too few files.
+    """Statistics of the order in which each phase occurrence reads files: 0 is sorted, 1 is random, NaN if there are too few
+    files.
 
-    * `scatter`: how far apart, in order of name, two files are that are read one after the other. It is the mean distance less 1
-      (that of sorted files), divided by its expectation for a random order, (n + 1) / 3 - 1.
-    * `drift`: how far a file's position moves from the previous occurrence of the phase to this one. It is the mean distance over
-      its expectation for a random order, (n**2 - 1) / 3n (Spearman's footrule; Diaconis and Graham 1977).
+    * `scatter`: how far apart successively read files are in the sorted list of names. It is their mean distance minus 1 (the
+      distance in sorted order), divided by its expectation for a random order, (n + 1) / 3 - 1.
+    * `drift`: how far a file's position moves from the phase's previous occurrence to this one. It is the mean distance divided
+      by its expectation for a random order, (n**2 - 1) / 3n (Spearman's footrule; Diaconis and Graham 1977).
     * `jumps`: the mean scatter of the parts within large files.
     * `*_variance`: the statistic's variance under a random order.
     """
@@ -213,7 +215,8 @@ def order_of(
     visited_parts: Sequence[NDArray[np.int64]] = (),
     parts: int = 1,
 ) -> Order:
-    """Return the order statistics of the files in `visits`, the file_ids that each phase occurrence reads, in order.
+    """Return the statistics of file order. `visits` holds the file_ids that each phase occurrence reads, in order of first
+    read.
 
     `phase` is the phase of each occurrence, `name_rank` each file's rank in order of name. `visited_parts` holds the parts of
     large files that each occurrence reads, as file * parts + part.

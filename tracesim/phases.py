@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 PHASES = ("startup", "training", "evaluation", "checkpoint", "run")
 STARTUP, TRAINING, EVALUATION, CHECKPOINT, RUN = range(len(PHASES))
-TIMED = (TRAINING, EVALUATION, CHECKPOINT, RUN)  # all but start-up (imports, set-up), which a twin does not imitate
+# the phases whose times are compared: all except start-up, which a twin does not imitate
+TIMED = (TRAINING, EVALUATION, CHECKPOINT, RUN)
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Occurrences:
         return self.segment_owner[np.maximum(segment, 0)]
 
     def position(self, time_ns: NDArray[np.int64], occurrence: NDArray[np.int64], bins: int) -> NDArray[np.int64]:
-        """Return, for each time within `occurrence`, the index of its bin if the occurrence is divided into `bins` equal ones."""
+        """Return the bin of each time if its occurrence is divided into `bins` equal bins, same shape."""
         elapsed = (time_ns - self.start_ns[occurrence]) / np.maximum(self.span_ns[occurrence], 1)
         return np.clip(elapsed * bins, 0, bins - 1).astype(np.int64)
 
@@ -46,8 +47,9 @@ class Occurrences:
 def phases_of(table: pd.DataFrame) -> pd.DataFrame:
     """Return the training, evaluation and checkpoint phases of the first rank from a trace's phases `table`.
 
-    Training phases are the epochs, or the blocks if there are no epochs. Rows are sorted by precedence: where phases overlap, the
-    later row counts (checkpoint before evaluation before training). The result is empty without training.
+    Training phases are the epochs, or the blocks if there are no epochs. Rows are sorted by precedence: where phases overlap,
+    the later row counts. So a checkpoint takes precedence over an evaluation, and an evaluation over training. The result is
+    empty without training.
     """
     table = table[table["end_ns"] > table["start_ns"]]
     table = table[(table["rank"] == table["rank"].min()) | table["rank"].isna()]

@@ -1,4 +1,4 @@
-"""Collects a profile of each trace, which holds all that a comparison needs, in one pass over its calls in bounded memory."""
+"""Collects from each trace a profile: all values that a comparison needs. It reads the calls once, in bounded memory."""
 
 import re
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ REREAD_ONE = 20 * BINS_PER_OCTAVE  # histogram bin of files read exactly once; b
 
 @dataclass(frozen=True)
 class PerOccurrence:
-    """Sums over each of the n phase occurrences, which are the first axis of every array."""
+    """Sums over the calls of each phase occurrence. The n occurrences are the first axis of every array."""
 
     duration_ns: Floats  # (n,)
     calls: Floats  # (n, kinds * groups): number of calls by kind of file and operation
@@ -81,7 +81,9 @@ class TraceProfile:
 
 @dataclass(frozen=True)
 class Summary:
-    """A trace's profile summed by phase; axes named `phases` have an entry for each of PHASES. Quantities: see PerOccurrence."""
+    """A trace's profile, summed by phase. An axis `phases` has an entry for each of PHASES. PerOccurrence explains the
+    quantities.
+    """
 
     occurrences: Floats  # (phases,)
     duration_ns: Floats  # (phases,)
@@ -208,7 +210,7 @@ def _profile(trace: Trace, when: Occurrences, found: _Collectors) -> TraceProfil
 
 
 def _extent(chunks: Sequence[Chunk], each: Workers) -> tuple[int, int]:
-    """Return the start of the first call and the end of the last call, in ns; zeros without calls."""
+    """Return the start of the first call and the end of the last call, in ns; zeros if there is no call."""
     found = [extent for extent in each(_extent_of, chunks) if extent is not None]
     return min((first for first, _ in found), default=0), max((last for _, last in found), default=0)
 
@@ -248,7 +250,7 @@ def _file_figures(files: pd.DataFrame, tallies: CallSums) -> tuple[Floats, Float
 
 
 def summarise(profile: TraceProfile, weight: Floats | None = None) -> Summary:
-    """Sum a profile by phase. Occurrence i counts `weight[i]` times, by default once."""
+    """Return a profile, summed by phase. Phase occurrence i counts `weight[i]` times, by default once."""
     each, when = profile.each, profile.occurrences
     weight = np.ones(when.number) if weight is None else weight
     by_phase = (when.phase == np.arange(len(PHASES))[:, None]) * weight

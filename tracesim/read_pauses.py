@@ -6,22 +6,22 @@ from numpy.typing import NDArray
 from iotwin.tracesim.calls import READ, WRITE, Calls, stable_order
 from iotwin.tracesim.logbins import BINS, log_bin, table
 
-SHORTEST_PAUSE_NS = 1_000_000  # ns: in a shorter gap between reads a thread does not wait, it processes what it read
+SHORTEST_PAUSE_NS = 1_000_000  # ns; in shorter gaps between reads, a thread is assumed to process what it read, not to wait
 _NOT_KNOWN = -2  # length of the pause before a thread's first call in a chunk, until the previous chunk is added
 _BURST_SHARE = 0.25  # a burst of reads ends with a pause of at least this share of the phase's typical pause
 
 
 class Arrivals:
-    """Sums the time between the starts of two consecutive reads of the data set, by length: `gap_ns`, (occurrences, BINS)."""
+    """Sums the times between the starts of consecutive reads of the data set: `gap_ns`, shape (occurrences, BINS), by length."""
 
     def __init__(self, occurrences: int) -> None:
         self._n = occurrences
-        self._first = np.empty((2, 0), dtype=np.int64)  # start and occurrence of the first read; no column before it
+        self._first = np.empty((2, 0), dtype=np.int64)  # start and occurrence of the first read; no column if there was none yet
         self._last = self._first
         self.gap_ns = np.zeros((occurrences, BINS))
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
-        """Add one batch; `occurrence` has one entry a call."""
+        """Add a batch of calls. `occurrence` has the index of each call's phase occurrence."""
         used = (calls.kind == 0) & (calls.group == READ)
         arrivals = np.stack([calls.start_ns[used], occurrence[used]])
         self._first = self._first if self._first.size else arrivals[:, :1]
@@ -29,7 +29,7 @@ class Arrivals:
         self._last = arrivals[:, -1:] if arrivals.size else self._last
 
     def extend(self, later: "Arrivals") -> None:
-        """Add what `later` collected from the calls after these."""
+        """Add the values of `later`, which collected the calls that follow in the trace."""
         self.gap_ns += later.gap_ns
         self._count(np.concatenate((self._last, later._first), axis=1))
         self._first = self._first if self._first.size else later._first
@@ -52,14 +52,14 @@ class ReadRhythm:
         """Begin without calls. `phase` holds the phase of each occurrence."""
         self._n = len(phase)
         self._phase = phase
-        self._end = np.empty(0, dtype=np.int64)  # end of each thread's last call
-        self._occurrence = np.empty(0, dtype=np.int64)  # occurrence of each thread's last call, -1 before it
+        self._end = np.empty(0, dtype=np.int64)  # end of the last call of each thread
+        self._occurrence = np.empty(0, dtype=np.int64)  # phase occurrence of the last call of each thread, -1 if there was none
         self._runs: list[NDArray[np.int64]] = []  # rows: thread, occurrence, pause_ns (-1: none, _NOT_KNOWN), bytes
         self._firsts: list[NDArray[np.int64]] = []  # starts of the runs whose pause is _NOT_KNOWN, in order
         self.busy_ns = np.zeros(self._n)  # time in calls and in gaps shorter than a pause, summed over threads
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
-        """Add one batch; `occurrence` has one entry a call."""
+        """Add a batch of calls. `occurrence` has the index of each call's phase occurrence."""
         used = np.flatnonzero((calls.kind == 0) & (calls.group != WRITE))
         if len(used) == 0:
             return
@@ -84,7 +84,7 @@ class ReadRhythm:
         self.busy_ns += np.bincount(occurrence, weights=busy, minlength=self._n)
 
     def extend(self, later: "ReadRhythm") -> None:
-        """Add what `later` collected from the calls after these."""
+        """Add the values of `later`, which collected the calls that follow in the trace."""
         self._grow(len(later._end))
         later._grow(len(self._end))
         runs = np.concatenate([np.empty((4, 0), dtype=np.int64), *later._runs], axis=1)
@@ -106,9 +106,10 @@ class ReadRhythm:
         self._occurrence = np.concatenate((self._occurrence, np.full(missing, -1, dtype=np.int64)))
 
     def pauses_and_bursts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the time in pauses by length of the pause, and the bytes read in bursts by size of the burst.
+        """Return two histograms for each phase occurrence: time in pauses, by length, and bytes read in bursts, by size of the
+        burst.
 
-        Both have the shape (occurrences, BINS).
+        Both have the shape (occurrences, BINS). A burst is what a thread reads between two long pauses.
         """
         runs = np.concatenate(self._runs, axis=1) if self._runs else np.empty((4, 0), dtype=np.int64)
         thread, occurrence, pause, moved = runs[:, np.argsort(runs[0], kind="stable")]

@@ -16,11 +16,11 @@ from iotwin.tracesim.profile import Summary
 _LEAST_FACTOR = 1.1  # least ratio of two amounts or times
 _LEAST_BINS_FACTOR = 1.4  # least ratio of two medians of histograms, each of which is exact to a factor of 1.19
 _LEAST_SHARE = 0.1  # least difference of two shares
-_LEAST_CALLS = 0.02  # least difference of two shares of calls, smaller because rare operations matter
+_LEAST_CALLS = 0.02  # least difference of two shares of calls; small, because rare operations matter
 _LEAST_ORDER = 0.3  # least difference of two order statistics (order.py: 0 sorted, 1 random)
 _TIMES_FROM = 1.5  # ratios from here on are written as "2.1 times more", smaller ones as "14 % more"
-_WHERE = ("start-up", "training", "evaluation", "checkpoints", "the whole run")  # one for each of PHASES
-_CALLS = (READ, WRITE, OPEN, SYNC, MAP)  # without CLOSE: files are closed as often as they are opened
+_WHERE = ("start-up", "training", "evaluation", "checkpoints", "the whole run")  # words for each of PHASES
+_CALLS = (READ, WRITE, OPEN, SYNC, MAP)  # closes are left out, because files are closed as often as they are opened
 _VERBS = {READ: "reads", WRITE: "writes"}
 
 

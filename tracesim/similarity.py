@@ -87,7 +87,7 @@ class Similarity:
 def compare(a: Trace, b: Trace, repeats: Sequence[Trace] = (), each: Workers | None = None) -> Similarity:
     """Return the similarity of `a` and `b`. `repeats` are further runs of the job of `a`, which show how much reruns differ.
 
-    `each` maps a function over the chunks of the traces; by default this process does, or several processes for large traces.
+    `each` maps a function over the chunks of the traces; by default in this process, for large traces in several processes.
     Raises IotwinError if a trace is damaged or has no call to compare.
     """
     traces = [a, b, *repeats]
@@ -131,7 +131,9 @@ def _names(traces: Sequence[Trace]) -> list[str]:
 
 
 def _similarity(traces: Sequence[Trace], profiles: Sequence[TraceProfile], caveats: Sequence[str]) -> Similarity:
-    """Compare the second profile with the first; further profiles are repeats of the first. `caveats` are those of the traces."""
+    """Compare the second profile with the first. Further profiles are reruns of the first's job. `caveats` are those of the
+    traces.
+    """
     names = _names(traces)
     without_phases = [name for trace, name in zip(traces, names, strict=True) if not has_phases(trace)]
     warnings = warnings_about(traces, names, without_phases) + misplaced(profiles, names)

@@ -1,4 +1,4 @@
-"""Lengths of training steps from the job's log, and the time that the main threads of its ranks wait for data.
+"""Measures the lengths of training steps, by the job's log, and the time that the main threads of its ranks wait for data.
 
 A rank waits for the next batch in poll, select or epoll calls. The framework decides how many calls a batch takes, so only
 their total time counts.

@@ -1,1 +1,1 @@
-"""Whether a twin is within what reruns of its job differ by, and what may be wrong with the traces themselves."""
+"""The verdict: does a twin differ from its job more than reruns do, and are the traces reliable?"""

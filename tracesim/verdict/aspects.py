@@ -1,6 +1,6 @@
-"""The aspects of a run: times and amounts, one number each, that the test of equivalence compares in addition to dimensions.
+"""The aspects of a run: single times and amounts that the test of equivalence compares in addition to the dimensions.
 
-The score of a dimension is a mean, so that a single large difference can remain unseen. Each aspect is tested separately.
+The score of a dimension is a mean, in which a single large difference may not show. Each aspect is tested separately.
 """
 
 from collections.abc import Iterator
@@ -13,17 +13,17 @@ from iotwin.tracesim.calls import CLOSE, FILE_KINDS, GROUPS, SYNC, WRITE
 from iotwin.tracesim.phases import PHASES, RUN, TIMED
 from iotwin.tracesim.profile import Summary
 
-# Runs are compared by log(amount + addend), so that relative differences of amounts below the addend count less.
+# Runs are compared by log(amount + addend), so that differences of small amounts count less.
 _SMALL_TIME = 0.1  # addend to the time in a phase, as a share of the time of all phases
 _SMALL_COMPUTATION = 0.02  # addend to a phase's time without waits for data, as a share of the phase's time
 _SMALL_AMOUNT = 0.01  # addend to the calls or bytes of an operation on a kind of file, as a share of all calls or bytes
-_SMALL_COUNT = 0.5  # addend to a number of files or syncs, so that one more or less is noticed
+_SMALL_COUNT = 0.5  # addend to a number of files or syncs; small, so that one file or sync more is noticed
 _WHERE = {phase: "the whole run" if phase == RUN else PHASES[phase] for phase in TIMED}
 
 
 @dataclass(frozen=True)
 class AspectKind:
-    """How much aspects of a kind may differ, as differences of logarithms.
+    """A kind of aspect, and how much aspects of this kind may differ, as differences of natural logarithms.
 
     `tolerance` is allowed in any twin; `usual` is the usual standard deviation among reruns of a job.
     """
@@ -67,7 +67,7 @@ def _times(s: Summary) -> Iterator[tuple[str, AspectKind, float, float]]:
         if s.quickest_step_ns[phase] > 0:
             yield f"time per step of {_WHERE[phase]}", TIME, float(s.quickest_step_ns[phase]), 0.0
         if s.least_without_waits_ns[phase] > 0:
-            # The total is compared, not the time between two waits: whether a rank must wait for a batch is chance.
+            # The total over a phase is compared, not single times between waits: whether a rank waits for a batch is chance.
             without_ns = float(s.occurrences[phase] * s.least_without_waits_ns[phase])
             yield f"time in {_WHERE[phase]} without waits for data", TIME, without_ns, _SMALL_COMPUTATION * time
 

@@ -1,6 +1,6 @@
 """Caveats that weaken a verdict: a busy machine, reads through memory maps, reruns that differ too much.
 
-All commands that print a verdict or a ratio of times take their caveats from here.
+All commands that print a verdict or a ratio of times print these caveats.
 """
 
 from iotwin.trace_store.figures.mapped import mapped_data_note
@@ -23,7 +23,7 @@ def caveats_of(trace: Trace, name: str) -> list[str]:
 
 
 def caveats_of_floor(floor: float | None, job: str = "A") -> list[str]:
-    """Return a list with a sentence if the noise floor is below LEAST_FLOOR, else an empty list."""
+    """Return a list with one sentence if the noise floor is below LEAST_FLOOR; else an empty list."""
     if floor is None or floor >= LEAST_FLOOR:
         return []
     return [

@@ -22,13 +22,13 @@ from iotwin.tracesim.verdict.wrong_twins import CONTROLS, DECISIVE
 
 Floats = NDArray[np.float64]
 ALIKE, DIFFERENT, INCONCLUSIVE = "alike", "different", "cannot be told"
-# With these, 40 of 40 reruns were alike and 40 of 40 wrong twins different (docs/similarity.md: error rates).
+# With these values, the test was right for 40 of 40 reruns and 40 of 40 wrong twins (docs/similarity.md: error rates).
 _LEVEL = 0.02  # chance that a rerun is called different for its times, and again for its amounts
 _PRIOR_RUNS = 4.0  # the usual spread of reruns weighs as much as this many given reruns
-_TOLERANCE = 0.05  # by this much the score of a dimension may be below 1 in any twin
-_STORAGE_TOLERANCE = 0.10  # the same for a dimension that depends on the storage
-_OVERALL_TOLERANCE = 0.02  # the same for the overall score
-_RERUNS_DISTANCES = 2.0  # a twin's score may be lower by this many mean distances between reruns, too
+_TOLERANCE = 0.05  # how far the score of a dimension may be below 1 in any twin
+_STORAGE_TOLERANCE = 0.10  # how far the score of a dimension that depends on the storage may be below 1
+_OVERALL_TOLERANCE = 0.02  # how far the overall score may be below 1
+_RERUNS_DISTANCES = 2.0  # in addition, a twin's score may be lower by this many mean distances between reruns
 _DRAWS = 60  # bootstrap samples for the confidence interval
 _SEED = 20_261_122
 _LATENCY_BOUND = ("timing", "bursts", "steps", "concurrency", "timeline")
@@ -71,10 +71,11 @@ class Control:
 
 @dataclass(frozen=True)
 class Equivalence:
-    """The outcome of the test.
+    """The outcome of the test of equivalence.
 
-    `distance_ratio` is the twin's distance to the job over the mean distance among the reruns, `interval` the ratio's 95 %
-    confidence interval, and `margin` the largest ratio of a twin that is alike. All are None if reruns are missing or equal.
+    `distance_ratio` is the twin's distance to the job divided by the mean distance among the reruns. `interval` is its 95 %
+    confidence interval, and `margin` the largest `distance_ratio` of a twin that is alike. All are None if reruns are missing
+    or equal.
     """
 
     result: str
@@ -138,7 +139,7 @@ def _outcome(distance: float, differences: Sequence[AspectDifference], controls:
 
 
 class _Runs:
-    """The aspects of several runs, and the scores between any two of them, each computed at its first use."""
+    """The aspects of several runs, and the scores of every two of them. A score is computed when it is first used."""
 
     def __init__(self, summaries: Sequence[Summary]) -> None:
         self._summaries = summaries
@@ -181,7 +182,7 @@ class _Test:
         }
 
     def differences(self, runs: _Runs, run: int, others: Sequence[int]) -> tuple[AspectDifference, ...]:
-        """Return how much a run differs from the mean of `others` in each aspect, by falling distance."""
+        """Return how much a run differs from the mean of `others` in each aspect, the largest distance first."""
         found = [
             AspectDifference(name, False, float(runs.logs[name][run] - runs.logs[name][list(others)].mean()), margin)
             for name, margin in self._margins.items()
@@ -195,7 +196,7 @@ class _Test:
         return tuple(sorted(found, key=lambda difference: -difference.distance))
 
     def differences_of_last(self, runs: _Runs) -> tuple[AspectDifference, ...]:
-        """Return the differences of the last run from all others."""
+        """Return how much the last run differs from the mean of all others, in each aspect."""
         return self.differences(runs, runs.number - 1, range(runs.number - 1))
 
     def among(self, runs: _Runs, chosen: Sequence[int]) -> float:
@@ -203,7 +204,7 @@ class _Test:
         return float(np.mean([self.differences(runs, run, [o for o in chosen if o != run])[0].distance for run in chosen]))
 
     def control(self, name: str, runs: _Runs) -> Control:
-        """Test the last of `runs`, a negative control. `noticed` is None if it would pass even with equal reruns."""
+        """Test the last of `runs`, a negative control. Its `noticed` is None if the test would miss it even with equal reruns."""
         differences = self.differences_of_last(runs)
         can_be_noticed = any(abs(each.difference) > self._least_margins[each.name] for each in differences)
         distance = differences[0].distance

@@ -1,4 +1,4 @@
-"""The noise floor: how low reruns of one job score against one another. A twin cannot be asked to score higher."""
+"""The noise floor: how low reruns of one job score against one another. A twin cannot be expected to score higher."""
 
 import itertools
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Warnings about the traces of a comparison: lost events, different capture, missing phases."""
+"""Warnings about the traces of a comparison: lost events, calls that only one trace captured, missing phases."""
 
 from collections.abc import Sequence
 

@@ -8,7 +8,8 @@ from iotwin.tracesim.verdict.trace_warnings import MOST_LOST
 # Scores below which two traces are different even if there are no reruns to compare with.
 ALIKE_OVERALL = 0.90
 ALIKE_DIMENSION = 0.75
-_LOW_IN_RERUNS = ("timeline", "block")  # dimensions that depend on milliseconds, or on the page cache before the run
+# dimensions that may be low in reruns: they depend on milliseconds, or on the page cache before the run
+_LOW_IN_RERUNS = ("timeline", "block")
 _MOST_SENTENCES = 3  # most sentences in a verdict; the comparison's `differences` has all
 
 

@@ -1,7 +1,7 @@
 """Negative controls: wrong twins, made by changing the profile of a trace, which the test of equivalence must notice.
 
-Each imitates the job in a simpler way: in another order, at random times, with request sizes from one histogram, or with half
-the computation. No program runs for them.
+Each control imitates the job wrongly: in another order, at random times, with request sizes from one histogram, or with half
+the computation. Controls are computed; no program runs.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _RANDOM = 0.5  # least scatter of a shuffled order (order.py: 0 sorted, 1 random
 
 
 def order_shuffled(profile: TraceProfile) -> TraceProfile | None:
-    """Return the run as if it read its files, and the bytes of each file, in random order; None if it does so."""
+    """Return the run as if it read its files, and the bytes of each file, in random order; None if its order is random already."""
     if _is_random(profile):
         return None
     each = replace(
@@ -108,7 +108,7 @@ CONTROLS: dict[str, Callable[[TraceProfile], TraceProfile | None]] = {
 
 
 def _is_random(profile: TraceProfile) -> bool:
-    # A job with large files has few files, so the order of their parts decides if it is known.
+    # If the order of parts within large files is known, it decides, because then there are few files.
     every = np.where(np.isnan(profile.order.jumps), profile.order.scatter, profile.order.jumps)
     known = every[~np.isnan(every)]
     return bool(len(known)) and float(np.median(known)) >= _RANDOM
