@@ -45,15 +45,24 @@ _TRAINING = {
     "a resumed job": ("features", "--resume"), "two ranks": ("two_ranks",), "distributed checkpoints": ("two_ranks", "--sharded"),
     "Parquet": ("parquet",), "mapped Arrow tables": ("arrow",), "mapped tokens": ("tokens",), "chunk files": ("zarr_chunks",),
     "TFRecords": ("tfrecords",), "images and masks": ("pairs",), "a mapped array without loaders": ("memmap",),
-    "clips of .wav files": ("clips",), "members of an archive": ("archive",),
+    "clips of .wav files": ("clips",), "members of an archive": ("archive",), "SQLite rows": ("sqlite_rows",),
+    "a weighted sampler": ("weighted",), "a pool that decodes": ("pickle_pool",), "accumulated JSON lines": ("json_lines",),
+    "a tar file with an index": ("indexed_tar",), "mapped .npy files": ("mapped_arrays",),
+    "a folder for each class": ("image_folder",), "images without loaders": ("main_process",),
+    "threads that prefetch": ("prefetch_threads",), "two folders": ("two_folders",),
+    "checkpoints by a thread": ("async_checkpoints",), "gzipped text": ("gzip_text",), "spawned loaders": ("spawned",),
 }  # fmt: skip
-_MAPPED = ("arrow", "tokens", "memmap")
+_MAPPED = ("arrow", "tokens", "memmap", "mapped_arrays")
 # How the programs read: the label of nearly all bytes of the data, and of dealt ones how many samples a training batch has.
 _LABELS = {
     "hdf5": (Label.DEALT, 8), "tar_shards": (Label.STREAMED, None), "features": (Label.DEALT, 8), "two_ranks": (Label.DEALT, 4),
     "parquet": (Label.STREAMED, None), "arrow": (Label.DEALT, 8), "tokens": (Label.DEALT, 8), "zarr_chunks": (Label.DEALT, 8),
     "tfrecords": (Label.STREAMED, None), "pairs": (Label.DEALT, 8), "memmap": (Label.TIMED, None), "clips": (Label.DEALT, 8),
-    "archive": (Label.DEALT, 16),
+    "archive": (Label.DEALT, 16), "sqlite_rows": (Label.DEALT, 8), "weighted": (Label.DEALT, 8), "pickle_pool": (Label.DEALT, 8),
+    "json_lines": (Label.DEALT, 4), "indexed_tar": (Label.DEALT, 8), "mapped_arrays": (Label.DEALT, 8),
+    "image_folder": (Label.DEALT, 8), "main_process": (Label.DEALT, 8), "prefetch_threads": (Label.DEALT, 8),
+    "two_folders": (Label.DEALT, 8), "async_checkpoints": (Label.DEALT, 8), "gzip_text": (Label.STREAMED, None),
+    "spawned": (Label.DEALT, 6),
 }  # fmt: skip
 
 
