@@ -1,4 +1,4 @@
-"""Pictures of traces: the timeline figure and the self-contained HTML report."""
+"""Draws traces: as timelines, in HTML reports, and other pictures."""
 
 import logging
 

@@ -1,8 +1,8 @@
 """Spread calls over equal bins of time, exactly and without a Python loop over calls.
 
-Each lane (for instance "reads of storage") gets, per bin:
+A lane is a set of calls, for instance "reads of storage". For each lane and bin are computed:
 
-* the calls that start there;
+* the number of calls that start in the bin;
 * the share of the bin with at least one call in flight, and the mean number of calls in flight;
 * the bytes moved. Each call's bytes are spread evenly over its duration.
 """
@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Grid:
-    """`count` bins of `width` from `origin` on, along an axis of whole numbers: nanoseconds, or bytes of an address space."""
+    """Equal bins on an axis of whole numbers (ns, or bytes of an address space): `count` bins of `width` from `origin` on."""
 
     origin: int
     width: int
@@ -41,7 +41,7 @@ class Grid:
 
 
 class Spread:
-    """Sums `quantities` per lane and bin. Each quantity is spread evenly over intervals of the grid's axis."""
+    """Sums quantities, such as bytes, per lane and bin of a grid. A quantity is spread evenly over intervals, such as calls."""
 
     def __init__(self, grid: Grid, lanes: int, quantities: int = 1) -> None:
         self._grid, self._lanes = grid, lanes
@@ -68,7 +68,7 @@ class Spread:
             self._add_long(lane[more], first[more], last[more], end[more], [rate[more] for rate in rates])
 
     def _add_long(self, lane: Ints, first: Ints, last: Ints, end: Ints, rates: list[Floats]) -> None:
-        """Add what intervals that cross a bin border contribute to their last bin, and to the bins between first and last."""
+        """Add the contributions of intervals that cross a bin border to all their bins except the first."""
         grid = self._grid
         tail, row = end - last * grid.width, lane * (grid.count + 1)
         for parts, steps, rate in zip(self._parts, self._steps, rates, strict=True):
@@ -97,7 +97,7 @@ def _clipped(values: Ints, most: int) -> Ints:
 
 @dataclass(frozen=True)
 class RequestIntervals:
-    """Block requests, kernels or copies in order of start; every array has one entry for each."""
+    """Block requests, GPU kernels or copies, in order of start; every array has one entry for each."""
 
     start_ns: Ints
     end_ns: Ints
@@ -106,7 +106,7 @@ class RequestIntervals:
 
 @dataclass(frozen=True)
 class CallLanes:
-    """The result of LaneBins; every array has the shape (lanes, bins)."""
+    """The calls of each lane, in bins of time; every array has the shape (lanes, bins)."""
 
     grid: Grid
     calls: Ints  # calls that start in the bin
@@ -121,7 +121,8 @@ class LaneBins:
     def __init__(self, grid: Grid, lanes: int) -> None:
         self.grid, self.lanes = grid, lanes
         self._calls = np.zeros(lanes * grid.count, dtype=np.int64)
-        self._union, self._load = Spread(grid, lanes), Spread(grid, lanes, 2)  # load: in flight, and bytes
+        # the two quantities of `_load`: calls in flight, bytes
+        self._union, self._load = Spread(grid, lanes), Spread(grid, lanes, 2)
         self._instant = np.zeros(lanes * grid.count)
         self._covered_to = np.full(lanes, np.iinfo(np.int64).min)
 
@@ -142,7 +143,7 @@ class LaneBins:
         self._add_union(lane, start, end)
 
     def begin_with(self, calls: CallColumns, lane: Ints) -> None:
-        """Note the calls of earlier chunks that are still in flight: the time that they cover is not counted as busy again."""
+        """Do not count the time of calls that began in an earlier chunk as busy again. `lane` is as for `add`."""
         chosen = lane >= 0
         np.maximum.at(self._covered_to, lane[chosen], calls.end_ns[chosen])
 
@@ -163,7 +164,7 @@ class LaneBins:
         self._union.add(lane, fresh, end, 1.0)
 
     def result(self) -> CallLanes:
-        """Return the bins; bytes are whole and sum to the bytes of the calls inside the grid."""
+        """Return the bins. Bytes are whole numbers, whose sum is the bytes of the calls inside the grid."""
         shape = (self.lanes, self.grid.count)
         size = self._load.sums(1) + self._instant.reshape(shape)
         running = np.rint(np.cumsum(size, axis=1)).astype(np.int64)

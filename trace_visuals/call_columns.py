@@ -15,7 +15,7 @@ from iotwin.trace_store.reader import Trace
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-# What a call does, as the pictures show it; a call's `group` is an index into this.
+# What calls do, as pictures distinguish them. CallColumns.group is an index into this tuple.
 GROUPS = ("read", "write", "open", "sync", "wait", "other")
 READ, WRITE, OPEN, SYNC, WAIT, OTHER = range(len(GROUPS))
 
@@ -31,14 +31,14 @@ class CallColumns:
 
     start_ns: Ints
     end_ns: Ints
-    op: Ints  # index into the reader's `ops`
+    op: Ints  # index into CallReader.ops
     group: Ints  # index into GROUPS
     pid: Ints
-    file_id: Ints  # -1 when the call names no file
-    offset: Ints  # -1 when the call has no position
+    file_id: Ints  # -1 if the call has no file
+    offset: Ints  # -1 if the call has no offset
     result: Ints
     size_bytes: Ints  # bytes moved by reads and writes; 0 for other calls and for failures
-    storage: Bools  # the file is of one of STORAGE_KINDS
+    storage: Bools  # True if the file's kind is one of STORAGE_KINDS
 
     def __len__(self) -> int:
         """Return the number of calls."""
@@ -50,14 +50,14 @@ class CallColumns:
         return self.end_ns - self.start_ns
 
     def pick(self, chosen: Bools | Ints) -> "CallColumns":
-        """Return the calls that a mask or an index array chooses."""
+        """Return the calls that `chosen`, a mask or an array of indices, selects."""
         # One search for the indices is faster than applying a mask to every column.
         indices = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
         return CallColumns(*(getattr(self, name).take(indices) for name in self.__dataclass_fields__))
 
 
 class CallReader:
-    """Streams a trace's calls. `ops`: names of the operations in the calls read so far; `CallColumns.op` is an index into it."""
+    """Reads a trace's calls in batches. `ops` has the names of operations read so far; `CallColumns.op` is an index into it."""
 
     def __init__(self, trace: Trace, ops: list[str] | None = None) -> None:
         self._decoder = CallDecoder(trace, _COLUMNS, GROUPS, STORAGE_KINDS, OTHER, ops)
@@ -72,7 +72,9 @@ class CallReader:
         yield from self._read(None if end_ns is None else pc.field("start_ns") < end_ns)
 
     def between(self, begin_ns: int, end_ns: int) -> Iterator[CallColumns]:
-        """Yield the calls that start from `begin_ns` on and before `end_ns` (monotonic ns); other row groups are not read."""
+        """Yield the calls that start from `begin_ns` on and before `end_ns` (monotonic ns), without reading other parts of the
+        file.
+        """
         yield from self._read((pc.field("start_ns") >= begin_ns) & (pc.field("start_ns") < end_ns))
 
     def of(self, chunk: Chunk) -> Iterator[CallColumns]:

@@ -1,12 +1,12 @@
-"""Draw curves: a panel for each JSON document of series, as measurements and predictions write them.
+"""Draw curves from JSON documents, as measurements and predictions write them: a panel for each document.
 
 A document is a JSON file: ``{"title", "x": AXIS, "y": AXIS, "series": [{"name", "x": [..], "y": [..]}]}``. An axis is
 ``{"label", "unit", "scale"}``, where unit and scale are optional and a scale is ``linear`` (the default) or ``log``. A value of
 null is a gap in its curve.
 
-Panels that share their axes make up one document, whose points may have spreads and whose ranges of x may have names:
-``{"title", "x", "y", "panels": [{"title", "bands": [{"from", "to", "label"}], "curves": [{"name", "points": [POINT]}]}]}``.
-A point is ``{"x", "y", "low", "high", "state"}``: low and high are its spread, its state is pass, oom, thrash or failed.
+A document may also have several panels with the same axes. Its points may have a spread, and ranges of x may have names:
+``{"title", "x", "y", "panels": [{"title", "bands": [{"from", "to", "label"}], "curves": [{"name", "points": [POINT]}]}]}``. A
+point is ``{"x", "y", "low", "high", "state"}``: low and high are its spread, its state is pass, oom, thrash or failed.
 """
 
 from pathlib import Path
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 _COLUMNS = 3
 _PANEL_INCHES = (2.6, 2.1)
 _MARKERS = "os^Dv<>"
-_MOST_WITHIN = 4  # curves whose legend has room within the axes
+_MOST_WITHIN = 4  # most curves for which the legend has room within the axes
 _LEGEND_INCHES, _LEGEND_LINE_INCHES = 1.5, 0.15
 _MARGIN = 0.04  # empty share of the x axis on both sides
-_STATES = {"oom": ("X", "out of memory"), "thrash": ("P", "thrashes"), "failed": ("x", "failed")}  # marks, and their meanings
-_TOP, _BELOW = 0.96, 0.06  # shares of the axes: height of the marks without a y, and distance between those of two curves
+# marker and legend of points that did not pass, by state
+_STATES = {"oom": ("X", "out of memory"), "thrash": ("P", "thrashes"), "failed": ("x", "failed")}
+# as shares of the height of the axes: where points without a y are marked, and how far below the next curve's are
+_TOP, _BELOW = 0.96, 0.06
 
 
 class Axis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +48,7 @@ class Axis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One measurement; a run that did not pass may have no y."""
+    """A point of a curve: one measurement. A run that did not pass may have no `y`."""
 
     x: float
     y: float | None = None
@@ -71,7 +73,7 @@ class Band(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"fir
 
 
 class Panel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One panel of a sheet."""
+    """One panel of a sheet: its curves and named ranges of x."""
 
     title: str
     curves: list[PlottedCurve]
@@ -88,7 +90,7 @@ class Sheet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Series(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One curve of a document of one panel."""
+    """One curve of a document that has one panel."""
 
     name: str
     x: list[float]
@@ -130,7 +132,7 @@ def read_sheet(path: Path) -> Sheet:
 
 
 def _check(path: Path, sheet: Sheet, panel: Panel) -> None:
-    """Raise UsageError for a value that a logarithmic axis cannot show."""
+    """Raise UsageError if a value cannot be shown on a logarithmic axis."""
     ends = [value for band in panel.bands for value in (band.first, band.last)]
     named = [("bands", sheet.x, ends)]
     for curve in panel.curves:
@@ -146,7 +148,7 @@ def _check(path: Path, sheet: Sheet, panel: Panel) -> None:
 def plot_curves(paths: list[Path], output: Path) -> dict[str, Any]:
     """Draw the panels of all documents and return ``{"output", "panels": [{"title", "series", "points"}]}``.
 
-    Raises UsageError for a document or file type that cannot be drawn, IotwinError when the picture cannot be written.
+    Raises UsageError if a document is not valid or the type of `output` is unknown, IotwinError if the picture cannot be written.
     """
     check_type(output, PICTURE_TYPES)
     check_output(output)
@@ -248,7 +250,7 @@ def _draw_bands(axes: "Axes", bands: list[Band]) -> None:
 
 
 def _show_all(axes: "Axes", sheet: Sheet, panel: Panel) -> None:
-    """Extend the axes to every x, also to those at which all curves have a gap, and a linear y axis to 0."""
+    """Extend the x axis to every x, even if all curves have a gap there, and a linear y axis to 0."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     x = [point.x for curve in panel.curves for point in curve.points]

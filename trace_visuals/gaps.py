@@ -9,9 +9,9 @@ _FEWEST = 4  # fewest samples of which a median is taken
 
 
 def sample_gaps(time_ns: Ints, begin_ns: int, end_ns: int) -> Ints:
-    """Return begin and end (ns) of each time within begin..end without a sample for over three intervals; shape (gaps, 2).
+    """Return begin and end (ns) of each gap of over three intervals without a sample within begin..end, shape (gaps, 2).
 
-    `time_ns`: ends of the samples' intervals, in any order, perhaps of several devices. Their median distance is the interval.
+    `time_ns`: times at which samples were taken, in any order, perhaps of several devices. Their median distance is the interval.
     """
     times = np.unique(time_ns)
     if len(times) < _FEWEST:

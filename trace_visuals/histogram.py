@@ -7,7 +7,7 @@ from iotwin.trace_visuals.bins import Floats
 from iotwin.trace_visuals.call_columns import Ints
 
 BUCKETS_PER_OCTAVE = 32
-# A percentile is the mean of the values in its bucket: exact where they are equal, else off by less than the bucket's width.
+# A percentile is the mean of the values in its bucket: exact if these are equal, else wrong by less than the bucket's width.
 RELATIVE_ERROR = 2 ** (1 / BUCKETS_PER_OCTAVE) - 1
 _BUCKETS = 64 * BUCKETS_PER_OCTAVE + 1  # bucket 0 holds the zeros; the others reach to 2**64
 
@@ -31,7 +31,7 @@ class LogHistogram:
         np.maximum.at(self._most, row, value)
 
     def extend(self, later: "LogHistogram") -> None:
-        """Add the values that `later` has counted."""
+        """Add the values that another histogram has counted."""
         rows = max(len(self.counts), len(later.counts))
         self._grow(rows)
         later._grow(rows)
@@ -47,7 +47,9 @@ class LogHistogram:
             self._most = np.pad(self._most, (0, more))
 
     def percentile(self, rows: list[int], share: float) -> float:
-        """Return the value below which `share` (0..1) of the rows' values lie, within RELATIVE_ERROR; NaN for empty rows."""
+        """Return the value below which `share` (0..1) of the values in `rows` lie, exact to RELATIVE_ERROR; NaN if there are
+        none.
+        """
         counts = self.counts[rows].sum(axis=0)
         total = int(counts.sum())
         if not total:
@@ -64,11 +66,13 @@ class LogHistogram:
         return int(self._totals[[row for row in rows if row < len(self._totals)]].sum())
 
     def most(self, rows: list[int]) -> int:
-        """Return the greatest value of the rows, 0 when they are empty."""
+        """Return the greatest value in `rows`, 0 if there are none."""
         return int(self._most[rows].max()) if rows else 0
 
     def coarse(self, rows: list[int], per_octave: int) -> tuple[Ints, Floats]:
-        """Return the summed counts of the rows in `per_octave` buckets an octave, and the buckets' edges. The first is [0, 1)."""
+        """Return the counts of values in `rows` in `per_octave` buckets an octave, and the buckets' edges. The first bucket is
+        [0, 1).
+        """
         counts = self.counts[rows].sum(axis=0)
         wide = counts[1:].reshape(-1, BUCKETS_PER_OCTAVE // per_octave).sum(axis=1)
         edges = 2.0 ** (np.arange(len(wide) + 1) / per_octave)

@@ -23,13 +23,13 @@ def counted(number: int, thing: str) -> str:
 
 
 def plain(text: str, most: int) -> str:
-    """Return `text` for one line of a picture: at most `most` characters, the middle cut, control characters shown as '?'."""
+    """Return `text` shortened to `most` characters by cutting its middle, with '?' for control characters."""
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"
 
 
 def command_line(manifest: Manifest) -> str:
-    """Return the traced command, its program without directories, since directories describe the machine rather than the job."""
+    """Return the traced command. Its program is shown without directories, which describe the machine rather than the job."""
     command = manifest.target.command
     return " ".join([Path(command[0]).name, *command[1:]]) if command else ""
 

@@ -1,4 +1,4 @@
-"""Draw the timelines of one trace at several zooms, with the options of the paper artifact's script of this name.
+"""The paper artifact's script of this name, with its options: draw the timelines of one trace at several zooms.
 
 python trace_visuals/plot_timelines.py DATA_DIR WORKLOAD NAME [-po] [-a] [-s] [-o DIR]
 """
@@ -47,7 +47,7 @@ def draw_all(trace: Path, directory: Path, zooms: dict[str, str | None], form: F
 
 
 def main() -> int:
-    """Draw, and return the exit status."""
+    """Draw the timelines that the command line requests, and return the exit status."""
     parser = argparse.ArgumentParser(description="Draw timelines of a trace; see also: iotwin plot timeline --help")
     parser.add_argument("data_dir", type=Path, help="the trace, as preprocess_traces.py or iotwin trace wrote it")
     parser.add_argument("workload", choices=list(NAMES), help="what was recorded")

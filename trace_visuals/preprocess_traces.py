@@ -1,4 +1,4 @@
-"""Convert raw recordings by ``iotwin import``, with the options of the paper artifact's script of this name.
+"""The paper artifact's script of this name, with its options: convert raw recordings, by ``iotwin import``.
 
 python trace_visuals/preprocess_traces.py TRACES_DIR WORKLOAD [-o DIR] [-s STEP] [-ml] [--timezone ZONE]
 """

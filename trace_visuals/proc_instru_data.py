@@ -1,4 +1,4 @@
-"""Draw the step breakdowns of instrumented runs by ``iotwin plot steps``, with the options of the paper artifact's script.
+"""The paper artifact's script of this name, with its options: draw the parts of the steps of instrumented runs.
 
 python trace_visuals/proc_instru_data.py DIR... WORKLOAD [-o DIR] [-t TITLE] [-l] [-f] [-pb] [-pt] [-pl] [-bh]
 """
@@ -15,7 +15,7 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.workloads import NAMES
 from iotwin.trace_visuals.steps import plot_steps
 
-# Pictures of `plot_steps` by the option that selects them.
+# The suffix of the pictures of `plot_steps` that each option selects.
 _PICTURES = {
     "breakdown": "breakdown.png",
     "throughputs": "throughputs.png",
@@ -50,7 +50,7 @@ def draw(directories: list[Path], workload: str, output: Path, wanted: list[str]
 
 
 def main() -> int:
-    """Draw, and return the exit status."""
+    """Draw the pictures that the command line requests, and return the exit status."""
     parser = argparse.ArgumentParser(description="Draw step breakdowns; see also: iotwin plot steps --help")
     parser.add_argument("data_dirs", nargs="+", type=Path, help="directories of instrumented runs")
     parser.add_argument("workload", choices=list(NAMES), help="whose runs to draw")

@@ -1,4 +1,4 @@
-"""The paper artifact's script for BERT: the same as proc_instru_data.py, which reads every kind of run."""
+"""The paper artifact's script for runs of BERT. It does the same as proc_instru_data.py, which reads all runs."""
 
 import sys
 from pathlib import Path

@@ -8,19 +8,20 @@ from iotwin.trace_visuals.bins import CallLanes, Grid, LaneBins, RequestInterval
 
 BLOCK_LANES = ("read", "write")
 DEVICE_LANES = ("kernel", "copy")
-CHECKPOINT_PARTS = ("persist", "snapshot", "stall")  # parts of a concurrent checkpoint: write, copy, wait
+# parts that a job logs of a checkpoint concurrent with training: writing, copying, waiting
+CHECKPOINT_PARTS = ("persist", "snapshot", "stall")
 _MOST_PARTS = 6
 _MOST_DEVICES = 8
 
 
 def block_lanes(trace: Trace, grid: Grid) -> CallLanes | None:
-    """Return the block reads and writes in bins, from issue to completion; None when they were not traced."""
+    """Return block reads and block writes as two lanes of bins, from issue to completion; None if they were not traced."""
     block = trace.block()
     return None if block is None else _binned(block, "issue_ns", block["op"], BLOCK_LANES, grid)
 
 
 def device_lanes(trace: Trace, grid: Grid) -> CallLanes | None:
-    """Return the accelerators' kernels and copies in bins; None when the trace has none."""
+    """Return GPU kernels and copies as two lanes of bins of time; None if the trace has none."""
     gpu = trace.gpu()
     if gpu is None or not gpu["kind"].isin(DEVICE_LANES).any():
         return None
@@ -28,9 +29,9 @@ def device_lanes(trace: Trace, grid: Grid) -> CallLanes | None:
 
 
 def device_rows(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], CallLanes | None]:
-    """Return names and bins of the kernels, separately for each accelerator if several were used, and of all copies.
+    """Return names and lanes of GPU kernels, one for each GPU if several were used, and of copies.
 
-    The names are those of `device_lanes`, a kernel's followed by its device: ``kernel 0``. The bins are None if there is no work.
+    The name of a GPU's kernels may end with its index: ``kernel 0``. The lanes are None if the trace has no GPU work.
     """
     gpu = trace.gpu()
     kernels = None if gpu is None else gpu["kind"] == "kernel"
@@ -44,9 +45,9 @@ def device_rows(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], CallLanes | 
 
 
 def part_lanes(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], CallLanes]:
-    """Return names and bins of parts of the lowest rank's steps.
+    """Return names and lanes of the parts of steps that the lowest rank logged.
 
-    The parts are those in which the rank spent most time, in order of first occurrence, then those of checkpoints.
+    First come the parts in which the rank spent most time, in order of first occurrence, then parts of checkpoints.
     """
     parts = trace.step_parts()
     if parts is None:
@@ -64,7 +65,7 @@ def _binned(table: pd.DataFrame, start: str, kind: "pd.Series[str]", names: tupl
     for index, name in enumerate(names):
         lane[(kind == name).to_numpy()] = index
     begin = table[start].to_numpy(dtype=np.int64)
-    # A request that the trace's end cut off has an unknown duration and counts as 0 ns long.
+    # If the trace ended before a request, its duration is unknown and counts as 0.
     duration = table["duration_ns"].fillna(0).to_numpy(dtype=np.int64)
     bins = LaneBins(grid, len(names))
     bins.add(RequestIntervals(begin, begin + duration, table["size_bytes"].fillna(0).to_numpy(dtype=np.int64)), lane)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _COLUMNS = 3
 _PANEL_INCHES = (2.4, 1.7)
 _CELL_INCHES = 0.42
-_LONGEST_NAME = 255  # longest file name, so that names of traces are not shortened
+_LONGEST_NAME = 255  # characters of the longest possible file name: names of traces are not shortened
 _COLOURS = (BLUE, VERMILLION)
 
 
@@ -104,7 +104,7 @@ def plot_matrix(overall: Sequence[Sequence[float | None]], rows: Sequence[str], 
     with mpl.rc_context(FIGURE_RC):
         figure = Figure((2.2 + _CELL_INCHES * len(columns), 1.6 + _CELL_INCHES * len(rows)))
         axes = figure.subplots()
-        # Scores of different jobs lie between 0.3 and 0.9; so the colours cover that range.
+        # Scores of different jobs are between 0.3 and 0.9, so the colours cover that range.
         image = axes.imshow(values, cmap="cividis", vmin=min(0.5, float(np.nanmin(values, initial=1.0))), vmax=1.0)
         for (row, column), value in np.ndenumerate(values):
             text = "-" if np.isnan(value) else f"{value:.2f}"

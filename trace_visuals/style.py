@@ -1,4 +1,4 @@
-"""Colours, type and file types of every picture. The palette is Okabe-Ito's, which people with any colour vision can distinguish.
+"""Colours, fonts and file types of all pictures. The colours can be distinguished with any colour vision.
 
 Source: M. Okabe and K. Ito, "Color Universal Design" (2008).
 """
@@ -17,13 +17,14 @@ PICTURE_TYPES = (".png", ".svg", ".pdf")
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILLION, PURPLE, GREY = "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#8C8C8C"
 
-# By the names in call_columns.GROUPS.
+# Colours of groups of calls, by their names in call_columns.GROUPS.
 GROUP_COLOURS = {"read": BLUE, "write": VERMILLION, "open": GREEN, "sync": PURPLE, "wait": ORANGE, "other": GREY}
 PHASE_COLOURS = {"init": "#D9D9D9", "epoch": "#BBDDF2", "block": "#BBDDF2", "evaluation": YELLOW, "checkpoint": ORANGE}
-CPU_COLOURS = {"user": "#E3D3AE", "system": "#AD8B57", "iowait": "#5E4826"}  # sand to brown, which nothing else uses
+CPU_COLOURS = {"user": "#E3D3AE", "system": "#AD8B57", "iowait": "#5E4826"}  # from sand to brown; no other row uses these
 BLOCK_COLOURS = {"read": SKY, "write": ORANGE}
 PART_COLOUR = GREY  # one colour for all parts of steps, since jobs name their own parts
-CHECKPOINT_COLOURS = {"persist": VERMILLION, "snapshot": ORANGE, "stall": BLACK}  # write, copy, wait
+# colours of the parts of a checkpoint: writing, copying, waiting
+CHECKPOINT_COLOURS = {"persist": VERMILLION, "snapshot": ORANGE, "stall": BLACK}
 DEVICE_COLOURS = {"kernel": GREEN, "copy": PURPLE}
 TRACE_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 

@@ -25,7 +25,7 @@ _KNOWN = "init, epoch:N, block:N, eval:N, checkpoint:N, a duration such as 30s, 
 
 @dataclass(frozen=True)
 class TimeWindow:
-    """Begin and end of a part of one trace (monotonic ns), and the time that is shown as zero."""
+    """The part of one trace that a picture shows: begin and end (monotonic ns), and the time that is shown as zero."""
 
     begin_ns: int
     end_ns: int

@@ -12,7 +12,7 @@ _KINDS, _GROUPS = len(FILE_KINDS), len(GROUPS)
 
 
 class CallSums:
-    """Sums, for each phase occurrence: calls and bytes by file kind and operation, request sizes, activity; and bytes per file."""
+    """Sums calls and bytes by file kind and operation, request sizes and activity per phase occurrence, and bytes per file."""
 
     def __init__(self, occurrences: Occurrences, files: int) -> None:
         n = occurrences.number

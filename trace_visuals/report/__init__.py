@@ -22,7 +22,7 @@ from iotwin.trace_visuals.report.page_data import trace_document
 from iotwin.trace_visuals.report.response import response_document
 from iotwin.trace_visuals.windows import choose_view
 
-# Files of this folder, in the order in which the page runs them.
+# Script files of the page, in the order in which it runs them.
 _SCRIPTS = (
     "page_units.js",
     "page_data.js",
@@ -34,9 +34,9 @@ _SCRIPTS = (
     "page.js",
 )
 _SERVED_SCRIPTS = ("page_detail.js", *_SCRIPTS)
-_BINS, _CALLS = 32_768, 160_000  # most on a page, for all traces together
+_BINS, _CALLS = 32_768, 160_000  # most bins of time, and most single calls, on a page, for all traces together
 _MOST_TRACES = 8
-_WORTH_PROCESSES = 8_000_000  # number of events from which worker processes save more time than starting them takes
+_WORTH_PROCESSES = 8_000_000  # from this many events on, several worker processes are faster than one
 
 
 def write_report(
@@ -49,9 +49,9 @@ def write_report(
 ) -> list[Analysis]:
     """Write the report of the traces at `paths` to `output` (.html), and return the analysis of each trace.
 
-    `dask`: address of the workers, as in `workers.workers`. `open_trace` opens a trace. `repeats`: traces of reruns of the first
-    trace's job. `response`: the file that `iotwin twin respond` wrote. Raises UsageError for another file type or too many
-    traces, and IotwinError if a trace cannot be read or the page not be written.
+    `dask`: address of a Dask scheduler, if its workers are to be used. `open_trace` opens a trace. `repeats`: traces of reruns of
+    the first trace's job. `response`: the file that `iotwin twin respond` wrote. Raises UsageError if `output` is not .html or
+    there are too many traces, IotwinError if a trace cannot be read or the page cannot be written.
     """
     check_type(output, (".html", ".htm"))
     check_output(output)
@@ -79,9 +79,9 @@ def check_number(paths: list[Path]) -> None:
 def report_document(
     analyses: list[Analysis], axis_label: str, each: Workers | None = None, repeats: Sequence[Trace] = ()
 ) -> dict[str, Any]:
-    """Return the document that the page's scripts show. The first trace is compared with each of the others.
+    """Return the data of the page as a JSON document. The first trace is compared with each of the others.
 
-    The comparison ignores inferred phases, which the page shows: only phases that the jobs logged count for scores.
+    The page shows phases that fit infers, but scores count only phases that the jobs logged.
     """
     groups = {**style.GROUP_COLOURS}
     groups |= {f"block {name}": colour for name, colour in style.BLOCK_COLOURS.items()}
@@ -98,7 +98,7 @@ def report_document(
 
 
 def page(document: dict[str, Any], served: bool = False) -> str:
-    """Return the whole page with the document in it. A page that is `served` may request more from its own server."""
+    """Return the HTML page with the document in it. If `served`, the page may request finer detail from its server."""
     files = resources.files("iotwin.trace_visuals.report")
     css = (files / "report.css").read_text("utf-8")
     script = '"use strict";\n' + "\n".join(
@@ -125,6 +125,6 @@ def _digest(text: str) -> str:
 
 
 def _inert_json(document: dict[str, Any]) -> str:
-    """Return JSON that no HTML parser takes for markup: names from a trace may hold any text, such as '</script>'."""
+    """Return JSON in which no HTML parser finds markup, even if a name in a trace contains '</script>'."""
     text = json.dumps(document, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

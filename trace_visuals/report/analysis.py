@@ -30,8 +30,8 @@ _SLOWEST = 50
 class Detail:
     """Limits on the detail that a report holds of one trace, which bound the page's size."""
 
-    bins: int  # number of bins along the whole trace
-    most_calls: int  # the page holds single calls if the timeline has at most so many
+    bins: int  # number of bins of time along the whole trace
+    most_calls: int  # if the timeline has at most this many calls, the page holds each of them
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Analysis:
     every_call: tuple[CallColumns, Ints] | None  # all calls, and the lane of each; None if there are too many
     ops: list[str]
     operations: OperationTable
-    files: pd.DataFrame  # see ReportedFiles.frame
-    processes: pd.DataFrame  # see ProcessTable.frame
+    files: pd.DataFrame  # the table of ReportedFiles.frame
+    processes: pd.DataFrame  # the table of ProcessTable.frame
     slowest: pd.DataFrame
     reads_heat: Heat | None  # reads of data-set files
     writes_heat: Heat | None  # writes of checkpoint files
     phases: pd.DataFrame  # phases of the lowest rank
-    block: BlockAnalysis | None  # None when block requests were not traced
+    block: BlockAnalysis | None  # None if block requests were not traced
     reads_during_checkpoints: ReadsDuringCheckpoints
 
     @property
@@ -70,7 +70,7 @@ class Analysis:
 
 
 class _Analyses(Collectors):
-    """Accumulates all analyses over the calls of a chunk, or of several successive chunks."""
+    """Accumulates all analyses over the calls of one chunk of a trace, or of several successive chunks."""
 
     def __init__(self, trace: Trace, surveyed: Survey, plan: LanePlan, detail: Detail) -> None:
         begin, end, files = surveyed.begin_ns, surveyed.end_ns, trace.files()
@@ -104,7 +104,7 @@ class _Analyses(Collectors):
 def analyse(
     traces: Sequence[Trace], labels: Sequence[str], zeros_ns: Sequence[int], detail: Detail, each: Workers, advance: Advance
 ) -> list[Analysis]:
-    """Return the analyses of the traces. `each` works on their chunks. `advance` receives twice the number of events."""
+    """Return the analyses of the traces. `each` maps a function over chunks. `advance` receives twice the event count."""
     chunks = [chunks_of(trace, each) for trace in traces]
     surveyed = surveys(traces, chunks, each, advance)
     plans = zip(traces, chunks, surveyed, strict=True)

@@ -1,4 +1,4 @@
-"""Compare the bytes that calls moved with those that block devices moved: the difference shows the page cache's work."""
+"""Compare the bytes that calls moved with the bytes that block devices moved. The page cache explains the difference."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ class BlockAnalysis:
     requests: pd.DataFrame  # a row per operation and origin
     phases: pd.DataFrame  # a row per phase: bytes that calls and that requests read and wrote
     time_ns: Floats  # (points,): ends of bins
-    curves: dict[str, Floats]  # cumulative bytes, shape (points,), of `read calls`, `read block`, `write calls`, `write block`
+    curves: dict[str, Floats]  # cumulative bytes at `time_ns`, by name: `read calls`, `read block`, `write calls`, `write block`
 
 
 class PhaseBytes:
@@ -31,7 +31,7 @@ class PhaseBytes:
     def __init__(self, phases: pd.DataFrame) -> None:
         self.phases = phases[phases["phase"] != "step"]
         self._edges = np.unique(self.phases[["start_ns", "end_ns"]].to_numpy(dtype=np.int64))
-        self._sums = np.zeros((2, len(self._edges) + 1))  # read and written, before each edge and after the last
+        self._sums = np.zeros((2, len(self._edges) + 1))  # bytes read and written, before each edge and after the last
 
     def add(self, start_ns: Ints, way: Ints, size_bytes: Ints) -> None:
         """Add transfers. `way`: 0 for a read, 1 for a write; others do not count."""
@@ -55,7 +55,7 @@ class PhaseBytes:
 def analyse_block(trace: Trace, calls: PhaseBytes, lanes: CallLanes, names: list[LaneName]) -> BlockAnalysis | None:
     """Return the analysis of the trace's block requests; None if they were not traced.
 
-    `calls`: bytes of the calls by phase. `lanes`, with their `names`, must include those of block requests.
+    `calls` has the bytes of the calls by phase. `lanes`, whose names are `names`, must include the lanes of block requests.
     """
     block = trace.block()
     if block is None:

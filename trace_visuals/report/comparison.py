@@ -1,4 +1,4 @@
-"""Compare the report's traces: tracesim's scores, and the two curves behind each score."""
+"""Compare the traces of a report: the scores of `tracesim`, and the two curves behind each score."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -82,7 +82,7 @@ def _bars(a: Curve, b: Curve) -> list[list[Any]]:
 
 
 def _points(curve: Curve) -> dict[str, Any]:
-    """Return at most _MOST_POINTS points of the curve, without its constant begin and end."""
+    """Return at most _MOST_POINTS points of a curve, between its first and its last change."""
     x, y = np.asarray(curve.x, dtype=float), np.asarray(curve.y, dtype=float)
     if not len(y):
         return {"x": [], "y": []}

@@ -1,4 +1,4 @@
-"""Describe a trace in sentences. Each sentence gives its numbers and claims no more than they show."""
+"""Describe a trace in sentences, each with the numbers that support it."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from iotwin.trace_visuals.report.tables import LARGE_BYTES
 from iotwin.trace_visuals.requests import CHECKPOINT_PARTS
 
 _SECOND = 1e9
-_LONG_TAIL = 10  # a 99th percentile of more than so many medians is reported
+_LONG_TAIL = 10  # a 99th percentile of more than this many medians is reported
 _FEW_READS = 4  # with fewer reads per open, opening costs as much as reading
 _IDLE = 0.05  # storage that is in use for a smaller share of the time does not limit a job
 
@@ -30,7 +30,7 @@ class Finding:
 
 
 def describe(analysis: Analysis) -> list[Finding]:
-    """Return the findings about one trace, the most general first; topics without data in the trace are left out."""
+    """Return the findings about one trace, the most general first. If the trace has no data on a topic, the topic is left out."""
     candidates = (
         _overview,
         _dominant,
@@ -69,7 +69,7 @@ def headline(analysis: Analysis) -> list[str]:
 
 
 def _pace(analysis: Analysis) -> str:
-    """Return a sentence on whether the job waits for data; empty if it reads nothing."""
+    """Return a sentence on whether the job waits for data; an empty string if it reads nothing."""
     waiting, reading = (_share_of_training(analysis, lane) for lane in ("wait", "read"))
     if not reading:
         return ""
@@ -159,7 +159,7 @@ def _improvements(analysis: Analysis) -> tuple[str, str]:
 
 
 def _required_rates(analysis: Analysis) -> str:
-    """Return a sentence on the bytes and reads per second that the job had; empty if it read nothing."""
+    """Return a sentence on the bytes and reads per second that storage delivered; an empty string if the job read nothing."""
     lane, span_s = _lane(analysis, "read"), _span_s(analysis)
     moved, calls = int(analysis.lanes.size_bytes[lane].sum()), int(analysis.lanes.calls[lane].sum())
     if not moved:
@@ -371,7 +371,7 @@ def _lane(analysis: Analysis, group: str) -> int:
 
 
 def _share_of_training(analysis: Analysis, group: str) -> float:
-    """Return the share of the time from the page's zero to the end with a call of this storage or wait lane in flight."""
+    """Return the share of time, from the start of training to the end, with a storage or waiting call of `group` in flight."""
     grid, end = analysis.lanes.grid, analysis.survey.end_ns
     first = min(max(0, (analysis.zero_ns - grid.origin) // grid.width), grid.count - 1)
     busy_ns = analysis.lanes.busy[_lane(analysis, group)][first:].sum() * grid.width

@@ -13,7 +13,7 @@ _COLUMNS, _ROWS = 1024, 160
 
 @dataclass(frozen=True)
 class Heat:
-    """Bytes moved per cell, with the files that make up the address axis."""
+    """Bytes moved per cell of time and address. The address axis consists of the files, one after another."""
 
     size_bytes: Floats  # shape (columns of time, rows of address)
     time: Grid
@@ -23,7 +23,7 @@ class Heat:
 
 
 class HeatMap:
-    """Accumulates the transfers of one kind of file. The files lie end to end on one address axis, in the order of paths."""
+    """Accumulates the reads or writes of one kind of file. The address axis has the files one after another, in order of path."""
 
     def __init__(self, files: pd.DataFrame, extent_bytes: Ints, kind: str, group: int, begin_ns: int, end_ns: int) -> None:
         chosen = files[files["kind"] == kind].sort_values("path")
@@ -38,7 +38,7 @@ class HeatMap:
         self._spread = Spread(self._address, _COLUMNS)
 
     def add(self, calls: CallColumns) -> None:
-        """Add a batch; each transfer counts at its start, over all the addresses it covers."""
+        """Add a batch of calls. The bytes of a call count at its start time, at all the addresses that they cover."""
         chosen = calls.pick((calls.group == self._group) & calls.storage & (calls.offset >= 0) & (calls.size_bytes > 0))
         base = self._base_of[chosen.file_id]
         chosen, base = chosen.pick(base >= 0), base[base >= 0]

@@ -14,7 +14,7 @@ _MOST_PROCESSES = 12
 
 @dataclass(frozen=True)
 class LaneName:
-    """The names of a lane: its section on the page, its group of operations and its title."""
+    """The names of a lane (a row of the timeline): its section on the page, its group of operations and its title."""
 
     section: str  # storage | wait | other | process
     group: str
@@ -22,13 +22,13 @@ class LaneName:
 
 
 class LanePlan:
-    """Assigns calls to the report's lanes. A call on storage belongs to the lanes of its operation and of its process."""
+    """Assigns calls to lanes, the rows of a timeline. A call on storage belongs to the lanes of its operation and its process."""
 
     def __init__(self, processes: pd.DataFrame, busiest: list[int]) -> None:
         known = processes.drop_duplicates("pid", keep="last").set_index("pid")
         self._ranks = np.array(sorted(known.index[known["role"] == "rank"]), dtype=np.int64)
         started = known["start_ns"].to_dict()
-        # Null starts (processes older than the trace) come first.
+        # Processes older than the trace have null as start, and come first.
         self._shown = np.array(
             sorted(busiest[:_MOST_PROCESSES], key=lambda p: (np.nan_to_num(started.get(p, 0)), p)), dtype=np.int64
         )
@@ -45,7 +45,7 @@ class LanePlan:
         return len(_STORAGE) + 1 + len(_ELSEWHERE)
 
     def by_operation(self, calls: CallColumns) -> Ints:
-        """Return the index of the operation's lane of each call; -1 for a call in no such lane."""
+        """Return the index of the lane of each call's operation; -1 if the operation has no lane."""
         lane = np.full(len(calls), -1, dtype=np.int64)
         for index, group in enumerate(_STORAGE):
             lane[calls.storage & (calls.group == group)] = index
@@ -57,7 +57,7 @@ class LanePlan:
         return lane
 
     def by_process(self, calls: CallColumns) -> Ints:
-        """Return the index of the process's lane of each call on storage; -1 for other calls and processes without a lane."""
+        """Return the index of the lane of each call's process; -1 if the process has no lane, or the call is not on storage."""
         if not len(self._shown):
             return np.full(len(calls), -1, dtype=np.int64)
         order = np.argsort(self._shown)

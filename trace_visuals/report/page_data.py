@@ -52,7 +52,7 @@ _SLOW_COLUMNS = ("start_s", "duration_ns", "op", "pid", "path", "offset", "size_
 
 
 def trace_document(analysis: Analysis) -> dict[str, Any]:
-    """Return the document of one trace; times are in seconds from the page's zero unless their names have another unit."""
+    """Return the document of one trace. Times are seconds from the page's time zero, unless a name has another unit."""
     manifest = analysis.trace.manifest
     return {
         "label": analysis.label, "command": " ".join(manifest.target.command), "workload": manifest.workload,
@@ -75,7 +75,7 @@ def trace_document(analysis: Analysis) -> dict[str, Any]:
 
 
 def _seconds(analysis: Analysis, time_ns: Any) -> Any:
-    """Return a time, or an array or column of times, in seconds from the page's zero."""
+    """Return a time in ns, or an array or column of times, in seconds from the page's time zero."""
     return (time_ns - analysis.zero_ns) / _SECOND
 
 
@@ -110,7 +110,9 @@ def _phases(analysis: Analysis) -> list[list[Any]]:
 
 
 def _samples(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return a graph for each sampled device, and of logged recomputing. A graph is a time axis and curves of shares in 0..1."""
+    """Return a graph for each sampled device, and one of logged recomputation. A graph has a time axis and curves of shares
+    (0..1).
+    """
     graphs = []
     cpu = analysis.trace.samples("cpu")
     if cpu is not None and len(cpu):
@@ -137,7 +139,7 @@ def _samples(analysis: Analysis) -> list[dict[str, Any]]:
 def _graph(
     analysis: Analysis, title: str, samples: pd.DataFrame, stacked: tuple[str, ...], lines: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Return the graph of `samples`: its columns `stacked` and `lines`, averaged to at most _MOST_SAMPLES points."""
+    """Return a graph of the columns `stacked` and `lines` of `samples`, averaged to at most _MOST_SAMPLES points."""
     together = -(-len(samples) // _MOST_SAMPLES)
     starts = np.arange(0, len(samples), together)
     counts = np.diff(np.append(starts, len(samples)))
@@ -161,7 +163,7 @@ def _graph(
 
 
 def lanes_document(analysis: Analysis, shown: list[int]) -> dict[str, Any]:
-    """Return the lanes with the indices `shown`. The arrays hold one lane after another."""
+    """Return the lanes (rows of the timeline) with the indices `shown`. Each packed array holds one lane after another."""
     lanes = analysis.lanes
     names = [analysis.lane_names[lane] for lane in shown]
     return {
@@ -177,7 +179,7 @@ def lanes_document(analysis: Analysis, shown: list[int]) -> dict[str, Any]:
 
 
 def lanes_shown(analysis: Analysis) -> list[int]:
-    """Return the indices of the lanes with a call, and of reads, writes and opens of storage even if they have none."""
+    """Return the indices of the lanes that have a call, and always those of reads, writes and opens of storage."""
     used = np.flatnonzero(occupied(analysis.lanes).any(axis=1))
     always = (GROUPS[READ], GROUPS[WRITE], GROUPS[OPEN])
     names = enumerate(analysis.lane_names)
@@ -210,7 +212,9 @@ def calls_document(analysis: Analysis, used: list[int]) -> dict[str, Any] | None
 
 
 def _file_names(analysis: Analysis, calls: CallColumns) -> tuple[list[str], Ints]:
-    """Return the paths of the files with the most calls, and each call's index into them: -1 for no file, -2 for another."""
+    """Return the paths of the files with the most calls, and each call's index into them: -1 if it has no file, -2 for other
+    files.
+    """
     ids, place, count = np.unique(calls.file_id, return_inverse=True, return_counts=True)
     count[ids < 0] = 0
     named = np.argsort(-count, kind="stable")[:_MOST_NAMES]
@@ -265,13 +269,13 @@ def _block(analysis: Analysis) -> dict[str, Any] | None:
 
 
 def _table(frame: pd.DataFrame, columns: tuple[str, ...], most: int) -> dict[str, Any]:
-    """Return the first `most` rows of the frame's `columns`, and the number of all rows."""
+    """Return a table for the page: the first `most` rows of the frame's `columns`, and the number of all rows."""
     rows = [list(map(_plain, row)) for row in frame.head(most)[list(columns)].itertuples(index=False)]
     return {"columns": list(columns), "rows": rows, "total": len(frame)}
 
 
 def _plain(value: Any) -> Any:
-    """Return a value for JSON: None for NaN and NaT, whole numbers as int."""
+    """Return `value` as JSON can hold it: None for NaN and NaT, whole numbers as int."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, np.bool_):

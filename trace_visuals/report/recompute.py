@@ -1,4 +1,4 @@
-"""Shares of time that a job under a memory budget spends on first computing, recomputing, and the search for what to evict."""
+"""The shares of time that a job under a memory budget spends on computing, recomputing, and searching what to evict."""
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,7 @@ _CURVE_OF_PART = {"base_compute": 0, "remat_compute": 1, "search": 2, "cost": 2}
 def recompute_shares(analysis: Analysis) -> pd.DataFrame | None:
     """Return `time_ns` (ends of bins) and, for each of CURVES, its share of the ranks' time; None if nothing is recomputed.
 
-    The shares are those of the parts that a job under rematerialisation logs: base_compute, remat_compute, search and cost.
+    Such a job logs the parts base_compute, remat_compute, search and cost of its steps.
     """
     parts = read_parts(sorted((analysis.trace.path / "logs").glob("*")), _CURVE_OF_PART)
     if not parts:

@@ -1,4 +1,4 @@
-"""Keep single calls for the report: always the slowest, and all calls if they are few."""
+"""Collect single calls for the report: the slowest, and all calls if there are few."""
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ def _joined(batches: list[CallColumns]) -> CallColumns:
 
 
 class SlowestCalls:
-    """Keeps the `most` longest calls on storage."""
+    """Collects the `most` longest calls on storage."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -31,12 +31,12 @@ class SlowestCalls:
         self._kept = chosen
 
     def extend(self, later: "SlowestCalls") -> None:
-        """Add the calls that `later` kept."""
+        """Add the calls that `later` collected."""
         if later._kept is not None:
             self.add(later._kept)
 
     def frame(self, ops: list[str], files: pd.DataFrame) -> pd.DataFrame:
-        """Return the calls, longest first, with operation and path by name."""
+        """Return a row for each collected call, the longest first, with the names of its operation and its file."""
         if self._kept is None:
             return pd.DataFrame(columns=["start_ns", "duration_ns", "pid", "offset", "size_bytes", "result", "op", "path"])
         kept = self._kept.pick(np.argsort(-self._kept.duration_ns, kind="stable"))
@@ -46,7 +46,7 @@ class SlowestCalls:
 
 
 class EveryCall:
-    """Keeps all calls that belong to a lane, with the lane of each."""
+    """Collects all calls that belong to a lane (a row of the timeline), with the lane of each."""
 
     def __init__(self) -> None:
         self._batches: list[CallColumns] = []
@@ -63,5 +63,5 @@ class EveryCall:
         self._lanes += later._lanes
 
     def result(self) -> tuple[CallColumns, Ints] | None:
-        """Return all calls in order of start and their lanes, or None when there are none."""
+        """Return all collected calls in order of start, and the lane of each; None if there are none."""
         return (_joined(self._batches), np.concatenate(self._lanes)) if self._batches else None

@@ -24,7 +24,7 @@ class Survey:
     extent_bytes: Ints  # per file: the highest end of a transfer, or the size when first opened if that is larger
     pids: Ints  # every process with a call, sorted
     busiest: list[int]  # processes with storage calls, the one with the most time in them first
-    ops: list[str]  # every operation, as analyses number them
+    ops: list[str]  # names of all operations; analyses identify an operation by its index here
 
 
 @dataclass

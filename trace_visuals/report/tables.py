@@ -12,14 +12,14 @@ from iotwin.trace_visuals.histogram import LogHistogram
 PERCENTILES = (0.5, 0.9, 0.99, 0.999)
 _PERCENTILE_NAMES = ("p50_ns", "p90_ns", "p99_ns", "p99.9_ns")
 
-# A device's request rate usually limits smaller requests, and its bandwidth larger ones.
+# Smaller requests are usually limited by a device's request rate, larger ones by its bandwidth.
 LARGE_BYTES = 64 * 1024
 
 
 class OperationTable:
     """Calls, failures, bytes, time and latency percentiles by operation, for storage and for other files separately.
 
-    `reads_ns` and `reads_bytes` hold the reads of storage by size: row 0 those below LARGE_BYTES, row 1 the others.
+    `reads_ns` and `reads_bytes` sum time and bytes of the reads of storage: row 0 reads below LARGE_BYTES, row 1 larger ones.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class OperationTable:
         self._group |= zip(rows.tolist(), calls.group[first].tolist(), strict=True)
 
     def extend(self, later: "OperationTable") -> None:
-        """Add the calls of `later`, in which operations have the same numbers."""
+        """Add the calls of `later`, in which the indices of operations are the same."""
         for name in ("latency_ns", "size_bytes", "reads_ns", "reads_bytes"):
             getattr(self, name).extend(getattr(later, name))
         failures = np.zeros(max(len(self._failures), len(later._failures)), dtype=np.int64)
@@ -55,7 +55,7 @@ class OperationTable:
         self._group |= later._group
 
     def rows_of(self, group: int) -> list[int]:
-        """Return the rows of the histograms that hold the group's calls on storage."""
+        """Return the rows of the histograms with the calls on storage of this group of operations."""
         return sorted(row for row, its_group in self._group.items() if its_group == group and row % 2 == 0)
 
     def frame(self, ops: list[str]) -> pd.DataFrame:
@@ -77,7 +77,7 @@ class OperationTable:
 
 
 class _Sums:
-    """Named columns of sums, of a table with `rows` rows."""
+    """A table of sums with named columns and `rows` rows."""
 
     def __init__(self, names: tuple[str, ...], rows: int) -> None:
         self._rows = rows
@@ -99,7 +99,7 @@ _FILE_SUMS = (
 
 
 class ReportedFiles:
-    """Calls, bytes, time and read order by file."""
+    """Sums, for each file, calls, bytes and time, and how many reads are in order."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -110,7 +110,7 @@ class ReportedFiles:
         self._read_from = np.full(count, -1, dtype=np.int64)  # offset at which its first read began
 
     def add(self, calls: CallColumns) -> None:
-        """Add a batch; calls that name no file are left out."""
+        """Add a batch of calls. Calls without a file are left out."""
         calls = calls.pick((calls.file_id >= 0) & (calls.file_id < self._count))
         duration = calls.duration_ns
         names = (("reads", "read_bytes", "read_ns"), ("writes", "written_bytes", "write_ns"))
@@ -141,7 +141,7 @@ class ReportedFiles:
         self._sums.add("sequential_reads", file_id[(offset == before) | (offset == 0)])
         new = ~same & (self._read_to[file_id] < 0)
         self._read_from[file_id[new]] = offset[new]
-        self._read_to[file_id] = end  # the last assignment of a file wins, and that is its latest read
+        self._read_to[file_id] = end  # if a file occurs several times, the last assignment, its latest read, remains
 
     def extend(self, later: "ReportedFiles") -> None:
         """Add the calls of `later`, which come after these."""
@@ -163,14 +163,14 @@ class ReportedFiles:
 
 
 class ProcessTable:
-    """Calls, bytes and time by process."""
+    """Sums, for each process, calls, bytes and time."""
 
     def __init__(self, pids: Ints) -> None:
         self._pids = pids
         self._sums = _Sums(("calls", "storage_calls", "read_bytes", "written_bytes", "storage_ns", "wait_ns"), len(pids))
 
     def add(self, calls: CallColumns) -> None:
-        """Add a batch; bytes and storage time count calls on storage files only."""
+        """Add a batch of calls. Only calls on storage files count for bytes and storage time."""
         row = np.searchsorted(self._pids, calls.pid)
         self._sums.add("calls", row)
         self._sums.add("wait_ns", row[calls.group == WAIT], calls.duration_ns[calls.group == WAIT])
@@ -185,7 +185,9 @@ class ProcessTable:
         self._sums.extend(later._sums)
 
     def frame(self, processes: pd.DataFrame) -> pd.DataFrame:
-        """Return a row for each process with a call, most storage time first. What `processes` does not know is NaN or None."""
+        """Return a row for each process with a call, most storage time first. If a process is not in `processes`, its properties
+        are NaN or None.
+        """
         columns = {name: values.astype(np.int64) for name, values in self._sums.columns.items()}
         known = processes.drop_duplicates("pid", keep="last")
         known = known[["pid", "ppid", "comm", "command_line", "role", "start_ns", "exit_ns", "exit_status"]]

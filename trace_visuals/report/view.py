@@ -31,10 +31,10 @@ from iotwin.trace_visuals.report.page_data import calls_document, lanes_document
 from iotwin.trace_visuals.report.slowest_calls import EveryCall
 from iotwin.trace_visuals.windows import choose_view
 
-_BINS = 8_192  # on the page, for all traces together; the server computes finer ones
+_BINS = 8_192  # bins of time on the page, for all traces together; the server computes finer bins on request
 _DETAIL_BINS, _DETAIL_CALLS = 4_096, 40_000
 _SECOND = 1e9
-_MOST_CONNECTIONS = 32  # a browser keeps six
+_MOST_CONNECTIONS = 32  # a browser opens six connections
 _REQUEST_S = 10  # a request must arrive whole within this time
 _IDLE_S = 30  # a client that reads nothing of its answer for so long is disconnected
 
@@ -77,7 +77,7 @@ class ReportServer:
     def answer(self, host: str, target: str) -> tuple[HTTPStatus, str, bytes]:
         """Return status, content type and content for a request. No part of the request is used as the name of a file.
 
-        `host` must be this server's address: a page from elsewhere could reach this server by another name.
+        `host` must be this server's own address, since a page of another site could reach the server by another name.
         """
         try:
             parts = urlsplit(target)
@@ -103,7 +103,7 @@ class ReportServer:
 
 
 class _Server(ThreadingHTTPServer):
-    """Answers at most _MOST_CONNECTIONS at a time. A further one replaces the oldest whose request is still incomplete."""
+    """Serves at most _MOST_CONNECTIONS connections. A further one replaces the oldest whose request is still incomplete."""
 
     daemon_threads = True
 
@@ -114,7 +114,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a separate thread. Close the connection if all threads are busy with answers."""
+        """Answer a connection in a separate thread. If all threads are busy with answers, close the connection."""
         if not self._free.acquire(blocking=False) and not (self._close_incomplete(1) and self._free.acquire(timeout=_REQUEST_S)):
             self.shutdown_request(request)
             return
@@ -193,7 +193,7 @@ def _handler(server: ReportServer) -> type[BaseHTTPRequestHandler]:
 
 
 class _DetailReader:
-    """Reads what one trace does within a part of its time, in the lanes of its analysis."""
+    """Reads finer detail of one trace within a range of time, for the same lanes (rows) as the page."""
 
     def __init__(self, analysis: Analysis) -> None:
         self._analysis = analysis
@@ -211,7 +211,7 @@ class _DetailReader:
         every, found = EveryCall(), 0
         reader = CallReader(analysis.trace, list(analysis.ops))
         with self._lock:
-            # A call that is in flight at `begin` started at most the longest call's duration before.
+            # A call that is in flight at `begin` may have started earlier, by at most the duration of the longest call.
             for calls in reader.between(begin - self._longest_ns, end):
                 calls = calls.pick(np.flatnonzero(calls.end_ns >= begin))
                 lane = self._plan.by_operation(calls)

@@ -64,7 +64,7 @@ def _fit_row(key: tuple[Any, ...], fits: list[DistributionFit]) -> dict[str, Any
 
 
 def _with_models(fit: dict[str, Any], table: pd.DataFrame) -> dict[str, Any]:
-    """Return `fit` with the emulator's computation_time of each of its configurations."""
+    """Return `fit`, a regression, with the resulting `computation_time` (for the emulator) of each configuration."""
     own = table[(table["workload"] == fit["workload"]) & (table["variant"] == fit["variant"]) & (table["key"] == "all_compute")]
     models = [
         {"gpus": int(gpus), "batch": int(batch), "computation_time": predicted(fit, int(gpus), int(batch))}

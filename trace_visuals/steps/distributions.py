@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 _FOLDS = 5
 _KNOTS = 101
-LEAST_STEPS = 10  # fewer steps are not fitted
+LEAST_STEPS = 10  # least number of steps to which a distribution is fitted
 _FLOOR = 1e-12  # seconds; least duration of a step, and least width of a distribution
 
 
@@ -19,16 +19,16 @@ class DistributionFit(NamedTuple):
     """A fitted distribution."""
 
     name: str
-    log_likelihood: float  # mean over held-out steps, natural logarithm of a density per second
-    computation_time: dict[str, Any]  # value of this key in the emulator's YAML
+    log_likelihood: float  # mean log of the density (per second) at steps that the fit left out
+    computation_time: dict[str, Any]  # value of the key computation_time in the emulator's YAML
     log_density: Callable[[Values], Values]
 
 
 def fit_compute_time(seconds: Values) -> list[DistributionFit]:
     """Return normal, lognormal, gamma and empirical distributions fitted to `seconds`, the likeliest first.
 
-    The likelihood is that of a fifth of the steps which the fit leaves out, averaged over five splits. The splits are
-    interleaved, so that drift affects all alike. Returns no distribution for fewer than ten steps.
+    The likelihood is computed on a fifth of the steps, which the fit leaves out, and averaged over five interleaved splits. The
+    list is empty if there are fewer than ten steps.
     """
     seconds = np.maximum(np.asarray(seconds, float), _FLOOR)
     if len(seconds) < LEAST_STEPS:
@@ -80,7 +80,7 @@ def _gamma(seconds: Values) -> _Fitted:
 
 
 def _quantiles(seconds: Values) -> _Fitted:
-    """Fit a density that is constant between quantiles, with exponential tails that hold one of n + 1 expected steps."""
+    """Fit a density that is constant between quantiles. The exponential tails together have the probability 1 / (n + 1)."""
     knots = min(_KNOTS, max(5, len(seconds) // 5))
     values = np.quantile(seconds, np.linspace(0, 1, knots))
     width = max(float(values[-1] - values[0]) / knots, _FLOOR)

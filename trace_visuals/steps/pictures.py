@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Parts that follow one another in the training loop, which the bars show. The rest of the step is drawn grey.
+# The parts of a step that a bar shows, in the order of the training loop. The rest of the step is drawn grey.
 _BARS = {"load_batch_mem": BLUE, "load_batch_gpu": SKY, "all_compute": GREEN}
 _LATENCIES = ("sample_load", "sample_preproc", "batch_load", "batch_preproc", "load_batch_mem", "all_compute", "step_end")
 _FIT_COLOURS = {"normal": VERMILLION, "lognormal": PURPLE, "gamma": ORANGE, "quantiles": BLUE}
@@ -24,7 +24,7 @@ _PANEL_INCHES = (2.6, 1.9)
 _COLUMNS = 3
 _MOST_HISTOGRAMS = 60
 _MOST_BATCH_LABELS = 6
-_CONSTANT = 1e-6  # relative spread below which steps count as equally long
+_CONSTANT = 1e-6  # if durations of steps vary relatively less than this, they count as equal
 
 
 def _grid(count: int) -> tuple["Figure", list["Axes"]]:
@@ -46,7 +46,7 @@ def _save(figure: "Figure", path: Path, title: str | None) -> None:
 
 
 def _name(series: tuple[object, ...]) -> str:
-    """Return the name of a series (variant, ranks) in a legend."""
+    """Return the name in the legend of a series, which is (variant, ranks)."""
     variant, gpus = series
     return f"{plain(str(variant), 24)}, {gpus} rank{'s' if gpus != 1 else ''}"
 
@@ -59,7 +59,7 @@ def draw_all(
     output: Path,
     title: str | None,
 ) -> list[Path]:
-    """Draw every picture for which the tables hold data, as PNG files in `output`, and return their paths."""
+    """Draw every picture for which the tables have data, as PNG files in `output`, and return their paths."""
     import matplotlib as mpl
 
     drawn = []
@@ -118,7 +118,7 @@ def _draw_lines(
 ) -> Path:
     """Draw a panel for each of `kinds`, the values in `column`: a line for each variant and number of GPUs over the batch size.
 
-    `band`: the columns of the lower quartile, the median and the upper quartile.
+    `band` has the names of the columns with the lower quartile, the median and the upper quartile.
     """
     present = [kind for kind in kinds if (table[column] == kind).any()]
     figure, panels = _grid(max(1, len(present)))

@@ -1,7 +1,7 @@
 """Read the logs of instrumented runs into one table: the duration of each part of each step, by configuration.
 
-This module reads MLLOG lines whose value is `{"start": NS, "duration": NS}` (of our workloads and the paper artifact), the
-emulator's `[INFO] key NS` lines, and TensorFlow's timelines, one step a file.
+Logs may be MLLOG lines with the value `{"start": NS, "duration": NS}` (of iotwin's workloads and the paper artifact), the
+emulator's lines `[INFO] key NS`, or TensorFlow's timelines, one step a file.
 """
 
 import re
@@ -25,11 +25,11 @@ PARTS = (
     "model_forward_pass", "loss_tensor_calc", "model_backward_pass", "model_optim_step", "cum_loss_fn_calc",
 )  # fmt: skip
 COLUMNS = ("run", "workload", "variant", "gpus", "batch", "key", "rank", "block", "seconds")
-_MOST_TIMELINE_BYTES = 1 << 30  # largest profile of one step by TensorFlow
+_MOST_TIMELINE_BYTES = 1 << 30  # largest timeline file that is read
 _DURATION = r'"key": ?"(?P<key>\w+)".*"duration": ?(?P<ns>\d+)'
 _EMULATOR = r"\[INFO\].*?\b(?P<key>[a-z_]+):? (?P<ns>\d+)\s*$"
 _RANK = r'(?:^\[(?P<first>\d+)\]|"rank": ?(?P<second>\d+))'
-# Lines at which a block of steps begins (an epoch, a block, the training up to an evaluation), by MLLOG (two forms) or DLIO.
+# Log lines at which a block of steps begins (an epoch, a block, training up to an evaluation): two forms of MLLOG, and DLIO's.
 _BEGINS = r'"(?:epoch|block|training)_start"|"INTERVAL_START", ?"key": ?"(?:epoch|block|training)"|[Ss]tarting (?:epoch|block)'
 _BLOCK_ENDS = r"Ending block \d+ - (?P<steps>\d+) steps"
 _POINT = r'"key": ?"(?P<key>world_size|global_batch_size)", ?"value": ?(?P<value>\d+)'
@@ -105,7 +105,7 @@ def _read_run(run: InstrumentedRun) -> pd.DataFrame:
 
 
 def _number(pattern: re.Pattern[str], text: str) -> int:
-    """Return the last number in `text` that `pattern` finds, or 1."""
+    """Return the number in the last match of `pattern` in `text`, or 1 if there is none."""
     found = pattern.findall(text)
     return int(found[-1]) if found else 1
 
@@ -125,10 +125,11 @@ def _lines(log: Path) -> pa.ChunkedArray:
 
 
 def _read_log(log: Path, parameters: dict[str, Any]) -> pd.DataFrame:
-    """Return key, rank, block and seconds of the timed parts in `log`. Adds the configuration that it logs to `parameters`."""
+    """Return key, rank, block and seconds of each timed part in `log`, and add the logged configuration to `parameters`."""
     lines = _lines(log)
     points = pc.extract_regex(lines, _POINT).drop_null()
-    values = {row["key"]: int(row["value"]) for row in points.to_pylist()}  # a few lines at the start of a log
+    # `points` has only a few lines, from the start of the log
+    values = {row["key"]: int(row["value"]) for row in points.to_pylist()}
     gpus = values.get("world_size", 1)
     parameters.setdefault("gpus", values.get("world_size"))
     if "global_batch_size" in values:
@@ -143,7 +144,7 @@ def _read_log(log: Path, parameters: dict[str, Any]) -> pd.DataFrame:
 
 
 def _in_blocks(emulated: pd.DataFrame, lines: pa.ChunkedArray) -> pd.DataFrame:
-    """Add the block to each of the emulator's parts, which it prints at the end, from the log's steps of each block."""
+    """Add a column with the block of each part. The emulator prints all parts at its end, so blocks follow from their steps."""
     steps = pc.cast(pc.struct_field(pc.extract_regex(lines, _BLOCK_ENDS).drop_null().combine_chunks(), "steps"), pa.int64())
     number = emulated.groupby("key").cumcount()
     if not len(steps) or not len(number) or number.max() + 1 != sum(steps.to_pylist()):

@@ -1,4 +1,4 @@
-"""Tables of instrumented runs: steps without cold ones, statistics of the parts, throughputs, regressions."""
+"""Tables of instrumented runs: statistics of the parts of steps, throughputs, regressions. Slow first steps are left out."""
 
 from typing import Any
 
@@ -7,7 +7,8 @@ import pandas as pd
 
 CONFIGURATION = ["workload", "variant", "gpus", "batch"]
 _STEP_KEYS = ("load_batch_mem", "load_batch_gpu", "all_compute", "step_end", "batch_load", "batch_preproc")
-# Throughputs (samples/s) by name: the part that is timed, and whether it handles a batch (True) or one sample.
+# Throughputs (samples/s) by name: the timed parts from which they follow, and whether a part handles a batch (True) or one
+# sample.
 _THROUGHPUTS = {
     "data loading": ("load_batch_mem", True),
     "compute": ("all_compute", True),
@@ -85,7 +86,7 @@ def _least_squares(gpus: np.ndarray, batch: np.ndarray, seconds: np.ndarray) -> 
     predicted = constant + slopes[0] * gpus + slopes[1] * batch
     spread = float(((seconds - seconds.mean()) ** 2).sum())
     unexplained = float(((seconds - predicted) ** 2).sum())
-    flat = spread <= (1e-9 * np.abs(seconds).max()) ** 2  # only rounding differs
+    flat = spread <= (1e-9 * np.abs(seconds).max()) ** 2  # the values differ only by rounding
     r2 = None if len(seconds) <= len(terms) else 1.0 if flat else 1 - unexplained / spread
     return {"constant_s": constant, "per_gpu_s": slopes[0], "per_sample_s": slopes[1], "r2": r2}
 

@@ -1,4 +1,4 @@
-"""The timeline figure: phases, samples, calls, requests and rates of each trace above one another on one time axis."""
+"""Draws the timeline figure: phases, samples, calls, requests and rates of one or more traces on one time axis."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,10 +46,10 @@ _COMMAND_LETTER_IN = 0.062  # inches of a typical letter of 7 points
 
 @dataclass(frozen=True)
 class Form:
-    """The shape of a picture: as wide as a page of text or one of its two columns, with or without the words of a caption."""
+    """The shape of a picture: its width (that of a page of text, or of one of two columns), and whether it has titles."""
 
     short: bool = False
-    paper: bool = False  # without titles and without the CPU row
+    paper: bool = False  # True for a picture without titles and without the CPU row
     legend: bool = True
 
     @property
@@ -89,9 +89,9 @@ def plot_timeline(
 ) -> list[TraceTimeline]:
     """Draw the traces at `paths` into the picture `output`, and return the data drawn of each trace.
 
-    `zoom`: see `windows.choose_view`. `how`: see `group_processes`. `legend`: file for the legend, else it is in the picture.
-    `open_trace` opens a trace. Raises UsageError for an unknown file type or zoom, and IotwinError if a trace cannot be read
-    or a file not be written.
+    `zoom` is as for `windows.choose_view`, `how` as for `group_processes`. `legend`: file for the legend; if None, the legend is
+    in the picture. Raises UsageError for an unknown file type or zoom, IotwinError if a trace cannot be read or a file not
+    written.
     """
     for path in (output, legend):
         if path is not None:
@@ -118,15 +118,15 @@ def plot_timeline(
 
 @dataclass(frozen=True)
 class _TimelineRow:
-    """One row of a trace's block: its height, and the function that draws it."""
+    """One row of a trace in the picture: its height, and the function that draws it."""
 
     height_in: float
     draw: Callable[[Axes], None]
-    head: str = ""  # the title of the group of processes that starts here
+    head: str = ""  # if a group of processes begins with this row, its title
 
 
 def draw(blocks: list[TraceTimeline], view: View, form: Form) -> Figure:
-    """Return the figure with the blocks (one for each trace) below each other."""
+    """Return the figure. `blocks` has the data of the traces, which are drawn one below the other."""
     shared = _shared(blocks)
     spelt = draw_row.spellings(blocks, view.limits_s(), form.plot_in)
     plans = [_plan(block, shared, form, spelt) for block in blocks]
@@ -163,7 +163,7 @@ def _block_height(rows: list[_TimelineRow], form: Form) -> float:
 
 @dataclass(frozen=True)
 class _Shared:
-    """Rows and scales that all blocks share, so that traces can be compared by eye."""
+    """Rows and scales that are equal for all traces of a picture, so that the traces can be compared by eye."""
 
     rows: list[int]  # indices into ROW_GROUPS: reads, writes and opens, and syncs if any trace has one
     cpu: bool
@@ -204,7 +204,7 @@ def _plan(block: TraceTimeline, shared: _Shared, form: Form, spelt: Mapping[str,
     rows += [_strip(draw_row.draw_part, block, lane) for lane in range(len(block.part_names))]
     for group, title in enumerate(block.groups.titles):
         lanes = [group * len(ROW_GROUPS) + row for row in shared.rows]
-        # With separate groups, empty rows are left out. A single group keeps them, so that traces can be compared by eye.
+        # With several groups of processes, empty rows are left out. A single group keeps them, so that the rows of traces align.
         lanes = [lane for lane in lanes if not title or block.lanes.calls[lane].any() or block.lanes.busy[lane].any()]
         rows += [_strip(draw_row.draw_calls, block, lane, title if not index else "") for index, lane in enumerate(lanes)]
     if shared.block:

@@ -18,16 +18,17 @@ from iotwin.trace_visuals.requests import block_lanes, device_rows, part_lanes
 from iotwin.trace_visuals.timeline.grouping import Grouping, group_processes
 from iotwin.trace_visuals.windows import TimeWindow, leading_phases
 
-# The rows of every group of processes, in order; a lane is group * len(ROW_GROUPS) + row.
+# The operations that have a row in every group of processes. The lane of a row is group * len(ROW_GROUPS) + row.
 ROW_GROUPS = (READ, WRITE, OPEN, SYNC)
 _MOST_GROUPS = 12
-_BINS_A_SAMPLE = 4  # least width of a sample, in bins of calls; narrower ones would make a line one black band
-_ADDED = ("interval_ns", "read_bytes", "written_bytes", "reads", "writes")  # columns that are summed when samples are joined
+_BINS_A_SAMPLE = 4  # least width of a sample, in bins of calls; a line through narrower samples would look like a black band
+# columns that are summed, not averaged, when samples are joined
+_ADDED = ("interval_ns", "read_bytes", "written_bytes", "reads", "writes")
 
 
 @dataclass(frozen=True)
 class TraceTimeline:
-    """The data of one trace's part of a timeline. What the trace does not hold is None."""
+    """The data of one trace in a timeline. Data that the trace lacks are None."""
 
     label: str
     manifest: Manifest
@@ -35,7 +36,7 @@ class TraceTimeline:
     groups: Grouping
     lanes: CallLanes
     phases: pd.DataFrame
-    phases_inferred: bool  # because the job logged none
+    phases_inferred: bool  # True if the phases are inferred, because the job logged none
     cpu: pd.DataFrame | None
     gpu: pd.DataFrame | None
     disk: pd.DataFrame | None
@@ -48,7 +49,7 @@ class TraceTimeline:
 
 
 def load_timeline(trace: Trace, label: str, window: TimeWindow, bins: int, how: str, advance: Advance) -> TraceTimeline:
-    """Return the data of the trace within `window`, in `bins` bins. `how`: see `group_processes`.
+    """Return the data of the trace within `window`, in `bins` bins of time. `how` is as for `group_processes`.
 
     `advance` receives the number of events read.
     """

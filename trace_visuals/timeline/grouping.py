@@ -12,10 +12,10 @@ from iotwin.trace_visuals.call_columns import Ints
 
 @dataclass(frozen=True)
 class Grouping:
-    """Groups of processes. If there is one group, of all processes, its title is empty."""
+    """A division of the processes into groups. If there is one group, of all processes, its title is empty."""
 
     titles: list[str]
-    note: str  # caption on processes that are left out; may be empty
+    note: str  # a note on the groups that are left out; may be empty
     _pids: Ints  # all grouped processes, sorted
     _groups: Ints  # index of the group of each of _pids
 
@@ -33,7 +33,7 @@ _ALL = Grouping([""], "", np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int6
 def group_processes(trace: Trace, how: str, busiest: list[int], limit: int) -> Grouping:
     """Group the processes by `how` (all, role, rank or process), into at most `limit` groups.
 
-    `busiest`: the processes with storage calls, most time in calls first. Other processes belong to no group.
+    `busiest` lists the processes with storage calls, the most time in calls first. Other processes belong to no group.
     """
     if how == "all" or not busiest:
         return _ALL

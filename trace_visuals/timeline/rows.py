@@ -29,11 +29,11 @@ from iotwin.trace_visuals.style import (
 from iotwin.trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline
 
 _SECOND = 1e9
-_MOST_STEPS = 300  # of more steps, marks would be a grey blur
+_MOST_STEPS = 300  # most steps that are marked; more marks would be a grey blur
 _LETTER_IN = 0.058
 _NO_SAMPLES = "no samples"
 _NAME_LETTERS = 22  # number of letters that fit on the right of a row
-_NARROW_PIXELS = 300  # at the 100 dpi at which figures are laid out
+_NARROW_PIXELS = 300  # in pixels at 100 dpi, at which figures are laid out
 
 
 def throughput(block: TraceTimeline) -> dict[str, Floats]:
@@ -79,9 +79,9 @@ def _seconds(block: TraceTimeline, time_ns: Ints | Floats) -> Floats:
 
 
 def spellings(blocks: Sequence[TraceTimeline], limits_s: tuple[float, float], width_in: float) -> dict[str, int]:
-    """Return, for each kind of phase in the blocks, the form of its name in all bars: an index into `_words`.
+    """Return, for each kind of phase, whether its bars have the full name (0) or the short one (1).
 
-    The form is the one that fits the most bars, on an axis that is `width_in` inches wide and shows `limits_s`.
+    The chosen form fits the most bars of all traces, on an axis that is `width_in` inches wide and shows `limits_s`.
     """
     per_in = (limits_s[1] - limits_s[0]) / width_in
     shown = {name: [bar for block in blocks for bar in _bars(block, name, limits_s)] for name in PHASE_COLOURS}
@@ -129,7 +129,7 @@ def draw_phases(ax: Axes, block: TraceTimeline, width_in: float, spelt: Mapping[
     per_inch = (end - begin) / width_in
     for name, spelling in spelt.items():
         bars = _bars(block, name, (begin, end))
-        # Its coloured edge keeps a checkpoint visible that is narrower than a pixel.
+        # A coloured edge keeps a checkpoint visible even if it is narrower than a pixel.
         edge = PHASE_COLOURS[name] if name == "checkpoint" else "white"
         spans = [(left, right - left) for left, right, _ in bars]
         ax.broken_barh(spans, (0, 1), facecolor=PHASE_COLOURS[name], edgecolor=edge, linewidth=0.4)
@@ -227,14 +227,14 @@ def _mark_gaps(ax: Axes, block: TraceTimeline, kind: str) -> None:
 
 
 def draw_calls(ax: Axes, block: TraceTimeline, lane: int) -> None:
-    """Draw one lane of calls as a strip."""
+    """Draw the calls of one lane as a strip of bars."""
     group = ROW_GROUPS[lane % len(ROW_GROUPS)]
     colour, name = GROUP_COLOURS[GROUPS[group]], GROUPS[group]
     _draw_strip(ax, block, block.lanes, lane, (name, colour, "call"), group in (READ, WRITE))
 
 
 def draw_block(ax: Axes, block: TraceTimeline, lane: int) -> None:
-    """Draw the block reads or writes as a strip."""
+    """Draw block reads or block writes as a strip of bars."""
     name = BLOCK_LANES[lane]
     if block.block is None:
         name_row(ax, f"block {name}", "not traced")
@@ -244,7 +244,7 @@ def draw_block(ax: Axes, block: TraceTimeline, lane: int) -> None:
 
 
 def draw_device(ax: Axes, block: TraceTimeline, lane: int) -> None:
-    """Draw the kernels of one accelerator or of all, or the copies, as a strip."""
+    """Draw GPU kernels (of one GPU or all) or copies as a strip of bars."""
     kind, _, device = block.device_names[lane].partition(" ")
     name = {"kernel": f"kernels {device}".strip(), "copy": "copies"}[kind]
     if block.device is None:
@@ -255,7 +255,7 @@ def draw_device(ax: Axes, block: TraceTimeline, lane: int) -> None:
 
 
 def draw_part(ax: Axes, block: TraceTimeline, lane: int) -> None:
-    """Draw one part of the steps as a strip, with its name on the right, since it may be too long for the left."""
+    """Draw one logged part of steps as a strip of bars. Its name is on the right, where there is more room."""
     names, own = block.part_names, block.part_names[lane]
     first = next((index for index, name in enumerate(names) if name in CHECKPOINT_PARTS), len(names))
     title = "checkpoints" if lane == first else "" if lane else "parts"

@@ -23,7 +23,7 @@ _RANDOM = 0.5  # least scatter of a shuffled order (order.py: 0 sorted, 1 random
 
 
 def order_shuffled(profile: TraceProfile) -> TraceProfile | None:
-    """Return the run as if it read its files, and the bytes of each file, in random order; None if its order is random already."""
+    """Return the run as if it read its files, and the bytes of each file, in random order; None if its order is random."""
     if _is_random(profile):
         return None
     each = replace(
