@@ -1,6 +1,6 @@
 """Traces what a training job does to storage, builds its I/O twin, runs the twin and measures how alike the two are.
 
-This folder holds the command line (`commands`) and the tasks that combine several packages (`loops`).
+This package holds the command line (`commands`) and the tasks that combine several other packages (`loops`).
 """
 
 from __future__ import annotations

@@ -10,14 +10,14 @@ from typing import Any
 
 @dataclass
 class Outcome:
-    """Result of a command: the document that --json prints, and the exit status of the process."""
+    """The result of a command: the document that --json prints, and the exit status."""
 
     document: dict[str, Any]
     exit_status: int = 0
 
 
 def add_dask_option(parser: ArgumentParser) -> None:
-    """Add --dask: the address of a Dask scheduler, or `local` if the option has no value; None without the option."""
+    """Add the option --dask. Its value is the address of a scheduler, `local` if no address is given, None without the option."""
     parser.add_argument(
         "--dask",
         nargs="?",
@@ -28,7 +28,7 @@ def add_dask_option(parser: ArgumentParser) -> None:
 
 
 def at_least(least: int, number: type[int] | type[float] = int) -> Callable[[str], float]:
-    """Return the `type` of an option whose value is a `number` that must not be below `least`."""
+    """Return a function for argparse's `type=`: it converts text to `number` and rejects values below `least`."""
 
     def convert(text: str) -> float:
         value = number(text)
@@ -36,7 +36,7 @@ def at_least(least: int, number: type[int] | type[float] = int) -> Callable[[str
             raise ArgumentTypeError(f"must be at least {least} (got {text})")
         return value
 
-    convert.__name__ = number.__name__  # argparse names it in the message for text that is no number
+    convert.__name__ = number.__name__  # argparse shows this name if the text is not a number
     return convert
 
 
@@ -53,7 +53,7 @@ class Command(ABC):
 
     @abstractmethod
     def run(self, args: Namespace) -> Outcome:
-        """Do the work. Raises IotwinError for a failure that the user can fix."""
+        """Do the command's work. Raises IotwinError for a failure that the user can fix."""
 
     @abstractmethod
     def show(self, document: dict[str, Any]) -> None:
@@ -61,16 +61,16 @@ class Command(ABC):
 
 
 class Group:
-    """Commands under one name, such as ``iotwin twin pack``: a folder of ``iotwin/commands`` with a file for each command."""
+    """A group of commands under one name, such as ``iotwin twin``. Its commands, such as ``pack``, are called leaves."""
 
     name: str
     help: str
     epilog: str = ""
-    modules: tuple[str, ...]  # names of the leaves' modules, in the order of the help
+    modules: tuple[str, ...]  # names of the modules of the leaves, in the order of the help
     default: str | None = None  # the leaf to run if the user names none; without a default, the help is shown
 
     def leaves(self) -> dict[str, Command]:
-        """Return the leaves by name."""
+        """Return the commands of the group by name."""
         folder = type(self).__module__
         loaded: list[Any] = [load(f"{folder}.{module}") for module in self.modules]
         return {leaf.name: leaf for leaf in loaded}

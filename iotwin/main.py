@@ -25,13 +25,13 @@ _COMMANDS = (
     "twin", "checkpoints", "checkfreq", "dtr", "plot", "report", "view", "scale", "run", "export", "attach-profile",
     "pipedream", "completion",
 )  # fmt: skip
-_MODULES = {"import": "import_trace", "attach-profile": "attach_profile"}  # where they differ from the command's name
+_MODULES = {"import": "import_trace", "attach-profile": "attach_profile"}  # names of modules that differ from the command's name
 
 _Parsers = dict[str, argparse.ArgumentParser]  # parsers by the words that call their command: "info", "twin pack"
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a usage error in one line that names the help page, instead of repeating the whole usage."""
+    """A parser that reports a usage error in one line, which names --help, instead of printing the whole usage."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
         print(f"{self.prog}: {message}; see: {self.prog} --help", file=sys.stderr)
@@ -39,7 +39,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def load_commands(called: str = "") -> list[Command | Group]:
-    """Return the command named `called`, or all commands if there is none: importing one takes a sixth of the time of all."""
+    """Return only the command `called`, since importing one is six times as fast as all; or all commands if it is unknown."""
     chosen = [called] if called in _COMMANDS else _COMMANDS
     return [load(f"iotwin.commands.{_MODULES.get(name, name)}") for name in chosen]
 
@@ -81,7 +81,7 @@ def build_parser(commands: Sequence[Command | Group]) -> tuple[argparse.Argument
 
 
 def _leaf_first(arguments: list[str], group: Group, parsers: _Parsers) -> list[str]:
-    """Return a group's arguments with the name of the leaf (its command) first: ``-o OUT pack DIR`` as ``pack -o OUT DIR``.
+    """Return a group's arguments with the leaf (a command of the group) first: ``-o OUT pack DIR`` becomes ``pack -o OUT DIR``.
 
     The leaf is the first word that is neither an option nor an option's value. If that word names no leaf, the name of the
     default leaf is added.
@@ -105,7 +105,7 @@ def _leaf_first(arguments: list[str], group: Group, parsers: _Parsers) -> list[s
 
 
 def _refuse(parser: argparse.ArgumentParser, unknown: str) -> int:
-    """Report that `parser` has no argument `unknown`, and the nearest one that it has. Return the exit status."""
+    """Report that `parser` has no argument `unknown`, and suggest the nearest one. Return the exit status."""
     what, guess = "unexpected argument", ""
     if unknown.startswith("-"):
         options = [option for action in parser._actions for option in action.option_strings]
@@ -139,7 +139,7 @@ def _called(arguments: list[str], commands: dict[str, Command | Group], parsers:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return the exit status."""
     if argv is None and sys.getfilesystemencoding() != "utf-8":
-        # File names are UTF-8 in every locale. An option, unlike PYTHONUTF8, does not reach a traced job.
+        # File names are UTF-8 in every locale. Unlike PYTHONUTF8, this option is not inherited by a traced job.
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 - this same program
     with cleaned_streams():
         return run_as_one(partial(_main, argv))
@@ -156,7 +156,7 @@ def _main(argv: Sequence[str] | None) -> int:
     if command is None:
         parsers.get(arguments[0] if arguments else "", parser).print_help()
         return 2
-    # SIGTERM and a closed terminal unwind as Ctrl-C does, so that no half-written file and no attached probe remains.
+    # SIGTERM and SIGHUP are handled like Ctrl-C, so that no half-written file and no attached probe remains.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
@@ -172,7 +172,7 @@ def _show(command: Command, args: argparse.Namespace, outcome: Outcome) -> None:
             command.show(outcome.document)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit):
-        # The program that reads our output, such as a pager or head, has ended. rich raises SystemExit then.
+        # The program that reads the output, such as a pager or head, has ended; rich then raises SystemExit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

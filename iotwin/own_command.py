@@ -1,6 +1,5 @@
-"""Command lines of iotwin's own processes: `python -P`, so that Python imports no module from the current directory.
-
-The current directory may hold a json.py of a job, or of a stranger.
+"""Command lines of iotwin's own processes. They use `python -P`, so that Python imports no module from the current directory,
+which may hold a json.py of a job or of a stranger.
 """
 
 import sys

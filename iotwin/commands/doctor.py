@@ -1,4 +1,4 @@
-"""``iotwin doctor``: report what this machine can capture, and the reason for what it cannot."""
+"""``iotwin doctor``: report what iotwin can capture on this machine, and why not the rest."""
 
 from argparse import ArgumentParser, Namespace
 from typing import Any

@@ -9,7 +9,7 @@ from iotwin.command import Command, Outcome
 
 _SHOWN, _MOST_OPERATIONS, _FEWEST_OPERATIONS, _MOST_NOTES = 3, 5, 2, 4
 _SCREEN_LINES = 40
-_MOST_EVENTS = 2_000_000  # above this, info does not try a fit, which holds all events in memory
+_MOST_EVENTS = 2_000_000  # with more events, info does not fit a twin, since fit holds all events in memory
 _COUNTED = ("files", "calls", "read_bytes", "written_bytes")
 
 
@@ -53,7 +53,7 @@ class InfoCommand(Command):
         storage = document["busiest_storage_files"]
         what = "data-set and checkpoint files" if storage else "files"
         files, processes = (storage or document["busiest_files"])[:_SHOWN], document["busiest_processes"][:_SHOWN]
-        # Each of three tables has 4 lines besides its rows (blank, title, headings, rule); one ends in a line on rows left out.
+        # Each of three tables has 4 lines in addition to its rows; one ends in a line on rows that are left out.
         used = sum(-(-len(line) // console.width) for line in head) + kinds + bool(cache) + len(files) + len(processes) + 13
         show_statistics(files, f"{what} with the most time in calls", _SHOWN)
         most = min(_MOST_OPERATIONS, max(_FEWEST_OPERATIONS, _SCREEN_LINES - used))

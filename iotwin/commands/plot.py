@@ -100,7 +100,7 @@ def _run_steps(args: Namespace) -> Outcome:
 
 
 def _run_curves(args: Namespace) -> Outcome:
-    """Draw documents of series, a panel each."""
+    """Draw JSON documents of curves, each as a panel."""
     from iotwin.trace_visuals.curves import plot_curves
 
     _refuse_timeline_options(args)

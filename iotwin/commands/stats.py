@@ -70,7 +70,7 @@ class StatsCommand(Command):
 
 
 def _of_kind(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """Return the rows of files of `kind`; UsageError when there are none."""
+    """Return the rows of files of `kind`. Raises UsageError if there are none."""
     from iotwin.common.errors import UsageError, nearest
 
     kinds = sorted({row["kind"] for row in rows if row["kind"]})
@@ -100,7 +100,7 @@ def _print_csv(columns: list[str], rows: list[Any]) -> None:
 
 
 def _no_formula(value: Any) -> Any:
-    """Return the value, with an apostrophe in front of text that a spreadsheet would evaluate (a process may choose its name)."""
+    """Return `value`, with an apostrophe before text that a spreadsheet would evaluate: a traced process may choose its name."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") and value else value
 
 

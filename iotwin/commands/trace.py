@@ -75,9 +75,9 @@ class TraceCommand(Command):
         try:
             manifest = trace_target(make_target, args.output, options)
         except UnfinishedTraceError as error:
-            error.exit_status = _shell_status(error.job_status or 1)  # the job's own failure comes first
+            error.exit_status = _shell_status(error.job_status or 1)  # if the job failed too, its exit status takes precedence
             raise
-        # A process that was attached to may still run and has no exit status; the end of its trace is no failure.
+        # If the traced process was attached to, it may still run and has no exit status; that is no failure.
         status = manifest.exit_status if manifest.exit_status is not None else 0
         document = {
             "trace": str(args.output),
@@ -107,7 +107,7 @@ class TraceCommand(Command):
         if document["exit_status"]:
             note(f"  {_failed(document['exit_status'])}")
         for text in document["notes"]:
-            if not text.startswith("no GPU"):  # the normal state of most machines; `iotwin info` reports it too
+            if not text.startswith("no GPU"):  # most machines have no GPU, so this note is not printed; `iotwin info` shows it
                 note(f"  note: {text}")
 
 
@@ -120,7 +120,7 @@ def _refuse_removed_directory(output: Path) -> None:
 
 
 def _mapped_data_notes(output: Path) -> list[str]:
-    """Return a note if the job maps its data set and its page faults could have been recorded but were not; else no note."""
+    """Return a note if the job reads its data set through memory maps, and page faults were not recorded; else an empty list."""
     from iotwin.trace_store.figures.mapped import has_data_set, mapped_data_note
 
     if not has_data_set(output):
@@ -141,7 +141,7 @@ def _shell_status(status: int) -> int:
 
 
 def _accept_interrupts() -> None:
-    """Accept Ctrl-C even if the caller made this process ignore it, as scripts do with `&`: nothing else ends the trace."""
+    """Accept Ctrl-C, which ends the trace, even if the caller made this process ignore it, as scripts do with `&`."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,4 +1,4 @@
-"""Cost of checkpoints in an experiment that trains each network under several checkpoint policies."""
+"""Summarises what checkpoints cost in an experiment that trains each network under several checkpoint policies."""
 
 from pathlib import Path
 from statistics import fmean, median
@@ -15,9 +15,9 @@ _Results = dict[tuple[str, str], list[dict[str, Any]]]  # results of the repeats
 def summarise(directory: Path) -> dict[str, Any]:
     """Return the costs of each network from an experiment's finished cells, and write the curves to DIR/curves.json.
 
-    `seconds`: median time of a run. `overhead`: time above that of a run without checkpoints, as a share of the latter.
-    `stall_ratio`: stall per synchronous checkpoint over stall per asynchronous one. A figure that no cell measured is None.
-    Raises IotwinError if no cell has finished.
+    `seconds`: median time of a run. `overhead`: how much longer a run takes than without checkpoints, as a share. `stall_ratio`:
+    mean stall of a synchronous checkpoint divided by that of an asynchronous one. A value that no cell measured is None. Raises
+    IotwinError if no cell has finished.
     """
     results = _read(directory)
     models = [_model(model, results) for model in sorted({model for model, _ in results})]

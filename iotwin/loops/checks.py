@@ -1,4 +1,4 @@
-"""The checks of ``iotwin doctor``: what iotwin can do on this machine, and why not."""
+"""The checks of ``iotwin doctor``: what iotwin can do on this machine, and why not the rest."""
 
 import importlib.util
 import os
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-Check = tuple[str, str, str | None]  # name, purpose, reason why it does not work (None: it works)
+Check = tuple[str, str, str | None]  # name, purpose, and the reason why it does not work (None if it works)
 
 _BACKEND_PURPOSES = {
     "libbpf": "tracing by eBPF, least overhead; all of --detail",
@@ -19,7 +19,7 @@ _BACKEND_PURPOSES = {
 }
 
 
-# The extras of pyproject.toml but `test`: what each is for, and the modules that it installs.
+# The optional extras in pyproject.toml, except `test`: the purpose of each, and the modules that it installs.
 EXTRAS = {
     "torch": ("training the real workloads (the demo)", ("torch",)),
     "hdf5": ("data sets of HDF5 files", ("h5py",)),
@@ -63,7 +63,7 @@ def _extra_reason(extra: str, modules: tuple[str, ...]) -> str | None:
 
 
 def _docker_reason() -> str | None:
-    """Return why containers cannot run here, None if they can. Asks the command `docker`, which needs no Python package."""
+    """Return why containers cannot run on this machine, None if they can, by the command `docker`."""
     if not shutil.which("docker"):
         return "not installed; install the package docker.io"
     command = ["docker", "version", "--format", "{{.Server.Version}}"]
@@ -84,7 +84,7 @@ def _docker_reason() -> str | None:
 
 
 def _as_root(command: str) -> str:
-    """Return how the caller can run `command` as root: unchanged, by sudo, or with a hint."""
+    """Return `command` as the caller can run it as root: unchanged, with sudo, or with a hint."""
     if os.geteuid() == 0:
         return command
     return f"sudo {command}" if shutil.which("sudo") else f"{command} (as root)"

@@ -30,7 +30,7 @@ _MADE = {
     "twin_output": "",
 }
 _DATA_BYTES = 384 << 20
-_SCALE = 0.3  # factor of the sides of KiTS19's volumes, so that two CPU cores can train on them
+_SCALE = 0.3  # factor by which the sides of KiTS19's volumes are scaled, so that two CPU cores can train on them
 SEED = 1
 # A small network on small crops. One thread computes, so that the loaders have the other core.
 JOB = [
@@ -100,7 +100,7 @@ class _Demo:
         from iotwin.trace_store.reader import Trace
         from iotwin.workload_yaml import dump
 
-        # From the rerun, so that the real run is new to the twin that it is compared with.
+        # The twin is fitted to the rerun, and later compared with the real run, which fit has not read.
         config = fit(Trace(self._directory / "rerun.trace")).config
         # The twin must not overwrite the real job's checkpoints.
         config.checkpoint.checkpoint_folder = str(self._directory / "twin_output")

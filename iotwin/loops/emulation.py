@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from iotwin.datagen.layouts import Layout
     from iotwin.workload_yaml import Config
 
-_CASE_BYTES = 146_600_628  # mean size of the unet3d workload's pairs of image and mask, at scale 1
+_CASE_BYTES = 146_600_628  # mean bytes of an image and its mask in the unet3d workload, at scale 1
 
 
 class EmulationOptions(NamedTuple):
@@ -29,16 +29,16 @@ class EmulationOptions(NamedTuple):
 
     ranks: int = 1
     limit_s: float | None = None
-    log: TextIO | None = None  # where MLLOG lines go
-    notes: Mapping[str, str] = MappingProxyType({})  # files to write into the output folder: content by name
+    log: TextIO | None = None  # stream for MLLOG lines; None: no lines
+    notes: Mapping[str, str] = MappingProxyType({})  # files to write into the output folder: from name to content
     events: bool = False  # write every rank's events into the output folder, in DFTracer's format (.pfw)
     as_dlio: bool = False  # generate data also into a folder with other files, as dlio_benchmark does
 
 
 def run_workload(config: "Config", options: EmulationOptions) -> dict[str, Any] | None:
-    """Generate, train, evaluate and checkpoint as the workload specifies. Return the summary, or None on MPI ranks above 0.
+    """Run the workload: generate data, train, evaluate and checkpoint. Return the summary, or None on MPI ranks above 0.
 
-    Raises IotwinError if anything fails; then all ranks have ended and there are no results.
+    Raises IotwinError if anything fails. Then all ranks have ended, and no results are written.
     """
     from iotwin.benchmark.emulator.data.folders import open_folder
     from iotwin.benchmark.emulator.mpi import started_as, under_mpi
@@ -51,7 +51,7 @@ def run_workload(config: "Config", options: EmulationOptions) -> dict[str, Any] 
     if started_as() == 0:
         prepare_output(Path(config.output.folder), options.notes)
     else:
-        set_quiet(True)  # one rank reports the progress of all
+        set_quiet(True)  # only rank 0 reports progress
     start_s = time.time()
     generated = _generate(config, options.as_dlio) if workflow.generate_data else None
     try:
@@ -80,7 +80,7 @@ def run_workload(config: "Config", options: EmulationOptions) -> dict[str, Any] 
 
 
 def _log_generation(config: "Config", start_s: float) -> None:
-    """Write the log of a run that only generated data and began at `start_s` (seconds since 1970)."""
+    """Write dlio.log of a run that only generated data and began at `start_s` (seconds since 1970)."""
     from iotwin.benchmark.emulator.results.dlio_log import generation_lines
 
     lines = generation_lines(launched_by_mpi().size, start_s, time.time())
@@ -114,7 +114,7 @@ def _emulate(config: "Config", options: EmulationOptions) -> Any:
 
 
 def _replay(config: "Config", options: EmulationOptions) -> dict[str, Any]:
-    """Replay the twin's recording as every rank and return the summary."""
+    """Replay the recording of a recorded twin on every rank. Return the summary."""
     from iotwin.benchmark.emulator.mpi import under_mpi
     from iotwin.benchmark.emulator.ranks import run_local
     from iotwin.benchmark.emulator.recorded.results import write_replayed
@@ -161,7 +161,7 @@ def generated_layout(config: "Config") -> "tuple[Layout, int]":
 
 
 def _cases(train: int, evaluation: int) -> int:
-    """Return the least size of a data set whose split has at least `train` training and `evaluation` evaluation cases."""
+    """Return the fewest cases of a data set of which at least `train` are for training and `evaluation` for evaluation."""
     from iotwin.datagen.layouts import Unet3dLayout
 
     every = Unet3dLayout.EVALUATION_EVERY

@@ -5,7 +5,7 @@ from pathlib import Path
 from iotwin.common.errors import IotwinError
 from iotwin.trace_store.reader import Trace
 
-_MOST_EVENTS = 10_000_000  # inferring phases from more events takes too long for a picture
+_MOST_EVENTS = 10_000_000  # from more events, inferring phases would take too long for a picture
 
 
 def open_with_phases(path: Path) -> Trace:

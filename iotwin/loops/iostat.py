@@ -39,7 +39,7 @@ def sampling(path: Path, devices: list[str]) -> Iterator[None]:
 
 
 def _sample(parent_pid: int, pipe: Connection, devices: list[str]) -> None:
-    """Run in the sampling process: collect a row of statistics a second until the parent requests the rows."""
+    """Collect a row of statistics a second until the parent process requests the rows. Runs in a separate process."""
     from iotwin.common.processes.children import become_child
     from iotwin.tracing_tools.samplers.machine import MachineSampler
 

@@ -37,7 +37,7 @@ def read_jobs(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _check_words(path: Path, name: str, job: dict[str, Any]) -> None:
-    """Raise UsageError for a word or an environment variable that no process can receive."""
+    """Raise UsageError if a word or an environment variable of a job cannot be passed to a process."""
     environment = job.get("environment") if isinstance(job.get("environment"), dict) else {}
     for key, value in (environment or {}).items():
         if not isinstance(key, str) or not key or "=" in key or "\0" in key or "\0" in str(value):
@@ -52,8 +52,8 @@ def _check_words(path: Path, name: str, job: dict[str, Any]) -> None:
 def trace_jobs(jobs: dict[str, dict[str, Any]], directory: Path, common: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Trace the jobs at the same time into DIRECTORY/NAME.trace, and return the document that each tracer prints, by job name.
 
-    `common`: options of every tracer. An interrupt is passed on to every tracer, which ends its job and finishes its trace.
-    If a tracer fails, its document holds only `exit_status`; the tracer has printed the reason.
+    `common`: options of every tracer. An interrupt is passed on to every tracer, which ends its job and finishes its trace. If a
+    tracer fails, it prints the reason, and its document has only `exit_status`.
     """
     make_folder(directory)
     tracers: dict[str, subprocess.Popen[bytes]] = {}

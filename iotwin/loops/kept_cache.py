@@ -1,9 +1,8 @@
 """Keep the pages that a run reads in the page cache until the run ends, so that all runs find the same pages there.
 
-A kernel that reclaims memory ahead of need (DAMON) removes pages that no process maps from the page cache. Each of them is then
-read again by a separate request: cold runs of one job took from 210 to 470 requests for the same bytes. The kernel also splits
-the large folios of data that were just written, which moves the page faults of a job that maps them: two twins of one trace
-scored 0.860 and 0.980.
+A kernel that reclaims memory early (DAMON) removes pages from the page cache that no process maps. Each is then read again by a
+separate request: cold runs of one job took from 210 to 470 requests for the same bytes. The kernel also splits the large folios
+of recently written data, so a job that maps the data has other page faults: two twins of one trace scored 0.860 and 0.980.
 """
 
 import ctypes
@@ -23,9 +22,10 @@ from iotwin.common.processes import children
 from iotwin.common.processes.children import safe_path
 
 _CHECK_EVERY_S = 0.1
-_SHARE_OF_TIME = 0.1  # most of a processor's time that the checks may take
-_MOST_FILES = 30_000  # the kernel allows a process 65 530 maps
-_SHARE_OF_MEMORY = 0.5  # largest share of the free memory; the kernel chooses the cached pages of a larger data set
+_SHARE_OF_TIME = 0.1  # largest share of a processor's time that the checks may take
+_MOST_FILES = 30_000  # files that one process maps at most; the kernel allows 65 530 maps
+# largest share of the free memory that files may have; of larger data sets, the kernel chooses which pages remain
+_SHARE_OF_MEMORY = 0.5
 _GRACE_S = 10.0
 _MAP_FIXED = 0x10
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -84,7 +84,7 @@ class Pages:
         for (path, size), start in zip(files, starts.tolist(), strict=False):
             if size:
                 self._map_file(path, size, start * mmap.PAGESIZE)
-        self._map.madvise(mmap.MADV_RANDOM)  # so that touching a page that was just removed reads no others
+        self._map.madvise(mmap.MADV_RANDOM)  # touching a page that was just removed then reads no other pages
 
     def _map_file(self, path: Path, size: int, offset: int) -> None:
         with open_foreign(path) as file:

@@ -1,4 +1,4 @@
-"""Evict files from the page cache, or cache them as the job found them: in single pages or in large folios."""
+"""Evict files from the page cache, or put them there as the traced job found them: in single pages or in large folios."""
 
 import mmap
 import os
@@ -10,7 +10,7 @@ import pandas as pd
 
 from iotwin.common.foreign_files import open_foreign
 
-FOLIO_BYTES = 2 << 20  # the largest folio (a run of pages that the cache handles as one); begins at a multiple of its size
+FOLIO_BYTES = 2 << 20  # largest folio: a run of pages that the cache handles as one, beginning at a multiple of its size
 _PIECE_BYTES = 1 << 16  # bytes that a page fault maps (fault-around)
 
 
@@ -37,11 +37,11 @@ def cache_in_pages(path: Path, stretches: Sequence[tuple[int, int]]) -> None:
 
 
 def found_in_pages(recording: Path, twin: Path, files: Sequence[tuple[str, int]]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-    """Yield the name of each file that the job found cached in single pages, with its stretches (offset, bytes) so cached.
+    """Yield (name, stretches) for each file that the job found cached in single pages; a stretch is (offset, bytes).
 
-    `files` are pairs (name, bytes). On data that were read from disk, a page fault also maps the pages around it. On data that
-    were just written, which are cached in large folios, the trace shows one page a fault. A file may be cached in both ways, so
-    each stretch of FOLIO_BYTES is judged separately; a stretch without a fault is treated like the majority of stretches.
+    `files` are pairs (name, bytes). If data were read from disk, a page fault also maps the pages around the touched one. If data
+    were just written, and are cached in large folios, the trace shows one page for each fault. A file may be cached in both ways,
+    so each stretch of FOLIO_BYTES is judged separately, and one without faults like the majority.
     """
     touched = _page_faults(recording, twin)
     if touched.empty:

@@ -1,4 +1,4 @@
-"""The workload of a pipeline's plan: times and checkpoints as planned, on an existing data set."""
+"""Makes the workload of a pipeline's plan, with the planned times and checkpoints, on an existing data set."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -85,7 +85,7 @@ def _write_matrix(matrix: list[list[float | None]], rows: list[str], columns: li
 
 
 def _nearest(matrix: list[list[float | None]], rows: list[str], columns: list[str]) -> dict[str, str]:
-    """Return for each column the row with the highest score. A column whose scores are all withheld is left out."""
+    """Return, for each column of the matrix, the name of the row with the highest score, unless all scores are withheld."""
     found = {}
     for index, column in enumerate(columns):
         scores = [(scores[index], row) for scores, row in zip(matrix, rows, strict=True)]

@@ -10,13 +10,15 @@ _NARROW_HEADINGS = {"time_share", "calls", "errors", "total_ns", "p50_ns", "p99_
 _SUMMED = {"calls", "errors", "read_bytes", "written_bytes", "total_ns", "time_share"}
 KINDS_FIRST = ("dataset", "checkpoint", "log")
 _SHOWN_OF_KIND = 6
-_WIDE, _PIPE_WIDTH = 125, 160  # characters of a line
-_WORDS = 60  # characters of a name
+_WIDE, _PIPE_WIDTH = 125, 160  # width of a wide terminal, and of output that is no terminal, in characters
+_WORDS = 60  # most characters of a name
 _NO_FILE = "(calls that name no file)"
 
 
 def show_statistics(rows: list[dict[str, Any]], title: str, most: int, more: str = "") -> None:
-    """Print the first `most` rows of `trace_store.figures.statistics.document`. `more`: where the user finds the other rows."""
+    """Print the first `most` rows of `trace_store.figures.statistics.document`. `more`: a hint where the user finds the other
+    rows.
+    """
     from rich.text import Text
 
     from iotwin.trace_visuals.labels import plain
@@ -52,7 +54,7 @@ def plain_table(title: str | None = None) -> Any:
 def storage_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of files that fit on one screen: data set, checkpoints, logs, then a row for each other kind of file.
 
-    If a kind has many files, the first ones are followed by a row that sums up the others, without percentiles.
+    If a kind has many files, a row without percentiles sums up those that are not shown.
     """
     kinds: dict[str, list[dict[str, Any]]] = {}
     for row in rows:

@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from iotwin.workload_yaml import Config
     from iotwin.workload_yaml.recording import TwinRecording
 
-MOST_DATA_BYTES = 100 << 30  # most that a received twin may write unless the user allows more
-_CHECK_EVERY_S, _SHARE_OF_TIME = 0.5, 0.1  # how often the twin's output is measured, and the most time that may take
+MOST_DATA_BYTES = 100 << 30  # most bytes that an unpacked twin may write unless the user allows more
+# interval in which the twin's output is measured, and the largest share of time for measuring
+_CHECK_EVERY_S, _SHARE_OF_TIME = 0.5, 0.1
 _GRACE_S = 10.0
 _MEMBERS = (TWIN, RECIPE, SUMMARY)
-_LARGEST_BYTES = {TWIN: 1 << 20, RECIPE: 64 << 20, SUMMARY: 1 << 20, RECORDING: 1 << 30}  # far more than any twin of ours
-# What zipfile and its decompressors raise for bytes that are no archive; these errors have no common base class.
+# limits of the archive's members, far above what iotwin writes
+_LARGEST_BYTES = {TWIN: 1 << 20, RECIPE: 64 << 20, SUMMARY: 1 << 20, RECORDING: 1 << 30}
+# The errors that zipfile and its decompressors raise for a broken archive; they have no common base class.
 _BROKEN_ARCHIVE = (
     KeyError, ValueError, OverflowError, MemoryError, EOFError, OSError, RuntimeError, struct.error, zipfile.BadZipFile,
     zlib.error, lzma.LZMAError,
@@ -78,7 +80,7 @@ def unpack(archive: Path, directory: Path, allow_plugins: bool = False, most_dat
     """Write the twin of `archive` to `directory`, which must be empty or missing, and generate its data set.
 
     Raises UsageError and writes nothing if the twin could do harm (see `_foreign_config`), or if its data set and its output
-    would exceed `most_data_bytes`. Returns the bytes that its output may have: `most_data_bytes` less the data set's.
+    would exceed `most_data_bytes`. Returns the most bytes that the twin's output may have.
     """
     from iotwin.workload_yaml import dump
 
@@ -89,7 +91,7 @@ def unpack(archive: Path, directory: Path, allow_plugins: bool = False, most_dat
     data_bytes, output_bytes, kept = _data_bytes(contents[RECIPE]), _checkpoint_bytes(config), [RECIPE, SUMMARY]
     if config.twin.recorded is not None:
         output_bytes = _output_bytes(_recording(contents, archive))
-        config.twin.recorded.file = str(directory.absolute() / RECORDING)  # whatever the archive calls it
+        config.twin.recorded.file = str(directory.absolute() / RECORDING)  # replaces any path in the archive's YAML
         kept.append(RECORDING)
     if data_bytes + output_bytes > most_data_bytes:
         needed = f"--most-data {math.ceil((data_bytes + output_bytes) / (1 << 30))}GiB"
@@ -133,13 +135,13 @@ def _disk_bytes(folder: Path) -> int:
     total = 0
     for above, _, names in os.walk(folder):
         for name in names:
-            with suppress(OSError):  # removed meanwhile
+            with suppress(OSError):  # the twin may remove a file meanwhile
                 total += Path(above, name).lstat().st_blocks * 512
     return total
 
 
 def _checkpoint_bytes(config: "Config") -> int:
-    """Return the bytes that the first rank of a structured twin writes for one checkpoint."""
+    """Return how many bytes the first rank of a structured twin writes in one checkpoint."""
     from iotwin.benchmark.emulator.checkpoints.model_states import states_written
 
     if not config.workflow.checkpoint:
@@ -150,7 +152,7 @@ def _checkpoint_bytes(config: "Config") -> int:
 
 
 def _output_bytes(recording: "TwinRecording") -> int:
-    """Return the most bytes that the files of a recorded twin's output can have: those that it finds and those that it writes."""
+    """Return the most bytes that the output of a recorded twin can have: files that exist at its start, and files it writes."""
     from iotwin.workload_yaml.recording import Op
 
     files, columns = recording.header.files, recording.columns
@@ -178,7 +180,7 @@ def _foreign_config(content: bytes, archive: Path, allow_plugins: bool) -> "Conf
     """Return the workload in the twin.yaml of an archive. It reads and writes in its own directory only.
 
     Raises UsageError if the YAML takes values from the environment or other files, or names code to import although
-    `allow_plugins` is not set. Root may import only what an installed package announces. `pack` writes no such YAML.
+    `allow_plugins` is not set. As root, only plug-ins of installed packages may be named. `pack` writes no such YAML.
     """
     from iotwin.benchmark.emulator.plugins import imported_by_name
     from iotwin.workload_yaml import Storage, parse_foreign
@@ -242,14 +244,14 @@ def _without_names(config: "Config", files: list[tuple[str, int]]) -> tuple["Con
         file.name = f"checkpoint-{number}{counted}{PurePosixPath(file.name).suffix}"
     config.model.name = "twin"
     config.twin.source = config.twin.host = ""
-    # A sentence with a path would reveal the owner's names; the documentation of fit has the rest of it.
+    # A sentence with a path would reveal the owner's names.
     config.twin.assumptions = [text for text in config.twin.assumptions if "/" not in text]
     config.dataset.data_folder, config.checkpoint.checkpoint_folder, config.output.folder = "data", "output", "output"
     return config, [(names[name], size) for name, size in files]
 
 
 def _renamed_recording(recording: "TwinRecording", files: list[tuple[str, int]]) -> "TwinRecording":
-    """Return the recording with new names: for the data set's files those of the packed recipe, for written files others."""
+    """Return the recording with new names: data-set files are named as in the packed recipe, written files by new names."""
     import dataclasses
 
     import msgspec

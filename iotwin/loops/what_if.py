@@ -10,7 +10,7 @@ _ABBREVIATIONS = {"accelerator.memory_budget": "train.computation_time.budget"}
 
 
 def key_of(key: str) -> str:
-    """Return the full key for an abbreviation such as accelerator.memory_budget; other keys are returned unchanged."""
+    """Return the full name of an abbreviated key such as accelerator.memory_budget; other keys are returned unchanged."""
     return _ABBREVIATIONS.get(key, key)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def seconds(text: str, option: str) -> float:
-    """Return the seconds that an option's value (0.2, 200ms, 1h) means. Raises UsageError that names the option."""
+    """Return a duration such as 0.2, 200ms or 1h in seconds. Raises UsageError, which names the `option`, for other text."""
     from iotwin.common.units import parse_duration
 
     try:
@@ -40,7 +40,7 @@ def read_steps(path: Path) -> "list[MeasuredStep]":
 
 
 def read_failures(path: Path) -> tuple[int, float]:
-    """Return the number of failures in a CSV file of GPUs in use (columns Time, in seconds, and GPUs), and its seconds.
+    """Return the number of failures in a CSV file with the columns Time (seconds) and GPUs (in use), and the seconds it covers.
 
     A change by four GPUs counts as one failure, as in PCcheck's evaluation, whose machines have four.
     """
@@ -52,7 +52,7 @@ def read_failures(path: Path) -> tuple[int, float]:
 
 
 def _read(path: Path, needed: tuple[str, ...], others: tuple[str, ...] = ()) -> list[list[float]]:
-    """Return each row's numbers in the columns `needed` and `others`; 0 in a column of `others` that the file lacks."""
+    """Return the numbers of each row in the columns `needed` and `others`; 0 if the file lacks a column of `others`."""
     if not path.is_file():
         raise UsageError(f"{path} is not a file")
     try:

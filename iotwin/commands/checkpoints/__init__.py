@@ -1,4 +1,4 @@
-"""``iotwin checkpoints``: list, verify and prune a job's checkpoints, and audit how durably any traced job wrote its own."""
+"""``iotwin checkpoints``: list, verify and prune a job's checkpoints, and audit how durably a traced job wrote checkpoints."""
 
 from iotwin.command import Group
 

@@ -51,7 +51,7 @@ class CheckpointsAuditCommand(Command):
 
 
 def _folded(lines: list[str]) -> list[str]:
-    """Return one of all lines that differ by numbers only: the first, with their count."""
+    """Merge lines that differ only in numbers: return the first of them, with their count."""
     counts: dict[str, int] = {}
     first: dict[str, str] = {}
     for line in lines:

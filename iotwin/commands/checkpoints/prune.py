@@ -22,7 +22,7 @@ class CheckpointsPruneCommand(StoreCommand):
         from iotwin.common.checkpoints import checkpoints, verify, verify_once
         from iotwin.common.commit import Retention, Store, leftovers
 
-        if not checkpoints(args.directory):  # pruning must not turn any directory into a store
+        if not checkpoints(args.directory):  # pruning must not turn a directory without checkpoints into a store
             return outcome(args.directory, verify)
         with Store(args.directory, Retention(args.keep, args.every)) as store:
             removed = store.prune()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class StoreCommand(Command):
-    """A command on a store: the folder that holds a job's checkpoints."""
+    """A command on a checkpoint store, the folder with a job's checkpoints."""
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         parser.add_argument("directory", type=Path, metavar="DIR", help="the store: the folder checkpoints in a job's --output")
@@ -39,7 +39,7 @@ class StoreCommand(Command):
 def outcome(
     directory: Path, check: "Callable[[Found], Found]", removed: "Sequence[Found]" = (), left: Sequence[Path] = ()
 ) -> Outcome:
-    """Return the store's checkpoints, newest first, each as `check` returns it. The exit status is 1 if none can be loaded.
+    """Return the checkpoints of a store, newest first, after `check` of each. The exit status is 1 if none can be loaded.
 
     `removed`: the checkpoints that the command removed. `left`: folders of removed checkpoints that hold other programs' files.
     """

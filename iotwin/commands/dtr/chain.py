@@ -1,4 +1,4 @@
-"""``iotwin dtr chain``: count what a chain of operations of unit cost and size recomputes, and compare it with theory."""
+"""``iotwin dtr chain``: count the recomputed operations of a chain of operations of unit cost, and compare with theory."""
 
 from argparse import ArgumentParser, Namespace
 from typing import Any

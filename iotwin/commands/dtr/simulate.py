@@ -120,7 +120,7 @@ def _budgets(args: Namespace, base: "Baseline") -> list[tuple[float | None, int]
 
 
 def _note_hopeless(args: Namespace, log: Path, base: "Baseline") -> None:
-    """Note it if the smallest budget is below the size of the constants, which are never evicted."""
+    """Print a note if the smallest budget is below the size of the constants, which are never evicted."""
     from iotwin.common.progress import note
     from iotwin.common.units import format_size
 

@@ -1,4 +1,4 @@
-"""``iotwin dtr static``: plan before the step which tensors to recompute, by solvers that see the whole graph."""
+"""``iotwin dtr static``: plan before training which tensors to recompute, by solvers that know the whole graph."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path

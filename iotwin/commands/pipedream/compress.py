@@ -1,4 +1,4 @@
-"""``iotwin pipedream compress``: merge the layers of every branch of a graph, so that the graph has fewer states to search."""
+"""``iotwin pipedream compress``: merge the layers of each branch of a graph, so that the optimizer searches fewer states."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``iotwin pipedream drive``: print the command that a driver file means for each rank."""
+"""``iotwin pipedream drive``: print the commands that start the ranks of a driver file."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from iotwin.workloads.pipedream.plan.costs import CostOptions
 
 
-_MOST_WORKERS = 4096  # the search's tables grow with the states squared and the workers: 50 MB with 40 states
+_MOST_WORKERS = 4096  # most workers; the search's tables grow with the workers and the square of the states: 50 MB for 40 states
 
 
 def add_machine_options(parser: ArgumentParser) -> None:

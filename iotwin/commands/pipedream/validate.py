@@ -1,4 +1,4 @@
-"""``iotwin pipedream validate``: check driver files and configuration files without touching a machine."""
+"""``iotwin pipedream validate``: check driver files and configuration files without contacting a machine."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path

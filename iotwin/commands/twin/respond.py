@@ -71,7 +71,7 @@ class TwinRespondCommand(Command):
 
 
 def _caveats(document: dict[str, Any]) -> list[str]:
-    """Return the document's caveats, then each caveat of its rows once, after the names of the changes that it concerns."""
+    """Return the document's caveats, then each caveat of its rows once, preceded by the names of the changes it concerns."""
     rows: dict[str, list[str]] = {}
     for row in document["changes"]:
         for caveat in row["caveats"]:

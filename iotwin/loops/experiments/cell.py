@@ -18,12 +18,12 @@ from iotwin.own_command import own_command, own_job
 from iotwin.workload_yaml.yaml12 import LARGEST_BYTES
 
 _FIRST_ORDINARY_USER = 1000
-_LABEL = "iotwin.cell"  # label of a cell's container; its value is the cell's directory
+_LABEL = "iotwin.cell"  # Docker label of a cell's container, whose value is the cell's directory
 _DATA, _OUTPUT = Path("/data"), Path("/output")  # folders in a container
 
 
 def trace_command(experiment: Experiment, cell: Cell, data: Path, directory: Path) -> list[str]:
-    """Return the `iotwin trace` that runs `cell` on `data` and leaves trace/ and output/ in `directory`.
+    """Return the `iotwin trace` command that runs `cell` on `data` and writes trace/ and output/ to `directory`.
 
     Raises IotwinError if the machine has fewer GPUs than the cell has ranks, or if no step time is known for the cell.
     """
@@ -39,14 +39,14 @@ def trace_command(experiment: Experiment, cell: Cell, data: Path, directory: Pat
         seen = _Folders(_DATA, _OUTPUT, output)
         command += _container(experiment, cell, data, output)
     job = _emulator(cell, seen) if emulated else _program(cell, seen, experiment.seed)
-    # In a container the image's own entry point comes first: python -m, or iotwin.
+    # A container image already has an entry point, python -m or iotwin.
     if not experiment.container:
         job = own_command(*job) if emulated else own_job(*_isolated(job))
     return [*command, "--", *job]
 
 
 class _Folders(NamedTuple):
-    """The data and output folders as the job sees them; `outside` is the output folder as this machine sees it."""
+    """The data and output folders of a cell, as the job sees them. `outside` is the output folder's path on this machine."""
 
     data: Path
     output: Path
@@ -59,7 +59,7 @@ class _Folders(NamedTuple):
 
 
 def _container(experiment: Experiment, cell: Cell, data: Path, output: Path) -> list[str]:
-    """Return the options of `iotwin trace` for the cell's container, which has the cell's GPUs, but no network and no root."""
+    """Return the options of `iotwin trace` for the cell's container. The container has GPUs, but no network and no root user."""
     options = ["--image", image_of(experiment, cell), "--volume", f"{data}:{_DATA}:ro", "--volume", f"{output}:{_OUTPUT}"]
     # Loader processes deliver batches in shared memory, of which a container has 64 MB by default.
     user, label = _owner(output), json.dumps({_LABEL: str(output.parent)})
@@ -86,7 +86,7 @@ def remove_container(directory: Path) -> None:
 
 
 def _owner(output: Path) -> str:
-    """Give `output` to the user who called us or sudo, never root. Return the UID:GID, as which the job in a container runs."""
+    """Make the calling user, not root, the owner of `output`. Return UID:GID of that user, as whom a container's job runs."""
     user, group = (int(os.environ.get(f"SUDO_{kind}", own)) for kind, own in (("UID", os.getuid()), ("GID", os.getgid())))
     if user == 0:
         user = group = _FIRST_ORDINARY_USER
@@ -96,7 +96,7 @@ def _owner(output: Path) -> str:
 
 
 def _program(cell: Cell, seen: _Folders, seed: int) -> list[str]:
-    """Return what follows `python -m`: the launcher if there are several ranks, the job's module and its options."""
+    """Return the arguments after `python -m`: the launcher if there are several ranks, the job's module and its options."""
     workload = workload_named(cell.jobs.workload)
     options = {"data": seen.data, "output": seen.output, "batch-size": cell.batch, "variant": cell.variant, "seed": seed}
     if workload.has_loader_processes:
@@ -108,7 +108,7 @@ def _program(cell: Cell, seen: _Folders, seed: int) -> list[str]:
 
 
 def _isolated(program: list[str]) -> list[str]:
-    """Return `program` so that ranks that PyTorch's launcher starts, too, import nothing from the current directory."""
+    """Return `program`, changed so that ranks started by PyTorch's launcher import nothing from the current directory either."""
     if "--module" not in program:
         return program
     at = program.index("--module")
@@ -122,7 +122,7 @@ def _option(name: str, value: object) -> list[str]:
 
 
 def _emulator(cell: Cell, seen: _Folders) -> list[str]:
-    """Return what follows `iotwin`. The cell's own overrides come before those of the experiment's YAML, which win."""
+    """Return the arguments after `iotwin`. The overrides of the experiment's YAML come last, so they take precedence."""
     workload, *overrides = cell.jobs.emulate
     if "=" not in workload:
         workload = seen.put_file("twin.yaml", _read(Path(workload)))
@@ -157,7 +157,7 @@ def _sleep_model(cell: Cell, seen: _Folders) -> str:
     from iotwin.workload_yaml import MeasuredStepTime, StepTimeRegression
     from iotwin.workload_yaml.step_time_models import step_time
 
-    workload: Any = cell.jobs.workload  # the constructors of the models below check the name
+    workload: Any = cell.jobs.workload  # typed as Any: the constructors of the models below check the name
     text = str(cell.jobs.sleep)
     if text in ("measured", "regression"):
         model = MeasuredStepTime(workload=workload) if text == "measured" else StepTimeRegression(workload=workload)

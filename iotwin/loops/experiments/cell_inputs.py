@@ -1,4 +1,4 @@
-"""The inputs of a cell: its options and data. They are stored with the result, which is never reused for other inputs."""
+"""The inputs of a cell: its options and data. They are stored with its result, which counts only for these inputs."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ Inputs = dict[str, Any]
 
 
 def inputs_of(experiment: Experiment, cell: Cell) -> Inputs:
-    """Return the inputs of `cell` that its name does not hold, as JSON values. A file is represented by its SHA-256."""
+    """Return those inputs of `cell` that are not part of its name, as JSON values. A file is represented by its SHA-256."""
     inputs: Inputs = {
         "options": cell.options,
         "data": inputs_of_data(experiment.data[cell.data]),

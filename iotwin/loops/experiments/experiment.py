@@ -17,14 +17,15 @@ from iotwin.common.units import parse_duration
 from iotwin.common.workloads import EMULATED, workload_named
 from iotwin.workload_yaml.yaml12 import parse, read_text
 
-EMULATOR_IMAGE = "dlio:latest"  # the name that the benchmark's scripts give it
+EMULATOR_IMAGE = "dlio:latest"  # name of the emulator's image in the scripts of benchmark/
 SHIPPED = Path(__file__).parents[2] / "experiments"
-_WITHOUT = "without"  # in the name of a cell without a swept option
-_ORDER = 0xE59E  # key of the random order of cells, together with the seed
-_MOST_CELLS = 10_000  # a cell takes seconds at least
-# Options that the cell itself sets: another value would move its results, or contradict its name.
+_WITHOUT = "without"  # stands in a cell's name for an option of `sweep` that the cell does not have
+_ORDER = 0xE59E  # together with the seed, the key of the random order of cells
+_MOST_CELLS = 10_000  # most cells of an experiment; each takes seconds at least
+# Options of jobs that iotwin run sets: another value would move the results, or contradict the cell's name.
 _OPTIONS_OF_CELLS = ("data", "output", "batch-size", "variant", "seed", "workers")
-_NOT_TO_GENERATE = ("--output", "--dry-run", "--verify", "--help")  # options that write elsewhere, or nothing
+# options of iotwin generate that would write elsewhere, or nothing
+_NOT_TO_GENERATE = ("--output", "--dry-run", "--verify", "--help")
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -40,7 +41,7 @@ class ExperimentDataSet(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Jobs(msgspec.Struct, forbid_unknown_fields=True):
-    """The cells of one workload: one for each combination of the lists' values."""
+    """An entry of `jobs`: describes a cell of one workload for each combination of the values in its lists."""
 
     workload: str
     data: list[Name]
@@ -49,7 +50,8 @@ class Jobs(msgspec.Struct, forbid_unknown_fields=True):
     batch: Annotated[list[Positive], msgspec.Meta(min_length=1)] = msgspec.field(default_factory=lambda: [1])
     # Number of loader processes of each rank.
     workers: Annotated[list[Count], msgspec.Meta(min_length=1)] = msgspec.field(default_factory=lambda: [1])
-    options: dict[str, str | int | float | bool] = {}  # passed to the workload's program; a boolean true is a bare --name
+    # options of the workload's program; true stands for an option without a value
+    options: dict[str, str | int | float | bool] = {}
     # Options with a cell for each value. The value null is a cell without the option, as a reference for the others.
     sweep: dict[str, Annotated[list[str | int | float | None], msgspec.Meta(min_length=1)]] = {}
     sleep: str | None = None  # value for the variant sleep: measured or regression (the paper's V100s), or a value of --sleep
@@ -92,7 +94,7 @@ class Cell:
 
     @property
     def options(self) -> dict[str, str | int | float | bool]:
-        """The options that the workload's program is called with, without those that the cell itself sets."""
+        """The options of the workload's program, without those that iotwin run itself sets."""
         given = self.jobs.options | dict(zip(self.jobs.sweep, self.swept, strict=True))
         return {name: value for name, value in given.items() if value is not None}
 
@@ -127,7 +129,7 @@ def read_experiment(source: Path) -> Experiment:
 
 
 def _check(experiment: Experiment, source: Path) -> None:
-    """Raise UsageError for what the types cannot exclude: unknown names, too many cells, variants that lack their keys."""
+    """Raise UsageError for errors that types cannot exclude: unknown names, too many cells, keys that a variant lacks."""
     if experiment.limit_s <= 0:
         raise UsageError(f"{source}: time_limit is 0; give for example 30min")
     for name in [*(data.workload for data in experiment.data.values()), *(jobs.workload for jobs in experiment.jobs)]:

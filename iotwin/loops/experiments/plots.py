@@ -30,7 +30,7 @@ def draw_plots(kind: str, finished: list[dict[str, Any]], cells: Path, output: P
 
 
 def _by_parameters(finished: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Return the records by cell name without the variant. Those of one name differ in the variant; the original is first."""
+    """Group the records by the cell's name without the variant. Within a group, the variant original is first."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for record in sorted(finished, key=lambda record: workload_named(record["workload"]).variants.index(record["variant"])):
         groups.setdefault(record["cell"].replace(f"-{record['variant']}-", "-", 1), []).append(record)

@@ -26,11 +26,11 @@ from iotwin.loops.experiments.experiment import Cell, Experiment, ExperimentData
 from iotwin.loops.experiments.plots import draw_plots
 from iotwin.own_command import own_command
 
-# cell.json is written last, whole or not at all: a cell has finished exactly if it has this file.
+# cell.json is written last, whole or not at all: if a cell has this file, it has finished.
 FINISHED, FAILED, SUMMARY = "cell.json", "failure.json", "summary.json"
 _CELLS, _DATA, _PLOTS = "cells", "data", "plots"
 _GENERATED = "data.json"  # the inputs of each generated data set, by name
-_GRACE_S = 60.0  # the time that a tracer has to end the job and finish the trace
+_GRACE_S = 60.0  # time for a tracer to end its job and finish the trace
 _PACKAGES = ("iotwin", "torch", "tensorflow", "tensorflow_cpu", "numpy", "pyarrow")
 Record = dict[str, Any]
 
@@ -54,7 +54,7 @@ def run_experiment(experiment: Experiment, directory: Path) -> Record:
 
 
 def _check_engine() -> None:
-    """Raise IotwinError, before any data set is made, unless a Docker Engine can run the cells."""
+    """Raise IotwinError unless a Docker Engine can run the cells. This is checked before data sets are made."""
     from iotwin.tracing_tools.targets.container import connect
 
     try:
@@ -64,7 +64,7 @@ def _check_engine() -> None:
 
 
 def _refuse_links(directory: Path, todo: Sequence[Cell]) -> None:
-    """Raise IotwinError if a folder to write into is a link: anybody who may write to `directory` could choose its target."""
+    """Raise IotwinError if a folder to write into is a link, whose target another user of `directory` may have chosen."""
     folders = [_CELLS, _DATA, _PLOTS, f"{_PLOTS}/steps", *(f"{_DATA}/{_partial_name(name)}" for name in {c.data for c in todo})]
     for name in (*folders, *(f"{_CELLS}/{cell.name}" for cell in todo)):
         if (directory / name).is_symlink():
@@ -86,7 +86,7 @@ def _partial_name(data: str) -> str:
 
 @contextmanager
 def _lock(directory: Path) -> Iterator[int]:
-    """Hold the lock of `directory`, and yield its descriptor. Jobs inherit it, so a new run waits for a killed run's jobs."""
+    """Lock `directory`, and yield the lock's descriptor. Jobs inherit it, so a new run waits for the jobs of a killed run."""
     with os.fdopen(open_beneath(directory, "lock", os.O_RDWR | os.O_CREAT)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -163,7 +163,7 @@ class _Runner:
             _refuse_other(folder, self._generated().get(name), inputs_of_data(data))
 
     def _provide(self, name: str, data: ExperimentDataSet) -> None:
-        """Generate the data set unless it exists. If that fails, its cells will fail for the same reason."""
+        """Generate the data set unless it exists. If that fails, cells that use it fail for the same reason."""
         folder = self._data_folder(name)
         if folder.is_dir():
             return
@@ -186,7 +186,7 @@ class _Runner:
 
     def _run_cell(self, cell: Cell) -> None:
         directory = self._cell_directory(cell)
-        if directory.exists():  # an unfinished attempt has left it
+        if directory.exists():  # left by an unfinished attempt
             self._remove_container(directory)
             remove_entry(directory)
         new_folder(directory)
@@ -216,7 +216,7 @@ class _Runner:
     def _execute(self, command: list[str], directory: Path) -> None:
         """Run the tracer and its job. Raises IotwinError with the reason if they fail or exceed the time limit."""
         with open_rewritten(directory / "iotwin.log") as log:
-            # If this process is killed, the kernel sends the tracer SIGTERM; it ends its job and finishes the trace.
+            # If this process is killed, the kernel sends SIGTERM to the tracer, which then ends its job and finishes the trace.
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -280,13 +280,13 @@ def _last_line(text: str) -> str:
 def _read_json(path: Path) -> Record | None:
     try:
         document = read_foreign_json(path, follow=False)
-    except (FileNotFoundError, IotwinError):  # the job may have written anything there
+    except (FileNotFoundError, IotwinError):  # the job may have replaced the file by anything
         return None
     return document if isinstance(document, dict) else None
 
 
 def machine() -> Record:
-    """Return the properties of this machine that results depend on: kernel, CPUs, memory, versions of packages."""
+    """Return the properties of this machine on which results depend: kernel, CPUs, memory, versions of packages."""
     system = os.uname()
     versions = {"python": sys.version.split()[0]}
     for package in _PACKAGES:

@@ -59,7 +59,7 @@ def parse_change(text: str) -> StorageChange:
             found["read_requests_per_s"] = int(value)
         else:
             raise UsageError(f"--change '{text}': '{part}' is no change of storage; {_EXAMPLES}")
-    # Every change starts cold: reads that the page cache serves are not limited, nor is a cache that other runs have filled.
+    # Every change starts cold: limits would have no effect on reads that the page cache serves.
     return StorageChange(text, is_cold=True, **found)
 
 
@@ -68,8 +68,8 @@ def respond(
 ) -> dict[str, Any]:
     """Run the twin in `directory`, and the command `job` if given, under each change. Return the document of their times.
 
-    Before the changes, both run unchanged, from the page cache. A change that was not in force has no ratio in the document,
-    which is also written to response.json in `output`. Raises IotwinError if this machine cannot make a change.
+    First, both run unchanged with their data in the page cache. If a change was not in force, the document has no ratio for it.
+    The document is also written to response.json in `output`. Raises IotwinError if this machine cannot make a change.
     """
     summary = read_summary(directory)
     sides = _sides(directory, summary, job)
@@ -100,7 +100,7 @@ def _file_name(change: str) -> str:
 
 
 def _sides(directory: Path, summary: dict[str, Any], job: Sequence[str]) -> "dict[str, _ResponseSide]":
-    """Return what to run, by name: the job, if there is one, and the twin in `directory`."""
+    """Return the programs to run, by name: the job, if `job` is given, and the twin in `directory`."""
     page_faults = "page_fault" in summary["source"]["counts"]
     command, data = own_command("emulate", directory / TWIN), generate_data(directory)
     twin = _ResponseSide("its twin", command, data, MadeFolder.of(directory, KIND), page_faults)
@@ -132,7 +132,7 @@ def _data_of_job(directory: Path) -> list[Path]:
 
 
 class _ResponseRun:
-    """The times and caveats of one traced run. `name`: what the caveats call the run. `epochs_s` is empty if unknown."""
+    """The times and caveats of one traced run. Caveats call the run `name`. `epochs_s` is empty if the epochs are unknown."""
 
     def __init__(self, trace: Trace, name: str) -> None:
         phases = trace.phases()
@@ -145,7 +145,7 @@ class _ResponseRun:
 
 
 class _ResponseSide:
-    """The job or the twin: how to run it, and the files of its data set. `twin`: the twin's folder, whose output is replaced."""
+    """The job or the twin: its command, and the files of its data set. `twin` is the twin's folder, None for the job."""
 
     def __init__(self, name: str, command: list[str], data: list[Path], twin: MadeFolder | None, page_faults: bool) -> None:
         self._name = name
@@ -166,7 +166,7 @@ class _ResponseSide:
         memory = None if change.cache_bytes is None else self._own_memory_bytes + change.cache_bytes
         limits = Limits(change.read_bytes_per_s, change.read_requests_per_s, memory)
         devices, unknown = self._counted(change)
-        # If the cache is limited, the kernel decides which pages remain.
+        # If the change limits the cache, the kernel must decide which pages remain.
         kept = nullcontext() if change.cache_bytes else kept_cached(self._data)
         with kept, LimitedCgroups(limits, devices) as cgroups:
             if not change.is_cold:
@@ -184,7 +184,7 @@ class _ResponseSide:
         return run
 
     def _counted(self, change: StorageChange) -> tuple[set[str], str | None]:
-        """Return the disks whose reads are counted in a run, and the reason if reads of a cold run cannot be counted."""
+        """Return the disks whose reads are counted during a run, and the reason if they cannot be counted."""
         if not change.is_cold:
             return set(), None
         try:

@@ -14,7 +14,7 @@ from iotwin.trace_store.schema import READ_OPS
 from iotwin.tracing_tools.targets.storage_limits import DeviceReads, Limits
 
 _LEAST_COLD = 0.9  # least share of a cold run's bytes that comes from the disk
-# How far the kernel may exceed a cap: it counts in slices of time, and grants the first slice at once.
+# The kernel may exceed a cap by this factor and this many seconds, because it counts in slices of time.
 _MORE, _BURST_S = 1.1, 0.5
 
 
