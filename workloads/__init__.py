@@ -1,1 +1,1 @@
-"""The real training jobs whose storage behaviour the rest of the project traces and emulates."""
+"""Real training jobs, which iotwin traces and emulates, and the training systems that they use."""

@@ -1,7 +1,7 @@
 """``python -m iotwin.workloads.launch RANKS MODULE [OPTION...]``: start a job's ranks on this machine; end all if one fails.
 
-It is for workloads whose framework has no launcher, and sets the same environment as PyTorch's torch.distributed.run. If ranks
-run different programs, or run on several machines, callers build a `LaunchPlan`.
+This launcher is for workloads whose framework has none. It sets the same environment variables as PyTorch's
+torch.distributed.run. If ranks run different programs, or on several machines, callers build a `LaunchPlan`.
 """
 
 import os
@@ -66,8 +66,8 @@ class Ending:
 class LaunchPlan:
     """Processes that run together, one for each rank.
 
-    If one fails, or after `limit_s` seconds, all get SIGTERM, and SIGKILL after `grace_s` more. `record` is a JSON file with the
-    command, pid and exit status of each rank, written at the start and at the end.
+    If one process fails, or after `limit_s` seconds, all get SIGTERM, and SIGKILL after `grace_s` more seconds. `record` is a
+    JSON file with the command, pid and exit status of each rank, written at the start and at the end.
     """
 
     processes: list[RankProcess]

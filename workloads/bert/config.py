@@ -32,7 +32,7 @@ class BertConfig:
         "read shards in a fixed order and compute the same in each run, so that a resumed job repeats an uninterrupted one"
     )
     variant: str
-    sleep: str | None  # model of the variant sleep
+    sleep: str | None  # value of --sleep: the model of step times for the variant sleep
     state: StateOptions
 
     @property

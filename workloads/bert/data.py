@@ -19,7 +19,7 @@ _FEATURES = {
     for name, kind, length in BertLayout.FEATURES
 }
 INDEX = "index"
-_MOST_RECORDS = 1 << 32  # of a shard
+_MOST_RECORDS = 1 << 32  # most records of a shard
 _STATE = "pipeline"
 
 
@@ -32,7 +32,7 @@ def training_batches(
     deterministic: bool = False,
     indexed: bool = False,
 ) -> tf.data.Dataset:
-    """Return the endless batches of `rank`, which reads every `world_size`-th shard: eight at once, and shuffles their records.
+    """Return the endless batches of `rank`. It reads every `world_size`-th shard, eight at once, and shuffles their records.
 
     A batch maps the names of BertLayout.FEATURES to tensors of (batch_size, values). `indexed` adds INDEX, (batch_size,): the
     shard's index times 2**32, plus the record's index in the shard. Unless `deterministic`, the timing of threads decides which
@@ -84,7 +84,7 @@ def _parse_indexed(index: tf.Tensor, record: tf.Tensor) -> Features:
 def state_of(batches: Iterator[Features], directory: Path) -> dict[str, Any]:
     """Return the state of a deterministic pipeline (position and records read ahead), as content by file name.
 
-    TensorFlow can only write it to files, for which a temporary folder is made in `directory`.
+    TensorFlow can write this state only to files, so a temporary folder is made in `directory`.
     """
     with scratch_folder(directory) as name:
         tf.train.Checkpoint(batches=batches).write(f"{name}/{_STATE}")

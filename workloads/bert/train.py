@@ -42,7 +42,7 @@ from iotwin.workloads.state.keeper import Keeper, ResumedJob
 from iotwin.workloads.state.nested_state import Framework, NumpyGenerators, array_tensor, digest_of, flatten, unflatten
 
 _TENSORFLOW = Framework({"tensorflow": tf.__version__}, flatten, unflatten, NumpyGenerators())
-_EPOCH = 1  # the number of every step's epoch: the pipeline repeats the shards without end
+_EPOCH = 1  # epoch of every step, since the pipeline repeats the shards without end
 _PARTS = ("model_forward_pass", "loss_tensor_calc", "model_backward_pass", "model_optim_step")
 
 
@@ -66,7 +66,8 @@ class BertJob:
         self.keeper = Keeper(config.state, config.output, ranks, identity | {"shards": len(shards)}, _TENSORFLOW)
         resumed = self.keeper.resume()
         self.resumed_exactly = self._goes_on_exactly(resumed) if resumed else None
-        # If the order cannot be resumed, it gets a new seed. Otherwise each resumed run would read the first run's records again.
+        # If the order of records cannot be resumed, it gets a new seed, so that a resumed run does not read the same records
+        # again.
         self._data_seed = resumed.own[0]["data_seed"] if resumed and self.resumed_exactly else config.seed + self.keeper.steps
         self._batches: Iterator[Features] = iter(
             training_batches(
@@ -75,14 +76,14 @@ class BertJob:
         )
         if resumed:
             self._resume(resumed)
-        self.loss: list[float] = []  # each step's sum of both cross-entropies
+        self.loss: list[float] = []  # for each step, the sum of both cross-entropies
         self.times = StepMeter()
         log.point("seed", config.seed)
         log.point("global_batch_size", config.batch_size * ranks.world_size)
         log.point("max_sequence_length", config.sequence)
 
     def run(self) -> dict[str, float]:
-        """Train, with a checkpoint before and after, then evaluate. Return the losses of the evaluation, {} without one."""
+        """Train, with a checkpoint before and after, then evaluate. Return the losses of the evaluation; {} if there is none."""
         done, steps = self.keeper.steps, self._config.steps
         if not done:
             self._checkpoint(0)
@@ -186,7 +187,7 @@ class BertJob:
     def _goes_on_exactly(self, resumed: ResumedJob) -> bool:
         """Return True if the job can repeat the interrupted one exactly.
 
-        It must be deterministic and have as many ranks, and the checkpoint must hold the position of the input pipeline.
+        It can if it is deterministic, has the same number of ranks, and the checkpoint holds the position of the input pipeline.
         """
         return self._config.deterministic and len(resumed.own) == 1 and resumed.own[0]["batches"] is not None
 

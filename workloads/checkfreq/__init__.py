@@ -1,3 +1,4 @@
 """CheckFreq (FAST 2021): takes checkpoints as often as a bound on their cost allows, and writes them while training continues."""
 
-OURS, THEIRS = LAYOUTS = ("ours", "theirs")  # checkpoints go to the checkpoint store, or to files as the original writes them
+# layouts of checkpoints: iotwin's checkpoint store, or files as the original CheckFreq writes them
+OURS, THEIRS = LAYOUTS = ("ours", "theirs")

@@ -1,4 +1,4 @@
-"""CFCheckpoint, CheckFreq's class for the tracked objects of a job, with the attributes that scripts of the original read."""
+"""CheckFreq's class CFCheckpoint, which tracks the objects of a job whose states are saved."""
 
 from typing import Any
 
@@ -30,5 +30,5 @@ class CFCheckpoint(TrackedObjects):
         return {**state["objects"], **(state["additional"] or {})}
 
     def taken(self, snapshot: StateSnapshot) -> None:
-        """Set the newest snapshot. CFManager calls this."""
+        """Remember `snapshot` as the newest one. CFManager calls this."""
         self._latest = snapshot

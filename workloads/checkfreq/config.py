@@ -1,4 +1,4 @@
-"""The job's command line options: those of the original's trainer, of which some have no effect, and further ones."""
+"""The command line options of the job: those of CheckFreq's original trainer, of which some have no effect, and new ones."""
 
 import argparse
 from argparse import ArgumentParser, Namespace

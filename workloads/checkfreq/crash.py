@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # the first optimizer imports it, which takes seconds: imported here, forked jobs need not
+import torch._dynamo  # the first optimizer imports this module, which takes seconds; imported here, forked jobs do not need to
 
 from iotwin.common.checkpoints import newest, read_rank
 from iotwin.common.errors import IotwinError, UsageError
@@ -47,11 +47,11 @@ _ELEMENTS = 20_000  # elements of a tensor in the unsafe checkpoints
 
 
 def crash(directory: Path, kills: int, seed: int, unsafe: tuple[str, ...]) -> State:
-    """Kill `kills` jobs, one after the other, that write to the same store in `directory`. Return what was lost.
+    """Run and kill `kills` jobs, one after another, that write to one checkpoint store in `directory`. Return what was lost.
 
     A kill counts as `lost` if no checkpoint loads although one did before, or if an older or a wrong one loads. `most_steps_lost`
-    is the largest number of steps that a job had to repeat, `bound_steps` its limit. `unsafe` names ways of UNSAFE to compare
-    with; raises UsageError if one is unknown.
+    is the largest number of steps that a job had to repeat, `bound_steps` its limit. `unsafe` names unsafe ways of writing
+    (UNSAFE) to test for comparison; raises UsageError if one is unknown.
     """
     if unknown := [name for name in unsafe if name not in UNSAFE]:
         raise UsageError(f"--unsafe '{unknown[0]}' is unknown; known: {', '.join(UNSAFE)}")
@@ -118,7 +118,7 @@ def _one_kill(store: Path, call: int, behind: bool, shared: mmap.mmap) -> str:
 
 def _die_at(call: int, behind: bool, report: int) -> None:
     """Make this process kill itself at one of its calls of `os` that change files, whose name it writes to `report`."""
-    count = itertools.count()  # its next() is atomic among threads
+    count = itertools.count()  # used because its next() is atomic among threads
     own_write = os.write
 
     def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,7 +138,7 @@ def _die_at(call: int, behind: bool, report: int) -> None:
 
 
 def _job(store: Path, shared: mmap.mmap) -> None:
-    """Train a weight that equals the number of steps done; write this number to `shared`, too."""
+    """Run the test job: train a weight that equals the number of steps, which is also written to `shared`."""
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -179,7 +179,7 @@ class _Recorder(io.BytesIO):
 
 
 def _overwritten() -> Iterator[bytes]:
-    """Yield the contents that a file can have after a kill, if torch.save overwrites the old file: empty, or partly written."""
+    """Yield the contents that a file can have after a kill while torch.save overwrites it: nothing, or partly new content."""
     recorded = _saved()
     content = recorded.getvalue()
     yield b""
@@ -188,7 +188,7 @@ def _overwritten() -> Iterator[bytes]:
 
 
 def _unsynced() -> Iterator[bytes]:
-    """Yield the contents that a file can have after a power cut, if renamed without fsync: cut off, or padded with zeros."""
+    """Yield the contents that a renamed file without fsync can have after a power cut: cut off, or partly zeros."""
     recorded = _saved()
     content = recorded.getvalue()
     yield b""
@@ -209,7 +209,7 @@ UNSAFE: dict[str, Callable[[], Iterator[bytes]]] = {"overwrite": _overwritten, "
 
 
 def _judge(states: Callable[[], Iterator[bytes]]) -> dict[str, int]:
-    """Count the contents that a crash can leave (`states`), and those of them that do not load correctly."""
+    """Return how many contents a crash can leave (`states`), and how many of these do not load correctly."""
     count = unloadable = 0
     for content in states():
         count += 1

@@ -18,8 +18,8 @@ from iotwin.workloads.models import IMAGE_SIDE
 from iotwin.workloads.state.batches import ResumableBatches
 
 _MEAN = np.array([0.485, 0.456, 0.406], np.float32)  # mean value of red, green and blue in ImageNet
-_DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)  # their standard deviation
-_MARGIN = 8 / 7  # side length of the resized image over that of the crop
+_DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)  # standard deviation of red, green and blue in ImageNet
+_MARGIN = 8 / 7  # side length of the resized image divided by that of the crop
 
 
 class Images(Dataset):

@@ -26,18 +26,18 @@ from iotwin.workloads.state.position import after, begin, go_on
 from iotwin.workloads.state.tracked_objects import State
 
 _COLD_STEPS = 3  # number of steps after a write that are slower because of cold caches
-_LEAST_SHARE = 0.1  # share of the bound that remains for checkpoints, even if the time of this class takes more than the rest
+_LEAST_SHARE = 0.1  # least share of the bound that remains for checkpoints, however much time this class itself takes
 
 
 @dataclass(frozen=True)
 class IteratorOptions:
-    """The keywords of CFIterator that the original does not have."""
+    """Keywords of CFIterator that CheckFreq's original class lacks."""
 
-    seconds: float = 0.0  # also take a checkpoint every so many seconds; 0: never
+    seconds: float = 0.0  # if above 0, also take a checkpoint every so many seconds
     mtbf_s: float | None = None  # mean time between failures, which sets a least interval
     stop_at: tuple[int, ...] = ()  # signals on which the job takes a checkpoint and stops
     cache: Path | None = None  # folder of the profiles; None: in the user's cache
-    synchronous: bool = False  # in AUTO: training waits for each checkpoint
+    synchronous: bool = False  # if True, training waits for each checkpoint also in mode AUTO
     reprofile: bool = False  # True: ignore the cached profile of an equal job
 
 
@@ -82,10 +82,10 @@ class CFIterator:
         self._steps_to_run, self._steps_here = steps_to_run, 0
         self.exit = False
         self.before_epoch_checkpoint: Callable[[], None] | None = None  # called at the end of an epoch
-        self.intervals: list[tuple[int, int]] = []  # (first step, interval)
+        self.intervals: list[tuple[int, int]] = []  # the interval from each step on, at which it changed: (step, interval)
         self.measured: profile.MeasuredCosts | None = None
         self.plan: IntervalPlan | None = None
-        self.windows: list[StepWindow] = []  # inputs of the controller's corrections
+        self.windows: list[StepWindow] = []  # windows of steps by which the controller corrected the interval
         self._controller: Controller | None = None
         self._calls, self._since, self._began_s = 0, 0, 0.0
         self._durations_s: list[float] = []
@@ -186,7 +186,7 @@ class CFIterator:
     def _correct(self, window: StepWindow) -> None:
         """Correct the interval after a window of steps. Without `dynamic`, stop at the first window within the bound."""
         self.windows.append(window)
-        if self._own_s and self._controller is not None:  # all steps contain this overhead, so the controller does not see it
+        if self._own_s and self._controller is not None:  # the controller does not see this overhead, since all steps contain it
             own = median(self._own_s) / window.base_s
             self._controller.overhead = max(AIMED * self._bound - own, _LEAST_SHARE * self._bound)
         self._own_s.clear()
@@ -221,7 +221,7 @@ class CFIterator:
             manager.save(self.state_dict(), **where)
 
     def _due(self) -> str | None:
-        """Return rank 0's reason for a checkpoint before the next step, None if none is due."""
+        """Return the reason for a checkpoint before the next step, as rank 0 decided; None if none is due."""
         reasons = (None, "steps", "profile", "seconds", "signal")
         own = None
         asked = self._policy.due(LoopPosition(self.epoch + 1, self._steps), time.monotonic()) if self._timed else None
@@ -239,7 +239,7 @@ class CFIterator:
         return reasons[int(index)]
 
     def _epoch_is_over(self) -> bool:
-        """Return True if the loader has no batch left; the next checkpoint is then that of the epoch's end."""
+        """Return True if the loader has no batch left, so that the next checkpoint is that at the epoch's end."""
         if self.batches is not None:
             return len(self.batches) == 0
         return self._step_in_epoch >= _length(self._loader)
@@ -380,7 +380,7 @@ class CFIterator:
 
     @property
     def _size(self) -> int:
-        """The number of this rank's samples per epoch. The original's trainer reads it."""
+        """Number of this rank's samples per epoch, which CheckFreq's original trainer reads."""
         return getattr(self._loader, "_size", None) or self._batches_per_epoch() * self._bs
 
 

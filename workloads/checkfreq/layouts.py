@@ -1,4 +1,4 @@
-"""The two layouts of a job's checkpoints: the checkpoint store (`--layout ours`) and the original's files (`--layout theirs`)."""
+"""The two layouts of a job's checkpoints: iotwin's store (`--layout ours`), CheckFreq's original files (`--layout theirs`)."""
 
 import itertools
 import os
@@ -144,7 +144,7 @@ def _no_epoch(directory: Path, epoch: int) -> IotwinError:
 
 
 class TheirLayout:
-    """One file per checkpoint, as the original writes them.
+    """One file per checkpoint, as CheckFreq's original code writes them.
 
     Files are named PREFIXnumber.chk or, if training waited, PREFIXnumber_sync.chk. epoch/PREFIXnumber_epoch.chk is a link to the
     checkpoint of the end of an epoch. torch.save writes the objects' states by name and the job's additional state, but no random
@@ -211,7 +211,7 @@ class TheirLayout:
         return sorted(((int(match[1]), Path(entry.path)) for match, entry in matches if match), reverse=True)
 
     def latest_step(self) -> int:
-        """Return 0, because steps are only in the additional state, which `read` returns."""
+        """Return 0, because the step is only known after `read`, from the additional state."""
         return 0
 
     def latest(self, refused: Callable[[str], None]) -> Path | None:

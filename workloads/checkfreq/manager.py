@@ -34,8 +34,9 @@ from iotwin.workloads.state.tracked_objects import State
 if TYPE_CHECKING:
     from iotwin.workloads.state.sharding import Sharding
 
-HOST, DEVICE = "host", "device"  # snapshots go to host memory during the next passes, or at once to memory of the device
-_EPOCH = "epoch"  # key, among a rank's generators, of the state of the loader's epoch
+# where snapshots are stored: in host memory, copied during the next passes, or in memory of the device, copied at once
+HOST, DEVICE = "host", "device"
+_EPOCH = "epoch"  # key, among the generators in a checkpoint, of the state of the loader's epoch
 _MIB = 1 << 20
 
 
@@ -72,7 +73,7 @@ class CFManager:
         self.world_size: int = distributed.get_world_size() if _in_group() else 1
         self.stalls = Stalls()
         self.persisted: list[Persisted] = []
-        self.worker, self.snapshot = THREAD, HOST  # a profile may choose others
+        self.worker, self.snapshot = THREAD, HOST  # defaults, which a profile may replace
         self._job, self._parts = job or {}, parts or Parts(False)
         self._pending: StateSnapshot | None = None  # a snapshot that must be copied before the next weight update
         self._settling = False  # True if the next weight update waits for a free snapshot buffer
@@ -115,14 +116,14 @@ class CFManager:
     def _close_at_exit(self) -> None:
         try:
             self.close()
-        except Exception as error:  # at the exit no caller can catch it
+        except Exception as error:  # at the exit of the program, no caller can catch an error
             note(f"the last checkpoint failed: {error}")
 
     # The update
 
     def _hook(self, optimizer: torch.optim.Optimizer) -> list[Any]:
         """Make each weight update of `optimizer` wait for the pending snapshot, and measure its time."""
-        begun = threading.local()  # an update begins and ends on one thread
+        begun = threading.local()  # per thread, because an update begins and ends on one thread
 
         def before(*_: Any) -> None:
             self.wait_for_snapshot()
@@ -364,8 +365,8 @@ class CFManager:
 
     restored_from: State | None = None
     restored_position: Position | None = None
-    restored_epoch: State | None = None  # of the loader's epoch, as `epoch_state` returned it
-    epoch_state: Callable[[], State] | None = None  # returns the state of the loader's epoch
+    restored_epoch: State | None = None  # state of the loader's epoch in the restored checkpoint
+    epoch_state: Callable[[], State] | None = None  # returns the state of the loader's epoch, for a checkpoint
 
     def _refused(self, line: str) -> None:
         if self.rank == 0:
@@ -392,6 +393,6 @@ def _in_group() -> bool:
 
 
 def _sharding(chk: CFCheckpoint) -> "Sharding | None":
-    from iotwin.workloads.state.sharding import sharding_of  # its import takes a second
+    from iotwin.workloads.state.sharding import sharding_of  # imported only if needed, since it takes a second
 
     return sharding_of(chk.state())

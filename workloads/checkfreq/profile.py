@@ -19,7 +19,7 @@ from iotwin.workloads.policies.frequency import CheckpointProfile, IntervalPlan
 from iotwin.workloads.state.persister import PROCESS, THREAD, Persisted
 from iotwin.workloads.state.tracked_objects import State
 
-WARM_UP, DECIDED = 5, 100  # number of calls that are not measured, and the call that ends the measurement
+WARM_UP, DECIDED = 5, 100  # number of first calls that are not measured, and the call at which the measurement ends
 _CACHE_VERSION = 3
 
 
@@ -50,17 +50,17 @@ class MeasuredCosts:
 def measure(manager: CFManager, iteration_s: float, additional: State, **where: Any) -> MeasuredCosts | None:
     """Take checkpoints with both kinds of snapshot and both workers. Return their costs on rank 0, None on other ranks.
 
-    Checkpoints that are written are valid and have the reason "profile". The first of each kind, which also allocates memory, is
-    not timed.
+    Measured checkpoints that are written are valid, with the reason "profile". The first of each kind also allocates memory, and
+    is not timed.
     """
     for _ in range(2):
         host = manager.save_cpu(additional, profile_snap=True, reason="profile", **where)
     for _ in range(2):
         at_once = manager.save(additional, profile_snap=True, reason="profile", **where)
-    taken_s: dict[str, float] = {}  # by worker: CPU time of this process's other threads during the call, which training loses
+    taken_s: dict[str, float] = {}  # by worker: CPU time that training loses to other threads of this process during the call
     written: dict[str, Persisted] = {}
     for worker in manager.workers:
-        for _ in range(2):  # the first also starts the process
+        for _ in range(2):  # the first checkpoint also starts the process
             begin_s = time.process_time() - time.thread_time()
             manager.save(additional, profile_full=True, use_thread=worker == THREAD, reason="profile", **where)
             taken_s[worker] = time.process_time() - time.thread_time() - begin_s

@@ -37,7 +37,7 @@ from iotwin.workloads.state.position import after, order_digest
 from iotwin.workloads.state.torch_state import weights_sha256
 from iotwin.workloads.state.tracked_objects import State
 
-_STEP_EPOCHS, _STEP_FACTOR = 30, 0.1  # the published schedule
+_STEP_EPOCHS, _STEP_FACTOR = 30, 0.1  # the published schedule of the learning rate
 _SPLIT_HEADER = "epoch,iter,total,data,compute,stall,checkpoint,interval,loss\n"
 _PROGRESS_HEADER = "epoch,seconds,top1,top5,loss\n"
 
@@ -49,8 +49,8 @@ class CheckFreqHistory:
     order_sha256: str = hashlib.sha256().hexdigest()
     train_loss: list[float] = field(default_factory=list)  # per epoch, the mean over steps and ranks
     evaluations: list[dict[str, float]] = field(default_factory=list)
-    loss: float = 0.0  # sum of the losses in the epoch so far
-    loss_steps: int = 0  # their number
+    loss: float = 0.0  # sum of the losses of the epoch so far
+    loss_steps: int = 0  # number of these losses
 
     def state_dict(self) -> State:
         """Return all fields."""
@@ -62,7 +62,7 @@ class CheckFreqHistory:
 
 
 class ResultTables:
-    """Writes the original's tables: time-splitRANK.csv with a line per step, acc-progress-RANK.csv with a line per epoch."""
+    """Writes CheckFreq's original tables: time-splitRANK.csv (a line per step) and acc-progress-RANK.csv (a line per epoch)."""
 
     def __init__(self, output: Path, rank: int) -> None:
         make_folder(output)

@@ -87,4 +87,4 @@ def _keep(path: Path, measured: tuple[float, float]) -> None:
         make_folder(path.parent)
         write_json(path, dict(zip(("write_bytes_per_s", "fsync_s"), measured, strict=True)))
     except (OSError, IotwinError):
-        pass  # without a cache the next call measures again
+        pass  # if the result cannot be cached, the next call measures again

@@ -20,7 +20,7 @@ def option(text: str, default: Any = _REQUIRED, *names: str, least: float | None
 def add_options(parser: ArgumentParser, config: type) -> None:
     """Add the options among the fields of the dataclass `config` to `parser`.
 
-    A field of type bool is a switch, unless its default is a text.
+    A field of type bool becomes a switch without a value, unless its default is a text.
     """
     for each in fields(config):
         if not each.metadata:

@@ -13,7 +13,7 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.files import write_json
 from iotwin.common.signals import interrupted_status
 
-# Texts in torch's RuntimeErrors that are caused by the machine (no memory, a killed loader) and not by a mistake in the code.
+# Texts in torch's RuntimeErrors that show that the machine caused them (no memory, a killed loader), not a mistake in the code.
 _MACHINE_FAILURES = ("out of memory", "can't allocate memory", "DataLoader worker")
 Result = dict[str, Any]
 
@@ -32,7 +32,8 @@ def run_program(
     parser = ArgumentParser(prog=f"python -m iotwin.workloads.{name}", description=description)
     prepare_parser(parser)
     args = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # unwinds, so that no partial checkpoint remains
+    # SIGTERM raises KeyboardInterrupt, so that no partial checkpoint remains
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         result = run(args)
         if result is not None:

@@ -42,7 +42,7 @@ def join_ranks() -> Iterator[TorchRanks]:
         torch.cuda.set_device(device)
     if world_size > 1:
         if os.environ.get("MASTER_ADDR") in ("127.0.0.1", "localhost"):
-            # By default gloo resolves the host's name, which fails in some containers.
+            # Otherwise gloo resolves the host's name, which fails in some containers.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=rank, world_size=world_size)
         never_destroy(distributed.group.WORLD)
@@ -56,7 +56,7 @@ def join_ranks() -> Iterator[TorchRanks]:
 def never_destroy(group: object) -> None:
     """Prevent the destruction of a process group's object, which can be a deadlock at the end of a job (torch 2.13).
 
-    The destructor holds the interpreter lock while it waits for gloo's threads. One of these may need the lock, to free the
-    tensor of the last sum. A few of a hundred ranks then never ended.
+    The destructor holds the interpreter lock while it waits for gloo's threads, of which one may need the lock to free the tensor
+    of the last sum. Because of this, a few of a hundred ranks never ended.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))

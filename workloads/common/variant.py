@@ -14,7 +14,7 @@ from iotwin.common.numbers.sleeper import Sleeper
 
 ORIGINAL, INSTRUMENTED, SLEEP, PROFILER = "original", "instrumented", "sleep", "profiler"
 TIMED = (INSTRUMENTED, SLEEP)  # variants that log the parts of steps
-_FROM_ENVIRONMENT = "WORKLOAD_VARIANT"  # environment variable that is set in an image for one variant
+_FROM_ENVIRONMENT = "WORKLOAD_VARIANT"  # environment variable that a container image of a variant sets
 
 
 def add_variant_options(parser: ArgumentParser, variants: tuple[str, ...] = (ORIGINAL, INSTRUMENTED, SLEEP)) -> None:

@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: Namespace) -> Result | None:
     config = parse_config(args)
     if config.sleep is not None:
-        # Reads batches and sleeps: needs no PyTorch.
+        # The variant sleep only reads batches and sleeps, so it requires no PyTorch.
         from iotwin.workloads.dlrm.sleep import sleep_through
 
         return sleep_through(config)

@@ -12,21 +12,21 @@ from iotwin.common.errors import IotwinError
 from iotwin.datagen.layouts import DlrmLayout
 from iotwin.workloads.common.parts import Parts
 
-_ORDER = 0xD12A  # with the job's seed and the number of the pass, this seeds the order of batches
+_ORDER = 0xD12A  # the order of batches is seeded by this, the job's seed and the number of the pass
 
 
 class Batch(NamedTuple):
     """The model's input for n samples."""
 
-    dense: NDArray[np.float32]  # (n, 13), log(1 + x)
-    categories: NDArray[np.int64]  # (26, n), each below its table's rows
-    labels: NDArray[np.float32]  # (n,), 0 or 1
+    dense: NDArray[np.float32]  # log(1 + x) of the 13 numbers x of each sample, shape (n, 13)
+    categories: NDArray[np.int64]  # row in each of the 26 embedding tables, shape (26, n)
+    labels: NDArray[np.float32]  # 1 for a click, else 0; shape (n,)
 
 
 class BatchFile:
     """Reads one .bin file, a batch at a time. Raises IotwinError if the file is missing, cut off or smaller than a batch.
 
-    `prefix` begins the names of the logged parts.
+    The names of the parts of steps that it logs begin with `prefix`.
     """
 
     def __init__(self, path: Path, batch_size: int, parts: Parts, prefix: str = "") -> None:

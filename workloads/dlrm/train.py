@@ -123,7 +123,7 @@ class DlrmJob:
         return None
 
     def _position(self, step: int) -> Position:
-        """Return the position in the data after `step` steps, as of a single rank, because the ranks share each batch."""
+        """Return the position in the data after `step` steps. It is that of a single rank, because the ranks share each batch."""
         epoch, done = divmod(step, self._batches)
         config = self._config
         return after(begin(config.seed, epoch + 1, self._batches * config.batch_size, config.batch_size, 1), done)
@@ -164,7 +164,7 @@ class DlrmJob:
                 return total / self._ranks.world_size
 
     def _average_gradients(self) -> None:
-        """Average gradients over the ranks, so that they are those of the whole batch. Those of embeddings remain sparse."""
+        """Average gradients over the ranks, which gives those of the whole batch. Gradients of embeddings remain sparse."""
         if self._ranks.world_size > 1:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:

@@ -1,7 +1,7 @@
 """Records the operations of a PyTorch training step, below autograd, as a log for the simulator.
 
-Times exclude the recorder's own. The log releases a tensor when its Python object is deleted; for tensors that autograd saves,
-this is when autograd frees them.
+Times exclude the work of the recorder. In the log, a tensor is released when its Python object is deleted; a tensor that autograd
+saves, when autograd frees it.
 """
 
 import time
@@ -147,7 +147,7 @@ class Recorder(TorchDispatchMode):
         return followed
 
     def _follow(self, tensor: Any) -> _TrackedTensor:
-        """Give a tensor a name, and record its release when its Python object is deleted."""
+        """Give a tensor a name in the log. When its Python object is deleted, a RELEASE is recorded."""
         self._count += 1
         followed: _TrackedTensor = _TrackedTensor(tensor, self._ended)
         followed.name, followed.key = f"x{self._count}", id(tensor)
@@ -157,7 +157,7 @@ class Recorder(TorchDispatchMode):
 
     def _ended(self, followed: Any) -> None:
         key = followed.key
-        if self._live.get(key) is followed:  # else a new tensor has the same id
+        if self._live.get(key) is followed:  # otherwise a new tensor has the same id() already
             del self._live[key]
         if self._active:
             self._add("RELEASE", NAME=followed.name)

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:  # jobs that decide by a policy read no YAML
+if TYPE_CHECKING:  # not imported at run time, because jobs that use a policy read no YAML
     from iotwin.workload_yaml import Checkpoint, Evaluation, TwinCheckpoint
 
 
@@ -12,7 +12,7 @@ class Cadence(NamedTuple):
 
     first: int
     every: int
-    also: int = -1  # one more epoch or step, outside the series
+    also: int = -1  # one more epoch or step outside the series, at which the action is due; -1: none
 
     def due(self, number: int) -> bool:
         """Return True if `number` is due."""
@@ -20,7 +20,7 @@ class Cadence(NamedTuple):
 
 
 class LoopPosition(NamedTuple):
-    """The position of a training loop: epoch, step since the start of the run (both count from 1), and True at an epoch's end."""
+    """The position of a training loop: the epoch, the step of the run (both from 1), and whether an epoch ends."""
 
     epoch: int
     step: int

@@ -14,23 +14,24 @@ from statistics import median
 from typing import NamedTuple
 
 HOST, DEVICE = "host", "device"
-AIMED = 0.9  # share of the bound at which a controller aims; if it aimed at the bound, it would exceed it half of the time
+# share of the bound at which a controller aims, since with the bound itself as aim it would exceed it half of the time
+AIMED = 0.9
 
 
 @dataclass(frozen=True)
 class CheckpointProfile:
     """The cost of a job's checkpoint. Raises ValueError for impossible times. The paper's symbols are in brackets."""
 
-    iteration_s: float  # a whole step without checkpoints [Ti]
-    update_s: float  # the weight update at the end of a step [Tw]
-    host_copy_s: float  # copy of the state to host memory [Tc]
-    device_copy_s: float | None  # copy of the state on the device [Tg], None without a device
-    write_s: float  # from host memory to durable storage [Ts]
-    size_bytes: int  # the state [m]
+    iteration_s: float  # seconds of a whole step without checkpoints [Ti]
+    update_s: float  # seconds of the weight update at the end of a step [Tw]
+    host_copy_s: float  # seconds to copy the state to host memory [Tc]
+    device_copy_s: float | None  # seconds to copy the state on the device [Tg], None without a device
+    write_s: float  # seconds to write the state from host memory to durable storage [Ts]
+    size_bytes: int  # size of the state [m]
     memory_used_bytes: int = 0  # peak of device memory in use [M]
-    memory_total_bytes: int = 0  # [Mmax]
-    besides_s: float = 0.0  # the call that takes a checkpoint, without the copy; not in the paper
-    interference_s: float = 0.0  # CPU time that writing takes away from training; not in the paper
+    memory_total_bytes: int = 0  # device memory [Mmax]
+    besides_s: float = 0.0  # seconds of the call that takes a checkpoint, without the copy; not in the paper
+    interference_s: float = 0.0  # seconds of CPU time that writing takes away from training; not in the paper
 
     def __post_init__(self) -> None:
         times = (

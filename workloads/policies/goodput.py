@@ -21,7 +21,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FailingJob:
-    """A job: seconds of a step, of a checkpoint and of loading one; steps between checkpoints; most checkpoints in flight."""
+    """A job that fails: seconds of a step, of a checkpoint and of loading one; steps between checkpoints; most checkpoints in
+    flight.
+    """
 
     iteration_s: float
     checkpoint_s: float

@@ -56,7 +56,8 @@ class _Simulation:
         self.number = 0  # index of the next event, which orders events of equal time
         self.arrived: set[tuple[int, Pass]] = set()  # each (rank, pass) whose input has arrived
         self.idle = set(self.stage_and_replica)
-        self.link_free = dict.fromkeys(self.stage_and_replica, 0.0)  # by rank: when its link to the previous stage is free
+        # time at which each rank's link to the previous stage is free
+        self.link_free = dict.fromkeys(self.stage_and_replica, 0.0)
         self.rows: list[tuple[int, int, int, bool, float, float]] = []
 
     def go(self) -> None:
@@ -138,7 +139,8 @@ def _stage_summary(plan: PipelinePlan, timeline: Timeline, number: int, minibatc
     busy = float((timeline.end_s[own] - timeline.start_s[own]).sum()) / (timeline.seconds * stage.replicas or 1)
     held = plan.versions_kept(number, schedule)
     entering, leaving = (0 if number == 0 else stage.input_bytes), (0 if number == len(plan.stages) - 1 else stage.output_bytes)
-    shared = 2 * (stage.replicas - 1) / stage.replicas * stage.parameter_bytes  # ring all-reduce, of each rank and minibatch
+    # bytes that each rank sends per minibatch, by ring all-reduce
+    shared = 2 * (stage.replicas - 1) / stage.replicas * stage.parameter_bytes
     return {
         "stage": number,
         "replicas": stage.replicas,

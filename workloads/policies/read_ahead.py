@@ -1,4 +1,4 @@
-"""How far loaders read ahead, in the emulator and in the assumptions of fit."""
+"""How far loaders read ahead by default: the emulator does, and fit assumes it of jobs."""
 
 BATCHES_AHEAD = 2  # batches per worker process (PyTorch's default) or per stream (DLIO's default for tf.data)
 OPENED_AHEAD = 2  # files that tf.data opens ahead for each file that it interleaves (prefetch_input_elements)

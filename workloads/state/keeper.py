@@ -52,15 +52,15 @@ class Keeper:
         steps = Cadence(options.checkpoint_steps, options.checkpoint_steps) if options.checkpoint_steps else None
         self._policy = Policy(steps=steps, seconds=options.checkpoint_seconds or None, now=time.monotonic())
         self.resumed_from: State | None = None
-        self.steps = 0  # of the whole run, including those before a resume
+        self.steps = 0  # number of steps of the whole run, including those before a resume
         self._steps_here = 0
         self.order_sha256 = hashlib.sha256().hexdigest()
-        self.metric: float | None = None  # of the newest evaluation; higher is better
+        self.metric: float | None = None  # metric of the newest evaluation; higher is better
 
     def __enter__(self) -> Self:
         if self._store is not None:
             self._store.__enter__()
-            # Batch systems send SIGUSR1 before they end a job; then the state is saved after the current step.
+            # Batch systems send SIGUSR1 before they end a job. The state is then saved after the current step.
             self._handler = signal.signal(signal.SIGUSR1, lambda *_: self._policy.ask())
         return self
 
@@ -130,7 +130,7 @@ class Keeper:
     # Consuming
 
     def consumed(self, epoch: int, own: Sequence[int], all_ranks: Sequence[int]) -> None:
-        """Record a step with the indices of its samples, in the epoch's order: of this rank (`own`) and of all ranks."""
+        """Record a step: the sample indices that this rank (`own`) and all ranks took, in the epoch's order."""
         self.steps += 1
         self._steps_here += 1
         self.order_sha256 = order_digest(self.order_sha256, all_ranks)

@@ -47,7 +47,8 @@ def flatten_by(leaf: Leaf, state: Any) -> tuple[list[Tensor], Any]:
             plain = all(isinstance(key, str) and key not in _MARKS for key, _ in inner)
             return dict(inner) if plain else {_ITEMS: [list(pair) for pair in inner]}
         if isinstance(value, (tuple, list)):
-            plain = _PLAIN.issuperset(map(type, value))  # faster than a visit of each, as of the 625 numbers of a generator
+            # a fast path for long lists of plain values, such as the 625 numbers of a generator
+            plain = _PLAIN.issuperset(map(type, value))
             content = list(value) if plain else [each for _, each in items(enumerate(value), path)]
             return {_TUPLE: content} if isinstance(value, tuple) else content
         if isinstance(value, (bool, int, float, str)):

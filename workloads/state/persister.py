@@ -23,8 +23,8 @@ class Persisted:
 
     step: int
     size_bytes: int
-    copy_s: float  # time to copy the state
-    start_ns: int  # when writing began, CLOCK_MONOTONIC
+    copy_s: float  # seconds to copy the state
+    start_ns: int  # time at which writing began, CLOCK_MONOTONIC
     write_s: float
     cpu_s: float  # CPU time of the writing thread or process
 
@@ -44,7 +44,7 @@ class _Write(NamedTuple):
     snapshot: StateSnapshot
     manifest: CheckpointManifest
     worker: str  # THREAD or PROCESS
-    sent_ns: int = 0  # when the request was sent to the writer process, CLOCK_MONOTONIC; 0 if it was not
+    sent_ns: int = 0  # time at which the request was sent to the writer process, CLOCK_MONOTONIC; 0 if it was not sent
 
 
 class Persister:
@@ -135,10 +135,10 @@ class Persister:
             try:
                 write.snapshot.finish()
                 self._write(write)
-            except BaseException as error:  # of any kind: `check` raises it in the training loop
+            except BaseException as error:  # all errors are caught here; `check` raises them in the training loop
                 self._error = error
             finally:
-                write.snapshot.copied.set()  # else an update would wait forever for a copy that failed
+                write.snapshot.copied.set()  # if the copy failed, an update must not wait for it forever
                 self.give_back(write.snapshot.buffer)
 
     def _write(self, write: _Write) -> None:

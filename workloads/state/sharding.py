@@ -93,7 +93,7 @@ def _part(tensor: DTensor) -> dict[str, Any]:
 
 
 def _extent(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]) -> tuple[list[int], list[int]]:
-    """Return the shape of this rank's shard of a tensor, and the shard's offset in the tensor. torch.chunk divides the same."""
+    """Return the shape of this rank's shard of a tensor, and the shard's offset in it, if divided as by torch.chunk."""
     sizes, begin = list(shape), [0] * len(shape)
     for dimension, placement in enumerate(placements):
         if isinstance(placement, Shard):

@@ -21,7 +21,8 @@ from iotwin.common.tensor_file import ALIGNMENT, Tensor
 from iotwin.workloads.state.nested_state import ARRAY, TENSOR, flatten_by
 from iotwin.workloads.state.torch_state import dtype_name, flatten
 
-_SMALL_BYTES = 256 << 10  # up to this size, copying takes less time than leaving the copy to another thread
+# tensors up to this size are copied at once, which takes less time than leaving the copy to another thread
+_SMALL_BYTES = 256 << 10
 
 
 class Slot(NamedTuple):
@@ -212,7 +213,7 @@ class _SlotReuse:
 
 
 def _measure(state: Any, overlap: bool) -> tuple[int, int]:
-    """Return how many bytes a snapshot needs in host memory, and on the CUDA device."""
+    """Return how many bytes a snapshot of `state` needs in host memory, and on the CUDA device."""
     host_bytes = device_bytes = 0
     nothing = torch.empty(0)
 

@@ -42,7 +42,7 @@ class WriteRequest(msgspec.Struct):
 
 
 class WriterProcess:
-    """The job's side. Starts the process for the first request, and again if it was killed."""
+    """The job's side: starts the writer process for the first request, and again if it was killed, and sends it requests."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -125,11 +125,11 @@ def _exactly(connection: socket.socket, length: int) -> bytes:
 
 
 class _RequestServer:
-    """The process's side. It keeps buffers mapped, because mapping a buffer again would cause a fault for each of its pages."""
+    """The writer process's side. It keeps buffers mapped, because mapping a buffer again would cause a fault for each page."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._mapped: dict[int, mmap.mmap] = {}  # by inode
+        self._mapped: dict[int, mmap.mmap] = {}  # mapped buffers, by inode
 
     def serve(self) -> None:
         """Write checkpoints until the job closes the socket."""

@@ -33,7 +33,7 @@ class Unet3dConfig:
     threads: int = option("CPU threads that compute; 0: torch's choice", 0, least=0)
     seed: int = option("seed of weights, order and augmentation", 1, least=0)
     variant: str
-    sleep: str | None  # model of the variant sleep
+    sleep: str | None  # value of --sleep: the model of step times for the variant sleep
     state: StateOptions
 
     @property

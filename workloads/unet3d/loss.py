@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_SMOOTH = 1e-6  # for a class that neither the prediction nor the truth contains, the ratio is then 1, not 0 / 0
+_SMOOTH = 1e-6  # added so that the ratio is 1, not 0 / 0, if neither prediction nor truth contains a class
 
 
 def _dice(prediction: Tensor, truth: Tensor, sample_axes: tuple[int, ...]) -> Tensor:
@@ -32,6 +32,6 @@ def dice_score(scores: Tensor, label: Tensor) -> float:
 
     `scores` are logits [1, C, D, H, W], `label` class numbers [1, D, H, W]. A class that is in neither has the score 1.
     """
-    found = scores.max(1).indices  # argmax gives the same, ten times slower on a CPU
+    found = scores.max(1).indices  # equal to argmax, which takes ten times as long on a CPU
     axes = (0, 1, 2, 3)
     return float(torch.stack([_dice(found == number, label == number, axes) for number in range(1, scores.shape[1])]).mean())

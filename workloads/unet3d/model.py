@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from iotwin.datagen.layouts import Unet3dLayout
 
 CLASSES = len(Unet3dLayout.MASK_CLASSES)
-_WIDEST = 320  # most channels at any resolution, as in the reference network of 31.2 million parameters
+_WIDEST = 320  # most channels at any resolution, as in the published network of 31.2 million parameters
 
 
 def level_widths(base_channels: int, depth: int) -> list[int]:

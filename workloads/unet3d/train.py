@@ -64,7 +64,7 @@ class Unet3dJob:
         self._optimizer = torch.optim.SGD(self.network.parameters(), config.learning_rate, momentum=_MOMENTUM, nesterov=True)
         self._best_score = -math.inf
         self._unsaved_best: State | None = None
-        self.epoch = 0  # number of the last epoch that ended
+        self.epoch = 0  # last epoch that ended
         self.history = Unet3dHistory()
         self._loss, self._loss_steps = 0.0, 0  # sum of this rank's losses in the epoch so far, and their number
         identity = {"job": "unet3d", "network": config.network, "seed": config.seed}
@@ -105,7 +105,7 @@ class Unet3dJob:
             self.epoch = epoch
             self.history.train_loss.append(loss)
             self._log.point("train_loss", loss, epoch_num=epoch)
-            if self._slept:  # the network did not learn: nothing to evaluate or to save
+            if self._slept:  # in the variant sleep, the network did not learn, so there is nothing to evaluate or save
                 continue
             if self._config.eval_every and epoch % self._config.eval_every == 0:
                 self._evaluate()

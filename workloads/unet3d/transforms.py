@@ -24,7 +24,7 @@ def augment(image: Image, label: Label, crop: Size, rng: np.random.Generator) ->
     window = (slice(None), *(slice(start, start + size) for start, size in zip(corner, crop, strict=True)))
     image, label = image[window], label[window]
     axes = tuple(axis for axis in (1, 2, 3) if rng.random() < _FLIP_PROBABILITY)
-    image = np.flip(image, axes).astype(np.float32)  # a copy, which is changed below
+    image = np.flip(image, axes).astype(np.float32)  # astype copies, since the image is changed below
     label = np.flip(label, axes).astype(np.uint8)
     if rng.random() < _BRIGHTNESS_PROBABILITY:
         image *= np.float32(1 + rng.uniform(-_BRIGHTNESS_SPREAD, _BRIGHTNESS_SPREAD))

@@ -14,12 +14,13 @@ from torch.utils.data import DataLoader
 from iotwin.common.errors import IotwinError
 
 State = dict[str, Any]
-_MOST_OBJECTS = 2000  # number of objects that are searched for generators
+_MOST_OBJECTS = 2000  # most objects that are searched for generators
 _LONGEST = 64  # longer lists and dicts are not searched, since they hold data
-_DRAWS = ("generator", "batch_sampler", "sampler", "dataset", "collate_fn")  # attributes of a loader that may draw
+_DRAWS = ("generator", "batch_sampler", "sampler", "dataset", "collate_fn")  # attributes of a loader that may draw random numbers
 _PYTHON, _NUMPY = 625, 624  # number of 32-bit words in the state of either generator
-_FLAGS = 3  # further words: numpy's position, and whether numpy and Python hold a second normal number for the next draw
-_FLOATS = 2  # the two held numbers
+# further words of a state: numpy's position, and whether numpy and Python hold a second normal number for the next draw
+_FLAGS = 3
+_FLOATS = 2  # these two normal numbers
 _KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 
@@ -140,7 +141,7 @@ def global_states() -> torch.Tensor:
 
 
 def set_global_states(states: torch.Tensor) -> None:
-    """Set the global CPU generators."""
+    """Set the global CPU generators to `states`, a result of `global_states`."""
     content = states.numpy().copy()
     words, rest = content[: 4 * (_PYTHON + _FLAGS + _NUMPY)].view(np.uint32), content[4 * (_PYTHON + _FLAGS + _NUMPY) :]
     floats = rest[: 8 * _FLOATS].copy().view(np.float64)

@@ -20,8 +20,8 @@ _REMEDY = "restore the end of an epoch, or let its order follow from seeds"
 class Epochs:
     """Delivers the batches of `loader`. In a resumed job it continues an epoch after the batches that were consumed before.
 
-    For that it sets the random generators to their states at the epoch's start, reads the consumed batches again and drops them,
-    then sets the generators to their states at the checkpoint. With `goes_on`, the loader itself skips consumed batches.
+    To resume, it sets the random generators to their states at the epoch's start, reads the consumed batches again and drops
+    them, then sets the generators to their states at the checkpoint. If `goes_on`, the loader skips consumed batches itself.
     """
 
     def __init__(self, loader: Any, goes_on: bool) -> None:
@@ -31,14 +31,16 @@ class Epochs:
         self._checked = not goes_on and not isinstance(loader, (list, tuple, range))  # a sequence always has the same items
         self._in_process = not getattr(loader, "num_workers", 0)
         self._watched = watch(loader) if getattr(loader, "persistent_workers", False) else None
-        # The next four are of the current epoch.
-        self._start: State | None = None  # generators at its start
-        self._before: State | None = None  # generators before its newest batch was read, if this process reads batches
-        self._digest = ""  # digest of its newest batch
+        # The next four attributes describe the current epoch.
+        self._start: State | None = None  # states of the generators at the epoch's start
+        # states of the generators before the newest batch was read, if this process reads batches
+        self._before: State | None = None
+        self._digest = ""  # digest of the newest batch
         self._taken = 0  # number of batches taken so far
-        self._ended: State | None = None  # generators in the checkpoint at the end of the previous epoch
-        self._workers_start: State | None = None  # generators when persistent workers were started, in an earlier epoch
-        self._workers: torch.Tensor | None = None  # generators of persistent workers at the epoch's start, if known
+        self._ended: State | None = None  # states of the generators in the checkpoint at the end of the previous epoch
+        # states of the generators when persistent workers were started, in an earlier epoch
+        self._workers_start: State | None = None
+        self._workers: torch.Tensor | None = None  # states of the generators of persistent workers at the epoch's start, if known
         self._resumed: tuple[int, State | None] | None = None  # number of batches to skip, and the saved state of their epoch
 
     def next(self) -> Any:
@@ -55,7 +57,7 @@ class Epochs:
 
     @property
     def began(self) -> tuple[State, State] | None:
-        """The generators at the end of the previous epoch and at the start of this one, None in the first epoch."""
+        """States of the generators at the end of the previous epoch and at the start of this one; None in the first epoch."""
         return (self._ended, self._start) if self._ended is not None and self._start is not None else None
 
     def end(self, all_taken: bool = True) -> None:
@@ -124,7 +126,7 @@ class Epochs:
         self._generators.search()
         if state is None:
             self._start = self._generators.state_dict()
-            # Within an epoch, this must not change torch's generator, as an uninterrupted run makes no loader there.
+            # An uninterrupted run makes no loader within an epoch, so making one here must not change torch's generator.
             with torch.random.fork_rng(devices=[]) if taken else nullcontext():
                 fetching = iter(self._loader)
             for _ in range(0 if self._goes_on else taken):

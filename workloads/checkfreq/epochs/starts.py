@@ -1,7 +1,7 @@
 """Saves the states of random generators at the start of epochs, for scripts that draw random numbers between two epochs.
 
-The checkpoint at the end of an epoch is written before the script evaluates, and so lacks the states at the next epoch's start.
-They are saved in the file `epoch-starts.json` in the store: a list of epochs, oldest first, each with an entry per rank.
+The checkpoint at the end of an epoch is written before the script evaluates, so it lacks the states at the next epoch's start.
+These are saved in the store's file `epoch-starts.json`: a list of epochs, oldest first, each with an entry per rank.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ FILE = "epoch-starts.json"
 
 
 class _Start(msgspec.Struct):
-    """The digest of one rank's generators at the end of an epoch, and its generators at the start of the next."""
+    """For one rank: the digest of its generators at the end of an epoch, and the states of these at the start of the next."""
 
     end_sha256: str
     start: bytes
@@ -31,10 +31,10 @@ def digest(generators: Any) -> str:
 
 
 def remember(directory: Path, end: Any, start: Any, world_size: int, rank: int, most: int) -> None:
-    """Save durably that the epoch after the one that ended with the generators `end` started with the generators `start`.
+    """Save durably the generators with which an epoch started (`start`), and those with which the epoch before ended (`end`).
 
-    The file keeps the newest `most` epochs. A single rank saves nothing if both are equal. Every rank must call it. Raises
-    IotwinError if the file cannot be written.
+    The file holds the newest `most` epochs. A single rank saves nothing if `end` and `start` are equal. Every rank must call this
+    function. Raises IotwinError if the file cannot be written.
     """
     own = {"end_sha256": digest(end), "start": encode(start).decode()}
     if world_size == 1 and own["end_sha256"] == digest(start):
@@ -48,7 +48,7 @@ def remember(directory: Path, end: Any, start: Any, world_size: int, rank: int, 
 
 
 def recall(directory: Path, end: Any, world_size: int, rank: int) -> Any:
-    """Return the generators at the start of the epoch that followed `end`, None if the file has none."""
+    """Return the generators at the start of the epoch that followed `end`; None if they were not saved."""
     wanted = digest(end)
     for entry in reversed(_read(directory)):
         if len(entry) == world_size and entry[rank].end_sha256 == wanted:

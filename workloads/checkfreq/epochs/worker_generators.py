@@ -1,4 +1,4 @@
-"""The random generators of persistent loader workers. They are seeded once, so an epoch's draws depend on all earlier epochs."""
+"""Saves the random generators of persistent loader workers, which are seeded once and draw on from epoch to epoch."""
 
 from typing import Any
 
@@ -9,13 +9,14 @@ from iotwin.workloads.checkfreq.epochs.generators import global_states, set_glob
 
 
 class WorkerGenerators:
-    """Replaces the `collate_fn` of a loader, which runs in its workers, to share the states of their generators with the rank."""
+    """Wraps a loader's `collate_fn`, which runs in its workers, to share the states of their generators with the rank."""
 
     def __init__(self, collate: Any, workers: int) -> None:
         self._collate = collate
         self._states = torch.zeros(workers, len(global_states()), dtype=torch.uint8).share_memory_()
         self._wanted = self._states.clone().share_memory_()
-        self._left = torch.zeros(workers, dtype=torch.int64).share_memory_()  # number of batches after which states are set
+        # for each worker, the number of batches after which its states are set
+        self._left = torch.zeros(workers, dtype=torch.int64).share_memory_()
         self._drew = torch.zeros(1, dtype=torch.uint8).share_memory_()
         self._before: bytes | None = None
 

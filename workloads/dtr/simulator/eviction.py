@@ -16,7 +16,7 @@ inlined = compiler_of(__name__, inline=True)
 Records = Any
 Numbers = Any  # array of int64 under numba, list of int without it
 
-# Results of a run.
+# Results of a simulated run. GROW: an array was too short, so the run must be repeated.
 PASS, OUT_OF_MEMORY, THRASH, GROW = 0, 1, 2, 3
 # Deallocation policies: what happens when the last external reference to a storage is removed.
 IGNORE, EAGER, BANISH = 0, 1, 2
@@ -24,9 +24,9 @@ IGNORE, EAGER, BANISH = 0, 1, 2
 # of its evicted neighbours. NEIGHBOURHOOD: that of e*, the paper's evicted neighbourhood, as the sum over ancestors plus the sum
 # over descendants. ANCESTORS: that of evicted ancestors. UNION: that of e* as one set. PLUG_IN: the result of a user's function.
 UNIT, LOCAL, SETS, NEIGHBOURHOOD, ANCESTORS, UNION, PLUG_IN = 0, 1, 2, 3, 4, 5, 6
-# How a heuristic chooses a storage.
+# How a heuristic chooses the storage to evict: by lowest score, by oldest access, or at random.
 SCORE, LEAST_RECENT, RANDOM = 0, 1, 2
-# Events.
+# Kinds of recorded events.
 E_PENDING, E_USE, E_LOCK, E_UNLOCK, E_PRESSURE = 0, 1, 2, 3, 4
 E_COMPUTE, E_RECOMPUTE, E_ALSO_COMPUTED, E_ALSO_RECOMPUTED = 5, 6, 7, 8
 E_EVICT, E_FREE, E_BANISH, E_PIN, E_BIRTH, E_DEATH, E_REUSE = 9, 10, 11, 12, 13, 14, 15
@@ -50,7 +50,8 @@ FIELDS = {
         "accessed", "size", "cost", "near_valid", "near_start", "near_end", "near_edges", "node",
         "status", "banished", "stamp", "child_start", "children_made", "parent_start", "parents_made",
         "locks", "references", "pinned", "view_start", "views_made", "dependents",
-        "stacked", "found", "candidate",  # three lists as long as there are storages; element i has nothing to do with storage i
+        # three lists with room for all storages; the element at index i does not belong to storage i
+        "stacked", "found", "candidate",
     ),
     # The storages that each storage reaches through evicted ones: a record per storage for UP, then a record for DOWN.
     # `edges` and `cost` are results of a search, `degree` counts the storage's own edges. The storage's row in `bits` marks the
@@ -61,7 +62,7 @@ FIELDS = {
     "ops": ("cost", "total", "arg_start", "arg_end", "out_start", "out_end", "frame_tensor", "frame_next", "frame_end"),
     "slots": ("argument", "first"),  # arguments; `first` is the operator's first argument of the same storage
     "items": ("step", "operand"),
-    "nodes": ("parent", "sum"),  # nodes of the forest that represents the sets
+    "nodes": ("parent", "sum"),  # nodes of the union-find forest that represents the sets
     "events": ("kind", "clock", "ident"),
 }  # fmt: skip
 
@@ -99,7 +100,7 @@ class Rules(NamedTuple):
     sampling: int
     ignore_small: int
     events: int
-    faithful: int  # 1: repeat the original's mistakes, see `away`, `learn` and `release_arguments_banishing`
+    faithful: int  # 1: repeat the mistakes of the original simulator (`away`, `learn`, `release_arguments_banishing`)
 
 
 @inlined
@@ -645,7 +646,7 @@ def choose(s: KernelState, rules: Rules) -> int:
 
 @inlined
 def choose_alone(s: KernelState, rules: Rules) -> int:
-    """Do the same as `choose` if scores need no other storage. For speed, the loop calls no function with the state."""
+    """Do the same as `choose`, faster, for scores that need no other storage: the loop calls no function with the state."""
     storages, clock = s.storages, s.run[0].clock
     end = len(storages) - 1
     storage = victim = storages[end].after

@@ -167,7 +167,7 @@ class GraphBuilder:
         self._items.extend((Step.GET, tensor))
 
     def pin(self, tensor: int) -> None:
-        """Keep the tensor resident from now on."""
+        """Keep the tensor in memory from now on."""
         self._items.extend((Step.PIN, tensor))
 
     def release(self, tensor: int) -> None:

@@ -21,7 +21,7 @@ POLICIES = {"eager": eviction.EAGER, "ignore": eviction.IGNORE, "banish": evicti
 RESULTS = {eviction.PASS: "pass", eviction.OUT_OF_MEMORY: "oom", eviction.THRASH: "thrash"}
 UNLIMITED = 1 << 62
 _FIRST_DRAWS = 1 << 12
-_MOST_WORDS = 1 << 26  # most 64-bit words for sets of reachable storages, 512 MiB; larger graphs are searched at each decision
+_MOST_WORDS = 1 << 26  # most 64-bit words (512 MiB) for sets of reachable storages; a larger graph is searched at each decision
 _SHORT = 4000  # schedules with fewer items finish in plain Python before numba has loaded its compiled kernel
 Records = np.ndarray[Any, np.dtype[np.void]]
 
@@ -72,7 +72,7 @@ class SimulatedRun:
     events: RunEvents | None = None
 
     def same(self) -> dict[str, Any]:
-        """Return the values that two runs with the same settings have in common."""
+        """Return the values of the run that are equal in every run with the same settings."""
         return {k: v for k, v in asdict(replace(self, events=None)).items() if k not in ("cpu_s", "events")}
 
 
@@ -139,7 +139,7 @@ def _model(graph: Graph) -> dict[str, Any]:
         near_start=parent_start[:-1] + child_start[:-1],
     )
     storages["status"], storages["accessed"], storages["after"], storages["node"] = eviction.UNCOMPUTED, eviction.NEVER, -1, -1
-    storages["before"][-1] = storages["after"][-1] = graph.storages  # an empty pool
+    storages["before"][-1] = storages["after"][-1] = graph.storages  # the list of evictable storages is empty
     ends = {"arg_start": graph.arg_start[:-1], "arg_end": graph.arg_start[1:], "out_start": graph.out_start[:-1]}
     run = _records("run", 1)
     run["clock"] = 1

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from iotwin.workloads.dtr.static.graph import Dag
 
-Stages = NDArray[np.bool_]  # (stage, node); in stage t node t is computed for the first time
+Stages = NDArray[np.bool_]  # shape (stage, node); node t is computed for the first time in stage t
 COMPUTE, FREE = "compute", "free"
 Instruction = tuple[str, int]
 

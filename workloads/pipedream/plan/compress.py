@@ -13,9 +13,9 @@ from iotwin.workloads.pipedream.plan.graph import LayerGraph, LayerNode
 class _Compression:
     def __init__(self, graph: LayerGraph) -> None:
         self.graph = graph
-        self.merged: dict[int, LayerNode] = {}  # by the last layer of a chain: the node that replaces the chain
+        self.merged: dict[int, LayerNode] = {}  # the node that replaces each chain, by the index of the chain's last layer
         self.found: dict[str, LayerNode] = {}  # nodes of the new graph by id, in the order of its file
-        self.incoming: dict[str, list[str]] = {}  # by id of a node: ids of its predecessors
+        self.incoming: dict[str, list[str]] = {}  # ids of the predecessors of each node, by the node's id
         self.runs = 0
 
     def node(self, number: int) -> LayerNode:

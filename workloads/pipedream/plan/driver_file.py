@@ -25,7 +25,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("batch_size", "epochs", "print_frequency", "verbose_frequency"), (int,)),
     **dict.fromkeys(("learning_rate", "weight_decay"), (int, float)),
     **dict.fromkeys(("no_input_pipelining", "lr_warmup", "synthetic_data", "recompute", "macrobatch"), (bool,)),
-    **dict.fromkeys(("compress_activations", "compress_in_gpu", "translation_model"), (bool, str)),  # without effect
+    **dict.fromkeys(("compress_activations", "compress_in_gpu", "translation_model"), (bool, str)),  # keys that have no effect
 }
 _CHOICES = {
     "model_type": ("image_classification", "translation", "speech_to_text"),

@@ -64,7 +64,7 @@ class LayerGraph:
     nodes: tuple[LayerNode, ...]
     edges: tuple[tuple[int, int], ...]
     name: str = "the graph"
-    ending: str = ""  # what follows the last line of its file: nothing, or a newline
+    ending: str = ""  # end of the last line of the graph's file: nothing, or a newline
 
     @cached_property
     def successors(self) -> list[list[int]]:
@@ -187,5 +187,5 @@ def is_series_parallel(graph: LayerGraph) -> bool:
         after[source] = after[source] - {number} | {target}
         before[target] = before[target] - {number} | {source}
         left -= 1
-        waiting += (source, target)  # now they may have one predecessor and one successor
+        waiting += (source, target)  # these nodes may now have one predecessor and one successor
     return left == 2

@@ -21,8 +21,9 @@ def optimize_latency(graph: LayerGraph, options: CostOptions, interval_s: float)
     """
     points = points_of(graph, states_of(graph))
     machines, last = options.levels[0].machines, points.last
-    best = np.full((machines + 1, last + 1), np.inf)  # least latency, by number of units and point
-    came = np.zeros((machines + 1, last + 1, 2), int)  # the same plan's last stage: its first point, and its replicas
+    best = np.full((machines + 1, last + 1), np.inf)  # least latency from the start to each point, by number of units
+    # last stage of the plan with that latency: its first point, and its replicas
+    came = np.zeros((machines + 1, last + 1, 2), int)
     for end in range(1, last + 1):
         begins = np.flatnonzero(points.reach[:, end])
         for replicas in range(1, (1 if options.straight else machines) + 1):

@@ -92,7 +92,7 @@ class _Search:
         """Return the seconds of a stage between each two points, infinite if no stage is possible."""
         if self.options.memory_bytes is not None:
             return self._matrix(level, replicas, units, first)
-        if (level, replicas, first) not in self._matrices:  # the same for any number of units
+        if (level, replicas, first) not in self._matrices:  # the matrix is the same for any number of units
             self._matrices[level, replicas, first] = self._matrix(level, replicas, units, first)
         return self._matrices[level, replicas, first]
 
@@ -117,7 +117,7 @@ class _Search:
     def all_pairs(self, level: int) -> Array:
         """Return the best seconds between each two points, with all units of the level."""
         machines, exact = self.options.levels[level].machines, self.options.all_workers
-        suffix: list[Array] = []  # by units - 1
+        suffix: list[Array] = []  # element u - 1 is for u units
         for units in range(1, machines):
             best = self._compose(level, units, suffix, False)
             if not exact and suffix:
@@ -225,7 +225,7 @@ class _Choice:
         self.machines = search.options.levels[level].machines
         # A stage counts more than all bytes that any plan sends, so that the number of stages decides first.
         self.stage = float(2 ** int(2 + np.log2(1 + 2 * self.machines * (points.output.max() + points.parameters[-1]))))
-        self.keys = np.full((self.machines + 1, end + 1), np.inf)  # (units x points)
+        self.keys = np.full((self.machines + 1, end + 1), np.inf)  # shape (units, points)
         self.keys[0, end] = 0
         for point in range(end - 1, begin, -1):
             if points.reach[begin, point] and points.reach[point, end]:

@@ -16,9 +16,11 @@ from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
 # If every worker must be used, the graph is also searched without folding (prepare.py), unless it has more states.
 _MOST_UNFOLDED = 600
 _MOST_BETWEEN_PAIRS = 2_000  # with several levels, all pairs of up to this many states are searched
-_MOST_PAIRS = 500  # the same with one level; if there are more states, the useful ones are selected first
+# with one level, all pairs of up to this many states are searched; of more states, the useful ones are selected first
+_MOST_PAIRS = 500
 _MOST_USEFUL = 4_000_000  # useful states are selected from up to this many states, within 1 GiB
-_MOST_STEPS = 60_000_000  # and if states times pairs of (units, replicas) are at most these, which takes minutes
+# useful states are selected only if states times pairs of (units, replicas) are at most this; that takes minutes
+_MOST_STEPS = 60_000_000
 _SAMPLE = 600  # number of states in the first, incomplete search
 
 
@@ -113,7 +115,7 @@ def _among_useful(graph: LayerGraph, options: CostOptions, sample: _Found) -> _F
             return sample
     useful, limit_s = useful_states(runs, options, sample.best.seconds)
     closures = [sum(members[run] for run in bits(each)) for each in useful]
-    if not closures:  # no other plan is as fast
+    if not closures:  # no other plan is as fast as the sample's
         return replace(sample, complete=runs is graph)
     points = points_of(graph, states_from(graph, closures))
     best = solve(points, options)

@@ -18,9 +18,9 @@ from iotwin.workloads.pipedream.plan.states.antichains import MOST_STATES, Antic
 
 Ints = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
-_RAN = 100  # marks a layer that has run, instead of its number of missing predecessors
+_RAN = 100  # in `missing`, marks a layer that has run
 _SLACK = 1 + 1e-11  # tolerance for rounding errors, since sums are in another order than in the exact search
-_MOST_CUTS = 1_000  # the time limit is lowered until no more states are left than these, whose pairs are searched quickly
+_MOST_CUTS = 1_000  # the time limit is lowered until at most this many states remain, whose pairs are searched quickly
 
 
 @dataclass(frozen=True)
