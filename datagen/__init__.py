@@ -1,1 +1,1 @@
-"""Synthetic data sets, byte-compatible with what the real workloads read."""
+"""Generate synthetic data sets in the formats that the real workloads read."""

@@ -1,7 +1,7 @@
-"""Change copies of a data set, so that they are not the same bytes again.
+"""Change copies of a data set randomly, so that a copy has other bytes than its original.
 
-Volumes are flipped and blurred or sharpened. Values of tables and words of texts are moved. All functions work on whole planes,
-rows or lines of a block of a file, with the random numbers of one stream for each copied file.
+Volumes are flipped and blurred or sharpened. Values of tables and words of texts are moved. All functions work on blocks of whole
+planes, rows or lines. Each copied file has a separate stream of random numbers.
 """
 
 from collections.abc import Iterator
@@ -15,15 +15,15 @@ from iotwin.common.errors import IotwinError
 from iotwin.datagen.layouts import DlrmLayout
 
 _BLOCK_BYTES = 1 << 20
-_MOVED_SHARE = 0.1  # share of a text's words that are swapped; as many are deleted, and as many inserted
+_MOVED_SHARE = 0.1  # share of a text's words that are swapped; the same share is deleted, and the same inserted
 
 Bytes = NDArray[np.uint8]
 
 
 class Change(NamedTuple):
-    """The change of one copy of a volume."""
+    """How one copy of a volume is changed."""
 
-    flips: tuple[bool, bool, bool]  # the axes of (D, H, W) along which it is mirrored
+    flips: tuple[bool, bool, bool]  # True for each of the axes (D, H, W) along which the volume is mirrored
     sharpness: float  # from -1 (blurred) over 0 (unchanged) to 1 (sharpened)
 
 
@@ -35,7 +35,7 @@ def volume_change(stream: np.random.SFC64) -> Change:
 
 
 def changed_planes(volume: NDArray[np.generic], change: Change, image: bool) -> Iterator[NDArray[np.generic]]:
-    """Yield the planes (H, W) of `volume` (D, H, W) after `change`. A mask (not `image`) is only flipped, to fit its image."""
+    """Yield the planes (H, W) of `volume` (D, H, W) after `change`. If `image` is False, it is a mask, which is only flipped."""
     flipped = volume[tuple(slice(None, None, -1 if flip else 1) for flip in change.flips)]
     for plane in flipped:
         yield np.ascontiguousarray(_filtered(plane, change.sharpness) if image else plane)

@@ -32,17 +32,17 @@ def read_config(path: Path) -> tuple[FormatLayout, int]:
 
 
 def train_files(dataset: Dataset) -> int:
-    """Return the number of training files to generate."""
+    """Return the number of training files that `dataset` specifies, DLIO's default if it specifies none."""
     return DEFAULT_FILES_TRAIN if dataset.num_files_train is None else dataset.num_files_train
 
 
 def layout_of(dataset: Dataset) -> FormatLayout:
-    """Return the layout that the section describes. Raises UsageError if no writer supports it."""
+    """Return the layout that the section `dataset` describes. Raises UsageError if no writer supports it."""
     if dataset.num_files_eval and dataset.eval_num_samples_per_file not in (None, dataset.num_samples_per_file):
         raise UsageError("dataset.eval_num_samples_per_file: generated files all have num_samples_per_file samples; leave it out")
     chunk_dims = tuple(dataset.hdf5.chunk_dims)
     columns = tuple((column.name, column.dtype, column.size) for column in dataset.parquet.columns)
-    has_columns = dataset.format == "parquet" and bool(columns)  # the columns then determine the length of a record
+    has_columns = dataset.format == "parquet" and bool(columns)  # columns determine the length of a record
     if dataset.format in FormatLayout.IMAGES and dataset.record_element_type != "uint8":
         note(f"{dataset.format} images are of uint8; dataset.record_element_type {dataset.record_element_type} has no effect")
     row_bytes = sum(size * _element_bytes(name, dtype) for name, dtype, size in columns) if has_columns else 0

@@ -1,12 +1,12 @@
-"""Random bytes for records, which storage can neither compress nor deduplicate, unless the data set specifies that."""
+"""Random bytes for records. Storage can compress or deduplicate them only as far as the data set specifies."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.datagen.randomness import CONTENT, NOISE, bulk_stream
 
-EXTENT_BYTES = 1 << 16  # unit of repetition for `dedup`
-_CHUNK_BYTES = 512  # begins with random bytes and ends with zeros, by the share `entropy`, so that every disk block has both
+EXTENT_BYTES = 1 << 16  # size of the extents that `dedup` repeats
+_CHUNK_BYTES = 512  # each chunk begins with random bytes, the share `entropy`, and ends with zeros, so that every block has both
 _POOL_EXTENTS = 16
 
 
@@ -25,7 +25,7 @@ class Content:
             self._pool = pool.view(np.uint8).reshape(_POOL_EXTENTS, EXTENT_BYTES)
 
     def take(self, size_bytes: int) -> NDArray[np.uint8]:
-        """Return the next `size_bytes` bytes, writable."""
+        """Return the next `size_bytes` bytes of the content, as a writable array."""
         if self._random_bytes == _CHUNK_BYTES and not self._dedup:
             return self._stream.random_raw(-(-size_bytes // 8)).view(np.uint8)[:size_bytes]
         count = -(-size_bytes // EXTENT_BYTES)

@@ -12,18 +12,18 @@ from iotwin.common.foreign_files import open_foreign
 from iotwin.datagen.files import PARTIAL_SUFFIX, Piece, read_open_piece
 
 _FICLONE = 0x40049409  # linux/fs.h
-_CHUNK_BYTES = 64 << 20  # copied between two calls of `written`
+_CHUNK_BYTES = 64 << 20  # size of a copy between two calls of `written`
 
 
 @lru_cache(maxsize=1 << 16)
 def _checksum(path: Path, size_bytes: int) -> str:
-    """Return the checksum of the first `size_bytes` of the source file `path`. It is cached, as sources are copied repeatedly."""
+    """Return the checksum of the first `size_bytes` of the file `path`. Results are cached, as files are copied repeatedly."""
     with open_foreign(path) as file:
         return read_open_piece(file, path.name, 0, size_bytes, lambda _: None).xxh3_128
 
 
 def copy_file(source: Path, size_bytes: int, directory: Path, name: str, written: Callable[[int], None]) -> Piece:
-    """Copy `source` to the temporary name of the file `name` in `directory`, flush it to disk and return its piece.
+    """Copy `source` to the file `name` in `directory`, under its temporary name. Flush the copy to disk and return its piece.
 
     `written` is called with the number of bytes of each write. Raises IotwinError if a write fails, or if `source` does not have
     `size_bytes` bytes.
@@ -64,7 +64,7 @@ def _copy(reader: int, writer: int, size_bytes: int, written: Callable[[int], No
         except OSError:
             if copy is _between_file_systems:
                 raise
-            copy = _between_file_systems  # if the disk was full, this raises, too
+            copy = _between_file_systems  # if a full disk was the reason, this raises, too
             continue
         if not count:
             return

@@ -15,7 +15,7 @@ from iotwin.common.workloads import NAMES  # noqa: E402
 
 
 def main() -> None:
-    """Translate the arguments and become ``iotwin generate``."""
+    """Translate the command line and replace this process by ``iotwin generate``."""
     parser = argparse.ArgumentParser(description="Generate a data set; see also: iotwin generate --help")
     parser.add_argument("-o", "--output", "--output_path", dest="output", required=True, help="directory to write")
     parser.add_argument("-s", "--size", "--desired_size", dest="size", required=True, help="bytes, or a size such as 512MiB")

@@ -15,7 +15,7 @@ from iotwin.common.workloads import NAMES  # noqa: E402
 
 
 def main() -> None:
-    """Translate the arguments and become ``iotwin scale``."""
+    """Translate the command line and replace this process by ``iotwin scale``."""
     parser = argparse.ArgumentParser(description="Grow a real data set; see also: iotwin scale --help")
     parser.add_argument("--input_path", required=True, help="directory of the data set to grow")
     parser.add_argument("--output_path", required=True, help="directory to write")

@@ -1,4 +1,4 @@
-"""Write the files of data sets: under a temporary name until they are whole and flushed to disk, with a checksum.
+"""Write the files of data sets with checksums. A file has a temporary name until it is whole and flushed to disk.
 
 Checksums are XXH3 of 128 bits, which detect torn, swapped and decayed bytes at a thirtieth of the cost of SHA-256.
 """
@@ -28,13 +28,13 @@ class Piece(msgspec.Struct, frozen=True):
     """A contiguous part of a file that one worker wrote. A small file is one piece."""
 
     name: str  # path of the file relative to the data set's directory
-    offset: int  # of the piece's first byte in the file
+    offset: int  # offset of the piece's first byte in the file
     size_bytes: int
-    xxh3_128: str = ""  # hexadecimal; empty in manifests with `generator` 1, which had another checksum
+    xxh3_128: str = ""  # hexadecimal; empty if version 1 of the generator, which had another checksum, wrote it
 
 
 class PieceWriter:
-    """Writes one piece from front to back. Leaving its context flushes it to disk and closes it.
+    """Writes one piece from front to back. The end of the `with` block flushes the piece to disk and closes its file.
 
     `written` is called with the number of bytes of every write.
     """
@@ -59,20 +59,14 @@ class PieceWriter:
             self._written(count)
             view = view[count:]
         if self._size_bytes - self._flushed_bytes >= _FLUSH_EVERY_BYTES:
-            self._start_flush()
+            # The disk works while the next bytes are computed. A failure is ignored, since fsync at the end writes the rest.
+            start, length = self._offset + self._flushed_bytes, self._size_bytes - self._flushed_bytes
+            _libc.sync_file_range(self._fd, ctypes.c_int64(start), ctypes.c_int64(length), _SYNC_FILE_RANGE_WRITE)
+            self._flushed_bytes = self._size_bytes
 
     def piece(self) -> Piece:
-        """Return the piece as written so far."""
+        """Return the entry of the piece with the size and checksum of what was written so far."""
         return Piece(self._name, self._offset, self._size_bytes, self._hash.hexdigest())
-
-    def _start_flush(self) -> None:
-        """Have the kernel begin to write to disk, so that the disk works while the next bytes are computed.
-
-        A failure is ignored, because fsync at the end writes the rest.
-        """
-        start, length = self._offset + self._flushed_bytes, self._size_bytes - self._flushed_bytes
-        _libc.sync_file_range(self._fd, ctypes.c_int64(start), ctypes.c_int64(length), _SYNC_FILE_RANGE_WRITE)
-        self._flushed_bytes = self._size_bytes
 
     def __enter__(self) -> Self:
         return self
@@ -86,7 +80,7 @@ class PieceWriter:
 
 
 class WriteStream(io.RawIOBase):
-    """A file object over a PieceWriter, for libraries that write from front to back."""
+    """A file object that writes to a PieceWriter, for libraries that write from front to back."""
 
     def __init__(self, sink: PieceWriter) -> None:
         self._sink, self._position = sink, 0
@@ -115,13 +109,13 @@ class Publisher:
         self._pending_bytes: dict[str, int] = {}
 
     def add(self, piece: Piece, file_bytes: int | None) -> None:
-        """Record a finished piece of a file with `file_bytes` bytes (None: the piece is the file), and publish a whole file."""
+        """Record a finished piece, and publish its file if it is whole now. `file_bytes`: size of the file, None: one piece."""
         if file_bytes is not None:
             done_bytes = self._pending_bytes.get(piece.name, 0) + piece.size_bytes
             self._pending_bytes[piece.name] = done_bytes
             if done_bytes < file_bytes:
                 return
-        if self._partial_bytes(piece.name) is not None:  # None: an earlier, interrupted call has published it
+        if self._partial_bytes(piece.name) is not None:  # None if an interrupted run has published it
             self.publish(self._directory / (piece.name + PARTIAL_SUFFIX), piece.name)
 
     def publish(self, partial: Path, name: str) -> None:
@@ -136,7 +130,7 @@ class Publisher:
         return size_beneath(self._directory, name + PARTIAL_SUFFIX)
 
     def has(self, piece: Piece) -> bool:
-        """Return whether the piece's file exists, under its final or temporary name, and is long enough to contain the piece."""
+        """Return True if the piece's file exists, under its final or temporary name, and is long enough to contain the piece."""
         size_bytes = self.final_bytes(piece.name)
         if size_bytes is None:
             size_bytes = self._partial_bytes(piece.name)
@@ -144,16 +138,16 @@ class Publisher:
 
 
 def read_piece_beneath(directory: Path, piece: Piece, read: Callable[[int], None]) -> Piece:
-    """Return `piece` of the data set in `directory` with the size and checksum that it has on disk.
+    """Read `piece` of the data set in `directory`. Return it with the size and checksum that it has on disk.
 
-    Raises IotwinError if its name leads out of `directory`.
+    Raises IotwinError if the name of its file leads out of `directory`.
     """
     with os.fdopen(open_beneath(directory, piece.name, os.O_RDONLY), "rb", buffering=0) as file:
         return read_open_piece(file, piece.name, piece.offset, piece.size_bytes, read)
 
 
 def read_open_piece(file: BinaryIO | FileIO, name: str, offset: int, size_bytes: int, read: Callable[[int], None]) -> Piece:
-    """Return the piece of the open `file` from `offset` on, with its checksum. It is shorter if the file ends early.
+    """Read `size_bytes` of the open `file` from `offset` on. Return them as a Piece, which is shorter if the file ends early.
 
     `read` is called with the number of bytes of each read.
     """

@@ -1,4 +1,4 @@
-"""Generate a data set: plan it, check the free space, write it in parallel, and write a manifest with checksums."""
+"""Generate a data set: plan it, check the free space, write its files in parallel, and write a manifest with checksums."""
 
 import fcntl
 import os
@@ -50,7 +50,7 @@ from iotwin.datagen.manifest import (
     start_journal,
     write_manifest,
 )
-from iotwin.datagen.pool import UnitWriter, run_units
+from iotwin.datagen.pool import run_units
 from iotwin.datagen.scale import ScaledFiles, ScaledRows, write_copy, write_rows
 
 _SEED_LIMIT = 1 << 63
@@ -58,31 +58,31 @@ _MOST_SAMPLES = 1 << 50
 _MOST_FILES = 1 << 27
 _LARGEST_BYTES = float(1 << 60)
 
-# What to do if the directory holds files that are not of the requested data set. "refuse": raise IotwinError. "replace": remove
-# an earlier data set of iotwin, but no other files. "keep": remove nothing, but overwrite files of the same names, as DLIO does.
+# What to do if the directory holds other files than the requested data set's. "refuse": raise IotwinError. "replace": remove an
+# earlier data set of iotwin, but no other files. "keep": remove nothing, but overwrite files of the same names, as DLIO does.
 Existing = Literal["refuse", "replace", "keep"]
 REPLACING = "iotwin generate or scale --force"
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A data set before it is written."""
+    """The plan of a data set: what to write, in which units of work."""
 
     layout: Layout
     request: Request
-    unit_bytes: NDArray[np.int64]  # size of every unit of work
+    unit_bytes: NDArray[np.int64]  # size of each unit of work
 
     @property
     def size_bytes(self) -> int:
-        """Return the size of the whole data set in bytes; an estimate unless layout.exact."""
-        return int(self.unit_bytes.sum())  # does not overflow, as `plan` has checked
+        """Return the size of the whole data set in bytes: an estimate, or the exact size if layout.exact is True."""
+        return int(self.unit_bytes.sum())  # cannot overflow, as `plan` has checked
 
     @property
     def files(self) -> int:
-        """Return the number of files."""
+        """Return the number of files of the data set."""
         return self.layout.file_count(self.request.samples)
 
     def pieces(self, unit: int) -> list[PlannedPiece]:
-        """Return the pieces of files that unit `unit` writes."""
+        """Return the pieces of files that belong to the unit `unit`."""
         return self.layout.unit_pieces(self.request.samples, self.request.seed, unit)
 
 
@@ -107,12 +107,12 @@ def plan(layout: Layout, *, samples: int | None = None, size_bytes: int | None =
         raise UsageError(f"{samples} samples make no data set; ask for at least 1 and at most {_MOST_SAMPLES}")
     if (files := layout.file_count(samples)) > _MOST_FILES:
         raise UsageError(f"{files} files are more than a data set may have ({_MOST_FILES}); ask for fewer samples")
-    # Encoded and decoded, so that tuples become lists, and the request compares equal to one that is read from a journal.
+    # Encoding and decoding turns tuples into lists, so that the request equals the same request read from a journal.
     request = Request(
         layout.workload, decode_foreign(msgspec.json.encode(layout), dict[str, object], "the layout"), samples, seed
     )
     unit_bytes = layout.unit_bytes(samples, seed)
-    # Summed as floats, which do not overflow: a wrong total would seem to fit on the disk.
+    # Floats do not overflow. A sum of integers might, and then seem to fit on the disk.
     if (total := unit_bytes.sum(dtype=np.float64)) > _LARGEST_BYTES or unit_bytes.min() < 0:
         raise UsageError(f"a data set of {total:.3g} bytes is no request that a disk could hold; ask for less")
     return Plan(layout, request, unit_bytes)
@@ -130,8 +130,8 @@ def generate(
 ) -> DataSetManifest:
     """Write a data set of `samples` samples, or of as many as fit whole into `size_bytes`, and return its manifest.
 
-    The bytes depend only on layout, samples and seed. An interrupted call leaves a journal, and the same call then resumes. If
-    the data set is finished already, its manifest is returned. `existing` decides about other files in `directory`.
+    The bytes depend only on layout, samples and seed. An interrupted call leaves a journal, from which the same call resumes. If
+    the data set is already finished, its manifest is returned. `existing`: what to do about other files in `directory`.
     Raises UsageError as `plan` does, and IotwinError if `directory` has other files or the disk is too small or fails.
     """
     planned = plan(layout, samples=samples, size_bytes=size_bytes, seed=seed)
@@ -153,9 +153,9 @@ def generate(
 
 
 def prepare(directory: Path, request: Request, existing: Existing) -> DataSetManifest | None:
-    """Prepare `directory` for the data set of `request`. Return the manifest if it holds that data set already, else None.
+    """Prepare `directory` for the data set of `request`. Return its manifest if the data set is already there, else None.
 
-    Raises IotwinError if `existing` forbids to write into the directory. Empty folders in it are allowed.
+    Raises IotwinError if `directory` holds other files and `existing` forbids that. Empty folders are allowed.
     """
     if directory.exists() and not directory.is_dir():
         raise IotwinError(f"{directory} is a file; name a directory to write the data set to")
@@ -181,7 +181,7 @@ def prepare(directory: Path, request: Request, existing: Existing) -> DataSetMan
 def remove_ours(directory: Path, data: bool = True) -> None:
     """Remove the finished or unfinished data set in `directory`: the files in its manifest or journals, and no others.
 
-    Unless `data`, whole files stay, and only the manifest, the journals and unfinished files are removed.
+    If `data` is False, remove only the manifest, the journals and unfinished files.
     """
     unfinished, done = read_journal(directory)
     names = set()
@@ -197,7 +197,7 @@ def remove_ours(directory: Path, data: bool = True) -> None:
 
 
 def remove_data_set(directory: Path) -> None:
-    """Remove the data set of iotwin in `directory`, and then the empty folders, including `directory` itself."""
+    """Remove the data set of iotwin in `directory`, then the empty folders, and `directory` itself if it is empty."""
     remove_ours(directory)
     for folder in (*sorted(directory.rglob("*"), reverse=True), directory):
         if folder.is_dir() and not folder.is_symlink():
@@ -205,9 +205,9 @@ def remove_data_set(directory: Path) -> None:
 
 
 def finished_units(planned: Plan, directory: Path, publisher: Publisher) -> dict[int, list[Piece]]:
-    """Return the pieces of the units that the journals in `directory` list as finished, by unit, if their files still exist.
+    """Return, by unit, the pieces of units that the journals in `directory` list as finished and whose files still exist.
 
-    A stranger may have written a journal, so entries that do not agree with the plan are ignored.
+    A stranger may have written a journal, so entries that differ from the plan are ignored.
     """
     _, done = read_journal(directory)
     return {
@@ -242,12 +242,15 @@ def write_units(
     share: slice = slice(None),
     journal_name: str = JOURNAL_NAME,
 ) -> None:
-    """Write those units of `share` that are not `done`. Add them to `done` and to the journal, and publish whole files."""
+    """Write the units of `share` that are not in `done`, add them to `done` and to the journal, and publish whole files.
+
+    `share`: the slice of all units that this node writes. `workers`: number of workers, None: one per CPU.
+    """
     if done:
         note(f"going on after {len(done)} of {len(planned.unit_bytes)} finished parts in {directory}")
     ours = range(len(planned.unit_bytes))[share]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    # Largest units first, so that no worker writes a large one alone at the end.
+    # The largest units come first, so that no worker writes a large one alone at the end.
     todo = [unit for unit in np.argsort(-planned.unit_bytes, kind="stable").tolist() if unit in ours and unit not in done]
     with (
         progress(f"generating {planned.request.workload}", int(planned.unit_bytes[share].sum())) as advance,
@@ -256,7 +259,8 @@ def write_units(
         _lock(journal, directory)
         publish_done(planned, publisher, done)
         advance(sum(piece.size_bytes for unit, pieces in done.items() if unit in ours for piece in pieces))
-        writer = _unit_writer(planned, directory)
+        request = planned.request
+        writer = partial(_WRITERS[type(planned.layout)], planned.layout, request.samples, request.seed, directory)
         for unit, pieces in run_units(writer, todo, workers or len(os.sched_getaffinity(0)), advance):
             journal.write(msgspec.json.encode(JournalEntry(unit, pieces)) + b"\n")
             _publish(publisher, planned, unit, pieces)
@@ -264,19 +268,19 @@ def write_units(
 
 
 def publish_done(planned: Plan, publisher: Publisher, done: dict[int, list[Piece]]) -> None:
-    """Publish the files all of whose pieces belong to `done` units."""
+    """Publish each file whose pieces are all in `done`."""
     for unit, pieces in done.items():
         _publish(publisher, planned, unit, pieces)
 
 
 def whole(planned: Plan, done: dict[int, list[Piece]]) -> DataSetManifest:
-    """Return the manifest of the data set with the pieces `done` of all units."""
+    """Return the manifest of the finished data set. `done`: the pieces of all units, by unit."""
     pieces = sorted((piece for unit in done.values() for piece in unit), key=lambda piece: (piece.name, piece.offset))
     return DataSetManifest(planned.request, sum(piece.size_bytes for piece in pieces), pieces)
 
 
 def _lock(journal: FileIO, directory: Path) -> None:
-    """Lock the journal until it is closed or the process dies, so that no two calls write the same files."""
+    """Lock `journal` until it is closed or this process ends, so that no two calls write the same files."""
     try:
         fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -288,7 +292,7 @@ def _publish(publisher: Publisher, planned: Plan, unit: int, pieces: list[Piece]
         publisher.add(piece, expected.file_bytes)
 
 
-# Each writes one unit of a layout: (layout, samples, seed, directory, unit, function that is called with every write's bytes).
+# Functions that write one unit of a layout: (layout, samples, seed, directory, unit, function called with each write's bytes).
 _WRITERS: dict[type, Callable[..., list[Piece]]] = {
     Unet3dLayout: write_case,
     DlrmLayout: write_unit,
@@ -300,9 +304,3 @@ _WRITERS: dict[type, Callable[..., list[Piece]]] = {
     ScaledFiles: write_copy,
     ScaledRows: write_rows,
 }
-
-
-def _unit_writer(planned: Plan, directory: Path) -> UnitWriter:
-    """Return the function that writes one unit of the plan's layout."""
-    request = planned.request
-    return partial(_WRITERS[type(planned.layout)], planned.layout, request.samples, request.seed, directory)

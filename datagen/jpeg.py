@@ -1,9 +1,9 @@
 """Make grey baseline JPEGs (ITU-T T.81) from random bytes, each of which is one coefficient, instead of encoding pixels.
 
-Encoding a picture of noise would take much longer, and the size of the file would not be known beforehand. The files' Huffman
-table has codes of n = 1 to 7 bits (n - 1 ones and a zero) for coefficients of 8 - n further bits. So each coefficient takes a
-byte, and every byte below 0xFE is a valid coefficient. Half of them use 7 bits, a quarter 6 and so on, much as in real pictures.
-The content stays incompressible, and a decoder shows noise.
+Encoding a picture of noise would take much longer, and the size of the file would not be known beforehand. The Huffman table of
+the files has codes of n = 1 to 7 bits (n - 1 ones and a zero) for coefficients of 8 - n further bits. So each coefficient takes
+one byte, and every byte below 0xFE is a valid coefficient. Half of the coefficients have 7 bits, a quarter 6 and so on, much as
+in real pictures. The content remains incompressible, and a decoder shows noise.
 """
 
 import struct
@@ -12,20 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_SIDE = 8
-BLOCK_BYTES = BLOCK_SIDE * BLOCK_SIDE  # a byte per coefficient
-LONGEST_SIDE = 65500  # pixels; libjpeg's limit, slightly below the format's
+BLOCK_BYTES = BLOCK_SIDE * BLOCK_SIDE  # one byte per coefficient
+LONGEST_SIDE = 65500  # libjpeg's limit in pixels, slightly below the format's limit
 END = b"\xff\xd9"
 _TOO_LARGE = 0xFE
-_SIZES = range(7, 0, -1)  # bits of the coefficient, by the length of its code, from 1
+_SIZES = range(7, 0, -1)  # number of bits of a coefficient whose code has 1, 2, ... bits
 
 
 def padded_pixels(height: int, width: int) -> int:
-    """Return the number of pixels in the whole blocks that cover a picture, which is the size of its coefficients in bytes."""
+    """Return the number of pixels in the blocks that cover a picture, which is also the bytes that its coefficients take."""
     return -(-height // BLOCK_SIDE) * -(-width // BLOCK_SIDE) * BLOCK_BYTES
 
 
 def header(height: int, width: int) -> bytes:
-    """Return the bytes of the file before the coefficients of a picture."""
+    """Return the bytes that precede the coefficients in the file of a picture of `height` by `width` pixels."""
     codes = bytes(length <= len(_SIZES) for length in range(1, 17)) + bytes(_SIZES)  # number of codes by length, their meanings
     return b"".join(
         [
@@ -45,7 +45,7 @@ def _segment(marker: int, body: bytes) -> bytes:
 
 
 def _opposites() -> NDArray[np.uint8]:
-    """Return, for every byte that is a coefficient, the coefficient of opposite sign: the bits after its code are inverted."""
+    """Return a table from each coefficient, a byte, to the coefficient of opposite sign: bits after the code are inverted."""
     values = np.arange(256)
     leading_ones = np.sum([values >> (8 - count) == (1 << count) - 1 for count in range(1, 8)], axis=0)
     opposites: NDArray[np.uint8] = (values ^ ((1 << np.maximum(7 - leading_ones, 0)) - 1)).astype(np.uint8)
@@ -58,10 +58,10 @@ _OPPOSITE = _opposites()
 def coefficients(content: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Turn `content`, whole blocks of random bytes, into coefficients in place, and return it.
 
-    A block's first coefficient is its mean minus the mean of the previous block. Every other block gets the opposite of the
-    previous block's, so that the means do not leave their range.
+    A block's first coefficient is its mean minus the previous block's mean. In every second block, it is the opposite of the
+    previous block's first coefficient, so that means do not leave their range.
     """
-    # 0xFE and 0xFF are not coefficients; subtracting 2 makes them valid.
+    # 0xFE and 0xFF are not coefficients. Subtracting 2 turns them into coefficients.
     too_large = (content >= _TOO_LARGE).view(np.uint8)
     content -= too_large
     content -= too_large

@@ -1,6 +1,6 @@
-"""Read and write the metadata of a data set: manifest.json of a finished one, and the journals of an unfinished one.
+"""Read and write the metadata of a data set: manifest.json if it is finished, journals if it is not.
 
-The manifest holds no times and no machine, so that the same request gives the same bytes everywhere.
+The manifest contains no times and no machine, so that the same request results in the same bytes everywhere.
 """
 
 import os
@@ -22,12 +22,12 @@ MANIFEST_NAME = "manifest.json"
 JOURNAL_NAME = ".iotwin-generate.jsonl"
 NODE_JOURNAL_PATTERN = ".iotwin-generate-of-*.jsonl"
 KIND = "iotwin data set"
-_LARGEST_LIST_BYTES = 1 << 30  # of a manifest or journal, which then lists about five million files
-GENERATOR = 2  # version of the generator, which changes if the same request gives other bytes or checksums
+_LARGEST_LIST_BYTES = 1 << 30  # largest manifest or journal, with about five million files
+GENERATOR = 2  # version of the generator, which increases if the same request results in other bytes or checksums
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The request for a data set, which determines its bytes."""
+    """The request for a data set, which determines every byte of the data set."""
 
     workload: str
     layout: dict[str, Any]
@@ -37,23 +37,23 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class DataSetManifest(msgspec.Struct, frozen=True):
-    """A finished data set."""
+    """The manifest of a finished data set."""
 
     request: Request
     size_bytes: int
-    pieces: list[Piece]  # by file name and offset
+    pieces: list[Piece]  # sorted by file name and offset
     kind: str = KIND
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
-    """A line of a journal: a finished unit of work, and its pieces, which are on disk."""
+    """A line of a journal: a finished unit of work and its pieces, which are flushed to disk."""
 
     unit: int
     pieces: list[Piece]
 
 
 def decode_manifest(content: bytes, place: object) -> DataSetManifest:
-    """Return the manifest in `content`, which was read at `place`. Raises IotwinError if iotwin did not write it."""
+    """Return the manifest in `content`, which was read from `place`. Raises IotwinError if iotwin did not write it."""
     try:
         manifest = decode_foreign(content, DataSetManifest, "it")
     except IotwinError as error:
@@ -69,12 +69,12 @@ def decode_manifest(content: bytes, place: object) -> DataSetManifest:
 
 
 def _is_possible(piece: Piece) -> bool:
-    """Return whether iotwin could have written the piece: its name stays within the directory, and its numbers are in range."""
+    """Return True if iotwin can have written `piece`: its name leads to a file in the directory, and numbers are in range."""
     return stays_within(piece.name) and 0 <= piece.offset <= LARGEST_FILE_BYTES and 0 <= piece.size_bytes <= LARGEST_FILE_BYTES
 
 
 def write_manifest(directory: Path, manifest: DataSetManifest) -> None:
-    """Write manifest.json, whole or not at all."""
+    """Write `manifest` as manifest.json in `directory`, whole or not at all."""
     _write(directory, MANIFEST_NAME, struct_json(manifest))
 
 
@@ -88,7 +88,7 @@ def read_manifest(directory: Path) -> DataSetManifest:
 
 
 def read_journal(directory: Path) -> tuple[Request | None, dict[int, list[Piece]]]:
-    """Return the unfinished request in `directory` (None if there is none) and the pieces of its finished units, by unit.
+    """Return (the unfinished request in `directory` or None, the pieces of its finished units, by unit).
 
     The journals of all nodes are read. Damaged lines, as after a kill, are ignored, so their units are written again.
     """
@@ -119,7 +119,7 @@ def _read_lines(directory: Path, name: str) -> tuple[Request | None, dict[int, l
 
 
 def start_journal(directory: Path, request: Request, name: str = JOURNAL_NAME) -> None:
-    """Begin the journal `name` of `request`. An existing file of that name is replaced."""
+    """Create the journal `name` of `request` in `directory`. An existing file of that name is replaced."""
     _write(directory, name, msgspec.json.encode(request) + b"\n")
 
 

@@ -2,7 +2,7 @@
 
 Node i of n writes the units whose index is i modulo n, and lists them in a journal in the directory. The nodes communicate only
 through the directory. Node 0 prepares it, reads all journals, publishes the files that several nodes wrote, and writes the
-manifest. If a node is killed, the same command starts it again, and the other nodes wait for it.
+manifest. The other nodes wait for a killed node until it is started again by the same command.
 """
 
 import time
@@ -31,7 +31,7 @@ _POLL_S = 0.2
 
 
 class Node(NamedTuple):
-    """The node `rank` of `size` nodes. `barrier` waits for all nodes; it is None without MPI."""
+    """The node with the index `rank` of `size` nodes. `barrier` waits for all nodes; it is None without MPI."""
 
     rank: int  # from 0
     size: int
@@ -44,7 +44,7 @@ class Node(NamedTuple):
 
 
 def parse_node(text: str) -> Node:
-    """Return the node that `text` names: '0/4' is the first of four."""
+    """Return the node that `text` names: '0/4' is the first of four nodes."""
     index, _, count = text.partition("/")
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         raise UsageError(f"--nodes '{text}' names no node; write 0/4, 1/4, 2/4 and 3/4 on four nodes")
@@ -52,7 +52,7 @@ def parse_node(text: str) -> Node:
 
 
 def mpi_node() -> Node | None:
-    """Return the node of this process if mpirun or srun started several, else None. Raises IotwinError without mpi4py."""
+    """Return the node of this process if mpirun or srun started several, else None. Raises IotwinError if mpi4py is missing."""
     if launched_by_mpi().size < 2:
         return None
     try:
@@ -74,7 +74,7 @@ def generate(
     workers: int | None = None,
     existing: Existing = "refuse",
 ) -> DataSetManifest:
-    """Write this node's share as datagen.generate.generate does, wait for the other nodes, and return the whole manifest."""
+    """Write the share of `node`, wait for the other nodes, and return the manifest. Arguments are those of generate.generate."""
     if existing == "replace" and node.barrier is None:
         raise UsageError(
             "--force cannot go with --nodes, as no node knows what another has replaced; remove the directory instead"
@@ -91,7 +91,7 @@ def generate(
 
 
 def _begin(planned: Plan, directory: Path, node: Node, existing: Existing) -> DataSetManifest | None:
-    """Prepare the directory on node 0, and wait for that on the other nodes. Return the manifest if the data set is finished."""
+    """On node 0, prepare the directory; on other nodes, wait for node 0. Return the manifest if the data set is finished."""
     finished = None
     if node.rank == 0:
         finished = prepare(directory, planned.request, existing)
@@ -110,7 +110,7 @@ def _begin(planned: Plan, directory: Path, node: Node, existing: Existing) -> Da
 
 
 def _finished(request: Request, directory: Path) -> DataSetManifest | None:
-    """Return the manifest, or None if it does not exist yet. Raises IotwinError if it is that of another data set."""
+    """Return the manifest in `directory`, None if there is none yet. Raises IotwinError if it is not that of `request`."""
     if not (directory / MANIFEST_NAME).exists():
         return None
     manifest = read_manifest(directory)
@@ -124,7 +124,7 @@ def _all_done(planned: Plan, directory: Path) -> dict[int, list[Piece]]:
 
 
 def _finish(planned: Plan, directory: Path) -> DataSetManifest:
-    """Wait until the journals have every unit, publish what several nodes wrote, and write the manifest."""
+    """Wait until the journals list every unit, publish the files that several nodes wrote, write and return the manifest."""
     note("waiting for the other nodes")
     while len(done := _all_done(planned, directory)) < len(planned.unit_bytes):
         time.sleep(_POLL_S)

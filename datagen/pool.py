@@ -1,7 +1,7 @@
 """Run units of work on a pool of workers, which report the bytes that they write.
 
-The first worker is a thread of the caller, which writes while the other workers, processes, start. Each worker has a separate
-pipe to the caller. If the caller dies, even by SIGKILL, a worker process reads the end of its pipe and exits.
+The first worker is a thread of the caller, which already writes while the other workers, which are processes, start. Each worker
+has a separate pipe to the caller. If the caller dies, even by SIGKILL, a worker process reads the end of its pipe and exits.
 """
 
 import multiprocessing
@@ -18,9 +18,9 @@ from iotwin.common.processes.children import safe_path
 from iotwin.common.signals import interrupts_held
 from iotwin.datagen.files import Piece
 
-_REPORT_EVERY_BYTES = 1 << 20  # a worker that reports notices if the main process is dead
+_REPORT_EVERY_BYTES = 1 << 20  # bytes between two reports, by which a worker also notices that the main process is dead
 
-# Writes the unit of that index. The second argument is called with the number of bytes of every write.
+# Writes the unit with the index given first. The second argument is called with the number of bytes of every write.
 UnitWriter = Callable[[int, Callable[[int], None]], list[Piece]]
 
 
@@ -45,8 +45,8 @@ def run_units(
         for _ in range(workers - 1):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work_alone, args=(writer, theirs), daemon=True)
-            # SIGINT is blocked in the child until Python has started there, since it would print a traceback. multiprocessing's
-            # resource tracker would unblock it, so that starts before.
+            # SIGINT would print a traceback in a child that is starting, so it is blocked until the child has started.
+            # multiprocessing's resource tracker would unblock it, so the tracker starts first.
             with safe_path():
                 resource_tracker.ensure_running()
                 with interrupts_held((signal.SIGINT,)):
@@ -66,7 +66,7 @@ def run_units(
 def _dispatch(
     pipes: list[Connection], units: Sequence[int], advance: Callable[[float], None]
 ) -> Iterator[tuple[int, list[Piece]]]:
-    """Assign units to workers as they become ready, until all units are written. Yield (unit, pieces) of each."""
+    """Assign units to workers whenever a worker is ready, until all units are written. Yield (unit, pieces) of each unit."""
     left, unanswered = iter(units), len(units)
     while unanswered:
         for pipe in cast(list[Connection], wait(pipes)):
@@ -89,7 +89,7 @@ def _dispatch(
 
 
 def _work_alone(writer: UnitWriter, pipe: Connection) -> None:
-    """Run a worker process. It ignores Ctrl-C, which its parent handles."""
+    """Run a worker process, which ignores Ctrl-C, as its parent handles that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _work(writer, pipe)
 
@@ -107,7 +107,7 @@ def _work(writer: UnitWriter, pipe: Connection) -> None:
 
     try:
         while True:
-            pipe.send(None)  # ready for a unit
+            pipe.send(None)  # None: this worker is ready for a unit
             unit = pipe.recv()
             pieces = writer(unit, written)
             pipe.send(float(pending))

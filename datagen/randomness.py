@@ -1,13 +1,13 @@
-"""Keyed random numbers: the same (seed, index, purpose) gives the same numbers on every machine.
+"""Keyed random numbers: the same (seed, index, purpose) results in the same numbers on every machine.
 
-Only raw words of numpy's bit generators are used, since numpy guarantees that those never change between versions. It does not
-guarantee that for `Generator.uniform` and similar functions (numpy NEP 19).
+Only raw words of numpy's bit generators are used, which never change between versions of numpy. The results of
+`Generator.uniform` and similar functions may change (numpy NEP 19).
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Purposes of draws. Each has a separate stream, so that more draws for one purpose do not change another. Never renumber them.
+# Purposes of draws. Each has a separate stream, so that more draws for one purpose do not change others. Never renumber them.
 SHAPE, CONTENT, NOISE, SIZES, COLUMNS, AUGMENT = range(1, 7)
 
 

@@ -26,8 +26,9 @@ class SizeDistribution(NamedTuple):
 def record_sizes(sizes: SizeDistribution, files: int, seed: int) -> NDArray[np.int64]:
     """Return the record size in bytes, at least 1, of every file, shape (files,).
 
-    Stratified sampling: the distribution is divided into as many equally probable parts as files, and each file draws from one of
-    them, in random order. So mean and deviation are far closer to the distribution's than those of independent draws.
+    Sampling is stratified: the distribution is divided into as many equally probable parts as there are files, and each file
+    draws from a different part, in random order. So mean and deviation are far closer to the distribution's than with
+    independent draws.
     """
     if not sizes.stdev_bytes and not sizes.histogram:
         return np.full(files, sizes.mean_bytes, np.int64)
@@ -48,17 +49,17 @@ def record_sizes(sizes: SizeDistribution, files: int, seed: int) -> NDArray[np.i
 
 
 def _normal_quantiles(quantiles: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the standard normal distribution's value at each of `quantiles`, interpolated in a table."""
+    """Return the values of the standard normal distribution at `quantiles`, probabilities, interpolated in a table."""
     scores = np.linspace(-6.5, 6.5, _GRID)
     normal = NormalDist()
     return np.interp(quantiles, [normal.cdf(score) for score in scores.tolist()], scores)
 
 
 def _lognormal(normal: NDArray[np.float64], mean: float, deviation: float) -> NDArray[np.float64]:
-    """Return lognormal sizes for the standard `normal` draws, with `mean` and, as nearly as possible, `deviation`.
+    """Convert `normal`, standard normal draws, to lognormal sizes with `mean` and, as nearly as possible, `deviation`.
 
-    The deviation of a long tail depends on few draws. So the width is fitted to these draws, within 0.8 to 1.25 times the
-    distribution's sqrt(log(1 + (deviation / mean)**2)).
+    The deviation of a long tail depends on few draws. So the standard deviation of the logarithms is fitted to these draws,
+    within 0.8 to 1.25 times the theoretical sqrt(log(1 + (deviation / mean)**2)).
     """
     expected = np.sqrt(np.log1p((deviation / mean) ** 2))
     low, high = 0.8 * expected, 1.25 * expected
@@ -70,7 +71,7 @@ def _lognormal(normal: NDArray[np.float64], mean: float, deviation: float) -> ND
 
 
 def _clipped_normal(mean: float, deviation: float) -> tuple[float, float]:
-    """Return (mean, deviation) of the normal distribution that has `mean` and `deviation` after clipping below zero."""
+    """Return (mean, deviation) of the normal distribution that has `mean` and `deviation` once its negative part is set to 0."""
     scores = _normal_quantiles((np.arange(_GRID) + 0.5) / _GRID)
     centre, width = mean, deviation
     for _ in range(_FIT_ROUNDS):

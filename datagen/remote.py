@@ -1,8 +1,7 @@
 """Generate data sets in object stores and other file systems that fsspec supports, as `s3://bucket/prefix`.
 
-Object stores cannot rename or append. So workers write files to a local staging directory, which also has the journal, and whole
-files are uploaded one by one meanwhile. The manifest is uploaded last. A kill leaves the staging directory, from which the same
-command resumes.
+Object stores cannot rename or append. So workers write files to a local staging directory, which also holds the journal. Whole
+files are uploaded one by one, and the manifest last. If the command is killed, it can resume from the staging directory.
 """
 
 import hashlib
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from iotwin.common.errors import IotwinError, in_one_line
-from iotwin.common.files import make_folder, new_folder, struct_json, temporary_directory
+from iotwin.common.files import cache_folder, make_folder, new_folder, struct_json, temporary_directory
 from iotwin.common.progress import note
 from iotwin.common.removal import remove_entry, remove_file, remove_own
 from iotwin.datagen.files import Piece, Publisher, read_open_piece
@@ -45,7 +44,7 @@ class ObjectStore(NamedTuple):
     prefix: str
 
     def path(self, name: str) -> str:
-        """Return the path in the store of the data set's file `name`."""
+        """Return the path in the store of the file `name` of the data set."""
         return f"{self.prefix}/{name}"
 
     def sizes(self) -> dict[str, int]:
@@ -56,7 +55,7 @@ class ObjectStore(NamedTuple):
         return {path.removeprefix(f"{self.prefix}/"): int(entry["size"]) for path, entry in found.items()}
 
     def manifest(self) -> DataSetManifest:
-        """Return the manifest of the data set. Raises IotwinError if there is none or iotwin did not write it."""
+        """Return the manifest of the data set in the store. Raises IotwinError if there is none or iotwin did not write it."""
         if MANIFEST_NAME not in self.sizes():
             raise IotwinError(f"{self.url} is not a finished iotwin data set: it has no {MANIFEST_NAME}")
         with _one_line(self.url):
@@ -69,7 +68,7 @@ def _one_line(url: str) -> AbstractContextManager[None]:
 
 
 def open_store(url: str, options: Mapping[str, object] | None = None) -> ObjectStore:
-    """Return the store at `url`, opened with fsspec's `options`. Raises IotwinError if a package for its protocol is missing."""
+    """Open the store at `url` with fsspec's `options`. Raises IotwinError if a package for its protocol is missing."""
     try:
         from fsspec.core import url_to_fs
 
@@ -82,14 +81,14 @@ def open_store(url: str, options: Mapping[str, object] | None = None) -> ObjectS
 
 
 class _Uploader(Publisher):
-    """Publishes a file by uploading it and removing it from the staging directory."""
+    """Publishes each file by uploading it, and removes it from the staging directory."""
 
     def __init__(self, staging: Path, store: ObjectStore) -> None:
         super().__init__(staging)
         self._store, self._sizes = store, store.sizes()
 
     def publish(self, partial: Path, name: str) -> None:
-        """Upload the file at `partial` as `name`, and remove it."""
+        """Upload the local file `partial` as `name`, and remove the local file."""
         with _one_line(self._store.url):
             path = self._store.path(name)
             self._store.files.makedirs(path.rpartition("/")[0], exist_ok=True)  # has no effect in an object store
@@ -97,7 +96,7 @@ class _Uploader(Publisher):
         remove_file(partial)
 
     def final_bytes(self, name: str) -> int | None:
-        """Return the size in bytes that the object had when the run began; None if it did not exist then."""
+        """Return the size in bytes that the object `name` had when the run began; None if it did not exist then."""
         return self._sizes.get(name)
 
 
@@ -112,7 +111,7 @@ def generate(
     existing: Existing = "refuse",
     options: Mapping[str, object] | None = None,
 ) -> DataSetManifest:
-    """Write the data set to `url`, as datagen.generate.generate writes it to a directory."""
+    """Write a data set to `url`, and return its manifest. Arguments and errors are those of datagen.generate.generate."""
     planned = plan(layout, samples=samples, size_bytes=size_bytes, seed=seed)
     store = open_store(url, options)
     staging = _staging(store.url)
@@ -132,13 +131,12 @@ def generate(
 def _staging(url: str) -> Path:
     """Return the staging directory for `url`, below $XDG_CACHE_HOME or ~/.cache.
 
-    A run resumes from the files in it, so nobody else may write there. Raises IotwinError if the directory is a link, belongs
-    to another user, or gives others permissions.
+    A run resumes from the files there, so nobody else may write there. Raises IotwinError if the directory is a link, belongs
+    to another user, or grants permissions to others.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    base = cache_folder()
     try:
-        make_folder(cache, mode=0o700)
-        base = cache / "iotwin"
+        make_folder(base.parent, mode=0o700)
     except OSError:  # the user's home directory does not exist
         base = Path(temporary_directory()) / f"iotwin-{os.geteuid()}"
     staging = base / f"upload-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
@@ -147,13 +145,13 @@ def _staging(url: str) -> Path:
             if directory == base:
                 make_folder(directory, mode=0o700)
             found = directory.lstat()
-        except FileNotFoundError:  # nothing is staged yet
+        except FileNotFoundError:  # no unfinished upload yet
             return staging
         except OSError as error:
             raise IotwinError(
                 f"{directory}: {error.strerror}; set XDG_CACHE_HOME to a directory for unfinished uploads"
             ) from None
-        # iotwin caches other files in `base`, too, which others may read, but not write.
+        # `base` also holds other caches of iotwin, which other users may read, but not write.
         forbidden = 0o022 if directory == base else 0o077
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & forbidden:
             raise IotwinError(
@@ -164,14 +162,14 @@ def _staging(url: str) -> Path:
 
 
 def _staged_bytes(planned: Plan, workers: int) -> int:
-    """Return approximately the most bytes staged at a time: a unit of each worker, or a file that several units write."""
+    """Return the approximate peak of bytes in the staging directory: one unit per worker, or a file that several units write."""
     largest = int(np.argmax(planned.unit_bytes))
     shared = max(piece.file_bytes or 0 for piece in planned.pieces(largest))
     return max(shared, min(planned.size_bytes, (workers + 1) * int(planned.unit_bytes[largest])))
 
 
 def _prepare(store: ObjectStore, staging: Path, request: Request, existing: Existing) -> DataSetManifest | None:
-    """Prepare the store and `staging` for `request`. Return the manifest if the store holds that data set already, else None."""
+    """Prepare the store and `staging` for `request`. Return its manifest if the store already holds that data set, else None."""
     names = store.sizes()
     if MANIFEST_NAME in names and existing != "replace":
         manifest = store.manifest()
@@ -196,7 +194,7 @@ def _prepare(store: ObjectStore, staging: Path, request: Request, existing: Exis
         for name in sorted(ours & names.keys()):
             store.files.rm_file(store.path(name))
     remove_own(staging)
-    new_folder(staging, mode=0o700)  # fails if anything could not be removed
+    new_folder(staging, mode=0o700)  # raises if anything could not be removed
     start_journal(staging, request)
     return None
 
@@ -211,13 +209,13 @@ def remove_data_set(url: str, options: Mapping[str, object] | None = None) -> No
 
 
 def verify(url: str, workers: int | None = None) -> DataSetManifest:
-    """Read the whole data set at `url` and return its manifest. Raises IotwinError if any byte differs from it."""
+    """Read the whole data set at `url` and return its manifest. Raises IotwinError if the data differ from the manifest."""
     store = open_store(url)
     return compare(store.url, store.manifest(), store.sizes().get, partial(_read_piece, url), workers)
 
 
 def _read_piece(url: str, pieces: list[Piece], index: int, read: Callable[[int], None]) -> list[Piece]:
-    """Return the piece at `index` with the size and checksum that it has in the store."""
+    """Return a list of one piece: pieces[`index`], with the size and checksum that it has in the store."""
     store, piece = open_store(url), pieces[index]
     with _one_line(url), store.files.open(store.path(piece.name), "rb") as file:
         return [read_open_piece(file, piece.name, piece.offset, piece.size_bytes, read)]

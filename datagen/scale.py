@@ -1,6 +1,6 @@
 """Grow a real data set by copies of its cases, shards or rows under new names.
 
-A grown data set has a layout like any other, so `iotwin.datagen.generate.generate` plans, writes, resumes and verifies it.
+Grown data sets have layouts, too, so that `iotwin.datagen.generate.generate` plans, writes and resumes them.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,17 +25,17 @@ _BLOCK_ROWS = 1 << 14
 
 
 class SourceFile(NamedTuple):
-    """A file of the data set that is to be grown."""
+    """A file of the data set to grow."""
 
     name: str
     size_bytes: int
 
 
 class ScaledFiles(msgspec.Struct, frozen=True):
-    """Copies of groups of files: unet3d's cases, bert's shards, dlrm's text files. A sample is a copy of a group.
+    """The layout of copies of groups of files: unet3d's cases, bert's shards, dlrm's text files. A sample is a copy of a group.
 
-    Copy n is of group n modulo the number of groups. Later copies of the same group are changed if `augment`. The files `once`
-    are copied once.
+    Copy n is a copy of group n modulo the number of groups. All copies of a group but the first are changed if `augment`. The
+    files `once` are copied only once.
     """
 
     source: str  # directory
@@ -46,16 +46,16 @@ class ScaledFiles(msgspec.Struct, frozen=True):
 
     workload: ClassVar[str] = "scaled"
     samples_per_file: ClassVar[int] = 1
-    exact: ClassVar[bool] = False  # inserted and deleted words change sizes
+    exact: ClassVar[bool] = False  # since inserted and deleted words change sizes
 
     def names(self, samples: int, index: int) -> tuple[str, ...]:
-        """Return the names of the files of copy `index`."""
+        """Return the names of the files of the copy at index `index`."""
         if self.kind == "unet3d":
             return Unet3dLayout.case_names(index)
         return (f"part-{index:05d}-of-{samples:05d}",) if self.kind == "bert" else (f"day_{index}",)
 
     def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
-        """Return the files of copy `unit`. The units after the last copy are the files `once`."""
+        """Return the files of the copy at index `unit`. The units after the last copy are the files `once`."""
         if unit >= samples:
             return [PlannedPiece(*self.once[unit - samples])]
         group = self.groups[unit % len(self.groups)]
@@ -81,13 +81,13 @@ class ScaledFiles(msgspec.Struct, frozen=True):
 
 
 class ScaledRows(msgspec.Struct, frozen=True):
-    """dlrm's binary training file with its rows repeated. A sample is a row. Repeated rows are shuffled if `augment`.
+    """The layout of dlrm's binary training file with its rows repeated. A sample is a row.
 
-    The files `once`, of test samples and of counts, are copied once.
+    Values of repeated rows are shuffled if `augment`. The files `once`, of test samples and of counts, are copied only once.
     """
 
     source: str  # directory
-    rows: int  # of the source's training file
+    rows: int  # number of rows of the source's training file
     once: tuple[SourceFile, ...]
     augment: bool
 
@@ -96,7 +96,7 @@ class ScaledRows(msgspec.Struct, frozen=True):
     exact: ClassVar[bool] = True
 
     def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
-        """Return the rows of unit `unit`. The units after the last rows are the files `once`."""
+        """Return the piece with the rows of unit `unit`. The units after the last rows are the files `once`."""
         units = -(-samples // DlrmLayout.UNIT_SAMPLES)
         if unit >= units:
             return [PlannedPiece(*self.once[unit - units])]
@@ -122,7 +122,7 @@ def _refuse_less(source: str, has_bytes: int, wanted_bytes: int) -> None:
 
 
 def scaled_layout(workload: str, source: Path, augment: bool = False) -> ScaledFiles | ScaledRows:
-    """Return the layout that grows the data set of `workload` in `source`. Raises IotwinError if there is no such data set."""
+    """Return the layout that grows the data set of `workload` in the directory `source`. Raises IotwinError if there is none."""
     if not source.is_dir():
         raise UsageError(f"{source}: no such directory; name the one that holds the {workload} data set")
     source = source.resolve()
@@ -173,7 +173,7 @@ def _source_file(path: Path) -> SourceFile:
 def write_copy(
     layout: ScaledFiles, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
 ) -> list[Piece]:
-    """Write the files of unit `unit` under temporary names, and return their pieces."""
+    """Write the files that belong to unit `unit` under temporary names, and return their pieces."""
     if unit >= samples:
         return [_copy_once(layout, layout.once[unit - samples], directory, written)]
     group = layout.groups[unit % len(layout.groups)]
@@ -227,7 +227,7 @@ def _volume(path: Path) -> NDArray[np.generic]:
 def write_rows(
     layout: ScaledRows, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
 ) -> list[Piece]:
-    """Write the rows of unit `unit`, or one of the files that are copied once, and return its piece."""
+    """Write the rows that belong to unit `unit`, or one of the files that are copied once, and return its piece."""
     (planned,) = layout.unit_pieces(samples, seed, unit)
     if planned.name != DlrmLayout.TRAIN_NAME:
         (file,) = (file for file in layout.once if file.name == planned.name)
@@ -253,7 +253,10 @@ def _source_rows(path: Path) -> NDArray[np.int32]:
 
 
 def _runs(first: int, count: int, source_rows: int) -> Iterator[tuple[int, int]]:
-    """Yield (first row, number of rows) of blocks that do not cross the end of the source's `source_rows` rows."""
+    """Yield (first row, number of rows) of blocks that together have `count` rows from row `first` on.
+
+    Rows count on through all copies of the source. No block crosses the end of a copy, which has `source_rows` rows.
+    """
     end = first + count
     while first < end:
         step = min(_BLOCK_ROWS, end - first, source_rows - first % source_rows)

@@ -14,7 +14,7 @@ from iotwin.datagen.pool import UnitWriter, run_units
 
 
 def verify(directory: Path, workers: int | None = None) -> DataSetManifest:
-    """Read the whole data set in `directory` and return its manifest. Raises IotwinError if any byte differs from it."""
+    """Read the whole data set in `directory` and return its manifest. Raises IotwinError if the data differ from it."""
     size_bytes = partial(size_beneath, directory)
     return compare(str(directory), read_manifest(directory), size_bytes, partial(_read_piece, directory), workers)
 
@@ -28,8 +28,8 @@ def compare(
 ) -> DataSetManifest:
     """Return `manifest` if the data set at `place` matches it, else raise IotwinError.
 
-    `size_bytes` returns the size of a file by name, None if it is missing. `reader`, which must be picklable, returns the piece
-    at an index of a list with the size and checksum that it has at `place`.
+    `size_bytes` returns the size of a file by name, None if it is missing. `reader`, called with a list of pieces and an index,
+    returns that piece with the size and checksum that it has at `place`; it must be picklable.
     """
     if manifest.request.generator != GENERATOR:
         raise IotwinError(f"{place} was made by another version of iotwin, with other checksums; generate it again with --force")
@@ -51,7 +51,7 @@ def compare(
 
 
 def _wrong_sizes(manifest: DataSetManifest, size_bytes: Callable[[str], int | None]) -> dict[str, str]:
-    """Return {name: fault} of the files that are missing or have a wrong size."""
+    """Return a description of the fault of each file that is missing or has a wrong size, by name."""
     sizes: dict[str, int] = {}
     for piece in manifest.pieces:
         sizes[piece.name] = sizes.get(piece.name, 0) + piece.size_bytes
@@ -66,5 +66,5 @@ def _wrong_sizes(manifest: DataSetManifest, size_bytes: Callable[[str], int | No
 
 
 def _read_piece(directory: Path, pieces: list[Piece], index: int, read: Callable[[int], None]) -> list[Piece]:
-    """Return the piece at `index` with the size and checksum that it has on disk."""
+    """Return a list of one piece: pieces[`index`], with the size and checksum that it has on disk."""
     return [read_piece_beneath(directory, pieces[index], read)]

@@ -17,7 +17,7 @@ from iotwin.datagen.formats.tfrecord import HEAD_BYTES, TAIL_BYTES, fill_frames
 from iotwin.datagen.layouts import BertLayout
 from iotwin.datagen.randomness import NOISE, bulk_stream
 
-_BATCH_RECORDS = 1 << 9  # few enough for the arrays to stay in a processor's cache
+_BATCH_RECORDS = 1 << 9  # so few that the arrays fit in a processor's cache
 _CLS, _SEP, _MASK = 101, 102, 103  # token ids of the published vocabulary
 _FIRST_WORD = 1000
 _FULL_SHARE = 0.175
@@ -29,21 +29,21 @@ Flags = NDArray[np.bool_]
 
 
 class RecordColumns(NamedTuple):
-    """One part of every record of a batch, padded to a common width."""
+    """One part of each record of a batch, as a matrix of bytes in which records are padded to a common width."""
 
     values: Bytes  # (records, width)
     present: Flags  # (records, width): False for padding
-    lengths: NDArray[np.int64]  # (records,): bytes that are not padding
+    lengths: NDArray[np.int64]  # (records,): number of bytes that are not padding
 
 
 def _uniform(stream: np.random.SFC64, records: int, width: int) -> NDArray[np.float32]:
-    """Return uniform draws in [0, 1) with 24 random bits each, shape (records, width)."""
+    """Return uniform draws in [0, 1), shape (records, width), with 24 random bits each."""
     draws = stream.random_raw(records * width // 2 + 1).view(np.uint32)[: records * width]
     return ((draws >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)).reshape(records, width)
 
 
 def features(stream: np.random.SFC64, records: int) -> list[NDArray[np.generic]]:
-    """Return the values of each of BertLayout.FEATURES for the next `records` records, shape (records, values)."""
+    """Return one array per feature of BertLayout.FEATURES, shape (records, values), for the next `records` records."""
     layout = BertLayout
     shape = _uniform(stream, records, 4)
     longest = layout.SEQUENCE
@@ -63,7 +63,7 @@ def features(stream: np.random.SFC64, records: int) -> list[NDArray[np.generic]]
 
 
 def _tokens(stream: np.random.SFC64, inside: Flags, second: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return token ids, shape (records, 512). The second of two sentences starts at `second`; ids are 0 outside of `inside`."""
+    """Return token ids, shape (records, 512), 0 where the mask `inside` is False. The second sentence starts at `second`."""
     draws = _uniform(stream, *inside.shape)
     tokens = _FIRST_WORD + (draws * draws * draws * np.float32(BertLayout.VOCABULARY - _FIRST_WORD)).astype(np.int64)
     tokens[:, 0] = _CLS
@@ -74,18 +74,18 @@ def _tokens(stream: np.random.SFC64, inside: Flags, second: NDArray[np.int64], l
 
 
 def _positions(stream: np.random.SFC64, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], Flags]:
-    """Return (positions of the masked tokens, which of them are used), both (records, 76). Unused positions are 0."""
+    """Return (positions of the masked tokens, mask of the positions in use), both of shape (records, 76). Others are 0."""
     count = np.clip(np.rint(lengths * _MASKED_SHARE), 1, BertLayout.PREDICTIONS)
     rank = np.arange(BertLayout.PREDICTIONS)
     chosen = rank < count[:, None]
-    # One draw from each of `count` equal parts of the range between the first and the last token.
+    # The range between the first and the last token has `count` equal parts; each part gets one position.
     spread = (rank + _uniform(stream, len(lengths), BertLayout.PREDICTIONS)) * ((lengths - 2) / count)[:, None]
     return np.minimum(1 + spread.astype(np.int64), (lengths - 2)[:, None]) * chosen, chosen
 
 
 @cache
 def _varint_table() -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint8]]:
-    """Return, for every value below 2**16, its protobuf varint padded to four bytes, flags of the bytes in use, their number."""
+    """Return (varints padded to four bytes, masks of the bytes in use, numbers of bytes in use) of all values below 2**16."""
     values = np.arange(1 << 16, dtype=np.uint32)
     digits = values[:, None] >> np.array([0, 7, 14, 21], np.uint32)
     present = np.concatenate([np.ones((len(values), 1), bool), digits[:, 1:] > 0], axis=1)
@@ -112,14 +112,14 @@ def _whole(values: Bytes) -> RecordColumns:
 
 
 def _payload(kind: str, values: NDArray[np.generic]) -> RecordColumns:
-    """Return the packed list of `values`: of kind float four bytes each, otherwise varints."""
+    """Return `values`, shape (records, count), as packed protobuf lists: 4 bytes per value if `kind` is float, else varints."""
     if kind == "float":
         return _whole(values.astype("<f4").view(np.uint8))
     return _whole(values.view(np.uint8)) if values.dtype == bool else _varints(values.astype(np.int64))
 
 
 def _message(tag: int, body: list[RecordColumns]) -> list[RecordColumns]:
-    """Return the length-delimited protobuf field with the key byte `tag` and the content `body`, of less than 2**16 bytes."""
+    """Return the length-delimited protobuf field with the key byte `tag` and the content `body`, less than 2**16 bytes."""
     lengths = np.sum([part.lengths for part in body], axis=0)
     return [_constant(bytes([tag]), len(lengths)), _varints(lengths[:, None]), *body]
 
@@ -139,7 +139,7 @@ def records_stream(stream: np.random.SFC64, records: int) -> Bytes:
     gaps = _constant(bytes(HEAD_BYTES), records), _constant(bytes(TAIL_BYTES), records)
     values = np.concatenate([part.values for part in (gaps[0], *example, gaps[1])], axis=1)
     present = np.concatenate([part.present for part in (gaps[0], *example, gaps[1])], axis=1)
-    # compress() is several times faster than a boolean index if the flags change often.
+    # compress() is several times faster than a boolean index whose values change often.
     content = values.reshape(-1).compress(present.reshape(-1))
     fill_frames(content, np.sum([part.lengths for part in example], axis=0))
     return content
@@ -148,7 +148,7 @@ def records_stream(stream: np.random.SFC64, records: int) -> Bytes:
 def write_shard(
     layout: BertLayout, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
 ) -> list[Piece]:
-    """Write the shard of unit `unit`, or the evaluation file, under a temporary name, and return its piece."""
+    """Write the shard with the index `unit`, or the evaluation file, under a temporary name, and return its piece."""
     stream = bulk_stream(seed, unit, NOISE)
     left = int(layout.shard_samples(samples)[unit])
     with PieceWriter(directory, layout.unit_name(samples, unit), written) as file:

@@ -17,15 +17,15 @@ from iotwin.datagen.files import Piece, PieceWriter, WriteStream
 from iotwin.datagen.layouts import DlrmDaysLayout, DlrmLayout, npy_header
 from iotwin.datagen.randomness import NOISE, bulk_stream
 
-_BLOCK_ROWS = 1 << 10  # 160 KiB of samples: malloc would map larger arrays anew each time, which costs page faults
-_DECIMALS = 5  # of the largest dense feature, 65535
+_BLOCK_ROWS = 1 << 10  # 160 KiB of samples; malloc maps larger arrays anew each time, which causes page faults
+_DECIMALS = 5  # decimal digits of the largest dense feature, 65535
 _HEXADECIMAL = np.frombuffer(b"0123456789abcdef", np.uint8)
-_PREDICTIVE_CATEGORY = 5  # the categorical feature with three values
-# Click probability * 2**32 of rows in which none, one or both of the two predictive features favour a click.
+_PREDICTIVE_CATEGORY = 5  # index of the categorical feature with three values
+# 2**32 times the click probability of rows in which none, one or both of the two predictive features favour a click.
 _CLICK_LIMITS = np.array([0.01, 0.11, 0.21]) * 2.0**32
 
-# Factors and shifts of the columns in `rows`, repeated for _TILE_ROWS rows. The label's factor leaves its bits unchanged. A dense
-# feature's 16 bits, shifted right by up to 15 bits, make every magnitude about equally frequent.
+# Factors and shifts of the columns for `rows`, repeated for _TILE_ROWS rows. The label's factor leaves the label unchanged. A
+# dense feature's 16 bits are shifted right by up to 15 bits, which makes all magnitudes about equally frequent.
 _TILE_ROWS = 1 << 6
 _RANGES = np.array([1 << 32, *[1 << 16] * DlrmLayout.DENSE, *DlrmLayout.CATEGORIES], np.uint64)
 _EVEN_RANGES, _ODD_RANGES = np.tile(_RANGES[::2], _TILE_ROWS), np.tile(_RANGES[1::2], _TILE_ROWS)
@@ -34,11 +34,11 @@ _LOW_HALF, _HALF_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def rows(stream: np.random.SFC64, count: int) -> NDArray[np.int32]:
-    """Return the next `count` samples of `stream`, shape (count, 40): label, 13 dense, 26 categorical.
+    """Return the next `count` samples of `stream`, shape (count, 40): label, 13 dense features, 26 categorical features.
 
-    A column's value is (32 random bits * range) / 2**32, which maps onto the range without a division (Lemire 2019). The bits of
-    a dense column are first shifted right by the number in their last four bits. Each 64-bit word holds two columns. Many rows
-    are computed at a time, since numpy is fast only on long arrays.
+    A value is (32 random bits * size of its range) / 2**32, which needs no division (Lemire 2019). The bits of a dense feature
+    are first shifted right by the number in their last four bits. Each 64-bit word holds two columns. Many rows are computed at
+    a time, since numpy is fast only on long arrays.
     """
     words = stream.random_raw(-(-count // _TILE_ROWS) * _EVEN_RANGES.size).reshape(-1, _EVEN_RANGES.size)
     draws = words.view("<u4")
@@ -59,7 +59,7 @@ def rows(stream: np.random.SFC64, count: int) -> NDArray[np.int32]:
 def write_unit(
     layout: DlrmLayout, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
 ) -> list[Piece]:
-    """Write the samples or the counts of unit `unit` into the temporary file, and return their piece."""
+    """Write the samples or the counts that belong to unit `unit` into the temporary file, and return their piece."""
     (planned,) = layout.unit_pieces(samples, seed, unit)
     with PieceWriter(directory, planned.name, written, planned.offset) as file:
         if planned.name == layout.COUNTS_NAME:
@@ -78,7 +78,7 @@ def _blocks(seed: int, unit: int, count: int) -> Iterator[NDArray[np.int32]]:
 
 
 def _npz(name: str, values: Sequence[int]) -> bytes:
-    """Return an .npz file with the int64 array `values` called `name`."""
+    """Return the bytes of an .npz file with the int64 array `values` called `name`."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **{name: np.array(values, np.int64)})
     return buffer.getvalue()
@@ -87,7 +87,7 @@ def _npz(name: str, values: Sequence[int]) -> bytes:
 def write_day(
     layout: DlrmDaysLayout, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
 ) -> list[Piece]:
-    """Write the file of day `unit`, or a file of counts, under a temporary name, and return its piece."""
+    """Write the file of the day with the index `unit`, or a file of counts, under a temporary name, and return its piece."""
     (planned,) = layout.unit_pieces(samples, seed, unit)
     days = layout.day_samples(samples)
     with PieceWriter(directory, planned.name, written) as file:
@@ -104,12 +104,12 @@ def write_day(
 
 
 def _write_arrays(file: PieceWriter, seed: int, unit: int, count: int) -> None:
-    """Write the `count` samples of a day as an .npz. Each of its three arrays draws the samples again, to save memory."""
+    """Write the `count` samples of a day as an .npz. To save memory, the samples are drawn again for each of its three arrays."""
     dense = 1 + DlrmLayout.DENSE
     members = (("X_int", slice(1, dense), (count, 13)), ("X_cat", slice(dense, None), (count, 26)), ("y", 0, (count,)))
     with zipfile.ZipFile(WriteStream(file), "w") as archive:
         for name, columns, shape in members:
-            # A ZipInfo has a constant date, 1980, so that the same request gives the same bytes.
+            # A ZipInfo has a constant date, 1980, so that the same request results in the same bytes.
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                 member.write(npy_header(DlrmLayout.DTYPE, shape))
                 for block in _blocks(seed, unit, count):
@@ -117,7 +117,7 @@ def _write_arrays(file: PieceWriter, seed: int, unit: int, count: int) -> None:
 
 
 def lines(block: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """Return the rows of `block` as Criteo's text lines: label and dense features in decimal, categories as 8 hex digits."""
+    """Return the rows of `block` as bytes of Criteo's text lines: label and dense features in decimal, categories in hex."""
     numbers, categories = block[:, : 1 + DlrmLayout.DENSE], block[:, 1 + DlrmLayout.DENSE :].view(np.uint32)
     powers = np.array([10**exponent for exponent in range(_DECIMALS - 1, -1, -1)], np.int32)
     decimal = np.empty((*numbers.shape, _DECIMALS + 1), np.uint8)

@@ -1,7 +1,7 @@
 """Write labelled images: JPEGs of incompressible noise from which a small network can learn the classes.
 
-A picture is divided into 4 by 4 fields. In each field, the mean of every other 8 by 8 block is shifted by a few grey levels, up
-or down as the class determines (see `datagen.jpeg`).
+A picture is divided into 4 by 4 fields. In each field, the mean of every other 8 by 8 block is shifted up or down by a few grey
+levels; the class determines the direction (see `datagen.jpeg`).
 """
 
 from collections.abc import Callable
@@ -16,17 +16,17 @@ from iotwin.datagen.layouts import ImagenetLayout
 from iotwin.datagen.randomness import CONTENT, NOISE, bulk_stream, random_words
 
 _FIELDS = 4
-_UP = 0x40  # in a byte below 0x80, a coefficient of the largest size: the bit that makes a block's mean rise
+_UP = 0x40  # bit of a byte below 0x80, a coefficient of the largest size, that makes a block's mean rise
 
 
 def fields(seed: int, number: int) -> NDArray[np.uint8]:
-    """Return for each field of the pictures of class `number` 1 if it is brighter, else 0; shape (rows, columns)."""
+    """Return 1 for each field that is brighter in pictures of class `number`, 0 for the others; shape (rows, columns)."""
     bits = np.unpackbits(random_words(seed, number, CONTENT, 1).view(np.uint8))
     return bits[: _FIELDS * _FIELDS].reshape(_FIELDS, _FIELDS)
 
 
 def picture(layout: ImagenetLayout, samples: int, seed: int, image: int) -> bytes:
-    """Return the content of the JPEG file of the image at index `image`."""
+    """Return the bytes of the JPEG file of the image at index `image`."""
     height, width = layout.shape(seed, image)
     pixels = jpeg.padded_pixels(height, width)
     content = bulk_stream(seed, image, NOISE).random_raw(-(-pixels // 8)).view(np.uint8)[:pixels]
@@ -41,7 +41,7 @@ def picture(layout: ImagenetLayout, samples: int, seed: int, image: int) -> byte
 def write_images(
     layout: ImagenetLayout, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
 ) -> list[Piece]:
-    """Write the images of unit `unit` under temporary names, and return their pieces."""
+    """Write the images that belong to unit `unit` under temporary names, and return their pieces."""
     pieces = []
     for image in layout.unit_images(samples, unit):
         with PieceWriter(directory, layout.name(samples, image), written) as file:

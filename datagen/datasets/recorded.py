@@ -1,4 +1,4 @@
-"""Write substitutes for the files of a traced data set, with the same names and sizes; and the CSV file that lists them."""
+"""Write files that substitute for a traced data set, with the same names and sizes, and the CSV file that lists them."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from iotwin.datagen.content import Content
 from iotwin.datagen.files import Piece, PieceWriter
 from iotwin.datagen.layouts import RecordedLayout, npy_header
 
-_BLOCK_BYTES = 2 << 20  # a huge page: so the page cache holds the file as if it had been written at once
+_BLOCK_BYTES = 2 << 20  # the size of a huge page, so that the page cache holds the file in large pages
 _LARGEST_BYTES = 256 << 20
 _MOST_FILES = 4_000_000
 
@@ -60,7 +60,7 @@ def write_file(
 ) -> list[Piece]:
     """Write the file at index `unit` under a temporary name, and return its piece.
 
-    Its content is random. A name that ends in .npy gets a valid .npy header first.
+    The content is random. If the name ends in .npy, it begins with a valid .npy header.
     """
     name, size_bytes = layout.files[unit]
     content = Content(seed, unit, 1.0, 0.0)

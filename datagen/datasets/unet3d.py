@@ -17,13 +17,13 @@ from iotwin.datagen.layouts import Unet3dLayout, npy_header
 from iotwin.datagen.randomness import CONTENT, NOISE, bulk_stream, uniforms
 
 _BLOCK_VOXELS = 1 << 18  # 1 MiB of float32, which stays in a processor's cache from its draw to its write
-_KEPT_DISTANCE = np.array([1.0, 0.45, 0.15], np.float32)  # factor, by class, for a voxel's distance to the top of the range
+_KEPT_DISTANCE = np.array([1.0, 0.45, 0.15], np.float32)  # factor for a voxel's distance to the top of the range, by class
 _DRAWS_PER_KIDNEY = 6
 _RUN_VOXELS = 128  # 512 bytes; each run begins with noise and ends with air, so that every disk block has both
 
 
 class Ellipsoid(NamedTuple):
-    """One organ: its class, and centre and semi-axes in voxels along (D, H, W)."""
+    """An organ: its class, its centre and its semi-axes in voxels along (D, H, W)."""
 
     label: int
     centre: NDArray[np.float64]
@@ -31,13 +31,13 @@ class Ellipsoid(NamedTuple):
 
 
 def ellipsoids(seed: int, index: int, extents: NDArray[np.int64]) -> list[Ellipsoid]:
-    """Return the organs of case `index` in a volume of `extents` (D, H, W) voxels. The tumour, painted over a kidney, is last."""
+    """Return the organs of case `index` in a volume of `extents` (D, H, W) voxels. The tumour is last: it covers a kidney."""
     draws = uniforms(seed, index, CONTENT, 2 * _DRAWS_PER_KIDNEY + 1)
     kidneys = []
     for side in range(2):
         along = draws[side * _DRAWS_PER_KIDNEY : (side + 1) * _DRAWS_PER_KIDNEY]
         radii = extents * (0.12 + 0.08 * along[:3])
-        # One kidney in each half of the width. Its centre is at least a semi-axis away from every face of the volume.
+        # Each half of the width has one kidney, whose centre is at least a semi-axis away from every face of the volume.
         low, high = np.array([0.22, 0.22, 0.22 + 0.5 * side]), np.array([0.78, 0.78, 0.28 + 0.5 * side])
         kidneys.append(Ellipsoid(1, extents * (low + (high - low) * along[3:]), radii))
     bearer = kidneys[int(draws[-1] * 2)]
@@ -53,11 +53,6 @@ def _box(organ: Ellipsoid, first_plane: int, shape: tuple[int, ...]) -> tuple[sl
     return slice(int(low[0]), int(high[0])), slice(int(low[1]), int(high[1])), slice(int(low[2]), int(high[2]))
 
 
-def _reaches(organ: Ellipsoid, first_plane: int, planes: int) -> bool:
-    """Return whether the organ reaches into the block of `planes` planes that starts at `first_plane`. Most blocks have none."""
-    return bool(first_plane <= organ.centre[0] + organ.radii[0] and organ.centre[0] - organ.radii[0] < first_plane + planes)
-
-
 def _paint(organ: Ellipsoid, first_plane: int, mask: NDArray[np.uint8]) -> None:
     """Set the organ's class in its voxels of `mask`, a block of shape (planes, H, W) that starts at plane `first_plane`."""
     box = _box(organ, first_plane, mask.shape)
@@ -70,13 +65,6 @@ def _paint(organ: Ellipsoid, first_plane: int, mask: NDArray[np.uint8]) -> None:
     mask[box][distance <= 1] = organ.label
 
 
-def _raise_mean(image: NDArray[np.float32], mask: NDArray[np.uint8]) -> None:
-    """Move the voxels of `image` towards the top of the value range wherever `mask` has a class above 0, in place."""
-    high = np.float32(Unet3dLayout.IMAGE_HIGH)
-    inside = mask > 0
-    image[inside] = high - (high - image[inside]) * _KEPT_DISTANCE[mask[inside]]
-
-
 def blocks(layout: Unet3dLayout, seed: int, index: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.uint8]]]:
     """Yield (image, mask) of case `index` in blocks of whole planes, shape (planes, H, W). The arrays are reused."""
     _, depth, height, width = layout.shape(seed, index)
@@ -86,7 +74,7 @@ def blocks(layout: Unet3dLayout, seed: int, index: int) -> Iterator[tuple[NDArra
     noise = bulk_stream(seed, index, NOISE)
     # Slightly less than the exact width, so that rounding cannot move a voxel out of the range.
     step = np.float32((layout.IMAGE_HIGH - layout.IMAGE_LOW) / 2**32 * (1 - 2**-22))
-    middle = np.float32((layout.IMAGE_HIGH + layout.IMAGE_LOW) / 2)
+    middle, high = np.float32((layout.IMAGE_HIGH + layout.IMAGE_LOW) / 2), np.float32(layout.IMAGE_HIGH)
     noisy = round(_RUN_VOXELS * layout.entropy)
     for first in range(0, depth, planes):
         count = min(planes, depth - first)
@@ -96,13 +84,16 @@ def blocks(layout: Unet3dLayout, seed: int, index: int) -> Iterator[tuple[NDArra
         flat += middle
         flat[: flat.size // _RUN_VOXELS * _RUN_VOXELS].reshape(-1, _RUN_VOXELS)[:, noisy:] = layout.IMAGE_LOW
         mask[:count] = 0
-        here = [organ for organ in organs if _reaches(organ, first, count)]
+        ends = [(organ, organ.centre[0] - organ.radii[0], organ.centre[0] + organ.radii[0]) for organ in organs]
+        here = [organ for organ, low, end in ends if low < first + count and first <= end]
         for organ in here:
             _paint(organ, first, mask[:count])
         for organ in here:
             if organ.label == 1:  # the tumour lies inside a kidney
                 box = _box(organ, first, (count, height, width))
-                _raise_mean(image[:count][box], mask[:count][box])
+                part, classes = image[:count][box], mask[:count][box]
+                inside = classes > 0
+                part[inside] = high - (high - part[inside]) * _KEPT_DISTANCE[classes[inside]]
         yield image[:count], mask[:count]
 
 

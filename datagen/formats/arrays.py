@@ -15,7 +15,7 @@ def _array_shape(file: File) -> tuple[int, ...]:
 
 
 def write_bin(file: File) -> list[Piece]:
-    """Write the bytes of the records one after the other."""
+    """Write a file of the records' bytes, one record after the other."""
     with file.open(file.name) as sink:
         for block in file.blocks():
             sink.write(block.data)
@@ -23,7 +23,7 @@ def write_bin(file: File) -> list[Piece]:
 
 
 def write_npy(file: File) -> list[Piece]:
-    """Write one array of all records."""
+    """Write a .npy file with one array of all records."""
     with file.open(file.name) as sink:
         sink.write(npy_header(file.dtype.str, _array_shape(file)))
         for block in file.blocks():
@@ -32,7 +32,7 @@ def write_npy(file: File) -> list[Piece]:
 
 
 def write_npz(file: File) -> list[Piece]:
-    """Write an archive with the array `x` of all records and the array `y` of their labels, compressed or not."""
+    """Write an .npz archive, compressed or not, with an array `x` of all records and an array `y` of their labels."""
     method = zipfile.ZIP_DEFLATED if file.layout.compression == "zip" else zipfile.ZIP_STORED
     labels = np.zeros(file.records, np.int64)
     with file.open(file.name) as sink:
@@ -41,7 +41,7 @@ def write_npz(file: File) -> list[Piece]:
                 ("x.npy", npy_header(file.dtype.str, _array_shape(file)), file.blocks()),
                 ("y.npy", npy_header("<i8", labels.shape), iter([labels.view(np.uint8)])),
             ):
-                member = zipfile.ZipInfo(name)  # has a constant date, so that the same request gives the same bytes
+                member = zipfile.ZipInfo(name)  # its constant date makes equal requests result in equal bytes
                 member.compress_type = method
                 with archive.open(member, "w", force_zip64=True) as stream:
                     stream.write(header)
@@ -51,7 +51,7 @@ def write_npz(file: File) -> list[Piece]:
 
 
 def write_indexed(file: File) -> list[Piece]:
-    """Write a file with the records, one with their offsets and one with their sizes (uint64, little-endian)."""
+    """Write three files: the records, their offsets, and their sizes (uint64, little-endian)."""
     with file.open(file.name) as sink, file.open(file.indices[0]) as offsets, file.open(file.indices[1]) as sizes:
         for block in file.blocks():
             sink.write(block.data)

@@ -1,4 +1,4 @@
-"""Write tables of numbers as CSV text, compressed or not."""
+"""Write tables of numbers as CSV text, compressed if the layout specifies a compression."""
 
 import bz2
 import lzma
@@ -33,7 +33,7 @@ def _compressor(kind: str, level: int) -> _Compressor | None:
 
 
 def write_csv(file: File) -> list[Piece]:
-    """Write a header of column numbers, then one line for each record."""
+    """Write a CSV file: a header with the columns' numbers, then one line per record."""
     compressor = _compressor(file.layout.compression, file.layout.compression_level)
     columns = math.prod(file.shape)
     with file.open(file.name) as sink:

@@ -10,7 +10,7 @@ from iotwin.datagen.formats.file import File
 from iotwin.datagen.formats.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, fill_frames, framed
 from iotwin.datagen.formats.varint import varint
 
-_SHORT_RECORD_BYTES = 1 << 16  # records up to this size are framed many at a time
+_SHORT_RECORD_BYTES = 1 << 16  # records up to this size are framed in batches
 
 
 def _bytes_field(tag: int, body: bytes) -> bytes:
@@ -18,10 +18,10 @@ def _bytes_field(tag: int, body: bytes) -> bytes:
 
 
 def _example_around(record_bytes: int, side: int) -> tuple[bytes, bytes]:
-    """Return the bytes before and after the record in a tf.Example {image: the record, size: `side`}."""
+    """Return the bytes before and after a record of `record_bytes` in the tf.Example {image: the record, size: `side`}."""
     sides = _bytes_field(0x1A, _bytes_field(0x0A, varint(side)))  # Feature.int64_list
     size = _bytes_field(0x0A, _bytes_field(0x0A, b"size") + _bytes_field(0x12, sides))
-    # From the inside out: BytesList.value, Feature.bytes_list, the map entry, Features, Example.
+    # The nested messages, from the innermost: BytesList.value, Feature.bytes_list, the map entry, Features, Example.
     value = b"\x0a" + varint(record_bytes)
     feature = b"\x0a" + varint(len(value) + record_bytes) + value
     entry = _bytes_field(0x0A, b"image") + b"\x12" + varint(len(feature) + record_bytes) + feature
@@ -30,7 +30,7 @@ def _example_around(record_bytes: int, side: int) -> tuple[bytes, bytes]:
 
 
 def write_tfrecord(file: File) -> list[Piece]:
-    """Write a tf.Example for each record, and the index file, whose lines are "offset length" of each example."""
+    """Write a TFRecord file with a tf.Example per record, and an index file with a line "offset length" per example."""
     before, after = _example_around(file.record_bytes, file.shape[0])
     length = len(before) + file.record_bytes + len(after)
     with file.open(file.name) as sink, file.open(file.indices[0]) as index:

@@ -1,4 +1,4 @@
-"""A file that a format's writer writes: its name, the shape of its records, and their content in blocks of bounded size."""
+"""What a format's writer needs of a file to write: its name, its records' shape, and their content in blocks of bounded size."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -12,19 +12,19 @@ from iotwin.datagen.content import Content, as_numbers
 from iotwin.datagen.files import PieceWriter
 from iotwin.datagen.layouts import FormatLayout
 
-# malloc would map much larger arrays anew each time, which costs page faults.
+# Of this size, since malloc maps much larger arrays anew each time, which causes page faults.
 BLOCK_BYTES = 1 << 19
 
 
 @dataclass(frozen=True)
 class File:
-    """One file to write in `directory`."""
+    """A file to write in `directory`, with its records."""
 
     layout: FormatLayout
     directory: Path
     name: str
-    indices: list[str]  # names of its index files
-    shape: tuple[int, ...]  # of one record
+    indices: list[str]  # names of the index files that belong to the file
+    shape: tuple[int, ...]  # shape of one record
     content: Content
     written: Callable[[int], None]
 
@@ -44,11 +44,11 @@ class File:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def open(self, name: str) -> PieceWriter:
-        """Return the writer of the file `name`, which is this file or one of its indices."""
+        """Return a PieceWriter for the file `name`, which is this file or one of its index files."""
         return PieceWriter(self.directory, name, self.written)
 
     def take(self, size_bytes: int) -> NDArray[np.uint8]:
-        """Return the next `size_bytes` bytes of content, which are valid numbers of `dtype`."""
+        """Return the next `size_bytes` bytes of content, which represent valid numbers of the type `dtype`."""
         return as_numbers(self.content.take(size_bytes), self.dtype).view(np.uint8)
 
     def blocks(self) -> Iterator[NDArray[np.uint8]]:

@@ -1,4 +1,4 @@
-"""Write HDF5 files. Contiguous data sets are streamed between the metadata of an empty file that the HDF5 library has written."""
+"""Write HDF5 files. The HDF5 library writes an empty file, and contiguous data sets are streamed between its metadata."""
 
 import math
 import os
@@ -36,7 +36,7 @@ def write_hdf5(file: File) -> list[Piece]:
             return [sink.piece()]
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
     with os.fdopen(open_beneath(file.directory, file.name + PARTIAL_SUFFIX, flags, make_folders=True), "r+b") as opened:
-        path = Path(f"/proc/self/fd/{opened.fileno()}")  # the library accepts only paths; this one leads to no other file
+        path = Path(f"/proc/self/fd/{opened.fileno()}")  # a path, as the library requires, that leads to no other file
         with h5py.File(path, "w") as target:
             target.create_dataset("labels", data=np.zeros(file.records, np.int64))
             for index in range(layout.datasets):
@@ -75,7 +75,7 @@ def _hdf5_frame(shape: tuple[int, ...], dtype: str) -> tuple[bytes, bytes]:
 
 
 def _fill_dataset(file: File, target: "h5py.File", name: str) -> None:
-    """Create the data set `name` and write the records, or their parts, in blocks of several short ones or of a part of one."""
+    """Create the data set `name` in `target`, and write the records in blocks: several short records, or a part of a long one."""
     layout = file.layout
     shape = _dataset_shape(file)
     settings: dict[str, object] = {} if layout.compression == "none" else {"compression": layout.compression}

@@ -17,7 +17,7 @@ def _image_shape(file: File) -> tuple[int, int]:
 
 
 def write_jpeg(file: File) -> list[Piece]:
-    """Write a grey baseline JPEG whose coefficients are the content."""
+    """Write a grey baseline JPEG whose coefficients are the file's random content."""
     height, width = _image_shape(file)
     left = jpeg.padded_pixels(height, width)
     with file.open(file.name) as sink:
@@ -34,7 +34,7 @@ def write_png(file: File) -> list[Piece]:
     """Write an 8-bit grey PNG (RFC 2083). Content with full entropy is not compressed, as it would not shrink."""
     height, width = _image_shape(file)
     deflate = zlib.compressobj(0 if file.layout.entropy == 1 else 1)
-    each = max(1, BLOCK_BYTES // 2 // width)  # half a block, as deflate returns a second array of that size
+    each = max(1, BLOCK_BYTES // 2 // width)  # lines of half a block, as deflate returns another half
     with file.open(file.name) as sink:
         sink.write(b"\x89PNG\r\n\x1a\n")
         _png_chunk(sink.write, b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))

@@ -21,7 +21,7 @@ _UNCOMPRESSED, _GZIP = 0, 2
 LARGEST_PAGE_BYTES = (1 << 31) - 1
 
 Blocks = Iterable[bytes | memoryview]
-# (name of a type, value). The value of a list is (type of its items, items); a struct is a dict of fields by number, or bytes.
+# (name of a type, value). A list's value is (type of its items, items), a struct's value is a dict of fields by number, or bytes.
 Field = tuple[str, Any]
 
 
@@ -44,7 +44,7 @@ RECORD_COLUMNS = (Column("record", _BYTE_ARRAY), Column("label", _NUMBERS["int64
 
 
 class TableWriter:
-    """Writes a table with `columns` by calling `write`. `gzip_level`: compress pages; None: do not."""
+    """Writes a table with `columns` by calling `write`. `gzip_level`: level at which to compress pages, None: not at all."""
 
     def __init__(
         self, write: Callable[[bytes | memoryview], None], gzip_level: int | None, columns: Sequence[Column] = RECORD_COLUMNS
@@ -65,7 +65,7 @@ class TableWriter:
         self._rows += rows
 
     def finish(self) -> None:
-        """Write the footer."""
+        """Write the footer, after which the table is complete."""
         schema: list[dict[int, Field]] = [{4: ("binary", b"schema"), 5: ("i32", len(self._columns))}]
         for name, kind, fixed_bytes in self._columns:
             length: dict[int, Field] = {2: ("i32", fixed_bytes)} if fixed_bytes else {}
@@ -86,12 +86,15 @@ class TableWriter:
         self._written_bytes += len(block)
 
     def _page(self, column: Column, rows: int, page_bytes: int, blocks: Blocks) -> dict[int, Field]:
-        """Write a column's page and return its ColumnChunk."""
+        """Write a page of `column` and return its ColumnChunk of parquet.thrift, as fields by number."""
         stored_bytes, codec = page_bytes, _UNCOMPRESSED
         if self._gzip_level is not None:
-            blocks = _gzipped(blocks, self._gzip_level)
+            # The compressed blocks are held in memory, since their size must be known before they are written.
+            compressor = zlib.compressobj(self._gzip_level, wbits=31)
+            blocks = [*(compressor.compress(block) for block in blocks), compressor.flush()]
             stored_bytes, codec = sum(map(len, blocks)), _GZIP
-        header = _page_header(rows, page_bytes, stored_bytes)
+        page: dict[int, Field] = {1: ("i32", rows), 2: ("i32", _PLAIN), 3: ("i32", _RLE), 4: ("i32", _RLE)}
+        header = _struct({1: ("i32", 0), 2: ("i32", page_bytes), 3: ("i32", stored_bytes), 5: ("struct", page)})
         start = self._written_bytes
         self._write(header)
         for block in blocks:
@@ -107,17 +110,6 @@ class TableWriter:
             9: ("i64", start),
         }
         return {2: ("i64", start), 3: ("struct", metadata)}
-
-
-def _gzipped(blocks: Blocks, level: int) -> list[bytes]:
-    """Return the compressed blocks as a list, since their size must be known before they are written."""
-    compressor = zlib.compressobj(level, wbits=31)
-    return [*(compressor.compress(block) for block in blocks), compressor.flush()]
-
-
-def _page_header(rows: int, page_bytes: int, stored_bytes: int) -> bytes:
-    page: dict[int, Field] = {1: ("i32", rows), 2: ("i32", _PLAIN), 3: ("i32", _RLE), 4: ("i32", _RLE)}
-    return _struct({1: ("i32", 0), 2: ("i32", page_bytes), 3: ("i32", stored_bytes), 5: ("struct", page)})
 
 
 def _struct(fields: dict[int, Field]) -> bytes:

@@ -12,7 +12,7 @@ from iotwin.datagen.formats.parquet import LARGEST_PAGE_BYTES, RECORD_COLUMNS, C
 
 
 def write_parquet(file: File) -> list[Piece]:
-    """Write a table of `record` and `label`, or of the layout's columns.
+    """Write a table of the columns `record` and `label`, or of the layout's columns.
 
     A row group has about half a mebibyte, or one larger record, unless the layout specifies its rows. Raises IotwinError if a
     row group would have 2 GiB or more.
@@ -28,15 +28,10 @@ def write_parquet(file: File) -> list[Piece]:
         table = TableWriter(sink.write, layout.compression_level if layout.compression == "gzip" else None, columns)
         for first in range(0, file.records, each):
             rows = min(each, file.records - first)
-            table.add(rows, _column_pages(file, rows) if layout.columns else _record_pages(file, rows))
+            records = [(rows * (4 + file.record_bytes), _sized_records(file, rows)), (8 * rows, [bytes(8 * rows)])]
+            table.add(rows, _column_pages(file, rows) if layout.columns else records)
         table.finish()
         return [sink.piece()]
-
-
-def _record_pages(file: File, rows: int) -> Iterator[tuple[int, Iterator[bytes | memoryview]]]:
-    """Yield the pages of the columns `record` and `label` as (size in bytes, blocks)."""
-    yield rows * (4 + file.record_bytes), _sized_records(file, rows)
-    yield 8 * rows, iter([bytes(8 * rows)])
 
 
 def _sized_records(file: File, rows: int) -> Iterator[bytes | memoryview]:
@@ -52,7 +47,7 @@ def _sized_records(file: File, rows: int) -> Iterator[bytes | memoryview]:
 
 
 def _column_pages(file: File, rows: int) -> Iterator[tuple[int, Iterator[bytes | memoryview]]]:
-    """Yield the pages of the layout's columns as (size in bytes, blocks)."""
+    """Yield (size in bytes, blocks) of a page with the next `rows` values for each of the layout's columns."""
     for _, dtype, elements in file.layout.columns:
         element = np.dtype(dtype)
         page_bytes, step = rows * elements * element.itemsize, BLOCK_BYTES // element.itemsize * element.itemsize

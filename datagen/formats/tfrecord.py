@@ -17,7 +17,7 @@ _MASK_DELTA = 0xA282EAD8
 
 
 def fill_frames(stream: NDArray[np.uint8], lengths: NDArray[np.int64]) -> None:
-    """Fill in the frames of the records in `stream`, which have `lengths` bytes and gaps before and after them for the frames."""
+    """Fill in the frames of the records in `stream`. Records have `lengths` bytes, with gaps for heads and tails of frames."""
     ends = np.cumsum(lengths + FRAME_BYTES) - TAIL_BYTES
     starts = ends - lengths
     known, where = np.unique(lengths, return_inverse=True)
@@ -36,7 +36,7 @@ def _checksums(contents: Iterable[NDArray[np.uint8]]) -> NDArray[np.uint8]:
 
 
 def _masked(checksums: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """Return the CRC-32Cs `checksums` rotated and shifted, as TFRecord stores them."""
+    """Return `checksums`, CRC-32Cs, rotated and shifted as TFRecord stores them."""
     return (((checksums >> np.uint64(15)) | (checksums << np.uint64(17))) + np.uint64(_MASK_DELTA)).astype("<u4")
 
 

@@ -2,7 +2,7 @@
 
 
 def varint(value: int) -> bytes:
-    """Return `value`, at least 0, in base 128, lowest digit first. Every byte but the last has its top bit set."""
+    """Encode `value`, at least 0, in base 128, lowest digit first. Every byte but the last has its top bit set."""
     content = bytearray()
     while value >= 128:
         content.append(value & 127 | 128)

@@ -1,4 +1,4 @@
-"""Write the files of one unit of work by the writer of their format."""
+"""Write the files of one unit of work, each by the writer of its format."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ from iotwin.datagen.layouts import FormatLayout
 def write_files(
     layout: FormatLayout, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
 ) -> list[Piece]:
-    """Write the files of unit `unit` and their index files under temporary names, and return their pieces."""
+    """Write the files that belong to unit `unit`, and their index files, under temporary names. Return their pieces."""
     sizes = layout.record_sizes(samples, seed)
     pieces: list[Piece] = []
     for index in layout.unit_files(samples, unit):

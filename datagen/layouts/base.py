@@ -6,33 +6,33 @@ from typing import ClassVar, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-LARGEST_FILE_BYTES = 1 << 53  # float64 represents whole numbers up to here exactly
+LARGEST_FILE_BYTES = 1 << 53  # float64 represents all whole numbers up to this one exactly
 
 
 class PlannedPiece(NamedTuple):
-    """A file of a data set, or a contiguous part of a file, before it is written."""
+    """A file, or a contiguous part of a file, that a data set will have."""
 
     name: str  # path of the file relative to the data set's directory
     size_bytes: int
-    offset: int = 0  # of the piece's first byte in the file
+    offset: int = 0  # offset of the piece's first byte in the file
     file_bytes: int | None = None  # size of the whole file; None if the piece is the whole file
 
 
 class Layout(Protocol):
-    """The interface of layouts. A unit is work that one worker does independently of others: some files, or part of a file."""
+    """The interface of layouts. A unit is a piece of work for one worker: some files, or part of a file."""
 
     workload: ClassVar[str]
-    exact: ClassVar[bool]  # True: planned sizes are exact; False: they are close estimates
+    exact: ClassVar[bool]  # True if planned sizes are exact, False if they are close estimates
 
     @property
     def samples_per_file(self) -> int:
-        """Return the number that the number of samples must be a multiple of."""
+        """Return the number N of which a data set's number of samples must be a multiple, since files hold N samples."""
 
     def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
         """Return the size in bytes of every unit of a data set of `samples` samples, shape (units,)."""
 
     def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
-        """Return the pieces that unit `unit` writes."""
+        """Return the pieces of files that belong to the unit `unit`."""
 
     def file_count(self, samples: int) -> int:
         """Return the number of files of a data set of `samples` samples."""

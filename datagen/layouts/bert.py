@@ -1,4 +1,4 @@
-"""The layout of Wikipedia for BERT pre-training: TFRecord shards."""
+"""The layout of the Wikipedia data set for pre-training BERT: TFRecord shards."""
 
 from typing import ClassVar
 
@@ -33,7 +33,7 @@ class BertLayout(msgspec.Struct, frozen=True):
         ("masked_lm_weights", "float", 76),
         ("next_sentence_labels", "int64", 1),
     )
-    RECORD_BYTES: ClassVar[int] = 2497  # mean
+    RECORD_BYTES: ClassVar[int] = 2497  # mean size
     EVALUATION_NAME: ClassVar[str] = "eval_10k"
     EVALUATION_SAMPLES: ClassVar[int] = 10_000
 

@@ -1,4 +1,4 @@
-"""Layouts of Criteo Terabyte for DLRM: after the workload's preprocessing, and by days before and halfway through it."""
+"""Layouts of the Criteo Terabyte data set for DLRM: after the workload's preprocessing, and in files by day before that."""
 
 from typing import ClassVar
 
@@ -21,9 +21,9 @@ class DlrmLayout(msgspec.Struct, frozen=True):
     samples_per_file: ClassVar[int] = 1
     exact: ClassVar[bool] = True
     DTYPE: ClassVar[str] = "<i4"
-    COLUMNS: ClassVar[int] = 40  # the label, DENSE features and a feature for each of CATEGORIES
+    COLUMNS: ClassVar[int] = 40  # the label, DENSE features, and one categorical feature for each of CATEGORIES
     DENSE: ClassVar[int] = 13
-    # Number of values of each categorical feature of Criteo Terabyte, before the workload's own modulus.
+    # Number of values of each categorical feature of Criteo Terabyte, to which the workload applies a modulus.
     CATEGORIES: ClassVar[tuple[int, ...]] = (
         227605432, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 130229467, 3067956, 405282, 10,
         2209, 11938, 155, 4, 976, 14, 292775614, 40790948, 187188510, 590152, 12973, 108, 36,
@@ -32,8 +32,8 @@ class DlrmLayout(msgspec.Struct, frozen=True):
     TRAIN_NAME: ClassVar[str] = "terabyte_processed_train.bin"
     TEST_NAME: ClassVar[str] = "terabyte_processed_test.bin"
     COUNTS_NAME: ClassVar[str] = "day_fea_count.npz"
-    COUNTS_BYTES: ClassVar[int] = 474  # an .npz with one array of 26 int64
-    UNIT_SAMPLES: ClassVar[int] = 1 << 18  # 40 MiB, since several workers write one large file
+    COUNTS_BYTES: ClassVar[int] = 474  # size of an .npz with one array of 26 int64
+    UNIT_SAMPLES: ClassVar[int] = 1 << 18  # 40 MiB; several workers write one large file in units
 
     @staticmethod
     def test_samples(samples: int) -> int:
@@ -91,11 +91,11 @@ class DlrmDaysLayout(msgspec.Struct, frozen=True):
     exact: ClassVar[bool] = False
     FORMS: ClassVar[tuple[str, ...]] = ("text", "npz")
     DAYS: ClassVar[int] = 24
-    LINE_BYTES: ClassVar[int] = 284  # mean length of a generated line
+    LINE_BYTES: ClassVar[int] = 284  # mean size of a generated line
     DAY_COUNTS_NAME: ClassVar[str] = "day_day_count.npz"
 
     def __post_init__(self) -> None:
-        """Refuse an unknown form."""
+        """Raise UsageError if the form is unknown."""
         if self.form not in self.FORMS:
             raise UsageError(
                 f"unknown form '{self.form}'{nearest(self.form, ['binary', 'text', 'npz'])}; known: binary, text, npz"

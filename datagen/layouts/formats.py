@@ -25,9 +25,9 @@ class FormatLayout(msgspec.Struct, frozen=True):
 
     format: str = "npz"
     samples_per_file: int = 1
-    record_bytes: int = 65536  # mean
+    record_bytes: int = 65536  # mean size
     record_stdev_bytes: int = 0
-    distribution: str = "normal"  # or lognormal; without effect if record_stdev_bytes is 0
+    distribution: str = "normal"  # normal or lognormal; without effect if record_stdev_bytes is 0
     histogram: tuple[tuple[int, float], ...] = ()
     record_dims: tuple[int, ...] = ()
     dtype: str = "uint8"
@@ -37,24 +37,24 @@ class FormatLayout(msgspec.Struct, frozen=True):
     prefix: str = "img"
     compression: str = "none"
     compression_level: int = 4
-    chunk_dims: tuple[int, ...] = ()  # hdf5: shape of a chunk; (): not chunked
-    max_shape: tuple[int, ...] = ()  # hdf5: shape up to which a record's data sets may be extended; (): not extensible
+    chunk_dims: tuple[int, ...] = ()  # hdf5: shape of a chunk; () means not chunked
+    max_shape: tuple[int, ...] = ()  # hdf5: shape to which a record's data sets may grow; () means that they may not
     datasets: int = 1  # hdf5: number of data sets that each record is split into along its first dimension
-    columns: tuple[tuple[str, str, int], ...] = ()  # parquet: (name, element type, elements); (): the columns record and label
-    row_group_rows: int = 0  # parquet: rows of a row group; 0: about half a mebibyte
+    columns: tuple[tuple[str, str, int], ...] = ()  # parquet: (name, element type, elements); () means record and label
+    row_group_rows: int = 0  # parquet: number of rows of a row group; 0 means about half a mebibyte
     entropy: float = 1.0  # share of a file's bytes that are incompressible
     dedup: float = 0.0  # share of a file's extents that repeat other extents
 
     workload: ClassVar[str] = "format"
     exact: ClassVar[bool] = False
-    # Compressions by format.
+    # The possible compressions of each format.
     FORMATS: ClassVar[dict[str, tuple[str, ...]]] = {
         "npy": (), "npz": ("zip",), "hdf5": ("gzip", "lzf"), "tfrecord": (), "csv": ("gzip", "bz2", "xz"), "parquet": ("gzip",),
         "jpeg": (), "png": (), "indexed_binary": (), "mmap_indexed_binary": (), "bin": (),
     }  # fmt: skip
     IMAGES: ClassVar[tuple[str, ...]] = ("jpeg", "png")
-    SUFFIXES: ClassVar[dict[str, str]] = {"gzip": ".gz", "bz2": ".bz2", "xz": ".xz"}  # of compressed csv files
-    UNIT_BYTES: ClassVar[int] = 32 << 20  # a unit writes small files of this size together
+    SUFFIXES: ClassVar[dict[str, str]] = {"gzip": ".gz", "bz2": ".bz2", "xz": ".xz"}  # suffixes of compressed csv files
+    UNIT_BYTES: ClassVar[int] = 32 << 20  # total size of the small files that one unit writes
 
     def __post_init__(self) -> None:
         """Raise UsageError if no writer supports the combination of values."""
@@ -76,7 +76,7 @@ class FormatLayout(msgspec.Struct, frozen=True):
         if element.kind not in "biufc":
             raise UsageError(f"element type '{self.dtype}' is no number; give a numpy type such as uint8 or float32")
         if self.format in self.IMAGES and len(self.record_dims) > 2:
-            given = f"more than 2 dimensions, but got {len(self.record_dims)} dimensions."  # DLIO's words
+            given = f"more than 2 dimensions, but got {len(self.record_dims)} dimensions."  # in DLIO's words
             raise UsageError(f"{self.format} format does not support {given} Give two, or choose npy")
         if self.format in self.IMAGES and (element != np.uint8 or self.samples_per_file > 1):
             raise UsageError(f"a {self.format} file holds one uint8 image of two dimensions; change the format or the record")
@@ -132,15 +132,14 @@ class FormatLayout(msgspec.Struct, frozen=True):
         return samples // self.samples_per_file, self.evaluation_files
 
     def record_sizes(self, samples: int, seed: int) -> NDArray[np.int64]:
-        """Return the intended size in bytes of the records of every file, training files first."""
+        """Return the intended record size in bytes of each file, training files first; shape (files,)."""
         sizes = SizeDistribution(self.record_bytes, self.record_stdev_bytes, self.distribution, self.histogram)
         return record_sizes(sizes, sum(self.files(samples)), seed)
 
     def record_shape(self, record_bytes: int) -> tuple[int, ...]:
-        """Return the shape of a record of about `record_bytes` bytes: `record_dims`, or two dimensions that are nearly equal.
+        """Return the shape of a record of about `record_bytes` bytes: `record_dims`, or two nearly equal dimensions.
 
-        The sides of a jpeg are multiples of 8, so that no padding enlarges the file. The first dimension is a multiple of
-        `datasets`.
+        The first dimension is a multiple of `datasets`. The sides of a jpeg are multiples of 8, so that it has no padding.
         """
         if self.record_dims:
             return self.record_dims
@@ -151,7 +150,7 @@ class FormatLayout(msgspec.Struct, frozen=True):
         return rows, max(1, round(elements / rows / column_step)) * column_step
 
     def file_name(self, samples: int, index: int) -> str:
-        """Return the name of file `index`, training files first."""
+        """Return the name of the file at index `index`. Training files precede evaluation files."""
         train, evaluation = self.files(samples)
         folder, count, folders = ("train", train, self.train_folders)
         if index >= train:
@@ -161,14 +160,14 @@ class FormatLayout(msgspec.Struct, frozen=True):
         return f"{folder}/{below}{self.prefix}_{index:0{len(str(count))}d}_of_{count}.{suffix}"
 
     def index_names(self, samples: int, index: int) -> list[str]:
-        """Return the names of the index files that accompany file `index`."""
+        """Return the names of the index files that belong to the file at index `index`."""
         name = self.file_name(samples, index)
         if self.format == "tfrecord":
             return [f"index/{name.split('/')[0]}/{name.rsplit('/', 1)[-1]}.idx"]
         return [f"{name}.off.idx", f"{name}.sz.idx"] if self.format.endswith("indexed_binary") else []
 
     def unit_files(self, samples: int, unit: int) -> range:
-        """Return the indices of the files of unit `unit`."""
+        """Return the indices of the files that belong to the unit `unit`."""
         each = self._files_per_unit()
         return range(unit * each, min((unit + 1) * each, sum(self.files(samples))))
 
@@ -200,7 +199,7 @@ class FormatLayout(msgspec.Struct, frozen=True):
             records = np.full(len(records), jpeg.padded_pixels(*(1, *self.record_dims)[-2:]))
         contents = records * self.samples_per_file
         if self.format == "csv":
-            # A byte has 2.57 digits on average, and a comma. The header has the numbers of the columns.
+            # A byte takes 2.57 digits on average, and a comma. The header line has the columns' numbers.
             columns = records / element_bytes
             contents = contents * (3.57 if element_bytes == 1 else 4.0) + columns * (np.log10(columns) + 1)
         return contents.astype(np.int64) + 128

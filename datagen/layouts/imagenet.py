@@ -12,7 +12,7 @@ from iotwin.datagen import jpeg
 from iotwin.datagen.layouts.base import PlannedPiece
 from iotwin.datagen.randomness import SHAPE, uniforms
 
-_GRID = 2 * jpeg.BLOCK_SIDE  # sides are multiples of it, so that every row has pairs of blocks
+_GRID = 2 * jpeg.BLOCK_SIDE  # sides of images are multiples of this, so that every row consists of pairs of blocks
 
 
 class ImagenetLayout(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class ImagenetLayout(msgspec.Struct, frozen=True):
             raise UsageError(f"scale {self.scale} is out of range; give a factor above 0 and at most 16, for example 0.25")
 
     def images(self, samples: int) -> int:
-        """Return the number of images, training and validation, for `samples` training images."""
+        """Return the number of training and validation images together, for `samples` training images."""
         return samples + -(-samples // self.VALIDATION_EVERY)
 
     def shape(self, seed: int, image: int) -> tuple[int, int]:
@@ -69,7 +69,7 @@ class ImagenetLayout(msgspec.Struct, frozen=True):
         return len(jpeg.header(height, width)) + jpeg.padded_pixels(height, width) + len(jpeg.END)
 
     def unit_images(self, samples: int, unit: int) -> range:
-        """Return the indices of the images of unit `unit`."""
+        """Return the indices of the images that belong to the unit `unit`."""
         return range(unit * self.UNIT_IMAGES, min((unit + 1) * self.UNIT_IMAGES, self.images(samples)))
 
     def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
@@ -87,7 +87,7 @@ class ImagenetLayout(msgspec.Struct, frozen=True):
     def samples_within(self, size_bytes: int, seed: int) -> int:
         """Return how many training images fit into `size_bytes` together with their validation images."""
         samples, used_bytes = 0, 0
-        while True:  # estimates the sizes, since the indices of validation images depend on the number of samples
+        while True:  # sizes are estimates: which images are for validation depends on `samples`
             more = self.images(samples + 1) - self.images(samples)
             used_bytes += more * self.file_bytes(seed, samples)
             if used_bytes > size_bytes:
@@ -95,7 +95,7 @@ class ImagenetLayout(msgspec.Struct, frozen=True):
             samples += 1
 
     def _shrunk(self, samples: int, size_bytes: int, seed: int) -> int:
-        """Return the largest number of samples, at most `samples`, whose files really fit into `size_bytes`."""
+        """Return the largest number of samples, at most `samples`, whose files have at most `size_bytes` in total."""
         sizes = np.cumsum([self.file_bytes(seed, image) for image in range(self.images(samples) + 1)])
         while samples and sizes[self.images(samples) - 1] > size_bytes:
             samples -= 1
@@ -103,9 +103,9 @@ class ImagenetLayout(msgspec.Struct, frozen=True):
 
     @staticmethod
     def discover(directory: Path, part: str) -> tuple[list[str], list[tuple[Path, int]]]:
-        """Return the names of the classes, and (file, class) of each image, in the folder `part`, "train" or "val".
+        """Return (names of the classes, (file, class) of each image) of the folder `part` of `directory`, "train" or "val".
 
-        Both are sorted by name. Raises IotwinError if there are no images.
+        Both lists are sorted by name. Raises IotwinError if there are no images.
         """
         folder = directory / part
         try:

@@ -1,4 +1,4 @@
-"""The layout of the data set of a traced job: files with given names and sizes."""
+"""The layout of a traced job's data set: files with given names and sizes."""
 
 from typing import ClassVar
 
@@ -10,20 +10,20 @@ from iotwin.common.beneath import normal, stays_within
 from iotwin.common.errors import UsageError
 from iotwin.datagen.layouts.base import LARGEST_FILE_BYTES, PlannedPiece
 
-# Names of journals and manifests (iotwin.datagen.manifest), and of unfinished files (iotwin.datagen.files).
+# Names of journals and manifests begin so (iotwin.datagen.manifest), and names of unfinished files end so (iotwin.datagen.files).
 _RESERVED_STARTS = (".iotwin-generate", "manifest.json")
 _RESERVED_ENDS = (".iotwin-partial",)
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether `name`, relative to a data set's directory, is that of a manifest, a journal or an unfinished file."""
+    """Return True if `name`, relative to a data set's directory, is that of a manifest, a journal or an unfinished file."""
     return name.startswith(_RESERVED_STARTS) or name.endswith(_RESERVED_ENDS)
 
 
 class RecordedLayout(msgspec.Struct, frozen=True):
     """Files with given names and sizes, which substitute for the data set of a traced job. Each file is one sample."""
 
-    files: tuple[tuple[str, int], ...] = ()  # (name relative to the directory, bytes)
+    files: tuple[tuple[str, int], ...] = ()  # (name relative to the directory, size in bytes)
 
     workload: ClassVar[str] = "recorded"
     samples_per_file: ClassVar[int] = 1

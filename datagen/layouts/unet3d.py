@@ -1,4 +1,4 @@
-"""The layout of KiTS19 after the preprocessing of unet3d: pairs of .npy files."""
+"""The layout of the KiTS19 data set after the preprocessing of unet3d: pairs of .npy files."""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _CASE_MASK = re.compile(r"case_(\d{5,})_y\.npy")
 
 @dataclass(frozen=True, order=True)
 class Case:
-    """One unet3d sample on disk: an image volume and its mask."""
+    """The two files of one unet3d sample: an image volume and its mask."""
 
     index: int
     image: Path
@@ -60,7 +60,7 @@ class Unet3dLayout(msgspec.Struct, frozen=True):
             raise UsageError(f"entropy {self.entropy} is a share; give a number from 0 to 1")
 
     def shape(self, seed: int, index: int) -> tuple[int, int, int, int]:
-        """Return the (1, D, H, W) of case `index` of the data set made with `seed`."""
+        """Return the shape (1, D, H, W) of case `index` of the data set that `seed` generates."""
         depth, width = (
             max(self.MINIMUM_EXTENT, round((low + int(draw * (high - low))) * self.scale))
             for draw, (low, high) in zip(uniforms(seed, index, SHAPE, 2), (self.DEPTHS, self.WIDTHS), strict=True)
@@ -69,7 +69,7 @@ class Unet3dLayout(msgspec.Struct, frozen=True):
 
     @staticmethod
     def case_names(index: int) -> tuple[str, str]:
-        """Return the names of the image and the mask of case `index`."""
+        """Return (name of the image file, name of the mask file) of case `index`."""
         return f"case_{index:05d}_x.npy", f"case_{index:05d}_y.npy"
 
     def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
