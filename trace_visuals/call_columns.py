@@ -72,9 +72,7 @@ class CallReader:
         yield from self._read(None if end_ns is None else pc.field("start_ns") < end_ns)
 
     def between(self, begin_ns: int, end_ns: int) -> Iterator[CallColumns]:
-        """Yield the calls that start from `begin_ns` on and before `end_ns` (monotonic ns), without reading other parts of the
-        file.
-        """
+        """Yield the calls that start from `begin_ns` on and before `end_ns` (monotonic ns), and read no others."""
         yield from self._read((pc.field("start_ns") >= begin_ns) & (pc.field("start_ns") < end_ns))
 
     def of(self, chunk: Chunk) -> Iterator[CallColumns]:

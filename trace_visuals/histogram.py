@@ -47,9 +47,7 @@ class LogHistogram:
             self._most = np.pad(self._most, (0, more))
 
     def percentile(self, rows: list[int], share: float) -> float:
-        """Return the value below which `share` (0..1) of the values in `rows` lie, exact to RELATIVE_ERROR; NaN if there are
-        none.
-        """
+        """Return the value below which `share` (0..1) of the values in `rows` lie, within RELATIVE_ERROR; NaN without values."""
         counts = self.counts[rows].sum(axis=0)
         total = int(counts.sum())
         if not total:
@@ -70,9 +68,7 @@ class LogHistogram:
         return int(self._most[rows].max()) if rows else 0
 
     def coarse(self, rows: list[int], per_octave: int) -> tuple[Ints, Floats]:
-        """Return the counts of values in `rows` in `per_octave` buckets an octave, and the buckets' edges. The first bucket is
-        [0, 1).
-        """
+        """Return counts of the values in `rows` in `per_octave` buckets an octave, and the edges of the buckets: 0, 1, ..."""
         counts = self.counts[rows].sum(axis=0)
         wide = counts[1:].reshape(-1, BUCKETS_PER_OCTAVE // per_octave).sum(axis=1)
         edges = 2.0 ** (np.arange(len(wide) + 1) / per_octave)

@@ -1,6 +1,4 @@
-"""How a job writes checkpoint files: how many at once, how many it removes, and how much data it reads between and during
-writes.
-"""
+"""How a job writes checkpoint files: how many at once, how many it removes, how much data it reads between and during writes."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +65,7 @@ class CheckpointWriting:
         return in_order
 
     def between_reads(self) -> NDArray[np.float64]:
-        """Return a histogram, shape (BINS,), of the shares of all data-set bytes that are read from one checkpoint file to the
+        """Return a histogram, shape (BINS,), of the share of all data-set bytes that is read from one checkpoint file to the
         next.
         """
         read = np.diff(self._until(self.spans_ns()[:, 0]))

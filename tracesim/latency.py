@@ -10,9 +10,7 @@ from iotwin.tracesim.profile import TraceProfile
 
 
 def latency(a: TraceProfile, b: TraceProfile) -> dict[str, dict[str, Any]]:
-    """Return, for each operation, how similar the call durations of the traces are, and each trace's median and 99th
-    percentile.
-    """
+    """Return, by operation, how similar the durations of calls are, and the median and 99th percentile of each trace."""
     result = {}
     for group, name in enumerate(GROUPS):
         of_a, of_b = a.latency[group], b.latency[group]

@@ -18,10 +18,7 @@ def ratio(a: float, b: float) -> float:
 
 
 def s_curve(likeness: float) -> float:
-    """Map a score in [0, 1] so that small differences, as between reruns, hardly count: 0.95 becomes 0.995.
-
-    0, 0.5 and 1 remain unchanged.
-    """
+    """Map a score in [0, 1] so that small differences hardly count: 0.95 becomes 0.995; 0, 0.5 and 1 remain unchanged."""
     return 1.0 - 2.0 * (1.0 - likeness) ** 2 if likeness > 0.5 else 2.0 * likeness**2
 
 

@@ -81,9 +81,7 @@ class TraceProfile:
 
 @dataclass(frozen=True)
 class Summary:
-    """A trace's profile, summed by phase. An axis `phases` has an entry for each of PHASES. PerOccurrence explains the
-    quantities.
-    """
+    """A trace's profile, summed by phase. An axis `phases` has an entry for each of PHASES. PerOccurrence explains the rest."""
 
     occurrences: Floats  # (phases,)
     duration_ns: Floats  # (phases,)

@@ -16,9 +16,7 @@ _NO_FILE = "(calls that name no file)"
 
 
 def show_statistics(rows: list[dict[str, Any]], title: str, most: int, more: str = "") -> None:
-    """Print the first `most` rows of `trace_store.figures.statistics.document`. `more`: a hint where the user finds the other
-    rows.
-    """
+    """Print the first `most` rows of `trace_store.figures.statistics.document`. `more`: a hint where to find the other rows."""
     from rich.text import Text
 
     from iotwin.trace_visuals.labels import plain

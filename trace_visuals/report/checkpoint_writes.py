@@ -22,9 +22,7 @@ def concurrent_writes_ns(trace: Trace) -> Ints:
 
 
 def checkpoint_writes_ns(trace: Trace) -> Ints:
-    """Return begin and end (ns) of each checkpoint, shape (n, 2): those written concurrently with training or, if none, all
-    phases.
-    """
+    """Return begin and end (ns) of checkpoints, shape (n, 2): those written concurrently with training, or else all phases."""
     concurrent = concurrent_writes_ns(trace)
     if len(concurrent):
         return concurrent

@@ -93,7 +93,8 @@ def _overview(analysis: Analysis) -> tuple[str, str]:
 
 
 def _dominant(analysis: Analysis) -> tuple[str, str]:
-    spent = {group: _group_time(analysis, group) for group in (READ, WRITE, OPEN, SYNC)}
+    table = analysis.operations
+    spent = {group: table.latency_ns.total(table.rows_of(group)) for group in (READ, WRITE, OPEN, SYNC)}
     total = sum(spent.values())
     if not total:
         return "", ""
@@ -110,15 +111,9 @@ def _dominant(analysis: Analysis) -> tuple[str, str]:
     text += f" ({rest})" if rest else ""
     used = max(_share_of_training(analysis, GROUPS[group]) for group in spent)
     if used < _IDLE:
-        return (
-            "What dominates",
-            f"{text}, but storage is in use for {_small_share(used)} of the time: it is not what limits this job.",
-        )
+        share = f"about {used:.1%}" if used >= 0.001 else "less than 0.1%"
+        return "What dominates", f"{text}, but storage is in use for {share} of the time: it is not what limits this job."
     return "What dominates", f"{text}: {hint}."
-
-
-def _small_share(share: float) -> str:
-    return f"about {share:.1%}" if share >= 0.001 else "less than 0.1%"
 
 
 def _waits(analysis: Analysis) -> tuple[str, str]:
@@ -360,10 +355,6 @@ def _failures(analysis: Analysis) -> tuple[str, str]:
         f"{op} {failures:,} of {calls:,}" for op, failures, calls in failing[["op", "failures", "calls"]].itertuples(index=False)
     ]
     return "Failures", f"Calls on storage that failed: {', '.join(parts)}."
-
-
-def _group_time(analysis: Analysis, group: int) -> int:
-    return analysis.operations.latency_ns.total(analysis.operations.rows_of(group))
 
 
 def _lane(analysis: Analysis, group: str) -> int:

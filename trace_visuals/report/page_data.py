@@ -110,9 +110,7 @@ def _phases(analysis: Analysis) -> list[list[Any]]:
 
 
 def _samples(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return a graph for each sampled device, and one of logged recomputation. A graph has a time axis and curves of shares
-    (0..1).
-    """
+    """Return a graph for each sampled device, and one of logged recomputation. A graph has a time axis and curves in 0..1."""
     graphs = []
     cpu = analysis.trace.samples("cpu")
     if cpu is not None and len(cpu):
@@ -212,9 +210,7 @@ def calls_document(analysis: Analysis, used: list[int]) -> dict[str, Any] | None
 
 
 def _file_names(analysis: Analysis, calls: CallColumns) -> tuple[list[str], Ints]:
-    """Return the paths of the files with the most calls, and each call's index into them: -1 if it has no file, -2 for other
-    files.
-    """
+    """Return the paths of the files with the most calls, and each call's index into them: -1 for no file, -2 for other files."""
     ids, place, count = np.unique(calls.file_id, return_inverse=True, return_counts=True)
     count[ids < 0] = 0
     named = np.argsort(-count, kind="stable")[:_MOST_NAMES]

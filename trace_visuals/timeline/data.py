@@ -61,7 +61,8 @@ def load_timeline(trace: Trace, label: str, window: TimeWindow, bins: int, how: 
     groups = group_processes(trace, how, busiest, _MOST_GROUPS)
     grid = Grid.covering(window.begin_ns, window.end_ns, bins)
     accumulated = LaneBins(grid, len(groups.titles) * len(ROW_GROUPS))
-    row_of_group = _row_of_group()
+    row_of_group = np.full(len(GROUPS), -1, dtype=np.int64)
+    row_of_group[list(ROW_GROUPS)] = np.arange(len(ROW_GROUPS))
     for calls in CallReader(trace).until(window.end_ns):
         row = row_of_group[calls.group]
         group = groups.of(calls.pid)
@@ -77,12 +78,6 @@ def load_timeline(trace: Trace, label: str, window: TimeWindow, bins: int, how: 
         label, trace.manifest, window, groups, accumulated.result(), leading_phases(trace), trace.inferred is not None, cpu, gpu,
         disk, gaps, block_lanes(trace, grid), *device_rows(trace, grid), *part_lanes(trace, grid),
     )  # fmt: skip
-
-
-def _row_of_group() -> Ints:
-    rows = np.full(len(GROUPS), -1, dtype=np.int64)
-    rows[list(ROW_GROUPS)] = np.arange(len(ROW_GROUPS))
-    return rows
 
 
 def coarser(samples: pd.DataFrame | None, most: int) -> pd.DataFrame | None:

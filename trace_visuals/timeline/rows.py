@@ -273,7 +273,9 @@ def _draw_strip(
     ax.set_yticks([])
     tint = np.zeros((1, len(calls), 4))
     tint[..., :3] = to_rgb(colour)
-    tint[0, :, 3] = _presence(calls, busy)
+    # The opacity rises with the logarithm of the bin's calls.
+    most = max(int(calls.max(initial=0)), 1)
+    tint[0, :, 3] = np.where((calls > 0) | (busy > 0), 0.13 + 0.32 * np.log1p(calls) / np.log1p(most), 0.0)
     ax.imshow(tint, extent=(edges[0], edges[-1], 0, 1), aspect="auto", interpolation="nearest", zorder=1)
     ax.set_xlim(*ax.get_xlim())
     _add_area(ax, busy, edges, colour, 0.0)
@@ -281,12 +283,6 @@ def _draw_strip(
     # In a narrow picture, number and bytes need two lines.
     between = ",\n" if ax.bbox.width < _NARROW_PIXELS else ", "
     name_row(ax, name, right + (f"{amount}{between}{format_size(moved)}" if moves else amount))
-
-
-def _presence(calls: Ints, busy: Floats) -> Floats:
-    """Return the opacity of the tint behind the bars: 0 without a call, else rising with the logarithm of the bin's calls."""
-    most = max(int(calls.max(initial=0)), 1)
-    return np.where((calls > 0) | (busy > 0), 0.13 + 0.32 * np.log1p(calls) / np.log1p(most), 0.0)
 
 
 def draw_throughput(ax: Axes, block: TraceTimeline, peak: float) -> None:

@@ -163,9 +163,6 @@ def _restored(store: Path) -> int | None:
     return found.manifest.step if weight.item() == found.manifest.step else -1
 
 
-# Unsafe ways
-
-
 class _Recorder(io.BytesIO):
     def __init__(self) -> None:
         super().__init__()

@@ -105,8 +105,6 @@ class CFIterator:
             steps = epoch * self._batches_per_epoch() + steps_this_epoch
             self.load_state_dict({"epoch": epoch, "iter": steps_this_epoch, "steps_so_far": steps})
 
-    # Earlier profiles
-
     def _begin_auto(self, manager: CFManager) -> None:
         """Plan the interval from the cached profile of an equal job, if there is one, and broadcast it from rank 0."""
         known = None
@@ -123,8 +121,6 @@ class CFIterator:
 
     def _key(self, manager: CFManager) -> State:
         return profile.key(manager.chk, manager.directory, manager.world_size, {"arch": self._arch, "batch_size": self._bs})
-
-    # Iterating
 
     def __iter__(self) -> "CFIterator":
         return self
@@ -294,8 +290,6 @@ class CFIterator:
             signal.signal(number, handler)
         self._handlers = {}
 
-    # Planning
-
     def profile_all(self) -> None:
         """Measure checkpoints now and plan the interval. Raises IotwinError if no step has been timed yet."""
         if self._manager is not None:
@@ -329,8 +323,6 @@ class CFIterator:
     def _set_interval(self, interval: int) -> None:
         self.interval = interval
         self.intervals.append((self._steps, interval))
-
-    # State
 
     def _position(self) -> Position | None:
         return self.batches.position if self.batches is not None else None

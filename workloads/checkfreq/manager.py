@@ -119,8 +119,6 @@ class CFManager:
         except Exception as error:  # at the exit of the program, no caller can catch an error
             note(f"the last checkpoint failed: {error}")
 
-    # The update
-
     def _hook(self, optimizer: torch.optim.Optimizer) -> list[Any]:
         """Make each weight update of `optimizer` wait for the pending snapshot, and measure its time."""
         begun = threading.local()  # per thread, because an update begins and ends on one thread
@@ -177,8 +175,6 @@ class CFManager:
     def update_s(self) -> float:
         """Return the median duration of the latest weight updates in seconds, 0 if there was none."""
         return median(self.stalls.update_s) if self.stalls.update_s else 0.0
-
-    # Saving
 
     def save(
         self, additional_snapshot: State | None = None, is_epoch: bool = False, epoch: int = 0, synchronous: bool = False,
@@ -321,8 +317,6 @@ class CFManager:
         """
         if isinstance(self._layout, OurLayout):
             starts.remember(self.directory, end, start, self.world_size, self.rank, self.in_flight + 1)
-
-    # Going back
 
     def get_latest_checkpoint(self, latest: bool = True, epoch: int = 0) -> str | None:
         """Return the path of the newest valid checkpoint or, if not `latest`, of that of the end of `epoch`; None without one."""

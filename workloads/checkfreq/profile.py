@@ -88,9 +88,6 @@ def memory() -> tuple[int, int]:
     return sizes["MemTotal:"] - sizes["MemAvailable:"], sizes["MemTotal:"]
 
 
-# The cache
-
-
 def key(chk: CFCheckpoint, directory: Path, world_size: int, job: State) -> State:
     """Return the key of a profile in the cache: the values in which two jobs must agree to share a profile."""
     shapes = hashlib.sha256()

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FailingJob:
-    """A job that fails: seconds of a step, of a checkpoint and of loading one; steps between checkpoints; most checkpoints in
+    """A job: seconds of a step, of a checkpoint and of loading a checkpoint; steps between checkpoints; most checkpoints in
     flight.
     """
 

@@ -79,8 +79,6 @@ class Keeper:
         """True if this run has reached its --stop-after."""
         return 0 < self._options.stop_after <= self._steps_here
 
-    # Resuming
-
     def resume(self) -> ResumedJob | None:
         """Return the checkpoint to resume from, None for a new run. Raises IotwinError if it is damaged or of another job."""
         found = self._chosen()
@@ -110,7 +108,7 @@ class Keeper:
         wanted = self._options.resume
         if wanted == NEVER or (wanted == AUTO and not (self._directory.is_dir() and checkpoints(self._directory))):
             return None
-        tell = note if self._ranks.rank == 0 else _say_nothing
+        tell = note if self._ranks.rank == 0 else lambda line: None
         return open_checkpoint(self._directory if wanted == AUTO else Path(wanted), tell)
 
     def _read(self, found: Found, rank: int) -> State:
@@ -127,8 +125,6 @@ class Keeper:
                 what = key.replace("_", " ")
                 raise IotwinError(f"{found.path} is of {what} {saved.get(key)}, this job is of {what} {value}; give it its own")
 
-    # Consuming
-
     def consumed(self, epoch: int, own: Sequence[int], all_ranks: Sequence[int]) -> None:
         """Record a step: the sample indices that this rank (`own`) and all ranks took, in the epoch's order."""
         self.steps += 1
@@ -136,8 +132,6 @@ class Keeper:
         self.order_sha256 = order_digest(self.order_sha256, all_ranks)
         if self._options.index_log is not None:
             append_line(self._options.index_log, " ".join(map(str, (self._ranks.rank, epoch, self.steps, *own))))
-
-    # Saving
 
     def due(self, epoch: int) -> str | None:
         """Return the reason why the state must be saved now, or None. All ranks get None, or all get a reason."""
@@ -170,10 +164,6 @@ class Keeper:
     def result(self) -> State:
         """Return this object's entries of the job's result.json."""
         return {"resumed_from": self.resumed_from, "order_sha256": self.order_sha256, "stopped": self.stops}
-
-
-def _say_nothing(line: str) -> None:
-    pass
 
 
 @cache

@@ -168,9 +168,6 @@ def pin(s: KernelState, rules: Rules, storage: int) -> None:
         record(s, rules, E_PIN, storage)
 
 
-# ---- evicted neighbourhoods ----
-
-
 @inlined
 def hidden(s: KernelState, here: int, other: int) -> bool:
     """Return True if the edge from `here` to `other` was cut, because banishing a storage cuts all edges that lead to it.
@@ -528,9 +525,6 @@ def sets_cost(s: KernelState, rules: Rules, storage: int) -> int:
     return cost
 
 
-# ---- choosing the storage to evict ----
-
-
 @inlined
 def weigh(rules: Rules, cost: int, size: int, staleness: int) -> float:
     """Return cost / (size * staleness); a heuristic without size or staleness leaves that factor out."""
@@ -692,9 +686,6 @@ def choose_otherwise(s: KernelState, rules: Rules) -> int:
     return victim
 
 
-# ---- eviction and banishing ----
-
-
 @inlined
 def set_dependent(s: KernelState, tensor: int, slot: int, value: int) -> None:
     """Count (`value` 1) or no longer count (0) a tensor as an evicted dependent of the storage of its operator's argument `slot`.
@@ -758,9 +749,6 @@ def try_banish(s: KernelState, rules: Rules, storage: int) -> bool:
             pin(s, rules, child)
     record(s, rules, E_BANISH, storage)
     return True
-
-
-# ---- performing operators ----
 
 
 @inlined

@@ -264,10 +264,6 @@ class _Reader:
             self._drop(self.names[instruction.NAME], line, instruction.NAME)
 
 
-def _is_start(instruction: Line) -> bool:
-    return instruction.INSTRUCTION == "ANNOTATE" and instruction.ANNOTATION == "START"
-
-
 def read_log(path: Path, preallocate: bool = False, collect: bool = False) -> OperationLog:
     """Read a log. If it has a START annotation, instructions before the first one are ignored.
 
@@ -279,7 +275,7 @@ def read_log(path: Path, preallocate: bool = False, collect: bool = False) -> Op
     number, backward_line, started = 0, None, False
     try:
         for number, instruction in read_lines(path):
-            if _is_start(instruction) and not started:
+            if not started and instruction.INSTRUCTION == "ANNOTATE" and instruction.ANNOTATION == "START":
                 started, reader, backward_line, problems = True, _Reader(), None, []
                 counts = dict.fromkeys(INSTRUCTIONS, 0)
             counts[instruction.INSTRUCTION] = counts.get(instruction.INSTRUCTION, 0) + 1

@@ -7,7 +7,6 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -99,15 +98,12 @@ def load_graph(path: Path, preallocate: bool = False) -> Graph:
     try:
         make_folder(kept.parent)
         with open_whole(kept) as file:
-            np.savez(file, **_pack(graph))
+            texts = msgspec.json.encode([graph.op_names, graph.tensor_names, graph.output_bytes])
+            arrays = {name: getattr(graph, name) for name in _ARRAYS}
+            np.savez(file, **arrays, texts=np.frombuffer(texts, dtype=np.uint8))
     except (IotwinError, OSError):
         pass  # without a cache the log is read again next time
     return graph
-
-
-def _pack(graph: Graph) -> dict[str, Any]:
-    texts = msgspec.json.encode([graph.op_names, graph.tensor_names, graph.output_bytes])
-    return {name: getattr(graph, name) for name in _ARRAYS} | {"texts": np.frombuffer(texts, dtype=np.uint8)}
 
 
 def _unpack(path: Path) -> Graph:

@@ -303,7 +303,9 @@ def baseline(graph: Graph, plain: bool | None = None) -> Baseline:
 
 def lower_bound(graph: Graph) -> int:
     """Return a lower bound of the memory of any run in bytes: the most that an operator and all earlier constants need."""
-    constants = np.cumsum(np.where(graph.op_constant == 1, 1, 0) * _made_bytes(graph))
+    made = np.zeros(graph.operators, dtype=np.int64)
+    np.add.at(made, graph.tensor_op, graph.tensor_size)
+    constants = np.cumsum(np.where(graph.op_constant == 1, 1, 0) * made)
     constant_storage = graph.op_constant[graph.tensor_op[graph.storage_root]] == 1
     most = 0
     for op in range(graph.operators):
@@ -312,12 +314,6 @@ def lower_bound(graph: Graph) -> int:
         own = 0 if graph.op_constant[op] else sum(int(graph.tensor_size[t]) for t in graph.results(op))
         most = max(most, int(constants[op]) + needed + own)
     return most
-
-
-def _made_bytes(graph: Graph) -> Ints:
-    made = np.zeros(graph.operators, dtype=np.int64)
-    np.add.at(made, graph.tensor_op, graph.tensor_size)
-    return made
 
 
 def least_budget(graph: Graph, settings: SimulationSettings, base: Baseline, tolerance: float = 0.001) -> int | None:

@@ -266,7 +266,9 @@ def evaluate(graph: LayerGraph, options: CostOptions, plan: PipelinePlan | None 
     """
     whole = without_inputs(graph)
     kept = folded(whole) if fold else whole
-    stage_of = {node.id: node.stage for node in graph.nodes} if plan is None else _stages_of(plan)
+    stage_of: dict[str, int | None] = {node.id: node.stage for node in graph.nodes}
+    if plan is not None:
+        stage_of = {node: stage.stage for stage in plan.stages for node in stage.nodes}
     reason, closures = _closures(kept, stage_of)
     if reason:
         return {"stage_time_s": None, "stages": [], "bottleneck_stage": None, "valid": False, "reason": reason}
@@ -284,10 +286,6 @@ def evaluate(graph: LayerGraph, options: CostOptions, plan: PipelinePlan | None 
         "valid": True,
         "reason": None,
     }
-
-
-def _stages_of(plan: PipelinePlan) -> dict[str, int | None]:
-    return {node: stage.stage for stage in plan.stages for node in stage.nodes}
 
 
 def _closures(graph: LayerGraph, stage_of: dict[str, int | None]) -> tuple[str | None, list[int]]:
