@@ -1,1 +1,1 @@
-"""Record a running job as a trace (probes, backends, samplers, targets, recorder), and export traces to other formats."""
+"""Record a running job as a trace (backends, probes, samplers, targets, recorder), and export traces to other formats."""

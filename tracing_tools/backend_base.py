@@ -1,4 +1,4 @@
-"""The base class of backends (ways to capture calls), the Scope of tasks that they trace, and their Ledger of counts."""
+"""The base class of backends, each a way to capture calls; the Scope of tasks that they trace; and the Ledger that they keep."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,34 +17,34 @@ _MEANING_OF_GROUP = {
 
 @dataclass
 class Ledger:
-    """The backend's own counts: each event seen was either recorded or lost."""
+    """A backend's counts of events: it recorded or lost each event that it saw."""
 
-    seen: int | None = None  # None: the backend counts only what it records
-    lost: dict[str, int] = field(default_factory=dict)  # by cause
+    seen: int | None = None  # None if the backend counts only recorded events
+    lost: dict[str, int] = field(default_factory=dict)  # number of lost events by cause
 
 
 @dataclass
 class Scope:
-    """Which tasks to trace: those in the cgroup `cgroup_id` and below; if that is 0, a tree of processes."""
+    """The tasks to trace: those in the cgroup with the id `cgroup_id` and below it; if that is 0, a tree of processes."""
 
     cgroup_id: int = 0
     cgroup_level: int = 0  # depth of the cgroup in its hierarchy
-    entered_by_exec: bool = False  # leave out the container runtime: trace processes only after an exec in the cgroup
-    follows_job: bool = False  # processes of the cgroup, and their forks, stay traced when they leave it
-    starts_command: bool = True  # the target is a command that the backend may wrap; False: it runs already
+    entered_by_exec: bool = False  # trace a process only after an exec in the cgroup, which leaves out the container runtime
+    follows_job: bool = False  # still trace processes, and their forks, after they leave the cgroup
+    starts_command: bool = True  # True if the target is a command that the backend may wrap, False if it already runs
     detail: tuple[str, ...] = DEFAULT_DETAIL  # groups of operations to record (syscalls.DETAIL_GROUPS)
 
 
 class Backend:
-    """One way to capture the calls of the tasks in a Scope. Call order: constructor, wrap, start, follow, drain..., stop."""
+    """A way to capture the calls of the tasks in a Scope. Methods are called in the order wrap, start, follow, drain..., stop."""
 
     name: str
     probes: list[str]
-    needs_command: ClassVar[bool] = False  # True if it captures only a command that it starts
-    unrecorded_groups: ClassVar[tuple[str, ...]] = ()  # groups of --detail that it cannot record
+    needs_command: ClassVar[bool] = False  # True if the backend can capture only a command that it starts
+    unrecorded_groups: ClassVar[tuple[str, ...]] = ()  # groups of --detail that the backend cannot record
 
     def __init__(self, scope: Scope) -> None:
-        """Add a note on chosen groups that the backend cannot record. Raises IotwinError if it cannot capture `scope`."""
+        """Note which groups of `scope` the backend cannot record. Raises IotwinError if it cannot capture `scope` at all."""
         if self.needs_command and not scope.starts_command:
             raise IotwinError(
                 f"{self.name} traces only a command that it starts itself; containers and running processes need libbpf or bcc"
@@ -54,31 +54,31 @@ class Backend:
         self._notes = [f"{self.name} does not record {', '.join(meant)} of --detail; libbpf does"] if meant else []
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
-        """Return the command line that runs `command` under this backend, which may write files to the directory `raw`."""
+        """Return the command line that runs `command` under this backend. `raw`: directory to which the backend may write."""
         return command
 
     def start(self) -> None:
         """Begin to capture. Raises IotwinError if that is impossible."""
 
     def follow(self, pid: int) -> None:
-        """Capture `pid`, which has not executed its first instruction yet, and all its descendants."""
+        """Capture the process `pid`, which has not executed its first instruction yet, and all its descendants."""
 
     def strays(self) -> dict[int, bool]:
-        """Return the captured processes that left the job's cgroup: pid to whether it still runs.
+        """Return the captured processes that left the job's cgroup, as {pid: True if it still runs}.
 
-        If there is no cgroup, return the processes to wait for after the last process of the job has ended.
+        If there is no cgroup, return the processes to wait for after the job's last process has ended.
         """
         return {}
 
     def drain(self, recording: Recording) -> bool:
-        """Move the pending records to the recording; return True if so many were pending that the next drain is due at once."""
+        """Move the pending records to `recording`. Return True if they were so many that the next drain is due at once."""
         return False
 
     def ledger(self) -> Ledger:
-        """Return the counts so far."""
+        """Return the counts of seen and lost events so far."""
         return Ledger()
 
     def stop(self, recording: Recording | None) -> None:
-        """Detach all probes; move the last records and the backend's notes to `recording`, unless that is None."""
+        """Detach all probes. Move the last records and the backend's notes to `recording`, unless that is None."""
         if recording is not None:
             recording.manifest.notes += self._notes

@@ -3,11 +3,11 @@
 #
 #   -w, --workload NAME          bert, dlrm, unet3d or dlio; explore: trace everything until Ctrl-C, without a launch script
 #   -l, --launch-script FILE     is called with NUM_GPUS CONTAINER LOGGING_DIR and the arguments after --
-#   -c, --container NAME         name of the container that it starts (default train_WORKLOAD; with _1, _2, ... for job 1, 2, ...)
+#   -c, --container NAME         container that FILE starts (default train_WORKLOAD; with _1, _2, ... for job 1, 2, ...)
 #   -n, --num-gpus N             GPUs of each job (default 1); job i gets GPUs i*N to i*N+N-1 as CUDA_VISIBLE_DEVICES
 #   -j, --num-jobs N             jobs to run at once, each with its own trace (default 1)
-#   -o, --output-dir DIR         where results go (default ./trace_results)
-#   -e, --experiment-name NAME   directory within it (default experiment)
+#   -o, --output-dir DIR         directory for results (default ./trace_results)
+#   -e, --experiment-name NAME   directory within DIR (default experiment)
 #   -s, --strace                 record every group of operations (iotwin trace --detail all)
 #   --drop-caches                drop the machine's page cache first; needs root
 #

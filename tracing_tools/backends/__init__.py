@@ -1,4 +1,4 @@
-"""The ways to capture calls, one module each; all write the same records."""
+"""Backends: ways to capture calls, one per module, which all write the same records."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,17 +16,17 @@ _BACKENDS: dict[str, tuple[Callable[[Scope], Backend], Callable[[], str | None]]
     "preload": (preload.PreloadBackend, preload.unavailable_reason),
 }
 BACKEND_NAMES = list(_BACKENDS)
-# Functions that make records of a backend's own files. The job can influence these files, so an unprivileged process reads them.
+# Functions that convert a backend's own files to records. The job can influence the files, so an unprivileged process reads them.
 _CONVERTERS = {"bpftrace": bpftrace.convert, "strace": strace.convert, "preload": preload.convert}
 
 
 def unavailable_reasons() -> dict[str, str | None]:
-    """Return for each backend, best first, why it does not work here, None if it works; loads and unloads its programs."""
+    """Return, by backend and best first, why it does not work on this machine, None if it works. Loads eBPF programs to test."""
     return {name: unavailable_reason(name) for name in _BACKENDS}
 
 
 def unavailable_reason(name: str) -> str | None:
-    """Return why the backend called `name` does not work here, or None if it works."""
+    """Return why the backend called `name` does not work on this machine, None if it works."""
     try:
         _make(name, Scope(cgroup_id=1)).stop(None)
     except IotwinError as error:
@@ -35,7 +35,7 @@ def unavailable_reason(name: str) -> str | None:
 
 
 def _make(name: str, scope: Scope) -> Backend:
-    """Return a backend ready to start. Raises IotwinError with the reason if it does not work here."""
+    """Return the backend called `name`, ready to start. Raises IotwinError if it does not work on this machine."""
     make, unavailable_reason = _BACKENDS[name]
     if reason := unavailable_reason():
         raise IotwinError(reason)
@@ -43,16 +43,16 @@ def _make(name: str, scope: Scope) -> Backend:
 
 
 def convert(raw: Path, manifest: Manifest) -> None:
-    """Convert the files that the manifest's backend left in `raw` to records, and set the manifest's losses.
+    """Convert the files that the backend of `manifest` left in `raw` to records, and set the losses of `manifest`.
 
-    Raises IotwinError if that is impossible.
+    Raises IotwinError if the files cannot be converted.
     """
     if converter := _CONVERTERS.get(manifest.backend):
         converter(raw, manifest)
 
 
 def choose_backend(name: str, scope: Scope) -> tuple[Backend, list[str]]:
-    """Return the backend called `name` ('auto': the best that works here), and notes on why better ones do not work."""
+    """Return (the backend called `name`, notes on why better backends do not work). 'auto' means the best that works."""
     if name != "auto" and name not in _BACKENDS:
         raise UsageError(f"unknown backend '{name}'{nearest(name, BACKEND_NAMES)}; known: auto, {', '.join(BACKEND_NAMES)}")
     notes: list[str] = []
@@ -67,7 +67,7 @@ def choose_backend(name: str, scope: Scope) -> tuple[Backend, list[str]]:
 
 
 def _with_gpu_calls(backend: Backend, scope: Scope, notes: list[str]) -> Backend:
-    """Return `backend`, wrapped to record CUDA calls too if `scope` includes them; a note gives the reason if that fails."""
+    """Return `backend`; if `scope` includes CUDA calls, wrap it to record them, or add to `notes` why they cannot be recorded."""
     if "gpu" not in scope.detail:
         return backend
     try:

@@ -1,7 +1,7 @@
 """Capture by bcc: libbcc compiles syscalls.bcc.c on this machine, so that neither clang nor libbpf need be installed.
 
-bcc would search for kernel headers, and use even those of another kernel. So this module writes small headers for it, and takes
-the offsets of fields from the kernel's BTF. Any Python can import the ctypes module of Debian's package from its folder.
+bcc would search for kernel headers, and use even those of another kernel. So this module writes small headers for bcc, and takes
+the offsets of fields from the kernel's BTF. Any Python can import the module bcc of Debian's package, which needs only ctypes.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ _PAGE_BYTES = 4096
 _TRACEPOINTS = (b"sys_enter", b"sys_exit", b"sched_process_fork", b"sched_process_exec", b"sched_process_exit")
 _TRACED_KINDS = range(Kind.READ_WRITE, Kind.WAIT + 1)  # the kinds that syscalls.bcc.c implements
 
-# The kernel's fields that the program reads: name of the macro for the offset, structure, field.
+# Fields of the kernel that the eBPF program reads: (name of the macro for the field's offset, structure, field).
 _FIELDS = (
     ("TASK_FILES", "task_struct", "files"), ("TASK_FS", "task_struct", "fs"), ("TASK_MEMORY", "task_struct", "mm"),
     ("TASK_PARENT", "task_struct", "real_parent"), ("TASK_PID", "task_struct", "pid"), ("TASK_TGID", "task_struct", "tgid"),
@@ -54,7 +54,7 @@ _READ_TOGETHER = {
     "INODE": ("INODE_NUMBER", "INODE_SUPER", "INODE_MODE"),
 }
 
-# Replacements for the headers that libbcc always includes, with only the types that its own headers require.
+# Headers that replace those which libbcc always includes. They define only the types that libbcc's own headers require.
 _INTEGERS = """#pragma once
 typedef signed char __s8; typedef unsigned char __u8; typedef short __s16; typedef unsigned short __u16;
 typedef int __s32; typedef unsigned int __u32; typedef long long __s64; typedef unsigned long long __u64;
@@ -81,7 +81,7 @@ _HEADERS = dict.fromkeys(_EMPTY_HEADERS, "") | {
 
 
 def unavailable_reason() -> str | None:
-    """Return why this machine cannot capture this way, or None if it should work."""
+    """Return why bcc cannot capture on this machine, None if it should work."""
     if reason := ebpf_unavailable_reason():
         return reason
     try:
@@ -92,7 +92,7 @@ def unavailable_reason() -> str | None:
 
 
 def _module() -> ModuleType:
-    """Import the module bcc that the system's package installed. (PyPI's bcc is another project.)"""
+    """Import the module bcc that the system's package installed. PyPI's bcc is another project."""
     if "bcc" in sys.modules:
         return sys.modules["bcc"]
     for folder in _MODULE_FOLDERS:
@@ -105,7 +105,7 @@ def _module() -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         sys.modules["bcc"] = module
         try:
-            # libbcc must call its own LLVM: in a process that has loaded TensorFlow it would find TensorFlow's, and crash.
+            # RTLD_DEEPBIND: libbcc must call its own LLVM. If TensorFlow is loaded, it would call TensorFlow's LLVM, and crash.
             ctypes.CDLL("libbcc.so.0", mode=os.RTLD_NOW | os.RTLD_DEEPBIND)
             spec.loader.exec_module(module)
         except (ImportError, OSError) as error:
@@ -116,13 +116,13 @@ def _module() -> ModuleType:
 
 
 class BccBackend(Backend):
-    """Captures by raw tracepoints on system call entry and exit, filtered in the kernel by cgroup or process tree."""
+    """Captures by raw tracepoints on system call entry and exit. The kernel filters calls by cgroup or process tree."""
 
     name = "bcc"
     unrecorded_groups = ("mmap", "async", "block")
 
     def __init__(self, scope: Scope, buffer_bytes: int = 1 << 24) -> None:
-        """Compile and load the program for `scope`; `buffer_bytes`, a power of two, is the size of the ring buffer of events."""
+        """Compile and load the eBPF program for `scope`. `buffer_bytes`: size of the event ring buffer, a power of two."""
         super().__init__(scope)
         self.probes = ["raw_tp/sys_enter", "raw_tp/sys_exit", "raw_tp/sched_process_{fork,exec,exit}"]
         self._buffer_bytes = buffer_bytes
@@ -144,22 +144,22 @@ class BccBackend(Backend):
         self._names = RingBuffer(self._program[b"names"].map_fd, _NAMES_BYTES)
 
     def follow(self, pid: int) -> None:
-        """Add `pid` to the process tree, by which the program filters if there is no cgroup."""
+        """Add `pid` to the process tree, by which the kernel filters calls if there is no cgroup."""
         self._program[b"tree"][ctypes.c_uint(pid)] = ctypes.c_ubyte(1)
 
     def strays(self) -> dict[int, bool]:
-        """Return the job's processes that left its cgroup, and whether each still runs."""
+        """Return the captured processes that left the job's cgroup, as {pid: True if it still runs}."""
         if self._program is not None:
             self._strays = {pid.value: state.value == task_filter.STRAY for pid, state in self._program[b"strays"].items()}
         return self._strays
 
     def drain(self, recording: Recording) -> bool:
-        """Move the records of both ring buffers; return True if a quarter of the event buffer was full."""
+        """Move the records of both ring buffers to `recording`. Return True if the event buffer was a quarter full."""
         self._names.move_names(recording.append_names)
         return self._events.move_records(EVENT, recording.append_events) * 4 > self._buffer_bytes
 
     def ledger(self) -> Ledger:
-        """Return the program's own counts, summed over the CPUs."""
+        """Return the eBPF program's counts of seen and lost events, summed over the CPUs."""
         if self._program is not None:
             counts = self._program[b"ledgers"][ctypes.c_int(0)]
             missed = sum(count.calls_missed for count in counts)
@@ -173,7 +173,7 @@ class BccBackend(Backend):
         return self._ledger
 
     def stop(self, recording: Recording | None) -> None:
-        """Detach the probes, move the last records, unload the program."""
+        """Detach the probes, move the last records to `recording`, unload the eBPF program."""
         if self._program is None:
             return
         for point in _TRACEPOINTS:
@@ -190,7 +190,7 @@ class BccBackend(Backend):
 
 
 def _compile(module: ModuleType, constants: list[str]) -> Any:
-    """Return the loaded and attached program. Raises IotwinError with the first error of the compiler or the kernel."""
+    """Compile, load and attach the eBPF program. Raises IotwinError with the first error of the compiler or the kernel."""
     own_stderr = os.dup(2)
     directory = temporary_directory()
     with scratch_folder() as tree, tempfile.TemporaryFile(dir=directory) as messages:
@@ -198,7 +198,7 @@ def _compile(module: ModuleType, constants: list[str]) -> Any:
             write_whole(tree / "include" / name, content.encode(), below=tree)
         try:
             os.environ["BCC_KERNEL_SOURCE"] = str(tree)
-            os.dup2(messages.fileno(), 2)  # libbcc prints pages about a program that fails; only its first error is reported
+            os.dup2(messages.fileno(), 2)  # libbcc prints pages of errors, of which only the first is reported
             return module.BPF(text=text_with_headers(BCC_SOURCE).encode(), cflags=[*constants, "-Wno-everything"])
         except Exception as error:  # bcc raises plain Exception
             messages.seek(0)

@@ -1,4 +1,4 @@
-"""Load a compiled eBPF object by libbpf.so.1, through ctypes: this requires no compiled helper and no Python package."""
+"""Load a compiled eBPF object by libbpf.so.1, called through ctypes, so that no Python package need be installed."""
 
 import ctypes
 import functools
@@ -41,7 +41,7 @@ _TYPEDEF = 8  # BTF_KIND_TYPEDEF of include/uapi/linux/btf.h
 
 
 class _UprobeOptions(ctypes.Structure):
-    """struct bpf_uprobe_opts of libbpf.h, up to the last field used here."""
+    """The struct bpf_uprobe_opts of libbpf.h, up to the last field that this module uses."""
 
     _fields_ = (
         ("size", c_size_t),
@@ -61,13 +61,13 @@ def _library() -> ctypes.CDLL:
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    # libbpf prints pages about a program that fails to load; the caller reports the error number.
+    # libbpf prints pages about a program that fails to load; BpfObject.load reports the kernel's error number instead.
     library.libbpf_set_print(None)
     return library
 
 
 def libbpf_unavailable_reason() -> str | None:
-    """Return why libbpf.so.1 cannot be loaded, or None if it can."""
+    """Return why libbpf.so.1 cannot be loaded, None if it can."""
     try:
         _library()
     except IotwinError as error:
@@ -76,12 +76,12 @@ def libbpf_unavailable_reason() -> str | None:
 
 
 def possible_cpus() -> int:
-    """Return the number of CPUs that the kernel could start, which is the number of entries of a per-CPU map."""
+    """Return the number of CPUs that this machine can have, online or not: the number of entries of a per-CPU map."""
     return int(_library().libbpf_num_possible_cpus())
 
 
 def missing_tracepoints(names: Collection[str]) -> list[str]:
-    """Return the tracepoints among `names` that the running kernel lacks according to its BTF."""
+    """Return the tracepoints among `names` that the running kernel's BTF does not list."""
     library = _library()
     types = library.btf__load_vmlinux_btf()
     if not types:
@@ -93,18 +93,18 @@ def missing_tracepoints(names: Collection[str]) -> list[str]:
 
 
 class BpfObject:
-    """An eBPF object file. Set its constants, load it, attach its programs, use its maps; close it to detach all programs."""
+    """An eBPF object file. Set constants, load it, attach its programs, use its maps; closing it detaches all programs."""
 
     def __init__(self, path: Path) -> None:
         """Open the object file at `path`. Raises IotwinError if it is no eBPF object."""
         self._lib = _library()
         self._links: list[int] = []
         self._object: int | None = self._lib.bpf_object__open_file(os.fsencode(path), None)
-        if not self._object or self._object > 2**63:  # libbpf 1.x returns NULL; older ones an error pointer
+        if not self._object or self._object > 2**63:  # libbpf 1.x returns NULL, older versions an error code as pointer
             raise IotwinError(f"{path} is not a loadable eBPF object: {os.strerror(ctypes.get_errno())}")
 
     def set_constants(self, section: str, values: bytes) -> None:
-        """Set the ``const volatile`` variables of a section to `values`, which must have their layout. Call before `load`."""
+        """Set the ``const volatile`` variables of `section` to `values`, bytes in their C layout. Call this before `load`."""
         size = c_size_t()
         address = self._lib.bpf_map__initial_value(self._map(section), byref(size))
         if not address or len(values) != size.value:
@@ -112,17 +112,17 @@ class BpfObject:
         ctypes.memmove(address, values, len(values))
 
     def set_max_entries(self, name: str, entries: int) -> None:
-        """Set the number of entries of a map, or the bytes of a ring buffer. Call before `load`."""
+        """Set the number of entries of the map `name`, or the bytes of the ring buffer. Call this before `load`."""
         self._lib.bpf_map__set_max_entries(self._map(name), entries)
 
     def leave_out(self, program: str) -> None:
-        """Neither load nor attach the program. Call before `load`."""
+        """Exclude the program called `program` from `load` and `attach`. Call this before `load`."""
         found = self._lib.bpf_object__find_program_by_name(self._object, program.encode())
         if not found or self._lib.bpf_program__set_autoload(found, False):
             raise IotwinError(f"the eBPF object has no program {program}; compile it again")
 
     def load(self) -> None:
-        """Load maps and programs into the kernel. Raises IotwinError with the kernel's reason if it refuses."""
+        """Load maps and programs into the kernel. Raises IotwinError with the kernel's error if it refuses them."""
         error = self._lib.bpf_object__load(self._object)
         if error:
             raise IotwinError(f"the kernel refused the eBPF programs: {os.strerror(abs(error))}")
@@ -155,23 +155,23 @@ class BpfObject:
             raise IotwinError(f"cannot update the eBPF map {name}: {os.strerror(ctypes.get_errno())}")
 
     def detach(self) -> None:
-        """Detach every program; the maps stay readable."""
+        """Detach every program. The maps remain readable until `close`."""
         while self._links:
             self._lib.bpf_link__destroy(self._links.pop())
 
     def close(self) -> None:
-        """Detach every program and free the object."""
+        """Detach every program and free programs and maps."""
         self.detach()
         if self._object:
             self._lib.bpf_object__close(self._object)
             self._object = None
 
     def map_fd(self, name: str) -> int:
-        """Return the file descriptor of a map, valid until close."""
+        """Return the file descriptor of the map `name`, valid until `close`."""
         return int(self._lib.bpf_map__fd(self._map(name)))
 
     def items(self, name: str, key_bytes: int, value_bytes: int) -> list[tuple[bytes, bytes]]:
-        """Return the (key, value) pairs of the hash map `name`, whose keys and values have these sizes."""
+        """Return the (key, value) pairs of the hash map `name`, whose keys have `key_bytes` and values `value_bytes`."""
         fd, found, previous = self.map_fd(name), [], None
         key, value = ctypes.create_string_buffer(key_bytes), ctypes.create_string_buffer(value_bytes)
         while not self._lib.bpf_map_get_next_key(fd, previous, key):
@@ -181,7 +181,7 @@ class BpfObject:
         return found
 
     def per_cpu_sum(self, name: str, fields: int) -> NDArray[np.uint64]:
-        """Return entry 0 of a per-CPU array of `fields` 64-bit counters, summed over the CPUs; shape (fields,)."""
+        """Return entry 0 of the per-CPU array `name`, `fields` 64-bit counters, summed over the CPUs; shape (fields,)."""
         cpus = possible_cpus()
         buffer = (c_uint64 * (fields * cpus))()
         key = ctypes.c_uint32(0)

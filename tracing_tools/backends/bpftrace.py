@@ -1,7 +1,7 @@
 """Capture by bpftrace: run the script probes/io_events.bt, and convert its lines to records after the job.
 
 This works on machines that have bpftrace and nothing else, not even a mounted tracefs. Each traced call takes about ten
-microseconds longer, and its line about 100 bytes.
+microseconds longer, and adds a line of about 100 bytes.
 """
 
 import io
@@ -37,16 +37,16 @@ from iotwin.tracing_tools.targets.processes import is_asleep
 
 _READY_S, _CATCH_UP_S, _STOP_S, _INTERRUPT_EVERY_S = 30.0, 60.0, 20.0, 0.5
 _POLL_S = 0.02
-_ENVIRONMENT = {"BPFTRACE_PERF_RB_PAGES": "4096", "BPFTRACE_STRLEN": "176"}  # longer strings exceed an eBPF program's stack
+_ENVIRONMENT = {"BPFTRACE_PERF_RB_PAGES": "4096", "BPFTRACE_STRLEN": "176"}  # longer strings would exceed an eBPF stack
 _COLUMNS = (
     "call", "start", "duration", "result", "pid", "tid", "cpu", "fd", "a1", "a2", "a3", "a5", "vector", "position", "inode",
     "device", "generation", "mode", "flags",
 )  # fmt: skip
 _PIECE_BYTES = 1 << 24
-_TEXT_FILE = "bpftrace.txt"  # in raw/; its first line holds the mark of all other lines, and the number to add to their times
+_TEXT_FILE = "bpftrace.txt"  # in raw/; line 1 has the mark with which all other lines begin, and the ns to add to their times
 _LONGEST_HEAD_BYTES = 64
-_MOST_START_BYTES = 1 << 30  # of the text that bpftrace prints until its probes are attached
-_SLEPT_NS = 1_000_000  # a smaller difference of the clocks is the time between the two readings, not a sleep
+_MOST_START_BYTES = 1 << 30  # limit of the text that bpftrace prints until its probes are attached
+_SLEPT_NS = 1_000_000  # smaller differences of the clocks arise from reading one after the other, not from a sleep
 _KIND_OF_CALL = np.zeros(1024, np.int64)
 for _number, _kind in CALLS.values():
     _KIND_OF_CALL[_number] = _kind
@@ -58,7 +58,7 @@ _NOTE = (
 
 
 def unavailable_reason() -> str | None:
-    """Return why this machine cannot capture this way, or None if it should work."""
+    """Return why bpftrace cannot capture on this machine, None if it should work."""
     if reason := ebpf_unavailable_reason():
         return reason
     if not shutil.which("bpftrace"):
@@ -67,10 +67,10 @@ def unavailable_reason() -> str | None:
 
 
 class BpftraceBackend(Backend):
-    """Captures by tracepoints, filtered in the kernel by process tree."""
+    """Captures by a bpftrace script on tracepoints, which filters calls by process tree."""
 
     name = "bpftrace"
-    needs_command = True  # the script follows the command's process tree
+    needs_command = True  # the script filters by the command's process tree
     unrecorded_groups = ("metadata", "mmap", "async", "block")
 
     def __init__(self, scope: Scope) -> None:
@@ -78,22 +78,22 @@ class BpftraceBackend(Backend):
         self.probes = ["raw_syscalls:sys_enter", "raw_syscalls:sys_exit", "sched:sched_process_{fork,exec,exit}"]
         self._notes.insert(0, _NOTE)
         self._mount_offset = KernelTypes().offset("mount", "mnt")
-        self._mark = secrets.randbits(31)  # so that no path which the job chooses looks like a line of the script
+        self._mark = secrets.randbits(31)  # random, so that no path chosen by the job looks like a line of the script
         self._process: subprocess.Popen[bytes] | None = None
         self._text: Path | None = None
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
-        """Return the command unchanged."""
+        """Return `command` unchanged, and remember `raw` as the directory of the script's output."""
         self._text = raw / _TEXT_FILE
         return command
 
     def follow(self, pid: int) -> None:
-        """Start the script on `pid` and wait until its probes are attached."""
+        """Start the bpftrace script for the process tree of `pid`, and wait until its probes are attached."""
         if self._text is None:
             raise IotwinError("the bpftrace backend traces only a command that it starts itself")
         arguments = [str(pid), str(self._mount_offset), str(self._mark)]
         with open_new(self._text) as out:
-            # Unlike bpftrace's clock, CLOCK_MONOTONIC stops while the machine sleeps.
+            # bpftrace's clock is CLOCK_BOOTTIME, which runs while the machine sleeps; CLOCK_MONOTONIC does not.
             to_monotonic_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
             out.write(b"%d %d\n" % (self._mark, to_monotonic_ns if abs(to_monotonic_ns) > _SLEPT_NS else 0))
             out.flush()
@@ -104,7 +104,7 @@ class BpftraceBackend(Backend):
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **_ENVIRONMENT},
                 start_new_session=True,  # Ctrl-C must reach the job but not the script
-                preexec_fn=dying_with_us(signal.SIGKILL),  # the kernel detaches its probes when it dies
+                preexec_fn=dying_with_us(signal.SIGKILL),  # the kernel detaches the probes of a dead bpftrace
             )
         deadline = time.monotonic() + _READY_S
         while b"\nREADY\n" not in _printed(self._text):
@@ -114,7 +114,7 @@ class BpftraceBackend(Backend):
             time.sleep(_POLL_S)
 
     def stop(self, recording: Recording | None) -> None:
-        """End the script."""
+        """End the bpftrace script after it has printed all events."""
         if self._process is None:
             return
         self._end()
@@ -122,10 +122,13 @@ class BpftraceBackend(Backend):
         super().stop(recording)
 
     def _end(self) -> None:
-        """Interrupt the script repeatedly until it has ended: bpftrace sometimes misses a signal."""
+        """Interrupt the script until it has ended. bpftrace may miss a signal, so it receives several."""
         if self._process is None:
             return
-        _wait_until_asleep(self._process)
+        # A signal makes bpftrace drop events that it has not printed. Once it sleeps, it has printed all.
+        deadline = time.monotonic() + _CATCH_UP_S
+        while self._process.poll() is None and not is_asleep(self._process.pid) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
         deadline = time.monotonic() + _STOP_S
         while self._process.poll() is None and time.monotonic() < deadline:
             self._process.send_signal(signal.SIGINT)
@@ -138,15 +141,8 @@ class BpftraceBackend(Backend):
             self._process.wait()
 
 
-def _wait_until_asleep(process: subprocess.Popen[bytes]) -> None:
-    """Wait until bpftrace sleeps, since it has then printed all events: a signal makes it drop events that wait."""
-    deadline = time.monotonic() + _CATCH_UP_S
-    while process.poll() is None and not is_asleep(process.pid) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-
-
 def _first_error(output: bytes) -> str:
-    """Return the first error that bpftrace printed, except the one about RLIMIT_MEMLOCK, which current kernels ignore."""
+    """Return the first error in `output`, which bpftrace printed, except errors about RLIMIT_MEMLOCK, which do not matter."""
     lines = [line for line in output.decode(errors="replace").splitlines() if "RLIMIT_MEMLOCK" not in line]
     return next((line for line in lines if "error" in line.lower()), "it gave no reason in time")
 
@@ -156,7 +152,7 @@ def _printed(text: Path) -> bytes:
 
 
 def convert(raw: Path, manifest: Manifest) -> None:
-    """Convert the script's lines to records, and count as lost the calls that the kernel counted but no line reports."""
+    """Convert the lines that the script printed to records. Calls that the kernel counted but no line reports count as lost."""
     try:
         file = open_foreign(raw / _TEXT_FILE, follow=False)
     except FileNotFoundError:
@@ -179,7 +175,7 @@ def convert(raw: Path, manifest: Manifest) -> None:
 
 
 class _Lines:
-    """Converts the script's lines to records; io_events.bt documents the lines."""
+    """Converts the lines that the script io_events.bt printed to records. The script documents its lines."""
 
     def __init__(self, mark: int, to_monotonic_ns: int) -> None:
         self._shift_ns = to_monotonic_ns
@@ -187,10 +183,10 @@ class _Lines:
         self._other = re.compile(rb"^%d ([2-8]) (.*(?:\n(?!%d |@|READY|Lost ).*)*)" % (mark, mark), re.MULTILINE)
         self._named: list[tuple[int, bytes]] = []
         self._pids: set[int] = set()
-        self.anonymous_maps = 0  # the kernel counts them, though they are no calls on files
+        self.anonymous_maps = 0  # number of mmap calls without a file: the script counts them, but no trace contains them
 
     def events(self, text: bytes) -> NDArray[np.void]:
-        """Return the records of the calls in `text`; no Python runs per call."""
+        """Return one event record (records.EVENT) for each call in `text`; no Python runs per call."""
         content = b"\n".join(self._event.findall(text))
         if not content:
             return np.zeros(0, records.EVENT)
@@ -229,7 +225,7 @@ class _Lines:
         for name in ("inode", "pid", "tid", "device", "generation", "fd"):
             out[name] = column[name].astype(out.dtype[name])
         out["call_flags_cpu"] = column["call"] | raw_flags << 10 | column["cpu"] << 18
-        # The name record of an open needs the identity of the file, which only the line of the event has.
+        # A name record of an open needs the file's identity, which only the event's line has.
         opened = np.isin(kind, OPEN_KINDS) & (result >= 0)
         for i in np.flatnonzero(opened).tolist():
             values = (int(column[name][i]) for name in ("tid", "start", "inode", "device", "generation", "mode"))
@@ -237,11 +233,11 @@ class _Lines:
         return out
 
     def gather_names(self, text: bytes) -> None:
-        """Store the lines of `text` that name paths and processes. There are few, so a loop over them costs little."""
+        """Store the lines of `text` about paths and processes for `names`. They are few, so a loop over them is fast."""
         self._named += [(int(number), content) for number, content in self._other.findall(text)]
 
     def names(self) -> list[bytes]:
-        """Return the name records of all lines gathered."""
+        """Return the name records of all lines that `gather_names` stored."""
         opened: dict[tuple[int, int], dict[str, int]] = {}
         for number, content in self._named:
             if number == 0:
@@ -292,7 +288,7 @@ class _Lines:
 
 
 class _Path:
-    """One call that names a path; `parts` are the lines that describe the path."""
+    """A call that names a path. `parts`: (number, text) of each line that describes the path."""
 
     def __init__(self, tid: int, start_ns: int, result: int, pid: int, kind: int) -> None:
         self.tid, self.start_ns, self.result, self.pid, self.kind = tid, start_ns, result, pid, kind
@@ -300,5 +296,5 @@ class _Path:
 
 
 def _unescape(text: bytes) -> bytes:
-    """Return the bytes that a text printed by bpftrace's %r represents."""
+    """Return the bytes that `text` represents, which bpftrace printed by %r."""
     return _ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), text)

@@ -1,7 +1,4 @@
-"""Find functions in an ELF file by its symbol tables, with NumPy, since libraries have 100 000 symbols.
-
-The layout of the file is described in elf(5).
-"""
+"""Find functions in an ELF file (layout: elf(5)) by its symbol tables, with NumPy, since libraries have 100 000 symbols."""
 
 import mmap
 import struct
@@ -28,7 +25,7 @@ _MAGIC_64_LITTLE = b"\x7fELF\x02\x01"
 
 
 def function_offsets(path: Path, prefix: str) -> dict[str, int]:
-    """Return the file offset of each function that the file defines and whose name begins with `prefix`.
+    """Return, by name, the file offset of each function that the file `path` defines and whose name begins with `prefix`.
 
     Returns {} if the file is unreadable or no 64-bit ELF file.
     """
@@ -62,7 +59,7 @@ def _offsets(content: mmap.mmap, prefix: bytes) -> dict[str, int]:
 
 
 def _begin_with(prefix: bytes, texts: bytes, offsets: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Return for each of `offsets` whether the name at that offset in `texts` begins with `prefix`."""
+    """Return a mask of those `offsets` into `texts` at which `prefix` is found."""
     padded = np.frombuffer(texts + bytes(len(prefix)), np.uint8)
     columns = [padded[offsets.astype(np.int64) + i] == byte for i, byte in enumerate(prefix)]
     same: NDArray[np.bool_] = np.logical_and.reduce(columns)

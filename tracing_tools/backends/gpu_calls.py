@@ -1,7 +1,7 @@
 """Capture calls of CUDA's API in addition to a backend's calls, by uprobes in the libraries and programs that the job maps.
 
-Libraries that the command is known to load get uprobes before it starts. All others, also those in containers, get them a few
-hundredths of a second after a traced process maps them, long before a framework makes its first call.
+Libraries that the command is known to load get uprobes before the command starts. All others, also those in containers, get
+uprobes a few hundredths of a second after a traced process maps them, long before a framework makes its first call.
 """
 
 import os
@@ -27,16 +27,16 @@ from iotwin.tracing_tools.targets.processes import running_pids
 
 _CALLS_BYTES, _MAPPERS_BYTES = 1 << 22, 1 << 16
 _MAPPER = np.dtype([("header", "<u4"), ("page", "<u4"), ("pid", "<u8")])
-_SETTLED_NS = 300_000_000  # so long after mmap began, /proc/PID/maps lists the mapping
+_SETTLED_NS = 300_000_000  # time from the begin of an mmap until /proc/PID/maps surely lists the mapping
 _LIBRARIES = ("libcudart*.so*", "libcuda.so*")
-_PACKAGES = ("nvidia/*/lib", "torch/lib")  # below site-packages, where wheels put CUDA's libraries
+_PACKAGES = ("nvidia/*/lib", "torch/lib")  # folders below site-packages in which wheels put CUDA's libraries
 
 
 class WithGpuCalls(Backend):
-    """A backend that captures like another one, which it wraps, and also records calls of CUDA's API by the same tasks."""
+    """A backend that wraps another one, and in addition records the calls of CUDA's API by the same tasks."""
 
     def __init__(self, backend: Backend, scope: Scope) -> None:
-        """Load the eBPF programs. Raises IotwinError if that is impossible on this machine."""
+        """Wrap `backend` and load the eBPF programs for CUDA calls. Raises IotwinError if this machine cannot load them."""
         super().__init__(scope)
         if reason := libbpf.unavailable_reason():
             raise IotwinError(reason)
@@ -44,9 +44,9 @@ class WithGpuCalls(Backend):
         self.name = backend.name
         self.probes = [*backend.probes, "uprobe and uretprobe of CUDA calls"]
         self._object: BpfObject | None = BpfObject(compiled_probes("cuda"))
-        self._probed: dict[tuple[int, int], str] = {}  # (device, inode) -> path, of files that define CUDA's functions
+        self._probed: dict[tuple[int, int], str] = {}  # paths of files that define CUDA functions, by (device, inode)
         self._examined: set[tuple[int, int]] = set()
-        self._due: dict[int, int] = {}  # pid -> time to read its maps once more, ns
+        self._due: dict[int, int] = {}  # time in ns at which to read a process's maps once more, by pid
         self._lost = self._seen = 0
         try:
             self._object.set_constants(task_filter.SECTION, task_filter.packed_constants(scope))
@@ -60,13 +60,13 @@ class WithGpuCalls(Backend):
             raise
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
-        """Attach uprobes to the libraries that the command is known to load; return the wrapped backend's command line."""
+        """Attach uprobes to the libraries that `command` is known to load. Return the wrapped backend's command line."""
         for path in _foreseen(command):
             self._probe(path, path)
         return self._backend.wrap(command, raw)
 
     def start(self) -> None:
-        """Attach the programs that report mappings, and uprobes for running processes; start the wrapped backend."""
+        """Attach the programs that report mappings, and uprobes for running processes. Start the wrapped backend."""
         if self._object is not None:
             self._object.attach(but=("on_call", "on_return"))
         for pid in running_pids():
@@ -74,18 +74,18 @@ class WithGpuCalls(Backend):
         self._backend.start()
 
     def follow(self, pid: int) -> None:
-        """Capture the CUDA calls of `pid`, and have the wrapped backend follow it."""
+        """Capture the CUDA calls of the process `pid`, and let the wrapped backend follow it."""
         if self._object is not None:
             self._object.update("tree", pid, IN_TREE)
         self._probe_mapped(pid)
         self._backend.follow(pid)
 
     def strays(self) -> dict[int, bool]:
-        """Return the strays of the wrapped backend."""
+        """Return what the wrapped backend's `strays` returns."""
         return self._backend.strays()
 
     def drain(self, recording: Recording) -> bool:
-        """Attach uprobes to newly mapped files, move the CUDA calls, drain the wrapped backend."""
+        """Attach uprobes to newly mapped files, move CUDA calls to `recording`, and drain the wrapped backend."""
         now = time.monotonic_ns()
         mappers = self._mappers.fixed_records(_MAPPER)
         pids = np.unique(mappers["pid"]).tolist()
@@ -107,7 +107,7 @@ class WithGpuCalls(Backend):
         return Ledger(ledger.seen, ledger.lost | ({"gpu_ring_full": self._lost} if self._lost else {}))
 
     def stop(self, recording: Recording | None) -> None:
-        """Detach the programs, move the last calls, add a note if the job made none, stop the wrapped backend."""
+        """Detach the programs, move the last CUDA calls, note if the job made none, and stop the wrapped backend."""
         if self._object is not None:
             self._object.detach()
             self._count()
@@ -132,11 +132,11 @@ class WithGpuCalls(Backend):
         return []
 
     def _move_calls(self, recording: Recording) -> None:
-        if self._calls.pending_bytes():  # gpu.parquet must not exist if there was no call
+        if self._calls.pending_bytes():  # without a call, gpu.parquet must not exist
             self._calls.move_records(GPU_CALL, recording.append_gpu_calls)
 
     def _probe_mapped(self, pid: int) -> None:
-        """Attach uprobes to the executable files that `pid` has mapped and that were not examined before."""
+        """Attach uprobes to the executable files that the process `pid` has mapped, unless they were examined before."""
         try:
             with Path(f"/proc/{pid}/maps").open("rb") as maps:
                 lines = [line.split(None, 5) for line in maps]
@@ -145,7 +145,7 @@ class WithGpuCalls(Backend):
         for fields in lines:
             if len(fields) == 6 and b"x" in fields[1] and fields[5].startswith(b"/"):
                 path = os.fsdecode(fields[5].rstrip(b"\n"))
-                # Through the process's root: the process may be in a container.
+                # The process may be in a container, so its paths are relative to its root.
                 self._probe(Path(f"/proc/{pid}/root{path}"), Path(path))
 
     def _probe(self, path: Path, shown: Path) -> None:
@@ -167,14 +167,14 @@ class WithGpuCalls(Backend):
 
 
 def _foreseen(command: list[str]) -> list[Path]:
-    """Return the program of `command`, its linked libraries, and the CUDA libraries in folders that it would search."""
+    """Return the program of `command`, its linked libraries, and the CUDA libraries in the packages of its Python."""
     program = shutil.which(command[0])
     if program is None:
         return []
     path = Path(program)
     found = [path, *_linked(path)]
     folders = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
-    for packages in path.parent.parent.glob("lib/python*/site-packages"):  # a virtual environment's
+    for packages in path.parent.parent.glob("lib/python*/site-packages"):  # those of a virtual environment
         folders += [folder for pattern in _PACKAGES for folder in packages.glob(pattern)]
     found += [library for folder in folders for pattern in _LIBRARIES for library in folder.glob(pattern)]
     return found

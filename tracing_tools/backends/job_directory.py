@@ -1,4 +1,4 @@
-"""Directories in raw/ to which the job writes. Under sudo the job is another user's, who cannot enter root's directories."""
+"""Directories in raw/ to which the job writes. Under sudo, the job runs as a user who cannot enter root's directories."""
 
 import os
 import stat
@@ -22,9 +22,9 @@ def run_as_job(command: list[str], environment: dict[str, str] | None = None) ->
 
 
 def make_job_directory(raw: Path, name: str) -> Path:
-    """Make a directory `name` in `raw`, to which the job's user can write. Raises IotwinError if that user cannot reach it.
+    """Create the directory `name` in `raw`, to which the job's user can write. Raises IotwinError if the user cannot reach it.
 
-    Users cannot remove one another's files in it. `raw` and its parent become passable, but not readable, for the job's user.
+    Users cannot remove one another's files in it. The job's user may pass through `raw` and its parent, but not read them.
     """
     directory = raw / name
     new_folder(directory)
@@ -39,7 +39,7 @@ def make_job_directory(raw: Path, name: str) -> Path:
 
 
 def make_for_job(path: Path) -> None:
-    """Make an empty file, owned by the job's user, in a job directory. Raises OSError if that is impossible."""
+    """Create the empty file `path`, owned by the job's user, in a job directory. Raises OSError on failure."""
     open_new(path, 0o644).close()
     user = invoking_user()
     if user is not None:

@@ -10,7 +10,7 @@ _CAP_SYS_ADMIN, _CAP_PERFMON, _CAP_BPF = 21, 38, 39  # include/uapi/linux/capabi
 
 
 def ebpf_unavailable_reason() -> str | None:
-    """Return why no eBPF program can be loaded here, or None if it should work."""
+    """Return why no eBPF program can be loaded on this machine, None if it should work."""
     if os.uname().machine != "x86_64":
         return f"the probes read x86-64 registers; this machine is {os.uname().machine}"
     if os.geteuid() != 0:
@@ -34,4 +34,4 @@ def _is_locked_down() -> bool:
     try:
         return "[confidentiality]" in _LOCKDOWN.read_text()
     except OSError:
-        return False  # without securityfs, only loading a program shows whether the kernel is locked down
+        return False  # unknown without securityfs: only loading a program will show it

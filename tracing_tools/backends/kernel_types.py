@@ -1,6 +1,6 @@
-"""Find the offsets of fields in the running kernel's structures by its BTF; header files might be another kernel's.
+"""Find the offsets of fields in the running kernel's structures by its BTF, since header files might be another kernel's.
 
-The layout of BTF is described in Documentation/bpf/btf.rst of the Linux source.
+Documentation/bpf/btf.rst of the Linux source describes the layout of BTF.
 """
 
 import struct
@@ -14,7 +14,7 @@ _HEADER = struct.Struct("<HBBIIIII")
 _TYPE = struct.Struct("<III")
 _MEMBER = struct.Struct("<III")
 _STRUCT, _UNION = 4, 5
-# Bytes that follow the head of a type, by its kind: (fixed number, number per element).
+# Number of bytes after the head of a type, by the type's kind: (fixed number, number per element).
 _TAIL = {
     1: (4, 0), 3: (12, 0), _STRUCT: (0, 12), _UNION: (0, 12), 6: (0, 8), 13: (0, 8), 14: (4, 0), 15: (0, 12), 17: (4, 0),
     19: (0, 12),
@@ -22,10 +22,10 @@ _TAIL = {
 
 
 class KernelTypes:
-    """The structures of the running kernel."""
+    """The layout of the running kernel's structures, from its BTF."""
 
     def __init__(self) -> None:
-        """Index all types of the kernel. Raises IotwinError if it has no BTF."""
+        """Index all types of the kernel. Raises IotwinError if the kernel has no BTF."""
         try:
             self._content = content = _BTF.read_bytes()
         except OSError:
@@ -34,8 +34,8 @@ class KernelTypes:
         if magic != _MAGIC:
             raise IotwinError(f"{_BTF} is not BTF")
         self._strings = header_bytes + strings
-        self._positions = [0]  # offset of each type in the file, by its id; id 0 is void
-        self._by_name: dict[int, int] = {}  # offset of a structure's name in the strings -> id
+        self._positions = [0]  # offset of each type in the BTF file; index: the type's id, 0 is void
+        self._by_name: dict[int, int] = {}  # id of a structure, by the offset of its name in the strings
         position, end = header_bytes + types, header_bytes + types + types_bytes
         while position < end:
             name, info, _ = _TYPE.unpack_from(content, position)
@@ -47,8 +47,8 @@ class KernelTypes:
             position += _TYPE.size + fixed + each * (info & 0xFFFF)
 
     def offset(self, structure: str, field: str) -> int:
-        """Return the byte offset of `field` in `structure`, also within unnamed members. Raises IotwinError if there is none."""
-        text = self._content.find(b"\0%b\0" % structure.encode(), self._strings)  # BTF holds each string once
+        """Return the byte offset of `field` in `structure`, also within unnamed members. Raises IotwinError if it has none."""
+        text = self._content.find(b"\0%b\0" % structure.encode(), self._strings)  # BTF contains each string only once
         number = self._by_name.get(text + 1 - self._strings)
         found = None if number is None else self._offset_in(number, field)
         if found is None:

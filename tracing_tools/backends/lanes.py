@@ -1,8 +1,8 @@
-"""Read lanes: for each CPU a buffer of event records, which the eBPF programs fill and which this process has mapped.
+"""Read lanes: one buffer of event records per CPU, which the eBPF programs fill and which this process maps into its memory.
 
-Mirrors struct lane and struct slot of tracing_tools/probes/records.h. Each lane has one writer, the eBPF program, and one reader,
-this process, so that a head and a tail suffice; x86-64 does not reorder the stores. If a lane is full, the program writes the
-record to a ring buffer instead.
+The layout is that of struct lane and struct slot in tracing_tools/probes/records.h. Each lane has one writer, the eBPF program,
+and one reader, this process, so a head and a tail suffice; x86-64 does not reorder the stores. If a lane is full, the program
+writes the record to a ring buffer instead.
 """
 
 import mmap
@@ -33,11 +33,11 @@ class LaneBuffers:
         return int(self._lanes["head"].sum())
 
     def pending(self) -> int:
-        """Return the number of records that were written and not yet taken."""
+        """Return the number of records that were written and that `take` has not yielded yet."""
         return int((self._lanes["head"] - self._lanes["tail"]).sum())
 
     def take(self) -> Iterator[NDArray[np.void]]:
-        """Yield views of the pending records, those of a CPU in order; each view is valid until the next one is requested."""
+        """Yield views of the pending records, in order for each CPU. A view is valid until the next one is requested."""
         for lane, records in zip(self._lanes, self._records, strict=True):
             head, tail = int(lane["head"]), int(lane["tail"])
             while tail < head:

@@ -1,4 +1,4 @@
-"""The default backend: eBPF programs (CO-RE), loaded by libbpf; their buffers are read in bulk."""
+"""The default backend: libbpf loads compiled eBPF programs (CO-RE), whose buffers are read in bulk."""
 
 import struct
 from collections.abc import Collection
@@ -23,10 +23,10 @@ _NAMES_BYTES = 1 << 22
 _BLOCKS_BYTES = 1 << 21
 _LEDGER_FIELDS = 8
 _PAGE_BYTES = 4096
-# From writeback.h: sizes of struct chunk and struct page_states, offset of the states in page_states, DIRTY of enum page_state.
+# From writeback.h: sizes of struct chunk and struct page_states, offset of page_states.states, DIRTY of enum page_state.
 _CHUNK_BYTES, _STATES_BYTES, _STATES_AT, _DIRTY = 24, 136, 8, b"\2"
 
-# The eBPF programs that only one group of --detail needs: group -> program -> tracepoint.
+# Tracepoints of the eBPF programs that only one group of --detail needs, by group and program.
 _OPTIONAL = {
     "mmap": {
         "on_user_fault": "page_fault_user",
@@ -47,7 +47,7 @@ _OPTIONAL = {
 
 
 def unavailable_reason() -> str | None:
-    """Return why this machine cannot capture this way, or None if it should work."""
+    """Return why libbpf cannot capture on this machine, None if it should work."""
     return ebpf_unavailable_reason() or libbpf_unavailable_reason()
 
 
@@ -59,7 +59,10 @@ _UNSEEN = {
 
 
 def _constants(scope: Scope, slots: int, block_cgroup_id: int) -> dict[str, bytes]:
-    """Return the bytes of the constants of syscalls.bpf.c by section; tasks.h, arguments.h, outlets.h, block.h declare them."""
+    """Return the values of the constants of syscalls.bpf.c in their C layout, by section of the object file.
+
+    tasks.h, arguments.h, outlets.h and block.h declare the constants.
+    """
     kinds = bytearray(_MAX_CALLS)
     for number, kind in calls_of(scope.detail).values():
         kinds[number] = kind
@@ -72,18 +75,18 @@ def _constants(scope: Scope, slots: int, block_cgroup_id: int) -> dict[str, byte
 
 
 class LibbpfBackend(Backend):
-    """Captures by tracepoints on system call entry and exit, filtered in the kernel by cgroup or process tree."""
+    """Captures by tracepoints on system call entry and exit. The kernel filters calls by cgroup or process tree."""
 
     name = "libbpf"
 
     def __init__(self, scope: Scope, buffer_bytes: int = 1 << 24) -> None:
-        """Load the programs for `scope`; `buffer_bytes`, a power of two, is the size of the ring buffer of events."""
+        """Load the eBPF programs for `scope`. `buffer_bytes`: size of the event ring buffer, a power of two."""
         super().__init__(scope)
         self.probes = ["tp_btf/sys_enter", "tp_btf/sys_exit", "tp_btf/sched_process_{fork,exec,exit}"]
         self._buffer_bytes = buffer_bytes
         self._ledger = Ledger()
         self._strays: dict[int, bool] = {}
-        self._unwritten_bytes = 0  # bytes that the job wrote to files that still exist, and that no seen block request wrote
+        self._unwritten_bytes = 0  # bytes written to files that still exist, without a recorded block request
         self._records_blocks = "block" in scope.detail
         self._block_cgroup = BlockCgroup(scope.cgroup_id if self._records_blocks else 0)
         cpus = possible_cpus()
@@ -113,7 +116,7 @@ class LibbpfBackend(Backend):
             raise
 
     def _choose_programs(self, detail: Collection[str]) -> None:
-        """Leave out the programs of groups that were not chosen, or whose tracepoints this kernel lacks."""
+        """Exclude eBPF programs whose group is not in `detail` or whose tracepoint this kernel lacks."""
         points = {point for group in detail for point in _OPTIONAL.get(group, {}).values()}
         missing = set(missing_tracepoints(points)) if points else set()
         for group, programs in _OPTIONAL.items():
@@ -127,23 +130,23 @@ class LibbpfBackend(Backend):
                 self._loaded().leave_out(program)
 
     def start(self) -> None:
-        """Attach the programs."""
+        """Attach the eBPF programs to their tracepoints."""
         self._loaded().attach()
 
     def follow(self, pid: int) -> None:
-        """Add `pid` to the process tree, by which the programs filter if there is no cgroup."""
+        """Add `pid` to the process tree, by which the kernel filters calls if there is no cgroup."""
         self._loaded().update("tree", pid, task_filter.IN_TREE)
         self._block_cgroup.add(pid)
 
     def strays(self) -> dict[int, bool]:
-        """Return the job's processes that left its cgroup, and whether each still runs."""
+        """Return the captured processes that left the job's cgroup, as {pid: True if it still runs}."""
         if self._object is not None:
             states = self._object.items("strays", key_bytes=4, value_bytes=1)
             self._strays = {int.from_bytes(pid, "little"): state[0] == task_filter.STRAY for pid, state in states}
         return self._strays
 
     def drain(self, recording: Recording) -> bool:
-        """Move the records of all buffers; return True if a quarter of the space for events was full."""
+        """Move the records of all buffers to `recording`. Return True if the space for events was a quarter full."""
         self._names.move_names(recording.append_names)
         if self._records_blocks:
             self._blocks.move_records(BLOCK, recording.append_blocks)
@@ -154,7 +157,7 @@ class LibbpfBackend(Backend):
         return moved_bytes * 4 > self._buffer_bytes
 
     def ledger(self) -> Ledger:
-        """Return the programs' own counts."""
+        """Return the eBPF programs' counts of seen and lost events."""
         if self._object is not None:
             counters = (int(n) for n in self._object.per_cpu_sum("ledgers", _LEDGER_FIELDS))
             seen, dropped, _, names_dropped, missed, blocks_dropped, dirtied, cleaned = counters
@@ -165,12 +168,12 @@ class LibbpfBackend(Backend):
                 "blocks_ring_full": blocks_dropped,
             }
             self._unwritten_bytes = (dirtied - cleaned) * _PAGE_BYTES
-            # A call missed at entry is not seen at exit either, so it counts as seen and as lost.
+            # A call that was missed at its entry is not counted at its exit, so it is added to `seen` and to `lost`.
             self._ledger = Ledger(self._lanes.sent() + seen + missed, {source: count for source, count in lost.items() if count})
         return self._ledger
 
     def stop(self, recording: Recording | None) -> None:
-        """Detach the programs, move the last records, unload the programs."""
+        """Detach the eBPF programs, move the last records to `recording`, unload the programs."""
         if self._object is None:
             return
         probes = self._object
@@ -190,14 +193,14 @@ class LibbpfBackend(Backend):
         self._block_cgroup.remove()
 
     def _move_unfinished_blocks(self, recording: Recording) -> None:
-        """Record the block requests whose completion was not seen."""
+        """Append the block requests that were not complete when the recording ended to `recording`."""
         if self._records_blocks:
             requests = self._loaded().items("in_flight", 8, BLOCK.itemsize - RING_HEADER_BYTES)
             content = b"".join(bytes(RING_HEADER_BYTES) + record for _, record in requests)
             recording.append_blocks(np.frombuffer(content, BLOCK))
 
     def _unwritten_notes(self) -> list[str]:
-        """Return notes on how many written bytes have no block request, and why."""
+        """Return notes on how many of the written bytes have no recorded block request, and why."""
         if not self._unwritten_bytes:
             return []
         chunks = self._loaded().items("written", _CHUNK_BYTES, _STATES_BYTES)

@@ -1,6 +1,6 @@
 """Capture without root, from inside the job: LD_PRELOAD loads a small C library (probes/preload.c) before libc.
 
-Each thread appends records to a separate file under raw/; the files are joined when the job has ended.
+Each thread of the job appends records to a separate file under raw/. After the job, the files are joined.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _FLAGS = ["-O2", "-shared", "-fPIC"]
 _PROGRAM_INTERPRETER = 3  # PT_INTERP of elf(5)
 _PIECE_ROWS = 1 << 18
 _DIRECTORY, _LOST_FILE = "preload", "lost"  # in raw/
-_PREFIX, _LIBRARY, _MODE = "iotwin-preload-", "preload.so", 0o755  # passable: another user may run the job, which loads the copy
+_PREFIX, _LIBRARY, _MODE = "iotwin-preload-", "preload.so", 0o755  # 0755, as the job may run as another user
 _NOT_SEEN = (
     "captured by preload: calls of statically linked and setuid programs, and those that libc makes by itself "
     "(reads and writes of C's stdio), are not seen"
@@ -39,7 +39,7 @@ _NOT_SEEN = (
 
 
 def unavailable_reason() -> str | None:
-    """Return why this machine cannot capture this way, or None if it can."""
+    """Return why LD_PRELOAD cannot capture on this machine, None if it can."""
     if os.uname().machine != "x86_64":
         return f"the library is for x86-64; this machine is {os.uname().machine}"
     if shutil.which("cc") is None:
@@ -51,17 +51,17 @@ class PreloadBackend(Backend):
     """Captures by wrappers around libc's functions, in every dynamically linked program of the job."""
 
     name = "preload"
-    needs_command = True  # only programs that start with the library can be captured
+    needs_command = True  # the library must be loaded when a program starts
     unrecorded_groups = ("metadata", "mmap", "async", "block")
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
         self.probes = ["LD_PRELOAD"]
-        self._elsewhere: HeldFolder | None = None  # holds a copy of the library if the job cannot load it from raw/
+        self._elsewhere: HeldFolder | None = None  # folder with a copy of the library, if the job cannot load it from raw/
         self._notes.insert(0, _NOT_SEEN)
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
-        """Return the command line that runs `command` with the library. Raises IotwinError if the library cannot capture it."""
+        """Return the command line that runs `command` with the library. Raises IotwinError if `command` cannot load it."""
         program = shutil.which(command[0])
         if program is None:
             raise UsageError(f"there is no command '{command[0]}'; check its name or give its path")
@@ -78,18 +78,18 @@ class PreloadBackend(Backend):
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, "TMPDIR": str(directory)},  # no other directory may be writable
+            env={**os.environ, "TMPDIR": str(directory)},  # the only directory that is surely writable
         )
         if done.returncode:
             raise IotwinError(
                 f"cc cannot compile {PRELOAD_SOURCE.name}: {(done.stderr.strip() or 'no reason given').splitlines()[0]}"
             )
-        library.chmod(0o755)  # whatever the umask: under sudo the job is another user
+        library.chmod(0o755)  # despite the umask, as under sudo another user runs the job
         libraries = ":".join(filter(None, (str(self._loadable(library)), os.environ.get("LD_PRELOAD"))))
         return ["env", f"LD_PRELOAD={libraries}", f"IOTWIN_PRELOAD={directory}", *command]
 
     def _loadable(self, library: Path) -> Path:
-        """Return the path of the library, or of a copy if that path has blanks or colons or is on a noexec mount."""
+        """Return `library`, or the path of a copy if `library` has blanks or colons in its path or is on a noexec mount."""
         reason = _reason_against(library)
         if reason is None:
             return library
@@ -103,14 +103,14 @@ class PreloadBackend(Backend):
         return copy
 
     def stop(self, recording: Recording | None) -> None:
-        """Remove the copy of the library; the library itself stops recording with the end of the job."""
+        """Remove the copy of the library, if there is one. Recording ended with the job."""
         if self._elsewhere is not None:
             self._elsewhere.close()
         super().stop(recording)
 
 
 def remove_stale_copies() -> list[str]:
-    """Remove copies of the library that this user's killed tracers left, unless a process has one mapped; return their names."""
+    """Remove copies of the library that killed tracers of this user left and that no process has mapped. Return their names."""
     return remove_stale(_PREFIX, _MODE, _LIBRARY, _is_unused)
 
 
@@ -124,20 +124,20 @@ def _is_unused(library: Path, status: os.stat_result) -> bool:
 
 
 def _reason_against(library: Path) -> str | None:
-    """Return why a process of the job's user cannot load the library, by the dynamic loader's error; None if it can."""
+    """Return the dynamic loader's error if a process of the job's user cannot load `library`, None if it can."""
     errors = run_as_job(["true"], {"PATH": os.defpath, "LC_ALL": "C", "LD_PRELOAD": str(library)}).stderr.strip()
     reasons = re.findall(r"\(([^()]+)\)", errors)
     return None if not errors else reasons[0] if reasons else errors.splitlines()[0]
 
 
 def convert(raw: Path, manifest: Manifest) -> None:
-    """Join the threads' records in one file; set the manifest's losses to the number of records for which there was no space."""
+    """Join the threads' records in one file. Set the losses of `manifest` to the number of records that found no space."""
     directory = raw / _DIRECTORY
     if not directory.is_dir():
         return
     with ConvertedRecords(raw) as made:
         for path in sorted(directory.iterdir()):
-            if path.suffix == ".names":  # one write each, so no record is torn
+            if path.suffix == ".names":  # each record is one write, so none is torn
                 with open_foreign(path, follow=False) as file:
                     made.append_names(file.read())
             elif path.suffix == ".events":
@@ -149,7 +149,7 @@ def convert(raw: Path, manifest: Manifest) -> None:
 
 
 def _append_whole(file: BinaryIO, made: ConvertedRecords) -> None:
-    """Append a thread's records, without unused space and without a record that a kill left incomplete."""
+    """Append the records in a thread's `file` to `made`, without unused space and without a last record cut off by a kill."""
     rows = os.fstat(file.fileno()).st_size // EVENT.itemsize
     for first in range(0, rows, _PIECE_ROWS):
         piece = np.memmap(file, EVENT, "r", first * EVENT.itemsize, (min(rows - first, _PIECE_ROWS),))
@@ -157,7 +157,7 @@ def _append_whole(file: BinaryIO, made: ConvertedRecords) -> None:
 
 
 def _is_static(program: Path) -> bool:
-    """Whether `program` is an ELF file without an interpreter (elf(5)); False for scripts and unreadable files."""
+    """Return True if `program` is an ELF file without an interpreter (elf(5)); False for scripts and unreadable files."""
     try:
         with open_foreign(program) as file:
             header = file.read(64)

@@ -1,8 +1,8 @@
 """Read a BPF ring buffer that is mapped into this process, in bulk: no Python code runs per record.
 
-Layout (kernel/bpf/ringbuf.c): a page with the consumer's position, a page with the producer's, then the data, mapped twice in a
-row so that a record that wraps is contiguous. Each record follows an 8-byte header: its length with a busy bit (still being
-written) and a discard bit, then the kernel's own word. The code relies on x86-64, which does not reorder loads.
+Layout (kernel/bpf/ringbuf.c): a page with the consumer's position, a page with the producer's position, then the data. The data
+are mapped twice in a row, so that a record that wraps is contiguous. A header of 8 bytes precedes each record: its length with a
+busy bit (still being written) and a discard bit, and a word of the kernel. x86-64 does not reorder loads, as the code requires.
 """
 
 import mmap
@@ -17,7 +17,7 @@ _HEADER_BYTES = 8
 
 
 class RingBuffer:
-    """Reader of one ring buffer of `size_bytes` (a power of two); `fd` is the file descriptor of its map."""
+    """Reader of a ring buffer of `size_bytes`, a power of two. `fd`: file descriptor of the buffer's eBPF map."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         page = mmap.PAGESIZE
@@ -29,13 +29,13 @@ class RingBuffer:
         self._data = np.frombuffer(self._data_map, np.uint8, offset=page)
 
     def pending_bytes(self) -> int:
-        """Return the number of bytes that the kernel has written and nobody has consumed, headers included."""
+        """Return the number of bytes, headers included, that the kernel has written and `consume` has not freed."""
         return int(self._producer[0]) - int(self._consumer[0])
 
     def fixed_records(self, record: np.dtype[np.void]) -> NDArray[np.void]:
-        """Return a view of the finished records of type `record`, which includes the header; call `consume` when they are saved.
+        """Return a view of the finished records of type `record`, which includes the header. Save them, then call `consume`.
 
-        The view ends before a record that is still being written or was discarded; the next call skips a discarded record.
+        The view ends before a record that is still being written or was discarded. The next call skips discarded records.
         """
         length = record.itemsize - _HEADER_BYTES
         while True:
@@ -50,7 +50,7 @@ class RingBuffer:
             self.consume(record.itemsize)
 
     def variable_records(self) -> NDArray[np.uint8]:
-        """Return a view of the bytes of the finished and the discarded records, each with its header and padded to 8 bytes."""
+        """Return a view of the bytes of finished and discarded records, each with its header and padded to 8 bytes."""
         begin = int(self._consumer[0]) & (self.size_bytes - 1)
         end, limit = begin, begin + self.pending_bytes()
         while end < limit:
@@ -61,23 +61,23 @@ class RingBuffer:
         return self._data[begin:end]
 
     def consume(self, size_bytes: int) -> None:
-        """Free `size_bytes` for the kernel to reuse; earlier views become invalid."""
+        """Let the kernel reuse the first `size_bytes` of the pending bytes. Earlier views become invalid."""
         self._consumer[0] += np.uint64(size_bytes)
 
     def move_records(self, record: np.dtype[np.void], append: Callable[[NDArray[np.void]], object]) -> int:
-        """Pass the finished records of type `record`, even none, to `append`, and free them; return their size in bytes."""
+        """Pass all finished records of type `record` to `append`, even if there are none. Free them and return their bytes."""
         records = self.fixed_records(record)
         append(records)
         self.consume(records.nbytes)
         return records.nbytes
 
     def move_names(self, append: Callable[[memoryview], object]) -> None:
-        """Pass the bytes of the finished records, which vary in length, to `append`, and free them."""
+        """Pass the bytes of all finished records, which vary in length, to `append`, and free the records."""
         content = self.variable_records()
         if len(content):
             append(content.data)
             self.consume(len(content))
 
     def close(self) -> None:
-        """Release the buffer; it is unmapped when its last view is deleted."""
+        """Release the buffer. It is unmapped when its last view is deleted."""
         del self._consumer, self._producer, self._data, self._consumer_map, self._data_map

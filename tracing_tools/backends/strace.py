@@ -1,7 +1,7 @@
-"""Capture by strace, without root or eBPF: exact and slow. Tests compare the other backends with it.
+"""Capture by strace, without root or eBPF, exactly but slowly. Tests compare the other backends with this one.
 
-strace writes text while the job runs; afterwards the text is converted to records. Offsets are computed from the position of each
-open file. Device and inode, which strace does not print, are looked up by path afterwards.
+strace writes text while the job runs; afterwards the text is converted to records. strace prints no offsets, so they are computed
+from earlier calls, and no devices and inodes, so they are looked up by path.
 """
 
 import contextlib
@@ -32,24 +32,24 @@ from iotwin.tracing_tools.backend_base import Backend, Scope
 from iotwin.tracing_tools.backends.job_directory import make_for_job, make_job_directory
 from iotwin.tracing_tools.targets.processes import processes_called_with
 
-# Kinds of calls whose arguments are not read from strace's text.
+# Kinds of calls that this backend does not record, as it does not parse their arguments.
 _NOT_IN_TEXT = (Kind.SEND, Kind.COPY, Kind.MAPPED, Kind.AIO_SUBMIT, Kind.AIO_COLLECT)
-_DIRECTORY, _FILE = "strace", "thread"  # in raw/: a text file for each thread, thread.TID
+_DIRECTORY, _FILE = "strace", "thread"  # strace writes raw/strace/thread.TID for each thread
 _CUT_OFF = (
     "strace ended before the command, as at the command's limit on file sizes (ulimit -f), within which it writes,"
     " or without an inode for another file: what came later is not in the trace"
 )
 _WATCH_S = 0.5
-_LAST_LINE_BYTES = 1 << 9  # more than the last line of a thread, which has no arguments
+_LAST_LINE_BYTES = 1 << 9  # a thread's last line, which has no arguments, is shorter
 _LOST = (
     "strace's text of {} threads is cut off, as by a full disk or a limit on file sizes: each lost one call at least,"
     " and one call each is counted as lost"
 )
-_CALLS_FILE = "strace.calls"  # names of the calls to record; strace also prints calls that change processes and descriptors
+_CALLS_FILE = "strace.calls"  # names of the calls to record; strace prints further calls, which only `Replay` uses
 
 
 def unavailable_reason() -> str | None:
-    """Return why this machine cannot capture this way, or None if it can."""
+    """Return why strace cannot capture on this machine, None if it can."""
     return None if shutil.which("strace") else "strace is not installed; install the package strace"
 
 
@@ -79,13 +79,13 @@ class StraceBackend(Backend):
         if not self._has_cgroup:
             self._output = os.fsencode(self._text)
         return [
-            # -D makes strace a grandchild instead of the command's parent: if strace is killed, the command continues.
+            # With -D, strace is not the command's parent, so the command continues if strace is killed.
             "strace", "-D", "-ff", "-q", "-y", "-s", "64", "--absolute-timestamps=format:unix,precision:ns", "--syscall-times=ns",
             "-e", "signal=none", "-e", f"trace={calls}", "-o", str(self._text), "--", *command,
         ]  # fmt: skip
 
     def follow(self, pid: int) -> None:
-        """Make the text file of the command's first thread: if strace could not make it, the command would wait for ever.
+        """Create the text file of the command's first thread. If strace could not create it, the command would hang.
 
         Raises OSError if the disk is full.
         """
@@ -94,24 +94,24 @@ class StraceBackend(Backend):
         self._watch.start()
 
     def _end_when_stuck(self, root_pid: int) -> None:
-        """Until `stop` is called, kill strace if the file system has no inode left for the text of a new thread.
+        """Until `stop` is called, kill strace if the file system has no inode left for a new thread's text.
 
-        strace would block that thread, and with it the job, for ever. Without strace the job continues.
+        strace would block the new thread, and so the job, for ever. Without strace, the job continues.
         """
         while not self._is_stopped.wait(_WATCH_S):
-            with contextlib.suppress(OSError):  # strace has ended meanwhile
+            with contextlib.suppress(OSError):  # strace has already ended
                 room = os.statvfs(self._text.parent)
                 straces = processes_called_with(os.fsencode(self._text)) if room.f_files and not room.f_ffree else []
-                if root_pid not in straces:  # no longer strace: it has executed the command
+                if root_pid not in straces:  # root_pid was strace until it executed the command
                     for pid in straces:
                         os.kill(pid, signal.SIGKILL)
 
     def strays(self) -> dict[int, bool]:
-        """Return strace itself if there is no cgroup, since strace ends after the last process of the job."""
+        """If there is no cgroup, return the pid of strace, which ends after the last process of the job."""
         return dict.fromkeys(processes_called_with(self._output), True) if self._output else {}
 
     def stop(self, recording: Recording | None) -> None:
-        """End the thread that checks for inodes; strace itself ends with the command."""
+        """End the thread that checks for free inodes. strace itself ends with the command."""
         self._is_stopped.set()
         if self._watch is not None:
             self._watch.join()
@@ -119,12 +119,13 @@ class StraceBackend(Backend):
 
 
 def convert(raw: Path, manifest: Manifest) -> None:
-    """Convert strace's text to records. Raises IotwinError if no reading of the clocks was recorded, which times require."""
+    """Convert strace's text to records. Raises IotwinError if there is no clock reading by which to convert its times."""
     if not (raw / _CALLS_FILE).exists():
         return
     if not manifest.clock:
         raise IotwinError("the recording holds no reading of the clocks, without which strace's times mean nothing")
-    paths = _text_files(raw / _DIRECTORY)
+    # The job's user can write to this directory, so files with other names are ignored.
+    paths = [path for path in (raw / _DIRECTORY).glob(f"{_FILE}.*") if path.suffix[1:].isdecimal()]
     calls = sorted(_calls_in(paths), key=lambda call: (call.start_ns, call.name == "exit"))
     clock = manifest.clock[-1]
     replay = StraceRecords(clock.monotonic_ns - clock.realtime_ns, read_foreign_text(raw / _CALLS_FILE, follow=False).split(","))
@@ -142,11 +143,6 @@ def convert(raw: Path, manifest: Manifest) -> None:
         manifest.lost = {"text": cut_off}
 
 
-def _text_files(directory: Path) -> list[Path]:
-    """Return strace's files in `directory`, to which the job's user can write: files with other names are ignored."""
-    return [path for path in directory.glob(f"{_FILE}.*") if path.suffix[1:].isdecimal()]
-
-
 def _calls_in(paths: list[Path]) -> Iterator[text.Call]:
     for path in paths:
         with open_foreign(path, follow=False) as file:
@@ -154,7 +150,7 @@ def _calls_in(paths: list[Path]) -> Iterator[text.Call]:
 
 
 def _is_cut_off(path: Path) -> bool:
-    """Whether the thread has ended but the last line of its text is not its end."""
+    """Return True if the thread has ended, but the last line of its text `path` does not report that."""
     with open_foreign(path, follow=False) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_LINE_BYTES))
         lines = file.readlines()
@@ -162,7 +158,7 @@ def _is_cut_off(path: Path) -> bool:
 
 
 class StraceRecords:
-    """Converts calls, which must come in order of time, to records."""
+    """Converts strace's calls, in order of time, to records. `names` collects the name records."""
 
     def __init__(self, to_monotonic_ns: int, recorded: Collection[str]) -> None:
         self._to_monotonic_ns = to_monotonic_ns
@@ -172,7 +168,7 @@ class StraceRecords:
         self._identities: dict[bytes, tuple[int, int, int, int]] = {}
 
     def apply(self, call: text.Call) -> Iterator[tuple[int, ...]]:
-        """Add the name records of `call` to `names`; yield its event record if it is one of the calls to record."""
+        """Add the name records of `call` to `names`. Yield the event record of `call` if it is one of the calls to record."""
         pid = self._replay.process_of(call)
         time_ns = call.start_ns + self._to_monotonic_ns
         if call.name in FORKS:
@@ -235,7 +231,7 @@ class StraceRecords:
             self._name(records.NAME_GIVEN, time_ns, pid, call.tid, path, result=max(call.result, -(2**31)))
 
     def _identify(self, path: bytes | None) -> tuple[int, int, int, int]:
-        """Return (inode, device, generation, file type) for a path; a hash of the path replaces the inode of a missing file."""
+        """Return (inode, device, generation, file type) of the file `path`. If it is missing, a hash of `path` is the inode."""
         if path is None:
             return 0, 0, 0, 0
         if path not in self._identities:
@@ -265,7 +261,7 @@ def _look_up(path: bytes) -> tuple[int, int, int, int]:
 
 @functools.cache
 def _device_of(file_type: int) -> int:
-    """Return the device number of all pipes; 1 for other files without a path, for which any number serves."""
+    """Return the device number of a file without a path: that of pipes, or 1, as any number serves for other types."""
     if file_type != records.TYPE_PIPE:
         return 1
     ends = os.pipe()

@@ -1,18 +1,18 @@
-"""The constants of probes/filter.h, which decides in the kernel which tasks are traced."""
+"""Constants that configure probes/filter.h, which decides in the kernel which tasks are traced."""
 
 import os
 import struct
 
 from iotwin.tracing_tools.backend_base import Scope
 
-SECTION = ".rodata.filter"  # where probes/tasks.h declares the constants
-IN_TREE = b"\1"  # value of a process's entry in the map `tree`
+SECTION = ".rodata.filter"  # section in which probes/tasks.h declares the constants
+IN_TREE = b"\1"  # value of traced processes in the map `tree`
 STRAY = 1  # value in the map `strays` for a process that left the job's cgroup and still runs
 _LAYOUT = struct.Struct("<QiIII")
 
 
 def constants(scope: Scope) -> dict[str, int]:
-    """Return the filter's constants for `scope` by name, in order of declaration; `tracer_pid` is this process."""
+    """Return the filter's constants for `scope` by name, in the order of their declaration in C. `tracer_pid`: this process."""
     return {
         "target_cgroup": scope.cgroup_id,
         "target_level": scope.cgroup_level,
@@ -23,5 +23,5 @@ def constants(scope: Scope) -> dict[str, int]:
 
 
 def packed_constants(scope: Scope) -> bytes:
-    """Return the filter's constants as the bytes of SECTION."""
+    """Return the filter's constants for `scope` as the bytes of the section SECTION."""
     return _LAYOUT.pack(*constants(scope).values())

@@ -1,7 +1,7 @@
 """Mount tracefs, in which bpftrace finds tracepoints, for one program only, if the machine has not mounted it.
 
-``python tracefs.py COMMAND...`` executes COMMAND in a separate mount namespace in which tracefs is mounted. The mounts of the
-machine do not change, and the mount disappears with COMMAND.
+``python tracefs.py COMMAND...`` executes COMMAND in a separate mount namespace in which tracefs is mounted. Other programs do not
+see the mount, and it disappears with COMMAND.
 """
 
 import ctypes
@@ -16,14 +16,14 @@ _MS_REC, _MS_PRIVATE = 0x4000, 0x40000  # include/uapi/linux/mount.h
 
 
 def with_tracefs(command: list[str]) -> list[str]:
-    """Return the command line that runs `command` with tracefs mounted: `command` itself if it is mounted already."""
+    """Return the command line that runs `command` with tracefs mounted: `command` itself if tracefs is mounted already."""
     if any((mount / "events").is_dir() for mount in _MOUNTS):
         return command
     return [sys.executable, "-I", "-S", __file__, *command]
 
 
 def unavailable_reason() -> str | None:
-    """Return why tracefs is not mounted and cannot be mounted, or None. Requires root."""
+    """Return why tracefs is neither mounted nor can be mounted, None if it is or can be. Requires root."""
     command = with_tracefs(["true"])
     if command == ["true"]:
         return None

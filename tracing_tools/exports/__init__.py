@@ -26,7 +26,7 @@ FORMATS = (*_WRITERS, "fio")
 
 
 def format_of(output: Path, given: str | None) -> str:
-    """Return the format `given`; if None, the format by the ending of `output` before .gz. Raises UsageError if it is unknown."""
+    """Return the format `given`, or if None, that of the suffix of `output` before .gz. Raises UsageError if it is unknown."""
     if given is not None:
         if given not in FORMATS:
             raise UsageError(f"unknown format '{given}'{nearest(given, list(FORMATS))}; known: {', '.join(FORMATS)}")
@@ -38,9 +38,9 @@ def format_of(output: Path, given: str | None) -> str:
 
 
 def export_trace(trace: Trace, output: Path, format_: str, files: Path | None = None) -> int:
-    """Write `trace` to `output` (compressed if its name ends in .gz) and return the number of events in it.
+    """Write `trace` to the file `output`, compressed if its name ends in .gz. Return the number of events written.
 
-    `files` is the directory for the files that fio reads and writes in a replay, by default `output` with .files appended.
+    `files`: directory for the files that fio reads and writes in a replay, by default `output` with .files appended.
     """
     check_output(output)
     if files is not None and format_ != "fio":

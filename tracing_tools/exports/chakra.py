@@ -1,11 +1,11 @@
 """Export as an MLCommons Chakra execution trace: nodes for calls, block requests, accelerator work and the job's phases.
 
 Format: https://github.com/mlcommons/chakra, schema/protobuf/et_def.proto with its storage operations (pull request 216): a
-GlobalMetadata message, then Node messages, each after its length as a varint. Chakra's times are microseconds; nanoseconds,
-process, thread and result, which have no field, are attributes.
+GlobalMetadata message, then Node messages, each after its length as a varint. Chakra's times are microseconds. Nanoseconds,
+process, thread and result, for which Chakra has no field, are attributes.
 
-The parent of a call is the step or checkpoint in which it began; that of a block request is the call during which its process
-issued it.
+The parent node of a call is the step or checkpoint in which it began. The parent of a block request is the call during which its
+process issued it.
 """
 
 from typing import BinaryIO
@@ -23,14 +23,14 @@ from iotwin.tracing_tools.exports.tracks import pieces
 _COLUMNS = ["start_ns", "duration_ns", "op", "pid", "tid", "file_id", "fd", "offset", "requested", "result", "flags"]
 _BATCH_ROWS = 1 << 13
 _MICROSECOND = 1000
-_NONE = np.uint64(0)  # no node: ids begin at 1
+_NONE = np.uint64(0)  # id that means no node, as ids begin at 1
 Ints = NDArray[np.int64]
 
 
 def write_chakra(trace: Trace, out: BinaryIO) -> int:
     """Write `trace` to `out` and return the number of calls and block requests written.
 
-    Calls for which Chakra has no storage operation are left out: on names and metadata, waits, memory maps.
+    Calls for which Chakra has no storage operation are left out: calls on names and metadata, waits and memory maps.
     """
     manifest = trace.manifest
     attributes = [_text_attribute("producer", "iotwin"), _text_attribute("clock", "CLOCK_MONOTONIC")]
@@ -64,7 +64,7 @@ def write_chakra(trace: Trace, out: BinaryIO) -> int:
 
 
 class _Phases:
-    """Finds the step or checkpoint in which a call began, if the trace has the phases of one rank only."""
+    """Finds the step or checkpoint in which a call began. Finds none if the trace has phases of several ranks."""
 
     def __init__(self, phases: pd.DataFrame) -> None:
         kinds = phases["phase"].astype(str)
@@ -76,7 +76,7 @@ class _Phases:
         self._id = chosen.astype(np.uint64)[order] + np.uint64(1)
 
     def ids(self, start_ns: Ints) -> NDArray[np.uint64]:
-        """Return the node id of the phase in which each call began, 0 for none."""
+        """Return the node id of the phase that each of `start_ns` lies in, 0 for none; shape (n,)."""
         if not len(self._start):
             return np.zeros(len(start_ns), np.uint64)
         index = np.searchsorted(self._start, start_ns, "right") - 1
@@ -85,9 +85,9 @@ class _Phases:
 
 
 def _causes(block: pd.DataFrame, calls: list[pd.DataFrame], first: int) -> NDArray[np.uint64]:
-    """Return for each request the node id of the call, of its process and file, during which it was issued; 0 if there is none.
+    """Return the node id of the call that caused each block request, 0 for none: it is of the same process and file.
 
-    `calls` are the exported calls, of which the first has the node id `first`.
+    `calls`: the exported calls, of which the first has the node id `first`. The request was issued during the call.
     """
     found = np.zeros(len(block), np.uint64)
     every = pd.concat(calls, ignore_index=True) if calls else pd.DataFrame(columns=["pid", "start_ns", "duration_ns", "file_id"])
@@ -120,7 +120,7 @@ def _attribute(name: str, values: Ints, present: NDArray[np.bool_] | None = None
 
 
 def _numbers(frame: pd.DataFrame, names: dict[str, str]) -> list[pb.Part]:
-    """Return columns as attributes; `names` maps columns to names of attributes. Null values are left out."""
+    """Encode columns of `frame` as attributes of nodes. `names`: attribute names by column. Null values are left out."""
     return [
         _attribute(name, frame[column].fillna(0).to_numpy(np.int64), frame[column].notna().to_numpy())
         for name, column in names.items()
@@ -176,7 +176,7 @@ def _call_nodes(frame: pd.DataFrame, ids: Ints, paths: NDArray[np.object_], pare
 def _block_nodes(block: pd.DataFrame, first: int, causes: NDArray[np.uint64], paths: NDArray[np.object_]) -> bytes:
     ops = block["op"].astype(str).tolist()
     device = block["device"].to_numpy(np.int64)
-    # As os.major and os.minor decode the device number of os.stat.
+    # Decodes device numbers as os.major and os.minor do.
     names = [f"{number >> 8 & 0xFFF}:{number & 0xFF | number >> 12 & 0xFFF00}" for number in device.tolist()]
     detail = [
         pb.integers(1, np.array([et.BLOCK_OPS[op] for op in ops])),

@@ -17,7 +17,7 @@ from iotwin.trace_store.syscalls import NUMBER_OF_OP
 from iotwin.tracing_tools.exports.tracks import Counter, Slices, counters, pieces, process_names, slices
 
 _COLUMNS = ["start_ns", "duration_ns", "op", "pid", "tid", "file_id", "fd", "offset", "requested", "result"]
-_MACHINE = 0  # viewers show tracks without a process under this pid
+_MACHINE = 0  # pid for tracks without a process
 _PIECE_ROWS = 1 << 16
 _CATEGORY_OF_OP = pa.array([schema.GROUP_OF_OP.get(op, "other") for op in NUMBER_OF_OP])
 
@@ -46,7 +46,7 @@ def write_chrome(trace: Trace, out: BinaryIO) -> int:
 
 
 def _side_thread(number: int) -> int:
-    return (1 << 30) + number  # above every thread id of Linux (PID_MAX_LIMIT is 2**22)
+    return (1 << 30) + number  # larger than every thread id of Linux, as PID_MAX_LIMIT is 2**22
 
 
 def _name(kind: str, pid: int, tid: int, name: str) -> bytes:
@@ -54,7 +54,7 @@ def _name(kind: str, pid: int, tid: int, name: str) -> bytes:
 
 
 def _lines(lines: pa.Array) -> bytes:
-    """Return the events as JSON, with a comma and a line break before each."""
+    """Join `lines`, events as JSON, with a comma and a line break before each."""
     return b",\n" + ",\n".join(lines.to_pylist()).encode() if len(lines) else b""
 
 
@@ -69,7 +69,7 @@ def _text(column: pa.Array) -> pa.Array:
 
 
 def _argument(name: str, column: pa.Array) -> pa.Array:
-    """Return for each value the text ',"name":value', or an empty text if it is null."""
+    """Return the text ',"name":value' for each value of `column`, or an empty text if the value is null."""
     return pc.binary_join_element_wise(f',"{name}":', _text(column), "").fill_null("")
 
 

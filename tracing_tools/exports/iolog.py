@@ -1,7 +1,7 @@
-"""Export as a log that fio replays (--read_iolog, trace file format v3 of fio 3.31 and later).
+"""Export as a log that fio replays (--read_iolog, trace file format v3 of fio 3.31 and later; "I/O REPLAY" in fio(1)).
 
-The log contains reads, writes and syncs of regular files, in order of start, with their times. All names are paths below one
-directory, so that a replay never writes to the job's own files. Format: "I/O REPLAY" in fio(1).
+The log contains reads, writes and syncs of regular files, in order of start, with their times. All paths are below one directory,
+so that a replay never writes to the job's files.
 """
 
 import os
@@ -28,22 +28,22 @@ _ACTIONS = dict.fromkeys(schema.READ_OPS, "read") | dict.fromkeys(schema.WRITE_O
 _ACTIONS |= {"fsync": "sync", "fdatasync": "datasync"}
 _COLUMNS = ["start_ns", "op", "file_id", "offset", "result"]
 _WHERE = pc.field("op").isin(list(_ACTIONS)) & (pc.field("result") >= 0) & pc.field("file_id").is_valid()
-_NAME_LIMIT = 200  # fio reads names of up to 256 characters
+_NAME_LIMIT = 200  # fio accepts names of up to 256 characters
 _KINDS_TO_REPLAY = ("dataset", "checkpoint", "log", "library", "temporary", "other")
 
 
 @dataclass
 class _Use:
-    """How the replay uses each file; arrays are indexed by file_id."""
+    """How the replay uses each file. The index into both arrays is the file_id."""
 
-    size_bytes: NDArray[np.int64]  # the size that the reads of the file require
+    size_bytes: NDArray[np.int64]  # size that the file must have for its reads
     last_row: NDArray[np.int64]  # index of the file's last row in the log, -1 if it has none
 
 
 def write_iolog(trace: Trace, out: BinaryIO, directory: Path) -> int:
-    """Write the log of `trace` to `out`, for files below `directory`; return the number of reads, writes and syncs in it.
+    """Write the log of `trace` to `out`, for files below `directory`. Return its number of reads, writes and syncs.
 
-    Creates missing files in `directory`, and extends files that are too short for their reads, as sparse files.
+    Creates missing files below `directory`, and extends files that are too short for their reads. New content is sparse.
     """
     files = trace.files()
     if not str(directory).isascii() or re.search(r"\s", str(directory)):
@@ -65,7 +65,7 @@ def write_iolog(trace: Trace, out: BinaryIO, directory: Path) -> int:
 
 
 def _safe(path: str) -> str:
-    """Return `path` as a relative path of characters that fio's logs allow."""
+    """Convert `path` to a relative path of characters that fio's logs allow."""
     relative = "/".join(part for part in path.split("/") if part not in ("", ".", ".."))
     quoted = re.sub(r"[^A-Za-z0-9._/+=@-]", lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), relative)
     if len(quoted) > _NAME_LIMIT or any(len(part) > 255 for part in quoted.split("/")):
@@ -89,7 +89,7 @@ def _survey(trace: Trace, replayable: NDArray[np.bool_]) -> _Use:
     row = 0
     for rows in _rows(trace, replayable):
         file_id = rows["file_id"].to_numpy(np.int64)
-        last[file_id] = np.arange(row, row + len(rows))  # of several rows of a file, numpy keeps the last
+        last[file_id] = np.arange(row, row + len(rows))  # if a file has several rows, numpy stores the last
         ends = (rows["offset"].fillna(0) + rows["result"]).to_numpy(np.int64)
         np.maximum.at(size, file_id, np.where(rows["action"].eq("read"), ends, 0))
         row += len(rows)
@@ -97,7 +97,7 @@ def _survey(trace: Trace, replayable: NDArray[np.bool_]) -> _Use:
 
 
 def _make_files(directory: Path, names: list[str], use: _Use) -> None:
-    """Make the files of the replay below `directory`, large enough for their reads; fio itself would make no directories."""
+    """Create the files of the replay below `directory`, large enough for their reads, since fio creates no directories."""
     make_folder(directory)
     for file_id in np.flatnonzero(use.last_row >= 0).tolist():
         name, size = names[file_id], int(use.size_bytes[file_id])
@@ -114,9 +114,10 @@ def _make_files(directory: Path, names: list[str], use: _Use) -> None:
 def _lines(
     rows: pd.DataFrame, names: pa.Array, opened: NDArray[np.bool_], last_row: NDArray[np.int64], first_row: int, zero_ns: int
 ) -> bytes:
-    """Return the log lines of `rows`, with an open before a file's first line and a close after its last; update `opened`.
+    """Return the log lines of `rows`, with an open before a file's first line and a close after its last line.
 
-    `first_row`: index of the first row in the log. `zero_ns`: time at which the log begins.
+    `opened` marks the files that are open, and is updated. `first_row`: index in the log of the first of `rows`. `zero_ns`:
+    time at which the log begins.
     """
     file_id = rows["file_id"].to_numpy(np.int64)
     name = names.take(pa.array(file_id))

@@ -1,6 +1,6 @@
-"""Export as Perfetto's protobuf (https://ui.perfetto.dev): one track per thread with its calls as slices; samples as counters.
+"""Export as Perfetto's protobuf (https://ui.perfetto.dev): calls become slices on one track per thread, samples become counters.
 
-Field numbers: protos/perfetto/trace/ of https://github.com/google/perfetto, which never change.
+Field numbers, which never change: protos/perfetto/trace/ of https://github.com/google/perfetto.
 """
 
 import itertools
@@ -20,20 +20,20 @@ from iotwin.trace_store.syscalls import NUMBER_OF_OP
 from iotwin.tracing_tools.exports import protobuf as pb
 from iotwin.tracing_tools.exports.tracks import Counter, Slices, counters, pieces, process_names, slices
 
-_PACKET = 1  # of Trace
+_PACKET = 1  # field of Trace
 _CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _SEQUENCE_FLAGS = 6, 8, 10, 11, 12, 13
 _CLOCK_ID, _DEFAULTS, _TRACK_DESCRIPTOR = 58, 59, 60
 _STATE_CLEARED, _NEEDS_STATE = 1, 2
-_TYPE, _NAME_ID, _TRACK, _ANNOTATION, _CATEGORY_ID, _DOUBLE_COUNTER = 9, 10, 11, 4, 3, 44  # of TrackEvent
+_TYPE, _NAME_ID, _TRACK, _ANNOTATION, _CATEGORY_ID, _DOUBLE_COUNTER = 9, 10, 11, 4, 3, 44  # fields of TrackEvent
 _BEGIN, _END, _COUNTER = 1, 2, 4
-_UUID, _NAME, _PROCESS, _THREAD, _PARENT, _COUNTER_TRACK = 1, 2, 3, 4, 5, 8  # of TrackDescriptor
-_CATEGORIES, _EVENT_NAMES, _ANNOTATION_NAMES, _ANNOTATION_STRINGS = 1, 2, 3, 29  # of InternedData
+_UUID, _NAME, _PROCESS, _THREAD, _PARENT, _COUNTER_TRACK = 1, 2, 3, 4, 5, 8  # fields of TrackDescriptor
+_CATEGORIES, _EVENT_NAMES, _ANNOTATION_NAMES, _ANNOTATION_STRINGS = 1, 2, 3, 29  # fields of InternedData
 _ANNOTATION_NAME_ID, _ANNOTATION_INTEGER, _ANNOTATION_STRING_ID = 1, 4, 17
 _REALTIME, _MONOTONIC, _BOOTTIME = 1, 3, 6
 
 _ANNOTATIONS = ("file", "fd", "offset", "requested", "result")
 _COLUMNS = ["start_ns", "duration_ns", "op", "pid", "tid", "file_id", "fd", "offset", "requested", "result"]
-_BATCH_ROWS = 1 << 14  # the matrices take about 500 bytes a row
+_BATCH_ROWS = 1 << 14  # the matrices of a batch take about 500 bytes per row
 _OPS = list(NUMBER_OF_OP)
 _GROUPS = [*schema.OP_GROUPS, "other"]
 _GROUP_IDS = np.array([_GROUPS.index(schema.GROUP_OF_OP.get(op, "other")) + 1 for op in _OPS])
@@ -71,7 +71,7 @@ def write_perfetto(trace: Trace, out: BinaryIO) -> int:
 
 
 class _Names:
-    """The ids of the event names that were written already."""
+    """Ids of the event names that were written already; later events refer to a name by its id."""
 
     def __init__(self) -> None:
         self.id_of: dict[str, int] = {}
@@ -94,7 +94,7 @@ def _interned(field: int, entries: Iterable[tuple[int, str]]) -> bytes:
 
 
 def _clocks(pair: ClockPair) -> bytes:
-    # Viewers use BOOTTIME as the trace's clock; it is declared equal to MONOTONIC, so that they show unchanged times.
+    # Viewers show BOOTTIME. It is declared equal to MONOTONIC, so that they show the times of the trace.
     readings = [(_MONOTONIC, pair.monotonic_ns), (_BOOTTIME, pair.monotonic_ns)]
     readings += [(_REALTIME, pair.realtime_ns)] if pair.realtime_ns else []
     clocks = b"".join(pb.text(1, pb.integer(1, clock) + pb.integer(2, time_ns)) for clock, time_ns in readings)
@@ -151,7 +151,7 @@ def _packets(time_ns: NDArray[np.int64], event: list[pb.Part]) -> pb.Part:
 def _begin_and_end(
     start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64], track: NDArray[np.int64], event: list[pb.Part]
 ) -> bytes:
-    """Return the packets of slices, each slice's end directly after its begin; viewers sort packets by time."""
+    """Return the packets of slices. The end of a slice follows its begin, since viewers sort packets by time anyway."""
     rows = len(start_ns)
     begin = _packets(start_ns, [pb.integers(_TYPE, np.full(rows, _BEGIN)), pb.integers(_TRACK, track), *event])
     end = _packets(start_ns + duration_ns, [pb.integers(_TYPE, np.full(rows, _END)), pb.integers(_TRACK, track)])

@@ -1,4 +1,4 @@
-"""Encode Protocol Buffers by column: one message per row, no Python code per row.
+"""Encode many Protocol Buffers messages at once, one per row of a table, without Python code per row.
 
 A Part encodes some fields of all messages: a matrix of bytes, one row per message, with a mask of the bytes that belong to the
 message. Parts are joined horizontally, lengths are sums of masks, and the masked bytes in row order are the encoding.
@@ -8,7 +8,7 @@ Source: https://protobuf.dev/programming-guides/encoding/.
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Part = tuple[NDArray[np.uint8], NDArray[np.bool_]]  # both of shape (rows, width)
+Part = tuple[NDArray[np.uint8], NDArray[np.bool_]]  # (bytes, mask), both of shape (rows, width)
 
 _VARINT, _FIXED64, _LENGTH = 0, 1, 2
 _MAX_VARINT_BYTES = 10
@@ -21,12 +21,12 @@ def _varint(values: NDArray[np.uint64]) -> Part:
     there = rest > 0
     there[:, 0] = True
     content = (rest & np.uint64(127)).astype(np.uint8)
-    content[:, :-1] |= there[:, 1:].astype(np.uint8) << 7  # more bytes follow
+    content[:, :-1] |= there[:, 1:].astype(np.uint8) << 7  # bit 7: more bytes follow
     return content, there
 
 
 def constant(content: bytes, rows: int) -> Part:
-    """Return the encoded fields `content` for each of `rows` messages."""
+    """Return a Part with the same encoded fields, `content`, for each of `rows` messages."""
     return np.tile(np.frombuffer(content, np.uint8), (rows, 1)), np.ones((rows, len(content)), bool)
 
 
@@ -40,44 +40,44 @@ def _side_by_side(parts: list[Part], present: NDArray[np.bool_] | None) -> Part:
 
 
 def integers(number: int, values: ArrayLike, present: NDArray[np.bool_] | None = None) -> Part:
-    """Return field `number` with `values` (shape (rows,)) as int64, uint64 or enum, only in rows that are `present`."""
+    """Return a Part with the field `number`: `values`, shape (rows,), as int64, uint64 or enum, only in `present` rows."""
     column = np.asarray(values).astype(np.int64).view(np.uint64)
     return _side_by_side([_tag(number, _VARINT, len(column)), _varint(column)], present)
 
 
 def doubles(number: int, values: ArrayLike) -> Part:
-    """Return field `number` with `values` (shape (rows,)) as double."""
+    """Return a Part with the field `number`: `values`, shape (rows,), as double."""
     column = np.asarray(values, "<f8")
     content = column.view(np.uint8).reshape(len(column), 8)
     return _side_by_side([_tag(number, _FIXED64, len(column)), (content, np.ones(content.shape, bool))], None)
 
 
 def messages(number: int, parts: list[Part], present: NDArray[np.bool_] | None = None) -> Part:
-    """Return field `number` with a message of `parts` in each row, only in rows that are `present`."""
+    """Return a Part with the field `number`: in each `present` row, a message that consists of `parts`."""
     content, there = _side_by_side(parts, None)
     lengths = _varint(there.sum(axis=1, dtype=np.uint64))
     return _side_by_side([_tag(number, _LENGTH, len(content)), lengths, (content, there)], present)
 
 
 def joined(part: Part) -> bytes:
-    """Return the encodings of all rows, one after another."""
+    """Return the encodings of all rows of `part`, one after another."""
     content, there = part
     return content[there].tobytes()
 
 
 def integer(number: int, value: int) -> bytes:
-    """Return the encoding of one integer field."""
+    """Return the encoding of one integer field with this `number` and `value`."""
     return joined(integers(number, [value]))
 
 
 def text(number: int, value: str | bytes) -> bytes:
-    """Return the encoding of one field with a text or an encoded message."""
+    """Return the encoding of one field whose `value` is a text or an encoded message."""
     content = value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass")
     return joined(_tag(number, _LENGTH, 1)) + joined(_varint(np.array([len(content)], np.uint64))) + content
 
 
 def texts(number: int, values: list[str], present: NDArray[np.bool_] | None = None) -> Part:
-    """Return field `number` with the text of each row, only in rows that are `present`."""
+    """Return a Part with the field `number`: `values`, one text per row, only in `present` rows."""
     encoded = [value.encode("utf-8", "surrogatepass") for value in values]
     lengths = np.array([len(value) for value in encoded], np.uint64)
     width = max(1, int(lengths.max(initial=0)))
@@ -87,6 +87,6 @@ def texts(number: int, values: list[str], present: NDArray[np.bool_] | None = No
 
 
 def delimited(parts: list[Part]) -> Part:
-    """Return a message of `parts` in each row, preceded by its length, as in a stream of messages."""
+    """Return a Part with, in each row, a message that consists of `parts`, after its length, as in a stream of messages."""
     content, there = _side_by_side(parts, None)
     return _side_by_side([_varint(there.sum(axis=1, dtype=np.uint64)), (content, there)], None)

@@ -1,4 +1,4 @@
-"""Tracks for trace viewers, except those of system calls: phases, parts of steps, accelerator work, samples."""
+"""Tracks for trace viewers that do not show system calls: phases, parts of steps, accelerator work, samples."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _NOT_MEASURED = ("time_ns", "interval_ns")
 
 @dataclass
 class Slices:
-    """Named intervals on one track, in order of start; viewers show the track under the process `pid`, None for the machine."""
+    """Named intervals on one track, in order of start. Viewers show the track under the process `pid`; None: the machine."""
 
     track: str
     pid: int | None
@@ -28,7 +28,7 @@ class Slices:
 
 @dataclass
 class Counter:
-    """A value over time."""
+    """A track that shows a value over time."""
 
     track: str
     time_ns: NDArray[np.int64]
@@ -36,19 +36,19 @@ class Counter:
 
 
 def pieces(rows: int, piece_rows: int) -> Iterator[slice]:
-    """Yield slices of at most `piece_rows` rows that together cover 0 to `rows`."""
+    """Yield consecutive slices of at most `piece_rows` that together cover the indices below `rows`."""
     for begin in range(0, rows, piece_rows):
         yield slice(begin, min(begin + piece_rows, rows))
 
 
 def process_names(trace: Trace) -> dict[int, str]:
-    """Return the command name of each process, by pid."""
+    """Return the command name (comm) of each process in `trace`, by pid."""
     processes = trace.processes()
     return dict(zip(processes["pid"].astype(int).tolist(), processes["comm"].astype(str).tolist(), strict=True))
 
 
 def slices(trace: Trace) -> Iterator[Slices]:
-    """Yield the tracks of phases (by rank and phase), of parts of steps, and of accelerator calls, kernels and copies."""
+    """Yield the tracks of phases (one per rank and phase), of parts of steps, and of accelerator calls, kernels and copies."""
     phases = trace.phases()
     key: Any
     for key, group in phases.groupby(["rank", "phase"], observed=True, dropna=False):
@@ -73,7 +73,7 @@ def slices(trace: Trace) -> Iterator[Slices]:
 
 
 def _parts(parts: pd.DataFrame | None) -> Iterator[Slices]:
-    """Yield a track for each rank and name of parts; parts that overlap, as those of several loaders, are on separate tracks."""
+    """Yield one track per rank and name of parts. Parts that overlap, as those of several loaders, go to separate tracks."""
     for key, group in [] if parts is None else parts.groupby(["rank", "name"], observed=True, dropna=False):
         rank, name = key
         start, duration = group["start_ns"].to_numpy(np.int64), group["duration_ns"].to_numpy(np.int64)
@@ -86,7 +86,7 @@ def _parts(parts: pd.DataFrame | None) -> Iterator[Slices]:
 
 
 def _rows_without_overlap(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return a row for each interval, so that no two in a row overlap; intervals must be in order of start."""
+    """Return a row index for each interval such that no two intervals in a row overlap. They must be in order of start."""
     row = np.zeros(len(start), np.int64)
     if (start[1:] >= end[:-1]).all():
         return row
@@ -110,7 +110,7 @@ def _whole(number: Any) -> str:
 
 
 def counters(trace: Trace) -> Iterator[Counter]:
-    """Yield a counter for each column of samples by device, process or resource, and for block requests in flight by device."""
+    """Yield one counter per column of samples and device, process or resource; and per device, the block requests in flight."""
     for kind, expected in schema.SAMPLES.items():
         samples = trace.samples(kind)
         if samples is None:

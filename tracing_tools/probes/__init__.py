@@ -1,4 +1,4 @@
-"""The sources of the probes, and the compiled eBPF programs: prebuilt in the wheel, else compiled by clang at first use."""
+"""Sources of the probes and compiled eBPF programs. The wheel contains these programs; else clang compiles them at first use."""
 
 import re
 import shutil
@@ -11,14 +11,14 @@ from iotwin.common.removal import remove_file
 from iotwin.tracing_tools.probes.compilation import clang_command, object_name
 
 _DIRECTORY = Path(__file__).parent
-BCC_SOURCE = _DIRECTORY / "syscalls.bcc.c"  # libbcc compiles it for each trace
+BCC_SOURCE = _DIRECTORY / "syscalls.bcc.c"  # libbcc compiles this source for each trace
 BPFTRACE_EVENTS = _DIRECTORY / "io_events.bt"
-PRELOAD_SOURCE = _DIRECTORY / "preload.c"  # cc compiles it for each trace
+PRELOAD_SOURCE = _DIRECTORY / "preload.c"  # cc compiles this source for each trace
 _INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 
 def text_with_headers(source: Path) -> str:
-    """Return the text of a C file in which each of our headers replaces its first ``#include "..."``."""
+    """Return the text of the C file `source`, with the first ``#include "..."`` of each header replaced by the header's text."""
     seen: set[str] = set()
 
     def text_of(path: Path) -> str:
@@ -38,14 +38,14 @@ def _compiled(program: str) -> Path:
 
 
 def uncompiled_reason(program: str = "syscalls") -> str | None:
-    """Return why the program is not compiled and cannot be, None if it is or can be."""
+    """Return why the eBPF program `program` is neither compiled nor can be compiled, None if it is or can be."""
     if _compiled(program).exists() or shutil.which("clang"):
         return None
     return "the eBPF programs are not compiled and clang is not installed; install the package clang"
 
 
 def compiled_probes(program: str = "syscalls") -> Path:
-    """Return the path of the compiled program, and compile it first if there is none for the present sources.
+    """Return the path of the compiled eBPF program `program`. If none matches the present sources, compile it first.
 
     Raises IotwinError if clang is required but missing, or fails.
     """

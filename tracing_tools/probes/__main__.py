@@ -1,4 +1,4 @@
-"""``python -m iotwin.tracing_tools.probes``: compiles the eBPF programs, as setup.sh does."""
+"""``python -m iotwin.tracing_tools.probes``, which setup.sh runs, compiles the eBPF programs."""
 
 import sys
 

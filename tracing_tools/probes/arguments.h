@@ -21,7 +21,7 @@ INLINE u64 vector_bytes(const struct iovec *vectors, u64 count)
 	return total;
 }
 
-/* The start offset of a finished call that takes a pointer to its offset and has advanced it by the bytes transferred. */
+/* Returns the start offset of a finished call that has a pointer to its offset, which it advanced by the bytes transferred. */
 INLINE s64 offset_through(u64 pointer, struct identity *file, s64 result)
 {
 	s64 after = 0;
@@ -77,7 +77,7 @@ INLINE void describe(struct event *event, struct pt_regs *regs, u8 kind, struct 
 	}
 }
 
-/* With an empty path, fstatat and similar calls use the descriptor itself. */
+/* Returns 1 if the path is empty, with which fstatat and similar calls use the file of the descriptor. */
 INLINE int has_empty_path(struct pt_regs *regs)
 {
 	char first = 0;

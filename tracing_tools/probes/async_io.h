@@ -1,7 +1,7 @@
 /* Asynchronous requests: io_uring by its tracepoints, libaio by the calls that submit and collect requests.
  *
  * The map `pending` stores the event of a request from its submission to its completion. A request of io_uring completes when
- * the kernel posts its result; a request of libaio when the job collects it (io_getevents), as no tracepoint reports it earlier.
+ * the kernel posts its result. A request of libaio completes when the job collects it, as no tracepoint reports it earlier.
  */
 #pragma once
 #include "arguments.h"
@@ -28,7 +28,7 @@ INLINE void wait_for(u64 address, u64 owner, struct event *event)
 
 /* ---- io_uring ---- */
 
-/* Returns the operation of a request, 0 if it uses no file; opcodes of include/uapi/linux/io_uring.h. */
+/* Returns the number of the operation with this opcode (include/uapi/linux/io_uring.h), 0 if the operation uses no file. */
 INLINE u32 uring_op(struct io_kiocb *request)
 {
 	int flags = 0;
@@ -63,7 +63,7 @@ int on_uring_submit(u64 *context)
 	struct identity file = {};
 	struct event event = {};
 	event.fd = -1;
-	if (op == URING + 5) { /* a close: when it completes, the descriptor has no file */
+	if (op == URING + 5) { /* a close, after which the descriptor has no file */
 		KERNEL_READ(event.fd, ((struct io_close *)request)->fd);
 		identify(file_at(task, event.fd), &file);
 	} else if (op != URING + 4 && !(request->flags & REQUEST_HAS_FIXED_FILE)) {
@@ -183,7 +183,7 @@ static long submit_one(u32 i, struct aio_batch *batch)
 	return 0;
 }
 
-/* Runs at the entry of io_submit, since another thread may collect before it returns; finish_aio removes refused requests. */
+/* Runs at the entry of io_submit, as another thread may collect requests before it returns. finish_aio removes refused ones. */
 GLOBAL int submit_aio(u64 now)
 {
 	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf());

@@ -15,14 +15,14 @@
 #define REQUEST_WRITE 1
 #define IN_ROOT_CGROUP 1 /* id of the root cgroup of any hierarchy */
 
-const volatile u64 block_cgroup SEC(".rodata.block") = 0; /* trace requests charged to this cgroup; 0: trace requests that traced tasks issue */
+const volatile u64 block_cgroup SEC(".rodata.block") = 0; /* trace requests charged to this cgroup; if 0, requests that traced tasks issue */
 
 struct { MAP_UINT(type, BPF_MAP_TYPE_HASH); MAP_UINT(max_entries, 16384); MAP_TYPE(key, u64); MAP_TYPE(value, struct block_record); } in_flight SEC(".maps");
 struct { MAP_UINT(type, BPF_MAP_TYPE_RINGBUF); MAP_UINT(max_entries, 1 << 21); } blocks SEC(".maps");
-/* Memory for a record that is being made: in Linux 6.1 a program and its callbacks have 512 bytes of stack in all. */
+/* Memory for an unfinished record, too large for the stack: a program and its callbacks have 512 bytes of stack in all. */
 struct { MAP_UINT(type, BPF_MAP_TYPE_PERCPU_ARRAY); MAP_UINT(max_entries, 2); MAP_TYPE(key, u32); MAP_TYPE(value, struct block_record); } drafts SEC(".maps");
 
-/* Returns an empty record. An interrupt may run the other program, so each of the two programs has its own. */
+/* Returns an empty record. An interrupt may run the second program during the first, so each program has a separate record. */
 INLINE struct block_record *new_record(u32 program)
 {
 	struct block_record *record = bpf_map_lookup_elem(&drafts, &program);
@@ -31,7 +31,7 @@ INLINE struct block_record *new_record(u32 program)
 	return record;
 }
 
-/* Whether the bio's cgroup is block_cgroup or below it; stores the id of the bio's cgroup in `id`. */
+/* Returns 1 if the bio's cgroup is block_cgroup or below it. Stores the id of the bio's cgroup in `id`. */
 INLINE int is_charged(struct bio *bio, u64 *id)
 {
 	if (!bio || !bio->bi_blkg)
@@ -41,7 +41,7 @@ INLINE int is_charged(struct bio *bio, u64 *id)
 	return is_below(state, block_cgroup);
 }
 
-/* Stores the file of a request's first page in `out`; returns 0 if the page is in no page cache, as for direct I/O. */
+/* Stores the file of a request's first page in `out`. Returns 0 if the page is not in the page cache, as with direct I/O. */
 INLINE int identify_page(struct bio *bio, struct identity *out)
 {
 	struct page *page = NULL;
@@ -55,7 +55,7 @@ INLINE int identify_page(struct bio *bio, struct identity *out)
 	return mapping && !((u64)mapping & 3) /* the low bits mark anonymous memory */ && identify_mapping(mapping, out);
 }
 
-/* Stores the file of a request that `task` issues: that of its first page, or else of the task's current direct read or write. */
+/* Stores the file of a request that `task` issues: that of the first page, else that of the task's current direct transfer. */
 INLINE void identify_request(struct task_struct *task, struct bio *bio, struct identity *out)
 {
 	if (identify_page(bio, out))
@@ -89,7 +89,7 @@ INLINE void describe_share(struct page_walk *walk, struct block_record *record)
 	record->cgroup = walk->cgroup;
 }
 
-/* Whether the record belongs to `request`, and not to an earlier request at the same address. */
+/* Returns 1 if the record belongs to `request` and not to an earlier request at the same address. */
 INLINE int is_of(struct block_record *record, struct request *request)
 {
 	return record->queued_ns ? record->queued_ns == request->start_time_ns : record->sector == request->__sector;
@@ -108,8 +108,8 @@ INLINE void send_block(struct block_record *record)
 		drop_block();
 }
 
-/* Returns the record of the request, NULL if its issue was not seen. A record of an earlier request at the same address is sent
- * as incomplete: kernels may skip a program in an interrupt, so that about one completion in a hundred is missed on a busy disk.
+/* Returns the record of the request, NULL if its issue was missed. Sends the record of an earlier request at the same address as
+ * incomplete: kernels may skip a program in an interrupt, so that about one completion in a hundred is missed on a busy disk.
  */
 INLINE struct block_record *record_of(struct request *request)
 {
@@ -122,7 +122,7 @@ INLINE struct block_record *record_of(struct request *request)
 	return NULL;
 }
 
-/* Whether the job caused the whole request; reads by a container runtime in its cgroup, before an exec there, do not count. */
+/* Returns 1 if the job caused the whole request. Reads by a container runtime before an exec in the job's cgroup do not count. */
 INLINE int is_of_job(struct task_struct *task, struct bio *bio, u64 *cgroup)
 {
 	int charged = is_charged(bio, cgroup);
@@ -170,7 +170,7 @@ int on_block_issue(u64 *context)
 	return 0;
 }
 
-/* Sends the record of a request whose issue was not seen, and whose issuing task is therefore unknown. */
+/* Sends the record of a completed request whose issue was missed, so that the issuing task is unknown. */
 INLINE void send_unissued(struct request *request)
 {
 	struct bio *bio = request->bio;
@@ -193,7 +193,7 @@ INLINE void send_unissued(struct request *request)
 	send_block(record);
 }
 
-/* Sends the record of a completed request; returns 0 if the issue of the request was not seen. */
+/* Sends the record of a completed request. Returns 0 if the issue of the request was missed. */
 INLINE int send_completed(struct request *request)
 {
 	u64 key = (u64)request;

@@ -8,5 +8,5 @@ enum kind {
 	MAP, NAME, NAME_AT, RENAME, RENAME_AT, WAIT, RANGE, ALLOCATE, LENGTH, SEND, COPY, MAPPED, AIO_SUBMIT, AIO_COLLECT,
 };
 
-/* Operations that are no system calls; mirrors OTHER_OPS of trace_store/syscalls.py. */
+/* Operations that are not system calls; mirrors OTHER_OPS of trace_store/syscalls.py. */
 enum other_op { PAGE_FAULT = 512, SENDFILE_TO, SPLICE_TO, COPY_FILE_RANGE_TO, URING = 520, AIO = 540 };

@@ -1,5 +1,5 @@
-/* The system call that a task executes, in task-local storage. A task has this storage only if the filter accepted the task or
- * its parent, so a task of the job is recognised even after it has left the job's cgroup.
+/* The system call that a task executes, in task-local storage. Only tasks that the filter accepted, and their children, have this
+ * storage. So a task of the job is recognised even after it has left the job's cgroup.
  */
 #pragma once
 #include "kernel_types.h"
@@ -8,8 +8,8 @@
 
 struct call {
 	u64 start_ns;
-	u64 traced_in; /* the task's css_set when the filter last accepted it; the kernel replaces it when a cgroup changes */
-	struct identity file; /* only for close and munmap, after which it cannot be found any more */
+	u64 traced_in; /* css_set of the task when the filter last accepted it; another one after a change of cgroup */
+	struct identity file; /* only for close and munmap, after which the file cannot be found */
 };
 
 struct { MAP_UINT(type, BPF_MAP_TYPE_TASK_STORAGE); MAP_UINT(map_flags, BPF_F_NO_PREALLOC); MAP_TYPE(key, int); MAP_TYPE(value, struct call); } calls SEC(".maps");
@@ -21,8 +21,7 @@ INLINE void note_stray(u32 pid)
 	bpf_map_update_elem(&strays, &pid, &stray, 0);
 }
 
-/* Whether a task outside the cgroup belongs to the job: the filter accepted it or its parent before. For tasks of other jobs this
- * lookup is the whole cost. */
+/* Returns 1 if a task outside the cgroup belongs to the job, as the filter accepted it or its parent before. */
 INLINE int has_left(struct task_struct *task)
 {
 	if (!follows_job || !bpf_task_storage_get(&calls, task, NULL, 0))

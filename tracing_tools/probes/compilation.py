@@ -1,16 +1,16 @@
-"""How clang compiles the eBPF programs. The build of the wheel runs this file alone, so it imports only the standard library."""
+"""clang's options for the eBPF programs. The build of the wheel runs this file alone, so it imports only the standard library."""
 
 import hashlib
 from pathlib import Path
 
-PROGRAMS = ("syscalls", "cuda")  # NAME.bpf.c each
+PROGRAMS = ("syscalls", "cuda")  # their sources are NAME.bpf.c
 _FLAGS = ("-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wno-unused-function", "-Wno-unused-const-variable")
 
 
 def object_name(program: str, folder: Path) -> str:
-    """Return the file name of the compiled program, which contains a checksum of flags, source and all headers in `folder`.
+    """Return the file name of the compiled `program`, with a checksum of flags, source and all headers in `folder`.
 
-    Modification times do not show a change: installed files have the time of their installation.
+    Modification times would not suffice: installed files have the time of their installation.
     """
     digest = hashlib.sha256(" ".join(_FLAGS).encode())
     for source in [folder / f"{program}.bpf.c", *sorted(folder.glob("*.h"))]:
@@ -19,9 +19,9 @@ def object_name(program: str, folder: Path) -> str:
 
 
 def clang_command(program: str, folder: Path, output: Path) -> list[str]:
-    """Return the command that compiles a program of `folder` to the file `output`.
+    """Return the command that compiles `program`, whose source is in `folder`, to the file `output`.
 
-    The output does not depend on the folder, as the debug information does not contain its path.
+    The output does not depend on the path of `folder`, as the debug information does not contain it.
     """
     paths = ["-ffile-compilation-dir=.", f"-ffile-prefix-map={folder}=."]
     return ["clang", *_FLAGS, *paths, "-c", str(folder / f"{program}.bpf.c"), "-o", str(output)]

@@ -1,9 +1,9 @@
 /* Records calls of CUDA's API by uprobes, one record per finished call.
  *
  * One pair of programs serves all functions: the cookie of an uprobe is the function's index in trace_store/raw/cuda_calls.py.
- * The map `functions` holds the positions of its size, stream and direction arguments. Of nested calls (the runtime calls the
- * driver) only the outermost is recorded. The ring buffer `mappers` reports processes that map executable code; the loader then
- * searches the mapped files for these functions.
+ * The map `functions` holds the positions of a function's size, stream and direction arguments. Of nested calls (the runtime API
+ * calls the driver API), only the outermost is recorded. The ring buffer `mappers` reports processes that map executable code.
+ * The loader then searches the mapped files for CUDA functions.
  */
 #include "kernel_types.h"
 #include "records.h"
@@ -18,7 +18,7 @@ char LICENSE[] SEC("license") = "GPL";
 #define STREAM_IN_CONFIGURATION 255
 #define CONFIGURATION_STREAM 32 /* offset of the stream in cudaLaunchConfig_t and CUlaunchConfig */
 #define NO_DIRECTION 0xFFFF
-#define MEMCPY_DEFAULT 4 /* cudaMemcpyDefault; smaller kinds are the directions of the trace */
+#define MEMCPY_DEFAULT 4 /* cudaMemcpyDefault; smaller kinds equal the trace's directions */
 #define DIRECTION_DEFAULT 5
 
 struct function { u8 size, rows, unit_bytes, stream, direction, fixed_direction, padding[2]; };
@@ -34,7 +34,7 @@ struct { MAP_UINT(type, BPF_MAP_TYPE_RINGBUF); MAP_UINT(max_entries, 1 << 22); }
 struct { MAP_UINT(type, BPF_MAP_TYPE_RINGBUF); MAP_UINT(max_entries, 1 << 16); } mappers SEC(".maps");
 struct { MAP_UINT(type, BPF_MAP_TYPE_PERCPU_ARRAY); MAP_UINT(max_entries, 1); MAP_TYPE(key, u32); MAP_TYPE(value, struct gpu_ledger); } gpu_ledgers SEC(".maps");
 
-/* The backend that records system calls detects processes that left the cgroup; the loader adds them to the tree. */
+/* Not needed here: the backend for system calls detects processes that left the cgroup, and the loader adds them to the tree. */
 INLINE int has_left(struct task_struct *task)
 {
 	return is_in_tree(task->tgid);
@@ -45,7 +45,7 @@ enum { R9 = 8, R8 = 9, AX = 10, CX = 11, DX = 12, SI = 13, DI = 14, SP = 19 };
 
 struct arguments { u64 value[6], stack; };
 
-/* Volatile reads, because the verifier requires constant offsets. */
+/* Reads are volatile, because the verifier requires constant offsets. */
 INLINE void read_arguments(unsigned long *context, struct arguments *out)
 {
 	volatile unsigned long *regs = context;
@@ -104,7 +104,7 @@ int on_call(unsigned long *context)
 	if (!call)
 		return 0;
 	read_arguments(context, arguments);
-	/* The stack grows downwards: if a call begins no deeper than the open one, the open one was left by a longjmp. */
+	/* If a call begins no deeper in the stack than the unfinished call, a longjmp has left the unfinished call. */
 	if (call->depth && read.stack < call->stack) {
 		call->depth++;
 		return 0;

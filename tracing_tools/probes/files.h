@@ -1,4 +1,4 @@
-/* The file at a descriptor, and its identity. */
+/* Find the file of a descriptor and the file's identity. */
 #pragma once
 #include "kernel_types.h"
 #include "records.h"
@@ -9,7 +9,7 @@ INLINE struct file *file_at(struct task_struct *task, s32 fd)
 	struct fdtable *table = task->files->fdt;
 	if (fd < 0 || (u32)fd >= table->max_fds)
 		return NULL;
-	if (bpf_rdonly_cast) /* struct path begins with a pointer, so that the table's entry is read by a plain load */
+	if (bpf_rdonly_cast) /* the struct begins with a pointer, as the table's entries do */
 		return (struct file *)((struct path *)bpf_rdonly_cast(&table->fd[fd], KERNEL_TYPE_ID(struct path)))->mnt;
 	bpf_probe_read_kernel(&file, sizeof(file), &table->fd[fd]);
 	return file;

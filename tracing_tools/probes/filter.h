@@ -1,4 +1,4 @@
-/* The filter of all kernel programs: decides which task is traced.
+/* The filter of all kernel programs, which decides which tasks are traced.
  *
  * The job is a cgroup (target_cgroup, at the depth target_level of its hierarchy) or, if target_cgroup is 0, a tree of processes.
  * A container's cgroup first contains the container runtime. With entered_by_exec, therefore, only processes that executed a
@@ -12,20 +12,20 @@
 struct task_struct;
 
 INLINE u32 process_of(struct task_struct *task);
-INLINE u64 arguments_of(struct task_struct *task); /* address of its command line */
-INLINE int is_right_in_target(struct task_struct *task); /* in the target cgroup, not below it; 0 if that is costly to check */
-INLINE int has_left(struct task_struct *task); /* whether a task outside the cgroup is one of the job that left it */
+INLINE u64 arguments_of(struct task_struct *task); /* address of the task's command line */
+INLINE int is_right_in_target(struct task_struct *task); /* 1 if in the target cgroup, not below it; 0 if that is slow to check */
+INLINE int has_left(struct task_struct *task); /* 1 if the task is of the job and has left its cgroup */
 INLINE int is_in_tree(u32 process);
 INLINE void enter_tree(u32 process);
 INLINE void leave_tree(u32 process);
 
-enum stray_state { STRAY = 1, ENDED }; /* of a process of the job that left its cgroup */
+enum stray_state { STRAY = 1, ENDED }; /* state of a process of the job that left its cgroup */
 
 INLINE int in_cgroup(struct task_struct *task)
 {
 	if (process_of(task) == tracer_pid)
 		return 0;
-	/* Most tasks are in the cgroup itself, which is checked without a helper call. */
+	/* First without a helper call, as most tasks are in the cgroup itself. */
 	return is_right_in_target(task) || bpf_get_current_ancestor_cgroup_id(target_level) == target_cgroup;
 }
 
@@ -55,7 +55,7 @@ INLINE void enter_by_fork(u32 child)
 #define RUNTIME_ARGUMENTS 32
 #define RUNC_INIT 0x756e6300696e6974ULL /* the end of "runc", a NUL, "init" */
 
-/* runc executes itself again, as `runc init`, possibly when it is in the cgroup already. */
+/* Returns 1 if the task executes `runc init`: runc executes itself again, possibly after it entered the cgroup. */
 INLINE int is_runtime(struct task_struct *task)
 {
 	char arguments[RUNTIME_ARGUMENTS] = {};

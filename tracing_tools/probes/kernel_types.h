@@ -9,7 +9,7 @@
 #define SEC(name) __attribute__((section(name), used))
 /* A function that is not inlined: for long code that rarely runs. */
 #define CALLED static __attribute__((noinline))
-/* A function that the verifier checks once, for any arguments. */
+/* A function that the verifier checks only once, whatever the arguments. */
 #define GLOBAL __attribute__((noinline))
 #define NULL ((void *)0)
 #define PAGE_BYTES 4096
@@ -44,7 +44,7 @@ struct files_struct { struct fdtable *fdt; };
 struct fs_struct { struct path root, pwd; };
 struct mm_struct { unsigned long arg_start, arg_end; struct file *exe_file; };
 struct seqcount { u32 sequence; };
-struct mm_struct___counted { struct seqcount mm_lock_seq; }; /* changes with every mmap and munmap; kernel 6.13 and later */
+struct mm_struct___counted { struct seqcount mm_lock_seq; }; /* from Linux 6.13 on; changes with every mmap and munmap */
 struct upid { int nr; };
 struct pid { u32 level; struct upid numbers[1]; };
 struct kernfs_node { u64 id; };
@@ -68,7 +68,7 @@ struct vm_area_struct { unsigned long vm_start, vm_end, vm_pgoff; struct file *v
 struct address_space { struct inode *host; };
 struct page { unsigned long compound_head; struct address_space *mapping; };
 struct folio { struct address_space *mapping; unsigned long index; };
-struct folio___counted { u32 _nr_pages; }; /* kernel 6.14 and later; earlier kernels have one of the next two */
+struct folio___counted { u32 _nr_pages; }; /* Linux 6.14 and later; earlier versions have one of the next two structs */
 struct folio___named { u32 _folio_nr_pages; };
 struct page___counted { u32 compound_nr; };
 struct bio_vec { struct page *bv_page; u32 bv_len, bv_offset; };
@@ -86,7 +86,7 @@ struct io_kiocb { struct file *file; u8 opcode; u32 flags; struct io_cqe cqe; };
 
 #pragma clang attribute pop
 
-/* libbpf replaces these values by the running kernel's. */
+/* libbpf replaces these values by those of the running kernel. */
 enum pageflags { PG_dirty, PG_head };
 enum cgroup_subsys_id { io_cgrp_id };
 
@@ -110,7 +110,7 @@ static long (*bpf_task_pt_regs)(struct task_struct *task) = (void *)175;
 static long (*bpf_find_vma)(struct task_struct *task, u64 address, void *callback, void *context, u64 flags) = (void *)180;
 static long (*bpf_loop)(u32 iterations, void *callback, void *context, u64 flags) = (void *)181;
 
-/* Casts a kernel address to a typed, fault-tolerant pointer, so that fields are plain loads. Kernel 6.2 and later. */
+/* Casts a kernel address to a typed pointer whose fields can be read by plain loads, even if they fault. Linux 6.2 and later. */
 extern void *bpf_rdonly_cast(const void *object, u32 btf_id) __attribute__((section(".ksyms"), weak));
 
 #define KERNEL_TYPE_ID(type) __builtin_btf_type_id(*(typeof(type) *)0, 1)

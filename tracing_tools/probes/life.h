@@ -8,13 +8,13 @@
 
 #define MAX_ARGUMENTS 1024
 
-/* Like in_cgroup, for any task instead of the current one. */
+/* As in_cgroup, but for any task, not only the current one. */
 INLINE int is_below_target(struct task_struct *task)
 {
 	return is_below(&task->cgroups->dfl_cgrp->self, target_cgroup);
 }
 
-/* The pid in the task's own namespace. */
+/* Returns the pid of the task in its own pid namespace. */
 INLINE s32 namespace_pid(struct task_struct *task)
 {
 	struct pid *numbers = task->thread_pid;
@@ -24,7 +24,7 @@ INLINE s32 namespace_pid(struct task_struct *task)
 	return pid;
 }
 
-/* A process that sleeps when it is moved out of the cgroup would otherwise be unknown until its next call. */
+/* Without this program, a process that sleeps while it is moved out of the cgroup would be unknown until its next call. */
 SEC("tp_btf/cgroup_attach_task")
 int on_move(u64 *context)
 {
@@ -42,7 +42,7 @@ int on_fork(u64 *context)
 	int is_thread = child->pid != child->tgid;
 	if ((is_thread && !follows_job) || !is_traced(parent))
 		return 0;
-	if (follows_job) { /* the child may begin in another cgroup, or be moved there before its first call */
+	if (follows_job) { /* the child may be in another cgroup before its first call */
 		bpf_task_storage_get(&calls, child, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 		if (!is_below_target(child))
 			note_stray(pid);
@@ -83,7 +83,7 @@ int on_exec(u64 *context)
 	bpf_probe_read_user(scratch->bytes, length, (void *)begin);
 	scratch->name.length = length;
 	send_name(scratch);
-	send_opened(PROGRAM, now); /* the kernel opened it, without a system call */
+	send_opened(PROGRAM, now); /* the kernel opened the program, without a system call */
 	return 0;
 }
 

@@ -1,4 +1,4 @@
-/* The flags with which a call opens its file. The including program declares bpf_probe_read_user. */
+/* Find the flags with which a call opens a file. The including program must declare bpf_probe_read_user. */
 #pragma once
 #include "call_kinds.h"
 #include "integers.h"

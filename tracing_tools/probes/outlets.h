@@ -1,7 +1,7 @@
 /* The buffers to which programs write records (lanes and ring buffers), and the counts of events seen and lost.
  *
- * A lane is a per-CPU buffer that the reader has mapped, so that writing a record takes no lock and no helper call. The ring
- * buffer `events` takes records if a lane is full, `names` the rare records of variable size. The reader polls the buffers.
+ * A lane is a buffer of one CPU that the reader has mapped, so that writing a record takes no lock and no helper call. The ring
+ * buffer `events` receives records if a lane is full, `names` the rare records of variable size. The reader polls the buffers.
  */
 #pragma once
 #include "files.h"
@@ -12,7 +12,7 @@
 
 const volatile u32 slots_per_cpu SEC(".rodata.outlets") = 0; /* records per lane; a power of two */
 
-/* Scratch space for one name record, which is too large for the stack. */
+/* Memory for one name record, which is too large for the stack. */
 struct scratch {
 	u32 busy, padding;
 	struct name name;
@@ -55,7 +55,7 @@ INLINE void fill(struct event *event, struct task_struct *task, u32 number, stru
 	event->call_flags_cpu = packed_call(number, file->flags, bpf_get_smp_processor_id());
 }
 
-/* Reserves a record in the ring buffer, which the caller must submit. If the buffer is full, counts a drop and returns NULL. */
+/* Returns a new record in the ring buffer, which the caller must submit. If the buffer is full, counts a loss, returns NULL. */
 INLINE struct event *reserve_event(void)
 {
 	struct ledger *counts = ledger();
@@ -68,7 +68,7 @@ INLINE struct event *reserve_event(void)
 	return event;
 }
 
-/* Returns a slot, NULL if the lane is full. While `busy`, a program that interrupts this one on its CPU uses the ring buffer. */
+/* Returns a slot of the lane, NULL if it is full. While `busy`, a program that interrupts this program uses the ring buffer. */
 INLINE struct event *take_slot(struct lane *lane, u32 cpu)
 {
 	u64 head = lane->head;
@@ -86,7 +86,7 @@ INLINE struct event *take_slot(struct lane *lane, u32 cpu)
 /* Makes the record in the slot visible to the reader. */
 INLINE void give_slot(struct lane *lane)
 {
-	asm volatile("" ::: "memory"); /* x86 does not reorder stores; this keeps the compiler from doing so */
+	asm volatile("" ::: "memory"); /* the compiler must not reorder stores; x86 does not */
 	*(volatile u64 *)&lane->head = lane->head + 1;
 	*(volatile u64 *)&lane->busy = 0;
 }

@@ -1,7 +1,7 @@
-/* Page faults on mapped files: one record per fault, as the kernel counts them, with the pages that the kernel mapped for it.
+/* Page faults on mapped files: one record per fault that the kernel counts, with the pages that the kernel mapped for the fault.
  *
- * exceptions:page_fault_* report each fault, but not its outcome; filemap:* report the pages, but miss faults that map a large
- * folio and sometimes report a fault twice. So a fault is stored until the task's next fault, and filemap:* add its pages.
+ * exceptions:page_fault_* report each fault, but not its outcome. filemap:* report the pages, but miss faults that map a large
+ * folio, and sometimes report a fault twice. So a fault is stored until the task's next fault, and filemap:* add its pages.
  */
 #pragma once
 #include "call_kinds.h"
@@ -13,7 +13,7 @@
 
 #define KNOWN_AREAS 8 /* a power of two */
 
-/* A mapped area, cached because finding it takes longer than a fault; valid while the maps' sequence number is `sequence`. */
+/* A mapped area, cached as finding it takes longer than a fault. It is valid while the maps' sequence number is `sequence`. */
 struct area { u64 start, end, first_page; struct identity file; u32 sequence, has_file; };
 
 struct fault {
@@ -64,7 +64,7 @@ static long take_area(struct task_struct *task, struct vm_area_struct *vma, stru
 	return 0;
 }
 
-/* Returns the sequence number of the task's maps; 0 while they change (an odd number) and if the kernel has no such number. */
+/* Returns the sequence number of the task's maps, 0 while they change (the number is odd) or if the kernel has no number. */
 INLINE u32 maps_sequence(struct task_struct *task)
 {
 	struct mm_struct___counted *mm = (void *)task->mm;
@@ -106,7 +106,7 @@ int on_user_fault(u64 *context)
 	return 0;
 }
 
-/* The kernel accesses the task's memory on its behalf, as in a write() of mapped bytes. */
+/* A fault in the kernel, which accesses the task's memory, as in a write() of mapped bytes. */
 SEC("tp_btf/page_fault_kernel")
 int on_kernel_fault(u64 *context)
 {
@@ -114,7 +114,7 @@ int on_kernel_fault(u64 *context)
 	return 0;
 }
 
-/* Adds pages to the pending fault. Without a pending fault (MAP_POPULATE, madvise), sends a fault for them. */
+/* Adds pages to the pending fault. If no fault is pending (MAP_POPULATE, madvise), sends a fault for the pages. */
 INLINE void add_pages(struct address_space *mapping, u64 first_page, u64 pages)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -142,7 +142,7 @@ int on_fault(u64 *context)
 	return 0;
 }
 
-/* The kernel also mapped pages around the touched one that were in the page cache already. */
+/* The kernel also mapped pages near the touched page that were already in the page cache. */
 SEC("tp_btf/mm_filemap_map_pages")
 int on_map_pages(u64 *context)
 {

@@ -1,4 +1,4 @@
-/* Send paths of opened files, found from the file's dentry up to the task's root across mounts, and names passed to calls. */
+/* Send the names that were passed to calls, and the paths of opened files, found from the dentry up to the task's root. */
 #pragma once
 #include "call_kinds.h"
 #include "files.h"
@@ -7,7 +7,7 @@
 
 #define MAX_COMPONENTS 128
 #define AT_CURRENT_DIRECTORY -100
-#define PROGRAM -1 /* instead of a descriptor: the file that the process executes */
+#define PROGRAM -1 /* in place of a descriptor: the file that the process executes */
 
 struct walk {
 	struct dentry *dentry, *root_dentry;
@@ -82,7 +82,7 @@ GLOBAL int send_opened(s32 fd, u64 start_ns)
 	return 0;
 }
 
-/* Sends a name that the program passed to a failed open, unlink or rename, and the directory to which it is relative. */
+/* Sends the name that a program passed to a failed open, unlink or rename, and the directory to which the name is relative. */
 CALLED int send_given(struct task_struct *task, s32 directory, const void *name, u64 start_ns, s64 result)
 {
 	struct dentry *dentry = NULL;

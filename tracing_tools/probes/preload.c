@@ -1,11 +1,11 @@
-/* Records the storage calls that a program makes through the C library, from inside it: no root, no kernel support.
+/* Records the storage calls that a program makes through the C library, inside the program, without root or kernel support.
  *
  * LD_PRELOAD loads this library before libc. Each wrapper makes the real call and appends a record (struct event of records.h) to
  * a mapped file of its thread under $IOTWIN_PRELOAD, so that records survive a kill of the job. Space is allocated before it is
  * mapped: a full disk loses records, which are counted, but never ends the job. The rare records of paths and of process life
  * (struct name) are appended to one file per process.
  *
- * Not seen: statically linked programs, and calls that libc makes by itself (stdio's reads and writes, the dynamic loader).
+ * Statically linked programs are not recorded, nor calls that libc makes itself (stdio's reads and writes, the dynamic loader).
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -39,7 +39,7 @@
 
 enum { FILES = 65536, UNIT = 20480 /* whole pages and whole records */, FIRST_CHUNK = 4 * UNIT, LAST_CHUNK = 64 * UNIT, GET_VERSION = 0x80087601 /* FS_IOC_GETVERSION */ };
 
-/* The file of each descriptor, cached while the descriptor stays open. */
+/* The file of each descriptor, cached while the descriptor is open. */
 struct file { uint64_t inode; uint32_t device, generation, flags, known; };
 static struct file files[FILES];
 
@@ -49,8 +49,8 @@ static __thread int own_tid __attribute__((tls_model("initial-exec")));
 
 static char directory[PATH_MAX - 64];
 static int own_pid, *same_process; /* the kernel sets *same_process to 0 in the child of every kind of fork */
-static int64_t born_ns;            /* start of this program: distinguishes it from earlier programs with the same pid, also before an exec */
-static uint64_t *lost;             /* shared by all processes */
+static int64_t born_ns;            /* start of this program; differs from that of earlier programs with the same pid */
+static uint64_t *lost;             /* number of lost records, shared by all processes */
 
 static int64_t now_ns(void)
 {
@@ -90,7 +90,7 @@ static void send_name(struct name *name, const char *text, size_t length)
 		syscall(SYS_close, fd);
 }
 
-/* If `text` is NULL, the record contains the name of the thread. */
+/* Appends a name record. If `text` is NULL, the record contains the name of the thread. */
 static void send_life(int type, int parent, int result, const char *text, size_t length)
 {
 	char comm[16] = "";
@@ -113,7 +113,7 @@ static void after_fork(void)
 	*same_process = 1;
 	own_pid = own_tid = syscall(SYS_getpid);
 	born_ns = now_ns();
-	memset(&chunk, 0, sizeof(chunk)); /* the parent still writes to it */
+	memset(&chunk, 0, sizeof(chunk)); /* the parent still writes to its chunk */
 	send_life(NAME_FORK, parent, own_pid, NULL, 0);
 }
 
@@ -167,7 +167,7 @@ static struct slot *next_chunk(void)
 	int fd = syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
 	if (fd < 0)
 		return NULL;
-	/* An ended thread may have had the same id: append to its records. */
+	/* If an ended thread had the same id, append to its records. */
 	if (!chunk.slots)
 		place = syscall(SYS_lseek, fd, 0, SEEK_END);
 	void *mapped = MAP_FAILED;
@@ -192,7 +192,7 @@ static struct slot *reserve(void)
 	size_t slot = __atomic_fetch_add(&chunk.used, 1, __ATOMIC_RELAXED);
 	if (slot < chunk.count)
 		return &chunk.slots[slot];
-	/* After a failure, try again only for one record in 1024, as that takes far longer than a record. */
+	/* After a failure, try again only for one record in 1024, as allocating takes far longer than recording. */
 	if (chunk.changing++ == 0 && (chunk.refused == 0 || chunk.refused % 1024 == 0) && next_chunk()) {
 		slot = __atomic_fetch_add(&chunk.used, 1, __ATOMIC_RELAXED);
 		chunk.refused = 0;
@@ -253,11 +253,11 @@ static void send_event(int call, int64_t start, int64_t end, int fd, const struc
 	event->generation = file->generation;
 	event->fd = fd;
 	event->call_flags_cpu = packed_call(call, file->flags, sched_getcpu());
-	/* Last, because a record without its length counts as incomplete. */
+	/* The length is written last: a record without it counts as incomplete. */
 	__atomic_store_n(&slot->header, sizeof(*event), __ATOMIC_RELEASE);
 }
 
-/* CALL(type, expression) makes and times a call; its return value is in `value`, and as the kernel returns it in `result`. */
+/* CALL(type, expression) makes and times a call. `value` is its return value, `result` what the kernel returned (-errno). */
 #define REAL(name) \
 	static typeof(&name) real; \
 	if (!real) \
@@ -283,7 +283,7 @@ static void send_event(int call, int64_t start, int64_t end, int fd, const struc
 		DONE; \
 	}
 
-/* Instead of an offset. POSITION: the call uses and advances the file's position. NONE: it has no offset. */
+/* Values in place of an offset. POSITION: the call uses and advances the descriptor's offset. NONE: the call has no offset. */
 enum { POSITION = -2, NONE = -1 };
 
 static void send_transfer(int call, int64_t start, int64_t end, int fd, int64_t offset, uint64_t requested, int64_t result)
@@ -351,7 +351,7 @@ ALIAS(__pread_chk, __pread64_chk);
 WRAPPER(int, fsync, (int fd), (fd), send_event(SYS_fsync, start, end, fd, identify(fd), NONE, 0, result))
 WRAPPER(int, fdatasync, (int fd), (fd), send_event(SYS_fdatasync, start, end, fd, identify(fd), NONE, 0, result))
 
-/* The file is identified before the call: afterwards the descriptor may be another file's. */
+/* The file is identified before the close, as afterwards the descriptor may be another file's. */
 #define CLOSING(name, parameter, number) \
 	int name(parameter) \
 	{ \
@@ -379,7 +379,7 @@ FORGETTING(closedir, (DIR *directory), (directory), forget(dirfd(directory)))
 FORGETTING(close_range, (unsigned first, unsigned last, int flags), (first, last, flags),
 	   for (unsigned fd = first; fd <= last && fd < FILES; fd++) forget(fd))
 
-/* F_SETFL changes flags that are cached for records. */
+/* Wrapped because F_SETFL changes the flags of a descriptor, which are cached. */
 int fcntl64(int fd, int command, ...)
 {
 	REAL(fcntl64);

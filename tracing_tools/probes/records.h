@@ -1,5 +1,5 @@
-/* The records that all probes write. trace_store/raw/records.py and backends/lanes.py mirror them;
- * tests/tracing_tools/probes/test_record_layout.py compares the mirrors field by field.
+/* The records that all probes write. trace_store/raw/records.py and backends/lanes.py define the same layouts;
+ * tests/tracing_tools/probes/test_record_layout.py compares them field by field.
  *
  * In ring buffers, lanes and files, 8 bytes precede each record: its length, and a word that belongs to the ring buffer.
  */
@@ -9,8 +9,8 @@
 struct event {
 	u64 start_ns, duration_ns;
 	s64 result;
-	s64 offset;    /* -1: none */
-	u64 requested; /* bytes; open flags for the open family */
+	s64 offset;    /* -1 if the call has none */
+	u64 requested; /* request size in bytes; for opens, the open flags */
 	u64 inode;
 	u32 pid, tid, device, generation;
 	s32 fd;
@@ -19,7 +19,7 @@ struct event {
 
 struct slot { u32 header, page; struct event event; };
 
-/* The program writes head and busy, the reader tail; each side has its own cache line. */
+/* The eBPF program writes head and busy, the reader writes tail. They are in different cache lines. */
 struct lane { u64 head, busy, padding[6], tail, more_padding[7]; };
 
 enum name_type { NAME_OPENED = 1, NAME_GIVEN, NAME_FORK, NAME_EXEC, NAME_EXIT };
@@ -29,28 +29,28 @@ enum name_type { NAME_OPENED = 1, NAME_GIVEN, NAME_FORK, NAME_EXEC, NAME_EXIT };
  * the arguments, each ending in NUL. */
 struct name {
 	u64 time_ns; /* start of the call that opened the file or passed the name; time of a fork, exec or exit */
-	u64 inode; /* of the opened file; for NAME_FORK, NAME_EXEC and NAME_EXIT the id of the process's cgroup */
-	s64 size; /* of the opened file, bytes */
+	u64 inode; /* inode of the opened file; for NAME_FORK, NAME_EXEC and NAME_EXIT the id of the process's cgroup */
+	s64 size; /* size of the opened file in bytes */
 	u32 type, pid, tid, device, generation, mode;
 	s32 parent, result;
-	u32 given_length, length; /* bytes of the name that the program passed, and of all text */
+	u32 given_length, length; /* bytes of the name that the program passed; bytes of all text */
 };
 
 struct block_record {
-	u64 queued_ns, issue_ns, duration_ns; /* duration -1: not completed */
+	u64 queued_ns, issue_ns, duration_ns; /* duration is -1 if the request did not complete */
 	u64 sector, cgroup, inode;
 	u32 size_bytes, device, file_device, generation, pid, request_flags, from_kernel, padding;
 	char comm[16];
 };
 
 struct gpu_call {
-	u64 start_ns, duration_ns, size_bytes, stream; /* stream: all ones if the function has none */
+	u64 start_ns, duration_ns, size_bytes, stream; /* stream is all ones if the function has none */
 	u32 pid, tid;
 	u16 function, direction;
 	s32 result;
 };
 
-enum { FLAG_DIRECT = 16, FLAG_APPEND = 32, FLAG_WRITABLE = 64 }; /* above the 4 bits of the file type (S_IFMT >> 12) */
+enum { FLAG_DIRECT = 16, FLAG_APPEND = 32, FLAG_WRITABLE = 64 }; /* bits above those of the file type (S_IFMT >> 12) */
 enum { OPEN_DIRECT = 00040000, OPEN_APPEND = 00002000, OPEN_ACCESS_MODE = 3 }; /* flags of open(2), x86-64 */
 
 INLINE u32 flags_of(u16 mode, u32 open_flags)
@@ -59,7 +59,7 @@ INLINE u32 flags_of(u16 mode, u32 open_flags)
 		| (open_flags & OPEN_ACCESS_MODE ? FLAG_WRITABLE : 0);
 }
 
-/* The identity of a file (inode, device, generation), its position, and its flags (see flags_of). */
+/* The identity of a file (inode, device, generation), its offset, and its flags (see flags_of). */
 struct identity { u64 inode; s64 position; u32 device, generation, flags; };
 
 INLINE int has_position(u32 flags)
@@ -68,7 +68,7 @@ INLINE int has_position(u32 flags)
 	return type == 8 || type == 6; /* regular file, block device */
 }
 
-/* The position before a call that transferred `result` bytes. */
+/* Returns the file's offset before a call that transferred `result` bytes. */
 INLINE s64 position_before(struct identity *file, s64 result)
 {
 	if (!has_position(file->flags))
@@ -76,7 +76,7 @@ INLINE s64 position_before(struct identity *file, s64 result)
 	return result > 0 ? file->position - result : file->position;
 }
 
-/* Call number: 10 bits, flags: 8 bits, CPU: 14 bits. */
+/* Packs the call's number (10 bits), the file's flags (8 bits) and the CPU (14 bits). */
 INLINE u32 packed_call(u32 number, u32 flags, u32 cpu)
 {
 	return number | flags << 10 | cpu << 18;

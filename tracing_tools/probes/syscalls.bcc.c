@@ -1,4 +1,4 @@
-/* Writes the records of syscalls.bpf.c by bcc: libbcc compiles this on machines that lack clang or libbpf.
+/* Writes the same records as syscalls.bpf.c. libbcc compiles this file, so that neither clang nor libbpf need be installed.
  *
  * It uses no kernel headers but offsets (macros AT_...), which the loader takes from the running kernel's BTF. The loader also
  * defines FILE_SPAN and INODE_SPAN (bytes up to the end of the last field that is read), EVENTS_PAGES, NAMES_PAGES and the
@@ -26,8 +26,8 @@ struct scratch {
 
 struct call {
 	u64 start_ns;
-	u64 traced_in; /* the task's css_set when the filter last accepted it; the kernel replaces it when a cgroup changes */
-	struct identity file; /* of close only: the file is gone when the call has finished */
+	u64 traced_in; /* css_set of the task when the filter last accepted it; another one after a change of cgroup */
+	struct identity file; /* only for close, after which the file cannot be found */
 	u64 number;
 };
 
@@ -50,7 +50,7 @@ BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
 		value_; \
 	})
 
-/* A plain load: the verifier checks loads from a task, and from what its fields point to, by the kernel's BTF. */
+/* Reads a field by a plain load, which the verifier permits for a task and for what its fields point to. */
 #define LOAD(type, task, offset) (*(type *)((char *)(task) + (offset)))
 #define PART(type, parts, offset) (*(type *)((char *)(parts) + (offset)))
 
@@ -93,7 +93,7 @@ INLINE void leave_tree(u32 process)
 }
 
 /* bcc can attach storage to the current task only. Therefore this map lists the processes that made a call before they left the
- * cgroup, and their forks. No process is looked up before the first one has left. */
+ * cgroup, and their forks. No process is looked up until one has left. */
 INLINE void note_stray(u32 pid)
 {
 	int zero = 0;

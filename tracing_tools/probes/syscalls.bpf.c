@@ -1,10 +1,10 @@
 /* Records the storage system calls of the traced tasks, one fixed-size record per finished call.
  *
- * Two programs run at every call (sys_enter, sys_exit); the loader's table call_kind selects the traced calls and the kinds of
- * their arguments. At entry only the filter runs and the time is read; the rest is read at exit, from registers and from the
- * file, into a lane (outlets.h). Start times give the order of records.
+ * Two programs run at every call (sys_enter, sys_exit). The table call_kind, which the loader fills, selects the traced calls and
+ * the kinds of their arguments. At entry, only the filter runs and the time is read. The rest is read at exit, from registers and
+ * from the file, into a lane (outlets.h). Start times determine the order of records.
  *
- * The programs for page faults, asynchronous requests and block requests are loaded only on request, and write to ring buffers.
+ * The programs for page faults, asynchronous requests and block requests are loaded only if chosen, and write to ring buffers.
  */
 #include "arguments.h"
 #include "call_kinds.h"
@@ -25,7 +25,7 @@ char LICENSE[] SEC("license") = "GPL";
 
 #define MAP_ANONYMOUS 0x20
 #define NO_ENTRY -2
-#define SPLICE 275 /* its system call number */
+#define SPLICE 275 /* the number of the system call splice */
 
 static long take_vma(struct task_struct *task, struct vm_area_struct *vma, struct identity *out)
 {
@@ -35,7 +35,7 @@ static long take_vma(struct task_struct *task, struct vm_area_struct *vma, struc
 	return 0;
 }
 
-/* Stores the file of a close or munmap, as it cannot be found when the call has finished; returns 0 if the call has no file. */
+/* Stores the file of a close or munmap, which cannot be found after the call. Returns 0 if the call has no file. */
 INLINE int note_file(struct call *call, struct task_struct *task, struct pt_regs *regs, u8 kind)
 {
 	struct identity file = {};
@@ -43,7 +43,7 @@ INLINE int note_file(struct call *call, struct task_struct *task, struct pt_regs
 		identify(file_at(task, regs->di), &file);
 	} else {
 		long error = bpf_find_vma(task, regs->di, take_vma, &file, 0);
-		if (error == NO_ENTRY || (!error && !file.inode)) /* nothing mapped there, or memory without a file */
+		if (error == NO_ENTRY || (!error && !file.inode)) /* nothing is mapped, or memory without a file */
 			return 0;
 	}
 	call->file = file;
@@ -64,8 +64,8 @@ int on_enter(u64 *context)
 	if (kind == MAP && (regs->r10 & MAP_ANONYMOUS))
 		return 0;
 	struct call *call = bpf_task_storage_get(&calls, task, NULL, 0);
-	if (!call || call->traced_in != (u64)task->cgroups) { /* else the filter accepted it before, which is cheaper to check */
-		if (follows_job && !call && !in_cgroup(task)) /* has_left would look up the same storage again */
+	if (!call || call->traced_in != (u64)task->cgroups) { /* the filter has not accepted this task before */
+		if (follows_job && !call && !in_cgroup(task)) /* as has_left, without its second lookup of the storage */
 			return 0;
 		if (!is_traced(task))
 			return 0;
@@ -109,7 +109,7 @@ INLINE void identify_call(const struct finished *call, const struct call *noted,
 		identify(file_at(call->task, call->fd), file);
 }
 
-/* Reads the current call again, for the GLOBAL functions below, which the verifier checks once for any arguments. */
+/* Looks up the current call again, for GLOBAL functions, which the verifier checks for any arguments, so without pointers. */
 INLINE void look_up_call(struct finished *call, u64 start_ns, u64 duration_ns, s64 result)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -139,7 +139,7 @@ GLOBAL int send_by_ring(u64 start_ns, u64 duration_ns, s64 result)
 	return 0;
 }
 
-/* Sends a second event of sendfile, splice or copy_file_range, for the file written; the first is for the file read. */
+/* Sends the second event of sendfile, splice or copy_file_range, for the written file. The first event is for the read file. */
 GLOBAL int send_target(u64 start_ns, u64 duration_ns, s64 result)
 {
 	struct finished call;
@@ -163,7 +163,7 @@ GLOBAL int send_target(u64 start_ns, u64 duration_ns, s64 result)
 	return 0;
 }
 
-/* The fast path for the most frequent calls, plain reads and writes of an open file; returns 0 if finish_call must be used. */
+/* Records the most frequent calls, reads and writes of an open file, fast. Returns 0 if finish_call must record the call. */
 INLINE int send_transfer(struct task_struct *task, struct pt_regs *regs, u32 number, u8 kind, u64 start_ns, u64 now, s64 result)
 {
 	u32 cpu = bpf_get_smp_processor_id();
@@ -211,7 +211,7 @@ INLINE void send_call(const struct finished *call, struct identity *file)
 	give_slot(lane);
 }
 
-/* The general path, for any call. */
+/* Records any call. */
 GLOBAL int finish_call(u64 start_ns, u64 now, s64 result)
 {
 	struct finished call;

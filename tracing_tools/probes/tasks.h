@@ -1,5 +1,5 @@
-/* The functions that filter.h requires, for programs that are relocated to the running kernel (CO-RE), except `has_left`, which
- * the including program defines. The loader sets the constants (tracing_tools/backends/task_filter.py).
+/* The functions that filter.h requires, for CO-RE programs, which libbpf adapts to the running kernel. `has_left` is missing: the
+ * including program defines it. The loader sets the constants (tracing_tools/backends/task_filter.py).
  */
 #pragma once
 #include "kernel_types.h"
@@ -8,7 +8,7 @@ const volatile u64 target_cgroup SEC(".rodata.filter") = 0;
 const volatile s32 target_level SEC(".rodata.filter") = 0;
 const volatile u32 entered_by_exec SEC(".rodata.filter") = 0;
 const volatile u32 tracer_pid SEC(".rodata.filter") = 0;
-const volatile u32 follows_job SEC(".rodata.filter") = 0; /* tasks of the cgroup, and their forks, stay traced when they leave it */
+const volatile u32 follows_job SEC(".rodata.filter") = 0; /* 1: still trace tasks, and their forks, after they leave the cgroup */
 
 #include "filter.h"
 
@@ -31,7 +31,7 @@ INLINE int is_right_in_target(struct task_struct *task)
 
 #define MAX_DEPTH 32
 
-/* Whether a cgroup is the one with the id `cgroup` or below it. */
+/* Returns 1 if the cgroup has the id `cgroup` or is below the cgroup with that id. */
 INLINE int is_below(struct cgroup_subsys_state *state, u64 cgroup)
 {
 	for (int i = 0; i < MAX_DEPTH && state; i++) {

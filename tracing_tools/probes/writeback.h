@@ -1,10 +1,10 @@
 /* The pages of the page cache that the job has written, so that their writeback is attributed to the job, whoever issues it.
  *
  * The kernel charges writeback to cgroups only if both the memory and the io controller are in cgroup v2. Therefore the map
- * `written` holds a state for each page, set by the task that made it dirty. A folio becomes dirty, and clean, as a whole.
+ * `written` holds a state for each page, set when a task makes the page dirty. A folio becomes dirty, and clean, as a whole.
  *
- * The map drops the chunks of files that were written longest ago. pages_cleaned lacks pages that were dropped before their
- * writeback, and pages that are dirty at the end.
+ * If the map is full, it drops the chunks of files that were written longest ago. pages_cleaned does not count pages that were
+ * dropped before their writeback, and pages that are still dirty at the end.
  */
 #pragma once
 #include "files.h"
@@ -21,12 +21,12 @@
 enum page_state { NOT_OURS, WRITTEN_BACK, DIRTY };
 
 struct chunk { u64 inode, index; u32 device, generation; };
-struct page_states { u64 cgroup; u8 of[CHUNK_PAGES]; }; /* cgroup: of the last task that made a page of the chunk dirty */
+struct page_states { u64 cgroup; u8 of[CHUNK_PAGES]; }; /* cgroup: that of the last task that made a page of the chunk dirty */
 
 struct { MAP_UINT(type, BPF_MAP_TYPE_LRU_HASH); MAP_UINT(max_entries, 65536); MAP_TYPE(key, struct chunk); MAP_TYPE(value, struct page_states); } written SEC(".maps");
 struct { MAP_UINT(type, BPF_MAP_TYPE_ARRAY); MAP_UINT(max_entries, 1); MAP_TYPE(key, u32); MAP_TYPE(value, struct page_states); } no_pages SEC(".maps");
 
-/* Stores in `out` the file of a page of the page cache; returns 0 if it is on no block device (shared memory, network). */
+/* Stores the file of a page of the page cache in `out`. Returns 0 if it is on no block device (shared memory, network). */
 INLINE int identify_mapping(struct address_space *mapping, struct identity *out)
 {
 	struct inode *inode = NULL;
@@ -39,7 +39,7 @@ INLINE int identify_mapping(struct address_space *mapping, struct identity *out)
 	KERNEL_READ(device, super->s_bdev);
 	if (!device)
 		return 0;
-	if (mode >> 12 == REGULAR_FILE) { /* else metadata blocks of the file system, which are cached under the device */
+	if (mode >> 12 == REGULAR_FILE) { /* others are metadata of the file system, cached as the device's */
 		KERNEL_READ(out->inode, inode->i_ino);
 		KERNEL_READ(out->generation, inode->i_generation);
 		KERNEL_READ(out->device, super->s_dev);
@@ -106,7 +106,7 @@ static long change_page(u64 number, struct change *change)
 	return 0;
 }
 
-/* Sets the state of all pages of the folio; `cgroup` is used only with DIRTY. */
+/* Sets the state of all pages of the folio. `cgroup` matters only for DIRTY. */
 INLINE void change_folio(struct folio *folio, struct identity *file, u32 state, u64 cgroup)
 {
 	struct change change = { .state = state, .cgroup = cgroup };
@@ -141,7 +141,7 @@ int on_dirty(u64 *context)
 	struct address_space *mapping = (void *)context[1];
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct identity file = {};
-	/* A kernel worker only makes pages dirty again that it failed to write. */
+	/* A kernel worker makes only those pages dirty that it failed to write. */
 	if (!mapping || task->flags & TASK_IS_KERNEL || !identify_mapping(mapping, &file))
 		return 0;
 	if (is_traced(task))
@@ -151,7 +151,7 @@ int on_dirty(u64 *context)
 	return 0;
 }
 
-/* Dirty pages of a removed file never reach a device. */
+/* Counts the dirty pages of a removed file as clean, since they never reach a device. */
 SEC("tp_btf/mm_filemap_delete_from_page_cache")
 int on_page_removal(u64 *context)
 {
@@ -188,7 +188,7 @@ INLINE void enter_next_bio(struct page_walk *walk)
 	enter_bio(walk, next);
 }
 
-/* Counts `bytes` of a page if the job made it dirty; if only_new, not if an earlier request wrote it back. */
+/* Counts `bytes` of a page if the job made the page dirty. If only_new, skips pages that an earlier request wrote back. */
 INLINE void count_page(struct page_walk *walk, struct folio *folio, u32 number, u32 bytes, struct identity *file)
 {
 	struct chunk chunk = { .inode = file->inode, .device = file->device, .generation = file->generation };
@@ -241,7 +241,7 @@ static long take_piece(u64 number, struct page_walk *walk)
 	u32 bytes = (pages_of(folio) - place) * PAGE_BYTES - offset % PAGE_BYTES;
 	bytes = bytes < length - walk->done ? bytes : length - walk->done;
 	bytes = bytes < walk->left ? bytes : walk->left;
-	if (!mapping || (u64)mapping & 3 || !identify_mapping(mapping, &file) || !file.inode) { /* a direct write, or no file's */
+	if (!mapping || (u64)mapping & 3 || !identify_mapping(mapping, &file) || !file.inode) { /* a direct write, or pages of no file */
 		enter_next_bio(walk);
 		return 0;
 	}

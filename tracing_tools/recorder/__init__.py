@@ -1,1 +1,1 @@
-"""Record one target (a command, container, ...) into one trace, and show it live."""
+"""Record one target (a command, a container, ...) as a trace, and show its activity live."""

@@ -1,7 +1,7 @@
 """Finish a trace without the recorder's privileges.
 
-A recording contains strings that the job chose: log lines, file names, arguments. The recorder, as root, only moves records. A
-separate process parses them, and becomes the user who called sudo before it reads the first byte.
+A recording contains strings that the job chose: log lines, file names, arguments. The recorder, which runs as root, only moves
+records. A separate process parses them, after it has become the user who called sudo.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ from iotwin.tracing_tools.recorder.unprivileged_process import fork_apart, leave
 from iotwin.tracing_tools.targets.user import User
 
 _PIECE_BYTES = 1 << 16
-_IMPORTED_LATE = ("numpy.ma", "pyarrow.compute")  # finishing imports them; the user may be unable to read iotwin's folder
+_IMPORTED_LATE = ("numpy.ma", "pyarrow.compute")  # imported before the change of user, who may be unable to read them
 _DONE, _FAILED, _NO_MEMORY = b"+", b"-", b"m"
 
 
 def finish_as(user: User, directory: int, finish: Callable[[], Manifest]) -> Manifest:
-    """Return the result of `finish`, run in a process of `user` with no open descriptor but `directory`, that of the trace.
+    """Run `finish` in a process of `user` and return its result. `directory`, the trace's, is its only open descriptor.
 
-    Raises OSError, MemoryError or IotwinError if that fails.
+    Raises OSError, MemoryError or IotwinError if the process fails.
     """
     for module in _IMPORTED_LATE:
         importlib.import_module(module)
@@ -50,17 +50,17 @@ def finish_as(user: User, directory: int, finish: Callable[[], Manifest]) -> Man
 
 
 def give(directory: int, user: User) -> None:
-    """Make `user` the owner of the trace's files, and of its directory last, since its owner can plant links in it.
+    """Make `user` the owner of the files in the trace `directory`, and then of the directory.
 
-    After that, root must not follow any name in the directory.
+    The owner can plant links in the directory, so root must not follow any name in it afterwards.
     """
     for _, folders, files, descriptor in os.fwalk(".", topdown=False, dir_fd=directory, follow_symlinks=False):
         for name in (*files, *folders):
-            with contextlib.suppress(FileNotFoundError):  # the job may remove files where it may write (raw/preload)
+            with contextlib.suppress(FileNotFoundError):  # the job may remove files in raw/preload
                 status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode) or status.st_nlink == 1:  # else it may be a hard link to another user's file
+                if stat.S_ISDIR(status.st_mode) or status.st_nlink == 1:  # a file with several hard links may be another user's
                     os.chown(name, user.user_id, user.group_id, dir_fd=descriptor, follow_symlinks=False)
-    os.fchmod(directory, 0o777 & ~_umask())  # preload and strace make it passable for the job's user
+    os.fchmod(directory, 0o777 & ~_umask())  # preload and strace had made it passable for the job's user
     os.fchown(directory, user.user_id, user.group_id)
 
 
@@ -83,7 +83,7 @@ def recover_as(user: User, directory: Path) -> Manifest:
 
 
 def _work(user: User, kept: set[int], answers: int, finish: Callable[[], Manifest]) -> None:
-    """In the forked child: close all descriptors but `kept`, become the user, finish the trace, write the result to `answers`."""
+    """Run in the forked child: close all descriptors but `kept`, become `user`, call `finish`, write its result to `answers`."""
     answer = _FAILED
     try:
         leave_root(user, kept, signal.SIG_DFL)
@@ -117,5 +117,5 @@ def hold(directory: Path) -> int:
 
 
 def held_path(descriptor: int) -> Path:
-    """Return a path to the descriptor's directory that stays valid if the directory is renamed."""
+    """Return a path to the directory with this `descriptor`. The path remains valid if the directory is renamed."""
     return Path(f"/proc/self/fd/{descriptor}")

@@ -1,4 +1,4 @@
-"""The machine on which a trace is recorded, and the version of iotwin that records it."""
+"""Describe the machine on which a trace is recorded, and the version of iotwin that records it."""
 
 import functools
 import os
@@ -20,7 +20,7 @@ def version() -> str:
 
 
 def host(directory: Path) -> Host:
-    """Return a description of this machine, with the file system of `directory`, to which the trace is written."""
+    """Return the description of this machine for a manifest, with the file system of `directory`, the trace's."""
     system = os.uname()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Host(socket.gethostname(), system.release, os.cpu_count() or 1, memory, system.machine, file_system_of(directory))

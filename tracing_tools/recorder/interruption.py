@@ -1,4 +1,4 @@
-"""Pass requests to end (Ctrl-C, SIGTERM, SIGHUP) on to the traced job; however many arrive, the trace is finished."""
+"""Pass requests to end (Ctrl-C, SIGTERM, SIGHUP) on to the traced job. However many arrive, iotwin finishes the trace."""
 
 import signal
 import time
@@ -8,14 +8,14 @@ from iotwin.common.signals import Requests
 from iotwin.common.units import format_duration
 from iotwin.tracing_tools.targets.target import TraceTarget
 
-_INSISTED_NS = 5_000_000_000  # a job's time to end after the second request
+_INSISTED_NS = 5_000_000_000  # how long the job may take to end after the second request
 
 
 class Interruption:
     """Passes requests to end on to the target, from its release (`begin`) until its trace is finished (`end`).
 
-    A job that iotwin started receives each request. After the first it has `grace_ns` to end (None: as long as it needs), after
-    the second 5 s; the third also ends the recording. If iotwin did not start the target, the first request ends the recording.
+    A job that iotwin started receives each request. After the first, it may take `grace_ns` to end (None: any time); after the
+    second, 5 s. The third also ends the recording. If iotwin did not start the target, the first request ends the recording.
     """
 
     def __init__(self, target: TraceTarget, grace_ns: int | None, notes: list[str]) -> None:
@@ -25,15 +25,15 @@ class Interruption:
         self._kill_ns: int | None = None
 
     def begin(self) -> None:
-        """Collect requests for `heed` from now on."""
+        """Collect requests to end from now on, for `heed`."""
         self._requests.collect(even_ignored=not self._target.is_ours)
 
     def end(self) -> None:
-        """Let requests raise KeyboardInterrupt again."""
+        """Stop collecting; requests to end raise KeyboardInterrupt again."""
         self._requests.restore()
 
     def heed(self) -> bool:
-        """Handle the next request, or kill a job whose time is over; return True if the recording must end now."""
+        """Handle the next request to end, or kill a job whose time is over. Return True if the recording must end now."""
         number = self._requests.take()
         if number is None:
             self._kill_if_due()
@@ -61,7 +61,7 @@ class Interruption:
         return self._count > 2
 
     def is_asked(self) -> bool:
-        """Return whether a request waits, and discard it."""
+        """Discard the next request to end. Return False if there was none."""
         return self._requests.take() is not None
 
     def _kill_if_due(self) -> None:

@@ -1,7 +1,7 @@
-"""The process that shows the live view. It runs as the invoking user, because it reads names and log lines that the job chose.
+"""The process that shows the live view. It runs as the user who called sudo, as it reads names and log lines that the job chose.
 
-The display reads the files of the recording, of which the recorder sends it descriptors. So a slow, stopped or dead display does
-not affect the recording.
+The recorder sends the display descriptors of the recording's files, which the display reads. So a slow, stopped or dead display
+does not affect the recording.
 """
 
 import contextlib
@@ -32,18 +32,18 @@ from iotwin.tracing_tools.targets.user import User
 _EVENTS, _NAMES, _JOURNAL = f"{RAW}/{EVENTS_FILE}", f"{RAW}/{NAMES_FILE}", f"{RAW}/{JOURNAL_FILE}"
 _LOGS = ("logs/stdout", "logs/stderr")
 _FILES = (_EVENTS, _NAMES, _JOURNAL, *_LOGS)
-_NOTE = b"\n"  # the first byte of a message that is a note; any other message is the name of a file, with its descriptor
+_NOTE = b"\n"  # first byte of a message that is a note; other messages are names of files, each with a descriptor
 _MESSAGE_BYTES = 1 << 16
 _PIECE_ROWS = 1 << 18
-_END_S = 1.0  # time for the display to end
+_END_S = 1.0  # how long the display may take to end
 _SHOW_CURSOR = "\x1b[?25h\n"
 
 
 class LiveDisplay:
-    """The display as the recorder uses it: start it, send it the trace's files, end it. A context manager."""
+    """The recorder's side of the display: starts it, sends it the trace's files, ends it, at the latest after a `with` block."""
 
     def __init__(self, title: str, user: User | None) -> None:
-        """Start the display; call this before eBPF maps exist, which it would inherit."""
+        """Start the display process. Call this before eBPF maps exist, since the process would inherit them."""
         warm_up()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
@@ -60,7 +60,7 @@ class LiveDisplay:
         self.end()
 
     def watch(self, directory: Path) -> None:
-        """Send the files of the trace at `directory` that exist; from then on, the display prints notes above its tables."""
+        """Send descriptors of the files that exist in the trace `directory`. From then on, notes appear above the tables."""
         if sys.stderr is self._stderr and sys.stderr.isatty():
             sys.stderr = cast(TextIO, _NotesThroughDisplay(self._stderr, self._control))
         for name in sorted(self._missing):
@@ -73,7 +73,7 @@ class LiveDisplay:
                     os.close(descriptor)
 
     def end(self) -> int:
-        """End the display; return its CPU time in nanoseconds."""
+        """End the display. Return its CPU time in nanoseconds, 0 if it had ended already."""
         if not self._pid:
             return 0
         sys.stderr = self._stderr
@@ -98,7 +98,7 @@ class LiveDisplay:
 
 
 class _NotesThroughDisplay:
-    """Replaces sys.stderr while the display draws on the terminal, so that notes appear above the tables."""
+    """Replaces sys.stderr while the display draws on the terminal. It sends notes to the display, which prints them above."""
 
     def __init__(self, behind: TextIO, control: socket.socket) -> None:
         self.behind, self._control = behind, control
@@ -115,7 +115,7 @@ class _NotesThroughDisplay:
 
 
 def _show(title: str, control: socket.socket, user: User | None, parent: int) -> None:
-    """In the display's process: become `user`, and show the content of the files until the recorder ends the display."""
+    """Run in the display's process: become `user`, and show the content of the files until the recorder ends the display."""
     leave_root(user, {control.fileno()}, signal.SIG_IGN)  # the recorder reacts to Ctrl-C and SIGTERM
     for number in (signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
@@ -129,10 +129,10 @@ class _Display:
         self._control = control
         self._begun = select.poll()
         self._begun.register(control, select.POLLIN)
-        self._begun.poll()  # until the first file arrives
+        self._begun.poll()  # wait until the first file arrives
         self._view = LiveView(title)
         self._lost: dict[str, int] = {}
-        self._torn = b""  # the incomplete last name record
+        self._torn = b""  # the beginning of an incomplete name record
         self._readers: dict[str, _Growth] = {}
         self._takers: dict[str, tuple[np.dtype[Any], Callable[[NDArray[Any]], None]]] = {
             _EVENTS: (EVENT, self._view.add_events),
@@ -151,7 +151,7 @@ class _Display:
             self._view.close()
 
     def _heed(self) -> bool:
-        """Wait for a message until the next refresh is due; return False if the recorder has closed the connection."""
+        """Handle a message, waiting until the next refresh is due. Return False if the recorder has closed the connection."""
         if not self._begun.poll(max(0.0, self._view.due_s()) * 1000):
             return True
         message, descriptors, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, 1)
@@ -185,13 +185,13 @@ def _line_taker(take: Callable[[str], None]) -> Callable[[NDArray[Any]], None]:
 
 
 class _Growth:
-    """Reads a growing file by memory maps, so that a trace of the whole machine records no reads by the display."""
+    """Reads a growing file by memory maps instead of calls, which a trace of the whole machine would record."""
 
     def __init__(self, descriptor: int, dtype: np.dtype[Any]) -> None:
         self._file, self._dtype, self._rows = io.FileIO(descriptor), dtype, 0
 
     def pieces(self) -> Iterator[NDArray[Any]]:
-        """Yield the rows that were appended since the last call, in pieces."""
+        """Yield, in pieces, the rows that were appended to the file since the last call."""
         rows = os.fstat(self._file.fileno()).st_size // self._dtype.itemsize
         while self._rows < rows:
             count = min(rows - self._rows, _PIECE_ROWS)

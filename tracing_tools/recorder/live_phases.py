@@ -1,18 +1,18 @@
-"""The current phases of a running job, from the log lines that it prints."""
+"""Determine the current phases of a running job from the log lines that it prints."""
 
 from collections.abc import Callable
 
 from iotwin.trace_store.logs.mllog import phase_edge
 from iotwin.trace_store.schema import PHASE_NAMES
 
-_MAX_LINE_BYTES = 1 << 16  # longer lines are no log lines
+_MAX_LINE_BYTES = 1 << 16  # log lines are not longer
 
 
 class LivePhases:
-    """The current phases of all ranks: those that have begun and not ended."""
+    """The current phases of all ranks: the phases that have begun and not ended."""
 
     def __init__(self) -> None:
-        self._open: dict[int, dict[str, int | None]] = {}  # rank -> phase -> index of its epoch or step
+        self._open: dict[int, dict[str, int | None]] = {}  # index of the epoch or step, by rank and phase
 
     def add_line(self, line: str) -> None:
         """Update the phases by a line of the job's output."""
@@ -27,7 +27,7 @@ class LivePhases:
             phases.pop(phase, None)
 
     def current(self) -> str:
-        """Return the phases of the lowest rank that has one, outermost first: 'epoch 2, step 17'; '' if no rank has one."""
+        """Return the phases of the lowest rank in any phase, outermost first: 'epoch 2, step 17'; '' if no rank is in one."""
         rank = min((rank for rank, phases in self._open.items() if phases), default=None)
         if rank is None:
             return ""

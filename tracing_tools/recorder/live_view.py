@@ -1,6 +1,6 @@
 """The live view of a traced job: rates, latencies, the busiest files and losses, computed from batches of records.
 
-Each second it draws tables if stderr is a terminal, or else prints a line.
+Once a second, it draws tables if stderr is a terminal, else it prints a line.
 """
 
 import io
@@ -25,7 +25,7 @@ from iotwin.tracing_tools.recorder.live_phases import LivePhases
 
 _EVERY_NS = 1_000_000_000
 _TOP_FILES = 8
-_MAX_FILES = 100_000  # files whose names and bytes are stored; calls on other files count only in the rates
+_MAX_FILES = 100_000  # number of files whose names and bytes are stored; calls on others count only in the rates
 _BUCKETS_PER_OCTAVE = 8
 _BUCKETS = 64 * _BUCKETS_PER_OCTAVE
 
@@ -38,10 +38,10 @@ _READ, _WRITE = _GROUPS.index("read"), _GROUPS.index("write")
 
 
 def warm_up() -> None:
-    """Import all modules that drawing requires, as the invoking user may be unable to read iotwin's folder."""
+    """Import all modules that drawing requires, before the process becomes a user who may be unable to read them."""
     if not sys.stderr.isatty():
         return
-    view = LiveView("\u65e5")  # rich loads further tables for a character of two columns
+    view = LiveView("\u65e5")  # rich loads more tables for a wide character
     with redirect_stderr(io.StringIO()):
         view.draw(1.0, 0)
         view.print_note("")
@@ -49,7 +49,7 @@ def warm_up() -> None:
 
 
 class LiveView:
-    """Collects records and shows, once a second, the rates of the last second."""
+    """Collects records and shows the rates of the last second, once a second."""
 
     def __init__(self, title: str) -> None:
         self._title, self._begin_ns = title, time.monotonic_ns()
@@ -81,22 +81,22 @@ class LiveView:
         identity["device"], identity["inode"] = device, inode
         unique, inverse = np.unique(identity, return_inverse=True)
         sums = np.bincount(inverse.ravel(), weights=moved, minlength=len(unique))
-        for key, size in zip(unique.tolist(), sums.tolist(), strict=True):  # one iteration a file, not a record
+        for key, size in zip(unique.tolist(), sums.tolist(), strict=True):  # one iteration per file, not per record
             if key in self._file_bytes or len(self._file_bytes) < _MAX_FILES:
                 self._file_bytes[key] = self._file_bytes.get(key, 0) + int(size)
 
     def add_names(self, content: bytes | memoryview) -> None:
-        """Read the names of opened files from name records."""
+        """Store the names of opened files that the name records in `content` hold."""
         for record in read_names(bytes(content)):
             if record.type in (NAME_OPENED, NAME_INHERITED) and len(self._names) < _MAX_FILES:
                 self._names.setdefault((record.device, record.inode), readable(record.text))
 
     def due_s(self) -> float:
-        """Return the seconds until the next refresh, negative if it is late."""
+        """Return the seconds until the next refresh is due; negative if it is overdue."""
         return (self._last_ns + _EVERY_NS - time.monotonic_ns()) / 1e9
 
     def refresh(self, lost: Mapping[str, int]) -> None:
-        """Show the last second once it is over; `lost` counts the events lost so far, by cause."""
+        """Show the last second if it is over. `lost`: number of events lost so far, by cause."""
         now = time.monotonic_ns()
         if self.due_s() > 0:
             return
@@ -109,14 +109,14 @@ class LiveView:
         self._clear()
 
     def print_note(self, text: str) -> None:
-        """Print a line of the recorder above the tables."""
+        """Print `text`, a note of the recorder, above the tables."""
         if self._display is None:
             show_line(text)
         else:
             self._display.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Stop drawing; the last tables stay on the terminal."""
+        """Stop drawing. The last tables remain on the terminal."""
         if self._display is not None:
             self._display.stop()
 
@@ -133,7 +133,7 @@ class LiveView:
         return f"{self._elapsed()}: {moves}, all {self._calls.sum() / seconds:.0f} calls/s, {lost} lost"
 
     def draw(self, seconds: float, lost: int) -> None:
-        """Draw the tables of the last `seconds` on stderr."""
+        """Draw the tables of the last `seconds` on stderr. `lost`: number of events lost so far."""
         from rich.console import Group
         from rich.live import Live
         from rich.table import Table

@@ -1,4 +1,4 @@
-"""Trace one target (a command, a container, running processes) into one trace."""
+"""Record one target (a command, a container, running processes) as one trace."""
 
 import os
 import resource
@@ -33,21 +33,21 @@ from iotwin.tracing_tools.targets.storage_limits import LimitedCgroups
 from iotwin.tracing_tools.targets.target import TraceTarget
 from iotwin.tracing_tools.targets.user import User, invoking_user
 
-# A lane has room for about 30 ms, and the ring buffer for 100 ms more, of the fastest stream of events measured on one CPU.
+# At the highest rate of events measured on one CPU, a lane is full after about 30 ms and the ring buffer 100 ms later.
 # Polling more often made no measurable difference.
 _POLL_BUSY_S, _POLL_IDLE_S = 0.01, 0.04
-_BUSY_EVENTS = 1000  # the job counts as busy if a drain moves more events
+_BUSY_EVENTS = 1000  # the job counts as busy if one drain moves more events than this
 _CLOCK_EVERY_NS = 10_000_000_000
-_LEDGER_EVERY_NS = 500_000_000  # if the recorder is killed, the losses of the last such interval are unknown
-_SHORTEST_SAMPLE_NS = 50_000_000  # the kernel counts CPU time in ticks of up to 10 ms
-_CONTAINERS_EVERY_NS = 100_000_000  # shorter than the life of a container
-_SHOWN_S = 1.0  # time to show the last of the job's output before iotwin's own messages
+_LEDGER_EVERY_NS = 500_000_000  # a killed recorder leaves the losses of the last interval unknown
+_SHORTEST_SAMPLE_NS = 50_000_000  # shorter samples would be inexact, as the kernel counts CPU time in ticks of up to 10 ms
+_CONTAINERS_EVERY_NS = 100_000_000  # containers live longer, so none is missed
+_SHOWN_S = 1.0  # how long to wait until the job's last output is shown, before iotwin's messages follow
 _NO_MEMORY = "the machine refused memory"
 
 
 @dataclass
 class TraceOptions:
-    """How to trace; `interval_ns` is the time between samples, `detail` the groups of operations (syscalls.DETAIL_GROUPS)."""
+    """Options of a trace. `interval_ns`: time between samples. `detail`: groups of operations (syscalls.DETAIL_GROUPS)."""
 
     backend: str = "auto"
     interval_ns: int = 1_000_000_000
@@ -56,12 +56,12 @@ class TraceOptions:
     forward_output: bool = True  # copy the job's output to iotwin's stdout and stderr
     detail: tuple[str, ...] = DEFAULT_DETAIL
     duration_ns: int | None = None  # end the trace after this time; the target continues
-    grace_ns: int | None = None  # time for the job to end after the first interrupt; None: as long as it needs
+    grace_ns: int | None = None  # how long the job may take to end after the first interrupt; None: any time
     live: bool = False  # show the live view instead of the job's output
 
 
 def trace_command(command: list[str], directory: Path, options: TraceOptions, limits: LimitedCgroups | None = None) -> Manifest:
-    """Run and trace `command`, write its trace to `directory` and return the manifest (exit_status is the command's).
+    """Run and trace `command`, write the trace to `directory` and return its manifest, whose exit_status is the command's.
 
     `limits` apply to the command, not to the tracer.
     """
@@ -69,10 +69,10 @@ def trace_command(command: list[str], directory: Path, options: TraceOptions, li
 
 
 def trace_target(make_target: Callable[[], TraceTarget], directory: Path, options: TraceOptions) -> Manifest:
-    """Trace the target until it ends, write its trace to `directory` and return the manifest.
+    """Trace the target that `make_target` returns until it ends, write the trace to `directory` and return its manifest.
 
-    Once the target runs, no failure of the trace affects it: UnfinishedTraceError, with the target's exit status, is raised
-    after the target has ended.
+    Once the target runs, no failure of the trace affects it. After the target has ended, UnfinishedTraceError is raised, with
+    the target's exit status.
     """
     refuse_unusable(directory, options.force)
     remove_stale_cgroups()
@@ -111,16 +111,13 @@ def _trace(
             interruption.end()
         manifest.exit_status = target.exit_status
         if failure is not None:
-            raise UnfinishedTraceError(_unfinished(directory, failure, target.exit_status), target.exit_status) from failure
+            status = target.exit_status
+            ended = "" if status is None else f" (the command's own exit status is {status if status >= 0 else 128 - status})"
+            mended = f"once that is mended, finish the trace with: iotwin recover {directory}"
+            raise UnfinishedTraceError(f"{_reason(failure)}; {mended}{ended}", status) from failure
         return manifest
     finally:
         target.close()
-
-
-def _unfinished(directory: Path, failure: Exception, status: int | None) -> str:
-    """Return the message about a failed trace of a job that ran."""
-    ended = "" if status is None else f" (the command's own exit status is {status if status >= 0 else 128 - status})"
-    return f"{_reason(failure)}; once that is mended, finish the trace with: iotwin recover {directory}{ended}"
 
 
 def _cannot_finish(directory: Path, error: Exception) -> IotwinError:
@@ -142,9 +139,9 @@ def _record(
     target: TraceTarget, backend: Backend, directory: Path, manifest: Manifest, options: TraceOptions, interruption: Interruption,
     display: LiveDisplay | None,
 ) -> tuple[int, "_Session"]:  # fmt: skip
-    """Record until the target or the duration ends; return a descriptor of the unfinished trace's directory, and the session.
+    """Record until the target or the duration ends. Return (descriptor of the unfinished trace's directory, session).
 
-    The descriptor stays valid if the job renames or replaces the directory.
+    The descriptor remains valid if the job renames or replaces the directory.
     """
     with Recording(directory, manifest, options.force) as recording:
         descriptor = hold(directory)
@@ -158,7 +155,7 @@ def _record(
             if not session.released:
                 recording.close()
                 recording.directory = directory
-                recording.discard()  # since the job never ran
+                recording.discard()  # the job never ran
                 os.close(descriptor)
                 if isinstance(error, OSError) and error.filename:
                     error.filename = str(error.filename).replace(str(held), str(directory), 1)
@@ -169,7 +166,7 @@ def _record(
 
 
 def _wait_for(target: TraceTarget, tails: list[Tail], interruption: Interruption) -> None:
-    """Wait until a target that iotwin started has ended and its output was shown, after its trace is finished."""
+    """After the trace is finished, wait until a target that iotwin started has ended and its output was shown."""
     while target.is_ours and not target.has_ended():
         time.sleep(_POLL_IDLE_S)
         for tail in tails:
@@ -184,10 +181,10 @@ def _wait_for(target: TraceTarget, tails: list[Tail], interruption: Interruption
 def _finish(
     descriptor: int, directory: Path, manifest: Manifest, user: User | None, failure: Exception | None
 ) -> tuple[Manifest, Exception | None]:
-    """Convert the recording to tables, unless recording ended by `failure`; return the manifest, and the failure or None."""
+    """Convert the recording to tables, unless `failure` ended it. Return (manifest, the failure or None)."""
     held = held_path(descriptor)
     try:
-        write_manifest(held, manifest)  # so that a recovery knows how the job ended
+        write_manifest(held, manifest)  # a recovery reads from it how the job ended
         if user is not None:
             give(descriptor, user)
         if failure is not None:
@@ -196,18 +193,18 @@ def _finish(
         if user is None:
             return finish_trace(held, manifest, convert), None
         return finish_as(user, descriptor, lambda: finish_trace(held, manifest, convert)), None
-    except Exception as error:  # any failure: the job's exit status must still be reported
+    except Exception as error:  # whatever fails, the job's exit status must be reported
         return manifest, failure or _cannot_finish(directory, error)
 
 
 def _faults_of_children() -> int:
-    """Return the page faults (ru_minflt + ru_majflt) of all descendants that have ended and were waited for."""
+    """Return the number of page faults (ru_minflt + ru_majflt) of all descendants that ended and were waited for."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_minflt + usage.ru_majflt
 
 
 class _Session:
-    """Moves records from the backend to the recording while the target runs, and samples the machine."""
+    """While the target runs, moves records from the backend to the recording, and samples the machine."""
 
     def __init__(
         self, recording: Recording, backend: Backend, target: TraceTarget, options: TraceOptions, display: LiveDisplay | None,
@@ -226,12 +223,12 @@ class _Session:
         self._sample_due = self._clock_due = self._ledger_due = self._containers_due = 0
         self._pause_s = _POLL_BUSY_S
         self._waiting = self._out_of_time = False
-        self.failure: Exception | None = None  # of the recording; the job continues without it
+        self.failure: Exception | None = None  # what ended the recording early; the job continues
         self.tails: list[Tail] = []
         self.released = False
 
     def run(self) -> None:
-        """Start the capture, let the target run, drain until all its processes have ended, stop the capture."""
+        """Start the capture, let the target run, move records until all its processes have ended, stop the capture."""
         manifest, target = self._recording.manifest, self._target
         faults_before = _faults_of_children()
         cpu_before, job_cpu_before = time.process_time_ns(), target.cpu_ns() or 0
@@ -264,13 +261,13 @@ class _Session:
         if "mmap" in self._options.detail and isinstance(target, CommandTarget) and target.has_ended():
             faults = _faults_of_children() - faults_before
             manifest.notes.append(f"the kernel counted {faults} page faults of the job, those on memory without a file included")
-        display_cpu_ns = self._display.end() if self._display is not None else 0  # its faults must not count as the job's
+        display_cpu_ns = self._display.end() if self._display is not None else 0  # first, as its page faults are not the job's
         manifest.cost.tracer_cpu_ns = time.process_time_ns() - cpu_before + display_cpu_ns
         if target.has_ended():
             target.has_shown_output(_SHOWN_S)
 
     def _release(self) -> None:
-        """Let the target run, write its description to the manifest, and begin to collect requests to end."""
+        """Let the target run, begin to collect requests to end, and write the target's description to the manifest."""
         with interrupts_held():
             manifest = self._recording.manifest
             manifest.start_ns = time.monotonic_ns()
@@ -281,7 +278,7 @@ class _Session:
             self._guarded(lambda: write_manifest(self._recording.directory, manifest))
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Call `work`, a part of the recording; any error ends the recording, never the job."""
+        """Call `work`, a step of the recording. An error in it ends the recording, but never the job."""
         try:
             work()
         except Exception as error:
@@ -312,13 +309,13 @@ class _Session:
             time.sleep(self._pause_s)
 
     def _drain(self) -> bool:
-        """Move pending records to the recording; return True if the next drain is due at once. An error never ends the job."""
+        """Move pending records to the recording. Return True if the next drain is due at once. An error never ends the job."""
         self._pause_s = _POLL_IDLE_S
         if self.failure is not None:
             return False
         try:
             before = self._recording.events_written
-            with interrupts_held():  # an interrupt after saving records, but before freeing them, would duplicate them
+            with interrupts_held():  # an interrupt between saving and freeing records would duplicate them
                 busy = self._backend.drain(self._recording)
             if self._recording.events_written - before > _BUSY_EVENTS:
                 self._pause_s = _POLL_BUSY_S
@@ -329,9 +326,9 @@ class _Session:
             return False
 
     def _fail(self, error: Exception) -> None:
-        """End the recording because of `error`; when the job has ended, the first such error is reported."""
+        """End the recording because of `error`. The first error is reported when the job has ended."""
         if self.failure is None:
-            self.failure = error.with_traceback(None)  # a traceback would keep the ring buffer mapped
+            self.failure = error.with_traceback(None)  # a traceback refers to the mapped ring buffer
             note(f"{_reason(error)}; the job continues untraced")
 
     def _journal(self) -> None:
@@ -345,7 +342,7 @@ class _Session:
             self._ledger_due = now + _LEDGER_EVERY_NS
             self._append_ledger()
             if self._display is not None:
-                self._display.watch(self._recording.directory)  # a container's logs appear when it starts
+                self._display.watch(self._recording.directory)  # a container's logs exist only once it starts
         if now >= self._containers_due:
             self._containers_due = now + _CONTAINERS_EVERY_NS
             self._append_containers()
@@ -357,7 +354,7 @@ class _Session:
                 self._recording.append_journal(kind, row)
 
     def _sample_the_end(self) -> None:
-        """Sample the last, incomplete interval, unless it is too short compared with the kernel's ticks."""
+        """Sample the last, incomplete interval, unless it is too short for the kernel's ticks of CPU time."""
         now, interval_ns = time.monotonic_ns(), self._options.interval_ns
         if self.failure is None and now - (self._sample_due - interval_ns) >= max(interval_ns // 10, _SHORTEST_SAMPLE_NS):
             self._sample(now)
@@ -367,7 +364,7 @@ class _Session:
         self._recording.append_journal("ledger", {"seen": ledger.seen, "lost": ledger.lost})
 
     def _append_containers(self) -> None:
-        """Record the cgroups of new containers, also of those that the job starts, with the containers' names."""
+        """Record the cgroup and name of each new container, also of containers that the job starts."""
         found = self._cgroup.containers() if self._cgroup else {}
         for cgroup, identity in found.items():
             if cgroup not in self._containers:
@@ -381,7 +378,7 @@ class _Session:
         except Exception as error:
             self._fail(error)
             self._backend.stop(None)
-        self._recording.release_reserve()  # only now: the last output in the logs would use up the reserved space
+        self._recording.release_reserve()  # not earlier, as the job's last output would fill the space
         self._append_ledger()
         self._recording.append_clock()
         for tail in self.tails:

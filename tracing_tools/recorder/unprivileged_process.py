@@ -1,4 +1,4 @@
-"""Fork processes that read the job's data for the recorder; each gives up root before it reads a byte."""
+"""Fork processes that read the job's data for the recorder. They give up root before they read a byte."""
 
 import contextlib
 import os
@@ -13,8 +13,8 @@ _LAST_STANDARD_STREAM = 2
 
 
 def fork_apart(work: Callable[[], None]) -> int:
-    """Run `work` in a forked process and return its pid. The process then ends, with exit status 1 if `work` raised."""
-    with interrupts_held():  # Python drops a Ctrl-C that arrives in the hooks that it runs around a fork
+    """Run `work` in a forked process and return its pid. The process ends after `work`, with exit status 1 if `work` raised."""
+    with interrupts_held():  # Python loses a Ctrl-C that arrives in its hooks around a fork
         child = os.fork()
         if child == 0:
             status = 1
@@ -27,7 +27,7 @@ def fork_apart(work: Callable[[], None]) -> int:
 
 
 def leave_root(user: User | None, kept: set[int], requests: signal.Handlers) -> None:
-    """In the forked process: close all descriptors but the standard streams and `kept`, and become `user`, if there is one.
+    """Run in the forked process: close all descriptors but the standard streams and `kept`, and become `user`, if not None.
 
     `requests`: the handler of Ctrl-C and SIGTERM, SIG_DFL or SIG_IGN.
     """

@@ -1,1 +1,1 @@
-"""Sample the machine's utilisation from /proc, sysfs and NVML, one row per interval."""
+"""Sample the machine's utilisation from /proc and NVML, once per interval."""

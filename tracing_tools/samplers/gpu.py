@@ -11,13 +11,13 @@ _UTILISATIONS = {"sm_percent": "smUtil", "mem_percent": "memUtil", "enc_percent"
 
 
 class GpuSampler:
-    """Samples utilisation and memory of each GPU that NVML lists, and of each process on it, like nvidia-smi and its pmon.
+    """Samples utilisation and memory of each GPU that NVML lists, and of each process on it, as nvidia-smi and its pmon do.
 
     Values that the driver does not report (utilisation of a part of a GPU, memory in some containers) are null.
     """
 
     def __init__(self) -> None:
-        """Raise IotwinError with the reason if there is no GPU to sample."""
+        """Find the GPUs. Raises IotwinError with the reason if there are none to sample."""
         try:
             import pynvml
         except ImportError:
@@ -32,10 +32,10 @@ class GpuSampler:
             raise IotwinError(f"NVIDIA's library cannot be used: {error}") from None
         if not self._devices:
             raise IotwinError("NVML lists no GPU")
-        self._seen_us = [0] * len(self._devices)  # the driver's time of the newest sample of processes read so far
+        self._seen_us = [0] * len(self._devices)  # the driver's time of the newest process sample read so far, per GPU
 
     def sample(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield ("gpu", row) for every GPU and ("gpu_process", row) for every process on one."""
+        """Yield ("gpu", row) for every GPU and ("gpu_process", row) for every process that uses a GPU."""
         now = time.monotonic_ns()
         for index, device in enumerate(self._devices):
             rates = self._query(self._nvml.nvmlDeviceGetUtilizationRates, device)
@@ -55,7 +55,7 @@ class GpuSampler:
                 yield "gpu_process", {"time_ns": now, "device": index, **row}
 
     def _process_rows(self, index: int, device: Any) -> Iterator[dict[str, Any]]:
-        # An error usually means that no process was busy since the last sample.
+        # NVML usually reports an error if no process was busy since the last sample.
         samples = self._query(self._nvml.nvmlDeviceGetProcessUtilization, device, self._seen_us[index]) or []
         newest = {int(sample.pid): sample for sample in sorted(samples, key=lambda sample: int(sample.timeStamp))}
         self._seen_us[index] = max([self._seen_us[index], *(int(sample.timeStamp) for sample in samples)])
@@ -67,7 +67,7 @@ class GpuSampler:
             yield {"pid": pid, **rates, "memory_used_bytes": used.get(pid), "command": _command(pid)}
 
     def _query(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of NVML's `function`, or None if it fails: a GPU that falls off its bus must not end a trace."""
+        """Return the result of NVML's `function`, None if it fails, since a GPU that falls off its bus must not end a trace."""
         try:
             return function(*arguments)
         except self._nvml.NVMLError:

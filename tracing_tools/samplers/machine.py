@@ -1,4 +1,4 @@
-"""Sample CPU, memory, disks and pressure (rows of schema.SAMPLES) from /proc."""
+"""Sample CPU, memory, disks and pressure from /proc, as rows of schema.SAMPLES."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ Row = dict[str, Any]
 
 
 class MachineSampler:
-    """Each sample covers the time since the previous one; `job_cpu_ns` returns the traced job's CPU time so far, or None."""
+    """Samples the machine since the previous sample. `job_cpu_ns` returns the traced job's CPU time so far, or None."""
 
     def __init__(self, job_cpu_ns: Callable[[], int | None]) -> None:
         self._job_cpu_ns = job_cpu_ns
@@ -23,7 +23,7 @@ class MachineSampler:
         self._last_stalls = _stall_totals()
 
     def sample(self) -> Iterator[tuple[str, Row]]:
-        """Yield (kind, row) for every kind of sample."""
+        """Yield (key of schema.SAMPLES, row) for CPU, memory, each disk and each kind of pressure."""
         now = time.monotonic_ns()
         interval = now - self._last_ns
         yield "cpu", self._cpu_row(now, interval)
@@ -81,7 +81,7 @@ class MachineSampler:
 
 
 def _stall_totals() -> dict[str, dict[str, int]]:
-    """Return the microseconds of stalls by resource and kind (Documentation/accounting/psi.rst); {} without PSI."""
+    """Return the total microseconds of stalls by resource and kind (Documentation/accounting/psi.rst); {} without PSI."""
     totals: dict[str, dict[str, int]] = {}
     for resource in ("cpu", "memory", "io"):
         try:
@@ -93,7 +93,7 @@ def _stall_totals() -> dict[str, dict[str, int]]:
 
 
 def _cpu_ticks() -> tuple[int, int, int, int]:
-    """Return the ticks of all CPUs in (user, system, iowait, idle); interrupts count as system, guests as user."""
+    """Return the ticks that all CPUs spent as (user, system, iowait, idle). Interrupts count as system, guests as user."""
     with Path("/proc/stat").open() as stat:
         user, nice, system, idle, iowait, irq, softirq, steal = (int(field) for field in stat.readline().split()[1:9])
     return user + nice, system + irq + softirq + steal, iowait, idle

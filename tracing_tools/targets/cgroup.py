@@ -1,4 +1,4 @@
-"""Cgroups, by which the kernel filters the traced tasks: existing cgroups, and new ones for one job."""
+"""Cgroups, by which the kernel decides which tasks are traced: existing cgroups, and new ones for one job."""
 
 import contextlib
 import os
@@ -16,16 +16,16 @@ _PREFIX = "iotwin-"
 
 
 def _own_cgroup() -> Path | None:
-    """Return the directory of this process's cgroup in the v2 hierarchy, or None if there is no such hierarchy."""
+    """Return the directory of this process's cgroup in the v2 hierarchy, None if that hierarchy is not mounted."""
     mount, path = cgroup2_mount(), cgroup_of(os.getpid())
     return None if mount is None or path is None else mount / path.lstrip("/")
 
 
 def _reason_against() -> str | None:
-    """Return why the kernel cannot filter by cgroup here, or None if it can."""
+    """Return why the kernel of this machine cannot filter tasks by cgroup, None if it can."""
     if cgroup2_mount() is None:
         return NO_CGROUP2
-    # The filter compares cgroups at a depth counted from the real root, which a cgroup namespace hides.
+    # The filter needs the cgroup's depth below the real root, which a cgroup namespace hides.
     if Path("/proc/self/ns/cgroup").stat().st_ino != _INITIAL_CGROUP_NAMESPACE:
         return "this is a cgroup namespace (a container)"
     return None
@@ -42,7 +42,7 @@ class Cgroup:
 
     @classmethod
     def find(cls, name: str) -> "Cgroup":
-        """Return the cgroup at `name`, a directory or a path within the v2 hierarchy. Raises UsageError if there is none."""
+        """Return the cgroup `name`, a directory or a path within the v2 hierarchy. Raises UsageError if it does not exist."""
         mount, reason = cgroup2_mount(), _reason_against()
         if mount is None or reason:
             raise IotwinError(f"cannot trace a cgroup: {reason}")
@@ -53,15 +53,15 @@ class Cgroup:
         raise UsageError(f"{name} is no cgroup of the v2 hierarchy; give a directory below {mount}")
 
     def add(self, pid: int) -> None:
-        """Move a process into the cgroup."""
+        """Move the process `pid` into the cgroup."""
         (self.path / "cgroup.procs").write_text(str(pid))
 
     def pids(self) -> list[int]:
-        """Return the processes in the cgroup and in all cgroups below it."""
+        """Return the pids of the processes in the cgroup and in all cgroups below it."""
         return pids_in(self.path)
 
     def cpu_ns(self) -> int | None:
-        """Return the CPU time of its tasks in nanoseconds; None if the kernel does not report it."""
+        """Return the CPU time of the cgroup's tasks in nanoseconds; None if the kernel does not report it."""
         try:
             for line in (self.path / "cpu.stat").read_text().splitlines():
                 if line.startswith("usage_usec "):
@@ -71,7 +71,7 @@ class Cgroup:
         return None
 
     def containers(self) -> dict[int, str]:
-        """Return the ids of the containers whose cgroups are at or below this one, by cgroup id."""
+        """Return the ids of the containers whose cgroups are this one or below it, by the cgroup's id."""
         found = {}
         for folder, _, _ in os.walk(self.path):
             if identity := container_id(folder):
@@ -87,9 +87,9 @@ class JobCgroup(Cgroup):
 
     @classmethod
     def create(cls, parent: Path | None = None) -> "JobCgroup | str":
-        """Return a new cgroup below `parent`, by default this process's cgroup, so that the job keeps the caller's limits.
+        """Create a cgroup below `parent`, by default this process's cgroup, whose limits then also apply to the job.
 
-        Returns the reason as text if this machine or user cannot make one.
+        Returns the cgroup, or the reason as text if this machine or user cannot create one.
         """
         own, reason = parent or _own_cgroup(), _reason_against()
         if own is None or reason:
@@ -98,16 +98,15 @@ class JobCgroup(Cgroup):
 
     @classmethod
     def create_for_containers(cls, systemd: bool) -> "JobCgroup":
-        """Return a new cgroup that a container engine can use as the parent of its containers.
+        """Create a cgroup that a container engine can use as the parent of its containers: a slice if `systemd` is True.
 
-        It is a top-level cgroup, because an engine may enable controllers only there; if `systemd`, it is a slice.
-        Raises IotwinError if the cgroup cannot be made.
+        It is at the top level, as an engine may enable controllers only there. Raises IotwinError on failure.
         """
         mount, reason = cgroup2_mount(), _reason_against()
         if mount is None or reason:
             raise IotwinError(f"cannot trace a container: {reason}")
         number = _new_number()
-        # systemd reads a dash in a slice's name as nesting.
+        # systemd takes a dash in a slice's name as nesting, so the name must have none.
         name = f"{_PREFIX.strip('-')}_{number.replace('-', '_')}.slice" if systemd else _PREFIX + number
         created = cls.create_at(mount / name)
         if isinstance(created, str):
@@ -117,7 +116,7 @@ class JobCgroup(Cgroup):
 
     @classmethod
     def create_at(cls, path: Path) -> "JobCgroup | str":
-        """Return a new cgroup at `path`, or the reason why it cannot be made."""
+        """Create a cgroup at `path`. Return it, or the reason as text why it cannot be created."""
         try:
             path.mkdir()
         except OSError as error:
@@ -125,19 +124,19 @@ class JobCgroup(Cgroup):
         return cls(path)
 
     def remove(self) -> None:
-        """Remove the cgroup; its remaining processes move to the parent cgroup."""
+        """Remove the cgroup. Remaining processes move to the parent cgroup."""
         remove_cgroup(self.path)
         for twin in _legacy_twins(self.path):
             remove_tree(twin)
 
 
 def new_name() -> str:
-    """Return a name for a cgroup that no other recorder uses, and that `remove_stale_cgroups` recognises."""
+    """Return a name for a new cgroup that no other recorder uses, and that `remove_stale_cgroups` recognises."""
     return _PREFIX + _new_number()
 
 
 def pids_in(path: Path) -> list[int]:
-    """Return the processes in the cgroup at `path`, of either version, and in all cgroups below it."""
+    """Return the pids of the processes in the cgroup at `path`, of version 1 or 2, and in all cgroups below it."""
     pids = []
     for folder, _, _ in os.walk(path):
         try:
@@ -148,15 +147,15 @@ def pids_in(path: Path) -> list[int]:
 
 
 def remove_cgroup(path: Path) -> None:
-    """Remove the cgroup at `path`, of either version; its remaining processes move to the parent."""
+    """Remove the cgroup at `path`, of version 1 or 2. Remaining processes move to the parent cgroup."""
     for pid in pids_in(path):
-        with contextlib.suppress(OSError):  # the process has ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended
             (path.parent / "cgroup.procs").write_text(str(pid))
     remove_tree(path)
 
 
 def _new_number() -> str:
-    """Return a text that identifies a recorder's cgroup: PID-NAMESPACE-TIME."""
+    """Return the text PID-NAMESPACE-TIME, which identifies this recorder's cgroup."""
     return f"{os.getpid()}-{_pid_namespace()}-{time.monotonic_ns()}"
 
 
@@ -165,7 +164,7 @@ def _pid_namespace() -> str:
 
 
 def _legacy_twins(path: Path) -> list[Path]:
-    """Return the cgroups with the same path in v1 hierarchies; container engines make them if both versions are mounted."""
+    """Return the v1 cgroups with the path of the v2 cgroup `path`. Container engines create them if both are mounted."""
     mount = cgroup2_mount()
     if mount is None or not path.is_relative_to(mount):
         return []
@@ -173,12 +172,12 @@ def _legacy_twins(path: Path) -> list[Path]:
 
 
 def remove_stale_cgroups() -> list[str]:
-    """Remove empty cgroups that killed recorders left; return their names.
+    """Remove empty cgroups that killed recorders left. Return their names.
 
-    Cgroups from another pid namespace, as of a container, remain: this process cannot see whether their recorder runs.
+    Cgroups of recorders in another pid namespace, as in a container, remain: nothing shows whether their recorder runs.
     """
     removed = []
-    limited = (v1_cgroup_of("blkio"), v1_cgroup_of("memory"))  # parents of the cgroups of storage_limits.py and block_cgroup.py
+    limited = (v1_cgroup_of("blkio"), v1_cgroup_of("memory"))  # parents of storage_limits.py's and block_cgroup.py's
     parents = {parent for parent in (_own_cgroup(), cgroup2_mount(), *limited) if parent}
     for path in (path for parent in parents for path in parent.glob(f"{_PREFIX.strip('-')}[-_]*")):
         _, recorder, namespace, *_ = [*path.name.replace("_", "-").split("-"), ""]

@@ -1,4 +1,4 @@
-"""The traced command: started as the invoking user, stopped before its first instruction, with its output copied to logs."""
+"""The traced command: started as the user who called sudo, held before its first instruction, with its output copied to logs."""
 
 import contextlib
 import os
@@ -21,12 +21,12 @@ from iotwin.tracing_tools.targets.storage_limits import LimitedCgroups
 from iotwin.tracing_tools.targets.target import TraceTarget
 from iotwin.tracing_tools.targets.user import User, invoking_user
 
-_RECORDER_LIMITS = {resource.RLIMIT_FSIZE: resource.RLIM_INFINITY, resource.RLIMIT_NOFILE: 1024}  # the recorder needs these
-_AT_GATE = b"\0"  # the child sends this when it only has to execute the command
+_RECORDER_LIMITS = {resource.RLIMIT_FSIZE: resource.RLIM_INFINITY, resource.RLIMIT_NOFILE: 1024}  # limits that the recorder needs
+_AT_GATE = b"\0"  # the child sends this when all is prepared for executing the command
 
 
 class CommandTarget(TraceTarget):
-    """A command that iotwin starts, and all its descendants: as root in a separate cgroup, otherwise as a process tree."""
+    """A command that iotwin starts, and all its descendants: a separate cgroup if iotwin runs as root, else a process tree."""
 
     is_ours = True
 
@@ -45,21 +45,21 @@ class CommandTarget(TraceTarget):
         self._backend: Backend | None = None
 
     def describe(self) -> Target:
-        """Return the command, its directory and its user."""
+        """Return the command, its working directory and its user."""
         path = self.cgroup_path()
         user_id = self._user.user_id if self._user else None
-        # The kernel's path works even if the directory was removed or its name is no text.
+        # Unlike os.getcwd, this works even if the directory was removed or its name is not UTF-8.
         directory = readable(os.fsencode(Path("/proc/self/cwd").readlink()))
         command = [readable(os.fsencode(word)) for word in self._command]
         return Target(command, directory, self.root_pid, cgroup=str(path) if path else None, user_id=user_id)
 
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
-        """Start the command, held before its first instruction."""
+        """Start the command's process, which waits before the command's first instruction."""
         self._started = StartedCommand(backend.wrap(self._command, raw), logs, self._user, self._command_limits)
         self.root_pid = self._started.pid
 
     def attach(self, backend: Backend) -> None:
-        """Move the process into its cgroups and have the backend follow it."""
+        """Move the command's process into its cgroups, and let the backend follow it."""
         self._backend = backend
         if self._started is not None and self.root_pid is not None:
             self._started.wait_at_gate()
@@ -70,13 +70,13 @@ class CommandTarget(TraceTarget):
             backend.follow(self.root_pid)
 
     def names(self) -> bytes:
-        """Return name records of the files that are open when the command begins: its standard streams."""
+        """Return name records of the files that are open when the command begins, its standard streams."""
         if self._started is None:
             return b""
         return open_files(self._started.pid, (0, 1, 2), dict(zip((1, 2), self._started.output.paths, strict=True)))
 
     def show_output(self) -> bool:
-        """Have the keeper (output_keeper.py) copy the output to iotwin's own streams."""
+        """Let the keeper (output_keeper.py) copy the output to iotwin's own streams."""
         if self._started:
             self._started.output.show()
         return True
@@ -87,12 +87,12 @@ class CommandTarget(TraceTarget):
             self._started.release()
 
     def abandon(self) -> None:
-        """End the process without running the command."""
+        """End the waiting process without running the command."""
         if self._started:
             self._started.abandon()
 
     def has_ended(self) -> bool:
-        """Whether the command has ended; its descendants may remain."""
+        """Return True if the command has ended. Its descendants may still run."""
         if self.exit_status is None and self.root_pid is not None:
             pid, status = os.waitpid(self.root_pid, os.WNOHANG)
             if pid:
@@ -102,13 +102,13 @@ class CommandTarget(TraceTarget):
         return self.exit_status is not None
 
     def remaining(self) -> list[int]:
-        """Return the job's processes; without a cgroup only the command itself, and after its end the backend's strays."""
+        """Return the pids of the job; without a cgroup only that of the command, and after its end the backend's strays."""
         if not self._own and self.root_pid is not None and self.exit_status is None:
             return [self.root_pid]
         return super().remaining() + [pid for pid, runs in self._strays().items() if runs]
 
     def signal(self, number: int) -> None:
-        """Send a signal to the job's processes, except those that received it with iotwin's whole process group."""
+        """Send the signal `number` to the job's processes, except those that received it with iotwin's process group."""
         pids = self.remaining() if self._own else process_tree(self.remaining())
         if number != signal.SIGKILL and self._started and self._started.output.was_signalled(number):
             pids = [pid for pid in pids if pid == self.root_pid and os.getpgid(pid) != os.getpgrp()]
@@ -120,7 +120,7 @@ class CommandTarget(TraceTarget):
         return self._backend.strays() if self._backend is not None else {}
 
     def closing_notes(self) -> list[str]:
-        """Wait for the last output; return notes on processes that left the cgroup and on output that the logs lack."""
+        """Wait for the last output. Return notes on processes that left the cgroup and on output that the logs lack."""
         strays = self._strays()
         notes = []
         if strays and self._own:
@@ -137,11 +137,11 @@ class CommandTarget(TraceTarget):
         return notes + [f"logs/{name} lacks {size} bytes that the disk had no room for" for size, name in missing if size]
 
     def has_shown_output(self, wait_s: float) -> bool:
-        """Whether all output was copied to iotwin's own streams; waits up to `wait_s` for this."""
+        """Wait up to `wait_s` until all output was copied to iotwin's own streams. Return True if it was."""
         return self._started is None or self._started.output.is_shown(wait_s)
 
     def close(self) -> None:
-        """Release its output, and remove the cgroup."""
+        """Close the pipes of the output, and remove the cgroup."""
         _set_limits(self._command_limits)
         if self._started:
             self._started.output.close()
@@ -150,7 +150,7 @@ class CommandTarget(TraceTarget):
 
 
 def _lift_limits() -> dict[int, tuple[int, int]]:
-    """Raise this process's limits on size and number of files as far as permitted; return the former limits, for the command."""
+    """Raise this process's limits on size and number of files as far as permitted. Return the former limits, for the command."""
     before = {kind: resource.getrlimit(kind) for kind in _RECORDER_LIMITS}
     for kind, (soft, hard) in before.items():
         wanted = _RECORDER_LIMITS[kind]
@@ -173,7 +173,7 @@ def _set_limits(limits: dict[int, tuple[int, int]]) -> None:
 
 
 class StartedCommand:
-    """A child process that executes `command` only after `release`; `output` receives its stdout and stderr."""
+    """A child process that executes `command` only after `release`. `output` receives stdout and stderr of the command."""
 
     def __init__(
         self, command: list[str], logs: Path, user: User | None, limits: dict[int, tuple[int, int]] | None = None
@@ -188,7 +188,7 @@ class StartedCommand:
         self._failure, failure_write = os.pipe()
         self.pid = 0
         try:
-            with interrupts_held() as mask:  # Python drops a Ctrl-C that arrives in the hooks it runs around a fork
+            with interrupts_held() as mask:  # Python loses a Ctrl-C that arrives in its hooks around a fork
                 self.pid = os.fork()
                 if self.pid == 0:
                     self._become(program, gate_read, failure_write, self.output.ends, user, mask)
@@ -202,7 +202,7 @@ class StartedCommand:
     def _become(
         self, program: str, gate: int, failure: int, outputs: list[int], user: User | None, mask: set[int | signal.Signals]
     ) -> None:
-        """In the child: prepare everything, wait at the gate for `release`, and execute the command."""
+        """Run in the child: prepare everything, wait at the pipe `gate` for `release`, and execute the command."""
         try:
             os.close(self._gate)
             os.close(self._failure)
@@ -216,32 +216,32 @@ class StartedCommand:
                 os.setgid(user.group_id)
                 os.setuid(user.user_id)
                 environment |= {"HOME": user.home, "USER": user.name, "LOGNAME": user.name}
-            # Python ignores SIGPIPE and SIGXFSZ, which is undone; the caller may ignore requests, as by nohup, which is kept.
+            # Python ignores SIGPIPE and SIGXFSZ, but the command must not. Requests that the caller ignores remain ignored.
             for number in (signal.SIGPIPE, signal.SIGXFSZ, *REQUESTS):
                 if number not in REQUESTS or signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.write(failure, _AT_GATE)
             if os.read(gate, 1):
-                os.execve(program, self.command, environment)  # noqa: S606 - the user's own command, as given
+                os.execve(program, self.command, environment)  # noqa: S606 - the user's own command
         except OSError as error:
             os.write(failure, (error.strerror or str(error)).encode())
         finally:
             os._exit(127)
 
     def wait_at_gate(self) -> None:
-        """Wait until the child waits at the gate, so that its preparations are not traced."""
+        """Wait until the child has finished its preparations, so that they are not traced."""
         self._messages = os.read(self._failure, 4096)
         while self._messages == _AT_GATE and not is_asleep(self.pid):
             time.sleep(0.0005)
 
     def release(self) -> None:
         """Let the command run. Raises IotwinError if it cannot be executed."""
-        with contextlib.suppress(BrokenPipeError):  # it was killed while it waited, as its exit status will show
+        with contextlib.suppress(BrokenPipeError):  # the child was killed, as its exit status will show
             os.write(self._gate, b"\1")
         os.close(self._gate)
         self._gate = -1
-        messages = self._messages + os.read(self._failure, 4096)  # the exec closes the other end
+        messages = self._messages + os.read(self._failure, 4096)  # execve closes the other end
         reason = messages.removeprefix(_AT_GATE).decode(errors="replace")
         os.close(self._failure)
         if reason:
@@ -249,7 +249,7 @@ class StartedCommand:
             raise IotwinError(f"cannot run '{self.command[0]}': {reason}")
 
     def abandon(self) -> None:
-        """End the child without running the command; does nothing if the command runs."""
+        """End the child without running the command. Does nothing if the command was released."""
         if self._gate < 0:
             return
         os.close(self._gate)

@@ -1,7 +1,7 @@
 """Docker containers as targets, through the docker SDK: a running container, or one that iotwin creates from an image.
 
-The new container's cgroup is below one that iotwin made, and is traced before its first instruction. The set-up by the container
-runtime in that cgroup is not traced: a process is traced from the first program that it executes there.
+iotwin creates the parent of the new container's cgroup, so that tracing starts before the container's first instruction. What the
+container runtime does in the cgroup is not traced: a process is traced from the first program that it executes there.
 """
 
 import contextlib
@@ -23,20 +23,20 @@ from iotwin.tracing_tools.targets.container_output import ContainerOutput, Parts
 from iotwin.tracing_tools.targets.processes import cgroup_of
 from iotwin.tracing_tools.targets.running_targets import RunningTarget
 
-_STATUS_S = 60.0  # time for a working engine to report a status, even on a busy machine
-_OOM_S = 1.0  # time for the engine to detect that a container ran out of memory
-_LIMITED_OOM_S = 20.0  # the same if the container's memory is limited, which makes that likely
+_STATUS_S = 60.0  # how long a working engine may take to report a status on a busy machine
+_OOM_S = 1.0  # how long the engine may take to detect that a container ran out of memory
+_LIMITED_OOM_S = 20.0  # the same for a container whose memory is limited, where that is likely
 
 
 @dataclass
 class ContainerOptions:
-    """How to create a container: parameters of the docker SDK's containers.create, and its GPUs ('all' or ids)."""
+    """Options of a new container: parameters of the docker SDK's containers.create, and the GPUs to use ('all' or ids)."""
 
     parameters: dict[str, Any] = field(default_factory=dict)
     gpus: str | None = None
 
     def check(self) -> None:
-        """Raise UsageError for a parameter that the SDK lacks or that iotwin sets itself."""
+        """Raise UsageError if the SDK lacks one of the parameters, or if iotwin sets it itself."""
         models = docker_sdk().models.containers
         ours = {"cgroup_parent", "command", "image", "detach", "auto_remove", "remove", "tty"}
         known = sorted({*models.RUN_CREATE_KWARGS, *models.RUN_HOST_CONFIG_KWARGS, "name", "volumes", "ports", "network"} - ours)
@@ -60,7 +60,7 @@ def docker_sdk() -> Any:
 
 
 def connect() -> Any:
-    """Return a client of the Docker Engine at `address()`. Raises IotwinError if no engine answers."""
+    """Return the docker SDK's client of the Docker Engine at `address()`. Raises IotwinError if no engine answers."""
     docker = docker_sdk()
     try:
         client = docker.from_env()
@@ -92,10 +92,10 @@ def in_one_line(what: str) -> Iterator[None]:
 
 
 class ContainerWatch:
-    """Watches one container in threads: copies its output to the log files and waits for its end."""
+    """Threads that copy the output of one container to the log files and wait for its end."""
 
     def __init__(self, identity: str, logs: Path, from_start: bool = False) -> None:
-        """`from_start`: the container has been started already, so copy its earlier output, too."""
+        """Start to copy the output. `from_start`: the container already runs, so copy its earlier output, too."""
         self.exit_status: int | None = None
         self._waiting: threading.Thread | None = None
         container = connect().containers.get(identity)
@@ -104,13 +104,13 @@ class ContainerWatch:
         self._identity = identity
 
     def begin(self) -> None:
-        """Start to wait for the end of the container; call this once it runs."""
+        """Start to wait for the end of the container. Call this once the container runs."""
         container = connect().containers.get(self._identity)
         self._waiting = threading.Thread(target=self._wait, args=(container,), daemon=True)
         self._waiting.start()
 
     def may_report_status(self) -> bool:
-        """Whether the engine may still report the container's exit status."""
+        """Return True if the engine may still report the container's exit status."""
         return self._waiting is not None and self._waiting.is_alive()
 
     def _wait(self, container: Any) -> None:
@@ -118,18 +118,18 @@ class ContainerWatch:
             self.exit_status = int(container.wait(timeout=None)["StatusCode"])
         except docker_sdk().errors.NotFound:
             pass  # the container was removed, and its cgroup with it
-        except Exception as error:  # the engine has ended; the container may run on
+        except Exception as error:  # the engine has ended; the container may still run
             self._output.lose(error)
 
     def finish(self) -> list[str]:
-        """Wait for the container's last output; return notes on output that the logs lack."""
+        """Wait for the container's last output. Return notes on output that the logs lack."""
         return self._output.finish()
 
 
 def _logged(container: Any) -> list[Iterator[Parts]]:
-    """Return streams of (stdout, stderr) from the engine's log, with a container's whole output, past and future.
+    """Return streams of (stdout, stderr) from the engine's log of the container, with its whole output, past and future.
 
-    A stream by `attach` lacks earlier output, and never ends if the container had ended before.
+    A stream by `attach` would lack earlier output, and would never end if the container had ended before.
     """
     printed = container.logs(stream=True, follow=True, stdout=True, stderr=False)
     errors = container.logs(stream=True, follow=True, stdout=False, stderr=True)
@@ -137,7 +137,7 @@ def _logged(container: Any) -> list[Iterator[Parts]]:
 
 
 def _running_cgroup(pid: int) -> Cgroup:
-    """Return the cgroup of a running container whose main process is `pid`."""
+    """Return the cgroup of the running container whose main process is `pid`."""
     path, mount = cgroup_of(pid), cgroup2_mount()
     if path is None or mount is None:
         raise IotwinError(f"cannot trace a container: {NO_CGROUP2}")
@@ -145,7 +145,7 @@ def _running_cgroup(pid: int) -> Cgroup:
 
 
 class ContainerTarget(RunningTarget):
-    """A container that runs already."""
+    """A container that already runs, as the target of a trace."""
 
     _cgroup: Cgroup
 
@@ -177,14 +177,14 @@ class ContainerTarget(RunningTarget):
         )
 
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
-        """Copy the container's output from now on."""
+        """Start to copy the container's output, from now on, to `logs`."""
         with in_one_line(f"container {self._container.name}"):
             self._watch = ContainerWatch(self._container.id, logs)
             self._watch.begin()
 
     def has_ended(self) -> bool:
-        """Whether the container has ended: its exit status is known, or its cgroup is gone and no status arrives in time."""
-        may_report = self._watch is not None and self._watch.may_report_status()  # read before the status
+        """Return True if the exit status is known, or if the container's cgroup is gone and no status arrives in time."""
+        may_report = self._watch is not None and self._watch.may_report_status()  # before the status, which may arrive meanwhile
         if self._watch and self._watch.exit_status is not None:
             self._set_status(self._watch.exit_status)
         if self.exit_status is None and not self._cgroup.path.is_dir():
@@ -193,13 +193,13 @@ class ContainerTarget(RunningTarget):
         return self.exit_status is not None
 
     def _set_status(self, status: int) -> None:
-        # Like a shell, Docker reports the end by a signal as 128 + its number.
+        # Docker reports a container that a signal killed as 128 + the signal's number, as a shell does.
         self.exit_status = 128 - status if 128 < status < 128 + signal.NSIG else status
 
     def _ask_to_end(self, number: int) -> None:
-        """Send a signal to the container's main process, or SIGKILL if that process would never receive the signal.
+        """Send the signal `number` to the container's main process, or SIGKILL if the kernel would drop the signal.
 
-        The kernel drops a signal that the first process of a container neither handles nor blocks. Outside of a container such a
+        The kernel drops a signal that the first process of a container neither handles nor blocks. Outside of a container, the
         signal would end the process.
         """
         number = number if self._is_delivered(number) else signal.SIGKILL
@@ -215,7 +215,7 @@ class ContainerTarget(RunningTarget):
         return any(mask >> (number - 1) & 1 for mask in masks)
 
     def closing_notes(self) -> list[str]:
-        """Wait for the container's last output; return notes on how it ended."""
+        """Wait for the container's last output. Return notes on how the container ended."""
         notes = self._watch.finish() if self._watch and self.exit_status is not None else []
         before = self._container.name
         with contextlib.suppress(IotwinError), in_one_line("container"):  # the container may be gone
@@ -227,7 +227,7 @@ class ContainerTarget(RunningTarget):
         return notes
 
     def _was_out_of_memory(self) -> bool:
-        """Whether the engine reports that the container ran out of memory, possibly a moment after it was killed."""
+        """Return True if the engine reports, possibly a moment after the kill, that the container ran out of memory."""
         longest_s = _LIMITED_OOM_S if self._container.attrs["HostConfig"]["Memory"] else _OOM_S
         until = time.monotonic() + (longest_s if self.exit_status == -signal.SIGKILL else 0)
         while not self._container.attrs["State"]["OOMKilled"] and time.monotonic() < until:
@@ -237,7 +237,7 @@ class ContainerTarget(RunningTarget):
 
 
 class ImageTarget(ContainerTarget):
-    """A container that iotwin creates from an image, and removes when it has ended."""
+    """A container that iotwin creates from an image, and removes at the end, as the target of a trace."""
 
     is_ours = True
 
@@ -267,7 +267,7 @@ class ImageTarget(ContainerTarget):
         self.scope = self._parent.scope
 
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
-        """Make the cgroup of the container, which does not run yet, so that it is traced from the begin; attach to its output."""
+        """Create the container's cgroup before the container runs, so that it is traced from its begin. Attach to its output."""
         slice_ = self._parent.path.suffix == ".slice"
         (self._parent.path / (f"docker-{self._container.id}.scope" if slice_ else self._container.id)).mkdir()
         with in_one_line(f"container {self._container.name}"):
@@ -287,13 +287,13 @@ class ImageTarget(ContainerTarget):
         self.root_pid = self._container.attrs["State"]["Pid"] or None
 
     def has_ended(self) -> bool:
-        """Whether the container has ended."""
+        """Return True if the container has ended."""
         if self._watch and self._watch.exit_status is not None:
             self._set_status(self._watch.exit_status)
         return self.exit_status is not None
 
     def signal(self, number: int) -> None:
-        """Send a signal to the container's main process; SIGKILL ends all its processes."""
+        """Send the signal `number` to the container's main process. SIGKILL ends all its processes."""
         self._ask_to_end(number)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Copy the output of a container to the logs of its trace, as long as the Docker Engine delivers it."""
+"""Copy the output of a container to the logs of its trace, as long as the Docker Engine delivers output."""
 
 import os
 import threading
@@ -7,14 +7,14 @@ from pathlib import Path
 
 from iotwin.common.files import open_append
 
-Parts = tuple[bytes | None, bytes | None]  # output to stdout and to stderr
+Parts = tuple[bytes | None, bytes | None]  # output to (stdout, stderr)
 
 _NAMES = ("stdout", "stderr")
-_END_S = 60.0  # time for a working engine to deliver the last output after the container's end, even on a busy machine
+_END_S = 60.0  # how long a working engine may take to deliver an ended container's last output on a busy machine
 
 
 class ContainerOutput:
-    """Copies streams to the files `stdout` and `stderr` of the folder `logs`, each stream in a separate thread."""
+    """Copies a container's streams to the files `stdout` and `stderr` in `logs`, each stream in a separate thread."""
 
     def __init__(self, streams: Iterable[Iterable[Parts]], logs: Path) -> None:
         self._missing_bytes = [0, 0]
@@ -34,7 +34,7 @@ class ContainerOutput:
             for parts in stream:
                 for index, part in enumerate(parts):
                     self._append(index, files[index], memoryview(part or b""))
-        except Exception as error:  # the connection broke; the end of the container shows in its cgroup
+        except Exception as error:  # the connection broke; the container may still run
             self.lose(error)
         for file in files:
             os.close(file)
@@ -48,7 +48,7 @@ class ContainerOutput:
                 return
 
     def finish(self) -> list[str]:
-        """Wait for the last output of an ended container; return a note for each reason why the logs lack output."""
+        """Wait for the last output of the ended container. Return one note for each reason why the logs lack output."""
         for copying in self._copying:
             copying.join(_END_S)
         notes = []

@@ -1,8 +1,7 @@
-"""A proxy of the Docker Engine that delays the start of one container until the tracer watches it.
+"""A proxy of the Docker Engine that delays the start of one container until the tracer watches the container.
 
 A launcher (docker run, a script, the SDK) receives the proxy's address as DOCKER_HOST. The proxy copies bytes between launcher
-and engine, and parses only the first line of each request: a request to start the container waits for `open`. So the container
-never starts before the tracer is ready, however busy the machine is.
+and engine, and parses only the first line of each request. A request to start the container waits until `EngineGate.open`.
 """
 
 import contextlib
@@ -18,16 +17,16 @@ from iotwin.tracing_tools.targets.held_folder import HeldFolder, remove_stale
 _UNIX = "unix://"
 _PIECE_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 13
-_PREFIX, _SOCKET, _MODE = "iotwin-engine-", "docker.sock", 0o700  # who has access to the engine can become root
+_PREFIX, _SOCKET, _MODE = "iotwin-engine-", "docker.sock", 0o700  # access to the engine is as much as root
 _CREATE = re.compile(rb"POST (?:/v[\d.]+)?/containers/create\?(\S*) HTTP/")
 _START = re.compile(rb"POST (?:/v[\d.]+)?/containers/([^/?\s]+)/start(?:\?\S*)? HTTP/")
 
 
 class EngineGate:
-    """Listens at `address` until `close`; `saw_creation` becomes True when a request to create the container passes."""
+    """Listens at `address` until `close`. `saw_creation` becomes True when a request to create the container passes."""
 
     def __init__(self, engine: str, name: str, name_of: Callable[[str], str | None]) -> None:
-        """`engine` is the engine's address (see `can_gate`), `name` the container's; `name_of` returns a name by id."""
+        """Gate the container `name` of the engine at the address `engine`. `name_of` returns a container's name by its id."""
         self._engine, self._name, self._name_of = engine.removeprefix(_UNIX), name, name_of
         self.saw_creation = False
         self._may_start = threading.Event()
@@ -44,7 +43,7 @@ class EngineGate:
         self._may_start.set()
 
     def close(self) -> None:
-        """Accept no more connections; refuse a request to start the container that still waits."""
+        """Accept no more connections, and refuse requests to start the container that still wait."""
         self._is_closed = not self._may_start.is_set()
         self._may_start.set()
         self._listener.close()
@@ -71,7 +70,7 @@ class EngineGate:
             back.join()
 
     def _may_pass(self, piece: bytes) -> bool:
-        """Whether the request may pass; a request to start the container first waits for `open` or `close`."""
+        """Return True if the request in `piece` may pass. A request to start the container first waits for `open` or `close`."""
         if creation := _CREATE.match(piece):
             if parse_qs(creation[1].decode(errors="replace")).get("name") == [self._name]:
                 self.saw_creation = True
@@ -82,17 +81,17 @@ class EngineGate:
 
 
 def can_gate(engine: str) -> bool:
-    """Whether a gate can replace the engine at the address `engine`, which must be a Unix socket."""
+    """Return True if a gate can replace the engine at the address `engine`, which must be that of a Unix socket."""
     return engine.startswith(_UNIX)
 
 
 def remove_stale_gates() -> list[str]:
-    """Remove the folders of gates that this user's killed tracers left; return their names."""
+    """Remove the folders of gates that killed tracers of this user left. Return the folders' names."""
     return remove_stale(_PREFIX, _MODE, _SOCKET, lambda _, status: stat.S_ISSOCK(status.st_mode))
 
 
 def _piece(launcher: socket.socket) -> bytes:
-    """Return the next bytes from the launcher; if they begin a POST request, they contain its whole first line."""
+    """Return the next bytes from `launcher`. If they begin a POST request, they contain its whole first line."""
     piece = launcher.recv(_PIECE_BYTES)
     while piece.startswith(b"POST ") and b"\r\n" not in piece and len(piece) < _LONGEST_LINE:
         more = launcher.recv(_PIECE_BYTES)

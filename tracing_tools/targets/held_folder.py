@@ -1,4 +1,4 @@
-"""Temporary folders that a process locks as long as it runs; later processes remove the folders of killed ones."""
+"""Temporary folders that a process locks while it runs. Later processes remove the unlocked folders of killed processes."""
 
 import fcntl
 import os
@@ -14,21 +14,21 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class HeldFolder:
-    """A new folder at `path`, whose name begins with `prefix`, with the permissions `mode`; `close` removes it."""
+    """A new folder at `path`, whose name begins with `prefix`, with the permissions `mode`. `close` removes it."""
 
     def __init__(self, prefix: str, mode: int) -> None:
-        """Raise IotwinError if no folder can be made."""
+        """Create and lock the folder. Raises IotwinError if no folder can be created."""
         while True:
             self.path = temporary_folder(prefix)
             self._held = os.open(self.path, _FOLDER)
             os.fchmod(self._held, mode)
             fcntl.flock(self._held, fcntl.LOCK_EX)
-            if os.fstat(self._held).st_nlink:  # else another process removed the folder before it was locked
+            if os.fstat(self._held).st_nlink:  # False if another process removed the folder before it was locked
                 return
             os.close(self._held)
 
     def close(self) -> None:
-        """Remove the folder and its content; may be called repeatedly."""
+        """Remove the folder and its content. May be called repeatedly."""
         if self._held >= 0:
             remove_own(self.path)
             os.close(self._held)
@@ -36,14 +36,14 @@ class HeldFolder:
 
 
 def remove_stale(prefix: str, mode: int, name: str, may_go: Callable[[Path, os.stat_result], bool]) -> list[str]:
-    """Remove the folders that killed processes of this user left; return the names of the folders.
+    """Remove the folders called `prefix`... that killed processes of this user left. Return the names of the folders.
 
-    Such a folder belongs to the user, has the permissions `mode`, is not locked, and is empty or contains only the file `name`.
-    `may_go` decides by the path and the status of that file whether it may be removed.
+    A folder is removed if it belongs to this user, has the permissions `mode`, is not locked, and is empty or contains only the
+    file `name`. `may_go`, called with the file's path and status, returns whether the file may be removed.
     """
     try:
         paths = Path(temporary_directory()).glob(f"{prefix}*")
-    except IotwinError:  # without a temporary directory nothing was left in it
+    except IotwinError:  # no temporary directory, so no folder in it
         return []
     return [path.name for path in paths if _was_removed(path, mode, name, may_go)]
 
@@ -51,7 +51,7 @@ def remove_stale(prefix: str, mode: int, name: str, may_go: Callable[[Path, os.s
 def _was_removed(path: Path, mode: int, name: str, may_go: Callable[[Path, os.stat_result], bool]) -> bool:
     try:
         folder = os.open(path, _FOLDER)
-    except OSError:  # it is a link, a file, or another user's folder
+    except OSError:  # a link, a file, or another user's folder
         return False
     try:
         status = os.fstat(folder)
@@ -63,7 +63,7 @@ def _was_removed(path: Path, mode: int, name: str, may_go: Callable[[Path, os.st
         if names == [name] and may_go(path / name, os.stat(name, dir_fd=folder, follow_symlinks=False)):
             remove_entry(name, folder)
         return remove_empty(path)
-    except OSError:  # it is locked by a living run, contains more, or is gone already
+    except OSError:  # locked by a running process, not empty, or gone already
         return False
     finally:
         os.close(folder)

@@ -1,4 +1,4 @@
-"""A job's output: pipes from a command to a keeper process, which writes logs; and copying of logs to iotwin's own streams."""
+"""The output of a job: pipes from the command to a keeper process, which writes logs, and copies of logs to iotwin's streams."""
 
 import contextlib
 import fcntl
@@ -17,22 +17,22 @@ from iotwin.common.files import open_append
 from iotwin.tracing_tools.targets import output_keeper
 
 _NAMES = ("stdout", "stderr")
-_PIPE_BYTES = 1 << 20  # the most that an unprivileged user may set
+_PIPE_BYTES = 1 << 20  # largest pipe that an unprivileged user may have
 _PAGE_BYTES = 4096  # a pipe that is not full accepts this much without blocking
-_ANSWER_S = 5.0  # time for the keeper to answer
-_MARK_S = 0.005  # time for a signal to a process group to reach all its processes
+_ANSWER_S = 5.0  # how long the keeper may take to answer
+_MARK_S = 0.005  # after this time, a signal to a process group has reached all its processes
 
 
 class JobOutput:
-    """A command's stdout and stderr: two pipes, and the keeper (output_keeper.py) that copies them to `logs` and to our streams.
+    """A command's stdout and stderr: two pipes, which the keeper (output_keeper.py) copies to `logs` and to iotwin's streams.
 
     Neither a full disk nor the tracer's end affects the command: the keeper drops output for which a log has no room, and runs
-    until all writers have closed the pipes. The tracer also holds the pipes open, and replaces a killed keeper. The command's
-    next print fails only if both are killed.
+    until all writers have closed the pipes. The tracer also holds the pipes open, and replaces a killed keeper. Only if both are
+    killed, the command's next print fails.
     """
 
     def __init__(self, logs: Path, user_id: int | None = None) -> None:
-        """`user_id`: the user who runs the command; None if it is the tracer's user."""
+        """Create the pipes and start the keeper. `user_id`: the user who runs the command, None for the tracer's user."""
         self.missing_bytes = [0, 0]  # bytes of stdout and of stderr that the logs lack
         self.was_mended = False
         self.paths = [os.fsencode((logs / name).resolve()) for name in _NAMES]
@@ -60,17 +60,17 @@ class JobOutput:
         theirs.close()
 
     def close_ends(self) -> None:
-        """Close this process's copies of the ends to which the command prints; call this after the fork."""
+        """Close this process's copies of the ends of the pipes to which the command prints. Call this after the fork."""
         for end in self.ends:
             os.close(end)
 
     def show(self) -> None:
-        """Copy the output to iotwin's own streams, too."""
+        """Let the keeper copy the output to iotwin's own streams, too."""
         self._is_shown = True
         self._ask(output_keeper.SHOW)
 
     def mend(self) -> None:
-        """Start another keeper if the present one was killed."""
+        """If the keeper was killed, start a new one."""
         if self._keeper and self._has_ended(os.WNOHANG):
             self._control.close()
             self._start()
@@ -79,41 +79,47 @@ class JobOutput:
                 self._ask(output_keeper.SHOW)
 
     def _has_ended(self, options: int = 0) -> bool:
-        """Whether the keeper ended before the end of the output."""
+        """Return True if the keeper ended before the output did, as after a kill. `options`: those of waitpid."""
         pid, status = os.waitpid(self._keeper, options)
         if pid:
             self._keeper = 0
         return bool(pid and status)
 
     def drain(self) -> bool:
-        """Copy everything printed so far to the logs; return False if the keeper does not answer in 5 s."""
+        """Let the keeper copy everything printed so far to the logs. Return False if it does not answer in 5 s."""
         self._ask(output_keeper.DRAIN)
         return self._is_answered((output_keeper.DRAIN, output_keeper.END), _ANSWER_S)
 
     def is_shown(self, wait_s: float) -> bool:
-        """Whether all output was copied to iotwin's streams; output printed after the first call is copied to the logs only."""
+        """Wait up to `wait_s` until all output was copied to iotwin's streams. Return True if it was.
+
+        Output that is printed after the first call is copied to the logs only.
+        """
         if not self._is_ending:
             self._is_ending = True
             self._ask(output_keeper.END)
         return self._is_answered((output_keeper.END,), wait_s)
 
     def was_signalled(self, number: int) -> bool:
-        """Whether the signal was sent to our whole process group, so also to the command: it is then pending in the keeper."""
+        """Return True if the signal `number` was sent to iotwin's whole process group, and so also to the command.
+
+        The keeper blocks all signals, so the signal is then pending in the keeper.
+        """
         time.sleep(_MARK_S)
         try:
             lines = Path(f"/proc/{self._keeper}/status").read_text().splitlines()
         except OSError:
             return False
         waiting = next(int(line.split()[1], 16) for line in lines if line.startswith("ShdPnd:"))
-        self.drain()  # clears the pending signals
+        self.drain()  # the keeper clears its pending signals, too
         return bool(waiting >> (number - 1) & 1)
 
     def _ask(self, command: bytes) -> None:
-        with contextlib.suppress(OSError):  # the keeper has ended; its last reply can still be read
+        with contextlib.suppress(OSError):  # the keeper has ended, but its last reply can be read
             self._control.send(command)
 
     def _is_answered(self, replies: tuple[bytes, ...], wait_s: float) -> bool:
-        """Whether one of the replies arrives within `wait_s`, or none can arrive any more."""
+        """Return True if one of `replies` arrives within `wait_s`, or if none can arrive any more."""
         self._control.settimeout(wait_s)
         command = b""
         while command not in replies:
@@ -129,7 +135,7 @@ class JobOutput:
         return True
 
     def close(self) -> None:
-        """Close the pipes and logs. If a process can still print, the keeper continues; otherwise wait for its end."""
+        """Close the pipes and logs. If a process can still print, the keeper continues; otherwise wait for the keeper's end."""
         if not self._pipes:
             return
         has_writers = self._keeper and not self._is_at_its_end()
@@ -141,7 +147,7 @@ class JobOutput:
             self._has_ended()
 
     def _is_at_its_end(self) -> bool:
-        """Whether all writers have closed the pipes."""
+        """Return True if all writers have closed the pipes."""
         pipes = select.poll()
         for pipe in self._pipes:
             pipes.register(pipe, 0)
@@ -149,7 +155,7 @@ class JobOutput:
 
 
 def _fork_keeper(descriptors: list[int]) -> int:
-    """Fork the keeper: the tracer may lack the permission to execute our Python."""
+    """Start the keeper by a fork and return its pid. Needed if the tracer has no permission to execute Python."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = os.fork()
     if pid == 0:
@@ -163,29 +169,29 @@ def _fork_keeper(descriptors: list[int]) -> int:
 
 
 class Tail:
-    """Copies the growth of a log file to a stream."""
+    """Copies what is appended to a log file to a stream."""
 
     def __init__(self, path: Path, stream: BinaryIO, takes: Callable[[float], object]) -> None:
-        """`takes(seconds)` returns whether the stream accepts a page within this time, or never will."""
+        """`takes(seconds)` must return True if the stream accepts a page within this time, or if it will never accept any."""
         self._path, self._stream, self._takes, self._position = path, stream, takes, 0
         self._log: FileIO | None = None
 
     def forward(self, wait_s: float = 0) -> bool:
-        """Copy new content while the stream accepts it within `wait_s` a page; return whether everything is copied."""
-        if self._log is None:  # opened once: root must not open names in a trace that its user owns by then
+        """Copy new content while the stream accepts each page within `wait_s`. Return True if everything is copied."""
+        if self._log is None:  # opened only once, as later the user owns the trace, and root must not follow names in it
             try:
                 self._log = FileIO(os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
             except FileNotFoundError:
                 return True
         size = os.fstat(self._log.fileno()).st_size
-        while size > self._position:  # up to the size at the call: a job that prints without end must not block the recorder
+        while size > self._position:  # not beyond: a job may print without end
             if not self._takes(wait_s):
                 return False
             content = os.pread(self._log.fileno(), min(_PAGE_BYTES, size - self._position), self._position)
             if not content:
                 return True
             self._position += len(content)
-            # The reader of our output may have ended (head), or its disk may be full; the trace continues.
+            # The reader of iotwin's output, such as head, may have ended, or a disk may be full. The trace continues.
             with contextlib.suppress(OSError):
                 self._stream.write(content)
                 self._stream.flush()
@@ -193,13 +199,13 @@ class Tail:
 
 
 def _writable(stream: BinaryIO) -> Callable[[float], object]:
-    """Return `takes` of Tail for `stream`."""
+    """Return a function of seconds: True if `stream` accepts a page within this time, or never will."""
     poll = select.poll()
     poll.register(stream.fileno(), select.POLLOUT)
     return lambda wait_s: poll.poll(wait_s * 1000)
 
 
 def output_tails(logs: Path) -> list[Tail]:
-    """Return Tails that copy the files `stdout` and `stderr` of the directory `logs` to iotwin's own streams."""
+    """Return Tails that copy the files `stdout` and `stderr` in the directory `logs` to iotwin's own streams."""
     streams = sys.stdout.buffer, sys.stderr.buffer
     return [Tail(logs / name, stream, _writable(stream)) for name, stream in zip(_NAMES, streams, strict=True)]

@@ -1,7 +1,7 @@
-"""A container that the user's command starts (docker run --name NAME ...); its start is delayed until it is traced.
+"""A container that the user's command starts (docker run --name NAME ...). Its start is delayed until it is traced.
 
-The command receives the address of a proxy (engine_gate) as the engine's address. There the request to start the container waits.
-If the command uses another address, the container's cgroup is frozen as soon as the engine reports the container's creation. If
+The command receives the address of a proxy (engine_gate) as the engine's address. The proxy delays the request to start the
+container. If the command uses another address, the container's cgroup is frozen as soon as the engine reports its creation. If
 the container starts even before that, the trace fails, because it would lack the beginning.
 """
 
@@ -31,13 +31,13 @@ from iotwin.tracing_tools.targets.container import (
 from iotwin.tracing_tools.targets.engine_gate import EngineGate, can_gate
 from iotwin.tracing_tools.targets.processes import process_tree, remove_tree, signal_tree
 
-_END_S = 2.0  # time for a launcher to notice the end of its container, and for it and its children to end after SIGTERM
+_END_S = 2.0  # how long a launcher may take to notice its container's end, and then to end after SIGTERM
 
 
 class LaunchedContainer(ContainerTarget):
-    """The container called `name` that the command `launcher` starts; iotwin starts the command, and both end together.
+    """The container called `name` that the command `launcher` starts. iotwin starts the command, and both end together.
 
-    While an engine starts a container, it answers no requests about this container.
+    While an engine starts a container, it answers no requests about the container.
     """
 
     is_ours = True
@@ -51,10 +51,10 @@ class LaunchedContainer(ContainerTarget):
         self._launch = _Launch(client, name, launcher, self._gate)
         self._is_released = self._is_frozen = self._is_asked = False
         self._lone_since: float | None = None
-        self._made: Path | None = None  # the container's cgroup, if we made it
-        self._loss = ""  # why the engine's log of the container could not be read
+        self._made: Path | None = None  # the container's cgroup, if iotwin created it
+        self._loss = ""  # reason why the engine's log of the container could not be read
         try:
-            with interrupts_held(children.REQUESTS):  # a request during the start would leave the launcher running
+            with interrupts_held(children.REQUESTS):  # an interrupt during the start would leave the launcher running
                 self._launch.start()
             self._container = self._launch.created()
             cgroup, is_early = _future_cgroup(self._container, systemd)
@@ -70,11 +70,11 @@ class LaunchedContainer(ContainerTarget):
 
     def _set_frozen(self, frozen: bool) -> None:
         self._is_frozen = frozen
-        with contextlib.suppress(OSError):  # the cgroup is gone, or cannot be frozen
+        with contextlib.suppress(OSError):  # the cgroup is gone or cannot be frozen
             (self._cgroup.path / "cgroup.freeze").write_text(str(int(frozen)))
 
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
-        """Attach to the container's output. The engine cannot answer if the container is frozen: then `release` attaches."""
+        """Attach to the container's output. If the container is frozen, the engine cannot answer, so `release` attaches."""
         self._logs = logs
         if not self._is_frozen:
             with in_one_line(f"container {self._container.name}"):
@@ -84,17 +84,17 @@ class LaunchedContainer(ContainerTarget):
         """Do nothing: the container does not run yet."""
 
     def names(self) -> bytes:
-        """Return no records: so far only the engine's processes run in it."""
+        """Return no records, as only the engine's processes run in the container before `release`."""
         return b""
 
     def release(self) -> None:
-        """Let the container start, and wait until it has. Raises IotwinError if it started before."""
-        # The engine reports a start when it is complete: of a frozen container not before the release.
+        """Let the container start, and wait until it has started. Raises IotwinError if it started before."""
+        # The engine reports a start only when it is complete, for a frozen container after the release.
         if self._launch.saw_start or (not self._is_frozen and self._has_run()):
             raise self._too_late()
         self._is_released = True
         self._set_frozen(False)
-        with contextlib.suppress(IotwinError), in_one_line("container"):  # its launcher may have removed it already
+        with contextlib.suppress(IotwinError), in_one_line("container"):  # the launcher may have removed it
             if self._gate is not None:
                 self._gate.open()
             while self._container.status == "created" and self._launch.status() is None:
@@ -102,12 +102,12 @@ class LaunchedContainer(ContainerTarget):
                 self._container.reload()
             self.root_pid = self._container.attrs["State"]["Pid"] or None
         self._copy_log()
-        with contextlib.suppress(IotwinError), in_one_line("container"):  # the removal of its cgroup shows its end
+        with contextlib.suppress(IotwinError), in_one_line("container"):  # its end will show in its cgroup
             if self._watch is not None:
                 self._watch.begin()
 
     def _copy_log(self) -> None:
-        """Copy the container's output from the engine's log, unless a ContainerWatch copies it already."""
+        """Start to copy the container's output from the engine's log, unless a ContainerWatch copies it already."""
         if self._watch is not None:
             return
         try:
@@ -117,7 +117,7 @@ class LaunchedContainer(ContainerTarget):
             self._loss = str(error)
 
     def closing_notes(self) -> list[str]:
-        """Wait for the container's last output; return notes on how it ended and on lost output."""
+        """Wait for the container's last output. Return notes on how the container ended and on lost output."""
         self._copy_log()  # the engine may have been too busy in `release`
         notes = super().closing_notes()
         if self._watch is None:
@@ -128,7 +128,7 @@ class LaunchedContainer(ContainerTarget):
         return notes
 
     def _has_run(self) -> bool:
-        """Whether the container was started although the request to start it waits at the gate."""
+        """Return True if the container was started although the request to start it waits at the gate."""
         with in_one_line(f"container {self._container.name}"):
             self._container.reload()
         return bool(self._container.status != "created")
@@ -146,11 +146,11 @@ class LaunchedContainer(ContainerTarget):
         )
 
     def abandon(self) -> None:
-        """End the command and the container, which has not run."""
+        """End the command, and remove the container, which has not run."""
         self._end()
 
     def has_ended(self) -> bool:
-        """Whether container and launcher have ended; the exit status is the launcher's, which is the user's command."""
+        """Return True if container and launcher have ended. Set the exit status to that of the launcher, the user's command."""
         status = self._launch.status()
         if status is None:
             self._end_launcher_if_due()
@@ -160,7 +160,7 @@ class LaunchedContainer(ContainerTarget):
         return True
 
     def _end_launcher_if_due(self) -> None:
-        """After a request to end, send SIGTERM to a launcher that still runs 2 s after the container's end."""
+        """After a request to end, send SIGTERM to the launcher if it still runs 2 s after the container's end."""
         if not self._is_asked or self.remaining():
             return
         self._lone_since = self._lone_since or time.monotonic()
@@ -168,14 +168,14 @@ class LaunchedContainer(ContainerTarget):
             self._launch.signal(signal.SIGTERM)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the container's main process, whose end the launcher notices; SIGKILL to the launcher as well."""
+        """Send the signal `number` to the container's main process, whose end the launcher notices. SIGKILL goes to both."""
         self._is_asked = True
         self._ask_to_end(number)
         if number == signal.SIGKILL:
             self._launch.signal(number)
 
     def _end(self) -> None:
-        """End launcher and container if the container was never released."""
+        """If the container was never released, end launcher and container."""
         if self._is_released:
             return
         if self._gate is not None:
@@ -187,7 +187,7 @@ class LaunchedContainer(ContainerTarget):
             remove_tree(self._made)
 
     def close(self) -> None:
-        """End command and container if the container was never released; otherwise let them continue."""
+        """If the container was never released, end command and container. Otherwise they continue."""
         self._end()
         if self._gate is not None:
             self._gate.close()
@@ -206,9 +206,9 @@ class _Launch:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the launcher with requests to end held back. Raises IotwinError if it cannot be executed."""
+        """Start the launcher while requests to end are blocked. Raises IotwinError if it cannot be executed."""
         try:
-            # Its output would repeat the container's.
+            # The launcher's output would repeat the container's.
             self._process = subprocess.Popen(
                 self._command, stdout=subprocess.DEVNULL, env=self._environment, preexec_fn=children.ready
             )
@@ -236,18 +236,18 @@ class _Launch:
         return self._process.poll() if self._process else None
 
     def signal(self, number: int) -> set[int]:
-        """Send a signal to the launcher and its descendants, and return their pids."""
+        """Send the signal `number` to the launcher and its descendants, and return their pids."""
         return signal_tree([self._process.pid], number) if self._process and self._process.poll() is None else set()
 
     def end(self) -> None:
-        """End the launcher and the container; a container that never ran is removed, as its name would block the next trace."""
+        """End the launcher and the container. Remove a container that never ran, as its name would block the next trace."""
         if self._process is None:
             return
         tree, deadline = self.signal(signal.SIGTERM), time.monotonic() + _END_S
         while (left := process_tree(tree)) and time.monotonic() < deadline:
             time.sleep(0.01)
         signal_tree(left, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits within the kernel
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the launcher waits within the kernel
             self._process.wait(_END_S)
         with contextlib.suppress(IotwinError), in_one_line("container"):
             container = self._client.containers.get(self._name)
@@ -265,9 +265,9 @@ def _name_of(client: Any, given: str) -> str | None:
 
 
 def _future_cgroup(container: Any, systemd: bool) -> tuple[Cgroup, bool]:
-    """Return the cgroup that the engine will use for a created container, and whether it had to be made.
+    """Return (the cgroup that the engine will use for the created container, True if it had to be created).
 
-    `systemd`: the engine has systemd make its cgroups. Raises IotwinError if the container has ended already.
+    `systemd`: the engine lets systemd create its cgroups. Raises IotwinError if the container has ended already.
     """
     mount = cgroup2_mount()
     if mount is None:

@@ -2,12 +2,12 @@
 
     python -I -S output_keeper.py CONTROL PIPE LOG PIPE LOG
 
-The arguments are descriptors; stdout and stderr are those of the tracer. The keeper outlives the tracer, because the job's next
-print would fail without a reader. If a log cannot grow, it lacks output, but the job continues. When the tracer ends, the keeper
-closes stdout and stderr, so that their readers see the end, and continues with the logs until all writers have closed the pipes.
+The arguments are descriptors; stdout and stderr are those of the tracer. The keeper may run longer than the tracer, because the
+job's next print would fail without a reader. If a log cannot grow, it lacks output, but the job continues. When the tracer ends,
+the keeper closes stdout and stderr, so that their readers see the end, and writes logs until all writers have closed the pipes.
 
-The keeper blocks all signals. It belongs to the tracer's process group, so that a signal which is pending in it was sent to the
-whole group, and to the job as well. It imports little, because it starts with every trace.
+The keeper blocks all signals. It belongs to the tracer's process group, so a signal that is pending in the keeper was sent to
+the whole group, and so to the job. The keeper imports few modules, because it starts with every trace.
 """
 
 import os
@@ -20,26 +20,26 @@ from collections import deque
 from contextlib import suppress
 from itertools import pairwise
 
-SHOW, DRAIN, END = b"s", b"d", b"e"  # the tracer's commands; DRAIN and END are answered, END when all output has been shown
-# A reply: the command, and the bytes of stdout and of stderr that the logs lack. The keeper also sends END when it ends.
+SHOW, DRAIN, END = b"s", b"d", b"e"  # the tracer's commands; the keeper answers DRAIN, and END once all output was shown
+# A reply: command, bytes of stdout that the logs lack, bytes of stderr that the logs lack. The keeper sends END when it ends.
 REPLY = struct.Struct("<cQQ")
 
-FOR_TRACERS = b':::MLLOG {"namespace": "iotwin"'  # start of the lines that iotwin.common.mllog.FOR_TRACERS marks
+FOR_TRACERS = b':::MLLOG {"namespace": "iotwin"'  # start of lines with the namespace iotwin.common.mllog.FOR_TRACERS
 
-_CHUNK_BYTES = 1 << 20  # most to read at once; also the capacity of a pipe
-_REST_MS = 10  # pause between reads of a pipe with little output, so that one wake-up serves many prints
+_CHUNK_BYTES = 1 << 20  # bytes to read at once, the capacity of a pipe
+_REST_MS = 10  # pause between reads of a pipe with little output, so that one read serves many prints
 _BUSY_BYTES = 1 << 16
-_HELD_BYTES = 64 << 20  # most output to hold for a terminal that does not read; beyond it the job waits, as if untraced
+_HELD_BYTES = 64 << 20  # output to buffer for a terminal that does not read; beyond it, the job blocks, as without a tracer
 _WITHOUT_BLOCKING_BYTES = select.PIPE_BUF  # a pipe or terminal that is ready accepts this much without blocking
 
 
 class _Stream:
-    """stdout or stderr of the job: the pipe to which it prints, the log, and the tracer's stream of that name."""
+    """The job's stdout or stderr: the pipe to which the job prints, the log, and the tracer's stream of the same name."""
 
     def __init__(self, pipe: int, log: int, shown: int) -> None:
         self.pipe, self._log, self.shown = pipe, log, shown
         self.ended = False
-        self.missing_bytes = 0  # in the log
+        self.missing_bytes = 0  # bytes that the log lacks
         self._waiting: deque[memoryview] = deque()
         self._waiting_bytes = 0
         self._is_shown = False
@@ -67,11 +67,11 @@ class _Stream:
         os.close(nothing)
 
     def take(self) -> int:
-        """Move the content of the pipe, which must be readable or at its end; return the number of bytes."""
+        """Move the content of the pipe, which must be readable or at its end. Return the number of bytes moved."""
         try:
             content = memoryview(os.read(self.pipe, _CHUNK_BYTES))
         except BlockingIOError:
-            return 0  # `_drain` has emptied it meanwhile
+            return 0  # `_drain` has emptied the pipe
         self.ended = not content
         self._write_log(content)
         shown = for_people(content) if self._is_terminal else content
@@ -93,13 +93,13 @@ class _Stream:
         first = self._waiting[0]
         piece = bytes(first[: self._step])
         if len(piece) < len(first):
-            piece = piece[: piece.rfind(b"\n") + 1] or piece  # whole lines, as other processes may print in between
+            piece = piece[: piece.rfind(b"\n") + 1] or piece  # whole lines, if possible, as other processes may print
         try:
             shown = os.write(self.shown, piece)
         except BlockingIOError:
             return
         except BrokenPipeError:
-            self.hide()  # the reader has ended, which must not end the job
+            self.hide()  # the stream's reader has ended
             return
         except OSError:
             shown = len(first)
@@ -111,7 +111,7 @@ class _Stream:
 
 
 def for_people(content: memoryview) -> memoryview:
-    """Return `content` without the log lines that only tracers read; the job writes each of them as a whole."""
+    """Return `content` without the log lines that only tracers read. The job writes each of these lines as a whole."""
     if FOR_TRACERS not in bytes(content):
         return content
     lines = bytes(content).splitlines(keepends=True)
@@ -143,7 +143,7 @@ class _Keeper:
         self._reply(END)
 
     def _turn(self, rests: bool) -> int:
-        """Wait for events and handle them; return the bytes moved. If `rests`, new output does not end the wait."""
+        """Wait for events and handle them. Return the number of bytes moved. If `rests`, new output does not end the wait."""
         poll, control = select.poll(), select.poll()
         if not self._is_alone:
             poll.register(self._control, select.POLLIN)
@@ -154,7 +154,7 @@ class _Keeper:
             if stream.is_waiting:
                 poll.register(stream.shown, select.POLLOUT)
         ready = dict(poll.poll(_REST_MS if rests else None))
-        if control.poll(0):  # before output that was printed after the command
+        if control.poll(0):  # before output that is newer than the command
             self._obey()
         moved = 0
         for stream in self._streams:
@@ -185,7 +185,7 @@ class _Keeper:
                 stream.hide()
 
     def _drain(self) -> None:
-        """Move the content that the pipes have now, but no more: the job may print without end."""
+        """Move what the pipes contain now, and no more, since the job may print without end."""
         for stream in self._streams:
             poll, left = select.poll(), _CHUNK_BYTES
             poll.register(stream.pipe, select.POLLIN)
@@ -193,13 +193,13 @@ class _Keeper:
                 left -= stream.take()
 
     def _reply(self, command: bytes) -> None:
-        with suppress(OSError):  # the tracer has gone
+        with suppress(OSError):  # the tracer has ended
             os.write(self._control, REPLY.pack(command, *(stream.missing_bytes for stream in self._streams)))
 
 
 def main(control: int, pipe: int, log: int, second_pipe: int, second_log: int) -> None:
-    """Copy the output of both streams until their end."""
-    with suppress(OSError):  # our caller may have closed stdin
+    """Copy the output of both streams until their end. The arguments are descriptors."""
+    with suppress(OSError):  # stdin may be closed
         os.close(0)
     os.open(os.devnull, os.O_RDONLY)
     kept = sorted((2, control, pipe, log, second_pipe, second_log, 1 << 20))
@@ -207,7 +207,7 @@ def main(control: int, pipe: int, log: int, second_pipe: int, second_log: int) -
         os.closerange(before + 1, after)
     with suppress(OSError):  # only root may do so
         score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-        os.write(score, b"-1000")  # if memory runs out, the kernel must not kill the keeper, whose death would end the job
+        os.write(score, b"-1000")  # never kill the keeper if memory runs out: without it, the job ends
         os.close(score)
     _Keeper(control, [_Stream(pipe, log, 1), _Stream(second_pipe, second_log, 2)]).run()
 

@@ -1,4 +1,4 @@
-"""Read from /proc the descendants of running processes, and the names of their commands and open files as a trace stores them."""
+"""Read from /proc the descendants of running processes, and their commands and open files as name records of a trace."""
 
 import contextlib
 import os
@@ -11,25 +11,25 @@ from pathlib import Path
 from iotwin.trace_store.raw.records import NAME_EXEC, NAME_FORK, NAME_INHERITED, NameRecord, pack_name
 from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount
 
-_CONTAINER_ID = re.compile(r"[0-9a-f]{64}")  # docker, podman, containerd and Kubernetes all put it into the cgroup's path
+_CONTAINER_ID = re.compile(r"[0-9a-f]{64}")  # in the cgroup's path of docker, podman, containerd, Kubernetes
 _DELETED = b" (deleted)"
-_STOP_S = 1.0  # time for a process to stop; a process that waits in the kernel does not stop, but starts no other one
-_BEFORE = 0  # the time of all that happened before the trace began
+_STOP_S = 1.0  # how long a process may take to stop; one that waits in the kernel does not stop, but starts no process either
+_BEFORE = 0  # time of all records about what happened before the trace began
 
 
 def container_id(cgroup_path: str) -> str | None:
-    """Return the id of the innermost container that a cgroup path names, or None."""
+    """Return the id of the innermost container that the path of a cgroup contains, None if it contains none."""
     found = _CONTAINER_ID.findall(cgroup_path)
     return found[-1] if found else None
 
 
 def running_pids() -> Iterator[int]:
-    """Yield the pids of the machine's processes; some may end meanwhile."""
+    """Yield the pids of all processes of the machine. Some may have ended when they are yielded."""
     return (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdecimal())
 
 
 def _read(pid: int, name: str) -> bytes:
-    """Return a file of /proc/PID, empty if the process has ended."""
+    """Return the content of /proc/`pid`/`name`; b"" if the process has ended."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
@@ -37,19 +37,19 @@ def _read(pid: int, name: str) -> bytes:
 
 
 def _state_and_parent(pid: int) -> tuple[bytes, int]:
-    """Return the process's state letter and its parent's pid; (b"Z", 0) if it has ended."""
-    # The command's name, in parentheses, may contain anything, so the fields are counted from its end.
+    """Return (state letter of the process, pid of its parent); (b"Z", 0) if it has ended."""
+    # The second field, the command's name in parentheses, may contain anything, so fields are counted from its end.
     fields = _read(pid, "stat").rpartition(b")")[2].split()
     return (fields[0], int(fields[1])) if fields else (b"Z", 0)
 
 
 def processes_called_with(word: bytes) -> list[int]:
-    """Return the running processes that have `word` among their arguments."""
+    """Return the pids of the running processes that have `word` among their arguments."""
     return [pid for pid in running_pids() if word in _read(pid, "cmdline").split(b"\0")]
 
 
 def is_asleep(pid: int) -> bool:
-    """Whether the process sleeps or has ended."""
+    """Return True if the process sleeps or has ended."""
     return _state_and_parent(pid)[0] in (b"S", b"Z")
 
 
@@ -58,7 +58,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def process_tree(roots: Iterable[int]) -> set[int]:
-    """Return the running processes among `roots`, and all their descendants."""
+    """Return the pids of the running processes among `roots`, and of all their descendants."""
     children: dict[int, list[int]] = {}
     running = set()
     for pid in running_pids():
@@ -76,9 +76,9 @@ def process_tree(roots: Iterable[int]) -> set[int]:
 
 
 def signal_tree(roots: Iterable[int], number: int) -> set[int]:
-    """Send a signal to the processes `roots` and all their descendants, and return their pids.
+    """Send the signal `number` to the processes `roots` and all their descendants, and return their pids.
 
-    All processes are stopped first, so that none can start another one that misses the signal.
+    All processes are stopped first, so that none can start a new process that would miss the signal.
     """
     roots, stopped = set(roots), set[int]()
     while new := process_tree(roots | stopped) - stopped:
@@ -99,7 +99,7 @@ def _signal_each(pids: Iterable[int], number: int) -> None:
 
 
 def running_processes(pids: Iterable[int]) -> bytes:
-    """Return name records of the forks, programs and open files of running processes, as far as /proc shows them."""
+    """Return name records of the forks, execs and open files of the running processes `pids`, as far as /proc shows them."""
     content = b""
     commands: dict[int, bytes] = {}
     for pid in sorted(pids):
@@ -111,7 +111,7 @@ def running_processes(pids: Iterable[int]) -> bytes:
 
 
 def _life(pid: int, commands: dict[int, bytes]) -> bytes:
-    """Return the record of a fork, and of an exec if the command differs from the parent's; add the command to `commands`."""
+    """Return the record of a fork, and of an exec if the command differs from the parent's. Add the command to `commands`."""
     status = dict(line.partition(b":")[::2] for line in Path(f"/proc/{pid}/status").read_bytes().splitlines())
     commands[pid] = command = Path(f"/proc/{pid}/cmdline").read_bytes()
     if not command:
@@ -125,7 +125,7 @@ def _life(pid: int, commands: dict[int, bytes]) -> bytes:
 
 
 def cgroup_of(pid: int) -> str | None:
-    """Return the process's path in the cgroup2 hierarchy, or None if there is no such hierarchy."""
+    """Return the path of the process's cgroup in the v2 hierarchy, None if that hierarchy is not mounted."""
     lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     return next((line.split(":", 2)[2] for line in lines if line.startswith("0::")), None)
 
@@ -141,7 +141,7 @@ def _cgroup_id(pid: int) -> int:
 
 
 def open_files(pid: int, descriptors: Iterable[int] | None = None, called: Mapping[int, bytes] | None = None) -> bytes:
-    """Return name records of a process's open files, or only of `descriptors`; `called` maps descriptors to paths to use."""
+    """Return name records of the open files of `pid`, or only of `descriptors`. `called`: paths to use, by descriptor."""
     folder = Path(f"/proc/{pid}/fd")
     numbers = descriptors if descriptors is not None else sorted(int(entry.name) for entry in folder.iterdir())
     content = b""
@@ -150,7 +150,7 @@ def open_files(pid: int, descriptors: Iterable[int] | None = None, called: Mappi
         try:
             status, path = link.stat(), os.fsencode(link.readlink())
         except OSError:
-            continue  # the descriptor was closed meanwhile
+            continue  # the descriptor was closed
         device = os.major(status.st_dev) << 20 | os.minor(status.st_dev)
         identity = {"inode": status.st_ino, "device": device, "mode": status.st_mode, "size": status.st_size}
         text = (called or {}).get(number, path.removesuffix(_DELETED))
@@ -159,7 +159,7 @@ def open_files(pid: int, descriptors: Iterable[int] | None = None, called: Mappi
 
 
 def remove_tree(path: Path) -> None:
-    """Remove the cgroup at `path`, if it exists, and those below it; wait up to 0.5 s for their last tasks to leave."""
+    """Remove the cgroup at `path`, if it exists, and all below it. Wait up to 0.5 s for their last tasks to leave."""
     for _ in range(50):
         try:
             for child in sorted(path.rglob("*/"), reverse=True):

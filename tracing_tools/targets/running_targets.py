@@ -1,4 +1,4 @@
-"""Targets that run already: a process tree, a cgroup, the whole machine. The trace ends with them, or by an interrupt."""
+"""Targets that already run: a process tree, a cgroup, the whole machine. A trace ends with its target or by an interrupt."""
 
 import time
 from dataclasses import replace
@@ -16,13 +16,13 @@ _TREE_EVERY_S = 0.25
 
 
 class RunningTarget(TraceTarget):
-    """Base class of targets that run already, so that the backend cannot start them."""
+    """Base class of targets that already run, so that the backend cannot start them."""
 
     def __init__(self, scope: Scope, root_pid: int | None = None, cgroup: Cgroup | None = None) -> None:
         super().__init__(replace(scope, starts_command=False), root_pid, cgroup)
 
     def attach(self, backend: Backend) -> None:
-        """Have the backend follow the processes, also those forked meanwhile; unnecessary if the cgroup alone decides."""
+        """Let the backend follow the processes, also those forked meanwhile, unless the cgroup alone decides what is traced."""
         if self.scope.cgroup_id and not self.scope.entered_by_exec:
             return
         followed: set[int] = set()
@@ -32,12 +32,12 @@ class RunningTarget(TraceTarget):
             followed |= new
 
     def names(self) -> bytes:
-        """Return name records of the processes and of their open files."""
+        """Return name records of the target's processes and of their open files."""
         return running_processes(self.remaining())
 
 
 class ProcessTarget(RunningTarget):
-    """A process that runs already, and its descendants."""
+    """A process that already runs, and its descendants, as the target of a trace."""
 
     def __init__(self, pid: int) -> None:
         if not Path(f"/proc/{pid}").is_dir():
@@ -48,22 +48,22 @@ class ProcessTarget(RunningTarget):
         self._tree_due = 0.0
 
     def describe(self) -> Target:
-        """Return the process and its command."""
+        """Return the pid of the process and its command."""
         return Target(self._command, root_pid=self.root_pid)
 
     def attach(self, backend: Backend) -> None:
-        """Follow the whole tree. Raises IotwinError if it has ended."""
+        """Let the backend follow the whole process tree. Raises IotwinError if the tree has ended."""
         super().attach(backend)
         if not self._pids:
             raise IotwinError(f"process {self.root_pid} ended before it could be traced")
 
     def remaining(self) -> list[int]:
-        """Return the known processes that still run, and their descendants."""
+        """Return the pids of the known processes that still run, and of their descendants."""
         self._pids = sorted(process_tree(self._pids))
         return self._pids
 
     def has_ended(self) -> bool:
-        """Whether the whole tree had ended at most 0.25 s ago: reading all of /proc is slow."""
+        """Return True if the whole tree has ended. Checked only every 0.25 s, as reading all of /proc is slow."""
         now = time.monotonic()
         if now >= self._tree_due:
             self._tree_due = now + _TREE_EVERY_S
@@ -72,7 +72,7 @@ class ProcessTarget(RunningTarget):
 
 
 class CgroupTarget(RunningTarget):
-    """A cgroup of the v2 hierarchy and those below it."""
+    """A cgroup of the v2 hierarchy and those below it, as the target of a trace."""
 
     _cgroup: Cgroup
 
@@ -85,12 +85,12 @@ class CgroupTarget(RunningTarget):
         return Target(cgroup=str(self._cgroup.path))
 
     def has_ended(self) -> bool:
-        """Whether the cgroup is gone; processes may yet enter an empty one."""
+        """Return True if the cgroup was removed. While it exists, even empty, processes may enter it."""
         return not self._cgroup.path.is_dir()
 
 
 class MachineTarget(CgroupTarget):
-    """All processes of the machine, except the tracer itself."""
+    """All processes of the machine, except the tracer itself, as the target of a trace."""
 
     def __init__(self) -> None:
         super().__init__("/")
@@ -104,12 +104,12 @@ class MachineTarget(CgroupTarget):
         return False
 
     def cpu_ns(self) -> int | None:
-        """Return None: the CPU samples measure the machine."""
+        """Return None, as the samples of the CPUs already measure the whole machine."""
         return None
 
 
 class MachineDuringCommand(CommandTarget):
-    """All processes of the machine, as long as the command runs."""
+    """All processes of the machine while a command runs, as the target of a trace."""
 
     def __init__(self, command: list[str]) -> None:
         super().__init__(command)
@@ -117,5 +117,5 @@ class MachineDuringCommand(CommandTarget):
         self.scope = self._machine.scope
 
     def names(self) -> bytes:
-        """Return name records of all processes and of their open files."""
+        """Return name records of all processes of the machine and of their open files."""
         return self._machine.names()

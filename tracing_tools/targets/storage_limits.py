@@ -1,4 +1,4 @@
-"""Limit the reads and the memory of one run of a job, to emulate slower storage, by cgroups that exist only for that run.
+"""Limit the reads and the memory of one run of a job, to emulate slower storage, by cgroups that exist only during the run.
 
 The kernel offers each limit either in the cgroup v2 hierarchy or in a separate v1 hierarchy.
 """
@@ -20,13 +20,13 @@ from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount, v1_cgroup_
 READS, MEMORY = "reads", "memory"
 _V2_CONTROLLERS, _V1_CONTROLLERS = {READS: "io", MEMORY: "memory"}, {READS: "blkio", MEMORY: "memory"}
 _V2_KERNEL_MEMORY = ("kernel_stack", "pagetables", "percpu", "sock", "slab_unreclaimable")
-_MEMORY_EVERY_S = 0.02  # time between readings of the memory in use
-_MORE = 1.1  # a memory use counts as clearly more than another one above this ratio
+_MEMORY_EVERY_S = 0.02  # time between two readings of the memory in use
+_MORE = 1.1  # ratio above which one memory use is clearly more than another
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a run: bytes and requests per second that it reads from each device, and bytes of memory; None: unlimited."""
+    """Limits of a run: bytes and requests per second read from each device, and bytes of memory. None means unlimited."""
 
     read_bytes_per_s: int | None = None
     read_requests_per_s: int | None = None
@@ -35,14 +35,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class DeviceReads:
-    """Bytes and requests that the tasks of a cgroup have read from disks."""
+    """Numbers of bytes and of requests that the tasks of a cgroup have read from disks."""
 
     size_bytes: int
     requests: int
 
 
 def reason_against(what: str) -> str | None:
-    """Return why `what`, READS or MEMORY, cannot be limited here, or None if it can."""
+    """Return why `what`, READS or MEMORY, cannot be limited on this machine, None if it can."""
     if _version_of(what):
         return None
     if os.geteuid() != 0:
@@ -60,7 +60,7 @@ def _version_of(what: str) -> int | None:
 
 
 def device_below(path: Path) -> str:
-    """Return the disk, as MAJOR:MINOR, that contains the file or folder. Raises IotwinError if there is none to limit."""
+    """Return the disk that holds the file or folder `path`, as MAJOR:MINOR. Raises IotwinError if no disk holds it."""
     number = path.stat().st_dev
     device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     if not device.exists():
@@ -71,25 +71,25 @@ def device_below(path: Path) -> str:
 
 
 class LimitedCgroups:
-    """The cgroups of one run; a context manager. The job's own v2 cgroup must be made below `parent` (None: anywhere).
+    """The cgroups of one run, which exist during a `with` block. The job's v2 cgroup must be below `parent` (None: anywhere).
 
-    `add` moves the job into the v1 cgroups. `most_memory_bytes` is the most memory that the job used besides the page cache.
-    `device_reads` counts the job's reads from `devices` (MAJOR:MINOR), limited or not.
+    `add` moves the job into the v1 cgroups. `most_memory_bytes`: the job's peak memory without the page cache. `device_reads`
+    counts the job's reads from `devices` (MAJOR:MINOR), whether they are limited or not.
     """
 
     def __init__(self, limits: Limits, devices: Collection[str]) -> None:
         self._limits, self._devices = limits, devices
         self.parent: Path | None = None
         self._own_memory = _OwnMemory()
-        self._joined: list[Path] = []  # v1 cgroups, each in another hierarchy
+        self._joined: list[Path] = []  # v1 cgroups to which the job belongs, each in a different hierarchy
         self._enabled: list[str] = []
         self._memory: Path | None = None
-        self._reads: tuple[int, Path] | None = None  # version and cgroup
+        self._reads: tuple[int, Path] | None = None  # (version, cgroup) that counts reads
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Self:
-        """Make the cgroups. Raises IotwinError, and leaves nothing, if this machine cannot."""
+        """Create the cgroups. If this machine cannot, remove what was created, and raise IotwinError."""
         try:
             with interrupts_held():
                 self._limit(new_name(), self._limits, self._devices)
@@ -102,7 +102,7 @@ class LimitedCgroups:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Remove the cgroups; remaining processes move to the parent cgroup, without limits."""
+        """Remove the cgroups. Remaining processes move to the parent cgroup, without limits."""
         with interrupts_held():
             self._over.set()
             if self._watcher.is_alive():
@@ -117,13 +117,13 @@ class LimitedCgroups:
         if limits.memory_bytes or reason_against(MEMORY) is None:
             version, self._memory = self._make(MEMORY, name)
             if limits.memory_bytes:
-                # The limit must shrink the page cache, not swap out the job's own memory.
+                # Without swap, the limit shrinks the page cache instead of swapping out the job's memory.
                 swap, most = ("swap.max", "max") if version == 2 else ("swappiness", "limit_in_bytes")
                 for file, value in ((swap, 0), (most, limits.memory_bytes)):
                     (self._memory / f"memory.{file}").write_text(str(value))
 
     def _make(self, what: str, name: str) -> tuple[int, Path]:
-        """Make the cgroup in which `what` can be limited; return its version and directory."""
+        """Create the cgroup `name`, in which `what` (READS or MEMORY) can be limited. Return (version, directory)."""
         version, mount, own = _version_of(what), cgroup2_mount(), v1_cgroup_of(_V1_CONTROLLERS[what])
         if version == 2 and mount is not None:
             self._enable(mount, _V2_CONTROLLERS[what])
@@ -139,14 +139,14 @@ class LimitedCgroups:
         raise IotwinError(f"this machine cannot limit a job's {what}: {reason_against(what)}")
 
     def _enable(self, mount: Path, controller: str) -> None:
-        """Enable the controller for the hierarchy's top-level cgroups; `_remove` disables it again."""
+        """Enable `controller` for the top-level cgroups of the hierarchy at `mount`. `_remove` disables it again."""
         control = mount / "cgroup.subtree_control"
         if controller not in control.read_text().split():
             control.write_text(f"+{controller}")
             self._enabled.append(controller)
 
     def device_reads(self) -> DeviceReads | None:
-        """Return the job's reads from the devices so far; None if this machine cannot count them. Call in the `with` block."""
+        """Return the job's reads from `devices` so far, None if this machine cannot count them. Call this in the `with` block."""
         return None if self._reads is None else _counted_reads(*self._reads, self._devices)
 
     @property
@@ -155,7 +155,7 @@ class LimitedCgroups:
         return self._own_memory.total_bytes()
 
     def add(self, pid: int) -> None:
-        """Move a process into the v1 cgroups; its children inherit them."""
+        """Move the process `pid` into the v1 cgroups, which its children inherit."""
         for cgroup in self._joined:
             (cgroup / "cgroup.procs").write_text(str(pid))
 
@@ -170,7 +170,7 @@ class LimitedCgroups:
         mount = cgroup2_mount()
         for controller in self._enabled:
             if mount is not None:
-                with contextlib.suppress(OSError):  # another cgroup uses it by now
+                with contextlib.suppress(OSError):  # another cgroup uses the controller by now
                     (mount / "cgroup.subtree_control").write_text(f"-{controller}")
 
 
@@ -180,7 +180,7 @@ def _cap_reads(version: int, cgroup: Path, device: str, limits: Limits) -> None:
         if rules := " ".join(f"r{unit}={cap}" for unit, cap in caps.items() if cap):
             (cgroup / "io.max").write_text(f"{device} {rules}")
         return
-    for unit, cap in caps.items():  # 0 means unlimited, and makes the kernel count reads, as any rule does
+    for unit, cap in caps.items():  # any rule makes the kernel count reads, even 0, unlimited
         (cgroup / f"blkio.throttle.read_{unit}_device").write_text(f"{device} {cap or 0}")
 
 
@@ -195,17 +195,17 @@ def _counted_reads(version: int, cgroup: Path, devices: Collection[str]) -> Devi
 
 
 def _v1_reads(counter: Path, devices: Collection[str]) -> int:
-    if not counter.exists():  # kernels before 5.5 count only the cgroup itself
+    if not counter.exists():  # before Linux 5.5, only the cgroup itself is counted
         counter = counter.with_name(counter.name.removesuffix("_recursive"))
     lines = (line.split() for line in counter.read_text().splitlines())
     return sum(int(words[2]) for words in lines if len(words) == 3 and words[0] in devices and words[1] == "Read")
 
 
 class _OwnMemory:
-    """The peak memory of a memory cgroup's tasks, plus the kernel's memory on their behalf.
+    """The peak memory of the tasks in a memory cgroup, plus the memory that the kernel uses for them.
 
-    The kernel's memory includes data about cached pages (buffer heads: 26 bytes of 1000). To exclude these, the kernel's memory
-    counts with its smallest value while the tasks used about their peak.
+    The kernel's memory includes data about cached pages (buffer heads, 2.6 % of the pages). To exclude these data, the kernel's
+    memory counts with its smallest value while the tasks used about their peak.
     """
 
     def __init__(self) -> None:
@@ -223,9 +223,9 @@ class _OwnMemory:
 
 
 def _found_memory(memory: Path) -> tuple[int, int]:
-    """Return the bytes of a memory cgroup's tasks without the page cache, and the kernel's bytes on their behalf."""
+    """Return (bytes that the tasks of the cgroup `memory` use without the page cache, bytes that the kernel uses for them)."""
     stat = {name: int(value) for name, value in (line.split() for line in (memory / "memory.stat").read_text().splitlines())}
     if "total_rss" in stat:
-        kernel = memory / "memory.kmem.usage_in_bytes"  # missing in kernels that do not count their memory
+        kernel = memory / "memory.kmem.usage_in_bytes"  # does not exist if the kernel does not count its memory
         return stat["total_rss"] + stat.get("total_shmem", 0), int(kernel.read_text()) if kernel.exists() else 0
     return stat["anon"] + stat["shmem"], sum(stat.get(name, 0) for name in _V2_KERNEL_MEMORY)

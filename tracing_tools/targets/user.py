@@ -1,4 +1,4 @@
-"""The user who called sudo: the traced command runs as that user."""
+"""The user who called sudo, as whom the traced command runs."""
 
 import ctypes
 import os
@@ -20,7 +20,7 @@ class User:
     home: str
 
     def become(self) -> None:
-        """Give up root for good: groups, all ids, and so all capabilities; setuid programs cannot give them back."""
+        """Become this user for good: give up groups, all ids and so all capabilities. setuid programs cannot restore them."""
         os.initgroups(self.name, self.group_id)
         os.setresgid(self.group_id, self.group_id, self.group_id)
         os.setresuid(self.user_id, self.user_id, self.user_id)
@@ -28,7 +28,7 @@ class User:
 
 
 def invoking_user() -> User | None:
-    """Return the user who called sudo, or None if nobody did: the command then runs as the caller."""
+    """Return the user who called sudo. None if nobody did, so that the command runs as the caller."""
     if os.geteuid() != 0 or not os.environ.get("SUDO_UID", "").isdecimal():
         return None
     user_id = int(os.environ["SUDO_UID"])
