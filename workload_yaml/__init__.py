@@ -1,6 +1,6 @@
 """Read, compose, check and write the workload YAML, which has DLIO's keys and, under ``twin:``, iotwin's.
 
-An unknown key is an error that names the nearest known key, because a run without that setting would measure something else.
+An unknown key is an error that names the nearest known key, because a run without the intended setting would mislead.
 """
 
 from iotwin.common.numbers.durations import (
@@ -13,24 +13,21 @@ from iotwin.common.numbers.durations import (
     Poisson,
     Quantiles,
     Recorded,
-    Seconds,
     Uniform,
 )
-from iotwin.workload_yaml.compose import SHIPPED, ComposedWorkload, compose, find, load, parse_foreign, select
-from iotwin.workload_yaml.dataset import Dataset, Hdf5, Parquet, ParquetColumn
-from iotwin.workload_yaml.hydra import ConfigFolders, HydraJob, compose_job, job_files, job_text
+from iotwin.workload_yaml.compose import SHIPPED, ComposedWorkload, compose, load, parse_foreign, select
+from iotwin.workload_yaml.dataset import Dataset, Parquet
+from iotwin.workload_yaml.hydra import ConfigFolders, compose_job, job_files, job_text
 from iotwin.workload_yaml.schema import (
     Checkpoint,
     CheckpointFile,
     CheckpointPolicy,
     Config,
     Evaluation,
-    Metric,
     Model,
     Output,
     OutputMetric,
     Parallelism,
-    Profiling,
     Reader,
     Storage,
     Train,
@@ -47,58 +44,10 @@ from iotwin.workload_yaml.step_times import MeasuredStepTime, Rematerialized, St
 from iotwin.workload_yaml.text import dump
 
 __all__ = [
-    "SHIPPED",
-    "Checkpoint",
-    "CheckpointFile",
-    "CheckpointPolicy",
-    "ComposedWorkload",
-    "Config",
-    "ConfigFolders",
-    "Dataset",
-    "Duration",
-    "Evaluation",
-    "Exponential",
-    "Gamma",
-    "Hdf5",
-    "HydraJob",
-    "InOrder",
-    "Lognormal",
-    "MeasuredStepTime",
-    "Metric",
-    "Model",
-    "Normal",
-    "Output",
-    "OutputMetric",
-    "Parallelism",
-    "Parquet",
-    "ParquetColumn",
-    "Poisson",
-    "Profiling",
-    "Quantiles",
-    "Reader",
-    "Recorded",
-    "Rematerialized",
-    "Seconds",
-    "StepTime",
-    "StepTimeRegression",
-    "Storage",
-    "Train",
-    "Transformer",
-    "Twin",
-    "TwinCheckpoint",
-    "TwinEvaluation",
-    "TwinReader",
-    "TwinRecorded",
-    "TwinResume",
-    "Uniform",
-    "Workflow",
-    "compose",
-    "compose_job",
-    "dump",
-    "find",
-    "job_files",
-    "job_text",
-    "load",
-    "parse_foreign",
-    "select",
-]
+    "SHIPPED", "Checkpoint", "CheckpointFile", "CheckpointPolicy", "ComposedWorkload", "Config", "ConfigFolders", "Dataset",
+    "Duration", "Evaluation", "Exponential", "Gamma", "InOrder", "Lognormal", "MeasuredStepTime", "Model", "Normal", "Output",
+    "OutputMetric", "Parallelism", "Parquet", "Poisson", "Quantiles", "Reader", "Recorded", "Rematerialized", "StepTime",
+    "StepTimeRegression", "Storage", "Train", "Transformer", "Twin", "TwinCheckpoint", "TwinEvaluation", "TwinReader",
+    "TwinRecorded", "TwinResume", "Uniform", "Workflow", "compose", "compose_job", "dump", "job_files", "job_text", "load",
+    "parse_foreign", "select",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Names of checkpoint files, in which '{epoch}' and '{step}' stand for numbers."""
+"""Patterns of the names of checkpoint files, in which '{epoch}' and '{step}' stand for numbers."""
 
 import re
 from pathlib import PurePosixPath
@@ -9,9 +9,9 @@ WORDS = ("epoch", "step")
 
 
 def numbers_in(name: str, pattern: str) -> tuple[int, int] | None:
-    """Return the (epoch, step) in `name`; None if `name` does not match `pattern`.
+    """Return the numbers (epoch, step) in the file name `name`; None if `name` does not match `pattern`.
 
-    The epoch is 1 if `pattern` has no '{epoch}', and the step is 0 if it has no '{step}'.
+    The epoch is 1 if `pattern` has no '{epoch}', and the step is 0 if `pattern` has no '{step}'.
     """
     numbered = re.escape(pattern)
     for word in WORDS:
@@ -24,9 +24,9 @@ def numbers_in(name: str, pattern: str) -> tuple[int, int] | None:
 
 
 def found_first(config: Config) -> dict[str, str]:
-    """Return the `startup_files` that belong to checkpoints from before the run and are read again at each later checkpoint.
+    """Return the `startup_files` that are files of checkpoints from before the run, and that later checkpoints read again.
 
-    Maps each name to the name of its stand-in file within checkpoint_folder.
+    The result maps the name of each to the name of the file within checkpoint_folder that substitutes for it.
     """
     looked_at = [file.name for file in config.twin.checkpoint.files if file.looked_at == "read"]
     if not config.workflow.checkpoint or config.checkpoint.checkpoint_mechanism_classname is not None:

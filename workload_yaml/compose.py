@@ -30,8 +30,8 @@ class ComposedWorkload(NamedTuple):
     """A workload, and the origin of each value that is not a default."""
 
     config: Config
-    origins: dict[str, str]  # by path, such as reader.batch_size
-    passed_over: Sequence[str] = ()  # paths of unknown keys in a DLIO YAML, which were ignored
+    origins: dict[str, str]  # file name or override that set a value, by the value's path, such as reader.batch_size
+    passed_over: Sequence[str] = ()  # paths of the unknown keys of a DLIO YAML, which were ignored
 
     def rows(self) -> list[tuple[str, Any, str]]:
         """Return (path, value, origin) of every key in the order of the schema."""
@@ -39,7 +39,7 @@ class ComposedWorkload(NamedTuple):
 
     def origin(self, path: str) -> str:
         """Return where the value at `path` comes from: a file's name, an override, or ``default``."""
-        # A distribution may be composed from keys below `path` and the neighbouring key with its standard deviation.
+        # Keys below `path`, and the neighbouring key of its standard deviation, may have set parts of a distribution.
         parts = [origin for name, origin in self.origins.items() if name.startswith((f"{path}.", f"{path}_stdev"))]
         if parts and path not in self.origins:
             return parts[0]
@@ -53,17 +53,17 @@ class ComposedWorkload(NamedTuple):
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     """Return the workload in the YAML at `path`, changed by `overrides` such as ``++workload.reader.batch_size=4``.
 
-    Raises UsageError, one line with the file and the key, if the file cannot be read or is no YAML, if a key is unknown, or if
-    a value has the wrong type. Values that contradict one another raise it, too.
+    Raises UsageError if the file cannot be read or is no YAML, if a key is unknown, if a value has the wrong type, or if values
+    contradict one another. The message is one line with the file and the key.
     """
     return compose(Path(path), overrides).config
 
 
 def parse_foreign(content: bytes, where: str) -> Config:
-    """Return the workload in the YAML `content`, which comes from a stranger. Every value must be written out in `content`.
+    """Return the workload in the YAML `content`, which comes from a stranger. `where` names the YAML in messages.
 
-    Raises UsageError as `load` does, and also if `content` has `defaults`, interpolations or files of recorded times.
-    Those would read the environment or the files of the user.
+    Raises UsageError as `load` does, and also if `content` has `defaults`, interpolations or files of recorded times. With
+    these, a stranger could read the user's environment or files.
     """
     try:
         raw = parse(content.decode("utf-8"), where)
@@ -91,7 +91,7 @@ def parse_foreign(content: bytes, where: str) -> Config:
 def select(arguments: Sequence[str], folder: Path | None = None) -> ComposedWorkload:
     """Return the workload of the command line's `arguments`: a YAML's path or ``workload=NAME``, and overrides.
 
-    NAME.yaml is searched in `folder` and in its workload/ folder. Without `folder`, it is searched among the shipped workloads.
+    NAME.yaml is searched in `folder` and in its folder workload/, or among iotwin's own workloads if `folder` is None.
     Raises UsageError as `load` does.
     """
     chosen = [word for word in arguments if word.startswith(_SELECTION) or "=" not in word]
@@ -105,7 +105,7 @@ def select(arguments: Sequence[str], folder: Path | None = None) -> ComposedWork
 
 
 def find(name: str, folder: Path | None = None) -> Path:
-    """Return the path of the YAML of the workload `name`.
+    """Return the path of NAME.yaml for `name`, in `folder` and its folder workload/, or among iotwin's own workloads.
 
     Raises UsageError, which names the nearest workload, if the workload does not exist.
     """
@@ -115,7 +115,7 @@ def find(name: str, folder: Path | None = None) -> Path:
 
 
 def named(name: str, folders: Sequence[Path]) -> Path:
-    """Return the path of the YAML of the workload `name` in the first of `folders` that contains it.
+    """Return the path of the YAML of the workload `name` in the first of `folders` that contains the workload.
 
     Raises UsageError, which names the nearest workload, if no folder contains it.
     """
@@ -143,7 +143,9 @@ def compose(path: Path, overrides: Sequence[str]) -> ComposedWorkload:
     try:
         for name, value, origin in settings_of(path):
             settings.put(name, value, origin)
-        of_dlio = _is_of_dlio(settings, path)
+        # A YAML written for DLIO has `model`, and `framework` or `workflow`, but no `twin`.
+        sections = {name.partition(".")[0] for name, origin in settings.origins.items() if origin == path.name}
+        of_dlio = "model" in sections and bool(sections & {"framework", "workflow"}) and "twin" not in settings.raw
         for text in overrides:
             apply(settings, parse_override(text))
         return finished(settings, path, overrides, lambda key: of_dlio and not settings.set_by(key) & {*overrides})
@@ -151,18 +153,12 @@ def compose(path: Path, overrides: Sequence[str]) -> ComposedWorkload:
         raise UsageError(f"{path}: an alias in it refers to itself; write the value out") from None
 
 
-def _is_of_dlio(settings: ComposedValues, path: Path) -> bool:
-    """True if the YAML at `path` was written for DLIO: it has `model`, and `framework` or `workflow`, and no `twin` section."""
-    sections = {name.partition(".")[0] for name, origin in settings.origins.items() if origin == path.name}
-    return "model" in sections and bool(sections & {"framework", "workflow"}) and "twin" not in settings.raw
-
-
 def finished(
     settings: ComposedValues, path: Path, overrides: Sequence[str], passes_over: Callable[[str], bool]
 ) -> ComposedWorkload:
-    """Return the checked workload of `settings`, without the unknown keys for which `passes_over` returns True.
+    """Return the checked workload with the values of `settings`, except the unknown keys for which `passes_over` returns True.
 
-    Raises UsageError if a value is wrong. The message names the override that set the value, otherwise the file.
+    Raises UsageError if a value is wrong. The message names the override that set the value, otherwise the file `path`.
     """
     interpolate(settings.raw, str(path))
     fold_deviations(settings.raw)
@@ -183,9 +179,9 @@ def finished(
 def settings_of(
     path: Path, folders: Sequence[Path] = (SHIPPED,), within: tuple[Path, ...] = (), section: str = ""
 ) -> Iterator[tuple[str, Any, str]]:
-    """Yield (path, value, origin) of each value in the file and in the files of its `defaults`.
+    """Yield (path of the key, value, origin) of each value in the file `path` and in the files of its `defaults`.
 
-    If a path is yielded twice, the last value is valid. The files of `defaults` are searched next to the file, then in `folders`.
+    If a key is yielded twice, the last value is valid. The files of `defaults` are searched next to the file, then in `folders`.
     """
     if path in within:
         raise UsageError(f"{path}: its defaults lead back to itself; name another workload there")
@@ -211,7 +207,7 @@ def _base_settings(base: Base, others: Sequence[Path], within: tuple[Path, ...])
 
 
 def own_settings(source: str, raw: dict[Any, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Yield (path, value, origin) of each value in the file called `source`."""
+    """Yield (path of the key, value, `source`) of each value in `raw`, the content of the file called `source`."""
     seen: set[str] = set()
     # hydra.run.dir comes first, because output.folder overrides it.
     for name, value in sorted(leaves(raw, ""), key=lambda leaf: not leaf[0].startswith(IGNORED)):

@@ -1,4 +1,4 @@
-"""The section `dataset` of a workload YAML: DLIO's names and defaults, and a few keys of ours."""
+"""The section `dataset` of a workload YAML: DLIO's keys with DLIO's defaults, and a few keys of iotwin."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,15 +6,15 @@ import msgspec
 
 from iotwin.common.numbers.durations import Seconds
 
-# More than a trillion is a typing error.
+# A count above a trillion is a typing error.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
-# Bytes; DLIO has means such as 114660.07.
+# A number of bytes, possibly not whole: DLIO has means such as 114660.07.
 Size = Annotated[int, msgspec.Meta(ge=0, le=10**18)] | Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 
-DEFAULT_FILES_TRAIN = 8  # DLIO's
+DEFAULT_FILES_TRAIN = 8  # DLIO's default
 DEFAULT_RECORD_BYTES = 65536
-# DLIO's other names of keys, and ours.
+# The schema's name of each key for which DLIO has another name.
 OTHER_NAMES = {
     "record_length": "record_length_bytes",
     "record_length_stdev": "record_length_bytes_stdev",
@@ -23,7 +23,7 @@ OTHER_NAMES = {
 
 
 class Section(msgspec.Struct, forbid_unknown_fields=True):
-    """Base class of the YAML's sections: a section rejects unknown keys."""
+    """Base class of the YAML's sections, which reject unknown keys."""
 
 
 class Hdf5(Section):
@@ -39,7 +39,7 @@ class ParquetColumn(Section):
 
     name: str
     dtype: str = "float32"
-    size: Positive = 1  # elements in each row
+    size: Positive = 1  # number of elements in each row
     read: bool = True
 
 
@@ -47,7 +47,7 @@ class Parquet(Section):
     """Settings that apply only to parquet files."""
 
     columns: list[ParquetColumn] = []
-    row_group_size: Positive | None = None  # rows
+    row_group_size: Positive | None = None  # number of rows of a row group
     read_mode: Literal["default", "row_group"] = "default"
     generation_batch_size: Positive | None = None  # of no effect
 
@@ -56,15 +56,15 @@ class Dataset(Section):
     """The files of the data set, and how `iotwin generate` generates them."""
 
     data_folder: str = "./data/"
-    format: str = "tfrecord"  # one of FormatLayout.FORMATS, `synthetic` for no files at all, or the name of a reader's plug-in
-    num_files_train: Count | None = None  # None: all existing ones; a pair of files of unet3d counts once
+    format: str = "tfrecord"  # one of FormatLayout.FORMATS, `synthetic` for no files at all, or the name of a plug-in reader
+    num_files_train: Count | None = None  # None: all existing files; a pair of files of unet3d counts as one
     num_files_eval: Count | None = None
     num_samples_per_file: Positive = 1
     eval_num_samples_per_file: Positive | None = None  # None: as in training
-    record_length_bytes: Size | None = None  # mean sample size, of a pair both files together; None: DLIO's 65536
+    record_length_bytes: Size | None = None  # mean size of a sample, which may be a pair of files; None: DLIO's 65536
     record_length_bytes_stdev: Size | None = None
     record_length_bytes_resize: Size | None = None  # size of a sample as the loader delivers it; None: its stored size
-    record_dims: list[Positive] = []  # shape of each record, which then determines its length
+    record_dims: list[Positive] = []  # shape of each record; determines its length if given
     record_element_type: str = "uint8"
     num_subfolders_train: Count = 0
     num_subfolders_eval: Count = 0
@@ -76,7 +76,7 @@ class Dataset(Section):
     parquet: Parquet = msgspec.field(default_factory=Parquet)
     enable_chunking: bool = False
     chunk_size: Count = 0
-    keep_files: bool = True  # False: the run removes at its end the files that it generated
+    keep_files: bool = True  # False: at its end, the run removes the files that it generated
     generation_buffer_size: Size = 2 << 30  # of no effect: generation needs no buffer of this size
     # Keys of MLCommons' fork of DLIO, of no effect: iotwin lists no files, and generated files appear only when whole.
     data_gen_method: str | None = None
@@ -84,7 +84,7 @@ class Dataset(Section):
     skip_listing: bool = False
     listing_validation_interval: Count = 0
     post_generation_settle_seconds: Seconds = 0.0
-    # Not in DLIO; they describe the generated files.
+    # Keys that DLIO does not have; they describe the generated files.
     record_length_distribution: Literal["normal", "lognormal"] = "normal"
     record_length_histogram: list[tuple[int, float]] = []
     entropy: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
@@ -92,5 +92,5 @@ class Dataset(Section):
 
 
 def known_columns(columns: list[Any]) -> list[Any]:
-    """Return parquet's `columns` as mappings. DLIO also accepts a column's name alone."""
+    """Return parquet's `columns` as mappings, since DLIO also accepts the name of a column in place of its mapping."""
     return [{"name": column} if isinstance(column, str) else column for column in columns]

@@ -1,4 +1,4 @@
-"""Parse what composes Hydra's files: the `defaults:` list and the ``# @package`` line."""
+"""Parse the parts of Hydra's YAML files that refer to other files: the `defaults:` list and the ``# @package`` line."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from iotwin.workload_yaml.schema import Config
 
 SELF = "_self_"
 _PACKAGE_LINE = re.compile(r"^\s*#\s*@package\s+(\S+)", re.M)
-_OWN = ("hydra/", "override ")  # entries for Hydra itself, or that override a choice which workload=NAME makes here
+_OWN = ("hydra/", "override ")  # prefixes of entries for Hydra itself, or for a choice that workload=NAME makes
 
 
 class Base(NamedTuple):
@@ -30,8 +30,8 @@ class Base(NamedTuple):
 def bases(entries: Any, path: Path) -> tuple[list[Base], list[Base]]:
     """Return (files that the file at `path` overrides, files that override it) by `entries`, the file's `defaults:` list.
 
-    The former are the entries before _self_, the latter those after it. Without _self_, the file overrides all, as in Hydra 1.1.
-    Raises UsageError if an entry is not a name.
+    The file overrides the entries before _self_, and the entries after _self_ override the file. Without _self_, the file
+    overrides all, as in Hydra 1.1. Raises UsageError if an entry is not a name.
     """
     before: list[Base] = []
     after: list[Base] = []
@@ -53,7 +53,7 @@ def package(text: str) -> str:
 
 
 def _named(entry: Any, path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (group with its package, name) of an entry of a `defaults:` list. ``workload: null`` yields nothing."""
+    """Yield (group with its package, name) for each name in `entry`, an entry of a `defaults:` list. null yields nothing."""
     match entry:
         case None:
             return
@@ -84,6 +84,6 @@ def _base(group: str, name: str, path: Path) -> Base:
 
 
 def _section(name: str) -> str:
-    """Return the YAML path of the section that a package or group `name` stands for; '' for the whole workload."""
+    """Return the path of the section that `name`, a package or group of Hydra, means; '' for the whole workload."""
     inner = name.replace("/", ".").removeprefix("_global_").strip(".").removeprefix("workload").strip(".")
     return inner if inner.partition(".")[0] in Config.__struct_fields__ else ""

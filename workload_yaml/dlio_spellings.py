@@ -1,4 +1,4 @@
-"""Convert DLIO's alternative spellings to the schema's: keys with two names, times in two keys, words in place of sections."""
+"""Convert DLIO's other spellings to the schema's: keys with two names, times in two keys, words in place of sections."""
 
 import re
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from iotwin.common.errors import UsageError
 from iotwin.workload_yaml.dataset import OTHER_NAMES, known_columns
 
-# The schema's path of a key by its other path.
+# The schema's path of each key that DLIO also has under another path.
 _OTHER_NAMES = {
     "data_reader": "reader",
     **{f"dataset.{other}": f"dataset.{name}" for other, name in OTHER_NAMES.items()},
@@ -15,16 +15,16 @@ _OTHER_NAMES = {
     "reader.seed": "train.seed",
     "hydra.run.dir": "output.folder",
 }
-_LOCAL_URL = re.compile("^(file|direct)://")  # MLCommons' fork of DLIO writes paths of this machine so
+_LOCAL_URL = re.compile("^(file|direct)://")  # beginnings of local paths in MLCommons' fork of DLIO
 _SHUFFLES = ("reader.file_shuffle", "reader.sample_shuffle")
-# Values by which DLIO means "not given". DLIO ignores PyTorch's own class as data_loader_classname, too.
+# Values that mean "not given" to DLIO. It also ignores PyTorch's own class as data_loader_classname.
 _NONE_VALUES = {
     "reader.prefetch_size": 0,
     "checkpoint.time_between_checkpoints": -1,
     "evaluation.epochs_between_evals": 0,
     "reader.data_loader_classname": "torch.utils.data.DataLoader",
 }
-# A time, and the neighbouring key that makes a normal distribution of it.
+# The key of the standard deviation that makes a normal distribution of a time, by the time's path.
 _STDEV_KEYS = {
     "train.computation_time": "computation_time_stdev",
     "evaluation.eval_time": "eval_time_stdev",
@@ -43,8 +43,8 @@ def known_name(path: str, value: Any) -> str:
 
 
 def known_value(path: str, value: Any) -> Any:
-    """Return `value` of the schema's key `path` in the schema's words; None if the value has no effect."""
-    if path in _SHUFFLES and value is False:  # a YAML 1.1 program that rewrote the file has turned `off` into false
+    """Convert `value` of the schema's key `path` to the schema's spelling. Return None if the value has no effect."""
+    if path in _SHUFFLES and value is False:  # what YAML 1.1 programs make of `off`
         return "off"
     if path == "checkpoint.checkpoint_folder" and isinstance(value, str):
         return _LOCAL_URL.sub("", value)
@@ -54,10 +54,10 @@ def known_value(path: str, value: Any) -> Any:
 
 
 def fold_deviations(raw: dict[str, Any]) -> None:
-    """Combine each time in `raw` with the standard deviation in its separate key into one distribution.
+    """Combine each time in `raw` with its standard deviation, which is in a separate key, into one distribution.
 
-    As in DLIO, a distribution without a `type` is normal, and an empty distribution is a time of 0.
-    Raises UsageError if a time with a separate key already has a deviation, or is a distribution other than normal and lognormal.
+    As in DLIO, a distribution without a `type` is normal, and an empty distribution is a time of 0. Raises UsageError if a time
+    with a separate deviation already has a deviation, or is neither a number nor normal nor lognormal.
     """
     for path, stdev_key in _STDEV_KEYS.items():
         section_name, key = path.split(".")

@@ -1,4 +1,4 @@
-"""Hydra's part of DLIO's command line: the primary config, which selects a workload, and the files that Hydra writes.
+"""What Hydra does for DLIO's command line: read the primary config, which selects a workload, and write files, for example:
 
 dlio_benchmark workload=unet3d_a100 --config-dir DIR ++workload.reader.batch_size=4 ++hydra.output_subdir=dlio_config
 """
@@ -16,13 +16,13 @@ from iotwin.workload_yaml.defaults import bases
 from iotwin.workload_yaml.overrides import IGNORED, ComposedValues, Override, apply, parse_override
 from iotwin.workload_yaml.text import plain, read
 
-# DLIO's own config.yaml.
+# The content of DLIO's own config.yaml.
 _PRIMARY = {
     "defaults": ["_self_", {"workload": "default"}],
     "hydra": {"run": {"dir": "./hydra_log/${model.name}/${now:%Y-%m-%d}-${now:%H-%M-%S}"}},
 }
 _GROUP = "workload"
-_SUBFOLDER = ".hydra"  # Hydra's, unless hydra.output_subdir is another
+_SUBFOLDER = ".hydra"  # Hydra's default of hydra.output_subdir
 
 
 class ConfigFolders(NamedTuple):
@@ -34,7 +34,7 @@ class ConfigFolders(NamedTuple):
 
     @property
     def folders(self) -> list[Path]:
-        """Return the given folders in search order. Raises UsageError if one does not exist."""
+        """Return the folders of --config-dir and --config-path, if given. Raises UsageError if one does not exist."""
         given = [folder for folder in (self.folder, self.path) if folder is not None]
         for folder in given:
             if not folder.is_dir():
@@ -48,13 +48,13 @@ class HydraJob(NamedTuple):
     workload: ComposedWorkload
     choice: str
     overrides: list[str]
-    subfolder: str | None  # folder within the output folder for the files of `job_files`; None: they are not written
+    subfolder: str | None  # folder within the output folder for Hydra's files; None: do not write them
 
 
 def compose_job(words: Sequence[str], source: ConfigFolders) -> HydraJob:
-    """Return the job of the command line's `words`: overrides, and ``workload=NAME`` in place of config.yaml's choice.
+    """Return the job that the command line's `words` specify: overrides, and ``workload=NAME`` if not config.yaml's choice.
 
-    Unlike `iotwin.workload_yaml.select`, this function accepts unknown keys, as DLIO does, and lists them.
+    Unlike `iotwin.workload_yaml.select`, this function accepts unknown keys, as DLIO does, and lists them in `passed_over`.
     Raises UsageError if the workload does not exist, Hydra would reject an override, or a value is wrong.
     """
     choices = [word for word in words if word.lstrip("+").startswith(f"{_GROUP}=")]
@@ -71,9 +71,9 @@ def compose_job(words: Sequence[str], source: ConfigFolders) -> HydraJob:
 
 
 def _primary(source: ConfigFolders) -> tuple[dict[Any, Any], Path]:
-    """Return the content and the path of the primary config: the first file of that name in the folders of `source`.
+    """Return (content, path) of the primary config: the first file with the name of `source` in the folders of `source`.
 
-    If no folder contains it and no name was given, the primary config is DLIO's config.yaml.
+    If no folder contains the file and `source` has no name, the primary config is DLIO's config.yaml.
     """
     name = (source.name or "config").removesuffix(".yaml")
     for folder in source.folders:
@@ -86,7 +86,7 @@ def _primary(source: ConfigFolders) -> tuple[dict[Any, Any], Path]:
 
 
 def _choice(primary: dict[Any, Any], path: Path) -> str:
-    """Return the workload that the primary config's defaults name. Raises UsageError if they name none."""
+    """Return the name of the workload in the `defaults` of the primary config. Raises UsageError if they name none."""
     for entry in primary.get("defaults") or []:
         if isinstance(entry, dict) and isinstance(name := entry.get(_GROUP), str) and name != "???":
             return name
@@ -94,9 +94,9 @@ def _choice(primary: dict[Any, Any], path: Path) -> str:
 
 
 def _composed(primary: dict[Any, Any], path: Path, choice: str, source: ConfigFolders) -> Iterator[tuple[str, Any, str]]:
-    """Yield (path, value, origin) of the values of the primary config and the workload. Later values override earlier ones.
+    """Yield (path of the key, value, origin) for the primary config and the workload. Later values override earlier values.
 
-    The primary config's values are last if its defaults end with _self_.
+    The primary config's values come last if its `defaults` end with _self_, else first.
     """
     folders = [*(folder / _GROUP for folder in source.folders), *source.folders, SHIPPED]
     entries = primary.get("defaults") or []
@@ -129,18 +129,15 @@ def _subfolder(primary: dict[Any, Any], overrides: Sequence[Override]) -> str | 
 
 
 def job_text(job: HydraJob) -> str:
-    """Return the composed config as YAML, all keys below ``workload``, as ``--cfg job`` prints it and config.yaml contains it."""
+    """Return the composed config as YAML, with all keys below ``workload``. ``--cfg job`` prints it; config.yaml contains it."""
     values = plain(msgspec.to_builtins(job.workload.config))
-    # DLIO's postprocessor and MLPerf's first checkers look for the older spelling.
+    # DLIO's postprocessor and MLPerf's first checkers read the older spelling of the key.
     values["dataset"]["record_length"] = values["dataset"].get("record_length_bytes", 65536)
     return yaml.safe_dump({_GROUP: values}, sort_keys=False, width=130, allow_unicode=True)
 
 
 def job_files(job: HydraJob) -> dict[str, str]:
-    """Return the texts of the files that Hydra writes for a job, by name within the output folder.
-
-    Empty if hydra.output_subdir is null.
-    """
+    """Return the texts of the files that Hydra writes for a job, by name within the output folder; {} if it writes none."""
     if job.subfolder is None:
         return {}
     task = [text for text in job.overrides if not parse_override(text).path.startswith(IGNORED)]

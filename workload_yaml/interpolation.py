@@ -12,18 +12,18 @@ from iotwin.workload_yaml.dlio_spellings import known_name
 from iotwin.workload_yaml.overrides import paths_in, value_at
 from iotwin.workload_yaml.schema import Config
 
-_LONGEST_TEXT = 1 << 16  # of a value with interpolations
+_LONGEST_TEXT = 1 << 16  # characters of a value after its interpolations are replaced
 _MOST_REPLACED = 10_000
-_MOST_VALUES = 1_000_000  # inspected in one workload
+_MOST_VALUES = 1_000_000  # values of one workload
 _LOCAL = ("local_fs", "parallel_fs", "direct_fs")
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 
 
 def interpolate(raw: dict[str, Any], where: str) -> None:
-    """Replace every interpolation in the values of `raw`. An interpolation of a key that `raw` lacks gives the key's default.
+    """Replace every interpolation in the values of `raw`. If `raw` lacks a key that one names, it becomes the key's default.
 
     Raises UsageError, which names the key, if an interpolation is unknown, or if its result is larger than any workload needs.
-    Environment variables also raise it if the workload's data are on another machine, which would learn them.
+    Also raises it if a value has an environment variable and the data are on another machine, which would learn the variable.
     """
     interpolation = _Interpolation(raw, where)
     interpolation.replace(raw, "")
@@ -35,7 +35,7 @@ def interpolate(raw: dict[str, Any], where: str) -> None:
 
 
 def _remote(raw: dict[str, Any]) -> str:
-    """Return the key that places the workload's data on a remote store; '' if all data are in a file system."""
+    """Return the key by which the workload's data are on a remote store; '' if all data are in a file system."""
     storage_type = value_at(raw, "storage.storage_type")
     if storage_type is not None and storage_type not in _LOCAL:
         return "storage.storage_type"
@@ -120,9 +120,9 @@ class _Interpolation:
 
 
 def _absolute(name: str, at: str) -> str:
-    """Return the absolute path of the key that an interpolation calls `name`, in the value at the path `at`.
+    """Return the path of the key that an interpolation in the value at the path `at` calls `name`.
 
-    One leading dot stands for the section of `at`, two for the section that contains that section.
+    In `name`, one leading dot means the section of `at`, two dots mean the section that contains this section.
     """
     dots = len(name) - len(name.lstrip("."))
     around = at.split(".")[: -dots or None] if dots else []

@@ -1,4 +1,4 @@
-"""Convert plain values to typed sections. An error names the key, and for an unknown key also the nearest known one."""
+"""Convert plain values to typed sections. An error names the key, and for an unknown key also the nearest known key."""
 
 import typing
 from collections.abc import Callable, Iterator
@@ -9,13 +9,13 @@ import msgspec
 from iotwin.common.errors import UsageError, nearest
 
 _SIZES = ("_bytes", "_length", "_stdev", "_resize", "chunk_size", "buffer_size", "transfer_size", "write_size")
-TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}  # YAML 1.1's
+TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}  # YAML 1.1's words
 
 SectionType = TypeVar("SectionType", bound=msgspec.Struct)
 
 
 def convert_section(raw: dict[str, Any], struct: type[SectionType], where: Callable[[str], str]) -> SectionType:
-    """Return the `struct` with the values of `raw`. `where` maps a key to its origin.
+    """Return a `struct` with the values of `raw`. `where` returns the origin of a key, for messages.
 
     Raises UsageError if a key is unknown or a value is wrong. The message is one line with the key and its origin.
     """
@@ -38,7 +38,7 @@ def convert_section(raw: dict[str, Any], struct: type[SectionType], where: Calla
 
 
 def without_unknown_keys(raw: dict[str, Any], struct: type[msgspec.Struct], passes_over: Callable[[str], bool]) -> list[str]:
-    """Remove from `raw` the unknown keys for whose path `passes_over` returns True, and return the removed paths.
+    """Remove the unknown keys from `raw` for whose path `passes_over` returns True. Return the removed paths.
 
     Unknown keys within lists remain, so that `convert_section` reports them.
     """
@@ -76,10 +76,7 @@ def _unknown_keys(value: Any, annotation: Any, at: str) -> Iterator[tuple[str, s
 
 
 def _fitting(value: Any, annotation: Any) -> Any:
-    """Return `value` prepared for the type `annotation`.
-
-    Null values are dropped, YAML 1.1's words for booleans and whole floats such as 1e6 are converted.
-    """
+    """Convert `value` to fit the type `annotation`: without null values, YAML 1.1's words to booleans, 1e6 to an integer."""
     kinds = set(_scalars(annotation))
     match value:
         case dict():
@@ -96,7 +93,7 @@ def _fitting(value: Any, annotation: Any) -> Any:
 
 
 def _is_nothing(value: Any, annotation: Any) -> bool:
-    """True if the value is null, or if it is the word None and the field is not free text."""
+    """Return True if `value` is null, or if it is the word None and the type `annotation` is not text."""
     return value is None or (value == "None" and str not in _scalars(annotation))
 
 
@@ -116,12 +113,8 @@ def _allowed(key: str, struct: type[msgspec.Struct]) -> list[str]:
         annotation = tags if part == "type" and part not in fields else fields.get(part.partition("[")[0])
     if isinstance(annotation, list):
         return annotation
-    choices = annotation if typing.get_origin(annotation) is Literal else next(_literals(annotation), None)
+    choices = next((part for part in (annotation, *typing.get_args(annotation)) if typing.get_origin(part) is Literal), None)
     return [str(word) for word in typing.get_args(choices)]
-
-
-def _literals(annotation: Any) -> Iterator[Any]:
-    return (part for part in typing.get_args(annotation) if typing.get_origin(part) is Literal)
 
 
 def _structs(annotation: Any) -> Iterator[type[msgspec.Struct]]:

@@ -1,7 +1,7 @@
 """Parse a twin's lists of reads: ``FILE:OFFSET+SIZE``, separated by spaces. FILE is an index in the twin's list of files.
 
-``FILE:0+0`` reads nothing. It opens the file, even if the file is open already.
-``FILE:OFFSET+SIZE@THREAD`` is a read by the additional thread THREAD, counted from 1.
+``FILE:0+0`` reads nothing, but opens the file, even if the file is open already.
+``FILE:OFFSET+SIZE@THREAD`` is a read by the additional thread number THREAD, counted from 1.
 """
 
 import re
@@ -17,7 +17,7 @@ class Read(NamedTuple):
     file: int
     offset: int
     size_bytes: int
-    thread: int  # number of the additional thread; 0: the thread that reads the sample
+    thread: int  # number of the additional thread; 0 is the thread that reads the sample
 
 
 def parse(listed: str) -> list[Read]:
@@ -29,7 +29,7 @@ def parse(listed: str) -> list[Read]:
 
 
 def visits(listed: str) -> list[tuple[int, list[Read]]]:
-    """Return (file, reads) for each opening of a file, in order."""
+    """Return (index of the file, reads until the next opening) for each opening of a file in `listed`, in order."""
     found: list[tuple[int, list[Read]]] = []
     for read in parse(listed):
         opens = (read.offset, read.size_bytes) == (0, 0)
@@ -41,7 +41,7 @@ def visits(listed: str) -> list[tuple[int, list[Read]]]:
 
 
 def problem(listed: Sequence[str], files: int) -> str | None:
-    """Return what is wrong with the lists of reads, of a twin with `files` files; None if they are valid."""
+    """Return what is wrong with `listed`, the lists of reads of a twin with `files` files; None if they are valid."""
     for reads in listed:
         try:
             numbers = [read.file for read in parse(reads)]
@@ -53,5 +53,5 @@ def problem(listed: Sequence[str], files: int) -> str | None:
 
 
 def size_bytes(listed: Sequence[str]) -> int:
-    """Return the total bytes of the listed reads."""
+    """Return the total size in bytes of all reads in `listed`."""
     return sum(read.size_bytes for reads in listed for read in parse(reads))

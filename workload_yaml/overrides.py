@@ -1,6 +1,6 @@
 """Overrides of the command line, by Hydra's rules: ``key=value``, ``+key=value``, ``++key=value``, ``~key`` and ``~key=value``.
 
-An override of a key below a plain value turns that value into a section. Sections are merged. A list replaces a list.
+Overrides are merged into sections, and replace lists. An override of a key below a plain value turns the value into a section.
 """
 
 import re
@@ -14,7 +14,7 @@ from iotwin.workload_yaml.dlio_spellings import known_name, known_value
 from iotwin.workload_yaml.schema import Config
 from iotwin.workload_yaml.yaml12 import parse
 
-IGNORED = ("hydra.", "hydra/")  # Hydra's own settings, such as logging; `spelling` converts hydra.run.dir
+IGNORED = ("hydra.", "hydra/")  # prefixes of Hydra's own settings; `known_name` converts hydra.run.dir, the only one in use
 _EXAMPLE = "write for example ++workload.reader.batch_size=4"
 _KIND = {"": "set", "+": "add", "++": "force", "~": "delete"}
 # Hydra writes {a:1} where YAML requires {a: 1}, and a backslash before special characters.
@@ -25,17 +25,12 @@ _FUNCTION = re.compile(r"[A-Za-z_]\w*\(.*\)", re.DOTALL)
 
 
 class Override(NamedTuple):
-    """One override: its kind, the path that it changes, the new value, and its text."""
+    """An override: its kind, the path of the key to change, the new value, and the override's text."""
 
     kind: Literal["set", "add", "force", "delete"]
     path: str
-    value: Any  # None of a deletion: delete the key whatever its value is
+    value: Any  # for a deletion: the value that the key must have, None for any
     text: str
-
-    @property
-    def is_ignored(self) -> bool:
-        """True if the override sets one of Hydra's own settings instead of the workload's."""
-        return known_name(self.path, self.value).startswith(IGNORED)
 
 
 def value_at(section: Any, path: str) -> Any:
@@ -61,7 +56,7 @@ class ComposedValues:
         self.origins: dict[str, str] = {}
 
     def put(self, path: str, value: Any, origin: str) -> None:
-        """Set the value at `path`. Values below `path` are removed, and a plain value above it becomes a section."""
+        """Set the value at `path`. Remove values below `path`, and turn a plain value above `path` into a section."""
         *sections, key = path.split(".")
         section: Any = self.raw
         for number, name in enumerate(sections, 1):
@@ -87,7 +82,7 @@ class ComposedValues:
         return value_at(self.raw, path)
 
     def has(self, path: str) -> bool:
-        """Return whether the key at `path` exists, even if its value is None."""
+        """Return True if the key at `path` exists, even if its value is None."""
         sections, _, key = path.rpartition(".")
         section = self.get(sections) if sections else self.raw
         return isinstance(section, dict) and key in section
@@ -111,7 +106,7 @@ def parse_override(text: str) -> Override:
 
 
 def _value(value: str, text: str) -> Any:
-    """Return the typed value that Hydra reads from the text `value`. An empty `value` is an empty text."""
+    """Return the typed value that Hydra reads from the text `value`, which is part of the override `text`."""
     if value.lstrip().startswith(("{", "[")):
         return parse(_TIGHT_KEY.sub(r"\1: ", value), f"'{text}'")
     if quoted := _QUOTED.fullmatch(value):
@@ -126,12 +121,12 @@ def apply(settings: ComposedValues, override: Override, strict: bool = False) ->
 
     Raises UsageError, which names the override.
     """
-    if override.is_ignored:
+    path = known_name(override.path, override.value)
+    if path.startswith(IGNORED):
         return
     if override.kind == "delete":
-        _delete(settings, override)
+        _delete(settings, override, path)
         return
-    path = known_name(override.path, override.value)
     if strict and _FUNCTION.fullmatch(override.text.partition("=")[2]):
         raise UsageError(
             f"'{override.text}': functions of Hydra's are not known here; write the value itself, in quotes if it is one"
@@ -146,8 +141,7 @@ def apply(settings: ComposedValues, override: Override, strict: bool = False) ->
         settings.put(known_name(name, value), value, override.text)
 
 
-def _delete(settings: ComposedValues, override: Override) -> None:
-    path = known_name(override.path, override.value)
+def _delete(settings: ComposedValues, override: Override, path: str) -> None:
     if not settings.has(path):
         raise UsageError(f"'{override.text}': {path} cannot be taken away, as nothing sets it")
     if override.value is not None and settings.get(path) != override.value:
@@ -156,9 +150,9 @@ def _delete(settings: ComposedValues, override: Override) -> None:
 
 
 def leaves(value: dict[Any, Any], at: str) -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) of every value in `value`. A distribution or an empty section counts as one value.
+    """Yield (path, value) of every value in the mapping `value`, whose path is `at`.
 
-    A mapping with a `type` inside a section is a distribution.
+    An empty mapping counts as one value, and so does a distribution: a mapping with a `type` inside a section.
     """
     for key, item in value.items():
         path = f"{at}.{key}" if at else str(key)

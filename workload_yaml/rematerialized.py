@@ -1,4 +1,4 @@
-"""Step times under a memory budget: a base time multiplied by the overhead of recomputation, from a curve of overheads."""
+"""Step times under a memory budget: a base time multiplied by the overhead of recomputation, by a curve of overheads."""
 
 from typing import Any
 
@@ -11,16 +11,16 @@ _SCALED = {"mean", "stdev", "min", "max", "scale", "values"}
 
 
 def share_of_peak(time: Rematerialized) -> float | None:
-    """Return the budget as a share of peak memory; None without a budget. In the YAML, a budget above 1 is in bytes."""
+    """Return the budget as a share of peak memory; None if there is no budget. In the YAML, a budget above 1 means bytes."""
     if time.budget is None:
         return None
     return float(time.budget) if time.budget <= 1 else time.budget / time.peak_bytes
 
 
 def overhead(time: Rematerialized) -> float:
-    """Return the overhead of the largest share of memory on the curve that is within the budget: step time / base time.
+    """Return step time / base time, the overhead, for the largest share of memory on the curve that is within the budget.
 
-    Raises UsageError, which names the least feasible share, if the budget is below every share.
+    Raises UsageError, which names the smallest share on the curve, if the budget is below every share.
     """
     share = share_of_peak(time)
     if share is None or share >= 1 > max(ratio for ratio, _ in time.curve):
@@ -36,7 +36,7 @@ def overhead(time: Rematerialized) -> float:
 
 
 def rematerialized(time: Rematerialized) -> Duration:
-    """Return the base time multiplied by the budget's overhead. Raises UsageError if the kind of base cannot be multiplied."""
+    """Return the base time multiplied by the overhead. Raises UsageError if the base is a distribution that cannot be scaled."""
     factor, base = overhead(time), time.base
     if isinstance(base, int | float):
         return base * factor
@@ -51,7 +51,7 @@ def rematerialized(time: Rematerialized) -> Duration:
 
 
 def facts(time: Any) -> dict[str, Any] | None:
-    """Return {"budget_bytes", "overhead", "recompute_share"} for a summary; None for any other step time."""
+    """Return budget_bytes, overhead and recompute_share of a Rematerialized `time`, for summaries; None for other step times."""
     if not isinstance(time, Rematerialized):
         return None
     factor, share = overhead(time), share_of_peak(time)

@@ -1,4 +1,4 @@
-"""Step times of the paper's workloads on V100 (32 GB) GPUs: regressions over GPUs and batch size, and measurements.
+"""Step times of the paper's workloads on V100 (32 GB) GPUs: regressions over number of GPUs and batch size, and measurements.
 
 Both come from the artifact's emulator (github.com/discslab-dl-bench/dlio_benchmark2). The regressions are from its branch
 vldb-main, and the measurements in step_times.csv are from the commits in the column `source`.
@@ -17,7 +17,7 @@ _TABLE = Path(__file__).with_name("step_times.csv")
 
 
 class _Fit(NamedTuple):
-    """Seconds = constant + per_gpu * GPUs + per_sample * batch size."""
+    """Coefficients of a regression: seconds = constant + per_gpu * number of GPUs + per_sample * batch size."""
 
     constant: float
     per_gpu: float
@@ -27,7 +27,7 @@ class _Fit(NamedTuple):
         return self.constant + self.per_gpu * gpus + self.per_sample * batch
 
 
-# (fit of the mean, fit of the standard deviation). The batch size is that of one GPU for unet3d and bert, of all GPUs for dlrm.
+# (fit of the mean, fit of the standard deviation). The batch size is per GPU for unet3d and bert, of all GPUs together for dlrm.
 _FITS = {
     "unet3d": (_Fit(0.27739, 0.00211888, 0.27448834), _Fit(-0.02411, 0.00429292, 0.00705136)),
     "bert": (_Fit(0.32936, 0.00622823, 0.11688357), _Fit(0.00967, 0.004484, -0.00128301)),
@@ -36,9 +36,9 @@ _FITS = {
 
 
 def step_time(model: NamedStepTime, gpus: int, batch: int) -> Duration:
-    """Return the distribution that `model` has for `gpus` GPUs and a batch of `batch`.
+    """Return the distribution of step times, in seconds, by `model` for `gpus` GPUs and `batch` samples.
 
-    Raises UsageError if the model does not cover that configuration.
+    Raises UsageError if the model does not cover this configuration.
     """
     match model:
         case StepTimeRegression(workload, own_gpus, own_batch):
@@ -50,7 +50,7 @@ def step_time(model: NamedStepTime, gpus: int, batch: int) -> Duration:
 
 
 def _fitted(workload: str, gpus: int, batch: int) -> Normal:
-    """Return the regression's distribution. A negative deviation becomes 0. Raises UsageError if the mean is not positive."""
+    """Return the distribution by regression. A negative deviation becomes 0. Raises UsageError if the mean is not positive."""
     mean, deviation = (fit.at(gpus, batch) for fit in _FITS[workload])
     if mean <= 0:
         raise UsageError(f"the fit for {workload} has no positive step time for {gpus} GPUs and batch {batch}; give a number")
@@ -76,6 +76,6 @@ def _through_quartiles(mean: float, first: float, median: float, third: float) -
     The lowest quarter has the same slope as the second. The maximum is chosen so that the distribution has the mean.
     """
     least = max(0.0, 2 * first - median)
-    # The mean of a quarter is that of its two ends, so the overall mean is (least + 2 first + 2 median + 2 third + most) / 8.
+    # A quarter's mean is the mean of its two ends, so the overall mean is (least + 2 first + 2 median + 2 third + most) / 8.
     most = max(third, 8 * mean - least - 2 * (first + median + third))
     return Quantiles(values=[least, first, median, third, most])

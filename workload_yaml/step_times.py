@@ -8,15 +8,15 @@ from iotwin.common.numbers.durations import Distribution, Duration, Factor
 
 
 class StepTimeRegression(Distribution, tag_field="type", tag="regression"):
-    """Normal distribution of the step time of one of the paper's workloads, by a regression (see step_time_models.py)."""
+    """A normal distribution of the step time of one of the paper's workloads, by a regression (see step_time_models.py)."""
 
     workload: Literal["unet3d", "bert", "dlrm"]
-    gpus: Annotated[int, msgspec.Meta(ge=1)] | None = None  # None: num_gpus, or the ranks of the run
+    gpus: Annotated[int, msgspec.Meta(ge=1)] | None = None  # None: num_gpus, or if that is not set, the ranks of the run
     batch_size: Annotated[int, msgspec.Meta(ge=1)] | None = None  # None: reader.batch_size
 
 
 class MeasuredStepTime(Distribution, tag_field="type", tag="measured"):
-    """Measured step times of one of the paper's workloads, by their quartiles and mean (see step_time_models.py)."""
+    """The distribution of measured step times of one of the paper's workloads, by quartiles and mean (step_time_models.py)."""
 
     workload: Literal["unet3d", "bert", "dlrm"]
     gpus: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -27,7 +27,7 @@ class Rematerialized(Distribution, tag_field="type", tag="rematerialized"):
     """The step time `base` under a memory budget; see rematerialized.py.
 
     curve: [share of peak memory, overhead] of every known feasible budget
-    budget: in bytes if above 1, else a share of `peak_bytes`; without a budget nothing is recomputed
+    budget: bytes if above 1, else a share of `peak_bytes`; None means that nothing is recomputed
     """
 
     base: Duration

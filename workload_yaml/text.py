@@ -1,4 +1,4 @@
-"""Read workloads from YAML 1.2 text, and write workloads as text that YAML 1.1 and 1.2 readers parse alike."""
+"""Read workloads from YAML 1.2 text, and write workloads as text that means the same in YAML 1.1 and 1.2."""
 
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from iotwin.common.files import write_whole
 from iotwin.workload_yaml.schema import Config
 from iotwin.workload_yaml.yaml12 import add_scalars, parse, read_text
 
-_FREE_SECTION = "storage.storage_options"  # its keys are those of the object store, not of the schema
-# The keys that readers of a twin search, and that users edit for what-if questions.
+_FREE_SECTION = "storage.storage_options"  # its keys are the object store's, not the schema's
+# Keys that are written even with default values, since people search for them in a twin, or edit them for what-if questions.
 _ALWAYS_WRITTEN = frozenset({
     "model.name", "framework", "workflow.train", "workflow.evaluation", "workflow.checkpoint", "dataset.data_folder",
     "dataset.format", "reader.data_loader", "reader.batch_size", "reader.batch_size_eval", "reader.read_threads",
@@ -32,13 +32,13 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-add_scalars(_Dumper)  # in addition to YAML 1.1's, which it has already
+add_scalars(_Dumper)  # in addition to YAML 1.1's scalars
 
 
 def read(path: Path) -> tuple[dict[Any, Any], str]:
-    """Return the mapping in the YAML at `path`, and its text.
+    """Return (mapping in the YAML at `path`, text of the YAML).
 
-    Raises UsageError, one line with the file, if the file cannot be read or holds no mapping.
+    Raises UsageError, one line with the file, if the file cannot be read or does not contain a mapping.
     """
     if path.is_dir():
         hint = f"; make its twin: iotwin fit {path} -o twin.yaml" if (path / "events.parquet").exists() else ""
@@ -78,7 +78,7 @@ def _changed(value: dict[str, Any], default: dict[str, Any], at: str) -> dict[st
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as plain dicts and lists, without the fields that are None."""
+    """Return `value`, nested mappings and lists, as dicts and lists without the fields that are None."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items() if item is not None}
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value

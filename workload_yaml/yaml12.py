@@ -1,7 +1,7 @@
 """Parse YAML 1.2 from strangers with bounds, so that a few hundred bytes cannot expand to billions of values.
 
-An alias may stand for a list of aliases, whose sizes multiply at each level. So the parser counts the values of the whole
-document before it builds any of them. If PyYAML was built with libyaml, libyaml parses, ten times as fast.
+An alias may stand for a list of aliases, so that the number of values multiplies at each level. So the parser counts the values
+of the whole document before it builds any. If PyYAML was built with libyaml, parsing is ten times as fast.
 """
 
 import re
@@ -13,9 +13,9 @@ import yaml
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.foreign_files import read_foreign_text
 
-LARGEST_BYTES = 64 << 20  # twice the size of a twin that names a million files
+LARGEST_BYTES = 64 << 20  # twice the bytes of a twin that names a million files
 _DEEPEST = 64
-_ALWAYS_ALLOWED = 100_000  # values of a document with aliases
+_ALWAYS_ALLOWED = 100_000  # number of values that a document may have through its aliases
 
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # YAML 1.2's scalars as (tag, pattern, first characters), and YAML 1.1's `1_000`.
@@ -38,7 +38,7 @@ _Yaml12.yaml_implicit_resolvers = {}
 
 
 def add_scalars(yaml_class: Any) -> None:
-    """Register YAML 1.2's scalars with the loader or dumper `yaml_class`, which retains those that it has."""
+    """Add YAML 1.2's scalars to those that the loader or dumper `yaml_class` recognises."""
     for tag, pattern, first in SCALARS:
         yaml_class.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), first)
 
@@ -61,8 +61,8 @@ def parse(text: str, where: str) -> Any:
     """Return the plain values in the YAML 1.2 `text`. Raises UsageError, which names `where` and the line, if
 
     * `text` is not YAML,
-    * a key is given twice or an alias refers to itself,
-    * its aliases expand the document to more than 100 000 values.
+    * a mapping has a key twice, or an alias refers to itself,
+    * aliases expand the document to more than 100 000 values.
     """
     try:
         return _load(text)
@@ -105,9 +105,9 @@ def _refuse_deep(text: str) -> None:
 
 
 def _count(node: yaml.Node, counts: dict[int, int]) -> int:
-    """Return the number of values in `node` if every alias were written out.
+    """Return the number of values that `node` has if every alias is written out.
 
-    `counts` caches the result by node; it is 0 while a node is being counted, which detects cycles.
+    `counts` caches results by id(node). The entry is 0 while the node is being counted, by which cycles are detected.
     """
     if (known := counts.get(id(node))) is not None:
         if not known:
