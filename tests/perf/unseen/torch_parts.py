@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -15,8 +16,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 torch.set_num_threads(1)
 
-# It outlives every pass. If a thread of gloo released it last, that thread would need Python's locks while loaders are forked.
-_GRADIENT = torch.zeros(10_000)
+# Python keeps the last reduction until the next one. If a thread of gloo released it last, that thread would take locks of Python
+# while the next loaders are forked, and a loader could hang.
+_reductions: deque[dist.Work] = deque(maxlen=1)
 
 
 def launch(make: Callable[[JobOptions], Any], main: Callable[[JobOptions, Any], None], *flags: str, **defaults: int) -> None:
@@ -54,11 +56,19 @@ def train(batches: Iterable[Any], compute_s: float) -> Iterator[int]:
     for step, batch in enumerate(chain(batches, [None]), 1):
         if batch is not None:
             time.sleep(compute_s + 0.0 * float(batch.flatten()[0]))
-        if dist.is_initialized():
-            dist.all_reduce(_GRADIENT.fill_(batch is not None), dist.ReduceOp.MIN)
-        if batch is None or (dist.is_initialized() and not _GRADIENT[0]):
+        if not _all_ranks(batch is not None):
             return
         yield step
+
+
+def _all_ranks(have_batch: bool) -> bool:
+    """Reduce a gradient over the ranks, and return whether each of them had a batch."""
+    if not dist.is_initialized():
+        return have_batch
+    gradient = torch.full((10_000,), float(have_batch))
+    _reductions.append(dist.all_reduce(gradient, dist.ReduceOp.MIN, async_op=True))
+    _reductions[-1].wait()
+    return bool(gradient[0])
 
 
 def train_and_validate(
