@@ -1,4 +1,4 @@
-"""``iotwin info``: summarise a trace on one screen."""
+"""``iotwin info``: show on one screen what a trace holds."""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator

@@ -16,7 +16,7 @@ from iotwin.tracesim.profile import Summary
 # Runs are compared by log(amount + addend), so that differences of small amounts count less.
 _SMALL_TIME = 0.1  # addend to the time in a phase, as a share of the time of all phases
 _SMALL_COMPUTATION = 0.02  # addend to a phase's time without waits for data, as a share of the phase's time
-_SMALL_AMOUNT = 0.01  # addend to the calls or bytes of an operation on a kind of file, as a share of all calls or bytes
+_SMALL_AMOUNT = 0.01  # addend to calls or bytes by operation and kind of file, as a share of all calls or bytes
 _SMALL_COUNT = 0.5  # addend to a number of files or syncs; small, so that one file or sync more is noticed
 _WHERE = {phase: "the whole run" if phase == RUN else PHASES[phase] for phase in TIMED}
 

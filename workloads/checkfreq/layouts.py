@@ -93,7 +93,7 @@ class OurLayout:
         return found.path if found else None
 
     def read(self, refused: Callable[[str], None]) -> Restored | None:
-        """Read the newest valid checkpoint."""
+        """Return the content of the newest valid checkpoint."""
         found = newest(self.directory, refused)
         return self._read(found) if found is not None else None
 
@@ -204,7 +204,7 @@ class TheirLayout:
             ) from None
 
     def _numbered(self) -> list[tuple[int, Path]]:
-        """Return the (number, file) of each checkpoint, newest first."""
+        """Return (number in its name, file) of each checkpoint, the newest first."""
         if not self.directory.is_dir():
             return []
         matches = [(self._name.fullmatch(entry.name), entry) for entry in os.scandir(self.directory) if entry.is_file()]
@@ -220,7 +220,7 @@ class TheirLayout:
         return found.path if found else None
 
     def read(self, refused: Callable[[str], None]) -> Restored | None:
-        """Load the newest checkpoint that loads."""
+        """Return the newest checkpoint that can be loaded."""
         for _, path in self._numbered():
             try:
                 return self._loaded(path)

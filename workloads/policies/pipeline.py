@@ -88,7 +88,9 @@ class PipelinePlan:
 
     @property
     def group(self) -> int:
-        """Return the number of minibatches that fill the pipeline: those between two flushes, or in one gradient of 2BW."""
+        """Return the number of minibatches of a group: as many as fill the pipeline. Flushes and the updates of 2BW are a group
+        apart.
+        """
         return self.noam * self.stages[0].replicas
 
     def rank_of(self, stage: int, minibatch: int) -> int:
@@ -132,7 +134,7 @@ def _one_forward_one_backward(own: list[int], warm_up: int) -> list[Pass]:
 
 
 def versions(plan: PipelinePlan, stage: int, replica: int, minibatches: int, schedule: str | None = None) -> list[int]:
-    """Return the version of the weights with which a rank computes each of its minibatches: the number of updates before.
+    """Return, for each minibatch of a rank, the version of the weights that it uses: the number of updates before it.
 
     1f1b: max(0, i - warm-up) for the rank's i-th minibatch. none: i. gpipe and flush: the index of the group. 2bw: one less.
     """

@@ -81,7 +81,7 @@ class NumpyGenerators:
     """The global random generators of Python and numpy."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the generators' states."""
+        """Return the states of the global random generators."""
         numpy_state: Any = np.random.get_state(legacy=False)
         return {"python": random.getstate(), "numpy": numpy_state}
 

@@ -89,7 +89,7 @@ class Persister:
         return bool(self._free)
 
     def give_back(self, buffer: Buffer) -> None:
-        """Mark the buffer as free."""
+        """Mark a buffer, which `buffer` returned, as free."""
         with self._changed:
             self._free.append(buffer)
             self._changed.notify_all()

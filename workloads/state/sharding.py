@@ -135,7 +135,7 @@ def _is_part(value: Any) -> bool:
 
 
 def _leaves(state: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
-    """Yield (path, value) of every leaf of nested dicts, lists and tuples. A saved shard is one leaf."""
+    """Yield (path, value) for each value in nested dicts, lists and tuples. A saved shard counts as one value."""
     pairs = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, (list, tuple)) else None
     if pairs is None or _is_part(state):
         yield path, state

@@ -61,7 +61,7 @@ class TorchGenerators(nested_state.NumpyGenerators):
     """The global random generators of Python, numpy and torch, on every device."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the generators' states."""
+        """Return the states of the global random generators."""
         devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         return {**super().state_dict(), "torch": torch.get_rng_state(), "devices": devices}
 

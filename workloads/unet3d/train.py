@@ -228,7 +228,7 @@ class Unet3dJob:
         }
 
     def _keep(self, reason: str) -> None:
-        """Write the whole state, in the middle of an epoch."""
+        """Write a checkpoint of the whole state, from which the job can resume within an epoch."""
         with self._log.interval("checkpoint", epoch_num=self._batches.position.epoch):
             shared = {**self._state(), "best_score": None if self._best_score == -math.inf else self._best_score}
             shared["unsaved_best"] = self._unsaved_best

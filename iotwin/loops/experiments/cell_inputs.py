@@ -11,7 +11,7 @@ from iotwin.loops.experiments.cell import image_of
 from iotwin.loops.experiments.experiment import Cell, Experiment, ExperimentDataSet
 
 _LARGEST_FILE_BYTES = 64 << 20
-_LONGEST_SHOWN = 80  # characters of a value in a message
+_LONGEST_SHOWN = 80  # most characters of a value in a message
 Inputs = dict[str, Any]
 
 

@@ -105,7 +105,9 @@ class Rules(NamedTuple):
 
 @inlined
 def record(s: KernelState, rules: Rules, kind: int, ident: int) -> None:
-    """Append an event. If the array is full, only count it: the run is then repeated with a larger array."""
+    """Append an event to the array of events. If the array is full, only count the event: the run is repeated with a larger
+    array.
+    """
     if rules.events:
         index = s.run[0].events
         if index < len(s.events):
@@ -152,7 +154,7 @@ def lock(s: KernelState, rules: Rules, storage: int) -> None:
 
 @inlined
 def unlock(s: KernelState, rules: Rules, storage: int) -> None:
-    """Remove a lock from a storage. Without locks it is evictable."""
+    """Remove a lock from a storage, which can be evicted when it has no locks."""
     s.storages[storage].locks -= 1
     if s.storages[storage].locks == 0:
         pool_add(s, storage)
@@ -170,9 +172,9 @@ def pin(s: KernelState, rules: Rules, storage: int) -> None:
 
 @inlined
 def hidden(s: KernelState, here: int, other: int) -> bool:
-    """Return True if the edge from `here` to `other` was cut, because banishing a storage cuts all edges that lead to it.
-
-    A banished storage can return to memory, if a sibling is recomputed. Its edges to storages banished later remain cut.
+    """Return True if the graph's edge from the storage `here` to the storage `other` was cut. Banishing a storage (freeing it for
+    good) cuts the edges that lead to it, except from storages banished earlier. Such a storage can be in memory again, if another
+    result of its operator is recomputed.
     """
     banished = s.storages[other].banished
     return banished > 0 and (s.storages[here].banished == 0 or banished < s.storages[here].banished)
@@ -197,14 +199,14 @@ def edges_of(s: KernelState, storage: int, side: int) -> tuple[int, int]:
 
 @inlined
 def away(s: KernelState, storage: int, pending: int) -> bool:
-    """Return True if a storage is evicted or, as in the original if `pending`, not computed yet."""
+    """Return True if a storage is evicted. If `pending` is 1, also return True if it was never computed, as the original does."""
     status = s.storages[storage].status
     return status == EVICTED or (status == UNCOMPUTED and pending == 1)
 
 
 @compiled
 def search(s: KernelState, base: int, side: int, mark: int, pending: int) -> tuple[int, int, int]:
-    """Search from `base` through storages that are `away`. Return their total cost, the number of edges seen and their number.
+    """Search from `base` through storages that are not in memory (`away`). Return their total cost, the edges seen, their number.
 
     The storages are put into the list `found`, and their stamp is set to `mark`. Storages with this stamp are ignored.
     """
@@ -231,7 +233,7 @@ def search(s: KernelState, base: int, side: int, mark: int, pending: int) -> tup
 
 @compiled
 def follow(s: KernelState, storage: int, side: int) -> None:
-    """Update the `reach` records of `storage` and of the evicted storages that it reaches, depth first.
+    """Compute the `reach` records, which cache searches, of `storage` and of the evicted storages that it reaches, depth first.
 
     Every edge of the graph must lead to a later storage.
     """
@@ -304,7 +306,9 @@ def unite(s: KernelState, storage: int, side: int) -> None:
 
 @inlined
 def absorb(s: KernelState, row: int, other: int, base: int) -> tuple[int, int]:
-    """Add a storage, and the storages that it reaches, to a row of bits that lacks it. Return the added cost and edges."""
+    """Add to a row of bits a storage that it lacks, and the storages that this one reaches. Return the cost and edges of those
+    added.
+    """
     from_row = (base + other) * s.run[0].words
     bits_of_word = s.run[0].word
     cost, edges = s.storages[other].cost, s.reach[base + other].degree
@@ -436,7 +440,7 @@ def reached(s: KernelState, storage: int, side: int) -> int:
 
 @compiled
 def neighbours(s: KernelState, rules: Rules, storage: int) -> int:
-    """Put the neighbours of `storage` that are `away` into its list `near`; return their number. Every edge is an access."""
+    """Put the neighbours of `storage` that are not in memory into its list `near`; return their number. Edges count as accesses."""
     if s.storages[storage].near_valid == 0:
         mark = next_stamp(s)
         s.storages[storage].stamp = mark
@@ -460,7 +464,7 @@ def neighbours(s: KernelState, rules: Rules, storage: int) -> int:
 
 @inlined
 def find(s: KernelState, node: int) -> int:
-    """Return the root of a node of the forest, and shorten the path to it. Every node on the path is an access."""
+    """Return the root of a node of the union-find forest, and shorten the path to it. Nodes on the path count as accesses."""
     root = node
     s.run[0].accesses += 1
     while s.nodes[root].parent >= 0:
@@ -475,7 +479,7 @@ def find(s: KernelState, node: int) -> int:
 
 @compiled
 def new_node(s: KernelState, storage: int, cost: int) -> None:
-    """Put a storage into a new set of the total cost `cost`."""
+    """Make a new set (of evicted storages) with the total cost `cost`, and put a storage into it."""
     node = s.run[0].nodes
     s.run[0].nodes = node + 1
     if node >= len(s.nodes):
@@ -487,7 +491,7 @@ def new_node(s: KernelState, storage: int, cost: int) -> None:
 
 @compiled
 def join_sets(s: KernelState, rules: Rules, storage: int) -> None:
-    """Join the set of a storage that was just evicted with the sets of its evicted neighbours."""
+    """Join the set of a storage that was just evicted with the sets of its evicted neighbours (union-find)."""
     new_node(s, storage, s.storages[storage].cost)
     found, start = neighbours(s, rules, storage), s.storages[storage].near_start
     for index in range(start, start + found):
@@ -540,7 +544,7 @@ def weigh(rules: Rules, cost: int, size: int, staleness: int) -> float:
 
 @inlined
 def score(s: KernelState, rules: Rules, storage: int) -> float:
-    """Return a storage's score. The storage with the lowest score is evicted."""
+    """Return the score of a storage under the run's heuristic. The storage with the lowest score is evicted."""
     s.run[0].evaluations += 1
     s.run[0].accesses += 1
     accessed, cost = s.storages[storage].accessed, s.storages[storage].cost
@@ -564,7 +568,7 @@ def score(s: KernelState, rules: Rules, storage: int) -> float:
 
 @compiled
 def union(s: KernelState, rules: Rules, storage: int) -> tuple[int, int]:
-    """Return the cost of the evicted neighbourhood as one set, and the latest access of it or of `storage`."""
+    """Return the cost of the evicted neighbourhood of `storage`, as one set, and the latest access of it or of `storage`."""
     latest = s.storages[storage].accessed
     mark = next_stamp(s)
     cost, edges, found = search(s, storage, DOWN, mark, rules.faithful)
@@ -664,7 +668,7 @@ def choose_alone(s: KernelState, rules: Rules) -> int:
 
 @compiled
 def choose_otherwise(s: KernelState, rules: Rules) -> int:
-    """Return the storage to evict if the choice is random, or limited to a sample or to the larger storages."""
+    """Return the storage to evict if the heuristic chooses at random, or only among a sample or the larger storages."""
     count = gather(s, rules)
     if rules.choice == RANDOM:
         s.run[0].evaluations += 1
@@ -787,7 +791,7 @@ def issue(s: KernelState, rules: Rules, op: int) -> None:
 
 @inlined
 def enter(s: KernelState, rules: Rules, tensor: int, depth: int, first: bool) -> None:
-    """Begin the operator of `tensor`: mark its arguments as used, lock those in memory, and list the others in `aux`."""
+    """Begin the operator of `tensor`: mark its arguments as used, lock those in memory, and list in `aux` those to recompute."""
     op = s.tensors[tensor].op
     record(s, rules, E_PENDING, tensor)
     for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
@@ -827,7 +831,7 @@ def make_room(s: KernelState, rules: Rules, size: int) -> bool:
 
 @inlined
 def settle(s: KernelState, tensor: int) -> bool:
-    """Mark a tensor as computed. Return True if its storage was not in memory before."""
+    """Mark a tensor as in memory. Return True if its storage was not in memory before."""
     storage = s.tensors[tensor].storage
     s.tensors[tensor].defined = 1
     if s.storages[storage].status == RESIDENT:

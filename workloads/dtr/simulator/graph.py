@@ -64,7 +64,7 @@ class Graph:
         return len(self.storage_size)
 
     def arguments(self, op: int) -> list[int]:
-        """Return the tensors that operator `op` reads, in order, with repetitions."""
+        """Return the tensors that operator `op` reads, in the order of its arguments; a tensor may occur several times."""
         return [int(t) for t in self.args[self.arg_start[op] : self.arg_start[op + 1]]]
 
     def results(self, op: int) -> range:
@@ -95,7 +95,7 @@ class Graph:
 
     @cached_property
     def without_releases(self) -> "Graph":
-        """The graph with a schedule without releases."""
+        """The same graph, with a schedule that never releases a reference."""
         return replace(self, items=self.items[self.items[:, 0] != Step.RELEASE])
 
     @cached_property
@@ -175,7 +175,7 @@ class GraphBuilder:
         self._items.extend((Step.RELEASE, tensor))
 
     def build(self, items: Ints | None = None) -> Graph:
-        """Return the graph, with the schedule `items` if it is given."""
+        """Return the graph that was built. Its schedule is `items`, or else the items added so far."""
 
         def columns(values: "array[int]", width: int) -> Ints:
             return np.array(values, dtype=np.int64).reshape(-1, width)

@@ -105,7 +105,7 @@ class _Reader:
         self.pending: _Pending | None = None
 
     def take(self, line: int, instruction: Line) -> None:
-        """Add one instruction. Raises Problem if it violates the format."""
+        """Add one instruction of the log to the graph. Raises Problem if the instruction violates the format."""
         if self.pending is not None or instruction.INSTRUCTION in ("MEMORY", "ALIAS"):
             try:
                 self._detail(line, instruction)
@@ -187,7 +187,7 @@ class _Reader:
         self.pending = _Pending(line, instruction, wanted)
 
     def _detail(self, line: int, instruction: Line) -> None:
-        """Read a MEMORY or ALIAS line of the pending instruction."""
+        """Read a MEMORY or ALIAS line, which belongs to the latest CONSTANT or CALL."""
         if self.pending is None:
             raise Problem(line, f"{instruction.INSTRUCTION} of '{instruction.NAME}' belongs to no CONSTANT or CALL")
         pending, wanted = self.pending, self.pending.wanted.pop()

@@ -26,7 +26,7 @@ _ARRAYS = (
 
 @dataclass(frozen=True)
 class LoggedModel:
-    """One model of a manifest; `log` is the path of its log."""
+    """One model of a manifest: its names, a description, and the path of its `log`."""
 
     name: str
     title: str

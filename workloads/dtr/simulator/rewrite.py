@@ -26,7 +26,7 @@ class _Rewriter:
         self.constant_bytes = 0
 
     def add(self, op: int, results: list[tuple[str, int, int]]) -> range:
-        """Add operator `op` of the old graph to the new one, without arguments that were removed."""
+        """Add the operator `op` of the old graph to the new graph, without those of its arguments that were removed."""
         args = [new for t in self.old.arguments(op) if (new := self.tensors[t]) is not None]
         self.operators[op] = len(self.new.op_names)
         return self.new.add(
@@ -50,7 +50,7 @@ class _Rewriter:
             {Step.GET: self.new.get, Step.PIN: self.new.pin, Step.RELEASE: self.new.release}[step](new)
 
     def done(self) -> Rewritten:
-        """Return the result."""
+        """Return the rewritten graph, with the new indices of the old tensors and operators."""
         return Rewritten(self.new.build(), self.tensors, self.operators, self.constant_bytes)
 
 
@@ -116,7 +116,7 @@ def eliminate_constants(graph: Graph) -> Rewritten:
 
 
 def rewrite_for_planners(graph: Graph) -> Rewritten:
-    """Apply the three rewrites above. The mappings of the result are from the indices in `graph`."""
+    """Remove views, merge results and remove constants. The mappings of the result start from the indices in `graph`."""
     whole = Rewritten(graph, list(range(graph.tensors)), list(range(graph.operators)))
     for rewrite in (collapse_aliases, merge_tuples, eliminate_constants):
         step = rewrite(whole.graph)

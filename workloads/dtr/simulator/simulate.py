@@ -96,7 +96,9 @@ def _group(keys: Ints, values: Ints, groups: int) -> tuple[Ints, Ints]:
 
 
 def _edges(graph: Graph) -> tuple[Ints, Ints]:
-    """Return the edges between storages, as (sources, targets): one per argument and result of each operator, in call order."""
+    """Return the graph's edges between storages as (sources, targets): for each operator, in call order, from its arguments to
+    its results.
+    """
     arguments, results = np.diff(graph.arg_start), np.diff(graph.out_start)
     op = np.repeat(np.arange(graph.operators), arguments * results)
     inside = np.arange(len(op)) - np.repeat(np.cumsum(arguments * results) - arguments * results, arguments * results)
@@ -163,7 +165,7 @@ def _uniform(seed: int, count: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
 
 
 def _objects(records: Records) -> list[Any]:
-    """Return records as a list of objects, which plain Python reads faster than arrays."""
+    """Return the records of an array as a list of objects, which plain Python reads faster."""
     names = records.dtype.names or ()
     kind = type("Record", (), {"__slots__": names})
     made = []

@@ -18,7 +18,7 @@ _GREEDY_STEPS = 300
 
 
 def keep_all(dag: Dag) -> Stages:
-    """Keep every value until its last use."""
+    """Return the plan that keeps every value until its last use."""
     kept = np.zeros((len(dag), len(dag)), dtype=bool)
     for node in range(len(dag)):
         kept[node + 1 : dag.last_use(node) + 1, node] = True
@@ -26,12 +26,12 @@ def keep_all(dag: Dag) -> Stages:
 
 
 def keep_last(dag: Dag) -> Stages:
-    """Keep only the newest value."""
+    """Return the plan that keeps only the newest value from stage to stage."""
     return np.eye(len(dag), k=-1, dtype=bool)
 
 
 def keep_checkpoints(dag: Dag, checkpoints: list[int]) -> Stages:
-    """Keep checkpoints always, and gradients until their last use.
+    """Return the plan that always keeps the values of `checkpoints`, and gradients until their last use.
 
     Between two checkpoints is a segment of forward nodes. The backward pass recomputes a segment when it first needs it.
     """
@@ -94,7 +94,9 @@ def griewank_plans(dag: Dag, candidates: list[int]) -> Iterator[Stages]:
 
 
 def keep_moving(dag: Dag, candidates: list[int], slots: int) -> Stages:
-    """Keep `slots` checkpoints, which move as the backward pass proceeds from the last candidate to the first."""
+    """Return the plan that keeps `slots` checkpoints, which change as the backward pass proceeds from the last candidate to the
+    first.
+    """
     kept = np.zeros((len(dag), len(dag)), dtype=bool)
     for node in range(dag.forward, len(dag)):
         kept[node + 1 : dag.last_use(node) + 1, node] = True

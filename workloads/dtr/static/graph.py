@@ -29,7 +29,7 @@ class Dag(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
 
     @cached_property
     def users(self) -> list[list[int]]:
-        """For each node, the nodes that read its result."""
+        """For each node of the graph, the list of nodes that read its result."""
         found: list[list[int]] = [[] for _ in self.cost]
         for node, args in enumerate(self.args):
             for arg in set(args):
@@ -38,7 +38,7 @@ class Dag(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
 
     @cached_property
     def edges(self) -> list[tuple[int, int]]:
-        """The distinct edges (source, target)."""
+        """The distinct edges (source, target) of the graph, whose target reads the result of its source."""
         return [(arg, node) for node, args in enumerate(self.args) for arg in sorted(set(args))]
 
     def last_use(self, node: int, before: int | None = None) -> int:

@@ -34,7 +34,7 @@ def _splits(length: int, slots: int) -> range:
 
 
 def first_split(length: int, slots: int) -> int:
-    """Return the number of steps before the next checkpoint is stored."""
+    """Return after how many steps of a chain of `length` the next checkpoint is stored if `slots` are free."""
     return min(_splits(length, slots), key=lambda split: (_with_split(length, slots, split), split))
 
 

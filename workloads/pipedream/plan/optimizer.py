@@ -278,7 +278,7 @@ class _Choice:
 
 
 def arrange(points: Points, options: CostOptions) -> Solution:
-    """Return the best levels and replicas for given stages, which are between each two neighbouring points.
+    """Return the fastest levels and replicas for stages that are given: one between each two neighbouring points.
 
     Raises IotwinError if there are too few workers or too little memory.
     """

@@ -155,7 +155,7 @@ def _json(path: Path) -> Any:
 
 
 def plan_document(plan: PipelinePlan) -> dict[str, Any]:
-    """Return the JSON document of a plan."""
+    """Return the content of plan.json for a plan, as a JSON document."""
     depth = {str(stage.stage): plan.warm_up(stage.stage) for stage in plan.stages}
     origin = {name: plan.origin.get(name) for name in ("graph_sha256", "cost_model")}
     return {

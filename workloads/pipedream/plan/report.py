@@ -226,7 +226,7 @@ def stage_rows(plan: PipelinePlan) -> list[dict[str, Any]]:
 
 
 def bytes_per_minibatch(plan: PipelinePlan) -> tuple[float, float]:
-    """Return the bytes that all ranks send per minibatch, with the plan and with data parallelism on as many ranks."""
+    """Return the bytes that all ranks send per minibatch under `plan`, and under data parallelism on the same number of ranks."""
     cuts = sum(2 * stage.input_bytes for stage in plan.stages[1:])
     shared = sum(float(sent_bytes(stage.parameter_bytes, stage.replicas)) for stage in plan.stages)
     parameters = sum(stage.parameter_bytes for stage in plan.stages)

@@ -101,7 +101,7 @@ class _Builder:
         self.packed = self.front = np.zeros((1, width), np.uint8)
 
     def step(self) -> LatticeSteps:
-        """Advance to the states with one more layer and return the steps."""
+        """Replace the states held by those with one more layer, and return the steps from the former to the latter."""
         parents, layers = np.nonzero(self.missing == 0)
         layers += self.low
         keys = self.keys[parents] ^ self.layer_key[layers]
