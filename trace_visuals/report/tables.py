@@ -77,7 +77,7 @@ class OperationTable:
 
 
 class _Sums:
-    """A table of sums with named columns and `rows` rows."""
+    """A table with `rows` rows and named columns, whose cells are sums."""
 
     def __init__(self, names: tuple[str, ...], rows: int) -> None:
         self._rows = rows

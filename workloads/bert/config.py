@@ -1,4 +1,4 @@
-"""The job's command line options; the defaults are the published job's (BERT-large)."""
+"""Command line options of the BERT training job. The defaults are those of the published job (BERT-large)."""
 
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from iotwin.workloads.state.options import StateOptions, take_state_options
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig:
-    """One pretraining job."""
+    """The options of a BERT pretraining job."""
 
     data: Path = option("directory of part-NNNNN-of-NNNNN and eval_10k", metavar="DIR")
     output: Path = option("directory for checkpoints, timelines and result.json", metavar="DIR")

@@ -27,7 +27,7 @@ _INERT_VALUES = (
 
 @dataclass(frozen=True, kw_only=True)
 class CheckFreqConfig:
-    """One training job."""
+    """The options of an image classification job with CheckFreq's checkpoints."""
 
     data: Path = option("directory of train/CLASS/*.JPEG and val/CLASS/*.JPEG", metavar="DIR")
     output: Path = option("directory for checkpoints, tables and result.json", metavar="DIR")

@@ -154,7 +154,7 @@ class CFIterator:
         return batch
 
     def _end_step(self) -> None:
-        """Time the step that ran since the last call, then take a checkpoint if one is due."""
+        """Time the step that ran since the last call of `__next__`, then take a checkpoint if one is due."""
         now_s = time.perf_counter()
         stall_s = self._manager.stalls.take() if self._manager else 0.0
         if self._calls and self._began_s:
@@ -180,7 +180,9 @@ class CFIterator:
             self._durations_s.append(seconds)
 
     def _correct(self, window: StepWindow) -> None:
-        """Correct the interval after a window of steps. Without `dynamic`, stop at the first window within the bound."""
+        """Correct the interval after a window of steps. Without `dynamic`, corrections end with the first window within the
+        bound.
+        """
         self.windows.append(window)
         if self._own_s and self._controller is not None:  # the controller does not see this overhead, since all steps contain it
             own = median(self._own_s) / window.base_s

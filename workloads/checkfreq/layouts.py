@@ -84,7 +84,7 @@ class OurLayout:
         self._store.commit(manifest, tensors, values)
 
     def latest_step(self) -> int:
-        """Return the largest step in the store."""
+        """Return the largest step among the checkpoints in the store."""
         return max((found.manifest.step for found in checkpoints(self.directory) if found.manifest), default=0)
 
     def latest(self, refused: Callable[[str], None]) -> Path | None:

@@ -52,7 +52,7 @@ def probe(directory: Path, size_bytes: int, fresh: bool = False, clock: Callable
 
 
 def _measure(directory: Path, size_bytes: int, clock: Callable[[], float]) -> tuple[float, float]:
-    """Return bytes per second and the median seconds of an fsync."""
+    """Write the probe file. Return its bytes per second, fsync included, and the median seconds of further fsyncs."""
     block = os.urandom(_BLOCK_BYTES)  # random bytes, which no file system can compress
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         begin = clock()

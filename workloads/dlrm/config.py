@@ -1,4 +1,4 @@
-"""The job's command line options; the defaults are the published job's."""
+"""Command line options of the DLRM training job. The defaults are those of the published job."""
 
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from iotwin.workloads.state.options import StateOptions, take_state_options
 
 @dataclass(frozen=True, kw_only=True)
 class DlrmConfig:
-    """One training job: one process over all devices, as published, or several ranks that share each batch.
+    """The options of a DLRM job: one process over all devices, as published, or several ranks that share each batch.
 
     "Every N steps" counts steps from 1; 0 means never. The network has a dense tower (`bottom`) for the 13 numbers of a sample,
     and a tower above the interaction of its output with the embeddings (`top`).

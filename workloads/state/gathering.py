@@ -39,7 +39,7 @@ def _gather(content: bytes) -> list[bytes]:
 
 
 def decode(content: bytes) -> Any:
-    """Return the state that `encode` was called with."""
+    """Return the state that `encode` encoded as `content`."""
     *rows, values = decode_foreign(content, list[Any], "another rank's part of the checkpoint")
     tensors = {}
     for name, dtype, shape, encoded in rows:

@@ -1,4 +1,4 @@
-"""The job's command line options; the defaults are the published job's."""
+"""Command line options of the 3-D U-Net training job. The defaults are those of the published job."""
 
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Size = tuple[int, int, int]  # voxels along D, H, W
 
 @dataclass(frozen=True, kw_only=True)
 class Unet3dConfig:
-    """One training job. "Every N epochs" counts epochs from 1; 0 means never."""
+    """The options of a 3-D U-Net training job. "Every N epochs" counts epochs from 1; 0 means never."""
 
     data: Path = option("directory of case_NNNNN_x.npy and case_NNNNN_y.npy", metavar="DIR")
     output: Path = option("directory for checkpoints and result.json", metavar="DIR")

@@ -121,7 +121,7 @@ class EpochBatches:
 
 
 def training_loader(cases: Sequence[Case], config: Unet3dConfig, ranks: TorchRanks) -> tuple[DataLoader, EpochBatches]:
-    """Return the loader of this rank's batches, and the sampler of their keys.
+    """Return the loader of this rank's training batches, and the sampler that chooses their samples.
 
     Raises IotwinError if there are too few cases for one batch on each rank.
     """

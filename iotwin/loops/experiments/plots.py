@@ -1,4 +1,4 @@
-"""The pictures of an experiment's finished cells."""
+"""Draws pictures of the finished cells of an experiment."""
 
 from pathlib import Path
 from typing import Any

@@ -440,7 +440,7 @@ def reached(s: KernelState, storage: int, side: int) -> int:
 
 @compiled
 def neighbours(s: KernelState, rules: Rules, storage: int) -> int:
-    """Put the neighbours of `storage` that are not in memory into its list `near`; return their number. Edges count as accesses."""
+    """List the neighbours of `storage` that are not in memory in its `near`; return their number. Edges count as accesses."""
     if s.storages[storage].near_valid == 0:
         mark = next_stamp(s)
         s.storages[storage].stamp = mark

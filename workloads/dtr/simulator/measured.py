@@ -1,4 +1,4 @@
-"""Reads curves for plots, from the directory of a sweep or from the measurements of the original's experiments."""
+"""Reads curves for plots, from the directory of a sweep or from measurements in the format of DTR's authors."""
 
 from pathlib import Path
 from typing import Any

@@ -139,7 +139,7 @@ def _file_name(model: str) -> str:
 
 
 def tasks_of(models: list[LoggedModel], studies: list[str], directory: Path, trials: int, seed: int) -> Iterator[Task]:
-    """Yield the tasks of studies. Results of a model go to its existing directory, or to a new one named by the current time."""
+    """Yield the tasks of studies. The results of a model go to its existing directory, or to a new one named after the time."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for name in studies:
         study = STUDIES[name]

@@ -156,7 +156,7 @@ def check_solver(name: str) -> str:
 
 
 def plan(dag: Dag, solver: str, budget: int, time_limit: float = 60.0, seed: int = 0) -> RematerializationPlan:
-    """Return the plan of `solver` under a budget in bytes, without `dag.fixed_bytes`."""
+    """Return the plan of `solver` under a budget in bytes, which does not include `dag.fixed_bytes`."""
     begin = time.perf_counter()
     if solver.startswith("dtr:"):
         found = _dynamic(dag, budget, heuristic_named(solver[4:]).name, seed)

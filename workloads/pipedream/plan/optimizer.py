@@ -80,7 +80,9 @@ class _Search:
         return np.asarray(self.costs.later(level, compute, parameters, points.output[begin], leaving, replicas))
 
     def limited(self, times: Array, begin: int, ends: np.ndarray, replicas: int, units: np.ndarray) -> Array:
-        """Return the `times` of stages to `ends` by number of units, (units, ends), infinite if the memory is too small."""
+        """Return the `times` of stages to `ends`, repeated by number of units: (units, ends). A time is infinite if memory is too
+        small.
+        """
         points = self.points
         if self.options.memory_bytes is None:
             return times[None, :]
