@@ -1,4 +1,7 @@
-"""Compose the lines of dlio.log that scripts for DLIO parse, and with --instrument a line for every part of every step."""
+"""Compose DLIO's text files: the log that scripts parse, and two files for each rank with the times of steps and phases.
+
+With --instrument, the log has a line for every part of every step.
+"""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -7,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from iotwin.benchmark.emulator.journal import Measured, Span
-from iotwin.benchmark.emulator.results.step_table import StepTable
-from iotwin.benchmark.emulator.results.utilisation import accelerator_utilisation, counted_steps
+from iotwin.benchmark.emulator.results.step_table import StepTable, accelerator_utilisation, counted_steps
 from iotwin.workload_yaml import Config
 
 
@@ -117,3 +119,61 @@ def _parts_of_steps(measured: Measured) -> Iterator[str]:
             parts.append(("load_batch_gpu", copy_ns))
         parts += [("all_compute", compute_ns), ("step_end", step_ns)]
         yield "".join(f"[INFO] {key} {value}\n" for key, value in parts)
+
+
+def rank_output(config: Config, measured: Measured, host_facts: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """Return the content of N_output.json: lists of each step's seconds, and the utilisation and throughput, by epoch and block.
+
+    `load` is the wait for the batch, `proc` the whole step, and `compute` the configured computation time. Blocks have the keys
+    that readers of DLIO's files expect.
+    """
+    document: dict[str, Any] = {
+        "hostname": measured.host.hostname,
+        "host_memory_GB": measured.host.memory_bytes / (1 << 30),
+        "host_cpu_count": measured.host.cpus,
+        **host_facts,
+        "potential_caching": measured.data.size_bytes / measured.nodes <= measured.host.memory_bytes,
+    }
+    own = StepTable([measured.steps])
+    for span in measured.spans:
+        if span.kind == "epoch":
+            document[str(span.epoch)] = _epoch(config, own, span) | {"host_meminfo": host_facts["host_meminfo"]}
+    return document
+
+
+def _epoch(config: Config, table: StepTable, span: Span) -> dict[str, Any]:
+    found: dict[str, Any] = {key: {} for key in ("load", "proc", "compute", "au", "throughput")}
+    parts = {"load": "data_wait_ns", "proc": "step_ns", "compute": "compute_ns"}
+    train = table.of("train", span.epoch)
+    for block in sorted(set(train["block"].tolist())):
+        rows = {name: column[train["block"] == block] for name, column in train.items()}
+        for key, column in parts.items():
+            found[key][f"block{block}"] = (rows[column] / 1e9).tolist()
+        found["au"][f"block{block}"] = accelerator_utilisation(rows, config.output.metric)
+        found["throughput"][f"block{block}"] = float(rows["samples"].sum()) / (float(rows["step_ns"].sum()) / 1e9)
+    evaluation = table.of("evaluation", span.epoch)
+    if len(evaluation["step"]):
+        for key, column in parts.items():
+            found[key]["eval"] = (evaluation[column] / 1e9).tolist()
+    return found | {"end": local_time(span.end_s)}
+
+
+def epoch_stats(measured: Measured) -> dict[str, Any]:
+    """Return the content of N_per_epoch_stats.json: start, end and duration of all phases, by epoch.
+
+    The throughput of checkpoints is in GiB/s.
+    """
+    document: dict[str, dict[str, Any]] = {}
+    for span in sorted(measured.spans, key=lambda span: (span.epoch, span.start_s)):
+        epoch = document.setdefault(str(span.epoch), {})
+        times: dict[str, Any] = {"start": local_time(span.start_s), "end": local_time(span.end_s)}
+        if span.kind == "epoch":
+            epoch |= times | {"duration": f"{span.duration_s:.2f}"}
+        elif span.kind in ("save_ckpt", "load_ckpt"):
+            # The duration of an asynchronous checkpoint is that of its snapshot. The summary has the files that it wrote later.
+            rate = span.amount / (1 << 30) / span.duration_s if span.amount else None
+            epoch[f"{span.kind}{span.number}"] = times | {"duration": span.duration_s, "throughput": rate}
+        else:
+            name = "eval" if span.kind == "eval" and span.number == 1 else f"{span.kind}{span.number}"
+            epoch[name] = times | {"duration": f"{span.duration_s:.2f}"}
+    return document

@@ -10,8 +10,7 @@ import numpy as np
 
 from iotwin.benchmark.emulator.checkpoints.background import Written
 from iotwin.benchmark.emulator.journal import Ints
-from iotwin.benchmark.emulator.results.step_table import StepTable
-from iotwin.benchmark.emulator.results.utilisation import accelerator_utilisation, counted_steps
+from iotwin.benchmark.emulator.results.step_table import StepTable, accelerator_utilisation, counted_steps
 from iotwin.common.numbers.confidence import Estimate, mean, quantile, ratio
 from iotwin.workload_yaml import OutputMetric
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from iotwin.benchmark.emulator.checkpoints.frequency import Decided
 from iotwin.benchmark.emulator.journal import Measured, ResumedRun
-from iotwin.benchmark.emulator.results.dlio_log import local_time, log_lines
+from iotwin.benchmark.emulator.results.dlio_log import epoch_stats, local_time, log_lines, rank_output
 from iotwin.benchmark.emulator.results.metrics import checkpoint_metrics, estimates, phase_metrics, step_quantiles
-from iotwin.benchmark.emulator.results.rank_files import epoch_stats, rank_output
 from iotwin.benchmark.emulator.results.step_table import StepTable
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import make_folder, struct_json, write_whole
