@@ -7,7 +7,7 @@ import socket
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple, TextIO
@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from iotwin.benchmark.emulator.checkpoints.background import Written
 from iotwin.benchmark.emulator.checkpoints.frequency import Decided
-from iotwin.benchmark.emulator.data.dataset import SampleSets
+from iotwin.benchmark.emulator.data.dataset import DataSetFacts
 from iotwin.benchmark.emulator.loaders.base import Fetched
 from iotwin.benchmark.emulator.ranks import Rank
 from iotwin.common.mllog import FOR_TRACERS, MlLog
-from iotwin.common.progress import note
 
 _BLOCK_BYTES = 512  # unit of ru_inblock, bytes fetched from storage (include/linux/task_io_accounting_ops.h)
 COLUMNS = (
@@ -90,23 +89,6 @@ class RankHost(NamedTuple):
         """Return this machine."""
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return cls(socket.gethostname(), platform.release(), platform.machine(), os.cpu_count() or 1, memory_bytes)
-
-
-class DataSetFacts(NamedTuple):
-    """The size of the data set."""
-
-    train_samples: int = 0
-    evaluation_samples: int = 0
-    train_files: int = 0
-    evaluation_files: int = 0
-    size_bytes: int = 0
-
-    @classmethod
-    def of(cls, dataset: SampleSets) -> "DataSetFacts":
-        """Return the facts of `dataset`."""
-        train, evaluation = dataset.train, dataset.evaluation
-        files = len(train.files), len(evaluation.files)
-        return cls(len(train), len(evaluation), *files, train.size_bytes + evaluation.size_bytes)
 
 
 class ResumedRun(NamedTuple):
@@ -183,45 +165,33 @@ class Usage(NamedTuple):
 
 
 class Journal:
-    """Records the steps, spans and totals of one rank in `measured`, and writes MLLOG lines to `log_stream` if it is not None.
+    """Records the steps and spans of one rank in `measured`, and writes MLLOG lines to `log`.
 
     `instrument`: also record the parts of each training step's batch.
     """
 
-    def __init__(self, rank: Rank, log_stream: TextIO | None, instrument: bool = False) -> None:
-        self.measured = Measured(rank.index, time.time(), node=rank.node, nodes=rank.nodes)
+    def __init__(self, measured: Measured, log: MlLog, instrument: bool) -> None:
+        self.measured, self.log, self._instrument = measured, log, instrument
         self.interrupted_ns = 0  # CLOCK_MONOTONIC at the end of the last evaluation or checkpoint
-        self._log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.index} if rank.count > 1 else {}))
-        self._instrument, self._ranks = instrument, rank.count
         self._spans = Counter[tuple[str, int]]()  # number of spans so far, by (kind, epoch)
-        self._before = Usage.so_far()
 
     @contextmanager
-    def interval(self, key: str, epoch: int | None = None) -> Iterator[None]:
-        """Log the start and the end of the `with` block as MLLOG's interval `key`."""
-        with self._log.interval(key, **({} if epoch is None else {"epoch_num": epoch})):
-            yield
+    def interval(self, key: str | None, epoch: int | None = None, kind: str | None = None) -> Iterator[list[float]]:
+        """Log the start and the end of the `with` block as MLLOG's interval `key`, unless `key` is None.
 
-    @contextmanager
-    def span(self, kind: str, epoch: int, key: str | None = None) -> Iterator[list[float]]:
-        """Record the `with` block as a span of `kind`. The block appends the amounts of the span to the yielded list.
-
-        If `key` is given, the block is also logged as the interval `key`.
+        With `kind`, also record the block as a span of `epoch`. The block appends the amounts of the span to the yielded list.
         """
         amounts: list[float] = []
-        with nullcontext() if key is None else self.interval(key, epoch):
+        with nullcontext() if key is None else self.log.interval(key, **({} if epoch is None else {"epoch_num": epoch})):
             start_s, start_ns = time.time(), time.monotonic_ns()
             yield amounts
+            if kind is None or epoch is None:
+                return
             self._spans[kind, epoch] += 1
             end_s = start_s + (time.monotonic_ns() - start_ns) / 1e9  # time.time() may jump if the clock is set
             self.measured.spans.append(Span(kind, epoch, self._spans[kind, epoch], start_s, end_s, sum(amounts)))
             if kind not in ("epoch", "block"):
                 self.interrupted_ns = time.monotonic_ns()
-
-    def parameters(self, values: Mapping[str, int]) -> None:
-        """Log the run's parameters."""
-        for key, value in values.items():
-            self._log.point(key, value)
 
     def step(self, phase: str, epoch: int, step: int, times: StepParts, fetched: Fetched) -> None:
         """Record step `step` of `epoch`. It belongs to the block after the blocks recorded so far."""
@@ -229,16 +199,10 @@ class Journal:
         if self._instrument and phase == "train":
             self.measured.instrumented.append((fetched.sample_ns, fetched.copy_ns))
 
-    def pause(self, begin_ns: int) -> None:
-        """Record that the rank computed from `begin_ns` until now, between checkpoints without training."""
-        self.measured.pauses.append((begin_ns, time.monotonic_ns() - begin_ns))
 
-    def show(self, epochs: str, phase: str, steps: int, batch: int, elapsed_s: float) -> None:
-        """Print the rate of `steps` steps with `batch` samples each, which took `elapsed_s`."""
-        rate = steps * batch * self._ranks / max(elapsed_s, 1e-9)
-        note(f"epoch {epochs}, {phase}: {steps} steps in {elapsed_s:.2f} s, {rate:.2f} samples/s")
-
-    def close(self) -> Measured:
-        """Record the totals and return the measurements."""
-        self._before.note_end(self.measured)
-        return self.measured
+@contextmanager
+def open_journal(rank: Rank, log_stream: TextIO | None, instrument: bool = False) -> Iterator[Journal]:
+    """Yield the journal of `rank`, and record the totals at the end of the block. MLLOG lines go to `log_stream`, if any."""
+    measured, before = Measured(rank.index, time.time(), node=rank.node, nodes=rank.nodes), Usage.so_far()
+    yield Journal(measured, MlLog(log_stream, FOR_TRACERS, **({"rank": rank.index} if rank.count > 1 else {})), instrument)
+    before.note_end(measured)

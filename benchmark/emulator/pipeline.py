@@ -16,13 +16,13 @@ from typing import Any, TextIO
 import msgspec
 import numpy as np
 
-from iotwin.benchmark.emulator.checkpoints.open import open_checkpoints
+from iotwin.benchmark.emulator.checkpoints.writer import open_checkpoints
 from iotwin.benchmark.emulator.data.dataset import SampleSets, open_dataset
-from iotwin.benchmark.emulator.journal import DataSetFacts, Journal, Measured, StepParts
-from iotwin.benchmark.emulator.loaders import open_loader, sampled_batches
+from iotwin.benchmark.emulator.data.order import training_batches
+from iotwin.benchmark.emulator.journal import Journal, Measured, StepParts, open_journal
+from iotwin.benchmark.emulator.loaders import open_loader
 from iotwin.benchmark.emulator.loaders.base import Fetched
-from iotwin.benchmark.emulator.mpi import under_mpi
-from iotwin.benchmark.emulator.ranks import Rank, run_local
+from iotwin.benchmark.emulator.ranks import Rank, run_local, under_mpi
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.numbers.sleeper import Sleeper
 from iotwin.common.processes.starts import sharpen_timers
@@ -73,7 +73,7 @@ def run_pipeline(config: Config, log_stream: TextIO | None, ranks: int, limit_s:
         )
     if ranks != plan.ranks:
         raise UsageError(f"--ranks {ranks}: the pipeline of twin.pipeline has {plan.ranks}; leave --ranks out")
-    minibatches = _minibatches(config, plan, open_dataset(config, plan.stages[0].replicas))
+    minibatches = _minibatches(config, section.minibatches, plan, open_dataset(config, plan.stages[0].replicas))
     channels = _Channels(plan, minibatches)
     try:
         return run_local(plan.ranks, partial(_run_rank, config, log_stream, plan, minibatches, channels))
@@ -81,17 +81,15 @@ def run_pipeline(config: Config, log_stream: TextIO | None, ranks: int, limit_s:
         channels.close()
 
 
-def _minibatches(config: Config, plan: PipelinePlan, dataset: SampleSets) -> int:
-    """Return the number of minibatches in an epoch: twin.pipeline.minibatches, or all full batches of the data set."""
+def _minibatches(config: Config, asked: int | None, plan: PipelinePlan, dataset: SampleSets) -> int:
+    """Return the number of minibatches in an epoch: `asked`, or all full batches of the data set if it is None."""
     readers = plan.stages[0].replicas
-    held = len(sampled_batches(config, len(dataset.train), 1, 0, readers)) * readers
-    section = config.twin.pipeline
-    asked = held if section is None or section.minibatches is None else section.minibatches
-    if asked > held:
+    held = len(training_batches(config, len(dataset.train), 1, 0, readers)) * readers
+    if asked is not None and asked > held:
         raise IotwinError(
             f"twin.pipeline.minibatches: {asked} are asked for, the data set has {held}; generate more, or ask for fewer"
         )
-    return asked
+    return held if asked is None else asked
 
 
 class _Channels:
@@ -128,8 +126,7 @@ def _run_rank(
 ) -> Measured:
     """Run one rank of the pipeline for all epochs and return its measurements."""
     sharpen_timers()
-    journal = Journal(rank, log_stream)
-    with ExitStack() as open_things:
+    with open_journal(rank, log_stream) as journal, ExitStack() as open_things:
         with journal.interval("init"):
             run = _PipelineRank(config, plan, minibatches, channels, rank.index, journal, open_things)
         rank.meet()
@@ -144,7 +141,7 @@ def _run_rank(
                         run.save(epoch)
                         rank.meet()
             run.finish()
-    return journal.close()
+    return journal.measured
 
 
 class _PipelineRank:
@@ -165,7 +162,7 @@ class _PipelineRank:
         if self._reads:
             readers = self._stage.replicas
             dataset = open_dataset(config, readers)
-            journal.measured.data = DataSetFacts.of(dataset)
+            journal.measured.data = dataset.facts
             self._samples = len(dataset.train)
             self._loader = open_things.enter_context(open_loader(config, dataset.train, self._replica, readers))
         writes = config.workflow.checkpoint and self._replica == 0
@@ -177,11 +174,11 @@ class _PipelineRank:
         """Run all passes of an epoch. At its end the pipeline is empty."""
         own = sum(kind == "F" for kind, _ in self._order)
         if self._reads:
-            batches = sampled_batches(self._config, self._samples, epoch, self._replica, self._stage.replicas)
+            batches = training_batches(self._config, self._samples, epoch, self._replica, self._stage.replicas)
             self._fetching = iter(self._loader.epoch(epoch, batches[:own]))
         step = 0
         begin_ns = time.monotonic_ns()
-        with self._journal.span("epoch", epoch) as amounts:
+        with self._journal.interval(None, epoch, "epoch") as amounts:
             for done in self._order:
                 self._pass(done)
                 if done[0] == "B":
@@ -250,7 +247,7 @@ class _PipelineRank:
         """Write the stage's checkpoint, if this is the first rank of its stage."""
         if self._checkpoints is None:
             return
-        with self._journal.span("save_ckpt", epoch) as amounts:
+        with self._journal.interval(None, epoch, "save_ckpt") as amounts:
             saved = self._checkpoints.save(epoch, epoch)
             amounts.append(sum(file.size_bytes for file in saved))
         self._journal.measured.saved += saved

@@ -8,7 +8,7 @@ as `module.Class`. A plug-in is a factory that is called with keyword arguments:
 | iotwin.readers | factory(config=, opener=) | iotwin.benchmark.emulator.readers.sample.SampleReader |
 | iotwin.loaders | factory(config=, fetcher=) | iotwin.benchmark.emulator.loaders.base.Loader |
 | iotwin.samplers | factory(config=, samples=, epoch=, rank=, ranks=) | sequence of index arrays, the batches of one epoch |
-| iotwin.checkpoints | factory(config=, rank=, ranks=) | iotwin.benchmark.emulator.checkpoints.open.Checkpoints |
+| iotwin.checkpoints | factory(config=, rank=, ranks=) | iotwin.benchmark.emulator.checkpoints.writer.Checkpoints |
 """
 
 import importlib

@@ -9,18 +9,16 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import TextIO
 
-from iotwin.benchmark.emulator.accelerator import Accelerator, ComputeTime
 from iotwin.benchmark.emulator.checkpoints.frequency import Frequency
-from iotwin.benchmark.emulator.checkpoints.open import Checkpoints, open_checkpoints
-from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
-from iotwin.benchmark.emulator.data.dataset import open_dataset, start_up
-from iotwin.benchmark.emulator.data.order import Batch, evaluation_batches
-from iotwin.benchmark.emulator.journal import DataSetFacts, Journal, Measured, ResumedRun, StepParts
-from iotwin.benchmark.emulator.loaders import open_loader, sampled_batches
+from iotwin.benchmark.emulator.checkpoints.writer import Checkpoints, CheckpointWriter, open_checkpoints
+from iotwin.benchmark.emulator.data.dataset import DataSetFacts, open_dataset, start_up
+from iotwin.benchmark.emulator.data.order import Batch, epoch_batches
+from iotwin.benchmark.emulator.journal import Journal, Measured, ResumedRun, StepParts, open_journal
+from iotwin.benchmark.emulator.loaders import open_loader
 from iotwin.benchmark.emulator.ranks import STOP, Rank
 from iotwin.benchmark.emulator.schedule import NOTHING, Due, Schedule
 from iotwin.common.errors import UsageError
-from iotwin.common.numbers.draws import DrawnTime
+from iotwin.common.numbers.draws import DrawnTime, even_strata
 from iotwin.common.numbers.keyed import Purpose
 from iotwin.common.numbers.sleeper import Sleeper
 from iotwin.common.processes.starts import age_s, sharpen_timers
@@ -43,8 +41,7 @@ def emulate(config: Config, log_stream: TextIO | None, rank: Rank | None = None,
     sleeper = Sleeper(config.twin.busy_wait)
     if config.twin.startup_time:
         sleeper.sleep(config.twin.startup_time - age_s())
-    journal = Journal(rank, log_stream, config.twin.instrument)
-    with ExitStack() as open_things:
+    with open_journal(rank, log_stream, config.twin.instrument) as journal, ExitStack() as open_things:
         with journal.interval("init"):
             begin = time.monotonic()
             loop = _Loop(config, rank, sleeper, journal, open_things)
@@ -54,7 +51,57 @@ def emulate(config: Config, log_stream: TextIO | None, rank: Rank | None = None,
         rank.meet(0)
         with journal.interval("run"):
             loop.run(limit_s)
-    return journal.close()
+    return journal.measured
+
+
+class Accelerator:
+    """Sleeps for the computation and the all-reduce of each step. Between them it waits for all ranks if the job does.
+
+    Draws are stratified over the `steps` of an epoch and the `evaluation_steps` of an evaluation.
+    """
+
+    def __init__(self, config: Config, rank: Rank, sleeper: Sleeper, steps: int, evaluation_steps: int) -> None:
+        train, twin, seed, resume = config.train, config.twin, config.train.seed, config.twin.resume
+        training = train.computation_time
+        if isinstance(training, NamedStepTime):
+            training = step_time(training, config.num_gpus or rank.count, config.reader.batch_size)
+        self._rank, self._sleeper, self._waits = rank, sleeper, twin.barrier and rank.count > 1
+        self._begin = (1, 1) if resume is None else (resume.epoch, 1 if resume.mode == "full" else resume.step + 1)
+        self._train = DrawnTime(training, seed, Purpose.TRAIN_STEP, even_strata(steps))
+        self._first = None if twin.first_step_time is None else DrawnTime(twin.first_step_time, seed, Purpose.FIRST_STEP)
+        self._warm_up = DrawnTime(twin.epoch_warm_up_time, seed, Purpose.EPOCH_WARM_UP, even_strata(train.epochs))
+        evaluation = config.evaluation.eval_time
+        self._evaluation = DrawnTime(evaluation, seed, Purpose.EVALUATION_STEP, even_strata(evaluation_steps))
+        # All ranks draw this time with rank 0's key, since an all-reduce ends on all ranks at once.
+        self._all_reduce = DrawnTime(twin.all_reduce_time, seed, Purpose.ALL_REDUCE)
+
+    def step(self, phase: str, epoch: int, step: int, flags: int) -> tuple[int, int, int]:
+        """Compute one step of a phase, train or evaluation; epochs and steps count from 1.
+
+        Returns (ns of computation, ns of waiting for other ranks, flags that any rank has set).
+        """
+        seconds = self._seconds(phase, epoch, step)
+        self._sleeper.sleep(seconds)
+        waited_ns = 0
+        if self._waits:
+            begin_ns = time.monotonic_ns()
+            flags, due_ns = self._rank.exchange(flags, self._sleeper.due_ns())
+            self._sleeper.set_due(due_ns)
+            waited_ns = time.monotonic_ns() - begin_ns
+        if phase == "train":
+            exchange_s = self._all_reduce.seconds(0, epoch, step - 1)
+            self._sleeper.sleep(exchange_s)
+            seconds += exchange_s
+        return int(seconds * 1e9), waited_ns, flags
+
+    def _seconds(self, phase: str, epoch: int, step: int) -> float:
+        rank = self._rank.index
+        if phase == "evaluation":
+            return self._evaluation.seconds(rank, epoch, step - 1)
+        if self._first is not None and (epoch, step) == self._begin:
+            return self._first.seconds(rank, epoch, 0)
+        warm_up_s = self._warm_up.seconds(rank, 0, epoch - 1) if step == 1 else 0.0
+        return self._train.seconds(rank, epoch, step - 1) + warm_up_s
 
 
 class _Loop:
@@ -64,11 +111,9 @@ class _Loop:
         self._config, self._rank, self._sleeper, self._journal = config, rank, sleeper, journal
         if config.workflow.train:  # before anything is written, since the data set may be missing
             dataset = open_dataset(config, rank.count)
-            journal.measured.data = DataSetFacts.of(dataset)
+            journal.measured.data = dataset.facts
         self._checkpoints = open_checkpoints(config, rank) if config.workflow.checkpoint else None
         self._writer = self._checkpoints if isinstance(self._checkpoints, CheckpointWriter) else None
-        evaluates = config.workflow.train and config.workflow.evaluation and journal.measured.data.evaluation_samples > 0
-        self._schedule = Schedule(config, evaluates, self._frequency())
         self._evaluation_lead = DrawnTime(config.twin.evaluation.lead_time, config.train.seed, Purpose.EVALUATION_LEAD)
         self._between = DrawnTime(config.checkpoint.time_between_checkpoints, config.train.seed, Purpose.TRAIN_STEP)
         if config.workflow.train:
@@ -76,49 +121,32 @@ class _Loop:
                 phase: open_things.enter_context(open_loader(config, samples, rank.index, rank.count, phase == "evaluation"))
                 for phase, samples in (("train", dataset.train), ("evaluation", dataset.evaluation))
             }
-            self._evaluated = evaluation_batches(config, journal.measured.data.evaluation_samples, rank.index, rank.count)
-            steps = len(self._training_batches(1))
-            self._accelerator = Accelerator(self._compute_time(steps), rank, sleeper, config.twin.barrier)
+            self._evaluated = self._batches("evaluation", 0, dataset.facts.evaluation_samples)
+            steps = len(self._batches("train", 1, dataset.facts.train_samples))
+            self._accelerator = Accelerator(config, rank, sleeper, steps, len(self._evaluated))
             self._start_up()
             if rank.index == 0:
-                journal.parameters(
-                    {
-                        "seed": config.train.seed,
-                        "global_batch_size": config.reader.batch_size * rank.count,
-                        "num_workers": config.reader.read_threads,
-                        "train_samples": journal.measured.data.train_samples,
-                        "eval_samples": journal.measured.data.evaluation_samples,
-                        "step_count": steps * config.train.epochs,
-                    }
-                )
+                self._log_parameters(dataset.facts, steps)
 
-    def _frequency(self) -> Frequency | None:
-        """Return the `Frequency` of the workload's policy, if any. If ranks meet after each step, only rank 0 has one."""
-        twin = self._config.twin
-        if twin.checkpoint.policy is None or self._writer is None or (self._rank.index > 0 and twin.barrier):
-            return None
-        in_flight = twin.checkpoint.in_flight if twin.checkpoint.asynchronous else 1
-        return Frequency(twin.checkpoint.policy, in_flight, twin.checkpoint.on_processors)
-
-    def _compute_time(self, steps: int) -> ComputeTime:
-        config, rank = self._config, self._rank
-        training = config.train.computation_time
-        if isinstance(training, NamedStepTime):
-            training = step_time(training, config.num_gpus or rank.count, config.reader.batch_size)
-        evaluation = config.evaluation.eval_time
-        return ComputeTime(config.train, config.twin, training, evaluation, rank.index, steps, len(self._evaluated))
-
-    def _training_batches(self, epoch: int) -> Sequence[Batch]:
-        samples = self._journal.measured.data.train_samples
-        return sampled_batches(self._config, samples, epoch, self._rank.index, self._rank.count)
+    def _batches(self, phase: str, epoch: int, samples: int) -> Sequence[Batch]:
+        return epoch_batches(self._config, phase, samples, epoch, self._rank.index, self._rank.count)
 
     def _start_up(self) -> None:
         """Read the start-up files of the twin. A run that resumes also reads the newest checkpoint."""
-        resume, read_bytes = self._config.twin.resume, 0
-        if resume is None or resume.mode != "skip_reads":
+        twin, read_bytes = self._config.twin, 0
+        if twin.startup_reads and (twin.resume is None or twin.resume.mode != "skip_reads"):
             read_bytes = start_up(self._config, self._rank.index, self._rank.count)
-        if resume is not None:
-            self._journal.measured.resumed = self._resume(resume, read_bytes)
+        if twin.resume is not None:
+            self._journal.measured.resumed = self._resume(twin.resume, read_bytes)
+
+    def _log_parameters(self, data: DataSetFacts, steps: int) -> None:
+        train, reader, log = self._config.train, self._config.reader, self._journal.log
+        log.point("seed", train.seed)
+        log.point("global_batch_size", reader.batch_size * self._rank.count)
+        log.point("num_workers", reader.read_threads)
+        log.point("train_samples", data.train_samples)
+        log.point("eval_samples", data.evaluation_samples)
+        log.point("step_count", steps * train.epochs)
 
     def _resume(self, resume: TwinResume, read_bytes: int) -> ResumedRun:
         """Read the newest checkpoint, unless the start-up reads (of `read_bytes`) have read it, and return the record."""
@@ -136,15 +164,24 @@ class _Loop:
 
     def run(self, limit_s: float | None) -> None:
         """Train, or only write and read checkpoints, for at most `limit_s` seconds."""
-        self._schedule.start(limit_s)
-        if self._config.workflow.train:
+        config, data = self._config, self._journal.measured.data
+        evaluates = config.workflow.train and config.workflow.evaluation and data.evaluation_samples > 0
+        self._schedule = schedule = Schedule(config, evaluates, self._frequency(), limit_s)
+        if config.workflow.train:
             self._train()
         elif self._checkpoints is not None:
             self._write_alone()
         if self._checkpoints is not None:
             self._journal.measured.saved += self._checkpoints.finish()
-            self._journal.measured.decided = self._schedule.frequency.decided if self._schedule.frequency else None
+            self._journal.measured.decided = schedule.frequency.decided if schedule.frequency else None
             self._load(self._checkpoints)
+
+    def _frequency(self) -> Frequency | None:
+        """Return the `Frequency` of the workload's policy, if any. If ranks meet after each step, only rank 0 has one."""
+        twin, section = self._config.twin, self._config.twin.checkpoint
+        if section.policy is None or self._writer is None or (self._rank.index > 0 and twin.barrier):
+            return None
+        return Frequency(section.policy, section.in_flight if section.asynchronous else 1, section.on_processors)
 
     def _train(self) -> None:
         schedule = self._schedule
@@ -153,23 +190,25 @@ class _Loop:
         if schedule.evaluates_first:
             self._evaluate(0, schedule.evaluates_first)
         for epoch in schedule.epochs:
-            with self._journal.span("epoch", epoch) as amounts:
+            with self._journal.interval(None, epoch, "epoch") as amounts:
                 amounts.append(self._train_epoch(epoch))
-            self._perform(epoch, schedule.after_epoch(epoch))
+            self._perform(epoch, schedule.after_epoch)
             if schedule.flags & STOP:
                 self._journal.measured.stopped_early = True
                 return
 
     def _train_epoch(self, epoch: int) -> int:
         """Train an epoch and return its number of steps. A block is the steps between evaluations or checkpoints."""
-        schedule, batches = self._schedule, self._training_batches(epoch)
-        begun, replayed = schedule.begin_epoch(epoch, len(batches))
-        steps = self._steps("train", epoch, batches[begun - replayed :], begun, replayed)
-        begin = time.monotonic()
+        schedule, batches = self._schedule, self._batches("train", epoch, self._journal.measured.data.train_samples)
+        count, begin = len(batches), time.monotonic()
+        begun, replayed = schedule.begin_epoch(epoch, count)
+        if begun > replayed:
+            batches = batches[begun - replayed :]
+        steps = self._steps("train", epoch, batches, begun, replayed)
         done = begun
-        while done < len(batches) and not schedule.flags & STOP:
+        while done < count and not schedule.flags & STOP:
             first, due = done, NOTHING
-            with self._journal.span("block", epoch, "block" if schedule.blocks else "epoch") as amounts:
+            with self._journal.interval("block" if schedule.blocks else "epoch", epoch, "block") as amounts:
                 for done in steps:  # noqa: B007 - used after the loop
                     due = schedule.after_step(epoch)
                     if due.checkpoints and not due.evaluation and not schedule.logs_checkpoints:
@@ -178,17 +217,19 @@ class _Loop:
                     if due is not NOTHING or schedule.flags & STOP:
                         break
                 if schedule.epoch_ended and not due.evaluation:
-                    self._perform(epoch, schedule.after_last_block(epoch))
+                    self._perform(epoch, schedule.in_last_block)
                 amounts.append(done - first)
             self._perform(epoch, due)
         next(steps, None)  # exhausts the loader's iterator, which then ends its workers
-        self._journal.show(
-            self._of_epochs(epoch), "train", done - begun, self._config.reader.batch_size, time.monotonic() - begin
-        )
+        self._show(epoch, "train", done - begun, self._config.reader.batch_size, begin)
         return done - begun
 
-    def _of_epochs(self, epoch: int) -> str:
-        return f"{epoch} of {self._config.train.epochs}" if epoch else "none yet"
+    def _show(self, epoch: int, phase: str, steps: int, batch: int, begin: float) -> None:
+        """Print the rate of `steps` steps with `batch` samples each since `begin` (monotonic seconds)."""
+        elapsed_s = time.monotonic() - begin
+        rate = steps * batch * self._rank.count / max(elapsed_s, 1e-9)
+        epochs = f"{epoch} of {self._config.train.epochs}" if epoch else "none yet"
+        note(f"epoch {epochs}, {phase}: {steps} steps in {elapsed_s:.2f} s, {rate:.2f} samples/s")
 
     def _perform(self, epoch: int, due: Due) -> None:
         """Run the evaluations and write the checkpoints that are due, unless the run must stop."""
@@ -200,18 +241,17 @@ class _Loop:
     def _evaluate(self, epoch: int, most: int | None = None) -> None:
         """Evaluate, for at most `most` steps (None: all)."""
         begin = time.monotonic()
-        with self._journal.span("eval", epoch, "eval") as amounts:
+        with self._journal.interval("eval", epoch, "eval") as amounts:
             self._sleeper.sleep(self._evaluation_lead.seconds(self._rank.index, epoch, 0))
             amounts.append(sum(1 for _ in islice(self._steps("evaluation", epoch, self._evaluated), most)))
-        size = self._config.reader.batch_size_eval
-        self._journal.show(self._of_epochs(epoch), "evaluation", int(amounts[0]), size, time.monotonic() - begin)
+        self._show(epoch, "evaluation", int(amounts[0]), self._config.reader.batch_size_eval, begin)
 
     def _steps(self, phase: str, epoch: int, batches: Sequence[Batch], step: int = 0, replayed: int = 0) -> Iterator[int]:
         """Load `batches` in order, compute a step on each but the first `replayed`, and yield the number of each step.
 
         The number of the first one is `step` + 1.
         """
-        schedule, journal = self._schedule, self._journal
+        schedule, journal, asynchronous = self._schedule, self._journal, self._config.twin.checkpoint.asynchronous
         fetching = iter(self._loaders[phase].epoch(epoch, batches))
         for _ in range(replayed):
             next(fetching)
@@ -225,7 +265,9 @@ class _Loop:
             step += 1
             self._sleeper.add_delay(asked_ns - begin_ns)
             compute_ns, barrier_ns, schedule.flags = self._accelerator.step(phase, epoch, step, schedule.wishes())
-            stalled_s = self._settle()
+            stalled_s = 0.0
+            if self._writer is not None and asynchronous:
+                stalled_s = self._writer.settle()
             done_ns = time.monotonic_ns()
             step_ns = done_ns - begin_ns
             overhead_ns = step_ns - wait_ns - compute_ns - barrier_ns
@@ -237,14 +279,6 @@ class _Loop:
             yield step
             begin_ns = max(begin_ns, journal.interrupted_ns)
 
-    def _settle(self) -> float:
-        """Wait for the snapshot that was taken concurrently with the step, and return the seconds of waiting."""
-        if self._writer is None or not self._config.twin.checkpoint.asynchronous:
-            return 0.0
-        begin = time.monotonic()
-        self._writer.settle()
-        return time.monotonic() - begin
-
     def _save(self, epoch: int) -> None:
         if self._checkpoints is None:
             return
@@ -252,14 +286,15 @@ class _Loop:
         twin = self._config.twin.checkpoint
         if twin.keep_epoch_ends and schedule.epoch_ended and self._writer is not None:
             self._writer.keep_epoch_end(epoch, schedule.step)
-        with self._journal.span("save_ckpt", epoch, "checkpoint" if schedule.logs_checkpoints else None) as amounts:
+        with self._journal.interval("checkpoint" if schedule.logs_checkpoints else None, epoch, "save_ckpt") as amounts:
             saved = self._checkpoints.save(epoch, schedule.step)
             if not twin.asynchronous:  # otherwise `saved` has files of earlier checkpoints
                 amounts.append(sum(file.size_bytes for file in saved))
         self._journal.measured.saved += saved
         if self._config.checkpoint.rank_sync:
             self._rank.meet(0)
-        schedule.saved(time.monotonic() - begin)
+        if schedule.by_time is not None:
+            schedule.by_time.saved(time.monotonic() - begin)
 
     def _write_alone(self) -> None:
         """Write one checkpoint after another and compute in between."""
@@ -281,7 +316,7 @@ class _Loop:
             if not trains:
                 self._pause(max(0, section.num_checkpoints_write) + index)
             self._rank.meet(0)  # a rank may still write files that this one reads
-            with self._journal.span("load_ckpt", self._config.train.epochs if trains else 1) as amounts:
+            with self._journal.interval(None, self._config.train.epochs if trains else 1, "load_ckpt") as amounts:
                 loaded = checkpoints.load()
                 amounts.append(sum(file.size_bytes for file in loaded))
             self._journal.measured.loaded += loaded
@@ -290,4 +325,4 @@ class _Loop:
         """Sleep for the computation time before checkpoint `index`, in a run without training."""
         begin_ns = time.monotonic_ns()
         self._sleeper.sleep(self._between.seconds(self._rank.index, 1, index))
-        self._journal.pause(begin_ns)
+        self._journal.measured.pauses.append((begin_ns, time.monotonic_ns() - begin_ns))

@@ -8,7 +8,7 @@ from iotwin.benchmark.emulator.checkpoints.frequency import Frequency
 from iotwin.benchmark.emulator.ranks import CHECKPOINT, STOP
 from iotwin.common.errors import UsageError
 from iotwin.workload_yaml import Config
-from iotwin.workloads.policies.cadence import LoopPosition, Policy, checkpoint_policy, evaluation_cadence
+from iotwin.workloads.policies.cadence import LoopPosition, checkpoint_policy, evaluation_cadence
 
 
 class Due(NamedTuple):
@@ -21,43 +21,50 @@ class Due(NamedTuple):
 NOTHING = Due()
 
 
+class Period:
+    """Makes a checkpoint due `seconds` after `now`, and then after each checkpoint."""
+
+    def __init__(self, seconds: float, now: float) -> None:
+        self._seconds, self._due_s = seconds, now + seconds
+
+    def time_is_up(self, now: float) -> bool:
+        """Return True if a checkpoint is due."""
+        return now >= self._due_s
+
+    def saved(self, stall_s: float) -> None:
+        """Restart the period, since a checkpoint was written."""
+        self._due_s = time.monotonic() + self._seconds
+
+
 class Schedule:
     """Decides for one rank of a run. The loop calls it after every step, and sets `flags` to those that the ranks exchanged.
 
     `evaluates`: the run evaluates, and there are samples for it. `frequency`: decides by measurements when checkpoints are due.
+    The clock for checkpoints by time and for the end of the run, after `limit_s`, starts now.
     """
 
-    def __init__(self, config: Config, evaluates: bool, frequency: Frequency | None) -> None:
-        twin = config.twin.checkpoint
+    def __init__(self, config: Config, evaluates: bool, frequency: Frequency | None, limit_s: float | None) -> None:
+        twin, now = config.twin.checkpoint, time.monotonic()
         self.step = 0  # training steps of the whole run so far
-        self.epochs = range(1 if config.twin.resume is None else config.twin.resume.epoch, config.train.epochs + 1)
-        self.evaluates_first = config.twin.evaluation.steps_before if evaluates else 0  # steps before the first epoch
-        self.saves_first = config.checkpoint.checkpoint_after_step == 0 and config.twin.resume is None
-        self.checkpoints_first = config.twin.evaluation.after_checkpoint  # if both are due
-        self.logs_checkpoints = not twin.asynchronous if twin.logged is None else twin.logged
-        self.frequency = frequency
-        self._resume, self._has_policy = config.twin.resume, twin.policy is not None
-        after_epochs, after_steps = evaluation_cadence(config.evaluation)
-        self._evaluate_after_epochs = after_epochs if evaluates else None
-        self._evaluate_after_steps = after_steps if evaluates else None
-        self._saves = config.workflow.checkpoint
-        self._save_after = checkpoint_policy(config.checkpoint, twin)
-        self._saves_at = Counter(twin.after_steps or [])
-        self._seconds_between = twin.seconds_between
-        self._by_time: Policy | Frequency = Policy()
-        self._deadline = float("inf")
         self.flags = 0  # STOP and CHECKPOINT, if any rank set them after the last step
         self.epoch_ended = True  # the last step was the last of its epoch
-        self.blocks = False  # the log divides epochs into blocks, since evaluations or checkpoints may come between steps
+        self.in_last_block = self.after_epoch = NOTHING  # due at the end of the epoch: in its last block, after that block
         self._epoch_ends_at = 0
-
-    def start(self, limit_s: float | None) -> None:
-        """Start the clock for the end of the run after `limit_s`, and for checkpoints by time."""
-        now = time.monotonic()
-        if limit_s is not None:
-            self._deadline = now + limit_s
-        self._by_time = self.frequency or Policy(seconds=self._seconds_between, now=now)
-        by_steps = self._save_after.within_epochs or self._by_time.within_epochs or self._has_policy
+        self._deadline = float("inf") if limit_s is None else now + limit_s
+        self._resume, self._has_policy, self._saves = config.twin.resume, twin.policy is not None, config.workflow.checkpoint
+        self.epochs = range(1 if self._resume is None else self._resume.epoch, config.train.epochs + 1)
+        self.evaluates_first = config.twin.evaluation.steps_before if evaluates else 0  # steps before the first epoch
+        self.saves_first = config.checkpoint.checkpoint_after_step == 0 and self._resume is None
+        self.checkpoints_first = config.twin.evaluation.after_checkpoint  # if both are due
+        self.logs_checkpoints = not twin.asynchronous if twin.logged is None else twin.logged
+        self._evaluate_after_epochs, self._evaluate_after_steps = (
+            evaluation_cadence(config.evaluation) if evaluates else (None, None)
+        )
+        self._save_after, self._saves_at = checkpoint_policy(config.checkpoint, twin), Counter(twin.after_steps or [])
+        self.frequency = frequency
+        self.by_time = frequency or (None if twin.seconds_between is None else Period(twin.seconds_between, now))
+        by_steps = self._has_policy or self.by_time is not None or self._save_after.within_epochs
+        # The log divides epochs into blocks, since evaluations or checkpoints may come between steps.
         self.blocks = self._evaluate_after_steps is not None or (self._saves and self.logs_checkpoints and by_steps)
 
     def begin_epoch(self, epoch: int, steps: int) -> tuple[int, int]:
@@ -74,12 +81,16 @@ class Schedule:
             self.step = (epoch - 1) * steps + done
         self._epoch_ends_at = self.step + steps - done
         self.epoch_ended = done == steps
+        self.in_last_block = self.after_epoch = NOTHING
+        if self.epoch_ended:
+            self._end_epoch(epoch)
         return done, replayed
 
     def wishes(self) -> int:
         """Return the flags of this rank after the present step: STOP at the deadline, CHECKPOINT if one is due by time."""
         now = time.monotonic()
-        return (STOP if now >= self._deadline else 0) | (CHECKPOINT if self._by_time.time_is_up(now) else 0)
+        checkpoint = self.by_time is not None and self.by_time.time_is_up(now)
+        return (STOP if now >= self._deadline else 0) | (CHECKPOINT if checkpoint else 0)
 
     def after_step(self, epoch: int) -> Due:
         """Count a training step of `epoch` and return the work that is due after it."""
@@ -87,32 +98,25 @@ class Schedule:
         self.epoch_ended = self.step == self._epoch_ends_at
         evaluation = self._evaluate_after_steps is not None and self._evaluate_after_steps.due(self.step)
         checkpoints = 0
-        if self._saves and not (self.epoch_ended and self._has_policy):  # a policy leaves ends of epochs to `after_epoch`
+        if self._saves and not (self.epoch_ended and self._has_policy):  # a policy leaves ends of epochs to `_end_epoch`
             if self.flags & CHECKPOINT:
                 self._save_after.ask()
             checkpoints = self._checkpoints(epoch, False)
+        if self.epoch_ended:
+            self._end_epoch(epoch)
         return Due(evaluation, checkpoints) if evaluation or checkpoints else NOTHING
 
-    def after_last_block(self, epoch: int) -> Due:
-        """Return the checkpoints at the end of `epoch` that belong to its last block, since the log has no phase for them."""
-        return Due(False, self._checkpoints(epoch, True) if self._ends_in_block(epoch) else 0)
+    def _end_epoch(self, epoch: int) -> None:
+        """Set the work that is due at the end of `epoch`.
 
-    def after_epoch(self, epoch: int) -> Due:
-        """Return the work that is due after the last block of `epoch`."""
-        return Due(self._evaluates_after(epoch), 0 if self._ends_in_block(epoch) else self._checkpoints(epoch, True))
-
-    def saved(self, seconds: float) -> None:
-        """Record that training waited `seconds` for a checkpoint."""
-        if self.frequency is not None:
-            self.frequency.saved(seconds)
-        self._by_time.restart(time.monotonic())
+        Checkpoints belong to the last block if the log has no phase for them and no evaluation comes before them.
+        """
+        evaluation = self._evaluate_after_epochs is not None and self._evaluate_after_epochs.due(epoch)
+        checkpoints = self._checkpoints(epoch, True)
+        in_block = not self.logs_checkpoints and not evaluation
+        self.in_last_block = Due(False, checkpoints if in_block else 0)
+        self.after_epoch = Due(evaluation, 0 if in_block else checkpoints)
 
     def _checkpoints(self, epoch: int, epoch_ended: bool) -> int:
         reason = self._save_after.due(LoopPosition(epoch, self.step, epoch_ended), time.monotonic())
         return max(1, self._saves_at[self.step]) if self._saves and reason is not None else 0
-
-    def _evaluates_after(self, epoch: int) -> bool:
-        return self._evaluate_after_epochs is not None and self._evaluate_after_epochs.due(epoch)
-
-    def _ends_in_block(self, epoch: int) -> bool:
-        return not self.logs_checkpoints and not self._evaluates_after(epoch)

@@ -88,7 +88,7 @@ class EmulateCommand(Command):
         return Outcome(document)
 
     def _document(self, args: Namespace) -> dict[str, Any] | None:
-        from iotwin.benchmark.emulator.mpi import under_mpi
+        from iotwin.benchmark.emulator.ranks import under_mpi
         from iotwin.loops.emulation import run_workload, trace_itself
 
         if args.ranks is not None and not 1 <= args.ranks <= 1024:

@@ -41,7 +41,7 @@ def run_workload(config: "Config", options: EmulationOptions) -> dict[str, Any] 
     Raises IotwinError if anything fails. Then all ranks have ended, and no results are written.
     """
     from iotwin.benchmark.emulator.data.folders import open_folder
-    from iotwin.benchmark.emulator.mpi import started_as, under_mpi
+    from iotwin.benchmark.emulator.ranks import started_as, under_mpi
     from iotwin.benchmark.emulator.results.write import prepare_output, write_results
     from iotwin.loops.generation import remove_anywhere
 
@@ -97,8 +97,7 @@ def _write_events(config: "Config", measured: "Sequence[Measured]") -> None:
 
 def _emulate(config: "Config", options: EmulationOptions) -> Any:
     """Return the measurements of all ranks; None on MPI ranks above 0."""
-    from iotwin.benchmark.emulator.mpi import run_mpi, under_mpi
-    from iotwin.benchmark.emulator.ranks import run_local
+    from iotwin.benchmark.emulator.ranks import run_local, run_mpi, under_mpi
     from iotwin.benchmark.emulator.run import emulate
     from iotwin.loops.iostat import sampling
 
@@ -115,8 +114,7 @@ def _emulate(config: "Config", options: EmulationOptions) -> Any:
 
 def _replay(config: "Config", options: EmulationOptions) -> dict[str, Any]:
     """Replay the recording of a recorded twin on every rank. Return the summary."""
-    from iotwin.benchmark.emulator.mpi import under_mpi
-    from iotwin.benchmark.emulator.ranks import run_local
+    from iotwin.benchmark.emulator.ranks import run_local, under_mpi
     from iotwin.benchmark.emulator.recorded.results import write_replayed
     from iotwin.benchmark.emulator.recorded.run import replay
 

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
 from iotwin.benchmark.emulator.data.dataset import open_dataset
-from iotwin.benchmark.emulator.loaders import open_loader, sampled_batches
+from iotwin.benchmark.emulator.data.order import training_batches
+from iotwin.benchmark.emulator.loaders import open_loader
 from iotwin.benchmark.emulator.run import emulate
 from iotwin.common.progress import set_quiet
 from iotwin.datagen.generate import generate
@@ -69,7 +70,7 @@ def _against_fio(name: str, data: Path, cache: str) -> Figure:
     """Return our bytes per second over fio's, which makes the same reads in the same order."""
     config = _workload(data, name)
     samples = open_dataset(config).train
-    batches = sampled_batches(config, len(samples), 1)
+    batches = training_batches(config, len(samples), 1)
     order = [samples.files[number][0] for (number,) in batches]
     size_bytes = sum(Path(path).stat().st_size for path in order)
 

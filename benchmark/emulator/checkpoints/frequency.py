@@ -44,8 +44,6 @@ class Frequency:
     `on_processors`: the job trains on the same processors that write, so the processor time of writes counts as a cost.
     """
 
-    within_epochs = True
-
     def __init__(self, policy: CheckpointPolicy, in_flight: int, on_processors: bool = False) -> None:
         self._policy, self._in_flight, self._on_processors = policy, in_flight, on_processors
         self._steps = 0
@@ -65,9 +63,6 @@ class Frequency:
             return self._controller.interval == 1 if just_taken else self._controller.due_after_next
         waits = self._stall_s is not None or self._probes_written < self._probes
         return not waits and self._probes < _PROBES and self._steps + 1 >= self._policy.profile_steps
-
-    def restart(self, now: float) -> None:
-        """Do nothing, because `saved` records a checkpoint's cost."""
 
     def saved(self, stall_s: float) -> None:
         """Record that training waited `stall_s` for a checkpoint. The next step may report a further part of its stall."""

@@ -1,25 +1,45 @@
-"""Write, sync and rename one checkpoint file. The file appears under its final name only when it is whole."""
+"""One file of a checkpoint: its planned writes, and how it is written, synced and renamed when it is whole."""
 
 import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
-from iotwin.common.beneath import folder_of, normal
+from iotwin.common.beneath import folder_of
 from iotwin.common.direct_io import DirectWriter, write_once
 from iotwin.common.errors import IotwinError
 from iotwin.common.numbers.keyed import Purpose, generator
 from iotwin.common.numbers.sleeper import Sleeper
-from iotwin.workload_yaml import TwinCheckpoint
+from iotwin.workload_yaml import CheckpointFile, TwinCheckpoint
 
 LARGEST_BYTES = 8 << 20  # of the buffer
 _PIECE_BYTES = 1 << 16
 _MAX_VECTORS = 1024  # IOV_MAX of Linux
 _WORTH_SLEEPING_S = 1e-4  # shorter sleeps are added to later ones, since they would end too late
+
+
+class PlannedFile(CheckpointFile):
+    """One file of one checkpoint: the recorded properties of the YAML, and properties of the emulator's own formats."""
+
+    commits: bool = False  # written after the checkpoint's other files
+    synced_early: bool = False  # fsync comes before the writes
+    slots: bool = False  # mapped, and overwritten slot by slot
+    pattern: str = ""  # its name with '{epoch}' and '{step}' in place of the numbers
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of the file in bytes."""
+        return sum(size * count for size, count in self.write_sizes)
+
+    def sizes(self) -> Iterator[int]:
+        """Yield the size of each write in bytes."""
+        for size, count in self.write_sizes:
+            for _ in range(count):
+                yield size
 
 
 class CheckpointContent:
@@ -53,22 +73,17 @@ class CheckpointContent:
 SlotWriter = Callable[[int, int, bool, Callable[[], bool]], None]  # see Slots.write
 
 
+@dataclass
 class FileWriter:
     """Writes files into `folder` until `abandoned` is True. `fsync`, if not None, overrides each file's own setting."""
 
-    def __init__(
-        self,
-        folder: Path,
-        fsync: bool | None,
-        section: TwinCheckpoint,
-        content: CheckpointContent,
-        write_slot: SlotWriter | None = None,
-    ) -> None:
-        self._folder, self._fsync = folder, fsync
-        self._ahead, self._threads = section.serialization_ahead, section.persist_threads
-        self._content, self._write_slot = content, write_slot
-        self.abandoned = False
-        self._in_turn = threading.Lock()  # concurrent checkpoints may write files of the same name
+    folder: Path
+    fsync: bool | None
+    section: TwinCheckpoint
+    content: CheckpointContent
+    write_slot: SlotWriter | None = None
+    abandoned: bool = False
+    _in_turn: threading.Lock = field(default_factory=threading.Lock)  # concurrent checkpoints may write files of the same name
 
     def write(self, name: str, file: PlannedFile, serialization_s: float, sleeper: Sleeper) -> None:
         """Write `file` as `name`, and sleep `serialization_s` in addition to the system calls.
@@ -76,9 +91,9 @@ class FileWriter:
         A file with `rename` has a temporary name until it is whole. Raises OSError if a call fails, and IotwinError if
         `abandoned` is set; in both cases the unfinished file is removed.
         """
-        if file.slots and self._write_slot is not None:
+        if file.slots and self.write_slot is not None:
             sleeper.sleep(serialization_s)
-            self._write_slot(file.size_bytes, self._threads, self._is_synced(file), lambda: self.abandoned)
+            self.write_slot(file.size_bytes, self.section.persist_threads, self._is_synced(file), lambda: self.abandoned)
             return
         with self._in_turn if file.pattern == file.name else nullcontext(), self._located(name) as (folder, final):
             path = final + ".partial" if file.rename else final
@@ -92,7 +107,7 @@ class FileWriter:
                 raise
 
     def _is_synced(self, file: PlannedFile) -> bool:
-        return file.fsync if self._fsync is None else self._fsync
+        return file.fsync if self.fsync is None else self.fsync
 
     @contextmanager
     def _located(self, name: str) -> Iterator[tuple[int | None, str]]:
@@ -100,10 +115,10 @@ class FileWriter:
 
         A file directly in the checkpoint folder has an absolute path, as in the job: the user chose that folder.
         """
-        if "/" not in normal(name):
-            yield None, str(self._folder / name)
+        if len(PurePosixPath(name).parts) == 1:
+            yield None, str(self.folder / name)
             return
-        with folder_of(self._folder, name, make=True) as found:
+        with folder_of(self.folder, name, make=True) as found:
             yield found
 
     def _write(self, path: str, folder: int | None, file: PlannedFile, serialization_s: float, sleeper: Sleeper) -> None:
@@ -113,7 +128,7 @@ class FileWriter:
             os.close(os.open(path, flags, 0o666, dir_fd=folder))
         descriptor = os.open(path, flags, 0o666, dir_fd=folder)
         write = DirectWriter(descriptor).write if file.direct else partial(write_once, descriptor)
-        owed_s = serialization_s * self._ahead
+        owed_s = serialization_s * self.section.serialization_ahead
         after_writes_s = serialization_s - owed_s
         try:
             if fsync and file.synced_early:  # torch.distributed.checkpoint syncs while the bytes are still in its buffer
@@ -124,7 +139,7 @@ class FileWriter:
                 if owed_s >= _WORTH_SLEEPING_S:
                     sleeper.sleep(owed_s)
                     owed_s = 0.0
-                self._content.write(size, write)
+                self.content.write(size, write)
                 owed_s += after_writes_s * size / total_bytes
             sleeper.sleep(owed_s)
             if fsync and not file.synced_early:

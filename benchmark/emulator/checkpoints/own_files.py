@@ -135,6 +135,23 @@ class OwnFiles:
             os.close(descriptor)
 
 
+def claim(folder: Path, note: int, patterns: Iterable[str], checkpoints: Iterable[str]) -> OwnFiles:
+    """Create the note with the index `note` in `folder`, and return the files that emulators wrote there.
+
+    Raises UsageError if a file that matches one of `patterns` exists and no emulator wrote it. Also raises it if one of the
+    existing folders `checkpoints` is a link or has no file of an emulator.
+    """
+    own = OwnFiles(folder, note)
+    own.refuse_others(name for name in checkpoints if (folder / name).is_symlink() or not own.below(name))
+    own.refuse_others(name for name, _ in existing_files(folder, patterns))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        own.begin()
+    except OSError as error:
+        raise IotwinError(f"{folder}: cannot be written: {error.strerror}; change checkpoint.checkpoint_folder") from None
+    return own
+
+
 def existing_files(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, tuple[int, int]]]:
     """Yield (name, (epoch, step)) for each file in `folder` that matches a pattern in `names`, including dangling links.
 

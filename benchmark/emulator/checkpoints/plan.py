@@ -1,19 +1,22 @@
 """Plan the files of a checkpoint and their writes: as recorded, or by the model section, or converted to another format."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from msgspec.structs import asdict, replace
 
-from iotwin.benchmark.emulator.checkpoints.formats import as_format
+from iotwin.benchmark.emulator.checkpoints.formats import FilesOf, as_format
 from iotwin.benchmark.emulator.checkpoints.model_states import ModelState, states_read, states_written
-from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
+from iotwin.benchmark.emulator.checkpoints.one_file import PlannedFile
 from iotwin.benchmark.emulator.ranks import Rank
 from iotwin.common.numbers.keyed import Purpose, generator
-from iotwin.workload_yaml import CheckpointFile, Config
+from iotwin.workload_yaml import Checkpoint, CheckpointFile, Config
 
 _WRITE_BYTES = 8 << 20
+Number = tuple[int, int]  # (epoch, step) after which a checkpoint was written
+
 _FOLDER = re.compile(r"global_epoch(\d+)_step(\d+)")
 
 
@@ -22,64 +25,77 @@ def checkpoint_name(epoch: int, step: int) -> str:
     return f"global_epoch{epoch}_step{step}"
 
 
-def checkpoint_number(name: str) -> tuple[int, int] | None:
+def checkpoint_number(name: str) -> Number | None:
     """Return the (epoch, step) in the folder name `name`; None if it is not the name of a checkpoint's folder."""
     match = _FOLDER.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
 
-def files_written(config: Config, epoch: int, step: int, rank: int, ranks: int) -> list[PlannedFile]:
-    """Return the files that `rank` of `ranks` writes at the checkpoint after `epoch` and `step`."""
-    if not config.twin.checkpoint.files:
-        return _formatted(config, lambda other: _of_state(config, states_written(config, other, ranks), epoch, step), rank, ranks)
-    found = _formatted(config, lambda other: _recorded(config, other, ranks, (epoch, step)), rank, ranks)
-    return [
-        replace(file, name=file.name.replace("{epoch}", str(epoch)).replace("{step}", str(step)), pattern=file.name)
-        for file in found
-    ]
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """The files of the checkpoints of a workload that runs as `ranks` ranks. A number is the (epoch, step) of a checkpoint."""
+
+    config: Config
+    ranks: int
+
+    def written(self, rank: int, number: Number | None = None) -> list[PlannedFile]:
+        """Return the files that `rank` writes at the checkpoint `number`; None: at any checkpoint.
+
+        Without a number, the names of recorded files contain '{epoch}' and '{step}'.
+        """
+        if not self.config.twin.checkpoint.files:
+            return self._of_states(states_written, rank, number or (1, 0))
+        found = self._formatted(lambda other: self._recorded(other, number), rank)
+        if number is None:
+            return found
+        epoch, step = map(str, number)
+        return [
+            replace(file, name=file.name.replace("{epoch}", epoch).replace("{step}", step), pattern=file.name) for file in found
+        ]
+
+    def written_by_all(self, number: Number | None = None) -> list[PlannedFile]:
+        """Return the files that all ranks write at the checkpoint `number`; None: at any checkpoint."""
+        return [file for rank in range(self.ranks) for file in self.written(rank, number)]
+
+    def read(self, rank: int, number: Number) -> list[PlannedFile]:
+        """Return the files that `rank` reads to recover from the checkpoint `number`."""
+        section = self.config.twin.checkpoint
+        if section.files or section.format == "dcp":  # each rank reads the files that it wrote
+            return self.written(rank, number) or self.written(0, number)
+        return self._of_states(states_read, rank, number)
+
+    def _of_states(
+        self, states_of: Callable[[Config, int, int], list[ModelState]], rank: int, number: Number
+    ) -> list[PlannedFile]:
+        """Return the files of the model's states that `states_of` returns."""
+        folder, config = checkpoint_name(*number), self.config
+        return self._formatted(
+            lambda other: [_of_state(config, folder, state) for state in states_of(config, other, self.ranks)], rank
+        )
+
+    def _formatted(self, files_of: FilesOf, rank: int) -> list[PlannedFile]:
+        section = self.config.twin.checkpoint
+        if section.format is None:
+            return files_of(rank)
+        return as_format(section.format, files_of, rank, self.ranks, section.persist_threads)
+
+    def _recorded(self, rank: int, number: Number | None) -> list[PlannedFile]:
+        """Return the recorded files of `rank` that are due at the checkpoint `number`; None: at any checkpoint."""
+
+        def is_due(file: CheckpointFile) -> bool:
+            listed = zip((file.epochs, file.after_steps), number or (), strict=False)
+            return rank == min(file.rank, self.ranks - 1) and all(only is None or own in only for only, own in listed)
+
+        return [PlannedFile(**asdict(file)) for file in self.config.twin.checkpoint.files if is_due(file)]
 
 
-def ever_written(config: Config, rank: int, ranks: int) -> list[PlannedFile]:
-    """Return the files that `rank` writes at any checkpoint. Names of recorded files contain '{epoch}' and '{step}'."""
-    if not config.twin.checkpoint.files:
-        return files_written(config, 1, 0, rank, ranks)
-    return _formatted(config, lambda other: _recorded(config, other, ranks), rank, ranks)
-
-
-def files_read(config: Config, epoch: int, step: int, rank: int, ranks: int) -> list[PlannedFile]:
-    """Return the files that `rank` reads to recover from the checkpoint after `epoch` and `step`."""
-    if config.twin.checkpoint.files or config.twin.checkpoint.format == "dcp":  # each rank reads the files that it wrote
-        return files_written(config, epoch, step, rank, ranks) or files_written(config, epoch, step, 0, ranks)
-    return _formatted(config, lambda other: _of_state(config, states_read(config, other, ranks), epoch, step), rank, ranks)
-
-
-def rank_read(config: Config, rank: Rank) -> int:
+def rank_read(section: Checkpoint, rank: Rank) -> int:
     """Return the index of the rank whose files `rank` reads: itself, or a rank on the next node if `recovery_rank_shift`."""
-    shift = (rank.count // rank.nodes % rank.count or 1) if config.checkpoint.recovery_rank_shift else 0
+    shift = (rank.count // rank.nodes % rank.count or 1) if section.recovery_rank_shift else 0
     return (rank.index + shift) % rank.count
 
 
-def _formatted(config: Config, files_of: Callable[[int], list[PlannedFile]], rank: int, ranks: int) -> list[PlannedFile]:
-    section = config.twin.checkpoint
-    return files_of(rank) if section.format is None else as_format(section.format, files_of, rank, ranks, section.persist_threads)
-
-
-def _recorded(config: Config, rank: int, ranks: int, number: tuple[int, int] | None = None) -> list[PlannedFile]:
-    """Return the recorded files of `rank` that are due at the checkpoint `number` (epoch, step). None: at any checkpoint."""
-
-    def is_due(file: CheckpointFile) -> bool:
-        listed = zip((file.epochs, file.after_steps), number or (), strict=False)
-        return rank == min(file.rank, ranks - 1) and all(only is None or own in only for only, own in listed)
-
-    return [PlannedFile(**asdict(file)) for file in config.twin.checkpoint.files if is_due(file)]
-
-
-def _of_state(config: Config, states: Sequence[ModelState], epoch: int, step: int) -> list[PlannedFile]:
-    return [_from_state(config, state, epoch, step) for state in states]
-
-
-def _from_state(config: Config, state: ModelState, epoch: int, step: int) -> PlannedFile:
-    name = f"{checkpoint_name(epoch, step)}/{state.name}"
+def _of_state(config: Config, folder: str, state: ModelState) -> PlannedFile:
     checkpoint = config.checkpoint
     if checkpoint.ckpt_write_sz_mean is None:
         each = config.twin.checkpoint.write_size or _WRITE_BYTES
@@ -87,7 +103,7 @@ def _from_state(config: Config, state: ModelState, epoch: int, step: int) -> Pla
         write_sizes = [(size, count) for size, count in ((each, whole), (rest, 1)) if size and count]
     else:
         write_sizes = [(size, 1) for size in _drawn_sizes(config, state.size_bytes)]
-    return PlannedFile(name, write_sizes, rename=config.twin.checkpoint.rename)
+    return PlannedFile(f"{folder}/{state.name}", write_sizes, rename=config.twin.checkpoint.rename)
 
 
 def _drawn_sizes(config: Config, size_bytes: int) -> list[int]:

@@ -1,18 +1,23 @@
-"""Read checkpoints back, and inspect the existing ones as jobs with iotwin.common.checkpoints do."""
+"""Existing checkpoints: which are whole, which remain, and how jobs with iotwin.common.checkpoints inspect and read them."""
 
 import os
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from iotwin.benchmark.emulator.checkpoints.background import Written
 from iotwin.benchmark.emulator.checkpoints.folders import folder_name
-from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
+from iotwin.benchmark.emulator.checkpoints.one_file import PlannedFile
+from iotwin.benchmark.emulator.checkpoints.own_files import existing_files
+from iotwin.benchmark.emulator.checkpoints.plan import CheckpointPlan, Number, checkpoint_number
 from iotwin.benchmark.emulator.readers.listed import BufferedToEnd
 from iotwin.common.beneath import folder_of
+from iotwin.workload_yaml import TwinCheckpoint
 
 CHECKED_BYTES = 1 << 20  # size of a read whose bytes the job checksums
 
@@ -71,3 +76,61 @@ def read_whole(folder: Path, file: PlannedFile, epoch: int, most_bytes: int) -> 
         for offset in range(0, file.size_bytes, most_bytes):
             source.read(offset, min(most_bytes, file.size_bytes - offset))
     return Written(epoch, file.name, file.size_bytes, start_ns, time.monotonic_ns() - start_ns)
+
+
+@dataclass(frozen=True)
+class CheckpointsOnDisk:
+    """The checkpoints of `plan` that exist in `folder`, whole or not. A number is the (epoch, step) of a checkpoint."""
+
+    folder: Path
+    plan: CheckpointPlan
+
+    def folders(self) -> list[Number]:
+        """Return the numbers of the checkpoints whose folders exist, oldest first."""
+        return sorted(number for path in self.folder.glob("global_epoch*") if (number := checkpoint_number(path.name)))
+
+    def numbers(self) -> list[Number]:
+        """Return the numbers of all checkpoints, oldest first."""
+        if not self.plan.config.twin.checkpoint.files:
+            return self.folders()
+        names = [file.name for file in self.plan.written_by_all()]
+        return sorted({number for _, number in existing_files(self.folder, names)})
+
+    def is_whole(self, number: Number) -> bool:
+        """Return True if every file of every rank exists with its full size."""
+        files = self.plan.written_by_all(number)
+        return bool(files) and all(size_bytes(self.folder / file.name) == file.size_bytes for file in files)
+
+
+@dataclass
+class CheckpointRetention:
+    """The checkpoints `saved` so far, in the order in which they were finished, and which of them remain."""
+
+    section: TwinCheckpoint
+    saved: list[Number]
+    removed: set[str] = field(default_factory=set)  # names of removed files
+    epoch_ends: set[Number] = field(default_factory=set)  # checkpoints of ends of epochs, which are never removed
+
+    def staying(self) -> set[Number]:
+        """Return the checkpoints that remain however old they are."""
+        interval = self.section.keep_every
+        every = set(self.saved[interval - 1 :: interval]) if interval else set()
+        return every | self.epoch_ends.intersection(self.saved)
+
+    def _most(self, file: PlannedFile) -> float:
+        """Return how many newest versions of `file` remain."""
+        return (self.section.keep if file.keep is None else file.keep) or float("inf")
+
+    def files(self, planned: Callable[[Number], Sequence[PlannedFile]]) -> Iterator[tuple[list[PlannedFile], list[str]]]:
+        """Yield (files that remain, names of files to remove) of each checkpoint, newest first.
+
+        `planned` returns the files of a checkpoint. Files of the same pattern are counted together, since kinds
+        of files may have separate cadences. A name that a newer checkpoint has, too, is not removed.
+        """
+        always, newer, names = self.staying(), Counter[str](), set[str]()
+        for number in reversed(self.saved):
+            files = planned(number)
+            newer.update(file.pattern for file in files)
+            stay = [file for file in files if number in always or newer[file.pattern] <= self._most(file)]
+            names.update(file.name for file in stay)
+            yield stay, [file.name for file in files if file.name not in names and file.name not in self.removed]

@@ -7,11 +7,10 @@ from functools import partial
 from typing import BinaryIO
 
 from iotwin.benchmark.emulator.checkpoints.background import Written
-from iotwin.benchmark.emulator.checkpoints.one_file import LARGEST_BYTES, CheckpointContent
-from iotwin.benchmark.emulator.checkpoints.plan import checkpoint_number, files_read, files_written, rank_read
-from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
-from iotwin.benchmark.emulator.data.folders import remote_opener
+from iotwin.benchmark.emulator.checkpoints.one_file import LARGEST_BYTES, CheckpointContent, PlannedFile
+from iotwin.benchmark.emulator.checkpoints.plan import CheckpointPlan, Number, checkpoint_number, rank_read
 from iotwin.benchmark.emulator.ranks import Rank
+from iotwin.benchmark.emulator.readers.remote import remote_opener
 from iotwin.common.errors import IotwinError, in_one_line
 from iotwin.workload_yaml import Config
 
@@ -23,17 +22,17 @@ class RemoteCheckpoints:
     """
 
     def __init__(self, config: Config, rank: Rank) -> None:
-        self._config, self._rank = config, rank
+        self._rank, self._plan = rank, CheckpointPlan(config, rank.count)
+        self._rank_read = rank_read(config.checkpoint, rank)
         self._url = config.checkpoint.checkpoint_folder.rstrip("/")
-        self._opener = remote_opener(config, self._url.partition("://")[0])
+        self._opener = remote_opener(config.storage, self._url.partition("://")[0], config.reader.transfer_size)
         seed = config.train.seed if config.checkpoint.randomize_tensor else None
         self._content = CheckpointContent(LARGEST_BYTES, seed, rank.index)
-        self._saved: tuple[int, int] | None = None  # (epoch, step) of the last checkpoint
+        self._saved: Number | None = None  # (epoch, step) of the last checkpoint
 
     def save(self, epoch: int, step: int = 0) -> list[Written]:
         """Write the checkpoint after `epoch` and `step`, and return its files. Raises IotwinError, which names the object."""
-        files = files_written(self._config, epoch, step, self._rank.index, self._rank.count)
-        written = [self._write(file, epoch) for file in files]
+        written = [self._write(file, epoch) for file in self._plan.written(self._rank.index, (epoch, step))]
         self._saved = epoch, step
         return written
 
@@ -48,12 +47,9 @@ class RemoteCheckpoints:
             raise IotwinError(
                 f"{self._url}: holds no whole checkpoint of {self._rank.count} ranks; write one first, or correct the URL"
             )
-        return [self._read(file, number[0]) for file in self._files_read(*number)]
+        return [self._read(file, number[0]) for file in self._plan.read(self._rank_read, number)]
 
-    def _files_read(self, epoch: int, step: int) -> list[PlannedFile]:
-        return files_read(self._config, epoch, step, rank_read(self._config, self._rank), self._rank.count)
-
-    def _newest(self) -> tuple[int, int] | None:
+    def _newest(self) -> Number | None:
         """Return (epoch, step) of the newest checkpoint all of whose objects for this rank exist; None if there is none."""
         files = self._opener.file_system()
         with self._one_line(self._url):
@@ -61,10 +57,11 @@ class RemoteCheckpoints:
         numbers = {number for name in names if (number := checkpoint_number(name.rstrip("/").rpartition("/")[2]))}
         return next((number for number in sorted(numbers, reverse=True) if self._is_whole(number)), None)
 
-    def _is_whole(self, number: tuple[int, int]) -> bool:
+    def _is_whole(self, number: Number) -> bool:
         with suppress(IotwinError):  # an object is missing
             return all(
-                self._opener(f"{self._url}/{file.name}").size_bytes == file.size_bytes for file in self._files_read(*number)
+                self._opener(f"{self._url}/{file.name}").size_bytes == file.size_bytes
+                for file in self._plan.read(self._rank_read, number)
             )
         return False
 

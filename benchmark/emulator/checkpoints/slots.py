@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from iotwin.benchmark.emulator.checkpoints.one_file import CheckpointContent
+from iotwin.benchmark.emulator.checkpoints.one_file import CheckpointContent, PlannedFile
 from iotwin.benchmark.emulator.checkpoints.own_files import OwnFiles
-from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
 from iotwin.common.errors import IotwinError
 
 _MS_SYNC = 4

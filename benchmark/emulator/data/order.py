@@ -19,12 +19,14 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from iotwin.benchmark.emulator.plugins import SAMPLERS, load_plugin
 from iotwin.common.numbers.permutation import Permutation
 from iotwin.workload_yaml import Config
 
 Batch = NDArray[np.int64]  # indices of samples, in the order they are read
 _Mapping = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
+_DLIO_SAMPLERS = ("iterative", "index")  # DLIO's samplers, which do not change the order
 _BLOCK_SAMPLES = 8192  # samples computed at a time: enough to amortise numpy's calls, in 64 KiB
 
 
@@ -66,11 +68,24 @@ class Batches(Sequence[Batch]):
         return block[low : low + self._size]
 
 
-def training_batches(config: Config, samples: int, epoch: int, rank: int = 0, ranks: int = 1) -> Batches:
+def epoch_batches(config: Config, phase: str, samples: int, epoch: int, rank: int, ranks: int) -> Sequence[Batch]:
+    """Return the batches of `rank` in an epoch of training or, if `phase` is evaluation, in an evaluation after that epoch."""
+    if phase == "evaluation":
+        return evaluation_batches(config, samples, rank, ranks)
+    return training_batches(config, samples, epoch, rank, ranks)
+
+
+def training_batches(config: Config, samples: int, epoch: int, rank: int = 0, ranks: int = 1) -> Sequence[Batch]:
     """Return the batches of `rank` in training epoch `epoch`. Every rank has equally many, and all batches are full.
 
     `train.total_training_steps`, if given, is the most batches. A twin's stream restarts its files to reach that number exactly.
+    If the workload names a plug-in as its sampler, its batches are returned.
     """
+    name = config.reader.data_loader_sampler
+    if name is not None and name not in _DLIO_SAMPLERS:
+        sampler = load_plugin(SAMPLERS, name, "reader.data_loader_sampler", list(_DLIO_SAMPLERS))
+        batches: Sequence[Batch] = sampler(config=config, samples=samples, epoch=epoch, rank=rank, ranks=ranks)
+        return batches
     size, steps = config.reader.batch_size, config.train.total_training_steps
     if config.twin.reader.streamed and steps > 0:
         return Batches(steps * size, size, steps, lambda positions: positions % samples)

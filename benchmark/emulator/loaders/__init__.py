@@ -1,19 +1,21 @@
-"""Open the loader that a workload names, and compute the order of its training samples."""
+"""Open the loader that a workload names, and wrap it if the main process also opens files or copies batches."""
 
-from collections.abc import Sequence
+import ctypes
+import mmap
+import time
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from typing import Self
 
 import numpy as np
 
-from iotwin.benchmark.emulator.data.dataset import SampleSet
-from iotwin.benchmark.emulator.data.order import Batch, training_batches
-from iotwin.benchmark.emulator.loaders.base import Fetcher, Loader, MainLoader
+from iotwin.benchmark.emulator.data.dataset import SampleSet, SharedFiles
+from iotwin.benchmark.emulator.data.order import Batch
+from iotwin.benchmark.emulator.loaders.base import Fetched, Fetcher, Loader, MainLoader, ThreadLoader
 from iotwin.benchmark.emulator.loaders.processes import StartTime, WorkerLoader, at_once
 from iotwin.benchmark.emulator.loaders.stream import TF_BUFFER_BYTES, StreamLoader, StreamPlan
-from iotwin.benchmark.emulator.loaders.threads import ThreadLoader
-from iotwin.benchmark.emulator.loaders.wrapped import OpenedEachPass, PinnedCopies
-from iotwin.benchmark.emulator.plugins import LOADERS, SAMPLERS, load_plugin
-from iotwin.benchmark.emulator.readers import DEFAULT_RECORD_BYTES, file_format, past_page_cache
+from iotwin.benchmark.emulator.plugins import LOADERS, load_plugin
+from iotwin.benchmark.emulator.readers import DEFAULT_RECORD_BYTES, past_page_cache
 from iotwin.common.numbers.draws import DrawnTime, even_strata
 from iotwin.common.numbers.keyed import Purpose
 from iotwin.common.progress import note
@@ -22,8 +24,8 @@ from iotwin.workloads.policies.read_ahead import BATCHES_AHEAD
 
 _FRAMEWORKS = {"pytorch": "torch", "tensorflow": "tensorflow"}  # package that a loader needs
 _NATIVE = ("native", "synthetic", "dali", "native_dali", "terabyte", "none")
+_BUFFER_BYTES = 16 << 20  # of copies into page-locked memory
 _CYCLE = 8  # number of files that the BERT job reads in turn
-_DLIO_SAMPLERS = ("iterative", "index")  # DLIO's samplers, which do not change the order
 
 
 def open_loader(config: Config, samples: SampleSet, rank: int = 0, ranks: int = 1, evaluation: bool = False) -> Loader:
@@ -36,7 +38,7 @@ def _named_loader(config: Config, samples: SampleSet, rank: int, ranks: int, eva
     reader, twin = config.reader, config.twin
     seconds = twin.evaluation.preprocess_time if evaluation else reader.preprocess_time
     purpose = Purpose.EVALUATION_SAMPLE if evaluation else Purpose.TRAIN_SAMPLE
-    preprocess = DrawnTime(seconds, config.train.seed, purpose)
+    preprocess = DrawnTime(seconds, config.train.seed, purpose) if seconds else None
     fetcher = Fetcher(samples, preprocess, config.twin.instrument)
     workers = reader.read_threads
     if evaluation and twin.evaluation.read_threads is not None:
@@ -49,7 +51,7 @@ def _named_loader(config: Config, samples: SampleSet, rank: int, ranks: int, eva
         name = "native"
         if not evaluation:
             note(f"{package} is not installed: the native loader reads, by the same system calls")
-    framed = file_format(config) == "tfrecord" and not past_page_cache(config) and not twin.reader.mmap
+    framed = samples.file_format == "tfrecord" and not past_page_cache(config) and not twin.reader.mmap
     if name == "pytorch":
         from iotwin.benchmark.emulator.loaders.pytorch import TorchLoader
 
@@ -58,18 +60,18 @@ def _named_loader(config: Config, samples: SampleSet, rank: int, ranks: int, eva
         from iotwin.benchmark.emulator.loaders.tf_data import TfMapLoader, TfRecordLoader
 
         if framed:
-            return TfRecordLoader(samples, preprocess, _stream_plan(config, workers, rank, ranks, evaluation))
+            return TfRecordLoader(samples, preprocess, _stream_plan(config, samples, workers, rank, ranks, evaluation))
         return TfMapLoader(fetcher, workers, total or BATCHES_AHEAD)
     if name not in _NATIVE:
         key = "reader.data_loader_classname" if reader.data_loader_classname else "reader.data_loader"
         loader: Loader = load_plugin(LOADERS, name, key, [*_NATIVE, "pytorch", "tensorflow"])(config=config, fetcher=fetcher)
     elif framed or twin.reader.streamed:
-        loader = StreamLoader(samples, preprocess, _stream_plan(config, workers, rank, ranks, evaluation))
+        loader = StreamLoader(samples, preprocess, _stream_plan(config, samples, workers, rank, ranks, evaluation))
     elif twin.reader.workers == "threads" and workers:
         loader = ThreadLoader(fetcher, workers, prefetch)
     else:
-        start = DrawnTime(twin.reader.start_time, config.train.seed, Purpose.LOADER_START, even_strata(config.train.epochs))
-        loader = make_loader(fetcher, workers, prefetch, twin.persistent_workers, lambda epoch: start.seconds(rank, 0, epoch - 1))
+        start_s = _start_time(config, rank) if workers else at_once
+        loader = make_loader(fetcher, workers, prefetch, twin.persistent_workers, start_s)
     return PinnedCopies(loader) if twin.reader.pinned_copies else loader
 
 
@@ -79,6 +81,11 @@ def make_loader(fetcher: Fetcher, workers: int, prefetch: int, persistent: bool,
     The processes begin to read `start_s(epoch)` seconds after the start of the first one.
     """
     return WorkerLoader(fetcher, workers, prefetch, persistent, start_s) if workers else MainLoader(fetcher)
+
+
+def _start_time(config: Config, rank: int) -> StartTime:
+    drawn = DrawnTime(config.twin.reader.start_time, config.train.seed, Purpose.LOADER_START, even_strata(config.train.epochs))
+    return lambda epoch: drawn.seconds(rank, 0, epoch - 1)
 
 
 def _installed(package: str) -> bool:
@@ -97,7 +104,7 @@ def _tensor_type(config: Config) -> np.dtype[np.void] | None:
     return np.dtype((np.uint8, (size_bytes,))) if size_bytes else None
 
 
-def _stream_plan(config: Config, threads: int, rank: int, ranks: int, evaluation: bool) -> StreamPlan:
+def _stream_plan(config: Config, samples: SampleSet, threads: int, rank: int, ranks: int, evaluation: bool) -> StreamPlan:
     reader = config.reader
     shuffled = reader.sample_shuffle != "off" and not evaluation
     interleaved = config.twin.reader.interleave_files or (_CYCLE if config.dataset.interleave else 1)
@@ -112,18 +119,58 @@ def _stream_plan(config: Config, threads: int, rank: int, ranks: int, evaluation
         seed=config.train.seed,
         fresh_each_epoch=config.train.seed_change_epoch or "random" in (reader.sample_shuffle, reader.file_shuffle),
         whole_files=(config.evaluation.total_eval_steps if evaluation else config.train.total_training_steps) <= 0,
-        record_bytes=None if file_format(config) == "tfrecord" else config.dataset.record_length_bytes or DEFAULT_RECORD_BYTES,
+        record_bytes=None if samples.file_format == "tfrecord" else config.dataset.record_length_bytes or DEFAULT_RECORD_BYTES,
         in_turn=config.twin.reader.in_turn or not config.twin.reader.streamed or threads < 2,
         rank=rank,
         ranks=ranks,
     )
 
 
-def sampled_batches(config: Config, samples: int, epoch: int, rank: int = 0, ranks: int = 1) -> Sequence[Batch]:
-    """Return the batches of `rank` in training epoch `epoch`, from the workload's own sampler if it names a plug-in."""
-    name = config.reader.data_loader_sampler
-    if name is None or name in _DLIO_SAMPLERS:
-        return training_batches(config, samples, epoch, rank, ranks)
-    sampler = load_plugin(SAMPLERS, name, "reader.data_loader_sampler", list(_DLIO_SAMPLERS))
-    batches: Sequence[Batch] = sampler(config=config, samples=samples, epoch=epoch, rank=rank, ranks=ranks)
-    return batches
+class _WrappedLoader(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __enter__(self) -> Self:
+        self._loader.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._loader.__exit__(*exception)
+
+
+class PinnedCopies(_WrappedLoader):
+    """Wraps a loader; the main process copies each batch into page-locked memory before it delivers the batch.
+
+    All copies use one buffer of 16 MiB. They take the time of real copies, but not the memory of whole batches.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        super().__init__(loader)
+        self._source, self._target = mmap.mmap(-1, _BUFFER_BYTES), mmap.mmap(-1, _BUFFER_BYTES)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._target))
+        if ctypes.CDLL(None, use_errno=True).mlock(ctypes.c_void_p(address), ctypes.c_size_t(_BUFFER_BYTES)):
+            note("memory cannot be locked (ulimit -l), so batches are copied into pageable memory")
+
+    def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
+        source, target = memoryview(self._source), memoryview(self._target)
+        for fetched in self._loader.epoch(epoch, batches):
+            begin_ns = time.monotonic_ns()
+            for done in range(0, fetched.size_bytes, _BUFFER_BYTES):
+                count = min(_BUFFER_BYTES, fetched.size_bytes - done)
+                target[:count] = source[:count]
+            yield fetched._replace(copy_ns=time.monotonic_ns() - begin_ns)
+
+
+class OpenedEachPass(_WrappedLoader):
+    """Wraps a loader; the main process opens the loader's files before each pass and closes them after it."""
+
+    def __init__(self, loader: Loader, files: SharedFiles) -> None:
+        super().__init__(loader)
+        self._files = files
+
+    def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
+        self._files.opener.share(self._files.paths)
+        try:
+            yield from self._loader.epoch(epoch, batches)
+        finally:
+            self._files.opener.close_shared()

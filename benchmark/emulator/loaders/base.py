@@ -1,13 +1,18 @@
-"""The interface of loaders, the fetcher that reads batches for them, and the loader that reads in the calling process."""
+"""The interface of loaders, the fetcher that reads batches for them, and the loaders that read in the calling process."""
 
 import copy
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple, Protocol, Self
 
 from iotwin.benchmark.emulator.data.dataset import SampleSet
 from iotwin.benchmark.emulator.data.order import Batch
+from iotwin.benchmark.emulator.readers.records import Raw
 from iotwin.common.numbers.draws import DrawnTime
 from iotwin.common.numbers.sleeper import Sleeper
 
@@ -26,25 +31,30 @@ class Fetched(NamedTuple):
     start_ns: int = 0  # start of the first read (CLOCK_MONOTONIC); 0: unknown
 
 
+@dataclass
 class Fetcher:
     """Reads a batch sample by sample, and sleeps for the preprocessing time of each sample."""
 
-    def __init__(self, samples: SampleSet, preprocess: DrawnTime, instrument: bool = False) -> None:
-        self._samples, self._preprocess, self._instrument = samples, preprocess, instrument
-        self._sleeper = Sleeper()
-        self.stopped = False  # another thread sets it to stop before the next sample
+    samples: SampleSet
+    preprocess: DrawnTime | None  # time of each sample; None: the job spends none
+    instrument: bool = False  # record the parts of each sample
+    stopped: bool = False  # another thread sets it to stop before the next sample
 
     def clone(self) -> Self:
         """Return a fetcher of the same samples for another thread. It has a separate reader and sleeper, as these have state."""
-        samples = replace(self._samples, reader=copy.deepcopy(self._samples.reader))
-        return type(self)(samples, copy.copy(self._preprocess), self._instrument)
+        samples = replace(self.samples, reader=copy.deepcopy(self.samples.reader))
+        return replace(self, samples=samples, preprocess=copy.copy(self.preprocess))
+
+    @cached_property
+    def _sleeper(self) -> Sleeper:
+        return Sleeper()
 
     def fetch(self, epoch: int, batch: Batch) -> Fetched:
         """Read the samples of `batch`, by one read for consecutive records of a file if the reader can do so.
 
         Raises IotwinError, which names the file, if a file cannot be read.
         """
-        if self._samples.in_runs:
+        if isinstance(self.samples.reader, Raw):
             return self._fetch_runs(epoch, batch)
         size_bytes = read_ns = preprocess_ns = 0
         sample_ns: list[tuple[int, int]] = []
@@ -53,45 +63,78 @@ class Fetcher:
             if self.stopped:
                 break
             begin_ns = time.monotonic_ns()
-            size_bytes += self._samples.read(index)
+            size_bytes += self.samples.read(index)
             loaded_ns = time.monotonic_ns() - begin_ns
-            seconds = self._preprocess.seconds(_RANK, epoch, index)
-            self._sleeper.sleep(seconds)
-            read_ns, preprocess_ns = read_ns + loaded_ns, preprocess_ns + int(seconds * 1e9)
-            if self._instrument:
-                sample_ns.append((loaded_ns, int(seconds * 1e9)))
+            spent_ns = self._preprocess(epoch, index)
+            read_ns, preprocess_ns = read_ns + loaded_ns, preprocess_ns + spent_ns
+            if self.instrument:
+                sample_ns.append((loaded_ns, spent_ns))
         return Fetched(len(batch), size_bytes, read_ns, preprocess_ns, tuple(sample_ns), start_ns=start_ns)
 
     def _fetch_runs(self, epoch: int, batch: Batch) -> Fetched:
         """Read a batch by runs of consecutive records. One preprocessing time is drawn, as these jobs process whole batches."""
         begin_ns = time.monotonic_ns()
-        size_bytes = self._samples.read_runs(batch)
+        size_bytes = self.samples.read_runs(batch)
         read_ns = time.monotonic_ns() - begin_ns
-        seconds = self._preprocess.seconds(_RANK, epoch, int(batch[0])) * len(batch) if len(batch) else 0.0
+        preprocess_ns = self._preprocess(epoch, int(batch[0]), len(batch)) if len(batch) else 0
+        return Fetched(len(batch), size_bytes, read_ns, preprocess_ns, start_ns=begin_ns)
+
+    def _preprocess(self, epoch: int, index: int, samples: int = 1) -> int:
+        """Sleep for the time of preprocessing `samples` samples, drawn for the one at `index`, and return its nanoseconds."""
+        if self.preprocess is None:
+            return 0
+        seconds = self.preprocess.seconds(_RANK, epoch, index) * samples
         self._sleeper.sleep(seconds)
-        return Fetched(len(batch), size_bytes, read_ns, int(seconds * 1e9), start_ns=begin_ns)
+        return int(seconds * 1e9)
 
 
-class Loader(Protocol):
+class Loader(AbstractContextManager["Loader"], Protocol):
     """Delivers the batches of an epoch in order. As a context manager, it ends all its processes on exit."""
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
         """Yield the result of each batch's reads, in order. Raises IotwinError if a read fails or a worker dies."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         """End the loader's processes and threads; by default there are none."""
         return
 
 
+@dataclass
 class MainLoader(Loader):
     """Reads each batch in the calling process, on demand (num_workers=0)."""
 
-    def __init__(self, fetcher: Fetcher) -> None:
-        self._fetcher = fetcher
+    fetcher: Fetcher
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
         for batch in batches:
-            yield self._fetcher.fetch(epoch, batch)
+            yield self.fetcher.fetch(epoch, batch)
+
+
+class ThreadLoader(Loader):
+    """Reads in threads of the calling process, with the same assignment of batches and prefetch as worker processes."""
+
+    def __init__(self, fetcher: Fetcher, threads: int, prefetch: int) -> None:
+        self._fetchers = [fetcher.clone() for _ in range(threads)]
+        self._prefetch = prefetch
+        # An executor for each thread, so that thread k of W reads the batches k, k + W, k + 2W, ... in order.
+        self._threads = [ThreadPoolExecutor(1, f"loader{index}") for index in range(threads)]
+
+    def __exit__(self, *exception: object) -> None:
+        """End the threads, each after the sample that it is reading."""
+        for fetcher in self._fetchers:
+            fetcher.stopped = True
+        for thread in self._threads:
+            thread.shutdown(cancel_futures=True)
+
+    def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
+        count = len(self._threads)
+        under_way: deque[Future[Fetched]] = deque()
+        sent = 0
+        for taken in range(len(batches) + 1):
+            fetched = under_way.popleft().result() if taken else None
+            while sent < min(len(batches), taken + self._prefetch * count):
+                worker = sent % count
+                under_way.append(self._threads[worker].submit(self._fetchers[worker].fetch, epoch, batches[sent]))
+                sent += 1
+            if fetched is not None:
+                yield fetched

@@ -71,7 +71,7 @@ class StreamPlan:
 class StreamLoader(Loader):
     """Delivers the batches of a stream. A thread prepares batches in advance."""
 
-    def __init__(self, samples: SampleSet, preprocess: DrawnTime, plan: StreamPlan) -> None:
+    def __init__(self, samples: SampleSet, preprocess: DrawnTime | None, plan: StreamPlan) -> None:
         self._files, self._plan, self._preprocess = samples.files, plan, preprocess
         self._stop = threading.Event()  # set to end the present epoch
         # Holds the files of an epoch open until the next epoch, as the iterator of a job does.
@@ -120,10 +120,15 @@ class StreamLoader(Loader):
             begin_ns = time.monotonic_ns()
             size_bytes = sum(next(records) for _ in range(size))
             read_ns = time.monotonic_ns() - begin_ns
-            seconds = sum(self._preprocess.seconds(self._plan.rank, epoch, number) for number in range(sample, sample + size))
+            seconds = preprocessing_s(self._preprocess, self._plan.rank, epoch, range(sample, sample + size))
             sleeper.sleep(seconds)
             sample += size
             yield Fetched(size, size_bytes, read_ns, int(seconds * 1e9))
+
+
+def preprocessing_s(preprocess: DrawnTime | None, rank: int, epoch: int, samples: range) -> float:
+    """Return the seconds of preprocessing `samples`; 0 if `preprocess` is None."""
+    return sum(preprocess.seconds(rank, epoch, sample) for sample in samples) if preprocess else 0.0
 
 
 def _put(made: _Made, item: Fetched | IotwinError | None, stop: threading.Event) -> bool:

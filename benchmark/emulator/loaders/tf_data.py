@@ -10,7 +10,7 @@ import numpy as np
 from iotwin.benchmark.emulator.data.dataset import SampleSet
 from iotwin.benchmark.emulator.data.order import Batch
 from iotwin.benchmark.emulator.loaders.base import Fetched, Fetcher, Loader
-from iotwin.benchmark.emulator.loaders.stream import StreamPlan
+from iotwin.benchmark.emulator.loaders.stream import StreamPlan, preprocessing_s
 from iotwin.common.errors import IotwinError
 from iotwin.common.numbers.draws import DrawnTime
 from iotwin.common.numbers.permutation import Permutation
@@ -34,7 +34,7 @@ _NUMBERS = 4  # the first fields of Fetched
 class TfRecordLoader(Loader):
     """Loads TFRecords by tf.data: TFRecordDataset, interleave, shuffle, batch and prefetch over the rank's files."""
 
-    def __init__(self, samples: SampleSet, preprocess: DrawnTime, plan: StreamPlan) -> None:
+    def __init__(self, samples: SampleSet, preprocess: DrawnTime | None, plan: StreamPlan) -> None:
         self._tensorflow = _tensorflow()
         self._files, self._preprocess, self._plan = samples.files, preprocess, plan
 
@@ -47,7 +47,7 @@ class TfRecordLoader(Loader):
                 if taken == len(batches):
                     continue  # reads the files to the end, as the job does, although no step follows
                 first = taken * size
-                seconds = sum(self._preprocess.seconds(self._plan.rank, epoch, one) for one in range(first, first + len(lengths)))
+                seconds = preprocessing_s(self._preprocess, self._plan.rank, epoch, range(first, first + len(lengths)))
                 time.sleep(seconds)
                 taken += 1
                 read_bytes = int(lengths.numpy().sum()) + FRAME_BYTES * len(lengths)

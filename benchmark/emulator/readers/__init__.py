@@ -10,10 +10,9 @@ import numpy as np
 from iotwin.benchmark.emulator.plugins import READERS, load_plugin
 from iotwin.benchmark.emulator.readers.access import Buffered, Direct, KeptOpen, Mapped, Opener
 from iotwin.benchmark.emulator.readers.hdf5 import Hdf5Reader
-from iotwin.benchmark.emulator.readers.images import Image
+from iotwin.benchmark.emulator.readers.listed import RecordedReads
 from iotwin.benchmark.emulator.readers.numpy_files import Npy, Npz, NumpyLoad
-from iotwin.benchmark.emulator.readers.recorded import RecordedReads
-from iotwin.benchmark.emulator.readers.records import Indexed, Raw, TfRecord
+from iotwin.benchmark.emulator.readers.records import Image, Indexed, Raw, TfRecord
 from iotwin.benchmark.emulator.readers.sample import InMemory, SampleReader, Synthetic
 from iotwin.benchmark.emulator.readers.tables import Csv, ParquetReader
 from iotwin.workload_yaml import Config, Dataset
@@ -62,6 +61,12 @@ def local_opener(config: Config) -> Opener:
     transfer_bytes = config.reader.transfer_size
     opener = way if transfer_bytes is None else cast(Opener, partial(way, transfer_bytes=transfer_bytes))
     return KeptOpen(opener, config.twin.reader.most_open) if config.twin.reader.keep_open else opener
+
+
+def open_reader(config: Config, remote: Opener | None) -> tuple[SampleReader, Opener]:
+    """Return the reader of the workload's format, and the opener of its files: `remote`, or one of local files."""
+    opener = remote or local_opener(config)
+    return make_reader(config, opener), opener
 
 
 def make_reader(config: Config, opener: Opener) -> SampleReader:

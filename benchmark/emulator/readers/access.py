@@ -9,6 +9,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 from multiprocessing.util import Finalize
 from typing import Protocol, Self
@@ -19,17 +20,13 @@ _ALIGNMENT_BYTES = 4096  # for O_DIRECT (open(2)): no disk in use has larger log
 _LARGEST_READ_BYTES = 0x7FFFF000  # read(2) on Linux transfers at most this many bytes
 
 
-class OpenFile(Protocol):
+class OpenFile(AbstractContextManager["OpenFile"], Protocol):
     """The interface of files that are open for reading. Leaving its context closes the file."""
 
     size_bytes: int
 
     def read(self, offset: int, size_bytes: int) -> memoryview:
         """Return `size_bytes` bytes from `offset` on. Raises IotwinError, which names the file, if it ends before."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exception: object) -> None: ...
 
 
 Opener = Callable[[str], OpenFile]
@@ -81,7 +78,13 @@ def check_within(path: str, size_bytes: int, offset: int, wanted_bytes: int) -> 
         raise damaged(path, f"ends after {size_bytes} bytes, before the {wanted_bytes} bytes wanted at {offset}")
 
 
-class _Descriptor:
+def scratch_for(path: str, file_bytes: int, offset: int, wanted_bytes: int) -> memoryview:
+    """Return memory for `wanted_bytes` from `offset` on. Raises IotwinError if the file of `file_bytes` ends before."""
+    check_within(path, file_bytes, offset, wanted_bytes)
+    return scratch(wanted_bytes)
+
+
+class _Descriptor(OpenFile):
     """Base class of the local files: a file descriptor and the file's size."""
 
     def __init__(self, path: str, flags: int = 0) -> None:
@@ -91,9 +94,6 @@ class _Descriptor:
         except OSError as error:
             raise unreadable(path, error) from None
         self.size_bytes = os.fstat(self._descriptor).st_size
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         os.close(self._descriptor)
@@ -107,8 +107,7 @@ class Buffered(_Descriptor):
         self._transfer_bytes = transfer_bytes or _LARGEST_READ_BYTES
 
     def read(self, offset: int, size_bytes: int) -> memoryview:
-        check_within(self._path, self.size_bytes, offset, size_bytes)
-        view = scratch(size_bytes)
+        view = scratch_for(self._path, self.size_bytes, offset, size_bytes)
         _fill(self._path, self._descriptor, view, offset, self._transfer_bytes)
         return view
 
@@ -137,8 +136,7 @@ class Mapped(_Descriptor):
         self._step_bytes = transfer_bytes or max(1, self.size_bytes)
 
     def read(self, offset: int, size_bytes: int) -> memoryview:
-        check_within(self._path, self.size_bytes, offset, size_bytes)
-        view = scratch(size_bytes)
+        view = scratch_for(self._path, self.size_bytes, offset, size_bytes)
         if self._map is not None:
             with memoryview(self._map) as mapped:
                 for start in range(0, size_bytes, self._step_bytes):
@@ -204,7 +202,7 @@ class KeptOpen:
             self._end(key)
 
 
-class _Kept:
+class _Kept(OpenFile):
     """A file that leaving its context does not close. If all of it was read by then, to its end, `end` is called."""
 
     def __init__(self, file: OpenFile, end: Callable[[], None] | None = None) -> None:
@@ -218,9 +216,6 @@ class _Kept:
 
     def close(self) -> None:
         self._file.__exit__(None, None, None)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         if self._end is not None and self.size_bytes and min(self._read_bytes, self._reached) >= self.size_bytes:
@@ -248,19 +243,15 @@ class ReadStream(io.RawIOBase):
         self.read_bytes = 0
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Return the offset of the next read."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the offset of the next read and return it."""
         self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size_bytes}[whence]
         return self._position
 

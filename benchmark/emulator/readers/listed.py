@@ -1,12 +1,12 @@
-"""Read samples that a twin lists as reads of file ranges, as the traced job made them (an index, a chunk, a label)."""
+"""Read samples by the reads that a twin has recorded: ranges of files (an index, a chunk, a label), or sizes for every file."""
 
 import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from itertools import groupby
+from itertools import chain, groupby, repeat
 
-from iotwin.benchmark.emulator.readers.access import Buffered, Opener, OpenFile, scratch
+from iotwin.benchmark.emulator.readers.access import Buffered, Opener, OpenFile, damaged, scratch, unreadable
 from iotwin.benchmark.emulator.readers.sample import Sample
 from iotwin.workload_yaml.listed_reads import Read, visits
 
@@ -58,3 +58,37 @@ def _thread(number: int) -> ThreadPoolExecutor:
     if key not in threads:
         threads[key] = ThreadPoolExecutor(1, f"reader-{number}")
     return threads[key]
+
+
+class RecordedReads:
+    """Reads whole files of any content, one for each sample, by reads of the recorded `sizes`.
+
+    The last size is repeated until the end of the file. `past_end`: one more read finds the end.
+    """
+
+    def __init__(self, sizes: list[int], past_end: bool) -> None:
+        self._sizes, self._past_end = sizes, past_end
+
+    def read(self, path: str, sample: int, samples: int) -> Sample:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise unreadable(path, error) from None
+        try:
+            size_bytes = os.fstat(descriptor).st_size
+            view = scratch(size_bytes + self._sizes[-1])
+            done = 0
+            for wanted in chain(self._sizes, repeat(self._sizes[-1])):
+                if done >= size_bytes and not self._past_end:
+                    break
+                count = os.readv(descriptor, [view[done : done + min(wanted, len(view) - done)]])
+                done += count
+                if count == 0:
+                    break
+        except OSError as error:
+            raise unreadable(path, error) from None
+        finally:
+            os.close(descriptor)
+        if done < size_bytes or not done:
+            raise damaged(path, f"ends after {done} bytes: it is empty or has become shorter")
+        return Sample(view[:done], done)

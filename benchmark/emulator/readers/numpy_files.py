@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.benchmark.emulator.readers.access import Opener, OpenFile, ReadStream, check_within, damaged, scratch, unreadable
+from iotwin.benchmark.emulator.readers.access import Opener, OpenFile, ReadStream, check_within, damaged, scratch_for, unreadable
 from iotwin.benchmark.emulator.readers.sample import Sample, check_member
 from iotwin.common.errors import IotwinError
 
@@ -34,8 +34,8 @@ class NumpyLoad:
                 size_bytes = os.fstat(file.fileno()).st_size
                 shape, fortran, dtype = _header(path, file)
                 content_bytes = math.prod(shape) * dtype.itemsize
-                check_within(path, size_bytes, 0, content_bytes)  # not from the position, which would cost a system call
-                content = scratch(content_bytes)
+                # Not from the position, which would cost a system call.
+                content = scratch_for(path, size_bytes, 0, content_bytes)
                 _fromfile(path, file, content)
         except OSError as error:
             raise unreadable(path, error) from None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from iotwin.benchmark.emulator.mpi import started_as, under_mpi
+from iotwin.benchmark.emulator.ranks import started_as, under_mpi
 from iotwin.common.ranks import MPI_VARIABLES
 from tests.conftest import PATIENCE_S, ROOT
 
@@ -160,7 +160,7 @@ CHECKPOINTS = [
         ("iotwin.datagen.nodes:write_units", 0),
         ("iotwin.datagen.nodes:write_manifest", 0),
         ("iotwin.benchmark.emulator.run:open_dataset", 1),
-        ("iotwin.benchmark.emulator.accelerator:Accelerator.step", 0),
+        ("iotwin.benchmark.emulator.run:Accelerator.step", 0),
         ("iotwin.benchmark.emulator.checkpoints.one_file:FileWriter.write", 1),
         ("iotwin.benchmark.emulator.checkpoints.recovery:read_whole", 0),
         ("iotwin.benchmark.emulator.results.write:write_results", 0),

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from iotwin.benchmark.emulator.checkpoints.one_file import CheckpointContent, FileWriter
-from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
+from iotwin.benchmark.emulator.checkpoints.one_file import CheckpointContent, FileWriter, PlannedFile
 from iotwin.benchmark.fit import fit
 from iotwin.benchmark.fit.checkpoint_files import find_files
 from iotwin.common.numbers.sleeper import Sleeper

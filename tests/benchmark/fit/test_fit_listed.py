@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from iotwin import workload_yaml as c
-from iotwin.benchmark.emulator.checkpoints.plan import files_written
+from iotwin.benchmark.emulator.checkpoints.plan import CheckpointPlan
 from iotwin.benchmark.emulator.data.dataset import open_dataset, start_up
 from iotwin.benchmark.emulator.readers.access import Buffered
 from iotwin.benchmark.emulator.readers.listed import ListedReads
@@ -284,7 +284,7 @@ def test_shards_of_a_checkpoint_are_written_by_their_ranks(tmp_path):
         for rank, pid in enumerate(ranks):
             now = made.write_file(now, pid, f"/out/step_{epoch}_32/__{rank}_0.distcp", 1_000_000 + rank)
     fitted = fit(made.trace(tmp_path / "t"))
-    written = {rank: [file.name for file in files_written(fitted.config, 1, 32, rank, 2)] for rank in (0, 1)}
+    written = {rank: [file.name for file in CheckpointPlan(fitted.config, 2).written(rank, (1, 32))] for rank in (0, 1)}
     assert written == {rank: [f"step_1_32/__{rank}_0.distcp"] for rank in (0, 1)}
     assert fitted.coverage["write_share"] == 1.0
 

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iotwin.benchmark.emulator.checkpoints.own_files import OwnFiles
-from iotwin.benchmark.emulator.checkpoints.plan import files_written
+from iotwin.benchmark.emulator.checkpoints.plan import CheckpointPlan
 from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
 from iotwin.benchmark.emulator.ranks import Rank
 from iotwin.benchmark.emulator.results.write import write_results
@@ -483,7 +483,7 @@ def test_drawn_writes_make_the_whole_file_and_alternate(size: int, mean: int, de
     checkpoint = config.checkpoint
     checkpoint.ckpt_write_sz_mean, checkpoint.ckpt_write_sz_std = mean, deviation
     checkpoint.ckpt_write_sz_q1, checkpoint.ckpt_write_sz_min = small, 200
-    (file,) = files_written(config, 1, 0, 0, 1)
+    (file,) = CheckpointPlan(config, 1).written(0, (1, 0))
     sizes = list(file.sizes())
     assert sum(sizes) == size == file.size_bytes
     assert set(sizes[:-1:2]) <= {small} and min(sizes[:-1], default=200) >= 200

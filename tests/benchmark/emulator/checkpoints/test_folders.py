@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from iotwin import workload_yaml as c
-from iotwin.benchmark.emulator.checkpoints.one_file import FileWriter
-from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
+from iotwin.benchmark.emulator.checkpoints.one_file import FileWriter, PlannedFile
 from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
 from iotwin.benchmark.emulator.ranks import Rank, run_local
 from iotwin.benchmark.emulator.readers.listed import BufferedToEnd

@@ -14,9 +14,8 @@ from msgspec.structs import replace
 
 from iotwin import workload_yaml as c
 from iotwin.benchmark.emulator.checkpoints.formats import as_format
-from iotwin.benchmark.emulator.checkpoints.one_file import FileWriter
-from iotwin.benchmark.emulator.checkpoints.plan import files_written
-from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
+from iotwin.benchmark.emulator.checkpoints.one_file import FileWriter, PlannedFile
+from iotwin.benchmark.emulator.checkpoints.plan import CheckpointPlan
 from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
 from iotwin.benchmark.emulator.ranks import Rank, run_local
 from iotwin.common.errors import IotwinError, UsageError
@@ -110,7 +109,7 @@ def test_a_format_that_was_recorded_stays_as_it_was_and_another_takes_its_tensor
 def test_of_several_ranks_the_first_says_that_a_distributed_checkpoint_is_whole(tmp_path: Path) -> None:
     names = [f"step_{{step}}/rank{rank}.pt" for rank in range(3)]
     config = workload(tmp_path, files=names, format="dcp", ranks=3)
-    each = [[file.name for file in files_written(config, 1, 7, rank, 3)] for rank in range(3)]
+    each = [[file.name for file in CheckpointPlan(config, 3).written(rank, (1, 7))] for rank in range(3)]
     assert each == [["step_7/__0_0.distcp", "step_7/.metadata"], ["step_7/__1_0.distcp"], ["step_7/__2_0.distcp"]]
 
     def save(rank: Rank) -> None:
@@ -142,10 +141,10 @@ def test_of_a_model_every_rank_writes_its_share_in_the_format(tmp_path: Path) ->
         model=c.Model(model_size_bytes=20 << 20),
         twin=c.Twin(checkpoint=c.TwinCheckpoint(format="dcp")),
     )
-    names = [[file.name for file in files_written(config, 2, 5, rank, 2)] for rank in range(2)]
+    names = [[file.name for file in CheckpointPlan(config, 2).written(rank, (2, 5))] for rank in range(2)]
     folder = "global_epoch2_step5"
     assert names == [[f"{folder}/__0_0.distcp", f"{folder}/.metadata"], [f"{folder}/__1_0.distcp"]]
-    (data, _) = files_written(config, 2, 5, 0, 2)
+    (data, _) = CheckpointPlan(config, 2).written(0, (2, 5))
     assert [size for size, _ in data.write_sizes if size >= 1 << 20] == [8 << 20, 8 << 20, 4 << 20]
 
 

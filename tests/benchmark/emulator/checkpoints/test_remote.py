@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from iotwin.benchmark.emulator.checkpoints.open import open_checkpoints
 from iotwin.benchmark.emulator.checkpoints.remote import RemoteCheckpoints
+from iotwin.benchmark.emulator.checkpoints.writer import open_checkpoints
 from iotwin.benchmark.emulator.ranks import Rank
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.workload_yaml import Checkpoint, Config, Model, Storage, Workflow, compose

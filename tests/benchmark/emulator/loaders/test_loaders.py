@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from iotwin.benchmark.emulator.data.dataset import open_dataset
-from iotwin.benchmark.emulator.loaders import open_loader, sampled_batches
+from iotwin.benchmark.emulator.data.order import training_batches
+from iotwin.benchmark.emulator.loaders import open_loader
 from iotwin.benchmark.emulator.loaders.base import Fetched
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.numbers.permutation import Permutation
@@ -30,12 +31,13 @@ RUN = """
 import sys
 from iotwin.workload_yaml import load
 from iotwin.benchmark.emulator.data.dataset import open_dataset
-from iotwin.benchmark.emulator.loaders import open_loader, sampled_batches
+from iotwin.benchmark.emulator.data.order import training_batches
+from iotwin.benchmark.emulator.loaders import open_loader
 config = load(sys.argv[1])
 samples = open_dataset(config).train
 with open_loader(config, samples) as loader:
     for epoch in range(1, config.train.epochs + 1):
-        for fetched in loader.epoch(epoch, sampled_batches(config, len(samples), epoch)):
+        for fetched in loader.epoch(epoch, training_batches(config, len(samples), epoch)):
             pass
 """
 
@@ -118,7 +120,7 @@ def test_without_its_framework_a_workload_reads_natively(
 def epoch(config: Config) -> list[Fetched]:
     samples = open_dataset(config).train
     with open_loader(config, samples) as loader:
-        return list(loader.epoch(1, sampled_batches(config, len(samples), 1)))
+        return list(loader.epoch(1, training_batches(config, len(samples), 1)))
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -157,7 +159,7 @@ def test_a_killed_worker_of_pytorchs_ends_in_one_line(files: Path) -> None:
 
     with open_loader(config, samples) as loader, pytest.raises(IotwinError) as error:
         threading.Thread(target=kill_the_first, daemon=True).start()
-        next(loader.epoch(1, sampled_batches(config, len(samples), 1)))
+        next(loader.epoch(1, training_batches(config, len(samples), 1)))
     assert "DataLoader worker" in str(error.value) and "\n" not in str(error.value)
 
 
@@ -258,7 +260,7 @@ def test_plug_ins_of_every_kind_do_the_work(files: Path, tmp_path: Path) -> None
     ],
 )
 def test_a_plug_in_that_is_not_there_is_a_usage_error(files: Path, tmp_path: Path, key: str, name: str, expected: str) -> None:
-    from iotwin.benchmark.emulator.checkpoints.open import open_checkpoints
+    from iotwin.benchmark.emulator.checkpoints.writer import open_checkpoints
 
     config = workload(files)
     section, _, field = key.partition(".")

@@ -28,13 +28,14 @@ RUN = """
 import sys
 from iotwin.workload_yaml import load
 from iotwin.benchmark.emulator.data.dataset import open_dataset
-from iotwin.benchmark.emulator.loaders import open_loader, sampled_batches
+from iotwin.benchmark.emulator.data.order import training_batches
+from iotwin.benchmark.emulator.loaders import open_loader
 for twin in sys.argv[1:]:
     config = load(twin)
     samples = open_dataset(config).train
     with open_loader(config, samples) as loader:
         for epoch in (1, 2):
-            print(sum(fetched.samples for fetched in loader.epoch(epoch, sampled_batches(config, len(samples), epoch))))
+            print(sum(fetched.samples for fetched in loader.epoch(epoch, training_batches(config, len(samples), epoch))))
 """
 
 

@@ -327,14 +327,15 @@ import sys
 import numpy as np
 from iotwin.workload_yaml import Config, Dataset, Reader, Twin, TwinReader
 from iotwin.benchmark.emulator.data.dataset import open_dataset
-from iotwin.benchmark.emulator.loaders import open_loader, sampled_batches
+from iotwin.benchmark.emulator.data.order import training_batches
+from iotwin.benchmark.emulator.loaders import open_loader
 config = Config(
     dataset=Dataset(data_folder=sys.argv[1], format="bin"),
     reader=Reader(batch_size=512, read_threads=0), twin=Twin(reader=TwinReader(random_batches=True)),
 )
 samples = open_dataset(config).train
 with open_loader(config, samples) as loader:
-    for fetched in loader.epoch(1, sampled_batches(config, len(samples), 1)):
+    for fetched in loader.epoch(1, training_batches(config, len(samples), 1)):
         assert fetched.size_bytes == 512 * 160
 """
 
@@ -473,12 +474,11 @@ def test_samples_come_out_of_an_object_store(generated: Path, s3_server: str, na
     }  # fmt: skip
     config = workload(Path(name), name)
     config.storage = Storage(storage_type="s3", storage_root="s3://data", storage_options=options)
-    from iotwin.benchmark.emulator.data.folders import RemoteFolder, open_folder
+    from iotwin.benchmark.emulator.data.folders import open_folder
+    from iotwin.benchmark.emulator.readers.remote import RemoteFolder, RemoteOpener
 
     folder, _ = open_folder(config)
     assert isinstance(folder, RemoteFolder) and folder.path == f"s3://data/{name}"
-    from iotwin.benchmark.emulator.readers.remote import RemoteOpener
-
     files = RemoteOpener("s3", {"key": "key", "secret": "secret", "endpoint_url": s3_server}).file_system()
     files.put(str(generated / name) + "/", f"data/{name}/", recursive=True)
     layout = layout_of(name)

@@ -56,7 +56,8 @@ class _Framework:
 
     def init_loader(self, format, epoch, data_loader):
         from iotwin.benchmark.emulator.data.dataset import open_dataset
-        from iotwin.benchmark.emulator.loaders import open_loader, sampled_batches
+        from iotwin.benchmark.emulator.data.order import training_batches
+        from iotwin.benchmark.emulator.loaders import open_loader
         from iotwin.workload_yaml import ConfigFolders, compose_job
 
         self._benchmark.run("++workload.workflow.train=False")
@@ -64,7 +65,7 @@ class _Framework:
         config = compose_job(words, ConfigFolders(Path(folder.removeprefix("--config-dir=")))).workload.config
         samples = open_dataset(config).train
         self._loader = open_loader(config, samples, 0, 1, False)
-        self._batches = sampled_batches(config, len(samples), epoch)
+        self._batches = training_batches(config, len(samples), epoch)
 
     def get_loader(self, dataset_type):
         return SimpleNamespace(read=lambda: None, next=self._handed, finalize=lambda: None)
