@@ -188,7 +188,6 @@ def _state_of_files(found: Found) -> int | None:
 
 
 def _flaw(folder: Path, files: list[StoredFile]) -> str | None:
-    """Return a message about the first of `files` in `folder` that is damaged; None if all are intact."""
     sizes = {file.name: file.size_bytes for file in files}
     for file in files:
         try:

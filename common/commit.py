@@ -126,7 +126,6 @@ class Store:
             self._lock = None
 
     def _claim(self) -> None:
-        """Create the directory and lock it. Raises UsageError if it holds files but no checkpoints."""
         _make_durably(self.directory)
         ours = (self.directory / LOCK).is_file() or any(found.manifest for found in checkpoints(self.directory))
         if not ours and any(self.directory.iterdir()):
@@ -203,7 +202,6 @@ class Store:
         return manifest
 
     def _encoded(self, manifest: CheckpointManifest) -> tuple[bytes, CheckpointManifest]:
-        """Return the bytes of `manifest`, and the manifest decoded from them. Raises UsageError if they cannot be decoded."""
         content = encode(manifest)
         try:
             return content, decode(content)
@@ -257,7 +255,6 @@ class _Written(msgspec.Struct):
 
 
 def _stored(folder: Path, file: StoredFile) -> StoredFile:
-    """Return the entry `file` with the size and checksum that its rank has stored in `folder`."""
     path = folder / f"rank-{file.rank}.json"
     try:
         content = read_small(path)
@@ -312,7 +309,6 @@ def leftovers(directory: Path) -> list[Path]:
 
 
 def _remove_leftover(path: Path) -> None:
-    """Remove the file or folder `path` that a killed commit left. Raises UsageError if it holds files of others."""
     match = _LEFT.fullmatch(path.name)
     if match is None:
         unlink_beneath(path.parent, path.name)

@@ -83,7 +83,6 @@ class MadeFolder:
 
 
 def _listed(directory: Path, what: str) -> list[str] | None:
-    """Return the entries that the list in `directory` names; None without a valid list for results of the kind `what`."""
     try:
         found = read_foreign_struct(directory / LIST, _List, _MOST_BYTES, follow=False)
     except (OSError, IotwinError):

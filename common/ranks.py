@@ -44,7 +44,6 @@ def _natural(name: str, otherwise: int) -> int:
 
 
 def _mpi() -> Any:
-    """Return mpi4py's module MPI if MPI is initialised in this process and has several ranks, else None."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.Get_size() == 1:
         return None

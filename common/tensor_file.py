@@ -93,7 +93,6 @@ def write_tensors(path: Path, tensors: Iterable[Tensor] | Packed) -> tuple[list[
 
 
 def _append(appender: "_Appender", tensor: Tensor) -> Entry:
-    """Append `tensor` to the file at the next multiple of ALIGNMENT, and return its entry."""
     name, dtype, shape, data = tensor
     appender.append(np.zeros(-appender.size_bytes % ALIGNMENT, np.uint8))
     entry = Entry(name, dtype, shape, appender.size_bytes, data.size)
@@ -148,7 +147,6 @@ class _Appender:
             self._write()
 
     def _write_in_place(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Write as many multiples of the buffer's size from `data` as it holds, without a copy. Return the rest of `data`."""
         whole = data.size - data.size % _BUFFER_BYTES
         for begin in range(0, whole, _BUFFER_BYTES):
             part = data[begin : begin + _BUFFER_BYTES]

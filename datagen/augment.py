@@ -115,7 +115,6 @@ def _fields(block: bytes, separators: bytes) -> tuple[Bytes, NDArray[np.int64], 
 
 
 def _gathered(data: Bytes, starts: NDArray[np.int64], ends: NDArray[np.int64], order: NDArray[np.int64]) -> Bytes:
-    """Return the fields of `data` from `starts` to `ends`, joined in `order` (indices of fields)."""
     lengths = (ends - starts)[order]
     shift = starts[order] - np.concatenate([[0], np.cumsum(lengths)[:-1]])
     positions: NDArray[np.int64] = np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(shift, lengths)

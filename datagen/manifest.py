@@ -124,7 +124,6 @@ def start_journal(directory: Path, request: Request, name: str = JOURNAL_NAME) -
 
 
 def _write(directory: Path, name: str, content: bytes) -> None:
-    """Write the file `name` in `directory`, whole or not at all, and never through a link."""
     temporary = name + ".partial"
     unlink_beneath(directory, temporary)
     with os.fdopen(open_beneath(directory, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:

@@ -110,7 +110,6 @@ def _begin(planned: Plan, directory: Path, node: Node, existing: Existing) -> Da
 
 
 def _finished(request: Request, directory: Path) -> DataSetManifest | None:
-    """Return the manifest in `directory`, None if there is none yet. Raises IotwinError if it is not that of `request`."""
     if not (directory / MANIFEST_NAME).exists():
         return None
     manifest = read_manifest(directory)

@@ -95,7 +95,6 @@ def _work_alone(writer: UnitWriter, pipe: Connection) -> None:
 
 
 def _work(writer: UnitWriter, pipe: Connection) -> None:
-    """Write the units that arrive on `pipe` until its other end closes, then close this end."""
     pending = 0
 
     def written(size_bytes: int) -> None:

@@ -215,7 +215,6 @@ def verify(url: str, workers: int | None = None) -> DataSetManifest:
 
 
 def _read_piece(url: str, pieces: list[Piece], index: int, read: Callable[[int], None]) -> list[Piece]:
-    """Return a list of one piece: pieces[`index`], with the size and checksum that it has in the store."""
     store, piece = open_store(url), pieces[index]
     with _one_line(url), store.files.open(store.path(piece.name), "rb") as file:
         return [read_open_piece(file, piece.name, piece.offset, piece.size_bytes, read)]

@@ -200,7 +200,6 @@ def _copy_once(layout: ScaledFiles | ScaledRows, file: SourceFile, directory: Pa
 def _write_changed_case(
     sources: list[Path], names: tuple[str, ...], stream: np.random.SFC64, directory: Path, written: Callable[[int], None]
 ) -> list[Piece]:
-    """Write copies of an image and its mask with the same random change, and return their pieces."""
     change = volume_change(stream)
     pieces = []
     for source, name, is_image in zip(sources, names, (True, False), strict=True):
@@ -214,7 +213,6 @@ def _write_changed_case(
 
 
 def _volume(path: Path) -> NDArray[np.generic]:
-    """Return the volume (1, D, H, W) in the .npy file `path` as a memory map. Raises IotwinError if it has other content."""
     try:
         volume: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError):

@@ -51,7 +51,6 @@ def compare(
 
 
 def _wrong_sizes(manifest: DataSetManifest, size_bytes: Callable[[str], int | None]) -> dict[str, str]:
-    """Return a description of the fault of each file that is missing or has a wrong size, by name."""
     sizes: dict[str, int] = {}
     for piece in manifest.pieces:
         sizes[piece.name] = sizes.get(piece.name, 0) + piece.size_bytes
@@ -66,5 +65,4 @@ def _wrong_sizes(manifest: DataSetManifest, size_bytes: Callable[[str], int | No
 
 
 def _read_piece(directory: Path, pieces: list[Piece], index: int, read: Callable[[int], None]) -> list[Piece]:
-    """Return a list of one piece: pieces[`index`], with the size and checksum that it has on disk."""
     return [read_piece_beneath(directory, pieces[index], read)]

@@ -68,7 +68,6 @@ def _kind_of_memory_or_system(path: str, is_written: bool, is_read: bool) -> str
 
 
 def _is_library(path: str) -> bool:
-    """Return True if `path` is that of a program, of a library or of a package's file."""
     suffix, folder = _suffix(PurePosixPath(path)), PurePosixPath(path).parent.name
     if path.startswith(_LIBRARY) or any(part in path for part in _LIBRARY_PARTS):
         return True
@@ -136,7 +135,6 @@ def kinds_by_use(files: Sequence[FileReading]) -> list[str]:
 
 
 def _held(file: FileReading) -> int:
-    """Return the size of `file` in bytes; if the size is unknown or 0, the number of bytes that the job read."""
     return file.size_bytes or file.read_bytes
 
 

@@ -94,7 +94,7 @@ class Manifest(msgspec.Struct, omit_defaults=False):
     counts: dict[str, Count] = {}  # number of events by operation
     lost: dict[str, Count] = {}  # number of lost events by cause
     seen: Count | None = None  # calls that the kernel counted: seen = events + lost
-    exit_status: Status | None = None  # exit status of the command
+    exit_status: Status | None = None
     workload: str | None = None
     parameters: dict[str, str] = {}
     cost: Cost = msgspec.field(default_factory=Cost)

@@ -61,7 +61,6 @@ def merge_traces(traces: Sequence[Trace], directory: Path, force: bool = False) 
 
 
 def _unique(names: list[str]) -> list[str]:
-    """Return `names` with a number added to repeated names, as a host may have recorded several traces."""
     unique: list[str] = []
     for name in names:
         taken = sum(other == name or other.startswith(f"{name}-") for other in unique)
@@ -149,7 +148,6 @@ def _moved_frame(frame: pd.DataFrame, shift: Shift, pid_base: int, file_base: in
 
 
 def _shifted(times: pd.Series, shift: Shift) -> pd.Series:
-    """Return `times` converted by `shift`, as integers even if some are missing."""
     known = times.notna().to_numpy()
     values = np.zeros(len(times), np.int64)
     values[known] = shift(times[known].to_numpy().astype(np.int64)) if known.any() else 0

@@ -35,8 +35,6 @@ _PLAIN_GPU = plain_labels(schema.GPU)
 
 @dataclass
 class _Reading:
-    """The accelerator work read from a profile so far."""
-
     base_ns: int  # UNIX time from which the profile's times count; 0: they count from 1970
     tables: list[pa.Table] = field(default_factory=list)
     devices: dict[str, int] = field(default_factory=dict)  # index of the GPU, by the pid that TensorFlow's profile gives it
@@ -74,7 +72,6 @@ def attach_profiles(trace: Trace, profiles: list[Path]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> _Reading:
-    """Return the accelerator work in the profile at `path`, with times on the profile's clock."""
     try:
         with open_foreign_unpacked(path) as file:
             return _read_open(file, path)

@@ -59,7 +59,6 @@ def write_event_parts(directory: Path, parts: Sequence[Iterable[pa.Table]]) -> i
 
 @contextmanager
 def _parts_of(directory: Path) -> Iterator[Path]:
-    """Yield a new folder, which replaces `directory` at the end of the `with` block."""
     with folder_whole(directory, below=directory.parent) as parts:
         yield parts
         remove_listed(directory.parent, [directory.name])

@@ -84,6 +84,5 @@ def _base(group: str, name: str, path: Path) -> Base:
 
 
 def _section(name: str) -> str:
-    """Return the path of the section that `name`, a package or group of Hydra, means; '' for the whole workload."""
     inner = name.replace("/", ".").removeprefix("_global_").strip(".").removeprefix("workload").strip(".")
     return inner if inner.partition(".")[0] in Config.__struct_fields__ else ""

@@ -86,7 +86,6 @@ def _primary(source: ConfigFolders) -> tuple[dict[Any, Any], Path]:
 
 
 def _choice(primary: dict[Any, Any], path: Path) -> str:
-    """Return the name of the workload in the `defaults` of the primary config. Raises UsageError if they name none."""
     for entry in primary.get("defaults") or []:
         if isinstance(entry, dict) and isinstance(name := entry.get(_GROUP), str) and name != "???":
             return name

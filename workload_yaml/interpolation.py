@@ -35,7 +35,6 @@ def interpolate(raw: dict[str, Any], where: str) -> None:
 
 
 def _remote(raw: dict[str, Any]) -> str:
-    """Return the key by which the workload's data are on a remote store; '' if all data are in a file system."""
     storage_type = value_at(raw, "storage.storage_type")
     if storage_type is not None and storage_type not in _LOCAL:
         return "storage.storage_type"

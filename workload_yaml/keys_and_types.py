@@ -55,7 +55,6 @@ def without_unknown_keys(raw: dict[str, Any], struct: type[msgspec.Struct], pass
 
 
 def _unknown_keys(value: Any, annotation: Any, at: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield (section, key, known keys) for every key in `value` that the struct in `annotation` does not have."""
     if isinstance(value, list):
         for index, item in enumerate(value):
             yield from _unknown_keys(item, annotation, f"{at}[{index}]")
@@ -93,7 +92,6 @@ def _fitting(value: Any, annotation: Any) -> Any:
 
 
 def _is_nothing(value: Any, annotation: Any) -> bool:
-    """Return True if `value` is null, or if it is the word None and the type `annotation` is not text."""
     return value is None or (value == "None" and str not in _scalars(annotation))
 
 
@@ -105,7 +103,6 @@ def _scalars(annotation: Any) -> Iterator[type]:
 
 
 def _allowed(key: str, struct: type[msgspec.Struct]) -> list[str]:
-    """Return the words that the field at `key`, such as ``reader.file_shuffle``, accepts; [] if the field is not a choice."""
     annotation: Any = struct
     for part in key.split("."):
         fields = {field.name: field.type for struct in _structs(annotation) for field in msgspec.structs.fields(struct)}

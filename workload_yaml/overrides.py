@@ -106,7 +106,6 @@ def parse_override(text: str) -> Override:
 
 
 def _value(value: str, text: str) -> Any:
-    """Return the typed value that Hydra reads from the text `value`, which is part of the override `text`."""
     if value.lstrip().startswith(("{", "[")):
         return parse(_TIGHT_KEY.sub(r"\1: ", value), f"'{text}'")
     if quoted := _QUOTED.fullmatch(value):

@@ -50,7 +50,6 @@ def step_time(model: NamedStepTime, gpus: int, batch: int) -> Duration:
 
 
 def _fitted(workload: str, gpus: int, batch: int) -> Normal:
-    """Return the distribution by regression. A negative deviation becomes 0. Raises UsageError if the mean is not positive."""
     mean, deviation = (fit.at(gpus, batch) for fit in _FITS[workload])
     if mean <= 0:
         raise UsageError(f"the fit for {workload} has no positive step time for {gpus} GPUs and batch {batch}; give a number")

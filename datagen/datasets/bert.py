@@ -37,7 +37,6 @@ class RecordColumns(NamedTuple):
 
 
 def _uniform(stream: np.random.SFC64, records: int, width: int) -> NDArray[np.float32]:
-    """Return uniform draws in [0, 1), shape (records, width), with 24 random bits each."""
     draws = stream.random_raw(records * width // 2 + 1).view(np.uint32)[: records * width]
     return ((draws >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)).reshape(records, width)
 
@@ -94,7 +93,6 @@ def _varint_table() -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.
 
 
 def _varints(values: NDArray[np.int64]) -> RecordColumns:
-    """Return the protobuf varints of `values`, shape (records, count), which are below 2**16."""
     content, present, sizes = _varint_table()
     return RecordColumns(
         content.take(values, mode="clip").view(np.uint8),
@@ -112,7 +110,6 @@ def _whole(values: Bytes) -> RecordColumns:
 
 
 def _payload(kind: str, values: NDArray[np.generic]) -> RecordColumns:
-    """Return `values`, shape (records, count), as packed protobuf lists: 4 bytes per value if `kind` is float, else varints."""
     if kind == "float":
         return _whole(values.astype("<f4").view(np.uint8))
     return _whole(values.view(np.uint8)) if values.dtype == bool else _varints(values.astype(np.int64))

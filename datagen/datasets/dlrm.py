@@ -71,14 +71,12 @@ def write_unit(
 
 
 def _blocks(seed: int, unit: int, count: int) -> Iterator[NDArray[np.int32]]:
-    """Yield the `count` samples of unit `unit` in blocks of _BLOCK_ROWS rows."""
     stream = bulk_stream(seed, unit, NOISE)
     for first in range(0, count, _BLOCK_ROWS):
         yield rows(stream, min(_BLOCK_ROWS, count - first))
 
 
 def _npz(name: str, values: Sequence[int]) -> bytes:
-    """Return the bytes of an .npz file with the int64 array `values` called `name`."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **{name: np.array(values, np.int64)})
     return buffer.getvalue()

@@ -46,7 +46,6 @@ def ellipsoids(seed: int, index: int, extents: NDArray[np.int64]) -> list[Ellips
 
 
 def _box(organ: Ellipsoid, first_plane: int, shape: tuple[int, ...]) -> tuple[slice, slice, slice]:
-    """Return the bounding box of the organ in a block of `shape` (planes, H, W) that starts at plane `first_plane`."""
     start = np.array([first_plane, 0, 0])
     low = np.maximum(np.ceil(organ.centre - organ.radii).astype(int) - start, 0)
     high = np.maximum(np.minimum(np.floor(organ.centre + organ.radii).astype(int) + 1 - start, shape), low)

@@ -47,7 +47,6 @@ def write_tfrecord(file: File) -> list[Piece]:
 
 
 def _framed_examples(before: bytes, batch: NDArray[np.uint8], after: bytes) -> NDArray[np.uint8]:
-    """Return the framed examples of the records `batch`, shape (records, bytes), as one array of bytes."""
     parts = [np.frombuffer(bytes(HEAD_BYTES) + before, np.uint8), batch, np.frombuffer(after + bytes(TAIL_BYTES), np.uint8)]
     shaped = [np.broadcast_to(part, (len(batch), part.shape[-1])) for part in parts]
     stream = np.concatenate(shaped, axis=1)

@@ -35,7 +35,6 @@ def write_parquet(file: File) -> list[Piece]:
 
 
 def _sized_records(file: File, rows: int) -> Iterator[bytes | memoryview]:
-    """Yield blocks of the next `rows` records, each preceded by its size in bytes."""
     count = np.array([file.record_bytes], "<u4").view(np.uint8)
     if file.record_bytes > BLOCK_BYTES:
         for _ in range(rows):
@@ -47,7 +46,6 @@ def _sized_records(file: File, rows: int) -> Iterator[bytes | memoryview]:
 
 
 def _column_pages(file: File, rows: int) -> Iterator[tuple[int, Iterator[bytes | memoryview]]]:
-    """Yield (size in bytes, blocks) of a page with the next `rows` values for each of the layout's columns."""
     for _, dtype, elements in file.layout.columns:
         element = np.dtype(dtype)
         page_bytes, step = rows * elements * element.itemsize, BLOCK_BYTES // element.itemsize * element.itemsize

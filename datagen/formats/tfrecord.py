@@ -30,7 +30,6 @@ def fill_frames(stream: NDArray[np.uint8], lengths: NDArray[np.int64]) -> None:
 
 
 def _checksums(contents: Iterable[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Return the checksums of `contents` as bytes, shape (count, 4)."""
     values = np.fromiter((google_crc32c.value(np.ascontiguousarray(content)) for content in contents), np.uint64)
     return _masked(values)[:, None].view(np.uint8)
 

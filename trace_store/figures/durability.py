@@ -140,7 +140,6 @@ def _entry(saved: SavedCheckpoint, lost: list[str], exposed: list[tuple[int, int
 
 
 def _missing(file: SavedFile) -> list[str]:
-    """Return one description for each call that would have made `file` durable, but that the job did not make."""
     name = PurePosixPath(file.path).name
     early = " (the last one came before it)" if file.synced_early else ""
     lines = [f"fsync of {name} after its last write{early}"] if file.synced_ns == NEVER else []
@@ -148,7 +147,6 @@ def _missing(file: SavedFile) -> list[str]:
 
 
 def _lost(each: list[SavedCheckpoint], exposed: list[tuple[int, int]]) -> list[str]:
-    """Return one description for each file that was lost within the spans `exposed`, in which no checkpoint was durable."""
     lost = {
         f"{PurePosixPath(file.path).name} {file.gone_how} before another was durable"
         for saved in each

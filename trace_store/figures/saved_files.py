@@ -72,8 +72,6 @@ def saved_files(trace: Trace) -> list[SavedFile]:
 
 
 class _CheckpointCalls:
-    """The calls on checkpoint files and on the folders around them."""
-
     def __init__(self, trace: Trace, files: pd.DataFrame, kept: pd.DataFrame) -> None:
         names = [*kept["path"], *kept["renamed_to"].dropna()]
         folders = {str(folder) for name in names for folder in PurePosixPath(name).parents}
@@ -205,7 +203,6 @@ def _add_names(calls: _CheckpointCalls, saved: SavedFile, row: "pd.Series", rena
 
 
 def _note_replaced(found: list[SavedFile]) -> None:
-    """Mark each file in `found` whose name a later file took by a rename as replaced at that time."""
     last: dict[str, SavedFile] = {}
     for saved in sorted(found, key=lambda each: each.ended_ns):
         renamed = [name for name in saved.names if name.how.startswith("the rename")]

@@ -40,7 +40,6 @@ def query(trace: Trace, text: str) -> tuple[list[str], list[list[Any]]]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value from SQL to one that JSON can hold: infinities and NaN become None, dates become text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

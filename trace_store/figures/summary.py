@@ -57,7 +57,6 @@ def _phases(phases: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _parts(parts: pd.DataFrame | None) -> list[dict[str, Any]]:
-    """Return count, total and median duration of each part of a step, in order of first appearance."""
     if parts is None:
         return []
     seconds = (parts["duration_ns"] / 1e9).groupby(parts["name"].astype(str), sort=False)

@@ -85,7 +85,6 @@ def _add_phases(imported: Imported, source: Path, clock: samples.LocalClock, zon
 
 
 def _log_times_ns(logs: list[Path]) -> list[int]:
-    """Return the first and last UNIX time of the logs in ns; [] if they have no times."""
     times = []
     for log in logs:
         for line in read_lines(log):
@@ -110,7 +109,6 @@ def _date_of(second: int, unix: list[int], zone: zoneinfo.ZoneInfo) -> int:
 
 
 def _check_zone(imported: Imported, unix: list[int], offset_ns: int, zone: zoneinfo.ZoneInfo) -> None:
-    """Raise IotwinError if the job's log lies outside the recorded calls, which means that `zone` is wrong."""
     if not imported.calls.rows:
         return
     begin, end = imported.calls.span()

@@ -181,7 +181,6 @@ def read_block(path: Path, torn: dict[str, int]) -> pa.Table:
 
 
 def _requests(table: pa.Table) -> pa.Table:
-    """Convert rows of trace_bio.out to requests (schema.BLOCK)."""
     end, duration = numbers(table["TIMESTAMP"]), numbers(table["LAT"])
     rw, rw_code = _labels(table["R/W"])
     comm, comm_code = _labels(table["COMM"])
@@ -210,7 +209,6 @@ def _labels(labels: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
 
 
 def _of_code(code: NDArray[np.int64], names: list[str]) -> pa.Array:
-    """Return a dictionary column with `names[i]` for each index i in `code`; `names` may repeat."""
     known = list(dict.fromkeys(names))
     codes = np.array([known.index(name) for name in names], np.int16)
     return labels(codes[code], known)

@@ -170,7 +170,6 @@ def disk_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
 
 
 def _rate(value: Any) -> float:
-    """Return `value` as a rate per second; 0 if it is no number or beyond what a disk can do."""
     return float(value) if isinstance(value, int | float) and 0 <= value < 1e9 else 0.0
 
 
@@ -191,7 +190,6 @@ def _iostat_documents(path: Path) -> list[dict[str, Any]]:
 
 
 def _with_times(rows: list[dict[str, Any]], seconds: list[int], clock: LocalClock) -> list[dict[str, Any]]:
-    """Add `time_ns`, the CLOCK_MONOTONIC ns at which its local second began, to each row."""
     return [row | {"time_ns": clock.monotonic_ns(second)} for row, second in zip(rows, clock.unwrap(seconds), strict=True)]
 
 

@@ -80,7 +80,6 @@ def write_imported(imported: Imported, directory: Path, source: Path, format_nam
 
 
 def _extent(imported: Imported, used: ImportedEvents) -> tuple[int, int]:
-    """Return (first start, last end) in ns of all calls, block requests, accelerator work and phases."""
     extents = [used.extent] if imported.calls.rows else []
     for table, begin in ((imported.block, "issue_ns"), (imported.gpu, "start_ns")):
         if table is not None and table.num_rows:

@@ -90,7 +90,6 @@ def _imported(source: Path) -> Imported:
 
 
 def _nodes(source: Path) -> Iterator[Fields]:
-    """Yield the fields of each message in the file `source`. Raises ValueError if the last message is cut off."""
     content = read_unpacked(source)
     position = 0
     while position < len(content):
@@ -151,7 +150,6 @@ def _text(fields: Fields, number: int) -> str:
 
 
 def _attributes(node: Fields) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of each attribute of `node` that is an integer or a text."""
     for content in node.get(10, []):
         fields = _fields(content)
         number = next((number for number in _ATTRIBUTE_NUMBERS if number in fields), None)

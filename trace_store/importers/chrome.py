@@ -54,8 +54,6 @@ class Event(msgspec.Struct):
 
 
 class _TraceDocument(msgspec.Struct):
-    """A trace file that is a JSON object instead of an array of events."""
-
     traceEvents: list[Event] = []
 
 
@@ -90,7 +88,6 @@ def read(source: Path, timezone: str | None) -> Imported:
 
 
 def _from_document(content: bytes) -> list[Event]:
-    """Return the events in `content`, one JSON document: an array of events, or an object that contains it."""
     if content.lstrip()[:1] == b"[":
         return msgspec.json.decode(content, type=list[Event])
     document = msgspec.json.decode(content, type=_TraceDocument)
@@ -100,7 +97,6 @@ def _from_document(content: bytes) -> list[Event]:
 
 
 def _by_line(content: bytes) -> tuple[list[Event], int]:
-    """Return (events, number of torn lines) of `content`, which has one event per line."""
     events, torn = [], 0
     for line in content.split(b"\n"):
         line = line.strip().rstrip(b",")
@@ -180,7 +176,6 @@ def _ns(microseconds: float) -> int:
 
 
 def _integer(value: Any, missing: int | None = None, most: int = _LAST_NS) -> int | None:
-    """Return `value` as an integer; `missing` if it is no integer or its absolute value exceeds `most`."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):

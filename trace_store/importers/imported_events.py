@@ -86,7 +86,6 @@ class ImportedEvents:
 
 
 def _tally(chunk: pa.Table) -> NDArray[np.int64]:
-    """Return the columns of `ImportedEvents._sums` for one chunk of calls."""
     op, pid, path, result = (numbers(chunk[name]) for name in ("op", "pid", "path", "result"))
     key, moved = pid.astype(np.int64) << 32 | path.astype(np.uint32), np.maximum(result, 0)
     tallies = []

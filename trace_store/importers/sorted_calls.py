@@ -147,7 +147,6 @@ class Runs:
             self._spill()
 
     def _spill(self) -> None:
-        """Move the runs from memory to a file without a name, and map the file into memory."""
         directory = temporary_directory()
         try:
             with tempfile.TemporaryFile(dir=directory) as file:

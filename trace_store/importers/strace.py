@@ -56,7 +56,6 @@ def read(source: Path, timezone: str | None) -> Imported:
 
 
 def _is_process(row: dict[str, Any]) -> bool:
-    """Return True if the numbers in `row`, of schema.PROCESSES, fit their columns."""
     times = [row.get(name) or 0 for name in ("start_ns", "exit_ns")]
     numbers = [row.get(name) or 0 for name in ("pid", "ppid", "exit_status")]
     return all(abs(time_ns) <= 1 << 62 for time_ns in times) and all(abs(number) < 1 << 31 for number in numbers)

@@ -54,13 +54,11 @@ def column_blocks(path: Path, schema: pa.Schema, parse_line: ParseLine, convert:
 
 
 def _fits(row: tuple[Any, ...], schema: pa.Schema) -> bool:
-    """Return True if the integers in `row` fit the columns of `schema`."""
     limits = [np.iinfo(kind.to_pandas_dtype()) if pa.types.is_integer(kind) else None for kind in schema.types]
     return all(limit is None or limit.min <= value <= limit.max for value, limit in zip(row, limits, strict=True))
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """Yield the content of the file, without header lines, in blocks of whole lines."""
     in_header = True
     try:
         with open_foreign(path) as file:
@@ -80,7 +78,6 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def _without_header(block: bytes) -> tuple[bytes, bool]:
-    """Return (`block` without header lines, True if the header may continue in the next block)."""
     at = 0
     while at < len(block) and not block[at : at + 1].isdigit():
         end = block.find(b"\n", at) + 1
@@ -89,7 +86,6 @@ def _without_header(block: bytes) -> tuple[bytes, bool]:
 
 
 def _parse(block: bytes, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
-    """Return (the rows of `block`, the lines that the CSV reader cannot parse)."""
     try:
         return _csv(block, schema)
     except pa.ArrowInvalid:

@@ -198,7 +198,6 @@ def _numbers(metadata: dict[str, Any]) -> tuple[int | None, int | None]:
 
 
 def _int32(value: Any) -> int:
-    """Return `value` as an integer. Raises ValueError if it does not fit in 32 bits."""
     number = int(value)
     if not -(1 << 31) <= number < 1 << 31:
         raise ValueError(value)

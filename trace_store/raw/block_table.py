@@ -38,7 +38,6 @@ def write_blocks(raw: Path, path: Path, files: FileTable) -> None:
 
 
 def _is_valid(requests: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Return a mask of the valid records; a crash of the machine may leave zeros or random bytes instead."""
     times = (np.abs(requests[name].astype(np.float64)) <= LAST_NS for name in ("queued_ns", "issue_ns", "duration_ns"))
     return np.asarray(
         np.logical_and.reduce([*times])

@@ -28,7 +28,6 @@ class CudaCall:
 
 
 def _copies(name: str, direction: str) -> list[CudaCall]:
-    """Return the driver API's synchronous and asynchronous cuMemcpy`name`, both with the arguments (to, from, bytes)."""
     return [
         CudaCall(f"cuMemcpy{name}", "memcpy", size=3, fixed_direction=direction),
         CudaCall(f"cuMemcpy{name}Async", "memcpy", size=3, stream=4, fixed_direction=direction),

@@ -193,7 +193,6 @@ class FileTable:
                     self._name(file, after + (row["renamed_to"] or row["path"]).removeprefix(before), time_ns)
 
     def _name(self, file: int, path: bytes, time_ns: int) -> None:
-        """Set the path of the file from `time_ns` on."""
         row = self._rows[file]
         before, after = ((name.rpartition(b"/")[0]) for name in (row["renamed_to"] or row["path"], path))
         if file in self._in_folder.get(before, ()):
@@ -226,7 +225,6 @@ class FileTable:
             self._read_at[file] = (self._read_at.get(file, (first, last))[0], last)
 
     def _kinds(self) -> list[str]:
-        """Return the kind of each file, by path and bytes transferred. For files that were only read, their use counts, too."""
         kinds = [self._kind(row) for row in self._rows]
         read = [i for i, row in enumerate(self._rows) if row["read_bytes"] and not row["written_bytes"] and i in self._read_at]
         readings = [

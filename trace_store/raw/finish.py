@@ -164,7 +164,6 @@ def _read_journal(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_entry(entry: dict[str, Any]) -> bool:
-    """Return True if the journal's `entry` has the fields of its kind, with numbers that fit the tables."""
     kind = entry.get("kind")
     if kind == "manifest":
         return "manifest" in entry

@@ -43,7 +43,6 @@ def gpu_table(path: Path) -> pa.Table:
 
 
 def _is_valid(calls: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Return a mask of the valid records; a crash of the machine may leave zeros or random bytes instead."""
     return np.asarray(
         (calls["function"] < len(_NAMES))
         & ((calls["direction"] < len(schema.COPY_DIRECTIONS)) | (calls["direction"] == NO_DIRECTION))

@@ -44,7 +44,6 @@ def _read(path: Path, record: np.dtype[np.void], block: int, rows: int) -> NDArr
 
 
 def _range_of(times: NDArray[np.int64], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the index k of the range of each time, such that bounds[k-1] <= time < bounds[k]."""
     return np.searchsorted(bounds, times, side="right")
 
 

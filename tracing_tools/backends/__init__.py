@@ -35,7 +35,6 @@ def unavailable_reason(name: str) -> str | None:
 
 
 def _make(name: str, scope: Scope) -> Backend:
-    """Return the backend called `name`, ready to start. Raises IotwinError if it does not work on this machine."""
     make, unavailable_reason = _BACKENDS[name]
     if reason := unavailable_reason():
         raise IotwinError(reason)

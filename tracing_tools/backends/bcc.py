@@ -190,7 +190,6 @@ class BccBackend(Backend):
 
 
 def _compile(module: ModuleType, constants: list[str]) -> Any:
-    """Compile, load and attach the eBPF program. Raises IotwinError with the first error of the compiler or the kernel."""
     own_stderr = os.dup(2)
     directory = temporary_directory()
     with scratch_folder() as tree, tempfile.TemporaryFile(dir=directory) as messages:

@@ -59,7 +59,6 @@ def _offsets(content: mmap.mmap, prefix: bytes) -> dict[str, int]:
 
 
 def _begin_with(prefix: bytes, texts: bytes, offsets: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Return a mask of those `offsets` into `texts` at which `prefix` is found."""
     padded = np.frombuffer(texts + bytes(len(prefix)), np.uint8)
     columns = [padded[offsets.astype(np.int64) + i] == byte for i, byte in enumerate(prefix)]
     same: NDArray[np.bool_] = np.logical_and.reduce(columns)

@@ -136,7 +136,6 @@ class WithGpuCalls(Backend):
             self._calls.move_records(GPU_CALL, recording.append_gpu_calls)
 
     def _probe_mapped(self, pid: int) -> None:
-        """Attach uprobes to the executable files that the process `pid` has mapped, unless they were examined before."""
         try:
             with Path(f"/proc/{pid}/maps").open("rb") as maps:
                 lines = [line.split(None, 5) for line in maps]
@@ -167,7 +166,6 @@ class WithGpuCalls(Backend):
 
 
 def _foreseen(command: list[str]) -> list[Path]:
-    """Return the program of `command`, its linked libraries, and the CUDA libraries in the packages of its Python."""
     program = shutil.which(command[0])
     if program is None:
         return []
@@ -181,7 +179,6 @@ def _foreseen(command: list[str]) -> list[Path]:
 
 
 def _linked(program: Path) -> list[Path]:
-    """Return the libraries that the dynamic loader would map for `program`, without running it."""
     loader = Path("/lib64/ld-linux-x86-64.so.2")
     try:
         done = subprocess.run([str(loader), "--list", str(program)], capture_output=True, text=True, check=False, timeout=10)

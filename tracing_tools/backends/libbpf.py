@@ -116,7 +116,6 @@ class LibbpfBackend(Backend):
             raise
 
     def _choose_programs(self, detail: Collection[str]) -> None:
-        """Exclude eBPF programs whose group is not in `detail` or whose tracepoint this kernel lacks."""
         points = {point for group in detail for point in _OPTIONAL.get(group, {}).values()}
         missing = set(missing_tracepoints(points)) if points else set()
         for group, programs in _OPTIONAL.items():
@@ -193,14 +192,12 @@ class LibbpfBackend(Backend):
         self._block_cgroup.remove()
 
     def _move_unfinished_blocks(self, recording: Recording) -> None:
-        """Append the block requests that were not complete when the recording ended to `recording`."""
         if self._records_blocks:
             requests = self._loaded().items("in_flight", 8, BLOCK.itemsize - RING_HEADER_BYTES)
             content = b"".join(bytes(RING_HEADER_BYTES) + record for _, record in requests)
             recording.append_blocks(np.frombuffer(content, BLOCK))
 
     def _unwritten_notes(self) -> list[str]:
-        """Return notes on how many of the written bytes have no recorded block request, and why."""
         if not self._unwritten_bytes:
             return []
         chunks = self._loaded().items("written", _CHUNK_BYTES, _STATES_BYTES)

@@ -157,7 +157,6 @@ def _append_whole(file: BinaryIO, made: ConvertedRecords) -> None:
 
 
 def _is_static(program: Path) -> bool:
-    """Return True if `program` is an ELF file without an interpreter (elf(5)); False for scripts and unreadable files."""
     try:
         with open_foreign(program) as file:
             header = file.read(64)

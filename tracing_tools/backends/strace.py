@@ -150,7 +150,6 @@ def _calls_in(paths: list[Path]) -> Iterator[text.Call]:
 
 
 def _is_cut_off(path: Path) -> bool:
-    """Return True if the thread has ended, but the last line of its text `path` does not report that."""
     with open_foreign(path, follow=False) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_LINE_BYTES))
         lines = file.readlines()

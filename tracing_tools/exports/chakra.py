@@ -120,7 +120,6 @@ def _attribute(name: str, values: Ints, present: NDArray[np.bool_] | None = None
 
 
 def _numbers(frame: pd.DataFrame, names: dict[str, str]) -> list[pb.Part]:
-    """Encode columns of `frame` as attributes of nodes. `names`: attribute names by column. Null values are left out."""
     return [
         _attribute(name, frame[column].fillna(0).to_numpy(np.int64), frame[column].notna().to_numpy())
         for name, column in names.items()

@@ -54,7 +54,6 @@ def _name(kind: str, pid: int, tid: int, name: str) -> bytes:
 
 
 def _lines(lines: pa.Array) -> bytes:
-    """Join `lines`, events as JSON, with a comma and a line break before each."""
     return b",\n" + ",\n".join(lines.to_pylist()).encode() if len(lines) else b""
 
 
@@ -69,7 +68,6 @@ def _text(column: pa.Array) -> pa.Array:
 
 
 def _argument(name: str, column: pa.Array) -> pa.Array:
-    """Return the text ',"name":value' for each value of `column`, or an empty text if the value is null."""
     return pc.binary_join_element_wise(f',"{name}":', _text(column), "").fill_null("")
 
 

@@ -65,7 +65,6 @@ def write_iolog(trace: Trace, out: BinaryIO, directory: Path) -> int:
 
 
 def _safe(path: str) -> str:
-    """Convert `path` to a relative path of characters that fio's logs allow."""
     relative = "/".join(part for part in path.split("/") if part not in ("", ".", ".."))
     quoted = re.sub(r"[^A-Za-z0-9._/+=@-]", lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), relative)
     if len(quoted) > _NAME_LIMIT or any(len(part) > 255 for part in quoted.split("/")):
@@ -97,7 +96,6 @@ def _survey(trace: Trace, replayable: NDArray[np.bool_]) -> _Use:
 
 
 def _make_files(directory: Path, names: list[str], use: _Use) -> None:
-    """Create the files of the replay below `directory`, large enough for their reads, since fio creates no directories."""
     make_folder(directory)
     for file_id in np.flatnonzero(use.last_row >= 0).tolist():
         name, size = names[file_id], int(use.size_bytes[file_id])

@@ -151,7 +151,6 @@ def _packets(time_ns: NDArray[np.int64], event: list[pb.Part]) -> pb.Part:
 def _begin_and_end(
     start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64], track: NDArray[np.int64], event: list[pb.Part]
 ) -> bytes:
-    """Return the packets of slices. The end of a slice follows its begin, since viewers sort packets by time anyway."""
     rows = len(start_ns)
     begin = _packets(start_ns, [pb.integers(_TYPE, np.full(rows, _BEGIN)), pb.integers(_TRACK, track), *event])
     end = _packets(start_ns + duration_ns, [pb.integers(_TYPE, np.full(rows, _END)), pb.integers(_TRACK, track)])

@@ -73,7 +73,6 @@ def slices(trace: Trace) -> Iterator[Slices]:
 
 
 def _parts(parts: pd.DataFrame | None) -> Iterator[Slices]:
-    """Yield one track per rank and name of parts. Parts that overlap, as those of several loaders, go to separate tracks."""
     for key, group in [] if parts is None else parts.groupby(["rank", "name"], observed=True, dropna=False):
         rank, name = key
         start, duration = group["start_ns"].to_numpy(np.int64), group["duration_ns"].to_numpy(np.int64)

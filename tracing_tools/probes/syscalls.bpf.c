@@ -211,7 +211,6 @@ INLINE void send_call(const struct finished *call, struct identity *file)
 	give_slot(lane);
 }
 
-/* Records any call. */
 GLOBAL int finish_call(u64 start_ns, u64 now, s64 result)
 {
 	struct finished call;

@@ -151,7 +151,6 @@ class _Display:
             self._view.close()
 
     def _heed(self) -> bool:
-        """Handle a message, waiting until the next refresh is due. Return False if the recorder has closed the connection."""
         if not self._begun.poll(max(0.0, self._view.due_s()) * 1000):
             return True
         message, descriptors, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, 1)

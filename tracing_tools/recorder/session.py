@@ -155,7 +155,7 @@ def _record(
             if not session.released:
                 recording.close()
                 recording.directory = directory
-                recording.discard()  # the job never ran
+                recording.discard()
                 os.close(descriptor)
                 if isinstance(error, OSError) and error.filename:
                     error.filename = str(error.filename).replace(str(held), str(directory), 1)
@@ -166,7 +166,6 @@ def _record(
 
 
 def _wait_for(target: TraceTarget, tails: list[Tail], interruption: Interruption) -> None:
-    """After the trace is finished, wait until a target that iotwin started has ended and its output was shown."""
     while target.is_ours and not target.has_ended():
         time.sleep(_POLL_IDLE_S)
         for tail in tails:
@@ -198,7 +197,6 @@ def _finish(
 
 
 def _faults_of_children() -> int:
-    """Return the number of page faults (ru_minflt + ru_majflt) of all descendants that ended and were waited for."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_minflt + usage.ru_majflt
 
@@ -267,7 +265,6 @@ class _Session:
             target.has_shown_output(_SHOWN_S)
 
     def _release(self) -> None:
-        """Let the target run, begin to collect requests to end, and write the target's description to the manifest."""
         with interrupts_held():
             manifest = self._recording.manifest
             manifest.start_ns = time.monotonic_ns()
@@ -278,7 +275,6 @@ class _Session:
             self._guarded(lambda: write_manifest(self._recording.directory, manifest))
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Call `work`, a step of the recording. An error in it ends the recording, but never the job."""
         try:
             work()
         except Exception as error:
@@ -364,7 +360,6 @@ class _Session:
         self._recording.append_journal("ledger", {"seen": ledger.seen, "lost": ledger.lost})
 
     def _append_containers(self) -> None:
-        """Record the cgroup and name of each new container, also of containers that the job starts."""
         found = self._cgroup.containers() if self._cgroup else {}
         for cgroup, identity in found.items():
             if cgroup not in self._containers:

@@ -81,13 +81,12 @@ class MachineSampler:
 
 
 def _stall_totals() -> dict[str, dict[str, int]]:
-    """Return the total microseconds of stalls by resource and kind (Documentation/accounting/psi.rst); {} without PSI."""
     totals: dict[str, dict[str, int]] = {}
     for resource in ("cpu", "memory", "io"):
         try:
             lines = Path("/proc/pressure", resource).read_text().splitlines()
         except OSError:
-            continue  # the kernel was built or booted without PSI
+            continue  # a kernel without PSI (Documentation/accounting/psi.rst)
         totals[resource] = {line.split()[0]: int(line.rpartition("total=")[2]) for line in lines}
     return totals
 

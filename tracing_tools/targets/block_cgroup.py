@@ -64,7 +64,6 @@ class BlockCgroup:
 
 
 def _find(cgroup_id: int) -> tuple[Path, Path] | None:
-    """Return (v2 mount, path below it) of the cgroup with the id `cgroup_id`, its inode number; None if there is none."""
     mount = cgroup2_mount()
     if mount is None or not cgroup_id:
         return None

@@ -16,13 +16,11 @@ _PREFIX = "iotwin-"
 
 
 def _own_cgroup() -> Path | None:
-    """Return the directory of this process's cgroup in the v2 hierarchy, None if that hierarchy is not mounted."""
     mount, path = cgroup2_mount(), cgroup_of(os.getpid())
     return None if mount is None or path is None else mount / path.lstrip("/")
 
 
 def _reason_against() -> str | None:
-    """Return why the kernel of this machine cannot filter tasks by cgroup, None if it can."""
     if cgroup2_mount() is None:
         return NO_CGROUP2
     # The filter needs the cgroup's depth below the real root, which a cgroup namespace hides.
@@ -155,7 +153,6 @@ def remove_cgroup(path: Path) -> None:
 
 
 def _new_number() -> str:
-    """Return the text PID-NAMESPACE-TIME, which identifies this recorder's cgroup."""
     return f"{os.getpid()}-{_pid_namespace()}-{time.monotonic_ns()}"
 
 
@@ -164,7 +161,6 @@ def _pid_namespace() -> str:
 
 
 def _legacy_twins(path: Path) -> list[Path]:
-    """Return the v1 cgroups with the path of the v2 cgroup `path`. Container engines create them if both are mounted."""
     mount = cgroup2_mount()
     if mount is None or not path.is_relative_to(mount):
         return []

@@ -137,7 +137,6 @@ def _logged(container: Any) -> list[Iterator[Parts]]:
 
 
 def _running_cgroup(pid: int) -> Cgroup:
-    """Return the cgroup of the running container whose main process is `pid`."""
     path, mount = cgroup_of(pid), cgroup2_mount()
     if path is None or mount is None:
         raise IotwinError(f"cannot trace a container: {NO_CGROUP2}")
@@ -145,7 +144,7 @@ def _running_cgroup(pid: int) -> Cgroup:
 
 
 class ContainerTarget(RunningTarget):
-    """A container that already runs, as the target of a trace."""
+    """A container that already runs."""
 
     _cgroup: Cgroup
 
@@ -227,7 +226,6 @@ class ContainerTarget(RunningTarget):
         return notes
 
     def _was_out_of_memory(self) -> bool:
-        """Return True if the engine reports, possibly a moment after the kill, that the container ran out of memory."""
         longest_s = _LIMITED_OOM_S if self._container.attrs["HostConfig"]["Memory"] else _OOM_S
         until = time.monotonic() + (longest_s if self.exit_status == -signal.SIGKILL else 0)
         while not self._container.attrs["State"]["OOMKilled"] and time.monotonic() < until:
@@ -237,7 +235,7 @@ class ContainerTarget(RunningTarget):
 
 
 class ImageTarget(ContainerTarget):
-    """A container that iotwin creates from an image, and removes at the end, as the target of a trace."""
+    """A container that iotwin creates from an image, and removes at the end."""
 
     is_ours = True
 

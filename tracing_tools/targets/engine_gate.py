@@ -91,7 +91,6 @@ def remove_stale_gates() -> list[str]:
 
 
 def _piece(launcher: socket.socket) -> bytes:
-    """Return the next bytes from `launcher`. If they begin a POST request, they contain its whole first line."""
     piece = launcher.recv(_PIECE_BYTES)
     while piece.startswith(b"POST ") and b"\r\n" not in piece and len(piece) < _LONGEST_LINE:
         more = launcher.recv(_PIECE_BYTES)

@@ -43,7 +43,7 @@ def remove_stale(prefix: str, mode: int, name: str, may_go: Callable[[Path, os.s
     """
     try:
         paths = Path(temporary_directory()).glob(f"{prefix}*")
-    except IotwinError:  # no temporary directory, so no folder in it
+    except IotwinError:  # there is no temporary directory
         return []
     return [path.name for path in paths if _was_removed(path, mode, name, may_go)]
 

@@ -119,7 +119,6 @@ class JobOutput:
             self._control.send(command)
 
     def _is_answered(self, replies: tuple[bytes, ...], wait_s: float) -> bool:
-        """Return True if one of `replies` arrives within `wait_s`, or if none can arrive any more."""
         self._control.settimeout(wait_s)
         command = b""
         while command not in replies:
@@ -147,7 +146,6 @@ class JobOutput:
             self._has_ended()
 
     def _is_at_its_end(self) -> bool:
-        """Return True if all writers have closed the pipes."""
         pipes = select.poll()
         for pipe in self._pipes:
             pipes.register(pipe, 0)

@@ -107,7 +107,6 @@ class LaunchedContainer(ContainerTarget):
                 self._watch.begin()
 
     def _copy_log(self) -> None:
-        """Start to copy the container's output from the engine's log, unless a ContainerWatch copies it already."""
         if self._watch is not None:
             return
         try:
@@ -160,7 +159,6 @@ class LaunchedContainer(ContainerTarget):
         return True
 
     def _end_launcher_if_due(self) -> None:
-        """After a request to end, send SIGTERM to the launcher if it still runs 2 s after the container's end."""
         if not self._is_asked or self.remaining():
             return
         self._lone_since = self._lone_since or time.monotonic()
@@ -175,7 +173,6 @@ class LaunchedContainer(ContainerTarget):
             self._launch.signal(number)
 
     def _end(self) -> None:
-        """If the container was never released, end launcher and container."""
         if self._is_released:
             return
         if self._gate is not None:
@@ -194,8 +191,6 @@ class LaunchedContainer(ContainerTarget):
 
 
 class _Launch:
-    """The launcher's process, and the container that it creates."""
-
     def __init__(self, client: Any, name: str, command: list[str], gate: EngineGate | None) -> None:
         self._client, self._name, self._command = client, name, command
         self._is_created = threading.Event()

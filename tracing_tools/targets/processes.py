@@ -29,7 +29,6 @@ def running_pids() -> Iterator[int]:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """Return the content of /proc/`pid`/`name`; b"" if the process has ended."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
@@ -37,7 +36,6 @@ def _read(pid: int, name: str) -> bytes:
 
 
 def _state_and_parent(pid: int) -> tuple[bytes, int]:
-    """Return (state letter of the process, pid of its parent); (b"Z", 0) if it has ended."""
     # The second field, the command's name in parentheses, may contain anything, so fields are counted from its end.
     fields = _read(pid, "stat").rpartition(b")")[2].split()
     return (fields[0], int(fields[1])) if fields else (b"Z", 0)
@@ -111,7 +109,6 @@ def running_processes(pids: Iterable[int]) -> bytes:
 
 
 def _life(pid: int, commands: dict[int, bytes]) -> bytes:
-    """Return the record of a fork, and of an exec if the command differs from the parent's. Add the command to `commands`."""
     status = dict(line.partition(b":")[::2] for line in Path(f"/proc/{pid}/status").read_bytes().splitlines())
     commands[pid] = command = Path(f"/proc/{pid}/cmdline").read_bytes()
     if not command:

@@ -37,7 +37,7 @@ class RunningTarget(TraceTarget):
 
 
 class ProcessTarget(RunningTarget):
-    """A process that already runs, and its descendants, as the target of a trace."""
+    """A process that already runs, and its descendants."""
 
     def __init__(self, pid: int) -> None:
         if not Path(f"/proc/{pid}").is_dir():
@@ -72,7 +72,7 @@ class ProcessTarget(RunningTarget):
 
 
 class CgroupTarget(RunningTarget):
-    """A cgroup of the v2 hierarchy and those below it, as the target of a trace."""
+    """A cgroup of the v2 hierarchy and the cgroups below it."""
 
     _cgroup: Cgroup
 
@@ -90,7 +90,7 @@ class CgroupTarget(RunningTarget):
 
 
 class MachineTarget(CgroupTarget):
-    """All processes of the machine, except the tracer itself, as the target of a trace."""
+    """All processes of the machine, except the tracer itself."""
 
     def __init__(self) -> None:
         super().__init__("/")
@@ -109,7 +109,7 @@ class MachineTarget(CgroupTarget):
 
 
 class MachineDuringCommand(CommandTarget):
-    """All processes of the machine while a command runs, as the target of a trace."""
+    """All processes of the machine while a command runs."""
 
     def __init__(self, command: list[str]) -> None:
         super().__init__(command)

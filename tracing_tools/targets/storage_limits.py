@@ -123,7 +123,6 @@ class LimitedCgroups:
                     (self._memory / f"memory.{file}").write_text(str(value))
 
     def _make(self, what: str, name: str) -> tuple[int, Path]:
-        """Create the cgroup `name`, in which `what` (READS or MEMORY) can be limited. Return (version, directory)."""
         version, mount, own = _version_of(what), cgroup2_mount(), v1_cgroup_of(_V1_CONTROLLERS[what])
         if version == 2 and mount is not None:
             self._enable(mount, _V2_CONTROLLERS[what])
@@ -139,7 +138,6 @@ class LimitedCgroups:
         raise IotwinError(f"this machine cannot limit a job's {what}: {reason_against(what)}")
 
     def _enable(self, mount: Path, controller: str) -> None:
-        """Enable `controller` for the top-level cgroups of the hierarchy at `mount`. `_remove` disables it again."""
         control = mount / "cgroup.subtree_control"
         if controller not in control.read_text().split():
             control.write_text(f"+{controller}")
@@ -223,7 +221,6 @@ class _OwnMemory:
 
 
 def _found_memory(memory: Path) -> tuple[int, int]:
-    """Return (bytes that the tasks of the cgroup `memory` use without the page cache, bytes that the kernel uses for them)."""
     stat = {name: int(value) for name, value in (line.split() for line in (memory / "memory.stat").read_text().splitlines())}
     if "total_rss" in stat:
         kernel = memory / "memory.kmem.usage_in_bytes"  # does not exist if the kernel does not count its memory
