@@ -255,6 +255,7 @@ def summarise(profile: TraceProfile, weight: Floats | None = None) -> Summary:
     counts = by_phase.sum(axis=1)
     kinds, groups, steps = len(FILE_KINDS), len(GROUPS), len(STEPS)
     sizes, jumps = (kinds, 2, BINS), (2, steps)
+    part_ns = np.maximum(by_phase @ when.span_ns / BUSY_BINS, 1)
     return Summary(
         occurrences=counts, duration_ns=by_phase @ each.duration_ns,
         calls=(by_phase @ each.calls).reshape(-1, kinds, groups), bytes=(by_phase @ each.bytes).reshape(-1, kinds, groups),
@@ -263,7 +264,7 @@ def summarise(profile: TraceProfile, weight: Floats | None = None) -> Summary:
         activity=by_phase @ each.activity, busy_ns=by_phase @ each.busy_ns, pause_ns=by_phase @ each.pause_ns,
         burst_bytes=by_phase @ each.burst_bytes, in_flight_ns=by_phase @ each.in_flight_ns,
         readers=by_phase @ each.readers / np.maximum(counts, 1), windows=by_phase @ each.windows,
-        gap_ns=by_phase @ each.gap_ns, row_shares=_row_shares(by_phase, each.row_ns, when.span_ns),
+        gap_ns=by_phase @ each.gap_ns, row_shares=(by_phase @ each.row_ns / part_ns[:, None]).reshape(-1, len(ROWS), BUSY_BINS),
         block_bytes=(by_phase @ each.block_bytes).reshape(-1, len(BLOCK_OPS), BINS),
         quickest_ns=_least(by_phase, each.duration_ns), quickest_step_ns=_least(by_phase, each.typical_step_ns),
         least_without_waits_ns=_least(by_phase, np.where(each.wait_ns > 0, each.duration_ns - each.wait_ns, 0)),
@@ -279,12 +280,6 @@ def _least(by_phase: Floats, values: Floats) -> Floats:
     """Return, per phase, the smallest positive value among its occurrences of positive weight; 0 if there is none."""
     least = np.where((by_phase > 0) & (values > 0), values, np.inf).min(axis=1)
     return np.where(np.isinf(least), 0.0, least)
-
-
-def _row_shares(by_phase: Floats, row_ns: Floats, span_ns: NDArray[np.int64]) -> Floats:
-    part_ns = np.maximum(by_phase @ span_ns / BUSY_BINS, 1)
-    shares: Floats = (by_phase @ row_ns / part_ns[:, None]).reshape(-1, len(ROWS), BUSY_BINS)
-    return shares
 
 
 def _order_by_phase(order: Order, by_phase: Floats) -> dict[str, Floats]:

@@ -167,11 +167,6 @@ def _block(a: Summary, b: Summary) -> Weighted:
             yield _factor(*moved), f"{format_size(moved[1])} are {verb} the device in B, {format_size(moved[0])} in A"
 
 
-def _nothing(a: Summary, b: Summary) -> Weighted:
-    """Yield nothing: the sentences of the other dimensions cover this one."""
-    yield from ()
-
-
 def _concurrency(a: Summary, b: Summary) -> Weighted:
     for phase in (TRAINING, EVALUATION, RUN):
         readers = float(a.readers[phase]), float(b.readers[phase])
@@ -204,6 +199,6 @@ def _checkpoint(a: Summary, b: Summary) -> Weighted:
 
 _SENTENCES: dict[str, Callable[[Summary, Summary], Weighted]] = {
     "volume": _volume, "operation_mix": _operation_mix, "request_size": _request_size, "access_order": _access_order,
-    "timing": _timing, "bursts": _bursts, "steps": _steps, "concurrency": _concurrency, "timeline": _nothing, "files": _files,
-    "checkpoint": _checkpoint, "block": _block,
+    "timing": _timing, "bursts": _bursts, "steps": _steps, "concurrency": _concurrency,
+    "timeline": lambda a, b: iter(()), "files": _files, "checkpoint": _checkpoint, "block": _block,
 }  # fmt: skip

@@ -240,7 +240,10 @@ class Controller:
             if self._begun and len(self._window) >= _LEAST_STEPS:
                 ended = self._end_window()
             elif not self._begun:
-                self._drop_lead()
+                # The steps before the first checkpoint count as unaffected.
+                self._free.extend(step.seconds for step in self._window if step.free)
+                self._begin += len(self._window)
+                self._window, self._free_in_window = [], 0
             self._begun, self._since_checkpoint = True, 0
         self._since_checkpoint += 1
         self._knows_writing |= writing
@@ -252,12 +255,6 @@ class Controller:
     def finish(self) -> StepWindow | None:
         """Return the last, incomplete window, None if there is none."""
         return self._end_window() if self._begun and self._window else None
-
-    def _drop_lead(self) -> None:
-        """Count the steps before the first checkpoint as unaffected ones."""
-        self._free.extend(step.seconds for step in self._window if step.free)
-        self._begin += len(self._window)
-        self._window, self._free_in_window = [], 0
 
     def _end_window(self) -> StepWindow:
         steps, first = self._window, self._begin
