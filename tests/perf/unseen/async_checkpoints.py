@@ -1,6 +1,7 @@
 """Several HDF5 files of frames, a frame a sample; every 25 steps a thread writes a checkpoint while training goes on."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import h5py
@@ -38,13 +39,14 @@ def _made(job: JobOptions) -> list[Path]:
 
 def main(job: JobOptions, paths: list[Path]) -> None:
     written: list[Future] = []
+    steps = count(1)  # of all epochs
     with ThreadPoolExecutor(1) as writer:
 
-        def save_later(epoch: int, step: int) -> None:
-            if step % _EVERY == 0:
+        def save_later(_epoch: int, _step: int) -> None:
+            if (done := next(steps)) % _EVERY == 0:
                 if written:
                     written[-1].result()
-                written.append(writer.submit(save, job.out / f"step_{epoch}_{step}.pt", 24_000_000))
+                written.append(writer.submit(save, job.out / f"step_{done}.pt", 24_000_000))
 
         train_and_validate(job, Frames(paths), state_bytes=0, after_step=save_later)
 
