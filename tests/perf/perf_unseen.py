@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from iotwin.benchmark.fit.batches.labels import label_calls
+from iotwin.benchmark.fit.batches.labels import Label, label_calls
 from iotwin.benchmark.fit.look import look
 from iotwin.common.errors import IotwinError
 from iotwin.loops.kept_cache import kept_cached
@@ -31,7 +31,6 @@ from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import READ_OPS
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 from iotwin.workload_yaml import Config
-from iotwin.workload_yaml.recording import Label
 from tests.perf.edited import edited_figure, scale_batch, set_workers
 from tests.perf.figures import Figure
 from tests.perf.records import record_figures
