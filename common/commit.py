@@ -1,11 +1,11 @@
 """Write checkpoints: after a power cut at any instant, the store holds the previous checkpoint or the new one.
 
-step-N.tmp/                 made by rank 0
-  rank-R.raw, rank-R.json   each rank: tensors, their index and plain values, fsynced; then all ranks wait for one another
-  manifest.json             rank 0: what was written, with checksums; fsynced, then the folder is
-step-N/                     by rename, then fsync of the store: from here on it is durable
-LATEST                      name of the newest, replaced by rename; for people only: programs compare the manifests
-step-M.gone/                an older checkpoint during removal; the folder remains if it holds files of others
+step-N.tmp/                 rank 0 creates the folder
+  rank-R.raw, rank-R.json   each rank writes and fsyncs tensors, their index and plain values, and waits for the other ranks
+  manifest.json             rank 0 writes and fsyncs the list of files with checksums, and fsyncs the folder
+step-N/                     rank 0 renames the folder and fsyncs the store; now the checkpoint is durable
+LATEST                      name of the newest checkpoint, for people only: programs compare the manifests
+step-M.gone/                an older checkpoint during its removal; the folder remains if it holds files of others
 """
 
 import contextlib

@@ -41,9 +41,9 @@ def reason_of(error: OSError) -> str:
 
 @contextmanager
 def in_one_line(what: str, advice: str) -> Iterator[None]:
-    """Turn any exception of the block into an IotwinError "`what`: reason; `advice`".
+    """Turn any exception of the `with` block into an IotwinError "`what`: reason; `advice`".
 
-    It catches everything, because the exceptions of an object store's client share no base class.
+    All exceptions are caught, because those of an object store's client have no common base class.
     """
     try:
         yield

@@ -54,7 +54,7 @@ class _Foreign(io.FileIO):
 
 
 def open_foreign(path: Path, follow: bool = True) -> io.BufferedReader:
-    """Open the regular file `path` for reading. Unless `follow`, a symbolic link is refused, like a FIFO or a device."""
+    """Open the regular file `path` for reading. A FIFO or a device is refused, and a symbolic link unless `follow`."""
     # O_NONBLOCK: opening a FIFO must not wait for a writer. It has no effect on a regular file.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     try:

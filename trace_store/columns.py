@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 def column(values: NDArray[np.generic], kind: pa.DataType, missing: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Return `values`, shape (n,), as a column of type `kind`, null where `missing`. Raises TypeError if the widths differ."""
+    """Return `values`, shape (n,), as a column of type `kind`, null where `missing`. Raises TypeError if bit widths differ."""
     if values.itemsize * 8 != kind.bit_width:
         raise TypeError(f"{values.dtype} is no {kind}")
     validity = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))

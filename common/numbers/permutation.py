@@ -1,4 +1,4 @@
-"""A random permutation of any length in constant memory, evaluated only at the requested indices.
+"""A random permutation of any length n in constant memory. The value at index x is computed as follows:
 
     a = ceil(sqrt(n)), b = ceil(n / a); x = right * a + left, with left < a and right < b
     round i of 16: left = (left + mix(right ^ key[i])) mod a for even i, right = (right + mix(left ^ key[i])) mod b for odd i

@@ -1,4 +1,4 @@
-"""Set this process's name, timer precision, program and death with its parent in the Linux kernel, and read its age."""
+"""Set this process's name, the precision of its timers, its program, and its death with its parent; and read its age."""
 
 import ctypes
 import os

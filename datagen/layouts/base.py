@@ -26,7 +26,7 @@ class Layout(Protocol):
 
     @property
     def samples_per_file(self) -> int:
-        """Return the number N of which a data set's number of samples must be a multiple, since files hold N samples."""
+        """Return the number of samples per file. The number of samples of a data set must be a multiple of it."""
 
     def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
         """Return the size in bytes of every unit of a data set of `samples` samples, shape (units,)."""

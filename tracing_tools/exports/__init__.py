@@ -26,7 +26,7 @@ FORMATS = (*_WRITERS, "fio")
 
 
 def format_of(output: Path, given: str | None) -> str:
-    """Return the format `given`, or if None, that of the suffix of `output` before .gz. Raises UsageError if it is unknown."""
+    """Return `given`, or if it is None, the format of the suffix of `output` before .gz. Raises UsageError if it is unknown."""
     if given is not None:
         if given not in FORMATS:
             raise UsageError(f"unknown format '{given}'{nearest(given, list(FORMATS))}; known: {', '.join(FORMATS)}")

@@ -85,9 +85,9 @@ class _Phases:
 
 
 def _causes(block: pd.DataFrame, calls: list[pd.DataFrame], first: int) -> NDArray[np.uint64]:
-    """Return the node id of the call that caused each block request, 0 for none: it is of the same process and file.
+    """Return, per block request, the node id of the call during which its process issued the request; 0 for none.
 
-    `calls`: the exported calls, of which the first has the node id `first`. The request was issued during the call.
+    The files of call and request must be equal or unknown. `calls`: the exported calls; the first has the node id `first`.
     """
     found = np.zeros(len(block), np.uint64)
     every = pd.concat(calls, ignore_index=True) if calls else pd.DataFrame(columns=["pid", "start_ns", "duration_ns", "file_id"])
