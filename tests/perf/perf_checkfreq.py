@@ -24,8 +24,8 @@ from torch import nn
 from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
 from iotwin.workloads.checkfreq.iterator import CFIterator
 from iotwin.workloads.checkfreq.manager import CFManager, CFMode
-from iotwin.workloads.state.persister import PROCESS
 from iotwin.workloads.state.snapshot import Buffer, take
+from iotwin.workloads.state.snapshot_writer import PROCESS
 from tests.perf.figures import Figure, interleaved, median_ratio
 
 _WIDTH, _LAYERS, _BATCH = 1024, 6, 64

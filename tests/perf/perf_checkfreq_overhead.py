@@ -18,7 +18,7 @@ from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
 from iotwin.workloads.checkfreq.iterator import CFIterator
 from iotwin.workloads.checkfreq.manager import CFManager
 from iotwin.workloads.models import build
-from iotwin.workloads.state.persister import PROCESS
+from iotwin.workloads.state.snapshot_writer import PROCESS
 from tests.perf.figures import Figure, interleaved, paired_median
 from tests.perf.records import record_figures
 

@@ -17,7 +17,7 @@ from iotwin.common.checkpoints import Position
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import cache_folder
 from iotwin.workloads.checkfreq import profile
-from iotwin.workloads.checkfreq.epochs.restart import Epochs
+from iotwin.workloads.checkfreq.epochs.epoch_restarts import Epochs
 from iotwin.workloads.checkfreq.manager import DEVICE, HOST, CFManager, CFMode
 from iotwin.workloads.policies.cadence import LoopPosition, Policy
 from iotwin.workloads.policies.frequency import AIMED, Controller, IntervalPlan, StepWindow, plan

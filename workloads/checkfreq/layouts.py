@@ -17,7 +17,7 @@ from iotwin.common.files import fsync_directory, link, make_folder, open_rewritt
 from iotwin.common.locks import hold_lock, release_lock
 from iotwin.common.removal import remove_file, remove_own
 from iotwin.common.tensor_file import Tensor
-from iotwin.workloads.state.persister import Destination
+from iotwin.workloads.state.snapshot_writer import Destination
 from iotwin.workloads.state.torch_state import unflatten
 
 if TYPE_CHECKING:

@@ -20,14 +20,14 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.progress import note
 from iotwin.workloads.checkfreq import LAYOUTS, OURS
 from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
-from iotwin.workloads.checkfreq.epochs import starts
+from iotwin.workloads.checkfreq.epochs.epoch_starts import recall, remember
 from iotwin.workloads.checkfreq.layouts import CheckpointLayout, OurLayout, TheirLayout
 from iotwin.workloads.checkfreq.stalls import CheckpointCost, Stalls
 from iotwin.workloads.common.parts import Parts
 from iotwin.workloads.state.gathering import gathered
 from iotwin.workloads.state.keeper import code_sha256
-from iotwin.workloads.state.persister import PROCESS, THREAD, Persisted, Persister
 from iotwin.workloads.state.snapshot import StateSnapshot, take
+from iotwin.workloads.state.snapshot_writer import PROCESS, THREAD, Persisted, Persister
 from iotwin.workloads.state.torch_state import flatten
 from iotwin.workloads.state.tracked_objects import State
 
@@ -311,12 +311,12 @@ class CFManager:
         return sum(tensor.data.size for tensor in tensors) / _MIB
 
     def keep_epoch_start(self, end: State, start: State) -> None:
-        """Save the generators with which an epoch started (epochs/starts.py). Every rank must call it.
+        """Save the generators with which an epoch started (epochs/epoch_starts.py). Every rank must call it.
 
         `end` holds the generators in the checkpoint at the end of the previous epoch.
         """
         if isinstance(self._layout, OurLayout):
-            starts.remember(self.directory, end, start, self.world_size, self.rank, self.in_flight + 1)
+            remember(self.directory, end, start, self.world_size, self.rank, self.in_flight + 1)
 
     def get_latest_checkpoint(self, latest: bool = True, epoch: int = 0) -> str | None:
         """Return the path of the newest valid checkpoint or, if not `latest`, of that of the end of `epoch`; None without one."""
@@ -344,7 +344,7 @@ class CFManager:
         own = dict(generators[self.rank]) if len(generators) == self.world_size else {}
         self.restored_epoch = own.pop(_EPOCH, None)
         if self.restored_epoch is not None and not self.restored_epoch["taken"]:
-            self.restored_epoch["start"] = starts.recall(self.directory, self.restored_epoch["now"], self.world_size, self.rank)
+            self.restored_epoch["start"] = recall(self.directory, self.restored_epoch["now"], self.world_size, self.rank)
         self.chk.load(found.objects, own)
         self._step = found.step
         position = found.position

@@ -16,7 +16,7 @@ from iotwin.common.foreign_files import read_foreign_json
 from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
 from iotwin.workloads.checkfreq.manager import CFManager
 from iotwin.workloads.policies.frequency import CheckpointProfile, IntervalPlan
-from iotwin.workloads.state.persister import PROCESS, THREAD, Persisted
+from iotwin.workloads.state.snapshot_writer import PROCESS, THREAD, Persisted
 from iotwin.workloads.state.tracked_objects import State
 
 WARM_UP, DECIDED = 5, 100  # number of first calls that are not measured, and the call at which the measurement ends
