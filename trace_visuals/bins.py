@@ -127,7 +127,7 @@ class LaneBins:
         self._covered_to = np.full(lanes, np.iinfo(np.int64).min)
 
     def add(self, calls: CallColumns | RequestIntervals, lane: Ints) -> None:
-        """Add a batch of calls. `lane` has the index of each call's lane, negative for calls that belong to no lane."""
+        """Add a batch; `lane` has one entry per call, negative for calls that belong to no lane."""
         start, end, size = calls.start_ns, calls.end_ns, calls.size_bytes
         wanted = (lane >= 0) & (end >= self.grid.origin) & (start < self.grid.end)
         if not wanted.all():

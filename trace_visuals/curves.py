@@ -36,7 +36,7 @@ _TOP, _BELOW = 0.96, 0.06
 
 
 class Axis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An axis of a plot: its label, unit and scale."""
+    """Label, unit and scale of an axis."""
 
     label: str
     unit: str = ""

@@ -7,6 +7,7 @@ and name.
 
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class Op(IntEnum):
     THREAD = 21  # starts a thread
     MARK = 22  # logs that a phase begins or ends
     END = 23  # the end of the process or thread; its time counts, nothing is called
+    MEET = 24  # waits for the other ranks, as an all-reduce does
 
 
 CALLS = 17  # operations below this are system calls on files and pipes
@@ -73,6 +75,19 @@ COLUMNS = {
     "size": np.int64,
     "flags": np.int32,
 }
+
+
+# More columns of a recording with batches: the Label of a call on a file, the index of the batch in Header.batches that it
+# served, and the index of the sample within that batch; -1: none, or unknown.
+LABELS = {"label": np.int8, "batch": np.int32, "sample": np.int32}
+
+
+class Label(IntEnum):
+    """How firmly a recorded call belongs to the samples that the job trains on."""
+
+    TIMED = 0  # nothing connects the call with a batch: it is replayed when the job made it
+    STREAMED = 1  # the call reads ahead of the batches: it follows the samples that are consumed
+    DEALT = 2  # the call reads a sample of a batch: it goes wherever the sample is dealt to
 
 
 class RecordedFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -100,6 +115,28 @@ class Mark(msgspec.Struct, forbid_unknown_fields=True):
     step: int | None = None
 
 
+class RecordedPass(msgspec.Struct, forbid_unknown_fields=True):
+    """One pass of a rank over samples: an epoch of training, or an evaluation."""
+
+    process: int  # the rank, which takes the batches
+    training: bool
+    batches: int  # number of batches
+    depth: int  # most batches that were requested and not yet taken; 0: the rank reads its batches itself
+
+
+class RecordedBatches(msgspec.Struct, forbid_unknown_fields=True):
+    """The batches of all passes, pass after pass in the order of the requests. Times are on the clock of `at_ns`."""
+
+    passes: list[RecordedPass]
+    loader: list[int]  # the process that read the batch: a loader, or the rank itself
+    samples: list[int]  # 0: unknown
+    requested_ns: list[int]  # when the rank requested the batch
+    received_ns: list[int]  # when the loader received the request
+    delivered_ns: list[int]
+    taken_ns: list[int]  # when the rank began to compute on the batch
+    computed_ns: list[int]  # when that computation ended, and the rank wanted the next batch
+
+
 class Header(msgspec.Struct, forbid_unknown_fields=True):
     """The metadata of a recording: lists whose items the rows refer to by index."""
 
@@ -110,11 +147,15 @@ class Header(msgspec.Struct, forbid_unknown_fields=True):
     parents: list[int]  # index of each process's parent process; -1 for the first
     threads: list[int]  # index of each thread's process; the first thread of a process is its main thread
     marks: list[Mark]
+    batches: RecordedBatches | None = None  # None: the recording has no labels, and no edit can be made
 
 
 @dataclass(frozen=True)
 class TwinRecording:
-    """The header of a recording, and its rows as one array per column of COLUMNS, sorted by thread, then time."""
+    """The header of a recording, and its rows as one array per column, sorted by thread, then time.
+
+    The columns are those of COLUMNS, and those of LABELS if the header has batches.
+    """
 
     header: Header
     columns: dict[str, NDArray[Any]]
@@ -123,6 +164,13 @@ class TwinRecording:
     def rows(self) -> int:
         """Return the number of rows."""
         return len(self.columns["op"])
+
+    @property
+    def batches(self) -> RecordedBatches:
+        """Return the batches of the header. Raises IotwinError if there are none."""
+        if self.header.batches is None:
+            raise IotwinError("the recording has no batches, so that no edit can deal samples anew")
+        return self.header.batches
 
     def starts(self) -> NDArray[np.int64]:
         """Return the index of each thread's first row, and last the number of rows."""
@@ -138,8 +186,9 @@ class TwinRecording:
 
 def write_recording(recording: TwinRecording, path: Path) -> None:
     """Write `recording` to `path`, whole or not at all. Raises IotwinError if the write fails."""
-    schema = pa.schema([(name, pa.from_numpy_dtype(kind)) for name, kind in COLUMNS.items()])
-    table = pa.table([recording.columns[name] for name in COLUMNS], schema=schema)
+    kinds = _kinds(recording.header)
+    schema = pa.schema([(name, pa.from_numpy_dtype(kind)) for name, kind in kinds.items()])
+    table = pa.table([recording.columns[name] for name in kinds], schema=schema)
     table = table.replace_schema_metadata({_KEY: msgspec.json.encode(recording.header)})
     with open_whole(path) as file:
         pq.write_table(table, file, compression="zstd", write_page_checksum=True)
@@ -150,32 +199,37 @@ def read_recording(path: Path) -> TwinRecording:
     try:
         with open_foreign(path) as file, pq.ParquetFile(file, page_checksum_verification=True) as parquet:
             header = _header(parquet, path)
-            table = parquet.read(list(COLUMNS))
+            table = parquet.read(list(_kinds(header)))
     except FileNotFoundError:
         raise IotwinError(f"{path}: the recording of this twin is not there; copy it next to the YAML") from None
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise IotwinError(f"{path}: is not a whole recording ({reason}); fit the trace again") from None
-    for name in COLUMNS:
+    for name in table.column_names:
         if table[name].null_count:
             raise _damaged(path, f"{name} has gaps")
-    recording = TwinRecording(header, {name: table[name].to_numpy() for name in COLUMNS})
+    recording = TwinRecording(header, {name: table[name].to_numpy() for name in table.column_names})
     if problem := _problem(recording):
         raise _damaged(path, problem)
     return recording
+
+
+def _kinds(header: Header) -> dict[str, Any]:
+    """Return the columns that a recording with this header has, with their types."""
+    return {**COLUMNS} if header.batches is None else {**COLUMNS, **LABELS}
 
 
 def _header(parquet: pq.ParquetFile, path: Path) -> Header:
     content = (parquet.schema_arrow.metadata or {}).get(_KEY, b"")
     if not content or len(content) > _LARGEST_HEADER_BYTES or parquet.metadata.num_rows > _MOST_ROWS:
         raise _damaged(path, "no recording, or larger than any of ours")
-    for name, kind in COLUMNS.items():
-        if name not in parquet.schema_arrow.names or parquet.schema_arrow.field(name).type != pa.from_numpy_dtype(kind):
-            raise _damaged(path, f"no column {name} of {np.dtype(kind).name}")
     try:
         header = decode_foreign(content, Header, "its header")
     except IotwinError as error:
         raise _damaged(path, str(error)[:200]) from None
+    for name, kind in _kinds(header).items():
+        if name not in parquet.schema_arrow.names or parquet.schema_arrow.field(name).type != pa.from_numpy_dtype(kind):
+            raise _damaged(path, f"no column {name} of {np.dtype(kind).name}")
     if header.version != 1:
         raise _damaged(path, f"version {header.version}, of a newer iotwin")
     return header
@@ -196,7 +250,7 @@ def _problem(recording: TwinRecording) -> str | None:
             return f"{file.name!r} has {file.size_bytes} bytes"
     if len(header.files) > _MOST_FILES or max(len(header.threads), len(header.pipes), header.channels) > _MOST_THREADS:
         return "more files, threads or pipes than any of ours"
-    return _tree_problem(header) or _rows_problem(recording)
+    return _tree_problem(header) or _rows_problem(recording) or _batches_problem(recording)
 
 
 def _tree_problem(header: Header) -> str | None:
@@ -222,7 +276,7 @@ def _rows_problem(recording: TwinRecording) -> str | None:
     limits[Op.PIPE_WRITE : Op.POST] = len(header.pipes)
     limits[[Op.POST, Op.WAIT]] = header.channels
     limits[[Op.START, Op.JOIN]] = len(header.parents)
-    limits[Op.THREAD], limits[Op.MARK], limits[Op.END] = len(header.threads), len(header.marks), 1
+    limits[Op.THREAD], limits[Op.MARK], limits[[Op.END, Op.MEET]] = len(header.threads), len(header.marks), 1
     if ((subject < 0) | (subject >= limits[op])).any():
         return "a row names what is not there"
     processes, parents = np.array(header.threads, np.int64), np.array(header.parents, np.int64)
@@ -234,4 +288,24 @@ def _rows_problem(recording: TwinRecording) -> str | None:
     mains = np.searchsorted(processes, np.arange(len(parents)))
     if (processes[subject[begun]] != processes[thread[begun]]).any() or np.isin(subject[begun], mains).any():
         return "a thread is started by another process than its own"
+    return None
+
+
+def _batches_problem(recording: TwinRecording) -> str | None:
+    batches, processes = recording.header.batches, len(recording.header.parents)
+    if batches is None:
+        return None
+    count = len(batches.loader)
+    times = (batches.requested_ns, batches.received_ns, batches.delivered_ns, batches.taken_ns, batches.computed_ns)
+    if any(len(each) != count for each in (batches.samples, *times)) or sum(each.batches for each in batches.passes) != count:
+        return "batches without a pass, a loader or a time"
+    if any(each.batches < 1 or not 0 <= each.depth <= count for each in batches.passes):
+        return "a pass without batches"
+    if any(not 0 <= process < processes for process in (*batches.loader, *(each.process for each in batches.passes))):
+        return "a batch of a process that is not there"
+    if any(not 0 <= value <= _LONGEST_NS for value in chain(batches.samples, *times)):
+        return "a time of a batch, or its samples, out of bounds"
+    rows = recording.columns
+    if not np.isin(rows["label"], list(Label)).all() or (rows["batch"] >= count).any():
+        return "a label that is none"
     return None

@@ -341,6 +341,7 @@ class TwinRecorded(Section):
     loop: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1  # number of replays, one after another
     cut_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # replay only the job's first seconds; None: all
     think_scale: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 1.0  # factor for the job's time between calls
+    computation_scale: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 1.0  # factor for the computation of steps
 
 
 class Twin(Section):

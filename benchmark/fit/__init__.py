@@ -6,6 +6,8 @@ what the trace does not show.
 
 from typing import Literal
 
+import pandas as pd
+
 from iotwin.benchmark.fit.batches.labels import describe_labels, label_calls
 from iotwin.benchmark.fit.coverage import Coverage, check_coverage, describe_coverage
 from iotwin.benchmark.fit.look import Job, look
@@ -34,23 +36,26 @@ def fit(trace: Trace, kind: Kind = "auto") -> Fitted:
     if unseen := mapped_data_note(trace):
         note(f"{trace.path}: {unseen}")
     job = look(trace)
-    fitted = _fit(trace, job, kind)
-    fitted.evidence["labels"] = describe_labels(job, label_calls(job))
+    labelled = label_calls(job)
+    fitted = _fit(trace, job, labelled, kind)
+    fitted.evidence["labels"] = describe_labels(job, labelled)
     return fitted
 
 
-def _fit(trace: Trace, job: Job, kind: Kind) -> Fitted:
+def _fit(trace: Trace, job: Job, labelled: pd.DataFrame, kind: Kind) -> Fitted:
     if kind == "recorded":
-        return _with_kind(fit_recorded(trace), "recorded, as asked")
+        return _with_kind(fit_recorded(trace, job, labelled), "recorded, as asked")
     try:
         fitted, coverage = fit_structured(job)
     except IotwinError as error:
         if kind == "structured":
             raise
         reason = str(error).removeprefix(f"{trace.path}: ")
-        return _with_kind(fit_recorded(trace), f"recorded, as no structure can be told: {reason}")
+        return _with_kind(fit_recorded(trace, job, labelled), f"recorded, as no structure can be told: {reason}")
     if kind == "auto" and (short_of := coverage.short_of):
-        return _with_kind(fit_recorded(trace), f"recorded, as that is nearer (--kind structured can be edited): {short_of}")
+        return _with_kind(
+            fit_recorded(trace, job, labelled), f"recorded, as that is nearer (--kind structured can be edited): {short_of}"
+        )
     return _with_kind(fitted, "structured: samples, batches and epochs can be edited")
 
 

@@ -14,6 +14,7 @@ from iotwin.common.files import make_folder, write_whole
 from iotwin.common.foreign_files import read_foreign_end, read_foreign_json
 from iotwin.common.progress import note, set_quiet
 from iotwin.common.ranks import launched_by_mpi
+from iotwin.common.units import format_size
 from iotwin.own_command import own_command
 
 if TYPE_CHECKING:
@@ -120,8 +121,25 @@ def _replay(config: "Config", options: EmulationOptions) -> dict[str, Any]:
 
     if under_mpi():
         raise IotwinError("a recorded twin runs on one machine, without mpirun; give --ranks N")
+    if config.twin.recorded is not None:
+        _make_copies(config, config.twin.recorded.file, options.ranks)
     ranks = run_local(options.ranks, partial(replay, config, options.log, limit_s=options.limit_s))
     return {**write_replayed(config, ranks), "output": config.output.folder}
+
+
+def _make_copies(config: "Config", file: str, ranks: int) -> None:
+    """Write the copies of the data set's files that a twin with more samples than its job reads, unless they exist.
+
+    `file`: path of the twin's recording.
+    """
+    from iotwin.benchmark.emulator.recorded.edits.edit import copies_needed
+    from iotwin.datagen.generate import generate
+    from iotwin.datagen.layouts import RecordedLayout
+
+    files, folder = copies_needed(config, file, ranks)
+    if files:
+        note(f"{folder}: {len(files)} copies of the data set's files, {format_size(float(sum(size for _, size in files)))}")
+        generate(RecordedLayout(tuple(files)), folder, samples=len(files))
 
 
 def _generate(config: "Config", as_dlio: bool) -> dict[str, Any]:

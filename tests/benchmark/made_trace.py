@@ -50,11 +50,25 @@ class Made:
         size: int = 0,
         took_ms: float = 0.1,
         tid: int | None = None,
+        flags: int = 0,
     ) -> float:
         """Add a call (file -1: on none) of the thread `tid` (None: the main one) and return when it ends."""
         result, tid = size if size else 5, tid or pid
         self.rows.append(
-            (_at(ms), int(took_ms * MILLISECOND), op, pid, tid, None if file < 0 else file, 5, offset, size or None, result, 0, 0)
+            (
+                _at(ms),
+                int(took_ms * MILLISECOND),
+                op,
+                pid,
+                tid,
+                None if file < 0 else file,
+                5,
+                offset,
+                size or None,
+                result,
+                flags,
+                0,
+            )
         )
         return ms + took_ms
 
@@ -69,7 +83,7 @@ class Made:
     def write_file(self, ms: float, pid: int, path: str, size: int) -> float:
         """Write a checkpoint; return when that is done."""
         file = self.file(path, "checkpoint")
-        ms = self.call(ms, pid, "openat", file)
+        ms = self.call(ms, pid, "openat", file, flags=schema.FLAG_CREATE | schema.FLAG_WRITABLE)
         ms = self.call(ms, pid, "write", file, 0, size, 2)
         return self.call(ms, pid, "close", file)
 

@@ -44,7 +44,7 @@ class DlrmHistory:
 
 
 class DlrmJob:
-    """A DLRM training job. A single process uses all devices; each of several ranks takes its share of every batch."""
+    """A training job. A single process uses all devices; each of several ranks takes its share of every batch."""
 
     def __init__(self, config: DlrmConfig, ranks: TorchRanks, log: MlLog) -> None:
         self._config, self._ranks, self._log, self.history = config, ranks, log, DlrmHistory()

@@ -17,10 +17,14 @@ _LONGEST_WAIT_S = 60.0  # for a file that another thread will create
 
 
 class JobFiles:
-    """Opens, renames and removes the files of a recording, by their indices in it."""
+    """Opens, renames and removes the files of a recording, by their indices in it.
 
-    def __init__(self, files: list[RecordedFile], data: Path, output: Path) -> None:
-        self._files, self._data, self._output = files, data, output
+    `files` that the recording lacks, from `first_copy` on, are copies of the data set's files and lie in the folder `copies`.
+    """
+
+    def __init__(self, files: list[RecordedFile], data: Path, output: Path, first_copy: int, copies: Path) -> None:
+        self._files, self._output = files, output
+        self._folder_of = [output if file.written else data if index < first_copy else copies for index, file in enumerate(files)]
         self._folders: OrderedDict[tuple[Path, str], int] = OrderedDict()
 
     def claim(self) -> None:
@@ -45,11 +49,11 @@ class JobFiles:
         Raises IotwinError, which names the file, if a file of the data set is missing.
         """
         self._output.mkdir(parents=True, exist_ok=True)
-        for file in self._files:
+        for file, folder in zip(self._files, self._folder_of, strict=True):
             if file.written:
                 self._make_folders(file)
-            elif not (self._data / file.name).is_file():
-                raise IotwinError(f"{self._data / file.name}: is not there; give the data set by dataset.data_folder")
+            elif not (folder / file.name).is_file():
+                raise IotwinError(f"{folder / file.name}: is not there; give the data set by dataset.data_folder")
 
     def _make_folders(self, file: RecordedFile) -> None:
         for name in {file.name, file.renamed_to or file.name}:
@@ -74,7 +78,7 @@ class JobFiles:
         wanted = os.O_RDWR if flags & FLAG_WRITABLE and file.written else os.O_RDONLY
         if file.written:
             wanted |= (os.O_CREAT if flags & FLAG_CREATE else 0) | (os.O_TRUNC if flags & FLAG_TRUNCATE else 0)
-        folder, last = self._locate(file, renamed)
+        folder, last = self._locate(index, renamed)
         tries = [wanted | os.O_DIRECT, wanted] if flags & FLAG_DIRECT else [wanted]
         deadline = time.monotonic() + _LONGEST_WAIT_S
         while True:
@@ -91,22 +95,22 @@ class JobFiles:
 
     def rename(self, index: int, renamed: bool) -> None:
         """Rename the file at `index` to its last name."""
-        file = self._files[index]
-        folder, last = self._locate(file, renamed)
-        new_folder, new_name = self._locate(file, renamed=True)
+        folder, last = self._locate(index, renamed)
+        new_folder, new_name = self._locate(index, renamed=True)
         os.rename(last, new_name, src_dir_fd=folder, dst_dir_fd=new_folder)
 
     def unlink(self, index: int, renamed: bool) -> None:
         """Remove the file at `index`, unless it belongs to the data set."""
         file = self._files[index]
-        folder, last = self._locate(file, renamed)
+        folder, last = self._locate(index, renamed)
         if file.written:
             os.unlink(last, dir_fd=folder)
 
-    def _locate(self, file: RecordedFile, renamed: bool) -> tuple[int, str]:
+    def _locate(self, index: int, renamed: bool) -> tuple[int, str]:
+        file = self._files[index]
         name = file.renamed_to if renamed and file.renamed_to is not None else file.name
         above, _, last = name.rpartition("/")
-        key = (self._output if file.written else self._data, above)
+        key = (self._folder_of[index], above)
         folder = self._folders.get(key)
         if folder is None:
             with folder_of(key[0], name) as (opened, _):

@@ -40,6 +40,7 @@ _BLOCK_BYTES = 1 << 22
 # From this size on, malloc maps new memory, as the job's reads did; see mallopt(3), M_MMAP_THRESHOLD.
 _FRESH_BYTES = 1 << 17
 _TICK_S = 0.5
+_NEXT_LOOK_S = 0.0002  # between two looks whether the other ranks have arrived
 _LONGEST_DELAY_NS = 50_000_000  # longer delays are not caught up; forking a process takes some milliseconds
 _INSTANT = frozenset({Op.POST, Op.START, Op.THREAD, Op.MARK, Op.END})
 _WAITS = frozenset({Op.WAIT, Op.JOIN})
@@ -84,7 +85,7 @@ class Player:
             Op.TOUCH: self._maps.touch, Op.UNMAP: self._maps.unmap, Op.COPY: self._copy, Op.COPY_TO: self._copy_to,
             Op.TRUNCATE: self._truncate, Op.PIPE_WRITE: self._pipe_write, Op.PIPE_READ: self._pipe_read, Op.POLL: self._poll,
             Op.POST: self._post, Op.WAIT: self._wait, Op.START: self._start, Op.JOIN: self._join, Op.THREAD: self._start_thread,
-            Op.MARK: self._mark, Op.END: self._end,
+            Op.MARK: self._mark, Op.END: self._end, Op.MEET: self._meet,
         }  # fmt: skip
         self._does = [does[op] for op in Op]
 
@@ -261,6 +262,14 @@ class Player:
 
     def _mark(self, mark: int, fd: int, offset: int, size: int, flags: int) -> int:
         self._process.shared.log_mark(mark)
+        return 0
+
+    def _meet(self, subject: int, fd: int, offset: int, size: int, flags: int) -> int:
+        word, all_arrived = self._process.shared.board.word, self._process.shared.arrive()
+        self._board[STATE] = WAITING
+        while not word[0] and not all_arrived():
+            time.sleep(_NEXT_LOOK_S)
+        self._board[STATE] = RUNNING
         return 0
 
     def _end(self, subject: int, fd: int, offset: int, size: int, flags: int) -> int:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from iotwin.benchmark.emulator.journal import RankTotals, Usage
 from iotwin.benchmark.emulator.ranks import Rank
+from iotwin.benchmark.emulator.recorded.edits.edit import edit
+from iotwin.benchmark.emulator.recorded.edits.edits import Edits, copies_folder, edits_of
 from iotwin.benchmark.emulator.recorded.files import JobFiles
 from iotwin.benchmark.emulator.recorded.process import ReplayedProcess, ReplayWatch
 from iotwin.benchmark.emulator.recorded.shared import (
@@ -58,11 +60,14 @@ def replay(config: Config, log_stream: TextIO | None, rank: Rank | None = None, 
         raise IotwinError("twin.recorded is missing: this workload replays nothing")
     sharpen_timers()
     started_ns = time.monotonic_ns() - int(age_s() * 1e9) if rank.count == 1 else time.monotonic_ns()
-    recording = cut(read_recording(Path(settings.file)), settings.cut_s)
+    recording = read_recording(Path(settings.file))
+    edits, recorded = edits_of(config, recording.header, rank.count), len(recording.header.files)
+    recording = cut(recording, settings.cut_s) if edits is None else edit(recording, edits, rank.index)
     output = Path(config.checkpoint.checkpoint_folder)
     files = JobFiles(
-        recording.header.files, Path(config.dataset.data_folder), output / f"rank-{rank.index}" if rank.count > 1 else output
-    )
+        recording.header.files, Path(config.dataset.data_folder), output / f"rank-{rank.index}" if rank.count > 1 else output,
+        recorded, copies_folder(config, edits or Edits()),
+    )  # fmt: skip
     log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.index} if rank.count > 1 else {}))
     measured, before = Replayed(rank.index, time.time()), Usage.so_far()
     files.claim()
@@ -76,7 +81,7 @@ def replay(config: Config, log_stream: TextIO | None, rank: Rank | None = None, 
         if turn:
             files.prepare()
             begin_ns = time.monotonic_ns()
-        _once(recording, files, log, settings.think_scale, deadline_ns, begin_ns, measured)
+        _once(recording, files, log, settings.think_scale, deadline_ns, begin_ns, measured, rank)
         if measured.stopped_early:
             break
     gc.unfreeze()
@@ -90,12 +95,21 @@ def cut(recording: TwinRecording, cut_s: float | None) -> TwinRecording:
 
 
 def _once(
-    recording: TwinRecording, files: JobFiles, log: MlLog, think_scale: float, deadline_ns: int, begin_ns: int, measured: Replayed
+    recording: TwinRecording,
+    files: JobFiles,
+    log: MlLog,
+    think_scale: float,
+    deadline_ns: int,
+    begin_ns: int,
+    measured: Replayed,
+    rank: Rank,
 ) -> None:
     """Replay the recording once, and add the measurements to `measured`."""
     board, pipes, failures = Board(len(recording.header.threads)), Pipes(recording.header), os.pipe()
     os.set_blocking(failures[0], False)
-    shared = Shared(recording, recording.starts(), board, pipes, files, log, _noise(), think_scale, deadline_ns, failures)
+    shared = Shared(
+        recording, recording.starts(), board, pipes, files, log, _noise(), think_scale, deadline_ns, failures, rank.arrive
+    )
     root, watch = ReplayedProcess(shared, 0), ReplayWatch(shared)
     watch.start()
     try:

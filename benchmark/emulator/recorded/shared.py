@@ -4,6 +4,7 @@ import mmap
 import os
 import select
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,6 +114,7 @@ class Shared:
     think_scale: float
     deadline_ns: int
     failures: tuple[int, int]  # ends of a pipe for error messages
+    arrive: Callable[[], Callable[[], bool]]  # announces this rank to the others; the result returns whether all have arrived
 
     def main(self, process: int) -> int:
         """Return the index of the main thread of a process."""

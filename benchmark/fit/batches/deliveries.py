@@ -48,17 +48,18 @@ def are_ends(messages: pd.DataFrame) -> NDArray[np.bool_]:
 
 
 def requests_of(job: Job, delivered: pd.DataFrame) -> pd.DataFrame:
-    """Return the requests for the batches `delivered` as the loaders received them: pid, asked_ns, size_bytes; sorted by time.
+    """Return the requests for the batches `delivered` as the loaders received them, sorted by time.
 
-    They come through the pipe that the loader reads last. A spawned loader has read its program's state from another one before.
+    Columns: `pid` of the loader, `asked_ns`, `size_bytes`, `turn` as in `delivered`, `file_id` of the pipe. Requests come through
+    the pipe that the loader reads last. A spawned loader has read its program's state from another one before.
     """
     asked = job.calls_on(job.file_ids("pipe"), schema.READ_OPS)
     whole = (asked["result"] > 0) & (asked["result"] != LENGTH_BYTES)
     asked = asked[asked["pid"].isin(delivered["pid"]) & whole].sort_values("end_ns", kind="stable")
     asked = asked[asked["file_id"] == asked.groupby("pid")["file_id"].transform("last")]
-    asked = asked[["pid", "end_ns", "result"]].rename(columns={"end_ns": "asked_ns", "result": "size_bytes"})
+    asked = asked[["pid", "end_ns", "result", "file_id"]].rename(columns={"end_ns": "asked_ns", "result": "size_bytes"})
     asked["turn"] = asked.groupby("pid").cumcount()
-    return asked.merge(delivered[["pid", "turn"]]).sort_values("asked_ns", ignore_index=True).drop(columns="turn")
+    return asked.merge(delivered[["pid", "turn"]]).sort_values("asked_ns", ignore_index=True)
 
 
 def delivery_of(calls: pd.DataFrame, delivered: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:

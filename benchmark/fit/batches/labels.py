@@ -5,7 +5,6 @@ it stopped for the batch before, or reads for several batches at once. It is *ti
 """
 
 import pickle
-from enum import IntEnum
 
 import numpy as np
 import pandas as pd
@@ -16,6 +15,7 @@ from iotwin.benchmark.fit.batches.deliveries import deliveries, delivery_of, req
 from iotwin.benchmark.fit.look import Job
 from iotwin.common.units import format_size
 from iotwin.trace_store import schema
+from iotwin.workload_yaml.recording import Label
 
 _KINDS = {"dataset": "data", "checkpoint": "checkpoints", "other": "other files"}
 # A file is a stream if more than this share of the batches that read it go on where the batch before stopped. Samples drawn at
@@ -28,14 +28,6 @@ _AGREE = 0.5  # the samples are known if at least this share of the batches have
 _INDEX_BYTES, _EMPTY_REQUEST_BYTES = 2, len(pickle.dumps((0, [])))
 _REPEATS = 0.25  # sizes repeat if so much of their variance is left within the parts of one position
 _SHOWN = 0.005  # smaller shares would be shown as 0%
-
-
-class Label(IntEnum):
-    """How firmly a call belongs to a sample."""
-
-    TIMED = 0
-    STREAMED = 1
-    DEALT = 2
 
 
 def label_calls(job: Job) -> pd.DataFrame:

@@ -1,5 +1,7 @@
 """The recorded twin of a traced job: its calls as they were, for any program, training or not."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -7,6 +9,8 @@ from pyarrow import compute as pc
 
 from iotwin import workload_yaml as c
 from iotwin.benchmark.fit.coverage import KINDS, Coverage, flows_of
+from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.recorded.batches import find_batches, label_rows
 from iotwin.benchmark.fit.recorded.calls import Seen, see
 from iotwin.benchmark.fit.recorded.files import name_files
 from iotwin.benchmark.fit.recorded.pipes import match_pipes
@@ -14,6 +18,7 @@ from iotwin.benchmark.fit.recorded.rows import assemble, grow, marks_of
 from iotwin.benchmark.fit.twin_parts import Fitted
 from iotwin.common.units import format_size
 from iotwin.trace_store.reader import Trace
+from iotwin.workload_yaml.recorded_structure import RecordedStructure, structure_of
 from iotwin.workload_yaml.recording import DUPLICATED, RENAMED, SUFFIX, Header, Op, TwinRecording
 
 RECORDING = f"twin{SUFFIX}"
@@ -25,8 +30,11 @@ _DIRECTIONS: dict[str, list[int]] = {
 _OUTPUT = "./twin_checkpoints/"
 
 
-def fit_recorded(trace: Trace) -> Fitted:
-    """Return the recorded twin of the job; IotwinError when it made no call on storage."""
+def fit_recorded(trace: Trace, job: Job, labelled: pd.DataFrame) -> Fitted:
+    """Return the recorded twin of the job; `labelled`: its calls with their labels (see `label_calls`).
+
+    Raises IotwinError if the job made no call on storage.
+    """
     seen = see(trace)
     calls, pipes = match_pipes(seen.calls)
     on_file = calls["op"] < Op.PIPE_WRITE
@@ -43,21 +51,38 @@ def fit_recorded(trace: Trace) -> Fitted:
     ranks = seen.processes.loc[seen.processes["role"] == "rank", "pid"].astype(int).tolist()
     rank = next((index for index, pid in enumerate(tree.pids) if pid in ranks), 0)
     columns, channels = assemble(tree, calls, marks_ns, rank)
-    header = Header(1, named.files, pipes, channels, tree.parents, tree.process, marks)
+    batches, index = find_batches(job, labelled, tree, calls)
+    if batches is not None:
+        columns |= label_rows(columns, labelled, index, thread_of, tree.begin_ns[0])
+    header = Header(1, named.files, pipes, channels, tree.parents, tree.process, marks, batches)
     recording = TwinRecording(header, columns)
+    structure = None if batches is None else structure_of(batches)
     config = c.Config(
         workflow=c.Workflow(train=True),
-        dataset=c.Dataset(data_folder=named.folder),
+        dataset=c.Dataset(data_folder=named.folder, num_files_train=structure.samples if structure else None),
+        **_editable(structure),
         checkpoint=c.Checkpoint(checkpoint_folder=_OUTPUT),
         twin=c.Twin(
             source=trace.path.name,
             host=trace.manifest.host.hostname,
             recorded=c.TwinRecorded(file=RECORDING),
-            assumptions=_assumptions(trace, recording),
+            assumptions=_assumptions(trace, recording, structure),
         ),
     )
     coverage = _account(seen).document()
     return Fitted(config, _evidence(recording, calls), named.data, coverage=coverage, recording=recording)
+
+
+def _editable(structure: RecordedStructure | None) -> dict[str, Any]:
+    """Return the sections of the YAML with the recorded values that a user may edit; none if no batches were found."""
+    if structure is None:
+        return {}
+    return {
+        "reader": c.Reader(
+            batch_size=structure.batch_size, read_threads=structure.loaders, prefetch_size=structure.prefetch or None
+        ),
+        "train": c.Train(epochs=structure.epochs, computation_time=round(structure.computation_s, 6)),
+    }
 
 
 def _account(seen: Seen) -> Coverage:
@@ -107,11 +132,15 @@ def _evidence(recording: TwinRecording, calls: pd.DataFrame) -> dict[str, str]:
     }
 
 
-def _assumptions(trace: Trace, recording: TwinRecording) -> list[str]:
+def _assumptions(trace: Trace, recording: TwinRecording, structure: RecordedStructure | None) -> list[str]:
     notes = [
         "what threads of a process tell one another without a system call is a wait only where their times show it; that, "
         "what goes over sockets, and calls of other kinds are kept as time"
     ]
+    if structure is not None:
+        notes.append("the computation of a step grows with its batch; on several ranks, the first one writes the checkpoints")
+        if not structure.samples_known:
+            notes.append("the samples of a batch are unknown: reader.batch_size 2 makes batches twice as large")
     if any(file.written for file in recording.header.files):
         notes.append(f"what the job wrote goes below {_OUTPUT}")
     if trace.manifest.lost_events:

@@ -106,7 +106,7 @@ class Cell:
         return f"{self.jobs.workload}-{self.variant}-{self.data}{sizes}-{self.repeat}"
 
     def parameters(self) -> dict[str, Any]:
-        """The values that identify the cell in the grid: workload, variant, data, ranks, ..."""
+        """The cell's values on the axes of the grid."""
         return {"workload": self.jobs.workload, "variant": self.variant, "data": self.data, "ranks": self.ranks,
                 "batch": self.batch, "workers": self.workers, "repeat": self.repeat,
                 **({"options": dict(zip(self.jobs.sweep, self.swept, strict=True))} if self.swept else {})}  # fmt: skip

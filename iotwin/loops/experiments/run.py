@@ -147,6 +147,8 @@ class _Runner:
         mean_s = sum(self._took_s) / len(self._took_s)
         return f" (about {format_duration(mean_s * cells_left * 1e9)} left)"
 
+    # Data
+
     def _data_folder(self, name: str) -> Path:
         data = self._experiment.data[name]
         return Path(data.folder).absolute() if data.folder is not None else self._directory / _DATA / name
@@ -179,6 +181,8 @@ class _Runner:
         else:
             write_json(self._directory / _GENERATED, {**self._generated(), name: inputs_of_data(data)})
             rename(partial, folder)
+
+    # Cells
 
     def _run_cell(self, cell: Cell) -> None:
         directory = self._cell_directory(cell)

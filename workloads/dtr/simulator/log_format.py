@@ -224,7 +224,7 @@ class _Reader:
             self._refer(tensor)
 
     def _mutate(self, line: int, instruction: Line) -> None:
-        """Read a MUTATE line: replace each mutated tensor by a new tensor of the same name and storage size (copy on write)."""
+        """Replace each mutated tensor by a new tensor with its name, as large as its whole storage (copy on write)."""
         cost = _number(instruction.TIME, line, "time")
         args = [self._live(name, line) for name in instruction.ARGS]
         for index in instruction.MUTATE:
@@ -248,7 +248,7 @@ class _Reader:
         self.graph.get(source)
 
     def _copy_from(self, line: int, instruction: Line) -> None:
-        """Read a COPY_FROM line: bind a name to another tensor. If both share a storage, the new reference is added first."""
+        """Bind a name to another tensor. If both share a storage, the new reference is added before the old one is removed."""
         old, new = self._known(instruction.DST, line), self._live(instruction.SRC, line)
         self._refer(new)
         if self.graph.storage(old) == self.graph.storage(new):

@@ -1,4 +1,4 @@
-"""Reads, checks and writes plan.json, the file of a pipeline's plan; reads PipeDream's original conf.json."""
+"""Reads, checks and writes plan.json; reads the original's conf.json."""
 
 from collections.abc import Iterable
 from dataclasses import asdict

@@ -1,0 +1,1 @@
+"""Edit a recording: deal its samples anew to other batches, loaders, epochs and ranks, and scale its computation."""

@@ -1,0 +1,107 @@
+"""Deal the samples of a recorded pass anew: to batches of another size, other loaders, ranks, and in another order."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iotwin.benchmark.emulator.recorded.edits.edits import Edits
+from iotwin.benchmark.emulator.recorded.edits.loaders import Sample
+from iotwin.common.numbers.keyed import Purpose, generator
+
+_Ints = NDArray[np.int64]
+
+
+class DealtBatch(NamedTuple):
+    """A batch of an edited pass: the slot of the loader that reads it (-1: the rank itself), and its samples."""
+
+    slot: int
+    samples: list[Sample]
+
+
+class RecordedPassSamples(NamedTuple):
+    """The batches of a recorded pass, in order.
+
+    `parts`: number of samples of each; `slots`: position of its loader among those of the pass; `files`: the first file that it
+    reads; `streamed`: loaders read on in their own shards, so that samples remain in their order; `shuffled`: the order of
+    samples differs from pass to pass.
+    """
+
+    batches: _Ints
+    parts: _Ints
+    slots: _Ints
+    files: _Ints
+    streamed: bool
+    shuffled: bool
+
+
+def deal(
+    recorded: RecordedPassSamples, edits: Edits, training: bool, size: int, loaders: int, rank: int, again: int
+) -> list[DealtBatch]:
+    """Return the batches of the edited pass, in the order in which they are requested.
+
+    `size`: samples (or parts) of a recorded batch; `loaders`: of the edited pass; `again`: 0, or how often the pass was repeated
+    before, each time in another order.
+    """
+    wanted = max(1, round(size * (edits.batch if training else 1.0)))
+    streams = _streams(recorded, loaders) if recorded.streamed else [_whole(recorded, edits, again)]
+    streams = [_more(stream, edits, recorded) for stream in streams]
+    streams = [stream[rank :: edits.ranks] for stream in streams]
+    cut = [[stream[at : at + wanted] for at in range(0, len(stream), wanted)] for stream in streams]
+    if not recorded.streamed:
+        return [DealtBatch(index % loaders if loaders else -1, samples) for index, samples in enumerate(cut[0])]
+    found = []
+    for turn in range(max(map(len, cut), default=0)):
+        found += [DealtBatch(slot if loaders else -1, own[turn]) for slot, own in enumerate(cut) if turn < len(own)]
+    return found
+
+
+def _whole(recorded: RecordedPassSamples, edits: Edits, again: int) -> list[Sample]:
+    samples = _samples(recorded.batches, recorded.parts)
+    if not (again and recorded.shuffled):
+        return samples
+    order = generator(edits.seed, Purpose.ORDER, epoch=again).permutation(len(samples))
+    return [samples[index] for index in order.tolist()]
+
+
+def _samples(batches: _Ints, parts: _Ints) -> list[Sample]:
+    return [Sample(batch, part) for batch, count in zip(batches.tolist(), parts.tolist(), strict=True) for part in range(count)]
+
+
+def _more(stream: list[Sample], edits: Edits, recorded: RecordedPassSamples) -> list[Sample]:
+    """Return the stream with as many samples as are asked for, those beyond it on copies of their files."""
+    count = round(len(stream) * edits.samples)
+    more = [sample._replace(copy=copy) for copy in range(-(-count // max(len(stream), 1))) for sample in stream][:count]
+    if edits.samples > 1 and recorded.shuffled:
+        order = generator(edits.seed, Purpose.ORDER, step=int(recorded.batches[0])).permutation(len(more))
+        more = [more[index] for index in order.tolist()]
+    return more
+
+
+def _streams(recorded: RecordedPassSamples, loaders: int) -> list[list[Sample]]:
+    """Return the stream of samples of each loader.
+
+    Fewer loaders than recorded read several recorded streams, one after another in turns of a file. More loaders share the files
+    of a recorded stream.
+    """
+    count, before = max(loaders, 1), int(recorded.slots.max()) + 1
+    streams: list[list[Sample]] = [[] for _ in range(count)]
+    for slot in range(before):
+        own = recorded.slots == slot
+        files = recorded.files[own]
+        turn = np.cumsum(np.append(0, files[1:] != files[:-1])) if len(files) else files
+        target = slot % count + before * (turn % max(count // before, 1))
+        for index in np.unique(target).tolist():
+            chosen = target == index
+            streams[index % count] += _samples(recorded.batches[own][chosen], recorded.parts[own][chosen])
+    return streams
+
+
+def are_shuffled(orders: Sequence[_Ints]) -> bool:
+    """Return whether passes over the same samples read them in different orders; True for a single pass.
+
+    `orders`: by pass, a number for the first read of each batch.
+    """
+    return len(orders) < 2 or any(len(a) != len(b) or bool((a != b).any()) for a, b in pairwise(orders))

@@ -1,0 +1,63 @@
+"""Edit a recording: the whole of its processes, ranks and loaders dealt anew and the others as they were."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iotwin.benchmark.emulator.recorded.edits.edits import Edits, copies_folder, edits_of
+from iotwin.benchmark.emulator.recorded.edits.rank_line import RankLine
+from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder
+from iotwin.workload_yaml import Config
+from iotwin.workload_yaml.recording import Op, TwinRecording, read_recording
+
+_ON_PIPES = (Op.PIPE_WRITE, Op.PIPE_READ, Op.POLL)
+
+
+def edit(recording: TwinRecording, edits: Edits, rank: int = 0) -> TwinRecording:
+    """Return the labelled `recording` with the edits, as rank `rank` of `edits.ranks` replays it."""
+    batches = recording.batches
+    ranks = list(dict.fromkeys(each.process for each in batches.passes))
+    loaders = set(batches.loader) - set(ranks)
+    kept = _kept(recording, set(ranks), loaders, edits.ranks > 1 and rank > 0)
+    builder = RowBuilder(recording)
+    for process in range(len(recording.header.parents)):
+        if process in ranks:
+            RankLine(recording, builder, process, kept, edits, rank).play()
+        elif process not in loaders:
+            builder.copy_process(process, process, kept)
+    return builder.finish()
+
+
+def copies_needed(config: Config, file: str, ranks: int) -> tuple[list[tuple[str, int]], Path]:
+    """Return the copies of the data set's files that a twin with more samples reads, as (name, bytes), and their folder.
+
+    `file`: path of its recording.
+    """
+    recording = read_recording(Path(file))
+    edits = edits_of(config, recording.header, ranks)
+    if edits is None or edits.samples <= 1:
+        return [], Path()
+    files = edit(recording, edits._replace(ranks=1)).header.files[len(recording.header.files) :]
+    return [(file.name, file.size_bytes) for file in files if not file.written], copies_folder(config, edits)
+
+
+def _kept(recording: TwinRecording, ranks: set[int], loaders: set[int], writes_nothing: bool) -> NDArray[np.bool_]:
+    """Return the mask of the rows that an edited recording may take over.
+
+    Pipes with an end in a rank or a loader, and hand-overs between their threads, are made anew. So are the starts and ends of
+    loaders, by the rank. `writes_nothing`: ranks write no files, as all but the first of data-parallel ranks.
+    """
+    columns, header = recording.columns, recording.header
+    op, subject = columns["op"], columns["subject"]
+    process = np.array(header.threads, np.int64)[columns["thread"]]
+    edited = np.isin(process, list(ranks | loaders))
+    on_pipe = np.isin(op, _ON_PIPES)
+    kept = ~(on_pipe & np.isin(subject, subject[on_pipe & edited]))
+    kept &= ~(edited & np.isin(op, [Op.POST, Op.WAIT, Op.THREAD]))
+    kept &= ~(np.isin(op, [Op.START, Op.JOIN]) & np.isin(subject, list(loaders)) & ~np.isin(process, list(ranks)))
+    if writes_nothing:
+        written = np.array([file.written for file in header.files] or [False])
+        on_file = op < Op.PIPE_WRITE
+        kept &= ~(edited & on_file & written[np.where(on_file, subject, 0)])
+    return kept

@@ -1,0 +1,92 @@
+"""What a user changes in a labelled twin: the difference between its YAML and the values that were recorded."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from iotwin.common.errors import UsageError
+from iotwin.workload_yaml import Config
+from iotwin.workload_yaml.recorded_structure import RecordedStructure, structure_of
+from iotwin.workload_yaml.recording import Header
+
+_MOST_FACTOR = 10_000
+
+
+class Edits(NamedTuple):
+    """Changes of a recorded job. The defaults change nothing."""
+
+    batch: float = 1.0  # factor for the size of training batches
+    loaders: int | None = None  # loader processes of a pass; None: as recorded
+    prefetch: int | None = None  # batches in flight over all loaders; None: as many for each loader as recorded
+    epochs: int | None = None
+    samples: float = 1.0  # factor for the number of samples of each pass
+    computation: float = 1.0  # factor for the time of steps
+    ranks: int = 1  # ranks that share the samples of the recorded one
+    seed: int = 123  # for the order in which samples are dealt anew
+
+
+def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
+    """Return the edits that `config` makes of the recording with this header; None if there are none.
+
+    Raises UsageError, which names the key, if the recording cannot follow an edit.
+    """
+    if header.batches is None:
+        _refuse(config)
+        return None
+    recorded = structure_of(header.batches)
+    reader, train = config.reader, config.train
+    edits = Edits(
+        batch=reader.batch_size / recorded.batch_size,
+        loaders=None if reader.read_threads == recorded.loaders else reader.read_threads,
+        prefetch=None if reader.prefetch_size == recorded.prefetch else reader.prefetch_size,
+        epochs=None if train.epochs == recorded.epochs else train.epochs,
+        samples=(config.dataset.num_files_train or recorded.samples) / recorded.samples,
+        computation=_computation(config, recorded),
+        ranks=ranks,
+        seed=train.seed,
+    )
+    if edits._replace(seed=Edits().seed) == Edits():
+        return None
+    _check(config, recorded, edits)
+    return edits
+
+
+def copies_folder(config: Config, edits: Edits) -> Path:
+    """Return the folder of the copies of the data set's files that more samples lie in, next to the data set."""
+    data = Path(config.dataset.data_folder)
+    return data.parent / f"{data.name}.x{edits.samples:g}"
+
+
+def _computation(config: Config, recorded: RecordedStructure) -> float:
+    time, scale = config.train.computation_time, config.twin.recorded.computation_scale if config.twin.recorded else 1.0
+    if not isinstance(time, float | int):
+        raise UsageError("train.computation_time: a labelled twin takes a number of seconds, or twin.recorded.computation_scale")
+    if round(time, 6) == round(recorded.computation_s, 6) or not recorded.computation_s:
+        return scale
+    return scale * time / recorded.computation_s
+
+
+def _check(config: Config, recorded: RecordedStructure, edits: Edits) -> None:
+    if recorded.ranks > 1 and edits.ranks > 1:
+        raise UsageError(f"twin.ranks: the recording holds {recorded.ranks} ranks that wait for one another; leave it at 1")
+    if config.twin.recorded is not None and (config.twin.recorded.cut_s is not None or config.twin.recorded.loop > 1):
+        raise UsageError("twin.recorded: cut_s and loop repeat what was recorded; leave them out of an edited twin")
+    for key, factor in (("reader.batch_size", edits.batch), ("dataset.num_files_train", edits.samples)):
+        if not 1 / _MOST_FACTOR <= factor <= _MOST_FACTOR:
+            raise UsageError(f"{key}: is {factor:g} times what was recorded; give a factor of at most {_MOST_FACTOR}")
+
+
+def _refuse(config: Config) -> None:
+    """Raise UsageError if the twin of a recording without batches is edited."""
+    usual = Config()
+    changed = {
+        "reader.batch_size": config.reader.batch_size != usual.reader.batch_size,
+        "reader.read_threads": config.reader.read_threads != usual.reader.read_threads,
+        "train.epochs": config.train.epochs != usual.train.epochs,
+        "train.computation_time": config.train.computation_time != usual.train.computation_time,
+        "dataset.num_files_train": config.dataset.num_files_train is not None,
+        "twin.recorded.computation_scale": config.twin.recorded is not None and config.twin.recorded.computation_scale != 1,
+    }
+    for key, differs in changed.items():
+        if differs:
+            reason = "the trace does not show which calls served which batch"
+            raise UsageError(f"{key}: this twin cannot follow it, since {reason}; twin.recorded.think_scale scales its pauses")

@@ -1,0 +1,140 @@
+"""Loader processes of a recording, cut into the samples that they read, and new ones that read samples dealt anew."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iotwin.benchmark.emulator.recorded.edits.process_line import ProcessLine
+from iotwin.benchmark.emulator.recorded.edits.row_builder import AS_RECORDED, RowBuilder
+from iotwin.benchmark.emulator.recorded.edits.think_clock import ProcessRows, Stretch
+from iotwin.workload_yaml.recording import Label, Op, TwinRecording
+
+_Ints = NDArray[np.int64]
+PARTS = 16  # parts of a batch whose samples are unknown
+
+
+class Sample(NamedTuple):
+    """A sample, or a part of a batch whose samples are unknown: who read it, and where its batch lies in its pass."""
+
+    batch: int
+    part: int
+    copy: int = 0  # 0: on its own files; else on the copies of them with this number
+
+
+class RecordedLoader:
+    """A loader of the recording, or a rank that reads by itself. `batches`: those that it read, in order."""
+
+    def __init__(self, recording: TwinRecording, process: int, batches: _Ints, kept: NDArray[np.bool_]) -> None:
+        own, rows = recording.batches, ProcessRows(recording, process, kept)
+        received, delivered = (np.array(each, np.int64)[batches] for each in (own.received_ns, own.delivered_ns))
+        samples = np.array(own.samples, np.int64)[batches]
+        starts = [self._starts(recording, process, *each) for each in zip(batches, received, delivered, samples, strict=True)]
+        moments = [0]
+        for begin, end, cuts in zip(received.tolist(), delivered.tolist(), starts, strict=True):
+            moments += [begin, *cuts, end]
+        stretches = rows.cut(np.maximum.accumulate(np.array([*moments, max(rows.end_ns, moments[-1] + 1)], np.int64)))
+        self.prologue, self.set_up, self.epilogue = stretches[0], stretches[1], stretches[-1]
+        self.parts: dict[int, list[Stretch]] = {}
+        self.after: dict[int, Stretch] = {}  # what followed the delivery, up to the next request
+        at = 1
+        for index, (batch, cuts) in enumerate(zip(batches.tolist(), starts, strict=True)):
+            parts = stretches[at : at + len(cuts) + 1]
+            # What comes before the first sample belongs to it, but for the first batch, for which a loader sets itself up.
+            self.parts[batch] = parts[1:] if index == 0 else [parts[0].followed_by(parts[1]), *parts[2:]]
+            at += len(cuts) + 1
+            if index < len(batches) - 1:
+                self.after[batch] = stretches[at]
+                at += 1
+
+    @staticmethod
+    def _starts(recording: TwinRecording, process: int, batch: int, begin_ns: int, end_ns: int, samples: int) -> list[int]:
+        """Return when each sample of a batch begins, or each of PARTS parts if that is unknown."""
+        columns, bounds = recording.columns, recording.starts()
+        main = int(np.searchsorted(recording.header.threads, process))
+        first, end = int(bounds[main]), int(bounds[main + 1])
+        at_ns = columns["at_ns"][first:end]
+        inside = slice(first + int(np.searchsorted(at_ns, begin_ns)), first + int(np.searchsorted(at_ns, end_ns)))
+        own = (columns["batch"][inside] == batch) & (columns["label"][inside] == Label.DEALT) & (columns["sample"][inside] >= 0)
+        numbers, rows = np.unique(columns["sample"][inside][own], return_index=True)
+        if samples and len(numbers) == samples:
+            begins: list[int] = np.sort(columns["at_ns"][inside][own][rows]).tolist()
+            return begins
+        calls = columns["at_ns"][inside][columns["op"][inside] < Op.PIPE_WRITE]
+        count = max(samples, PARTS)
+        if len(calls) < count:
+            return [int(begin_ns + (end_ns - begin_ns) * part / count) for part in range(count)]
+        cuts: list[int] = calls[np.arange(count) * len(calls) // count].tolist()
+        return cuts
+
+
+class NewLoader:
+    """Reads dealt samples as a new process does, whose set-up and end are those of the recorded loader `like`."""
+
+    def __init__(self, builder: RowBuilder, parent: int, like: RecordedLoader, pipes: tuple[int, int]) -> None:
+        self.line = ProcessLine(builder, builder.new_process(parent))
+        self._like, self._fresh = like, True
+        self.requests, self.results = pipes
+        self.line.play(like.prologue)
+
+    def serve(self, samples: Sequence[Sample], deal: "Deal") -> None:
+        """Wait for a request, read the samples and deliver them."""
+        self.line.main.add(Op.PIPE_READ, self.requests, 1)
+        if self._fresh:
+            self.line.play(self._like.set_up)
+            self._fresh = False
+        after = deal.read(self.line, samples)
+        self.line.main.add(Op.PIPE_WRITE, self.results, 1)
+        for stretch in after:
+            self.line.play(stretch, waits=False)
+
+    def end(self) -> None:
+        """Do what the recorded loader did after its last batch."""
+        self.line.play(self._like.epilogue, waits=False)
+
+
+class Deal:
+    """Finds the recorded reads of samples that are dealt anew, and plays them."""
+
+    def __init__(self, recording: TwinRecording, builder: RowBuilder, loaders: dict[int, RecordedLoader]) -> None:
+        self._recording, self._builder, self._loaders = recording, builder, loaders
+        self._loader_of = recording.batches.loader
+
+    def parts(self, batch: int) -> int:
+        """Return the number of samples, or parts, of a recorded batch."""
+        return len(self._loaders[self._loader_of[batch]].parts[batch])
+
+    def read(self, line: ProcessLine, samples: Sequence[Sample]) -> list[Stretch]:
+        """Read the samples in order, and return what came after deliveries in the recording.
+
+        That is one stretch for each recorded batch whose last sample is among the samples.
+        """
+        after = []
+        for batch, part, copy in samples:
+            loader = self._loaders[self._loader_of[batch]]
+            stretch = loader.parts[batch][part]
+            line.play(stretch, subjects=self._copied(stretch.rows, copy) if copy else None)
+            if part == len(loader.parts[batch]) - 1 and batch in loader.after and len(loader.after[batch].rows):
+                after.append(loader.after[batch])
+        return after
+
+    def first_file(self, batch: int) -> int:
+        """Return the index of the first file that a batch opens or reads, -1 for none."""
+        columns = self._recording.columns
+        for stretch in self._loaders[self._loader_of[batch]].parts[batch]:
+            rows = np.concatenate([stretch.rows, *(rows for _, rows, _ in stretch.others)])
+            rows = rows[columns["op"][rows] < Op.PIPE_WRITE]
+            if len(rows):
+                return int(columns["subject"][rows[0]])
+        return -1
+
+    def _copied(self, rows: _Ints, copy: int) -> _Ints:
+        """Return the subjects of `rows` on the copies of the data set's files."""
+        columns = self._recording.columns
+        subjects = np.full(len(rows), AS_RECORDED)
+        for index in np.unique(columns["subject"][rows][columns["op"][rows] < Op.PIPE_WRITE]).tolist():
+            if not self._builder.files[index].written:
+                own = (columns["subject"][rows] == index) & (columns["op"][rows] < Op.PIPE_WRITE)
+                subjects[own] = self._builder.copy_of_file(index, f"-copy{copy}")
+        return subjects

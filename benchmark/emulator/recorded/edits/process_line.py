@@ -1,0 +1,43 @@
+"""One process of an edited recording: stretches of recorded processes, played one after another."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder, ThreadRows
+from iotwin.benchmark.emulator.recorded.edits.think_clock import Stretch
+from iotwin.workload_yaml.recording import Op
+
+
+class ProcessLine:
+    """The main thread of a process, and the other threads that do parts of its stretches.
+
+    A thread begins its part of a stretch when the main thread does, and the main thread may wait for it at the end.
+    """
+
+    def __init__(self, builder: RowBuilder, process: int) -> None:
+        self.process = process
+        self._builder = builder
+        self.main: ThreadRows = builder.thread(process)[1]
+        self._others: dict[int, tuple[int, ThreadRows]] = {}
+
+    def play(self, stretch: Stretch, factor: float = 1.0, subjects: NDArray[np.int64] | None = None, waits: bool = True) -> None:
+        """Append a stretch with its times of thinking multiplied by `factor`. `waits`: its end waits for the other threads."""
+        channels = [self._begin(position, rows, thinks, factor, waits) for position, rows, thinks in stretch.others]
+        stretch.put(self.main, factor, subjects)
+        for channel in channels if waits else ():
+            self.main.add(Op.WAIT, channel + 1)
+
+    def _begin(self, position: int, rows: NDArray[np.int64], thinks: NDArray[np.int64], factor: float, waits: bool) -> int:
+        """Let the other thread at `position` do `rows` from now on, and return the first of its two channels."""
+        if position not in self._others:
+            number, thread = self._builder.thread(self.process)
+            self._others[position] = 2 * len(self._others), thread
+            self._builder.need_channels(2 * len(self._others))
+            self.main.add(Op.THREAD, number)
+        channel, thread = self._others[position]
+        self.main.add(Op.POST, channel)
+        thread.add(Op.WAIT, channel)
+        thread.take(rows, (thinks * factor).astype(np.int64))
+        if waits:
+            thread.add(Op.POST, channel + 1)
+        return channel

@@ -1,0 +1,310 @@
+"""The edited rank: what it does before, between and after its passes, and in their steps on batches that are dealt anew."""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iotwin.benchmark.emulator.recorded.edits.dealing import DealtBatch, RecordedPassSamples, are_shuffled, deal
+from iotwin.benchmark.emulator.recorded.edits.edits import Edits
+from iotwin.benchmark.emulator.recorded.edits.loaders import PARTS, Deal, NewLoader, RecordedLoader
+from iotwin.benchmark.emulator.recorded.edits.process_line import ProcessLine
+from iotwin.benchmark.emulator.recorded.edits.rare_steps import find_rare_steps
+from iotwin.benchmark.emulator.recorded.edits.row_builder import AS_RECORDED, RowBuilder
+from iotwin.benchmark.emulator.recorded.edits.think_clock import ProcessRows, Stretch
+from iotwin.workload_yaml.recorded_structure import pass_bounds
+from iotwin.workload_yaml.recording import Label, Op, TwinRecording
+
+_Ints = NDArray[np.int64]
+
+
+class _Pass:
+    """A recorded pass of the rank: its stretches, its batches, and its loaders in the order of their first batch."""
+
+    def __init__(self, recording: TwinRecording, index: int, bounds: _Ints) -> None:
+        batches = recording.batches
+        own = slice(int(bounds[index]), int(bounds[index + 1]))
+        self.training, self.depth = batches.passes[index].training, batches.passes[index].depth
+        self.batches = np.arange(own.start, own.stop)
+        self.loader_of = np.array(batches.loader, np.int64)[own]
+        self.loaders: list[int] = list(dict.fromkeys(self.loader_of.tolist()))
+        sizes = np.array(batches.samples, np.int64)[own]
+        self.size = int(np.bincount(sizes[sizes > 0]).argmax()) if (sizes > 0).any() else PARTS
+        requested, taken, computed = (
+            np.array(each, np.int64)[own] for each in (batches.requested_ns, batches.taken_ns, batches.computed_ns)
+        )
+        self.moments = np.stack([taken if self.depth else np.maximum(taken, requested), computed], axis=1).ravel()
+        self.begin_ns = int(requested[0])
+        self.opening: Stretch
+        self.steps: list[Stretch] = []
+        self.gaps: list[Stretch] = []  # between the end of a computation and the next taking of a batch
+        self.computation_ns = np.zeros(0, np.int64)
+
+    def leave_out(self, rare: NDArray[np.bool_]) -> None:
+        """Let the steps of the mask `rare` be as the others: with their typical computation, and without calls."""
+        if rare.any() and not rare.all():
+            self.computation_ns[rare] = int(np.median(self.computation_ns[~rare]))
+            for index in np.flatnonzero(rare).tolist():
+                step = self.steps[index]
+                self.steps[index] = replace(step, rows=step.rows[:0], at=step.at[:0], others=[])
+
+
+class RankLine:
+    """A rank of the edited recording, which takes its batches from new loaders or reads them itself."""
+
+    def __init__(
+        self, recording: TwinRecording, builder: RowBuilder, process: int, kept: NDArray[np.bool_], edits: Edits, rank: int
+    ) -> None:
+        batches = recording.batches
+        self._recording, self._builder, self._edits, self._rank = recording, builder, edits, rank
+        self._line = ProcessLine(builder, process)
+        bounds = pass_bounds(batches)
+        self._passes = [_Pass(recording, i, bounds) for i, each in enumerate(batches.passes) if each.process == process]
+        self._cut(ProcessRows(recording, process, kept))
+        self._training = [number for number, each in enumerate(self._passes) if each.training]
+        self._loaders = self._recorded_loaders(kept)
+        self._deal = Deal(recording, builder, self._loaders)
+        self._live: dict[int, NewLoader] = {}  # by the recorded loader in whose place it is
+        self._more: dict[int, list[NewLoader]] = {}  # further ones, by the last recorded loader of the pass
+        self._pipes: list[tuple[int, int]] = []
+        self._children: dict[int, int] = {}
+        self._slots: dict[int, tuple[int, list[int]]] = {}  # by recorded loader: its slot, and its pass's loaders
+        for each in reversed(self._passes):
+            if each.depth:
+                self._slots |= {loader: (slot, each.loaders) for slot, loader in enumerate(each.loaders)}
+        self._step = 0
+        self._shuffled = [self._is_shuffled(training) for training in (False, True)]
+        self._streamed = self._is_streamed()
+
+    def _cut(self, rows: ProcessRows) -> None:
+        """Cut the rank's rows into what comes before, in, between and after its passes."""
+        moments, at = [np.zeros(1, np.int64)], 1
+        for each in self._passes:
+            moments.append(np.append(each.begin_ns, each.moments))
+        end = np.array([max(rows.end_ns, int(moments[-1][-1]) + 1)])
+        stretches = rows.cut(np.maximum.accumulate(np.concatenate([*moments, end])))
+        self._between = [stretches[0]]
+        for each in self._passes:
+            each.opening = stretches[at]
+            own = stretches[at + 1 : at + len(each.moments)]
+            each.steps, each.gaps = own[::2], own[1::2]
+            at += 1 + len(each.moments)
+            self._between.append(stretches[at - 1])
+        training = [each for each in self._passes if each.training]
+        self._rare, rare = find_rare_steps([each.steps for each in training])
+        self._rare_stretches = [
+            self._without_step(each.steps, is_rare, index)
+            for each, is_rare in zip(training, rare, strict=True)
+            for index in np.flatnonzero(is_rare).tolist()
+        ]
+        for each in self._passes:
+            each.computation_ns = np.array([stretch.think_ns for stretch in each.steps], np.int64)
+        for each, is_rare in zip(training, rare, strict=True):
+            each.leave_out(is_rare)
+
+    @staticmethod
+    def _without_step(steps: list[Stretch], rare: NDArray[np.bool_], index: int) -> Stretch:
+        """Return what the rank did after a rare step: the rest of its stretch after a usual computation."""
+        usual = [stretch.think_ns for stretch, is_rare in zip(steps, rare.tolist(), strict=True) if not is_rare]
+        stretch = steps[index]
+        first = int(stretch.at[0]) if len(stretch.at) else stretch.end
+        return replace(stretch, begin=min(stretch.begin + int(np.median(usual or [0])), first))
+
+    def _recorded_loaders(self, kept: NDArray[np.bool_]) -> dict[int, RecordedLoader]:
+        found = {}
+        for loader in dict.fromkeys(loader for each in self._passes for loader in each.loaders):
+            own = np.concatenate([each.batches[each.loader_of == loader] for each in self._passes])
+            received = np.array(self._recording.batches.received_ns, np.int64)[own]
+            found[loader] = RecordedLoader(self._recording, loader, own[np.argsort(received, kind="stable")], kept)
+            if loader == self._line.process:
+                found[loader].after.clear()  # which are the rank's steps
+        return found
+
+    def _is_shuffled(self, training: bool) -> bool:
+        columns = self._recording.columns
+        own = [each for each in self._passes if each.training == training]
+        orders = []
+        for each in own:
+            rows = np.flatnonzero(np.isin(columns["batch"], each.batches) & np.isin(columns["op"], [Op.READ, Op.TOUCH]))
+            key = columns["subject"][rows].astype(np.int64) * (1 << 40) + columns["offset"][rows]
+            _, first = np.unique(columns["batch"][rows], return_index=True)
+            orders.append(key[first])
+        return are_shuffled(orders)
+
+    def _is_streamed(self) -> bool:
+        """Return whether loaders read ahead most of the bytes that they read for batches."""
+        columns = self._recording.columns
+        reads = np.isin(columns["op"], [Op.READ, Op.TOUCH]) & (columns["batch"] >= 0)
+        labels, sizes = columns["label"][reads], columns["size"][reads].astype(np.float64)
+        return bool(sizes[labels == Label.STREAMED].sum() > sizes[labels == Label.DEALT].sum())
+
+    def play(self) -> None:
+        """Append the whole rank, and its loaders."""
+        sequence = self._sequence()
+        self._put(self._between[0])
+        for index, (number, copy) in enumerate(sequence):
+            self._play_pass(number, copy)
+            if index + 1 == len(sequence):
+                break
+            following, again = sequence[index + 1]  # what came before it, when it was recorded
+            if following > 0:
+                self._put(self._between[following], again)
+        self._put(self._between[-1])
+        for loader in [*self._live.values(), *(each for more in self._more.values() for each in more)]:
+            loader.end()
+
+    def _sequence(self) -> list[tuple[int, int]]:
+        """Return the passes of the edited run: index of the recorded pass, and 0 or how often it was repeated before."""
+        count, epochs = len(self._passes), self._edits.epochs or len(self._training)
+        if epochs <= len(self._training):
+            last = count if epochs == len(self._training) else self._training[epochs]
+            return [(number, 0) for number in range(last)]
+        again = range(self._training[-1], count)
+        more = [(number, copy) for copy in range(1, epochs - len(self._training) + 1) for number in again]
+        return [*((number, 0) for number in range(count)), *more]
+
+    def _put(self, stretch: Stretch, copy: int = 0) -> None:
+        """Append what the rank did outside of steps; `copy`: 0, or how often it was repeated before, with files of its own."""
+        op, subject = self._recording.columns["op"], self._recording.columns["subject"]
+        waits = not self._writes(stretch)
+        special = np.flatnonzero(np.isin(op[stretch.rows], [Op.START, Op.JOIN, Op.MARK]))
+        begin, first = stretch.begin, 0
+        for others, at in [(stretch.others, special[0] if len(special) else None), *(([], each) for each in special[1:])]:
+            end = len(stretch.rows) if at is None else int(at)
+            reading = stretch.end if at is None else int(stretch.at[end])
+            part = replace(
+                stretch, rows=stretch.rows[first:end], at=stretch.at[first:end], begin=begin, end=reading, others=others
+            )
+            self._line.play(part, subjects=self._subjects(part, copy), waits=waits)
+            if at is None:
+                return
+            self._special(Op(op[stretch.rows[end]]), int(subject[stretch.rows[end]]), int(stretch.rows[end]), copy)
+            begin, first = reading, end + 1
+        rest = replace(stretch, rows=stretch.rows[first:], at=stretch.at[first:], begin=begin, others=[])
+        self._line.play(rest, subjects=self._subjects(rest, copy))
+
+    def _special(self, op: Op, subject: int, row: int, copy: int) -> None:
+        """Append the start or end of a process, or a mark of the log."""
+        if op == Op.MARK:
+            self._line.main.take(np.array([row]), np.zeros(1, np.int64), np.array([self._builder.mark(subject, copy)]))
+        elif subject in self._slots:
+            (self._start_loader if op == Op.START else self._join_loader)(subject)
+        elif op == Op.START:
+            self._children[subject] = self._builder.start_of(subject, subject in self._children)
+            self._line.main.add(op, self._children[subject])
+        elif subject in self._children:
+            self._line.main.add(op, self._children[subject])
+
+    def _count(self, loaders: list[int]) -> int:
+        """Return the number of loaders that an edited pass has."""
+        asked = self._edits.loaders
+        if asked is None:
+            return len(loaders)
+        usual = max((len(self._passes[number].loaders) for number in self._training), default=1)
+        return asked if len(loaders) == usual else max(1, round(asked * len(loaders) / usual)) if asked else 0
+
+    def _start_loader(self, loader: int) -> None:
+        slot, loaders = self._slots[loader]
+        count = self._count(loaders)
+        if slot < count:
+            self._live[loader] = self._new_loader(loader, slot)
+        if slot == len(loaders) - 1:
+            self._more[loader] = [self._new_loader(loaders[each % len(loaders)], each) for each in range(len(loaders), count)]
+
+    def _new_loader(self, like: int, slot: int) -> NewLoader:
+        while len(self._pipes) <= slot:
+            self._pipes.append((self._builder.new_pipe(), self._builder.new_pipe()))
+        new = NewLoader(self._builder, self._line.process, self._loaders[like], self._pipes[slot])
+        self._line.main.add(Op.START, new.line.process)
+        return new
+
+    def _join_loader(self, loader: int) -> None:
+        for new in [*filter(None, [self._live.pop(loader, None)]), *self._more.pop(loader, [])]:
+            new.end()
+            self._line.main.add(Op.JOIN, new.line.process)
+
+    def _play_pass(self, number: int, copy: int) -> None:
+        each = self._passes[number]
+        count = self._count(each.loaders) if each.depth else self._edits.loaders or 0
+        dealt = deal(self._samples_of(each), self._edits, each.training, each.size, count, self._rank, copy)
+        loaders = self._loaders_of(each, count)
+        ahead = min(self._ahead(each, count), len(dealt)) if loaders else 0
+        for batch in dealt if loaders else ():
+            loaders[batch.slot].serve(batch.samples, self._deal)
+        for batch in dealt[:ahead]:
+            self._line.main.add(Op.PIPE_WRITE, loaders[batch.slot].requests, 1)
+        self._put(each.opening, copy)
+        epoch = self._training.index(number) if each.training else -1
+        for index, batch in enumerate(dealt):
+            if loaders:
+                self._line.main.add(Op.PIPE_READ, loaders[batch.slot].results, 1)
+                if index + ahead < len(dealt):
+                    self._line.main.add(Op.PIPE_WRITE, loaders[dealt[index + ahead].slot].requests, 1)
+            else:
+                self._deal.read(self._line, batch.samples)
+            self._play_step(each, index, len(dealt), batch, copy)
+            if each.training:
+                if self._edits.ranks > 1:
+                    self._line.main.add(Op.MEET, 0)
+                if self._rare.steps and (rare := self._rare.due(epoch, index, self._step, len(dealt))) is not None:
+                    self._put(self._rare_stretches[rare], self._step // max(self._rare.steps[-1] + 1, 1))
+                self._step += 1
+
+    def _play_step(self, each: _Pass, index: int, count: int, batch: DealtBatch, copy: int) -> None:
+        """Append the computation of a step, and the calls that a step of that share of the pass made."""
+        weights = np.zeros(len(each.batches))
+        for sample in batch.samples:
+            weights[sample.batch - each.batches[0]] += 1 / self._deal.parts(sample.batch)
+        wanted = float(weights @ each.computation_ns) * self._edits.computation
+        recorded = min(index * len(each.steps) // count, len(each.steps) - 1)
+        step = each.steps[recorded]
+        if len(step.rows) or step.others:
+            factor = wanted / step.think_ns if step.think_ns else 0.0
+            self._line.play(step, factor, self._subjects(step, copy), waits=not self._writes(step))
+        else:
+            self._line.main.delay(int(wanted))
+
+    def _samples_of(self, each: _Pass) -> RecordedPassSamples:
+        batches = each.batches.tolist()
+        return RecordedPassSamples(
+            each.batches, np.array([self._deal.parts(batch) for batch in batches]),
+            np.array([each.loaders.index(loader) for loader in each.loader_of.tolist()]),
+            np.array([self._deal.first_file(batch) for batch in batches]), self._streamed, self._shuffled[each.training],
+        )  # fmt: skip
+
+    def _loaders_of(self, each: _Pass, count: int) -> list[NewLoader]:
+        """Return the new loaders of the pass by slot, started if no recorded start stands for them."""
+        if not count:
+            return []
+        if not each.depth:  # the rank has read by itself
+            return [self._new_loader(self._line.process, slot) for slot in range(count)]
+        for loader in each.loaders[:count]:
+            if loader not in self._live:
+                self._live[loader] = self._new_loader(loader, each.loaders.index(loader))
+        further = self._more.setdefault(each.loaders[-1], [])
+        for slot in range(len(each.loaders) + len(further), count):
+            further.append(self._new_loader(each.loaders[slot % len(each.loaders)], slot))
+        return [*(self._live[loader] for loader in each.loaders[:count]), *further]
+
+    def _ahead(self, each: _Pass, count: int) -> int:
+        """Return how many batches are requested before the first one is taken."""
+        if self._edits.prefetch is not None:
+            return -(-self._edits.prefetch // count) * count
+        return max(1, round(each.depth / max(len(each.loaders), 1))) * count if each.depth else 2 * count
+
+    def _writes(self, stretch: Stretch) -> bool:
+        rows = np.concatenate([stretch.rows[:0], *(rows for _, rows, _ in stretch.others)])
+        return bool(np.isin(self._recording.columns["op"][rows], [Op.WRITE, Op.COPY_TO]).any())
+
+    def _subjects(self, stretch: Stretch, copy: int) -> _Ints | None:
+        """Return the subjects of the rows of a stretch that is repeated: files that only it writes have other names then."""
+        if not copy:
+            return None
+        columns = self._recording.columns
+        on_file = columns["op"][stretch.rows] < Op.PIPE_WRITE
+        subjects = np.full(len(stretch.rows), AS_RECORDED)
+        for index in np.unique(columns["subject"][stretch.rows][on_file]).tolist():
+            if self._builder.files[index].written and self._builder.is_within(index, stretch.begin_ns, stretch.end_ns):
+                own = on_file & (columns["subject"][stretch.rows] == index)
+                subjects[own] = self._builder.copy_of_file(index, f"-more{copy}")
+        return subjects

@@ -1,0 +1,195 @@
+"""Build the rows of an edited recording, thread by thread, from rows of the original and new ones."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from iotwin.trace_store.schema import FLAG_CREATE
+from iotwin.workload_yaml.recording import COLUMNS, Op, Pipe, RecordedFile, TwinRecording
+
+_Ints = NDArray[np.int64]
+AS_RECORDED = -1  # in place of a subject
+_NEVER_NS = 1 << 62
+# What a copy of a process leaves out: it shares pipes with the original one, and has no processes of its own.
+_NOT_COPIED = (Op.PIPE_WRITE, Op.PIPE_READ, Op.POLL, Op.START, Op.JOIN)
+
+
+class ThreadRows:
+    """Rows of one thread. `think_ns` passes to `delay` are added to the next row's time of thinking."""
+
+    def __init__(self, builder: "RowBuilder") -> None:
+        self._builder = builder
+        self._parts: list[tuple[_Ints, _Ints, _Ints]] = []
+        self._delay_ns = 0
+
+    def delay(self, think_ns: int) -> None:
+        """Let the thread think for so long before its next row."""
+        self._delay_ns += think_ns
+
+    def take(self, rows: _Ints, think_ns: _Ints, subjects: _Ints | None = None) -> None:
+        """Append original `rows` with their times of thinking. `subjects`: new ones, AS_RECORDED for those of the rows."""
+        if len(rows):
+            think_ns = think_ns.astype(np.int64)
+            think_ns[0] += self._delay_ns
+            self._delay_ns = 0
+            self._parts.append((rows, think_ns, np.full(len(rows), AS_RECORDED) if subjects is None else subjects))
+
+    def add(self, op: Op, subject: int, size: int = 0) -> None:
+        """Append a new row."""
+        row = self._builder.new_row(op, subject, size)
+        self.take(np.array([row]), np.zeros(1, np.int64))
+
+    def whole(self) -> tuple[_Ints, _Ints, _Ints]:
+        """Return the thread's rows, their times of thinking and their subjects."""
+        if not self._parts:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
+        rows, thinks, subjects = (np.concatenate(each) for each in zip(*self._parts, strict=True))
+        return rows, thinks, subjects
+
+
+class RowBuilder:
+    """The edited recording as far as it is built. Its processes are those of the original, followed by new ones."""
+
+    def __init__(self, recording: TwinRecording) -> None:
+        self._recording, self._new = recording, list[tuple[int, int, int]]()
+        header = recording.header
+        self.files: list[RecordedFile] = list(header.files)
+        self._pipes, self._parents = list(header.pipes), list(header.parents)
+        self._channels = header.channels
+        self._threads: list[tuple[int, ThreadRows]] = []  # process and rows by provisional number of the thread
+        self._copied: dict[tuple[int, str], int] = {}
+        self._marks = list(header.marks)
+        on_file = recording.columns["op"] < Op.PIPE_WRITE
+        subject, at_ns = recording.columns["subject"][on_file], recording.columns["at_ns"][on_file]
+        self._first_ns, self._last_ns = np.full(len(self.files), _NEVER_NS), np.zeros(len(self.files), np.int64)
+        np.minimum.at(self._first_ns, subject, at_ns)
+        np.maximum.at(self._last_ns, subject, at_ns)
+
+    def new_row(self, op: Op, subject: int, size: int) -> int:
+        """Return the number of a new row, which follow those of the original."""
+        self._new.append((int(op), subject, size))
+        return self._recording.rows + len(self._new) - 1
+
+    def new_process(self, parent: int) -> int:
+        """Return the index of a new process."""
+        self._parents.append(parent)
+        return len(self._parents) - 1
+
+    def new_pipe(self) -> int:
+        """Return the index of a new pipe."""
+        self._pipes.append(Pipe())
+        return len(self._pipes) - 1
+
+    def thread(self, process: int) -> tuple[int, ThreadRows]:
+        """Return a new thread of a process and its provisional number. The first one is the process's main thread."""
+        self._threads.append((process, ThreadRows(self)))
+        return len(self._threads) - 1, self._threads[-1][1]
+
+    def copy_process(self, process: int, new: int, kept: NDArray[np.bool_]) -> None:
+        """Append the kept rows of a recorded process as those of the process `new`."""
+        columns, starts = self._recording.columns, self._recording.starts()
+        own = [number for number, owner in enumerate(self._recording.header.threads) if owner == process]
+        made = [self.thread(new) for _ in own]
+        numbers = {thread: number for thread, (number, _) in zip(own, made, strict=True)}
+        for thread, (_, rows) in zip(own, made, strict=True):
+            part = np.arange(starts[thread], starts[thread + 1])
+            clock, remain = np.cumsum(columns["think_ns"][part]), kept[part]
+            begins = columns["op"][part] == Op.THREAD
+            subjects = np.full(len(part), AS_RECORDED)
+            subjects[begins] = [numbers[each] for each in columns["subject"][part][begins].tolist()]
+            rows.take(part[remain], np.diff(clock[remain], prepend=0), subjects[remain])
+
+    def start_of(self, process: int, again: bool) -> int:
+        """Return the index of the process to start in place of a recorded one: itself, or if it is started `again` a copy."""
+        if not again:
+            return process
+        new = self.new_process(self._recording.header.parents[process])
+        alone = ~np.isin(self._recording.columns["op"], _NOT_COPIED)
+        self.copy_process(process, new, alone)
+        return new
+
+    def mark(self, index: int, copy: int) -> int:
+        """Return the index of a mark; if it is repeated, that of a later epoch, `copy` epochs later."""
+        mark = self._marks[index]
+        if not copy or mark.epoch is None:
+            return index
+        self._marks.append(msgspec.structs.replace(mark, epoch=mark.epoch + copy))
+        return len(self._marks) - 1
+
+    def is_within(self, file: int, begin_ns: int, end_ns: int) -> bool:
+        """Return whether all recorded calls on a file came between two moments."""
+        return bool(begin_ns <= self._first_ns[file] and self._last_ns[file] < end_ns)
+
+    def need_channels(self, count: int) -> None:
+        """Make room for `count` channels in each process."""
+        self._channels = max(self._channels, count)
+
+    def copy_of_file(self, index: int, tag: str) -> int:
+        """Return the index of a copy of a file whose name ends in `tag`, before its suffix; for the same tag always the same."""
+        if (index, tag) not in self._copied:
+            file = self.files[index]
+            renamed = None if file.renamed_to is None else _tagged(file.renamed_to, tag)
+            self.files.append(msgspec.structs.replace(file, name=_tagged(file.name, tag), renamed_to=renamed))
+            self._copied[index, tag] = len(self.files) - 1
+        return self._copied[index, tag]
+
+    def finish(self) -> TwinRecording:
+        """Return the edited recording, without labels."""
+        order = sorted(range(len(self._threads)), key=lambda number: self._threads[number][0])
+        index = np.zeros(len(order), np.int64)
+        index[order] = np.arange(len(order))
+        threads = [self._threads[number][0] for number in order]
+        present = set(threads)
+        for process in sorted(set(range(len(self._parents))) - present):  # every process has a main thread, if without rows
+            at = int(np.searchsorted(threads, process))
+            threads.insert(at, process)
+            index[index >= at] += 1
+        parts = [(int(index[number]), *self._threads[number][1].whole()) for number in order]
+        rows, thinks, subjects = (np.concatenate([part[i] for part in parts]) for i in (1, 2, 3))
+        thread = np.repeat([part[0] for part in parts], [len(part[1]) for part in parts])
+        columns = {name: self._column(name)[rows] for name in COLUMNS}
+        columns |= {"thread": thread, "think_ns": thinks}
+        columns["subject"] = np.where(subjects == AS_RECORDED, columns["subject"], subjects)
+        begins = columns["op"] == Op.THREAD
+        columns["subject"][begins] = index[columns["subject"][begins]]
+        once = _first_removals(columns)
+        columns = {name: columns[name][once].astype(kind) for name, kind in COLUMNS.items()}
+        header = msgspec.structs.replace(
+            self._recording.header, files=self._without_missing(columns), pipes=self._pipes, channels=self._channels,
+            parents=self._parents, threads=threads, marks=self._marks, batches=None,
+        )  # fmt: skip
+        return replace(self._recording, header=header, columns=columns)
+
+    def _column(self, name: str) -> NDArray[Any]:
+        """Return a column of the original rows and the new ones."""
+        op, subject, size = np.array(self._new, np.int64).reshape(-1, 3).T
+        new = {"op": op, "subject": subject, "size": size}.get(name, np.full(len(op), -1 if name in ("fd", "offset") else 0))
+        return np.concatenate([self._recording.columns[name].astype(np.int64), new])
+
+    def _without_missing(self, columns: dict[str, NDArray[Any]]) -> list[RecordedFile]:
+        """Return the files; one that no row makes any more exists from the start, for those that open it."""
+        creates = (columns["op"] == Op.OPEN) & (columns["flags"] & FLAG_CREATE > 0)
+        made = set(columns["subject"][creates].tolist())
+        return [
+            msgspec.structs.replace(file, made=False) if file.made and index not in made else file
+            for index, file in enumerate(self.files)
+        ]
+
+
+def _first_removals(columns: dict[str, NDArray[Any]]) -> NDArray[np.bool_]:
+    """Return a mask of all rows but those that remove a file once more, as parts that are repeated do."""
+    kept = np.ones(len(columns["op"]), np.bool_)
+    removals = np.flatnonzero(columns["op"] == Op.UNLINK)
+    _, first = np.unique(columns["subject"][removals], return_index=True)
+    kept[removals] = False
+    kept[removals[first]] = True
+    return kept
+
+
+def _tagged(name: str, tag: str) -> str:
+    folder, slash, last = name.rpartition("/")
+    stem, dot, suffix = last.rpartition(".")
+    return f"{folder}{slash}{stem}{tag}{dot}{suffix}" if stem else f"{folder}{slash}{last}{tag}"

@@ -1,0 +1,152 @@
+"""Cut threads of a recording at moments, on a clock that stands still during the threads' calls and waits."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iotwin.benchmark.emulator.recorded.edits.row_builder import ThreadRows
+from iotwin.workload_yaml.recording import Op, TwinRecording
+
+_Ints = NDArray[np.int64]
+_TIMED_BY_END = (Op.POLL, Op.PIPE_READ, Op.WAIT, Op.JOIN)  # operations whose `at_ns` is when they ended
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What a process did between two moments: rows of its main thread on the think clock, and rows of its other threads.
+
+    `rows` are kept ones alone; `begin` and `end` are readings of the clock, `begin_ns` and `end_ns` the moments.
+    """
+
+    rows: _Ints
+    at: _Ints  # readings of the clock at the rows
+    begin: int
+    end: int
+    begin_ns: int
+    end_ns: int
+    # Other threads that made calls: position in the process, rows, and times of thinking. The first time counts from `begin_ns`.
+    others: list[tuple[int, _Ints, _Ints]] = field(default_factory=list)
+
+    @property
+    def think_ns(self) -> int:
+        """Time of the main thread besides its calls."""
+        return self.end - self.begin
+
+    def followed_by(self, other: "Stretch") -> "Stretch":
+        """Return both stretches as one; `other` begins where this one ends."""
+        others = {position: (rows, thinks) for position, rows, thinks in self.others}
+        for position, rows, thinks in other.others:
+            if position in others:
+                rows = np.concatenate([others[position][0], rows])
+                thinks = np.concatenate([others[position][1], thinks])
+            others[position] = rows, thinks
+        return Stretch(
+            np.concatenate([self.rows, other.rows]), np.concatenate([self.at, other.at]), self.begin, other.end, self.begin_ns,
+            other.end_ns, [(position, *each) for position, each in others.items()],
+        )  # fmt: skip
+
+    def put(self, thread: ThreadRows, factor: float = 1.0, subjects: NDArray[np.int64] | None = None) -> None:
+        """Append the rows of the main thread to `thread`, with their times of thinking multiplied by `factor`.
+
+        `subjects`: new subjects by subject of a file, AS_RECORDED for none.
+        """
+        thinks = (np.diff(self.at, prepend=self.begin) * factor).astype(np.int64)
+        thread.take(self.rows, thinks, subjects)
+        last = int(self.at[-1]) if len(self.rows) else self.begin
+        thread.delay(int((self.end - last) * factor))
+
+
+class ProcessRows:
+    """The rows of one process of a recording, ready to be cut. `kept`: mask of the rows that remain."""
+
+    def __init__(self, recording: TwinRecording, process: int, kept: NDArray[np.bool_]) -> None:
+        columns, starts = recording.columns, recording.starts()
+        threads = [number for number, owner in enumerate(recording.header.threads) if owner == process]
+        first, end = int(starts[threads[0]]), int(starts[threads[0] + 1])
+        op, self._at_ns = columns["op"][first:end], columns["at_ns"][first:end]
+        self._think = _with_hand_overs(recording, threads, columns["think_ns"][first:end])
+        self._clock = np.cumsum(self._think)
+        self._ends = _ends(self._at_ns, self._think, op)
+        self._rows, self._kept = np.arange(first, end), kept[first:end]
+        self.begin_ns = int(self._at_ns[0] - self._think[0]) if end > first and op[0] not in _TIMED_BY_END else 0
+        self.end_ns = int(self._at_ns[-1]) + 1 if end > first else 0
+        self._others = []
+        for position, thread in enumerate(threads[1:], 1):
+            rows = np.arange(starts[thread], starts[thread + 1])
+            remain = kept[rows]
+            if remain.any():
+                ends = _ends(*(columns[name][rows] for name in ("at_ns", "think_ns", "op")))
+                self._others.append((position, rows[remain], columns["at_ns"][rows[remain]], ends[remain]))
+
+    def readings(self, moments: _Ints) -> _Ints:
+        """Return the think clock's readings at `moments` (ns)."""
+        if not len(self._clock):
+            return np.zeros(len(moments), np.int64)
+        last = np.searchsorted(self._at_ns, moments, side="right") - 1
+        row = np.maximum(last, 0)
+        left = np.append(self._think[1:], 0)[row]
+        within = self._clock[row] + np.clip(moments - self._ends[row], 0, left)
+        before = self._clock[0] - np.clip(self._at_ns[0] - moments, 0, self._think[0])
+        found: _Ints = np.where(last >= 0, within, before)
+        return found
+
+    def cut(self, moments: _Ints) -> list[Stretch]:
+        """Return the stretches between `moments` (ascending), one fewer than these."""
+        readings = np.maximum.accumulate(self.readings(moments))
+        bounds = np.searchsorted(self._at_ns, moments)
+        others = [(*other, np.searchsorted(other[2], moments)) for other in self._others]
+        found = []
+        for i in range(len(moments) - 1):
+            kept = np.flatnonzero(self._kept[bounds[i] : bounds[i + 1]]) + bounds[i]
+            at = np.clip(self._clock[kept], readings[i], readings[i + 1])
+            theirs = [
+                (
+                    position,
+                    rows[cuts[i] : cuts[i + 1]],
+                    _gaps(at_ns[cuts[i] : cuts[i + 1]], ends[cuts[i] : cuts[i + 1]], moments[i]),
+                )
+                for position, rows, at_ns, ends, cuts in others
+                if cuts[i] < cuts[i + 1]
+            ]
+            found.append(
+                Stretch(
+                    self._rows[kept], at, int(readings[i]), int(readings[i + 1]), int(moments[i]), int(moments[i + 1]), theirs
+                )
+            )
+        return found
+
+
+def _with_hand_overs(recording: TwinRecording, threads: list[int], think_ns: _Ints) -> _Ints:
+    """Return the main thread's times of thinking, including its waits for threads that call no files, and for loaders to end.
+
+    Such a thread sends requests or batches, and that calls follow the sending is as a rule chance. A loader ends as soon as the
+    rank tells it to, so that the rank was busy until then.
+    """
+    columns, starts = recording.columns, recording.starts()
+    reading = set()
+    for thread in threads[1:]:
+        op, subject = (columns[name][starts[thread] : starts[thread + 1]] for name in ("op", "subject"))
+        if (op < Op.PIPE_WRITE).any():
+            reading |= set(subject[op == Op.POST].tolist())
+    own = slice(int(starts[threads[0]]), int(starts[threads[0] + 1]))
+    op, subject, at_ns = (columns[name][own] for name in ("op", "subject", "at_ns"))
+    batches = recording.header.batches
+    loaders = [] if batches is None else batches.loader
+    waits = np.flatnonzero((op == Op.WAIT) & ~np.isin(subject, list(reading)) | (op == Op.JOIN) & np.isin(subject, loaders))
+    before = np.append(0, at_ns[:-1])
+    found: _Ints = think_ns.astype(np.int64)
+    found[waits] = np.maximum(at_ns - before, 0)[waits]
+    return found
+
+
+def _ends(at_ns: _Ints, think_ns: _Ints, op: _Ints) -> _Ints:
+    """Return when each row of a thread ended: the next one began a time of thinking later, unless only its end is recorded."""
+    by_end = np.append(np.isin(op[1:], _TIMED_BY_END), True)[: len(op)]
+    following = np.append(at_ns[1:] - think_ns[1:], 0)[: len(op)]
+    ends: _Ints = np.where(by_end, at_ns, np.maximum(following, at_ns))
+    return ends
+
+
+def _gaps(at_ns: _Ints, ends: _Ints, begin_ns: int) -> _Ints:
+    return np.maximum(at_ns - np.append(begin_ns, ends[:-1]), 0)

@@ -1,0 +1,209 @@
+"""Edited recordings: which samples are read by whom, how often, and how long steps take."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iotwin.benchmark.emulator.recorded.edits.edit import edit
+from iotwin.benchmark.emulator.recorded.edits.edits import Edits, edits_of
+from iotwin.benchmark.fit import fit
+from iotwin.common.errors import UsageError
+from iotwin.loops.emulation import EmulationOptions, run_workload
+from iotwin.workload_yaml import Config, TwinRecorded, dump, load
+from iotwin.workload_yaml.recorded_structure import structure_of
+from iotwin.workload_yaml.recording import Op, RecordedFile, TwinRecording, write_recording
+from tests.benchmark.loader_job import LoaderJob
+from tests.benchmark.recordings import recording, row, write_twin
+
+JOB = LoaderJob(evaluated=8)
+
+
+def recorded(folder: Path, job: LoaderJob = JOB) -> TwinRecording:
+    made = fit(job.trace(folder / "t"), "recorded").recording
+    assert made is not None and made.header.batches is not None
+    return made
+
+
+def on_data(made: TwinRecording, op: Op) -> np.ndarray:
+    """Indices of the rows of `op` on the data set."""
+    written = np.array([file.written for file in made.header.files])
+    rows = np.flatnonzero(made.columns["op"] == op)
+    return rows[~written[made.columns["subject"][rows]]]
+
+
+def reads(made: TwinRecording) -> Counter[tuple[str, int, int]]:
+    """The reads of data: file, offset (known for shards alone) and size."""
+    of = made.columns
+    return Counter(
+        (made.header.files[of["subject"][i]].name, int(of["offset"][i]), int(of["size"][i])) for i in on_data(made, Op.READ)
+    )
+
+
+def writes(made: TwinRecording) -> list[str]:
+    of = made.columns
+    return [made.header.files[s].name for s, o in zip(of["subject"], of["op"], strict=True) if o == Op.WRITE]
+
+
+def count(made: TwinRecording, op: Op, thread: int | None = None) -> int:
+    chosen = made.columns["op"] == op
+    return int((chosen if thread is None else chosen & (made.columns["thread"] == thread)).sum())
+
+
+def rank_think_ms(made: TwinRecording) -> float:
+    return float(made.columns["think_ns"][made.columns["thread"] == 0].sum()) / 1e6
+
+
+def test_the_recorded_values_are_the_jobs(tmp_path):
+    of = structure_of(recorded(tmp_path).header.batches)
+    assert (of.batch_size, of.loaders, of.prefetch, of.epochs, of.samples, of.ranks) == (4, 2, None, 2, 24, 1)
+    assert abs(of.computation_s - 0.020) < 0.0005
+
+
+@pytest.mark.parametrize(("factor", "steps"), [(0.5, 12), (1, 6), (1.5, 4), (2, 3), (100, 1)])
+@pytest.mark.parametrize("loaders", [None, 1, 3, 0])
+def test_samples_are_dealt_to_other_batches_and_loaders(tmp_path, factor, steps, loaders):
+    """Validation keeps its batches; every sample is read once an epoch, and the computation of all steps together remains."""
+    before = recorded(tmp_path)
+    after = edit(before, Edits(batch=factor, loaders=loaders))
+    assert reads(after) == reads(before) and writes(after) == writes(before)
+    workers = 2 if loaders is None else loaders
+    if workers:
+        assert count(after, Op.PIPE_READ, 0) == JOB.epochs * (steps + 2) == count(after, Op.PIPE_READ) / 2
+    assert count(after, Op.START) == JOB.epochs * 2 * workers == count(after, Op.JOIN)
+    if workers:
+        assert abs(rank_think_ms(after) - rank_think_ms(edit(before, Edits(prefetch=4)))) < 2 + 1.1 * 4 * abs(workers - 2)
+
+
+def test_loaders_deliver_batches_in_turn(tmp_path):
+    after = edit(recorded(tmp_path), Edits(loaders=3))
+    rank = after.columns["thread"] == 0
+    taken = after.columns["subject"][rank & (after.columns["op"] == Op.PIPE_READ)]
+    assert len(set(taken[:3].tolist())) == 3 and (taken[:3] == taken[3:6]).all()
+
+
+@pytest.mark.parametrize("scale", [0.25, 2.0])
+def test_computation_is_scaled_and_nothing_else(tmp_path, scale):
+    before = recorded(tmp_path)
+    whole = JOB.epochs * (24 / 4 * JOB.compute_ms + 8 / 4 * JOB.compute_ms / 2)
+    change = rank_think_ms(edit(before, Edits(computation=scale))) - rank_think_ms(edit(before, Edits()))
+    assert abs(change - (scale - 1) * whole) < 0.02 * whole
+
+
+@pytest.mark.parametrize("epochs", [1, 3, 5])
+def test_epochs_are_left_out_or_repeated_with_their_checkpoints(tmp_path, epochs):
+    before = recorded(tmp_path)
+    after = edit(before, Edits(epochs=epochs))
+    once = {key: number // JOB.epochs for key, number in reads(before).items()}
+    assert reads(after) == {key: number * epochs for key, number in once.items()}
+    assert len(set(writes(after))) == epochs and all(name.endswith(".pt") for name in writes(after))
+
+
+def test_a_repeated_epoch_is_shuffled_if_epochs_are(tmp_path):
+    after = edit(recorded(tmp_path), Edits(epochs=4, loaders=1, batch=100))
+    opened = after.columns["subject"][on_data(after, Op.OPEN)]
+    epochs = [opened[at : at + 24].tolist() for at in range(0, 4 * 32, 32)]
+    assert len({tuple(each) for each in epochs}) == 4 and all(sorted(each) == sorted(epochs[0]) for each in epochs)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2, 3])
+def test_more_samples_lie_on_copies_of_their_files(tmp_path, factor):
+    before = recorded(tmp_path)
+    after = edit(before, Edits(samples=factor))
+    copies = [key for key in reads(after) if "-copy" in key[0]]
+    assert sum(reads(after).values()) == factor * sum(reads(before).values())
+    assert len(copies) == max(factor - 1, 0) * len(reads(before))
+    assert all(key[0].replace("-copy1", "").replace("-copy2", "") in {name for name, _, _ in reads(before)} for key in copies)
+
+
+def test_ranks_share_the_samples_meet_and_the_first_one_saves(tmp_path):
+    before = recorded(tmp_path)
+    ranks = [edit(before, Edits(ranks=3), rank) for rank in range(3)]
+    assert sum((reads(each) for each in ranks), Counter()) == reads(before)
+    assert [len(writes(each)) for each in ranks] == [JOB.epochs, 0, 0]
+    assert {count(each, Op.MEET) for each in ranks} == {JOB.epochs * 2}
+
+
+def test_streams_keep_their_order_with_fewer_and_more_loaders(tmp_path):
+    before = recorded(tmp_path, LoaderJob(shards=True))
+    assert structure_of(before.header.batches).samples_known is False
+    for loaders in (1, 2, 4):
+        after = edit(before, Edits(loaders=loaders, batch=2))
+        assert reads(after) == reads(before)
+        of = after.columns
+        for thread in np.unique(of["thread"]):
+            own = (of["thread"] == thread) & (of["op"] == Op.READ)
+            for file in np.unique(of["subject"][own]):
+                offsets = of["offset"][own & (of["subject"] == file)]
+                starts = np.flatnonzero(offsets == 0)
+                assert (np.delete(np.diff(offsets), starts[starts > 0] - 1) > 0).all()
+
+
+@pytest.mark.parametrize(("factor", "saved"), [(1, 3), (2, 1), (0.5, 6)])
+def test_checkpoints_every_so_many_steps_stay_so(tmp_path, factor, saved):
+    """12 steps of the run with one every 4; of 6 or 24 steps as many fourths."""
+    after = edit(recorded(tmp_path, LoaderJob(save_after=4)), Edits(batch=factor))
+    assert len([name for name in writes(after) if "step" in name]) == saved
+    assert len([name for name in writes(after) if "epoch" in name]) == 2
+
+
+def twin(folder: Path, job: LoaderJob = JOB) -> Path:
+    made = fit(job.trace(folder / "t"), "recorded")
+    assert made.recording is not None
+    write_recording(made.recording, folder / "job.recording")
+    for name, size in made.files:
+        (folder / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "data" / name).write_bytes(bytes(size))
+    made.config.twin.recorded = TwinRecorded(str(folder / "job.recording"))
+    made.config.dataset.data_folder = str(folder / "data")
+    made.config.checkpoint.checkpoint_folder, made.config.output.folder = str(folder / "made"), str(folder / "results")
+    dump(made.config, folder / "twin.yaml")
+    return folder / "twin.yaml"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"batch_size": 8},
+        {"read_threads": 5},
+        {"read_threads": 0},
+        {"epochs": 3},
+        {"num_files_train": 48},
+        {"ranks": 2},
+        {"computation_time": 0.001},
+    ],
+)
+def test_an_edited_twin_runs_without_a_wait_that_is_given_up(tmp_path, change):
+    config = load(twin(tmp_path))
+    for key, value in change.items():
+        for section in (config.reader, config.train, config.dataset, config.twin):
+            if hasattr(section, key):
+                setattr(section, key, value)
+    summary = run_workload(config, EmulationOptions(ranks=config.twin.ranks))
+    assert summary is not None
+    share = {"epochs": 1.5, "num_files_train": 2}.get(next(iter(change), ""), 1)
+    assert summary["iotwin"]["bytes_read"] == share * JOB.epochs * (JOB.files + JOB.evaluated) * JOB.file_bytes
+    assert summary["iotwin"]["recorded"]["waits_given_up"] == 0
+
+
+def test_an_edit_that_a_recording_cannot_follow_is_refused(tmp_path):
+    config = load(write_twin(tmp_path, recording([row(0, Op.OPEN), row(0, Op.END)], [RecordedFile("a", size_bytes=1)])))
+    config.reader.batch_size = 8
+    with pytest.raises(UsageError, match=r"reader.batch_size: .*no batches"):
+        run_workload(config, EmulationOptions())
+    (tmp_path / "labelled").mkdir()
+    config = load(twin(tmp_path / "labelled"))
+    config.reader.batch_size, config.twin.recorded.loop = 8, 2
+    with pytest.raises(UsageError, match=r"twin.recorded: cut_s and loop"):
+        run_workload(config, EmulationOptions())
+
+
+def test_a_yaml_with_the_recorded_values_edits_nothing(tmp_path):
+    config = load(twin(tmp_path))
+    header = recorded(tmp_path / "again").header
+    assert edits_of(config, header, 1) is None and edits_of(config, header, 2) == Edits(ranks=2)
+    config.twin.recorded.computation_scale = 0.5
+    assert edits_of(config, header, 1) == Edits(computation=0.5)
+    assert isinstance(config, Config)

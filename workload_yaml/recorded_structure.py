@@ -1,0 +1,53 @@
+"""The values of a recorded job that can be edited: its batch size, loaders, prefetch depth, epochs, samples and computation."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iotwin.workload_yaml.recording import RecordedBatches
+
+UNKNOWN_SAMPLES = 1  # batch size of a job whose samples are unknown: an edited batch size is then a factor
+
+
+class RecordedStructure(NamedTuple):
+    """Values of the training passes of one rank; `prefetch`: batches in flight over all loaders, None for two a loader."""
+
+    batch_size: int
+    loaders: int
+    prefetch: int | None
+    epochs: int
+    samples: int  # in an epoch of all ranks
+    computation_s: float  # median of a step
+    ranks: int
+    samples_known: bool
+
+
+def structure_of(batches: RecordedBatches) -> RecordedStructure:
+    """Return the values of the recorded training passes."""
+    bounds = pass_bounds(batches)
+    training = [index for index, each in enumerate(batches.passes) if each.training]
+    first = batches.passes[training[0]].process
+    own = [index for index in training if batches.passes[index].process == first]
+    rows = np.concatenate([np.arange(bounds[index], bounds[index + 1]) for index in own])
+    sizes = np.array(batches.samples, np.int64)[rows]
+    known = bool((sizes > 0).any())
+    size = int(np.bincount(sizes[sizes > 0]).argmax()) if known else UNKNOWN_SAMPLES
+    loaders = np.array(batches.loader, np.int64)
+    last = own[-1]
+    workers = len(np.unique(loaders[bounds[last] : bounds[last + 1]])) if batches.passes[last].depth else 0
+    depth = int(np.bincount([batches.passes[index].depth for index in own]).argmax())
+    computation = np.subtract(batches.computed_ns, batches.taken_ns)[rows]
+    ranks = len({batches.passes[index].process for index in training})
+    every = np.where(sizes > 0, sizes, size) if known else np.full(len(rows), size)
+    return RecordedStructure(
+        batch_size=size, loaders=workers, prefetch=None if depth == 2 * workers else depth, epochs=len(own),
+        samples=ranks * int(every[: batches.passes[own[0]].batches].sum()), computation_s=float(np.median(computation)) / 1e9,
+        ranks=ranks, samples_known=known,
+    )  # fmt: skip
+
+
+def pass_bounds(batches: RecordedBatches) -> NDArray[np.int64]:
+    """Return the index of each pass's first batch, and last the number of batches."""
+    bounds: NDArray[np.int64] = np.append(0, np.cumsum([each.batches for each in batches.passes])).astype(np.int64)
+    return bounds
