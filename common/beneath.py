@@ -2,7 +2,7 @@
 
 The names come from manifests, journals, recipes and twins. A name must not lead out of the directory: not by `..`, not by a
 leading slash, and not through a symbolic link. So every folder on the way is opened without following links (openat(2),
-O_NOFOLLOW), and the file is opened relative to the last folder. The user chose the directory itself, so it may be a link.
+O_NOFOLLOW). The directory itself may be a link, since the user chose it.
 """
 
 import os

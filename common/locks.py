@@ -1,4 +1,4 @@
-"""Lock files, which let only one job write a directory. A second lock on a file is refused, even in the same process."""
+"""Lock files let only one job write a directory. A second lock on a file is refused, even in the same process."""
 
 import fcntl
 import os
@@ -65,7 +65,7 @@ def _forget_all() -> None:
     """Clear the list of held locks in a process that was just forked, since only its parent holds the locks."""
     global _admission
     _held.clear()
-    _admission = threading.Lock()  # a new one, since another thread may have held the old one at the fork
+    _admission = threading.Lock()  # a new lock, since another thread may have held the old lock at the fork
 
 
 os.register_at_fork(after_in_child=_forget_all)

@@ -10,7 +10,7 @@ from iotwin.common.units import format_size
 _PLAIN_LINE_EVERY_S = 5.0
 _quiet = False
 
-Advance = Callable[[float], None]  # a function that reports progress: the number of units done since its last call
+Advance = Callable[[float], None]  # reports progress: the number of units done since its last call
 
 
 def set_quiet(quiet: bool) -> None:

@@ -50,7 +50,7 @@ class _Held:
         if not self._is_over and os.getpid() == self._pid:
             self.received.append(number)
             return
-        signal.signal(number, self.handlers[number])  # in a forked child, or while `end` runs
+        signal.signal(number, self.handlers[number])  # in a forked child, or during `end`
         signal.raise_signal(number)
 
     def end(self) -> None:

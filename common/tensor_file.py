@@ -104,7 +104,7 @@ def _append(appender: "_Appender", tensor: Tensor) -> Entry:
 def _write_buffer() -> Iterator[NDArray[np.uint8]]:
     """Yield a page-aligned buffer. Buffers are reused, since new ones would take a third of a small checkpoint's CPU time."""
     try:
-        buffer = _kept_buffers.pop()  # without a check first, since another thread may take the last one
+        buffer = _kept_buffers.pop()  # another thread may take the last buffer between a check and this line
     except IndexError:
         pages = mmap.mmap(-1, _BUFFER_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # not shared with forked processes
         buffer = np.frombuffer(pages, np.uint8)

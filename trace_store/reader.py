@@ -1,4 +1,4 @@
-"""Read a finished trace as Arrow batches or pandas frames. Filters apply while Parquet is read."""
+"""Read a finished trace as Arrow batches or pandas frames."""
 
 import stat
 from collections.abc import Iterator, Sequence

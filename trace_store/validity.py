@@ -1,6 +1,6 @@
 """Check the tables of a trace: columns, nulls, labels, ranges of numbers, file ids.
 
-A trace may be damaged, or written by another program. Each batch is checked when it is read, so that no other code need check.
+A trace may be damaged, or written by another program. Each batch is checked when it is read, so other code need not check.
 """
 
 from pathlib import Path

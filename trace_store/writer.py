@@ -43,7 +43,7 @@ def write_events(directory: Path, tables: Iterable[pa.Table]) -> int:
 
 
 def write_event_parts(directory: Path, parts: Sequence[Iterable[pa.Table]]) -> int:
-    """Write each of `parts`, tables of events, as a Parquet file in `directory`, several at once. Return the number of rows."""
+    """Write each of `parts`, tables of events, as a Parquet file in `directory`, several at once. Return the total of rows."""
     with _parts_of(directory) as partial:
 
         def write(index: int) -> int:

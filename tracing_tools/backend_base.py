@@ -17,7 +17,7 @@ _MEANING_OF_GROUP = {
 
 @dataclass
 class Ledger:
-    """A backend's counts of events: it recorded or lost each event that it saw."""
+    """A backend's counts of the events that it saw and of those that it lost. It recorded the others."""
 
     seen: int | None = None  # None if the backend counts only recorded events
     lost: dict[str, int] = field(default_factory=dict)  # number of lost events by cause

@@ -47,7 +47,7 @@ class Parquet(Section):
     """Settings that apply only to parquet files."""
 
     columns: list[ParquetColumn] = []
-    row_group_size: Positive | None = None  # number of rows of a row group
+    row_group_size: Positive | None = None  # in rows
     read_mode: Literal["default", "row_group"] = "default"
     generation_batch_size: Positive | None = None  # of no effect
 
@@ -60,7 +60,7 @@ class Dataset(Section):
     num_files_train: Count | None = None  # None: all existing files; a pair of files of unet3d counts as one
     num_files_eval: Count | None = None
     num_samples_per_file: Positive = 1
-    eval_num_samples_per_file: Positive | None = None  # None: as in training
+    eval_num_samples_per_file: Positive | None = None  # None: as many as in a training file
     record_length_bytes: Size | None = None  # mean size of a sample, which may be a pair of files; None: DLIO's 65536
     record_length_bytes_stdev: Size | None = None
     record_length_bytes_resize: Size | None = None  # size of a sample as the loader delivers it; None: its stored size

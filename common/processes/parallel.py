@@ -31,7 +31,7 @@ def in_order(begin: Callable[[Item], Pending[Result]], items: Iterable[Item], ah
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
     """Yield function(item) for each item, in the items' order, computed by one thread for each available processor.
 
-    This pays if `function` spends its time in Arrow or numpy, outside of Python's lock.
+    This helps if `function` spends its time in Arrow or numpy, outside of Python's lock.
     """
     threads = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(threads) as pool:

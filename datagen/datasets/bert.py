@@ -73,7 +73,7 @@ def _tokens(stream: np.random.SFC64, inside: Flags, second: NDArray[np.int64], l
 
 
 def _positions(stream: np.random.SFC64, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], Flags]:
-    """Return (positions of the masked tokens, mask of the positions in use), both of shape (records, 76). Others are 0."""
+    """Return (positions of the masked tokens, mask of the positions in use), both of shape (records, 76). Unused ones are 0."""
     count = np.clip(np.rint(lengths * _MASKED_SHARE), 1, BertLayout.PREDICTIONS)
     rank = np.arange(BertLayout.PREDICTIONS)
     chosen = rank < count[:, None]

@@ -36,7 +36,7 @@ def write_hdf5(file: File) -> list[Piece]:
             return [sink.piece()]
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
     with os.fdopen(open_beneath(file.directory, file.name + PARTIAL_SUFFIX, flags, make_folders=True), "r+b") as opened:
-        path = Path(f"/proc/self/fd/{opened.fileno()}")  # a path, as the library requires, that leads to no other file
+        path = Path(f"/proc/self/fd/{opened.fileno()}")  # the library requires a path; this one leads to no other file
         with h5py.File(path, "w") as target:
             target.create_dataset("labels", data=np.zeros(file.records, np.int64))
             for index in range(layout.datasets):

@@ -102,7 +102,7 @@ class DlrmDaysLayout(msgspec.Struct, frozen=True):
             )
 
     def day_samples(self, samples: int) -> NDArray[np.int64]:
-        """Return the number of samples of each day. There are 24 days, or as many as samples if those are fewer."""
+        """Return the number of samples of each day. There are 24 days, or as many as samples if fewer."""
         days = min(self.DAYS, samples)
         return np.asarray(samples // days + (np.arange(days) < samples % days), np.int64)
 

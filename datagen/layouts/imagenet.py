@@ -87,7 +87,7 @@ class ImagenetLayout(msgspec.Struct, frozen=True):
     def samples_within(self, size_bytes: int, seed: int) -> int:
         """Return how many training images fit into `size_bytes` together with their validation images."""
         samples, used_bytes = 0, 0
-        while True:  # sizes are estimates: which images are for validation depends on `samples`
+        while True:  # an estimate, since which images are for validation depends on `samples`
             more = self.images(samples + 1) - self.images(samples)
             used_bytes += more * self.file_bytes(seed, samples)
             if used_bytes > size_bytes:

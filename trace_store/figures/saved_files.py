@@ -33,7 +33,7 @@ class Naming(NamedTuple):
     start_ns: int
     end_ns: int
     folder: str  # an fsync of this folder makes the name durable
-    how: str  # description of the call, with the name
+    how: str  # description of the call, with the file's name
     durable_ns: int
 
 

@@ -225,7 +225,7 @@ def _bio_columns(path: Path) -> list[str]:
 
 
 def _bio_line(line: str, names: list[str]) -> tuple[Any, ...] | None:
-    """Return the values of a line of trace_bio.out by the columns `names`; None for a torn line. COMM may contain blanks."""
+    """Return a trace_bio.out line's values in the columns `names`, of which COMM may hold blanks; None for a torn line."""
     parts, comm = line.split(), names.index("COMM")
     after = len(names) - comm - 1
     if len(parts) < len(names):

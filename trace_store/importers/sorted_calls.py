@@ -196,7 +196,7 @@ class Runs:
             return sorted_by_start(pa.Table.from_batches(pieces, NUMBERED))
 
         gaps = range(len(bounds) + 1) if runs else range(0)
-        # If many calls start at the same time, some gaps are empty.
+        # A gap is empty if its bounds are equal: many calls may start at the same time.
         whole = [gap for gap in gaps if any(cut[gap + 1] > cut[gap] for cut in cuts)]
         return [map(gathered, whole[first : first + _CHUNKS_PER_PART]) for first in range(0, len(whole), _CHUNKS_PER_PART)]
 

@@ -19,11 +19,11 @@ class CudaCall:
 
     name: str
     kind: str
-    size: int = 0  # position of the size, in units of `unit_bytes`
-    rows: int = 0  # position of a factor of the size
+    size: int = 0  # position of the argument for the size, in units of `unit_bytes`
+    rows: int = 0  # position of the argument that multiplies the size
     unit_bytes: int = 1
     stream: int = 0
-    direction: int = 0  # position of the cudaMemcpyKind
+    direction: int = 0  # position of the argument of type cudaMemcpyKind
     fixed_direction: str | None = None
 
 

@@ -30,7 +30,7 @@ from iotwin.tracing_tools.targets.held_folder import HeldFolder, remove_stale
 _FLAGS = ["-O2", "-shared", "-fPIC"]
 _PROGRAM_INTERPRETER = 3  # PT_INTERP of elf(5)
 _PIECE_ROWS = 1 << 18
-_DIRECTORY, _LOST_FILE = "preload", "lost"  # in raw/
+_DIRECTORY, _LOST_FILE = "preload", "lost"  # a folder in raw/, and a file in it
 _PREFIX, _LIBRARY, _MODE = "iotwin-preload-", "preload.so", 0o755  # 0755, as the job may run as another user
 _NOT_SEEN = (
     "captured by preload: calls of statically linked and setuid programs, and those that libc makes by itself "

@@ -20,7 +20,7 @@ from iotwin.trace_store.syscalls import NUMBER_OF_OP
 from iotwin.tracing_tools.exports import protobuf as pb
 from iotwin.tracing_tools.exports.tracks import Counter, Slices, counters, pieces, process_names, slices
 
-_PACKET = 1  # field of Trace
+_PACKET = 1  # field of the message Trace
 _CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _SEQUENCE_FLAGS = 6, 8, 10, 11, 12, 13
 _CLOCK_ID, _DEFAULTS, _TRACK_DESCRIPTOR = 58, 59, 60
 _STATE_CLEARED, _NEEDS_STATE = 1, 2

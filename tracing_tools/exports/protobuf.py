@@ -66,7 +66,7 @@ def joined(part: Part) -> bytes:
 
 
 def integer(number: int, value: int) -> bytes:
-    """Return the encoding of one integer field with this `number` and `value`."""
+    """Return the encoding of the integer `value` as field `number`."""
     return joined(integers(number, [value]))
 
 

@@ -41,7 +41,7 @@ _CLOCK_EVERY_NS = 10_000_000_000
 _LEDGER_EVERY_NS = 500_000_000  # a killed recorder leaves the losses of the last interval unknown
 _SHORTEST_SAMPLE_NS = 50_000_000  # shorter samples would be inexact, as the kernel counts CPU time in ticks of up to 10 ms
 _CONTAINERS_EVERY_NS = 100_000_000  # containers live longer, so none is missed
-_SHOWN_S = 1.0  # how long to wait until the job's last output is shown, before iotwin's messages follow
+_SHOWN_S = 1.0  # longest wait for the job's last output to be shown before iotwin's messages
 _NO_MEMORY = "the machine refused memory"
 
 

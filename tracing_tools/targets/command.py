@@ -22,7 +22,7 @@ from iotwin.tracing_tools.targets.target import TraceTarget
 from iotwin.tracing_tools.targets.user import User, invoking_user
 
 _RECORDER_LIMITS = {resource.RLIMIT_FSIZE: resource.RLIM_INFINITY, resource.RLIMIT_NOFILE: 1024}  # limits that the recorder needs
-_AT_GATE = b"\0"  # the child sends this when all is prepared for executing the command
+_AT_GATE = b"\0"  # the child sends this byte when it is ready to execute the command
 
 
 class CommandTarget(TraceTarget):
@@ -54,7 +54,7 @@ class CommandTarget(TraceTarget):
         return Target(command, directory, self.root_pid, cgroup=str(path) if path else None, user_id=user_id)
 
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
-        """Start the command's process, which waits before the command's first instruction."""
+        """Start the process that executes the command after `release`."""
         self._started = StartedCommand(backend.wrap(self._command, raw), logs, self._user, self._command_limits)
         self.root_pid = self._started.pid
 

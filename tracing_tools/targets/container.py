@@ -183,7 +183,7 @@ class ContainerTarget(RunningTarget):
 
     def has_ended(self) -> bool:
         """Return True if the exit status is known, or if the container's cgroup is gone and no status arrives in time."""
-        may_report = self._watch is not None and self._watch.may_report_status()  # before the status, which may arrive meanwhile
+        may_report = self._watch is not None and self._watch.may_report_status()  # read first: the status may arrive meanwhile
         if self._watch and self._watch.exit_status is not None:
             self._set_status(self._watch.exit_status)
         if self.exit_status is None and not self._cgroup.path.is_dir():
@@ -265,7 +265,7 @@ class ImageTarget(ContainerTarget):
         self.scope = self._parent.scope
 
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
-        """Create the container's cgroup before the container runs, so that it is traced from its begin. Attach to its output."""
+        """Create the container's cgroup before the container runs, so that its start is traced. Attach to its output."""
         slice_ = self._parent.path.suffix == ".slice"
         (self._parent.path / (f"docker-{self._container.id}.scope" if slice_ else self._container.id)).mkdir()
         with in_one_line(f"container {self._container.name}"):

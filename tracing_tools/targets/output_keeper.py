@@ -93,7 +93,7 @@ class _Stream:
         first = self._waiting[0]
         piece = bytes(first[: self._step])
         if len(piece) < len(first):
-            piece = piece[: piece.rfind(b"\n") + 1] or piece  # whole lines, if possible, as other processes may print
+            piece = piece[: piece.rfind(b"\n") + 1] or piece  # show whole lines if possible, as other processes may print
         try:
             shown = os.write(self.shown, piece)
         except BlockingIOError:
@@ -154,7 +154,7 @@ class _Keeper:
             if stream.is_waiting:
                 poll.register(stream.shown, select.POLLOUT)
         ready = dict(poll.poll(_REST_MS if rests else None))
-        if control.poll(0):  # before output that is newer than the command
+        if control.poll(0):  # handle commands before newer output
             self._obey()
         moved = 0
         for stream in self._streams:
@@ -205,7 +205,7 @@ def main(control: int, pipe: int, log: int, second_pipe: int, second_log: int) -
     kept = sorted((2, control, pipe, log, second_pipe, second_log, 1 << 20))
     for before, after in pairwise(kept):
         os.closerange(before + 1, after)
-    with suppress(OSError):  # only root may do so
+    with suppress(OSError):  # only root may lower the score
         score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
         os.write(score, b"-1000")  # never kill the keeper if memory runs out: without it, the job ends
         os.close(score)

@@ -104,7 +104,7 @@ class MachineTarget(CgroupTarget):
         return False
 
     def cpu_ns(self) -> int | None:
-        """Return None, as the samples of the CPUs already measure the whole machine."""
+        """Return None: samples of the CPUs already measure the whole machine."""
         return None
 
 
