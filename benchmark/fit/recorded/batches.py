@@ -102,7 +102,7 @@ def _results_read(job: Job, delivered: pd.DataFrame) -> pd.DataFrame:
 
 
 def _read_by_ranks(calls: pd.DataFrame, tree: Tree) -> pd.DataFrame:
-    """Return the batches that ranks read themselves, with the columns of `_delivered`: requested when the first call reads them."""
+    """Return the batches that ranks read themselves, with the columns of `_delivered`; their first call requests them."""
     own = calls[(calls["batch"] >= 0) & (calls["label"] == Label.DEALT)]
     found = own.groupby("batch", as_index=False).agg(pid=("pid", "first"), begin=("start_ns", "min"), end=("end_ns", "max"))
     process = found["pid"].map({pid: number for number, pid in enumerate(tree.pids)})

@@ -149,4 +149,5 @@ def _ends(at_ns: _Ints, think_ns: _Ints, op: _Ints) -> _Ints:
 
 
 def _gaps(at_ns: _Ints, ends: _Ints, begin_ns: int) -> _Ints:
-    return np.maximum(at_ns - np.append(begin_ns, ends[:-1]), 0)
+    gaps: _Ints = np.maximum(at_ns - np.append(begin_ns, ends[:-1]), 0)
+    return gaps
