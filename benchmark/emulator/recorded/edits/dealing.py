@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.benchmark.emulator.recorded.edits.edits import Edits
-from iotwin.benchmark.emulator.recorded.edits.loaders import Sample
+from iotwin.benchmark.emulator.recorded.edits.loaders import DealtSample
 from iotwin.common.numbers.keyed import Purpose, generator
 
 _Ints = NDArray[np.int64]
@@ -18,15 +18,15 @@ class DealtBatch(NamedTuple):
     """A batch of an edited pass: the slot of the loader that reads it (-1: the rank itself), and its samples."""
 
     slot: int
-    samples: list[Sample]
+    samples: list[DealtSample]
 
 
 class RecordedPassSamples(NamedTuple):
     """The batches of a recorded pass, in order.
 
-    `parts`: number of samples of each; `slots`: position of its loader among those of the pass; `files`: the first file that it
-    reads; `streamed`: loaders read on in their own shards, so that samples remain in their order; `shuffled`: the order of
-    samples differs from pass to pass.
+    `parts`: number of samples of each batch. `slots`: position of its loader among those of the pass. `files`: the first file that
+    the batch reads. `streamed`: loaders read on in separate shards, so that samples remain in their order. `shuffled`: the order
+    of samples differs from pass to pass.
     """
 
     batches: _Ints
@@ -58,7 +58,7 @@ def deal(
     return found
 
 
-def _whole(recorded: RecordedPassSamples, edits: Edits, again: int) -> list[Sample]:
+def _whole(recorded: RecordedPassSamples, edits: Edits, again: int) -> list[DealtSample]:
     samples = _samples(recorded.batches, recorded.parts)
     if not (again and recorded.shuffled):
         return samples
@@ -66,11 +66,13 @@ def _whole(recorded: RecordedPassSamples, edits: Edits, again: int) -> list[Samp
     return [samples[index] for index in order.tolist()]
 
 
-def _samples(batches: _Ints, parts: _Ints) -> list[Sample]:
-    return [Sample(batch, part) for batch, count in zip(batches.tolist(), parts.tolist(), strict=True) for part in range(count)]
+def _samples(batches: _Ints, parts: _Ints) -> list[DealtSample]:
+    return [
+        DealtSample(batch, part) for batch, count in zip(batches.tolist(), parts.tolist(), strict=True) for part in range(count)
+    ]
 
 
-def _more(stream: list[Sample], edits: Edits, recorded: RecordedPassSamples) -> list[Sample]:
+def _more(stream: list[DealtSample], edits: Edits, recorded: RecordedPassSamples) -> list[DealtSample]:
     """Return the stream with as many samples as are asked for, those beyond it on copies of their files."""
     count = round(len(stream) * edits.samples)
     more = [sample._replace(copy=copy) for copy in range(-(-count // max(len(stream), 1))) for sample in stream][:count]
@@ -80,14 +82,14 @@ def _more(stream: list[Sample], edits: Edits, recorded: RecordedPassSamples) -> 
     return more
 
 
-def _streams(recorded: RecordedPassSamples, loaders: int) -> list[list[Sample]]:
+def _streams(recorded: RecordedPassSamples, loaders: int) -> list[list[DealtSample]]:
     """Return the stream of samples of each loader.
 
     Fewer loaders than recorded read several recorded streams, one after another in turns of a file. More loaders share the files
     of a recorded stream.
     """
     count, before = max(loaders, 1), int(recorded.slots.max()) + 1
-    streams: list[list[Sample]] = [[] for _ in range(count)]
+    streams: list[list[DealtSample]] = [[] for _ in range(count)]
     for slot in range(before):
         own = recorded.slots == slot
         files = recorded.files[own]

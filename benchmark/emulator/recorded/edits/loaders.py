@@ -15,7 +15,7 @@ _Ints = NDArray[np.int64]
 PARTS = 16  # parts of a batch whose samples are unknown
 
 
-class Sample(NamedTuple):
+class DealtSample(NamedTuple):
     """A sample, or a part of a batch whose samples are unknown: who read it, and where its batch lies in its pass."""
 
     batch: int
@@ -78,7 +78,7 @@ class NewLoader:
         self.requests, self.results = pipes
         self.line.play(like.prologue)
 
-    def serve(self, samples: Sequence[Sample], deal: "Deal") -> None:
+    def serve(self, samples: Sequence[DealtSample], deal: "Deal") -> None:
         """Wait for a request, read the samples and deliver them."""
         self.line.main.add(Op.PIPE_READ, self.requests, 1)
         if self._fresh:
@@ -105,7 +105,7 @@ class Deal:
         """Return the number of samples, or parts, of a recorded batch."""
         return len(self._loaders[self._loader_of[batch]].parts[batch])
 
-    def read(self, line: ProcessLine, samples: Sequence[Sample]) -> list[Stretch]:
+    def read(self, line: ProcessLine, samples: Sequence[DealtSample]) -> list[Stretch]:
         """Read the samples in order, and return what came after deliveries in the recording.
 
         That is one stretch for each recorded batch whose last sample is among the samples.

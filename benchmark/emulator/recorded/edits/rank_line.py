@@ -164,7 +164,7 @@ class RankLine:
         return [*((number, 0) for number in range(count)), *more]
 
     def _put(self, stretch: Stretch, copy: int = 0) -> None:
-        """Append what the rank did outside of steps; `copy`: 0, or how often it was repeated before, with files of its own."""
+        """Append what the rank did outside of steps; `copy`: 0, or how often it was repeated before, and then with separate files."""
         op, subject = self._recording.columns["op"], self._recording.columns["subject"]
         waits = not self._writes(stretch)
         special = np.flatnonzero(np.isin(op[stretch.rows], [Op.START, Op.JOIN, Op.MARK]))

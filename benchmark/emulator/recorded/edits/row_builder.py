@@ -13,7 +13,7 @@ from iotwin.workload_yaml.recording import COLUMNS, Op, Pipe, RecordedFile, Twin
 _Ints = NDArray[np.int64]
 AS_RECORDED = -1  # in place of a subject
 _NEVER_NS = 1 << 62
-# What a copy of a process leaves out: it shares pipes with the original one, and has no processes of its own.
+# What a copy of a process leaves out: calls on pipes, which it would share with the original one, and child processes.
 _NOT_COPIED = (Op.PIPE_WRITE, Op.PIPE_READ, Op.POLL, Op.START, Op.JOIN)
 
 

@@ -121,7 +121,7 @@ def _with_hand_overs(recording: TwinRecording, threads: list[int], think_ns: _In
     """Return the main thread's times of thinking, including its waits for threads that call no files, and for loaders to end.
 
     Such a thread sends requests or batches, and that calls follow the sending is as a rule chance. A loader ends as soon as the
-    rank tells it to, so that the rank was busy until then.
+    rank wants it to, so that the rank was busy until then.
     """
     columns, starts = recording.columns, recording.starts()
     reading = set()
