@@ -116,7 +116,11 @@ class CallLanes:
 
 
 class LaneBins:
-    """Accumulates calls, batch after batch in order of start, into lanes of bins."""
+    """Sums up calls by lane (a row of the picture) and bin of time. `result` returns the sums.
+
+    Each bin of a lane has the number of calls that start, their bytes, the share of the bin with a call in flight, and the mean
+    number of calls in flight. Batches must be added in order of start.
+    """
 
     def __init__(self, grid: Grid, lanes: int) -> None:
         self.grid, self.lanes = grid, lanes

@@ -104,7 +104,7 @@ def plot_matrix(overall: Sequence[Sequence[float | None]], rows: Sequence[str], 
     with mpl.rc_context(FIGURE_RC):
         figure = Figure((2.2 + _CELL_INCHES * len(columns), 1.6 + _CELL_INCHES * len(rows)))
         axes = figure.subplots()
-        # Scores of different jobs are between 0.3 and 0.9, so the colours cover that range.
+        # The colours span the scores from 0.5, or from the lowest score if it is below 0.5, to 1.
         image = axes.imshow(values, cmap="cividis", vmin=min(0.5, float(np.nanmin(values, initial=1.0))), vmax=1.0)
         for (row, column), value in np.ndenumerate(values):
             text = "-" if np.isnan(value) else f"{value:.2f}"

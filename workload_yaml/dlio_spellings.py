@@ -24,7 +24,7 @@ _NONE_VALUES = {
     "evaluation.epochs_between_evals": 0,
     "reader.data_loader_classname": "torch.utils.data.DataLoader",
 }
-# The key of the standard deviation that makes a normal distribution of a time, by the time's path.
+# DLIO gives the standard deviation of a time in a second key of the same section. This maps the path of the time to that key.
 _STDEV_KEYS = {
     "train.computation_time": "computation_time_stdev",
     "evaluation.eval_time": "eval_time_stdev",

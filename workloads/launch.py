@@ -157,8 +157,8 @@ def local_plan(
 
     MASTER_PORT is `port`. The folder `logs` gets the output of rank R as rank-R.log, and the plan's record.
     """
-    # With -P, modules are not imported from the current directory. In an image the workloads are there, so ranks only get -P if
-    # this process has it.
+    # -P keeps Python from importing modules from the current directory. In a container image the workloads are in that directory,
+    # so ranks get -P only if this process has it.
     command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", *module]
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     processes = [

@@ -195,7 +195,8 @@ class _PipelineRank:
             self._read(minibatch)
         else:
             self._wait(kind, minibatch)
-        # The times at which the job would begin and end the pass: a late sleep is shorter than the pass.
+        # Log the times at which the job would begin and end the pass, not the clock's: a sleep that begins late is cut short to
+        # catch up, so the clock would show a shorter pass.
         begin_ns = self._sleeper.due_ns()
         self._sleeper.sleep(self._stage.forward_s if kind == "F" else self._stage.backward_s + self._stage.all_reduce_s)
         self._journal.measured.passes.append((kind == "B", minibatch, begin_ns, self._sleeper.due_ns()))

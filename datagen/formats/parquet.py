@@ -21,7 +21,8 @@ _UNCOMPRESSED, _GZIP = 0, 2
 LARGEST_PAGE_BYTES = (1 << 31) - 1
 
 Blocks = Iterable[bytes | memoryview]
-# (name of a type, value). A list's value is (type of its items, items), a struct's value is a dict of fields by number, or bytes.
+# A field of Parquet's metadata (Thrift compact protocol): (name of its type, value). The value of a list is (type of its items,
+# items). The value of a struct is a dict of its fields by number, or its bytes if it is encoded already.
 Field = tuple[str, Any]
 
 

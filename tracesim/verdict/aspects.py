@@ -47,7 +47,7 @@ class Aspect(NamedTuple):
 
 
 def aspects_of(s: Summary) -> list[Aspect]:
-    """Return the aspects of a run, without times of 0."""
+    """Return the times and amounts of a run that the test compares one by one. Times that are 0 in this run are left out."""
     return [
         Aspect(name, kind, amount, float(np.log(amount + small)))
         for name, kind, amount, small in [*_times(s), *_amounts(s)]

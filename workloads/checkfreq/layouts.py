@@ -215,12 +215,18 @@ class TheirLayout:
         return 0
 
     def latest(self, refused: Callable[[str], None]) -> Path | None:
-        """Return the file of the newest checkpoint that loads."""
+        """Return the file of the newest checkpoint that torch can load, None if none loads.
+
+        Calls `refused` with the reason for each newer checkpoint that torch cannot load.
+        """
         found = self.read(refused)
         return found.path if found else None
 
     def read(self, refused: Callable[[str], None]) -> Restored | None:
-        """Return the newest checkpoint that can be loaded."""
+        """Load the newest checkpoint that torch can load, None if none loads.
+
+        Calls `refused` with the reason for each newer checkpoint that torch cannot load.
+        """
         for _, path in self._numbered():
             try:
                 return self._loaded(path)

@@ -116,25 +116,28 @@ def _shapes(value: Any, path: str = "") -> list[tuple[str, str]]:
     return [found for name, each in pairs for found in _shapes(each, f"{path}.{name}")]
 
 
-def _cache_file(folder: Path, found: State) -> Path:
-    return folder / f"{hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:32]}.json"
+def _cache_file(folder: Path, key: State) -> Path:
+    return folder / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]}.json"
 
 
-def remember(folder: Path, found: State, measured: MeasuredCosts, plan: IntervalPlan) -> None:
+def remember(folder: Path, key: State, measured: MeasuredCosts, plan: IntervalPlan) -> None:
     """Write a profile and its planned interval to the cache. If the folder is unwritable, do nothing."""
     try:
         make_folder(folder)
-        document = {"key": found, "profile": asdict(measured.profile), "worker": measured.worker, "interval": plan.interval}
-        write_json(_cache_file(folder, found), document)
+        document = {"key": key, "profile": asdict(measured.profile), "worker": measured.worker, "interval": plan.interval}
+        write_json(_cache_file(folder, key), document)
     except OSError:
         return
 
 
-def recall(folder: Path, found: State) -> MeasuredCosts | None:
-    """Return the cached profile with the key `found`, None if there is none."""
+def recall(folder: Path, key: State) -> MeasuredCosts | None:
+    """Return the profile that `remember` wrote to the cache for the same model, device, disk and job (`key`).
+
+    None if there is none or it is unreadable.
+    """
     try:
-        document = read_foreign_json(_cache_file(folder, found))
-        if document["key"] != found or document["worker"] not in (THREAD, PROCESS):
+        document = read_foreign_json(_cache_file(folder, key))
+        if document["key"] != key or document["worker"] not in (THREAD, PROCESS):
             return None
         return MeasuredCosts(CheckpointProfile(**document["profile"]), document["worker"], from_cache=True)
     except (IotwinError, OSError, ValueError, TypeError, KeyError):

@@ -125,7 +125,10 @@ def _exactly(connection: socket.socket, length: int) -> bytes:
 
 
 class _RequestServer:
-    """The writer process's side. It keeps buffers mapped, because mapping a buffer again would cause a fault for each page."""
+    """The part that runs in the writer process: it reads requests from the job's socket, writes the checkpoints, and replies.
+
+    It keeps the job's buffers mapped, because mapping a buffer again would cause a fault on every page.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

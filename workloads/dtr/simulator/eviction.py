@@ -20,9 +20,14 @@ Numbers = Any  # array of int64 under numba, list of int without it
 PASS, OUT_OF_MEMORY, THRASH, GROW = 0, 1, 2, 3
 # Deallocation policies: what happens when the last external reference to a storage is removed.
 IGNORE, EAGER, BANISH = 0, 1, 2
-# The cost in a storage's score. UNIT: 1. LOCAL: the storage's own cost, to which the following add a cost. SETS: that of the sets
-# of its evicted neighbours. NEIGHBOURHOOD: that of e*, the paper's evicted neighbourhood, as the sum over ancestors plus the sum
-# over descendants. ANCESTORS: that of evicted ancestors. UNION: that of e* as one set. PLUG_IN: the result of a user's function.
+# What the numerator of a storage's score is:
+# UNIT: 1.
+# LOCAL: the storage's own cost, to which each of the next four adds the cost of evicted storages:
+# SETS: all storages in the sets of its evicted neighbours.
+# NEIGHBOURHOOD: its evicted ancestors plus its evicted descendants, the paper's e*. A storage that is both counts twice.
+# ANCESTORS: its evicted ancestors.
+# UNION: the storages of e*, each once.
+# PLUG_IN: there is no numerator, because a user's function computes the whole score.
 UNIT, LOCAL, SETS, NEIGHBOURHOOD, ANCESTORS, UNION, PLUG_IN = 0, 1, 2, 3, 4, 5, 6
 # How a heuristic chooses the storage to evict: by lowest score, by oldest access, or at random.
 SCORE, LEAST_RECENT, RANDOM = 0, 1, 2

@@ -1,4 +1,7 @@
-"""The eviction heuristics by name. Each defines the cost of a storage, and whether its size and staleness count."""
+"""The eviction heuristics by name.
+
+Each chooses the cost of a storage, and whether the storage's size and staleness count. `eviction.score` has the formula.
+"""
 
 import importlib
 from collections.abc import Callable
