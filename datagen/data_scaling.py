@@ -10,7 +10,7 @@ from pathlib import Path
 _ROOT = str(Path(__file__).resolve().parent.parent)
 sys.path.insert(0, _ROOT)
 
-from iotwin.common.processes.starts import become_iotwin  # noqa: E402
+from iotwin.common.processes.process_settings import become_iotwin  # noqa: E402
 from iotwin.common.workloads import NAMES  # noqa: E402
 
 

@@ -14,7 +14,7 @@ from pyarrow.compute import Expression
 from iotwin.common.errors import IotwinError
 from iotwin.trace_store import schema
 from iotwin.trace_store.manifest import Manifest, read_manifest
-from iotwin.trace_store.validity import check_columns, check_rows
+from iotwin.trace_store.table_checks import check_columns, check_rows
 
 _BATCH_ROWS = 1 << 17
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from iotwin.common.errors import UsageError, nearest
-from iotwin.workload_yaml.conflicts import checked_config, recorded_times
+from iotwin.workload_yaml.checked_config import checked_config, recorded_times
 from iotwin.workload_yaml.defaults import Base, bases, package
 from iotwin.workload_yaml.dlio_spellings import fold_deviations, known_name
 from iotwin.workload_yaml.interpolation import interpolate

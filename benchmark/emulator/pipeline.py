@@ -25,7 +25,7 @@ from iotwin.benchmark.emulator.loaders.base import Fetched
 from iotwin.benchmark.emulator.ranks import Rank, run_local, under_mpi
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.numbers.sleeper import Sleeper
-from iotwin.common.processes.starts import sharpen_timers
+from iotwin.common.processes.process_settings import sharpen_timers
 from iotwin.workload_yaml import Config
 from iotwin.workload_yaml.schema import CheckpointFile
 from iotwin.workload_yaml.schema import Pipeline as Section

@@ -21,7 +21,7 @@ from iotwin.common.errors import UsageError
 from iotwin.common.numbers.draws import DrawnTime, even_strata
 from iotwin.common.numbers.keyed import Purpose
 from iotwin.common.numbers.sleeper import Sleeper
-from iotwin.common.processes.starts import age_s, sharpen_timers
+from iotwin.common.processes.process_settings import age_s, sharpen_timers
 from iotwin.common.progress import note
 from iotwin.workload_yaml import Config, TwinResume
 from iotwin.workload_yaml.step_time_models import step_time

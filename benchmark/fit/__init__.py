@@ -18,7 +18,7 @@ from iotwin.benchmark.fit.streams.stream_twin import fit_stream
 from iotwin.benchmark.fit.twin_parts import Fitted, failure
 from iotwin.common.errors import IotwinError
 from iotwin.common.progress import note
-from iotwin.trace_store.figures.mapped import mapped_data_note
+from iotwin.trace_store.figures.unrecorded_maps import mapped_data_note
 from iotwin.trace_store.reader import Trace
 
 Kind = Literal["auto", "structured", "recorded"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 
-from iotwin.common.processes.starts import die_with_parent, name_process
+from iotwin.common.processes.process_settings import die_with_parent, name_process
 from iotwin.common.signals import interrupts_held
 
 REQUESTS = (signal.SIGINT, signal.SIGTERM)

@@ -121,7 +121,7 @@ def _refuse_removed_directory(output: Path) -> None:
 
 def _mapped_data_notes(output: Path) -> list[str]:
     """Return a note if the job reads its data set through memory maps, and page faults were not recorded; else an empty list."""
-    from iotwin.trace_store.figures.mapped import has_data_set, mapped_data_note
+    from iotwin.trace_store.figures.unrecorded_maps import has_data_set, mapped_data_note
 
     if not has_data_set(output):
         return []

@@ -7,8 +7,8 @@ from typing import Any
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import write_json, write_whole
-from iotwin.common.made_folder import MadeFolder
 from iotwin.common.progress import note
+from iotwin.common.result_folder import MadeFolder
 from iotwin.loops.traced import run_traced
 from iotwin.own_command import own_command, own_job
 

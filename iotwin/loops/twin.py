@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder, new_folder, write_json, write_whole
 from iotwin.common.foreign_files import read_foreign, read_foreign_json
-from iotwin.common.made_folder import MadeFolder
 from iotwin.common.progress import note
+from iotwin.common.result_folder import MadeFolder
 from iotwin.common.units import format_size
 from iotwin.loops.kept_cache import kept_cached
 from iotwin.loops.page_cache import cache_in_pages, found_in_pages

@@ -21,8 +21,8 @@ from iotwin.common.beneath import stays_within
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import check_output, scratch_folder, write_json, write_whole
 from iotwin.common.foreign_files import read_foreign
-from iotwin.common.made_folder import MadeFolder
 from iotwin.common.processes.children import end_programs
+from iotwin.common.result_folder import MadeFolder
 from iotwin.common.units import format_size
 from iotwin.loops.twin import DATA, KIND, OUTPUT, RECIPE, RECORDING, SUMMARY, TWIN, confine, generate_data, read_summary
 from iotwin.own_command import own_command

@@ -3,7 +3,7 @@
 All commands that print a verdict or a ratio of times print these caveats.
 """
 
-from iotwin.trace_store.figures.mapped import mapped_data_note
+from iotwin.trace_store.figures.unrecorded_maps import mapped_data_note
 from iotwin.trace_store.reader import Trace
 
 LEAST_FLOOR = 0.90  # least overall score of two reruns of a job on a quiet machine

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.common.foreign_files import decode_foreign
-from iotwin.common.processes.starts import die_with_parent, name_process
+from iotwin.common.processes.process_settings import die_with_parent, name_process
 from iotwin.common.progress import note
 from iotwin.trace_store.raw.recording import EVENTS_FILE, JOURNAL_FILE, NAMES_FILE, RAW
 from iotwin.trace_store.raw.records import EVENT, whole_names

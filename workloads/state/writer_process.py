@@ -23,7 +23,7 @@ from iotwin.common.checkpoints import CheckpointManifest
 from iotwin.common.commit import Retention, Store
 from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import decode_foreign
-from iotwin.common.processes.starts import die_with_parent, name_process
+from iotwin.common.processes.process_settings import die_with_parent, name_process
 from iotwin.common.tensor_file import Entry, Packed
 
 _LENGTH = struct.Struct("<Q")

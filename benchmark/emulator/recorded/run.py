@@ -30,7 +30,7 @@ from iotwin.benchmark.emulator.recorded.shared import (
 )
 from iotwin.common.errors import IotwinError
 from iotwin.common.mllog import FOR_TRACERS, MlLog
-from iotwin.common.processes.starts import age_s, sharpen_timers
+from iotwin.common.processes.process_settings import age_s, sharpen_timers
 from iotwin.workload_yaml import Config
 from iotwin.workload_yaml.recording import CALLS, Op, TwinRecording, read_recording
 

@@ -10,8 +10,8 @@ from typing import Any
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import write_json
 from iotwin.common.foreign_files import open_foreign, read_foreign_json
-from iotwin.common.made_folder import MadeFolder
 from iotwin.common.progress import note
+from iotwin.common.result_folder import MadeFolder
 from iotwin.common.units import parse_size
 from iotwin.loops.kept_cache import kept_cached
 from iotwin.loops.page_cache import evict

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from iotwin.common.made_folder import LIST
+from iotwin.common.result_folder import LIST
 from iotwin.loops import demo
 from iotwin.main import main
 from iotwin.trace_store.reader import Trace

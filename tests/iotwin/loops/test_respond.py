@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from iotwin.common.errors import IotwinError, UsageError
-from iotwin.common.made_folder import LIST
+from iotwin.common.result_folder import LIST
 from iotwin.datagen.datasets.recorded import write_recipe
 from iotwin.loops import respond as module
 from iotwin.loops.respond import UNCHANGED, StorageChange, parse_change, respond

@@ -28,7 +28,7 @@ from iotwin.workload_yaml import (
     TwinCheckpoint,
     Workflow,
 )
-from iotwin.workload_yaml.conflicts import checked_config
+from iotwin.workload_yaml.checked_config import checked_config
 
 STEP_S = 1.0
 

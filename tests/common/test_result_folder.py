@@ -5,7 +5,7 @@ import json
 import pytest
 
 from iotwin.common.errors import UsageError
-from iotwin.common.made_folder import LIST, MadeFolder
+from iotwin.common.result_folder import LIST, MadeFolder
 
 
 def claim(folder, force=False, what="demo"):
