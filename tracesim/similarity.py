@@ -16,8 +16,9 @@ from iotwin.tracesim.scores import overall_of, scores_of
 from iotwin.tracesim.sentences import differences
 from iotwin.tracesim.verdict.caveats import LEAST_FLOOR, caveats_of, caveats_of_floor
 from iotwin.tracesim.verdict.equivalence import Equivalence, equivalence
+from iotwin.tracesim.verdict.losses import MOST_LOST, lost_share
 from iotwin.tracesim.verdict.noise_floor import noise_floors
-from iotwin.tracesim.verdict.trace_warnings import MOST_LOST, common_groups, lost_share, misplaced, warnings_about
+from iotwin.tracesim.verdict.trace_warnings import common_groups, misplaced, warnings_about
 from iotwin.tracesim.verdict.verdict_words import verdict, withheld_for
 
 WORTH_PROCESSES = 4_000_000  # from this many events on, several processes read the traces faster than one

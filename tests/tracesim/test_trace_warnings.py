@@ -8,7 +8,8 @@ import pytest
 from iotwin.trace_store.manifest import read_manifest, write_manifest
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim.verdict.caveats import caveats_of
-from iotwin.tracesim.verdict.trace_warnings import common_groups, lost_share, misplaced, warnings_about
+from iotwin.tracesim.verdict.losses import lost_share
+from iotwin.tracesim.verdict.trace_warnings import common_groups, misplaced, warnings_about
 from tests.synthetic import Job, write_job
 
 

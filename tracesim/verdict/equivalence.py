@@ -6,7 +6,7 @@ different. docs/similarity.md has the formulas and the measured error rates.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -22,6 +22,11 @@ from iotwin.tracesim.verdict.wrong_twins import CONTROLS, DECISIVE
 
 Floats = NDArray[np.float64]
 ALIKE, DIFFERENT, INCONCLUSIVE = "alike", "different", "cannot be told"
+# If the test is inconclusive, as without reruns, scores below these still make two traces different: reruns score higher.
+ALIKE_OVERALL = 0.90
+ALIKE_DIMENSION = 0.75
+# dimensions that may be low in reruns: they depend on milliseconds, or on the page cache before the run
+_LOW_IN_RERUNS = ("timeline", "block")
 # With these values, the test was right for 40 of 40 reruns and 40 of 40 wrong twins (docs/similarity.md: error rates).
 _LEVEL = 0.02  # chance that a rerun is called different for its times, and again for its amounts
 _PRIOR_RUNS = 4.0  # the usual spread of reruns weighs as much as this many given reruns
@@ -136,6 +141,15 @@ def _outcome(distance: float, differences: Sequence[AspectDifference], controls:
     if any(control.name == DECISIVE and control.noticed is False for control in controls):
         return INCONCLUSIVE, f"reruns differ so much that {DECISIVE} would not be noticed"
     return ALIKE, "within what reruns differ by among themselves"
+
+
+def unlike_dimension(overall: float, scores: Mapping[str, float]) -> str | None:
+    """Return the dimension with the lowest score if the scores alone show that two traces are different, None otherwise.
+
+    `overall` and `scores`, by dimension, are in [0, 1].
+    """
+    worst = min((name for name in scores if name not in _LOW_IN_RERUNS), key=scores.__getitem__)
+    return None if overall >= ALIKE_OVERALL and scores[worst] >= ALIKE_DIMENSION else worst
 
 
 class _Runs:

@@ -7,14 +7,7 @@ from iotwin.trace_store.schema import GROUP_OF_OP
 from iotwin.tracesim.calls import GROUPS
 from iotwin.tracesim.phases import STARTUP
 from iotwin.tracesim.profile import TraceProfile
-
-MOST_LOST = 0.01  # if a trace lost a larger share of its events, the score is withheld
-
-
-def lost_share(trace: Trace) -> float:
-    """Return the share of events that the tracer lost, in [0, 1]."""
-    lost = trace.manifest.lost_events
-    return lost / (lost + trace.manifest.events) if lost else 0.0
+from iotwin.tracesim.verdict.losses import lost_share
 
 
 def common_groups(traces: Sequence[Trace]) -> frozenset[str]:

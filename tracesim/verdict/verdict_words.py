@@ -2,14 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from iotwin.tracesim.verdict.equivalence import ALIKE, DIFFERENT, Equivalence
-from iotwin.tracesim.verdict.trace_warnings import MOST_LOST
+from iotwin.tracesim.verdict.equivalence import ALIKE, DIFFERENT, Equivalence, unlike_dimension
+from iotwin.tracesim.verdict.losses import MOST_LOST
 
-# Scores below which two traces are different even if there are no reruns to compare with.
-ALIKE_OVERALL = 0.90
-ALIKE_DIMENSION = 0.75
-# dimensions that may be low in reruns: they depend on milliseconds, or on the page cache before the run
-_LOW_IN_RERUNS = ("timeline", "block")
 _MOST_SENTENCES = 3  # most sentences in a verdict; the comparison's `differences` has all
 
 
@@ -25,11 +20,10 @@ def verdict(
         return "indistinguishable from a rerun" if floor is not None and overall >= floor else ALIKE
     if test.result == DIFFERENT:
         return f"{DIFFERENT}: {'; '.join([*test.reason.split('; ')[:1], *differences[: _MOST_SENTENCES - 1]])}"
-    # The test is inconclusive, but scores below these limits are lower than those of any rerun.
-    worst = min((name for name in scores if name not in _LOW_IN_RERUNS), key=scores.__getitem__)
-    if overall >= ALIKE_OVERALL and scores[worst] >= ALIKE_DIMENSION:
+    unlike = unlike_dimension(overall, scores)
+    if unlike is None:
         return f"{test.result}: {test.reason}"
-    return f"{DIFFERENT}: {'; '.join(differences[:_MOST_SENTENCES]) or f'{worst} scores {scores[worst]:.2f}'}"
+    return f"{DIFFERENT}: {'; '.join(differences[:_MOST_SENTENCES]) or f'{unlike} scores {scores[unlike]:.2f}'}"
 
 
 def withheld_for(lost: float) -> str:
