@@ -22,11 +22,10 @@ from iotwin.tracing_tools.backend_base import Backend, Ledger, Scope
 from iotwin.tracing_tools.backends import task_filter
 from iotwin.tracing_tools.backends.kernel_support import ebpf_unavailable_reason
 from iotwin.tracing_tools.backends.kernel_types import KernelTypes
-from iotwin.tracing_tools.backends.ring_buffer import RingBuffer
+from iotwin.tracing_tools.backends.ring_buffer import EVENTS_BYTES, NAMES_BYTES, RingBuffer
 from iotwin.tracing_tools.probes import BCC_SOURCE, text_with_headers
 
 _MODULE_FOLDERS = ("/usr/lib/python3/dist-packages", "/usr/lib/python3/site-packages")
-_NAMES_BYTES = 1 << 22
 _PAGE_BYTES = 4096
 _TRACEPOINTS = (b"sys_enter", b"sys_exit", b"sched_process_fork", b"sched_process_exec", b"sched_process_exit")
 _TRACED_KINDS = range(Kind.READ_WRITE, Kind.WAIT + 1)  # the kinds that syscalls.bcc.c implements
@@ -121,7 +120,7 @@ class BccBackend(Backend):
     name = "bcc"
     unrecorded_groups = ("mmap", "async", "block")
 
-    def __init__(self, scope: Scope, buffer_bytes: int = 1 << 24) -> None:
+    def __init__(self, scope: Scope, buffer_bytes: int = EVENTS_BYTES) -> None:
         """Compile and load the eBPF program for `scope`. `buffer_bytes`: size of the event ring buffer, a power of two."""
         super().__init__(scope)
         self.probes = ["raw_tp/sys_enter", "raw_tp/sys_exit", "raw_tp/sched_process_{fork,exec,exit}"]
@@ -135,13 +134,13 @@ class BccBackend(Backend):
             within = [values[f"AT_{macro}"] for macro in _READ_TOGETHER[structure]]
             values[f"{structure}_SPAN"] = max(within) // 8 * 8 + 8
         values |= task_filter.constants(scope)
-        values |= {"EVENTS_PAGES": buffer_bytes // _PAGE_BYTES, "NAMES_PAGES": _NAMES_BYTES // _PAGE_BYTES}
+        values |= {"EVENTS_PAGES": buffer_bytes // _PAGE_BYTES, "NAMES_PAGES": NAMES_BYTES // _PAGE_BYTES}
         self._program: Any = _compile(module, [f"-D{name}={value}" for name, value in values.items()])
         for number, kind in calls_of(scope.detail).values():
             if kind in _TRACED_KINDS:
                 self._program[b"call_kinds"][ctypes.c_int(number)] = ctypes.c_ubyte(kind)
         self._events = RingBuffer(self._program[b"events"].map_fd, buffer_bytes)
-        self._names = RingBuffer(self._program[b"names"].map_fd, _NAMES_BYTES)
+        self._names = RingBuffer(self._program[b"names"].map_fd, NAMES_BYTES)
 
     def follow(self, pid: int) -> None:
         """Add `pid` to the process tree, by which the kernel filters calls if there is no cgroup."""

@@ -20,12 +20,11 @@ from iotwin.tracing_tools.backend_base import Backend, Ledger, Scope
 from iotwin.tracing_tools.backends import libbpf, task_filter
 from iotwin.tracing_tools.backends.bpf_object import BpfObject
 from iotwin.tracing_tools.backends.elf_symbols import function_offsets
-from iotwin.tracing_tools.backends.ring_buffer import RingBuffer
+from iotwin.tracing_tools.backends.ring_buffer import GPU_CALLS_BYTES, MAPPERS_BYTES, RingBuffer
 from iotwin.tracing_tools.backends.task_filter import IN_TREE
 from iotwin.tracing_tools.probes import compiled_probes
 from iotwin.tracing_tools.targets.processes import running_pids
 
-_CALLS_BYTES, _MAPPERS_BYTES = 1 << 22, 1 << 16
 _MAPPER = np.dtype([("header", "<u4"), ("page", "<u4"), ("pid", "<u8")])
 _SETTLED_NS = 300_000_000  # time from the begin of an mmap until /proc/PID/maps surely lists the mapping
 _LIBRARIES = ("libcudart*.so*", "libcuda.so*")
@@ -53,8 +52,8 @@ class WithGpuCalls(Backend):
             self._object.load()
             for index, call in enumerate(CUDA_CALLS):
                 self._object.update("functions", index, packed_arguments(call))
-            self._calls = RingBuffer(self._object.map_fd("gpu_calls"), _CALLS_BYTES)
-            self._mappers = RingBuffer(self._object.map_fd("mappers"), _MAPPERS_BYTES)
+            self._calls = RingBuffer(self._object.map_fd("gpu_calls"), GPU_CALLS_BYTES)
+            self._mappers = RingBuffer(self._object.map_fd("mappers"), MAPPERS_BYTES)
         except BaseException:
             self._object.close()
             raise

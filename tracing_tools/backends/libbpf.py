@@ -14,13 +14,11 @@ from iotwin.tracing_tools.backends import task_filter
 from iotwin.tracing_tools.backends.bpf_object import BpfObject, libbpf_unavailable_reason, missing_tracepoints, possible_cpus
 from iotwin.tracing_tools.backends.kernel_support import ebpf_unavailable_reason
 from iotwin.tracing_tools.backends.lanes import LaneBuffers
-from iotwin.tracing_tools.backends.ring_buffer import RingBuffer
+from iotwin.tracing_tools.backends.ring_buffer import BLOCKS_BYTES, EVENTS_BYTES, NAMES_BYTES, RingBuffer
 from iotwin.tracing_tools.probes import compiled_probes
 from iotwin.tracing_tools.targets.block_cgroup import BlockCgroup
 
 _MAX_CALLS = 512  # MAX_CALLS of call_kinds.h
-_NAMES_BYTES = 1 << 22
-_BLOCKS_BYTES = 1 << 21
 _LEDGER_FIELDS = 8
 _PAGE_BYTES = 4096
 # From writeback.h: sizes of struct chunk and struct page_states, offset of page_states.states, DIRTY of enum page_state.
@@ -79,7 +77,7 @@ class LibbpfBackend(Backend):
 
     name = "libbpf"
 
-    def __init__(self, scope: Scope, buffer_bytes: int = 1 << 24) -> None:
+    def __init__(self, scope: Scope, buffer_bytes: int = EVENTS_BYTES) -> None:
         """Load the eBPF programs for `scope`. `buffer_bytes`: size of the event ring buffer, a power of two."""
         super().__init__(scope)
         self.probes = ["tp_btf/sys_enter", "tp_btf/sys_exit", "tp_btf/sched_process_{fork,exec,exit}"]
@@ -107,8 +105,8 @@ class LibbpfBackend(Backend):
             self._choose_programs(scope.detail)
             self._object.load()
             self._events = RingBuffer(self._object.map_fd("events"), buffer_bytes)
-            self._names = RingBuffer(self._object.map_fd("names"), _NAMES_BYTES)
-            self._blocks = RingBuffer(self._object.map_fd("blocks"), _BLOCKS_BYTES)
+            self._names = RingBuffer(self._object.map_fd("names"), NAMES_BYTES)
+            self._blocks = RingBuffer(self._object.map_fd("blocks"), BLOCKS_BYTES)
             self._lanes = LaneBuffers(self._object.map_fd("lanes"), self._object.map_fd("slots"), cpus, slots)
         except BaseException:
             self._object.close()

@@ -11,6 +11,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+# Sizes of the probes' ring buffers, as in outlets.h, block.h and cuda.bpf.c. Backends may choose another size for the events.
+EVENTS_BYTES = 1 << 24
+NAMES_BYTES = 1 << 22
+BLOCKS_BYTES = 1 << 21
+GPU_CALLS_BYTES = 1 << 22
+MAPPERS_BYTES = 1 << 16
 _BUSY = 1 << 31
 _DISCARD = 1 << 30
 _HEADER_BYTES = 8
