@@ -11,7 +11,8 @@ import threading
 from pathlib import Path
 
 from iotwin.common import tensor_file
-from iotwin.common.commit import Retention, Store
+from iotwin.common.commit import Store
+from iotwin.common.retention import Retention
 from tests.common.stores import manifest, tensors
 
 SIZES = (40, 0, 7)

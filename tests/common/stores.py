@@ -4,7 +4,8 @@ import msgspec
 import numpy as np
 
 from iotwin.common.checkpoints import MANIFEST, CheckpointManifest, Found, Position, encode, look, read_rank
-from iotwin.common.commit import Retention, Store
+from iotwin.common.commit import Store
+from iotwin.common.retention import Retention
 from iotwin.common.tensor_file import Tensor
 
 

@@ -17,8 +17,8 @@ from iotwin.common.checkpoints import (
     newest,
     verify,
 )
-from iotwin.common.commit import Retention
 from iotwin.common.errors import IotwinError
+from iotwin.common.retention import Retention
 from tests.common.stores import fill, names, step_of
 
 NOBODY = pytest.fail  # where nothing may be refused

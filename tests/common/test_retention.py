@@ -13,8 +13,9 @@ from iotwin.common.checkpoints import (
     checkpoints,
     newest,
 )
-from iotwin.common.commit import Retention, Store
+from iotwin.common.commit import Store
 from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.retention import Retention
 from tests.common.stores import fill, manifest, names, step_of
 
 NOBODY = pytest.fail  # where nothing may be refused

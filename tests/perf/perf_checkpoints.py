@@ -23,7 +23,8 @@ from pathlib import Path
 import torch
 
 from iotwin.common.checkpoints import newest
-from iotwin.common.commit import Retention, Store
+from iotwin.common.commit import Store
+from iotwin.common.retention import Retention
 from iotwin.common.tensor_file import Tensor
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from iotwin.common.checkpoints import checkpoints, newest, verify
-from iotwin.common.commit import Retention, Store
+from iotwin.common.commit import Store
 from iotwin.common.errors import IotwinError
+from iotwin.common.retention import Retention
 from tests.common.stores import fill, step_of
 from tests.perf.figures import Figure
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 import torch
 
 from iotwin.common.checkpoints import CheckpointManifest, Found, Position, checkpoints, newest, read_rank, verify
-from iotwin.common.commit import LOCK, Retention, Store
+from iotwin.common.commit import LOCK, Store
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import fsync_directory, link, make_folder, open_rewritten, rename
 from iotwin.common.locks import hold_lock, release_lock
 from iotwin.common.removal import remove_file, remove_own
+from iotwin.common.retention import Retention
 from iotwin.common.tensor_file import Tensor
 from iotwin.workloads.state.snapshot_writer import Destination
 from iotwin.workloads.state.torch_state import unflatten

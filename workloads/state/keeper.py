@@ -14,10 +14,11 @@ import msgspec
 import numpy as np
 
 from iotwin.common.checkpoints import VERSION, CheckpointManifest, Found, Position, checkpoints, open_checkpoint, read_rank
-from iotwin.common.commit import Retention, Store, Together
+from iotwin.common.commit import Store, Together
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import append_line
 from iotwin.common.progress import note
+from iotwin.common.retention import Retention
 from iotwin.workloads.policies.cadence import Cadence, LoopPosition, Policy
 from iotwin.workloads.state.nested_state import Framework
 from iotwin.workloads.state.options import AUTO, NEVER, StateOptions

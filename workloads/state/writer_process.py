@@ -20,10 +20,11 @@ import msgspec
 import numpy as np
 
 from iotwin.common.checkpoints import CheckpointManifest
-from iotwin.common.commit import Retention, Store
+from iotwin.common.commit import Store
 from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import decode_foreign
 from iotwin.common.processes.process_settings import die_with_parent, name_process
+from iotwin.common.retention import Retention
 from iotwin.common.tensor_file import Entry, Packed
 
 _LENGTH = struct.Struct("<Q")

@@ -20,7 +20,8 @@ class CheckpointsPruneCommand(StoreCommand):
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.common.checkpoints import checkpoints, verify, verify_once
-        from iotwin.common.commit import Retention, Store, leftovers
+        from iotwin.common.commit import Store, leftovers
+        from iotwin.common.retention import Retention
 
         if not checkpoints(args.directory):  # pruning must not turn a directory without checkpoints into a store
             return outcome(args.directory, verify)

@@ -230,7 +230,8 @@ STORE = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-from iotwin.common.commit import Retention, Store
+from iotwin.common.commit import Store
+from iotwin.common.retention import Retention
 from tests.common.stores import manifest, tensors
 source = os.open(sys.argv[1], os.O_RDONLY)
 with Store(Path(sys.argv[2]), Retention(2)) as store:
