@@ -122,12 +122,12 @@ def _replay(config: "Config", options: EmulationOptions) -> dict[str, Any]:
     if under_mpi():
         raise IotwinError("a recorded twin runs on one machine, without mpirun; give --ranks N")
     if config.twin.recorded is not None:
-        _make_copies(config, config.twin.recorded.file, options.ranks)
+        make_copies(config, config.twin.recorded.file, options.ranks)
     ranks = run_local(options.ranks, partial(replay, config, options.log, limit_s=options.limit_s))
     return {**write_replayed(config, ranks), "output": config.output.folder}
 
 
-def _make_copies(config: "Config", file: str, ranks: int) -> None:
+def make_copies(config: "Config", file: str, ranks: int) -> None:
     """Write the copies of the data set's files that a twin with more samples than its job reads, unless they exist.
 
     `file`: path of the twin's recording.

@@ -22,48 +22,61 @@ class LoaderJob:
     compute_ms: float = 20
     save_after: int = 0  # also write a checkpoint after each so many steps of the run
     file_bytes: int = 100_000
+    persistent: bool = False  # the loaders of training live through all epochs
+    root: str = "/d"
     shards: bool = False  # each loader reads on in one big file of its own, instead of files
 
     def trace(self, folder: Path) -> Trace:
         """Write the trace and return it."""
         made, now, step = Made(), 5.0, 0
         made.process(RANK, 1, "rank")
-        self._training = [made.file(f"/d/train/{i}.jpg", size=self.file_bytes) for i in range(self.files)]
-        self._held = [made.file(f"/d/held/{i}.jpg", size=self.file_bytes) for i in range(self.evaluated)]
-        self._shards = [made.file(f"/d/shard-{i}.tar", size=self.files * self.file_bytes) for i in range(self.loaders)]
+        training, held = self._names()
+        self._training, self._held = ([made.file(name, size=self.file_bytes) for name in names] for names in (training, held))
+        self._shards = [made.file(f"{self.root}/{i}.tar", size=self.files * self.file_bytes) for i in range(self.loaders)]
+        crew = None
         for epoch in range(self.epochs):
             order = [self._training[(5 * i + 7 * epoch) % self.files] for i in range(self.files)]
-            now, step = self._pass(made, now, order, self.compute_ms, step, f"epoch{epoch}")
+            if crew is None:
+                crew, now = _Crew.start(made, now, self.loaders, f"epoch{epoch}")
+            now, step = self._pass(made, now, crew, order, self.compute_ms, step)
+            if not self.persistent or epoch == self.epochs - 1:
+                now, crew = crew.end(made, now), None
             if self._held:
-                now, _ = self._pass(made, now, self._held, self.compute_ms / 2, 1 << 40, f"held{epoch}")
-            now = made.write_file(now, RANK, f"/out/epoch_{epoch}.pt", 300_000) + 3
+                held, now = _Crew.start(made, now, self.loaders, f"held{epoch}")
+                now, _ = self._pass(made, now, held, self._held, self.compute_ms / 2, 1 << 40)
+                now = held.end(made, now)
+            now = made.write_file(now, RANK, f"{self.root}/out/epoch_{epoch}.pt", 300_000) + 3
         made.processes[0]["exit_ns"] = START_NS + int(now * MILLISECOND)
         return made.trace(folder)
 
-    def _pass(self, made: Made, now: float, order: list[int], compute_ms: float, step: int, name: str) -> tuple[float, int]:
+    def write_data(self, folder: Path) -> None:
+        """Write the files that the job reads, with a root that is relative to `folder`."""
+        for name in (name for names in self._names() for name in names):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(bytes(self.file_bytes))
+
+    def _names(self) -> tuple[list[str], list[str]]:
+        training = [f"{self.root}/train/{i}.jpg" for i in range(self.files)]
+        return training, [f"{self.root}/held/{i}.jpg" for i in range(self.evaluated)]
+
+    def _pass(self, made: Made, now: float, crew: "_Crew", order: list[int], compute_ms: float, step: int) -> tuple[float, int]:
+        """Let the crew read the files in this order; return when the last step ended, and the steps of the run so far."""
         batches = [order[at : at + self.batch] for at in range(0, len(order), self.batch)]
-        first = 2000 + len(made.processes)
-        results, free, at = made.file(f"pipe:[{name}]", "pipe"), [], [0] * self.loaders
-        pipes = [made.file(f"pipe:[{name}.{i}]", "pipe") for i in range(self.loaders)]
-        for i in range(self.loaders):
-            made.process(first + i, RANK, "loader", begin_ms=now)
-            now += 1
-            free.append(now + 2)
         delivered: dict[int, float] = {}
 
         def serve(index: int, asked: float) -> None:
             loader = index % self.loaders
-            made.call(asked, RANK, "write", pipes[loader], None, 30 + self.batch, 0.05)
-            begin = max(asked + 0.1, free[loader])
-            begin = made.call(begin, first + loader, "read", pipes[loader], None, 30 + self.batch, 0.05) + 0.1
+            made.call(asked, RANK, "write", crew.requests[loader], None, 30 + self.batch, 0.05)
+            begin = max(asked + 0.1, crew.free[loader])
+            begin = made.call(begin, crew.pids[loader], "read", crew.requests[loader], None, 30 + self.batch, 0.05) + 0.1
             for file in batches[index]:
                 if self.shards:
-                    begin = made.call(begin, first + loader, "read", self._shards[loader], at[loader], self.file_bytes) + 0.5
-                    at[loader] += self.file_bytes
+                    offset, crew.read[loader] = crew.read[loader], crew.read[loader] + self.file_bytes
+                    begin = made.call(begin, crew.pids[loader], "read", self._shards[loader], offset, self.file_bytes) + 0.5
                 else:
-                    begin = made.read_file(begin, first + loader, file) + 0.5
-            delivered[index] = made.call(begin, first + loader, "write", results, None, 3000, 0.05)
-            free[loader] = delivered[index] + 0.05
+                    begin = made.read_file(begin, crew.pids[loader], file) + 0.5
+            delivered[index] = made.call(begin, crew.pids[loader], "write", crew.results, None, 3000, 0.05)
+            crew.free[loader] = delivered[index] + 0.05
 
         ahead = 2 * self.loaders
         for index in range(min(ahead, len(batches))):
@@ -71,17 +84,42 @@ class LoaderJob:
             now += 0.2
         for index, batch in enumerate(batches):
             wanted = now
-            made.call(wanted, RANK, "read", results, None, 3000, max(0.05, delivered[index] + 0.05 - wanted))
+            made.call(wanted, RANK, "read", crew.results, None, 3000, max(0.05, delivered[index] + 0.05 - wanted))
             now = max(wanted + 0.05, delivered[index] + 0.05) + 0.05
             if index + ahead < len(batches):
                 serve(index + ahead, now)
             now += compute_ms * len(batch) / self.batch
             step += 1
             if self.save_after and step % self.save_after == 0:
-                now = made.write_file(now, RANK, f"/out/step_{step}.pt", 200_000)
-        for i in range(self.loaders):
-            now = made.call(now, RANK, "write", pipes[i], None, 8, 0.05) + 0.1
-        for process in made.processes[-self.loaders :]:
-            now += 0.5
-            process["exit_ns"] = START_NS + int(now * MILLISECOND)
-        return now + 1, step
+                now = made.write_file(now, RANK, f"{self.root}/out/step_{step}.pt", 200_000)
+        return now, step
+
+
+@dataclass
+class _Crew:
+    """Loader processes, their pipes, when each is free again (ms), and how much it has read of its shard."""
+
+    pids: list[int]
+    requests: list[int]
+    results: int
+    free: list[float]
+    read: list[int]
+
+    @classmethod
+    def start(cls, made: Made, now: float, count: int, name: str) -> tuple["_Crew", float]:
+        """Start loaders and return them, and when the last one has started."""
+        first = 2000 + len(made.processes)
+        pids = [made.process(first + i, RANK, "loader", begin_ms=now + i) for i in range(count)]
+        requests = [made.file(f"pipe:[{name}.{i}]", "pipe") for i in range(count)]
+        results = made.file(f"pipe:[{name}]", "pipe")
+        return cls(pids, requests, results, [now + i + 3 for i in range(count)], [0] * count), now + count
+
+    def end(self, made: Made, now: float) -> float:
+        """Let the loaders end, and return when the last one has."""
+        for requests in self.requests:
+            now = made.call(now, RANK, "write", requests, None, 8, 0.05) + 0.1
+        for process in made.processes:
+            if process["pid"] in self.pids:
+                now += 0.5
+                process["exit_ns"] = START_NS + int(now * MILLISECOND)
+        return now + 1

@@ -14,6 +14,7 @@ from iotwin.trace_store.raw.recording import Recording
 from iotwin.trace_store.reader import Trace
 from iotwin.workload_yaml import dump
 from tests.conftest import ROOT
+from tests.benchmark.loader_job import LoaderJob
 from tests.synthetic import MILLISECOND, Job, write_job
 
 JOB = {
@@ -48,6 +49,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate(("real", "rerun", "twin")):
         write_job(base / f"{name}.trace", Job(**JOB, seed=seed, root="data"))
     dump(fit(Trace(base / "real.trace")).config, base / "twin.yaml")
+    with_loaders = LoaderJob(root="images", epochs=2, evaluated=4, compute_ms=5)
+    with_loaders.trace(base / "loaders.trace")
+    with_loaders.write_data(base)
     cut_off_recording(base / "cut.trace")
     return base
 

@@ -39,7 +39,7 @@ _JOBS = Path(__file__).parent / "fio"
 _PROGRAMS = Path(__file__).parent / "unseen"
 _ROUNDS = 3
 # By name: program and its options; what is mapped is traced with its page faults.
-_TRAINING = {
+TRAINING = {
     "HDF5 chunks": ("hdf5",), "tar shards": ("tar_shards",), "a .pt file a sample": ("features",),
     "a resumed job": ("features", "--resume"), "two ranks": ("two_ranks",), "distributed checkpoints": ("two_ranks", "--sharded"),
     "Parquet": ("parquet",), "mapped Arrow tables": ("arrow",), "mapped tokens": ("tokens",), "chunk files": ("zarr_chunks",),
@@ -79,10 +79,10 @@ def measure(names: Sequence[str] = (), parts: Sequence[str] = PARTS) -> Iterator
         if not names or shape.stem in names:
             with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as name:
                 yield _figure(shape, Path(name))
-    for name, program in _TRAINING.items():
+    for name, program in TRAINING.items():
         if not names or name in names:
             with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as folder:
-                job = _Job(program, Path(folder))
+                job = UnseenJob(program, Path(folder))
                 if "labels" in parts:
                     yield from _labels(name, job, *_LABELS[program[0]])
                 if set(parts) & {"twin", "recorded"}:
@@ -91,15 +91,19 @@ def measure(names: Sequence[str] = (), parts: Sequence[str] = PARTS) -> Iterator
                     yield from _edited(name, job)
 
 
-class _Job:
+class UnseenJob:
     """A training job and its runs, below `folder`; of what is mapped the page faults are traced."""
 
     def __init__(self, program: tuple[str, ...], folder: Path) -> None:
         self._program, self.folder = program, folder
-        self._groups = ("data", "mmap") if program[0] in _MAPPED else ("data",)
+        self.groups = ("data", "mmap") if program[0] in _MAPPED else ("data",)
         (folder / "data").mkdir()
-        subprocess.run(self._command(0), check=True, capture_output=True)  # which makes its data
-        shutil.rmtree(folder / "data" / "out0")
+        self.make_data()
+
+    def make_data(self, *changed: str) -> None:
+        """Let the job make the data that it reads with its options `changed`."""
+        subprocess.run(self._command(0, *changed), check=True, capture_output=True)
+        shutil.rmtree(self.folder / "data" / "out0")
 
     def _command(self, seed: int, *changed: str) -> list[str]:
         program, *options = self._program
@@ -111,7 +115,7 @@ class _Job:
         if not trace.exists():
             with kept_cached(self._mapped()):
                 manifest = trace_command(
-                    self._command(seed, *changed), trace, TraceOptions(forward_output=False, detail=self._groups)
+                    self._command(seed, *changed), trace, TraceOptions(forward_output=False, detail=self.groups)
                 )
             assert manifest.exit_status == 0, (trace / "logs" / "stderr").read_text()
         return trace
@@ -126,7 +130,7 @@ class _Job:
         return files
 
 
-def _labels(name: str, job: _Job, label: Label, samples: int | None) -> Iterator[Figure]:
+def _labels(name: str, job: UnseenJob, label: Label, samples: int | None) -> Iterator[Figure]:
     seen = look(Trace(job.run(1)))
     calls = label_calls(seen)
     data = calls[calls["file_id"].isin(seen.file_ids("dataset")) & calls["op"].isin(READ_OPS)]
@@ -137,7 +141,7 @@ def _labels(name: str, job: _Job, label: Label, samples: int | None) -> Iterator
         yield Figure(f"{name}: batches with the program's {samples} samples", float((found == samples).mean()), 0.85, False)
 
 
-def _held_out(name: str, job: _Job, parts: Sequence[str]) -> Iterator[Figure]:
+def _held_out(name: str, job: UnseenJob, parts: Sequence[str]) -> Iterator[Figure]:
     traces = [job.run(1), job.run(2)]
     if "twin" in parts:
         made = make_twin(traces, job.folder / "twin", _ROUNDS, force=False)
@@ -151,7 +155,7 @@ def _held_out(name: str, job: _Job, parts: Sequence[str]) -> Iterator[Figure]:
         yield Figure(f"{name}, a recorded twin: against a rerun, overall", score, min(0.97, floor), False, _told(made))
 
 
-def _edited(name: str, job: _Job) -> Iterator[Figure]:
+def _edited(name: str, job: UnseenJob) -> Iterator[Figure]:
     try:
         made = make_twin([job.run(1)], job.folder / "structured", _ROUNDS, force=False, kind="structured")
     except IotwinError as refused:
@@ -198,6 +202,6 @@ if __name__ == "__main__":
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--part", dest="parts", nargs="+", choices=PARTS, default=PARTS)
     given = parser.parse_args()
-    if unknown := set(given.names) - {*_TRAINING, *(shape.stem for shape in _JOBS.glob("*.fio"))}:
-        parser.error(f"nothing is called {unknown.pop()}; known: {', '.join(_TRAINING)}")
+    if unknown := set(given.names) - {*TRAINING, *(shape.stem for shape in _JOBS.glob("*.fio"))}:
+        parser.error(f"nothing is called {unknown.pop()}; known: {', '.join(TRAINING)}")
     record_figures("unseen", measure(given.names, given.parts))

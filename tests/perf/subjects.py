@@ -16,6 +16,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "twin": _TWIN,
     "fitted": ("benchmark/fit", *_TRACER),
     "unseen": ("iotwin/loops", *_TWIN),
+    "edits": ("iotwin/loops", *_TWIN),
     "respond": ("iotwin/loops", *_TWIN),
     "rivals": ("iotwin/loops", *_TWIN),
     "held_out": ("iotwin/loops", *_TWIN),

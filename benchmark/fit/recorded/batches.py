@@ -1,6 +1,7 @@
 """The batches of a recording: which process read each one, when it was requested, delivered and taken, and in which pass."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from iotwin.workload_yaml.recording import LABELS, Label, Op, RecordedBatches, R
 
 _Ints = NDArray[np.int64]
 _MOST_UNMATCHED = 0.1  # share of deliveries without a request, up to which the batches are known
+_NEARLY_ALL = 0.9  # share of the batches
 _AT_ONCE_NS = 2_000_000  # a rank that takes a batch so soon after its delivery has waited for it
 _FEWEST = 3  # steps that a typical computation is judged by
 _PLAUSIBLE = 1.5  # a step's computation is at most so many times the typical one, and at least its inverse
@@ -29,7 +31,7 @@ def find_batches(job: Job, calls: pd.DataFrame, tree: Tree, rows: pd.DataFrame) 
     `rows`: the calls of the recording with their thread. Times are counted from the start of the job's first process.
     """
     delivered = deliveries(job)
-    found = _delivered(job, delivered, tree) if len(delivered) else _read_by_ranks(calls, tree)
+    found = _with_reads(_delivered(job, delivered, tree), calls) if len(delivered) else _read_by_ranks(calls, tree)
     index = np.full(2 + max((int(each["batch"].max()) for each in (calls, found) if len(each)), default=-1), -1, np.int64)
     passes: list[pd.DataFrame] = []
     for process in sorted(found["process"].unique().tolist()):
@@ -80,6 +82,12 @@ def _delivered(job: Job, delivered: pd.DataFrame, tree: Tree) -> pd.DataFrame:
     return handed.astype({"loader": np.int64, "process": np.int64})
 
 
+def _with_reads(found: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
+    """Return the batches that were read for, if nearly all are: the others are answers of another kind, as to a new epoch."""
+    read = found["batch"].isin(calls["batch"])
+    return found[read] if read.mean() >= _NEARLY_ALL else found
+
+
 def _results_read(job: Job, delivered: pd.DataFrame) -> pd.DataFrame:
     """Return when the main thread of a rank read the messages that deliver batches, if that is known.
 
@@ -106,7 +114,7 @@ def _read_by_ranks(calls: pd.DataFrame, tree: Tree) -> pd.DataFrame:
     own = calls[(calls["batch"] >= 0) & (calls["label"] == Label.DEALT)]
     found = own.groupby("batch", as_index=False).agg(pid=("pid", "first"), begin=("start_ns", "min"), end=("end_ns", "max"))
     process = found["pid"].map({pid: number for number, pid in enumerate(tree.pids)})
-    seen = own.assign(key=_regions(own)).groupby("batch")["key"].first().to_numpy(np.int64)
+    seen = own.assign(key=_regions(own)).groupby("batch")["key"].agg(set).tolist()
     return pd.DataFrame({
         "batch": found["batch"], "process": process, "loader": process, "turn": -1, "key": seen, "requested_ns": found["begin"],
         "received_ns": found["begin"], "delivered_ns": found["end"],
@@ -118,10 +126,10 @@ def _pass_numbers(own: pd.DataFrame) -> _Ints:
 
     A pass begins when all batches requested before have been delivered, and one of three things happens: a new loader is asked,
     a loader has received a message in between that asked for no batch, or as many batches are requested at once as are ever
-    under way. Where a rank reads itself, a pass begins when a batch begins as an earlier one of the present pass did.
+    under way. Where a rank reads itself, a pass begins when a batch reads again what the present pass has read.
     """
     if "key" in own:
-        return _numbers_of_repeats(own["key"].to_numpy(np.int64))
+        return _numbers_of_repeats(own["key"].tolist())
     requested, delivered, loader, turn = (
         own[name].to_numpy(np.int64) for name in ("requested_ns", "delivered_ns", "loader", "turn")
     )
@@ -140,15 +148,37 @@ def _pass_numbers(own: pd.DataFrame) -> _Ints:
     return numbers
 
 
-def _numbers_of_repeats(keys: _Ints) -> _Ints:
+def _numbers_of_repeats(regions: list[set[int]]) -> _Ints:
+    """Return the index of the pass of each batch by the `regions` that it reads: a pass reads no region twice.
+
+    If all passes begin with batches over one set of regions, before they read others, those batches are passes by themselves: an
+    epoch before its evaluation.
+    """
     seen: set[int] = set()
-    number, numbers = 0, np.zeros(len(keys), np.int64)
-    for row, key in enumerate(keys.tolist()):
-        if key in seen:
-            number, seen = number + 1, set()
-        seen.add(key)
-        numbers[row] = number
-    return numbers if len(keys) >= _FEWEST * (number + 1) else np.zeros(len(keys), np.int64)
+    begins = [0]
+    for row, own in enumerate(regions):
+        if own & seen:
+            begins.append(row)
+            seen = set()
+        seen |= own
+    if len(regions) < _FEWEST * len(begins):
+        return np.zeros(len(regions), np.int64)
+    passes = [regions[begin:end] for begin, end in pairwise([*begins, len(regions)])]
+    first = {_same_beginning(a, b) for a, b in pairwise(passes)}
+    if len(first) == 1 and (length := first.pop()) > 1:
+        begins = sorted({*begins, *(begin + length for begin, own in zip(begins, passes, strict=True) if length < len(own))})
+    return np.searchsorted(begins, np.arange(len(regions)), side="right") - 1
+
+
+def _same_beginning(a: list[set[int]], b: list[set[int]]) -> int:
+    """Return after how many batches two passes have first read the same regions, if not from their first batch on; else 0."""
+    read_a: set[int] = set()
+    read_b: set[int] = set()
+    for number, (own_a, own_b) in enumerate(zip(a, b, strict=False), 1):
+        read_a, read_b = read_a | own_a, read_b | own_b
+        if len(read_a) == len(read_b) and read_a == read_b:
+            return number if number > 1 else 0
+    return 0
 
 
 def _depth(requested: _Ints, delivered: _Ints) -> int:

@@ -70,7 +70,9 @@ def fit_recorded(trace: Trace, job: Job, labelled: pd.DataFrame) -> Fitted:
         ),
     )
     coverage = _account(seen).document()
-    return Fitted(config, _evidence(recording, calls), named.data, coverage=coverage, recording=recording)
+    return Fitted(
+        config, {**_evidence(recording, calls), "edits": _edits(structure)}, named.data, coverage=coverage, recording=recording
+    )
 
 
 def _editable(structure: RecordedStructure | None) -> dict[str, Any]:
@@ -130,6 +132,17 @@ def _evidence(recording: TwinRecording, calls: pd.DataFrame) -> dict[str, str]:
         "waits": f"{waits} for {len(header.pipes)} pipes, {header.channels} hand-overs between threads, "
         f"{int((ops == Op.JOIN).sum())} ends of processes",
     }
+
+
+def _edits(structure: RecordedStructure | None) -> str:
+    """Return in words which values of the twin can be edited."""
+    if structure is None:
+        return "none, as the trace does not show which calls served which batch"
+    batch = f"batch size {structure.batch_size}" if structure.samples_known else "batch size (as a factor)"
+    return (
+        f"{batch}, {structure.loaders} loaders, {structure.epochs} epochs, {structure.samples} samples, "
+        f"{structure.ranks} ranks, {1e3 * structure.computation_s:.1f} ms of computation a step"
+    )
 
 
 def _assumptions(trace: Trace, recording: TwinRecording, structure: RecordedStructure | None) -> list[str]:

@@ -24,9 +24,9 @@ class DealtBatch(NamedTuple):
 class RecordedPassSamples(NamedTuple):
     """The batches of a recorded pass, in order.
 
-    `parts`: number of samples of each batch. `slots`: position of its loader among those of the pass. `files`: the first file that
-    the batch reads. `streamed`: loaders read on in separate shards, so that samples remain in their order. `shuffled`: the order
-    of samples differs from pass to pass.
+    `parts`: number of samples of each batch. `slots`: position of its loader among those of the pass. `files`: the first file
+    that the batch reads. `streamed`: loaders read on in separate shards, so that samples remain in their order. `shuffled`: the
+    order of samples differs from pass to pass.
     """
 
     batches: _Ints

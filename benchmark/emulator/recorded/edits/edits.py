@@ -33,7 +33,8 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
         _refuse(config)
         return None
     recorded = structure_of(header.batches)
-    reader, train = config.reader, config.train
+    reader, train, settings = config.reader, config.train, config.twin.recorded
+    repeats = settings is not None and (settings.cut_s is not None or settings.loop > 1)  # the recording as it is, by each rank
     edits = Edits(
         batch=reader.batch_size / recorded.batch_size,
         loaders=None if reader.read_threads == recorded.loaders else reader.read_threads,
@@ -41,12 +42,14 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
         epochs=None if train.epochs == recorded.epochs else train.epochs,
         samples=(config.dataset.num_files_train or recorded.samples) / recorded.samples,
         computation=_computation(config, recorded),
-        ranks=ranks,
+        ranks=1 if repeats else ranks,
         seed=train.seed,
     )
     if edits._replace(seed=Edits().seed) == Edits():
         return None
-    _check(config, recorded, edits)
+    if repeats:
+        raise UsageError("twin.recorded: cut_s and loop repeat what was recorded; leave them out of an edited twin")
+    _check(recorded, edits)
     return edits
 
 
@@ -65,11 +68,9 @@ def _computation(config: Config, recorded: RecordedStructure) -> float:
     return scale * time / recorded.computation_s
 
 
-def _check(config: Config, recorded: RecordedStructure, edits: Edits) -> None:
+def _check(recorded: RecordedStructure, edits: Edits) -> None:
     if recorded.ranks > 1 and edits.ranks > 1:
         raise UsageError(f"twin.ranks: the recording holds {recorded.ranks} ranks that wait for one another; leave it at 1")
-    if config.twin.recorded is not None and (config.twin.recorded.cut_s is not None or config.twin.recorded.loop > 1):
-        raise UsageError("twin.recorded: cut_s and loop repeat what was recorded; leave them out of an edited twin")
     for key, factor in (("reader.batch_size", edits.batch), ("dataset.num_files_train", edits.samples)):
         if not 1 / _MOST_FACTOR <= factor <= _MOST_FACTOR:
             raise UsageError(f"{key}: is {factor:g} times what was recorded; give a factor of at most {_MOST_FACTOR}")

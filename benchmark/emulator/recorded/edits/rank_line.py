@@ -69,9 +69,10 @@ class RankLine:
         self._pipes: list[tuple[int, int]] = []
         self._children: dict[int, int] = {}
         self._slots: dict[int, tuple[int, list[int]]] = {}  # by recorded loader: its slot, and its pass's loaders
-        for each in reversed(self._passes):
-            if each.depth:
-                self._slots |= {loader: (slot, each.loaders) for slot, loader in enumerate(each.loaders)}
+        for each in self._passes:
+            if each.depth:  # loaders that live through several passes keep their slots
+                each.loaders.sort(key=lambda loader: self._slots[loader][0] if loader in self._slots else len(self._slots))
+                self._slots = {loader: (slot, each.loaders) for slot, loader in enumerate(each.loaders)} | self._slots
         self._step = 0
         self._shuffled = [self._is_shuffled(training) for training in (False, True)]
         self._streamed = self._is_streamed()
@@ -164,7 +165,10 @@ class RankLine:
         return [*((number, 0) for number in range(count)), *more]
 
     def _put(self, stretch: Stretch, copy: int = 0) -> None:
-        """Append what the rank did outside of steps; `copy`: 0, or how often it was repeated before, and then with separate files."""
+        """Append what the rank did outside of steps.
+
+        `copy`: 0, or how often the stretch was repeated before. A repeated stretch writes files with other names.
+        """
         op, subject = self._recording.columns["op"], self._recording.columns["subject"]
         waits = not self._writes(stretch)
         special = np.flatnonzero(np.isin(op[stretch.rows], [Op.START, Op.JOIN, Op.MARK]))

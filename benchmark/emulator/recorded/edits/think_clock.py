@@ -120,8 +120,8 @@ class ProcessRows:
 def _with_hand_overs(recording: TwinRecording, threads: list[int], think_ns: _Ints) -> _Ints:
     """Return the main thread's times of thinking, including its waits for threads that call no files, and for loaders to end.
 
-    Such a thread sends requests or batches, and that calls follow the sending is as a rule chance. A loader ends as soon as the
-    rank wants it to, so that the rank was busy until then.
+    Such a thread sends requests or batches, and calls that follow the sending do so by chance. A loader ends as soon as the
+    rank stops it, so the rank was busy until then.
     """
     columns, starts = recording.columns, recording.starts()
     reading = set()

@@ -83,6 +83,14 @@ def test_loaders_deliver_batches_in_turn(tmp_path):
     assert len(set(taken[:3].tolist())) == 3 and (taken[:3] == taken[3:6]).all()
 
 
+@pytest.mark.parametrize("loaders", [1, 2, 3])
+def test_loaders_that_live_through_all_epochs_still_do(tmp_path, loaders):
+    before = recorded(tmp_path, LoaderJob(persistent=True, epochs=3))
+    after = edit(before, Edits(loaders=loaders, batch=1.5, epochs=4))
+    assert count(after, Op.START) == loaders == count(after, Op.JOIN)
+    assert sum(reads(after).values()) * 3 == sum(reads(before).values()) * 4
+
+
 @pytest.mark.parametrize("scale", [0.25, 2.0])
 def test_computation_is_scaled_and_nothing_else(tmp_path, scale):
     before = recorded(tmp_path)

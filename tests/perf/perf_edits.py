@@ -1,0 +1,125 @@
+"""Edited recorded twins of foreign jobs, compared with the jobs so edited.
+
+    python -m tests.perf.perf_edits [JOB ...] [--edits EDIT ...]
+
+The jobs are those of perf_unseen. The twin of each is recorded from one run. An edit changes the twin's YAML as a user would, and
+gives the job the option that means the same. The edited twin is compared with a run of the edited job. If it scores less than
+0.95, another run of the job gives the noise floor. An edit that the twin refuses counts as 0, with the reason.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from iotwin.common.errors import IotwinError
+from iotwin.loops.emulation import make_copies
+from iotwin.own_command import own_command
+from iotwin.trace_store.reader import Trace
+from iotwin.tracesim import compare
+from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.workload_yaml import Config, load
+from tests.perf.figures import Figure
+from tests.perf.perf_unseen import TRAINING, UnseenJob
+from tests.perf.records import record_figures
+
+_ENOUGH, _FLOOR = 0.95, 0.02  # a score, or how far below the noise floor of the edited job
+_LONGEST = 0.05  # relative difference of the times from the first call on the data to the last one
+# What is changed in the job, and the key of the YAML with the factor for its value.
+EDITS: dict[str, tuple[str, str, float]] = {
+    "batch doubled": ("--batch-factor=2", "reader.batch_size", 2),
+    "batch halved": ("--batch-factor=0.5", "reader.batch_size", 0.5),
+    "loaders doubled": ("--workers=4", "reader.read_threads", 2),
+    "loaders halved": ("--workers=1", "reader.read_threads", 0.5),
+    "computation halved": ("--computation=0.5", "twin.recorded.computation_scale", 0.5),
+    "one epoch more": ("--epochs-more=1", "train.epochs", 0),
+    "two ranks": ("--ranks=2", "twin.ranks", 2),
+    "data doubled": ("--data-factor=2", "dataset.num_files_train", 2),
+}
+
+
+def measure(names: Sequence[str] = (), edits: Sequence[str] = ()) -> Iterator[Figure]:
+    """Yield the figures of the `edits` of the jobs, by default of all."""
+    for name, program in TRAINING.items():
+        if not names or name in names:
+            with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as folder:
+                job = UnseenJob(program, Path(folder))
+                twin = _recorded(job)
+                for edit in edits or EDITS:
+                    yield from _edited(name, job, twin, edit)
+
+
+def _recorded(job: UnseenJob) -> Path:
+    twin = job.folder / "twin.yaml"
+    command = own_command("fit", job.run(1), "-o", twin, "--kind", "recorded")
+    subprocess.run(command, check=True, capture_output=True)
+    return twin
+
+
+def _override(twin: Path, edit: str) -> str:
+    _, key, factor = EDITS[edit]
+    value: Config | float = load(twin)
+    for part in key.split("."):
+        value = getattr(value, part)
+    assert isinstance(value, int | float)
+    return f"++workload.{key}={value + 1 if factor == 0 else type(value)(value * factor)}"
+
+
+def _edited(name: str, job: UnseenJob, twin: Path, edit: str) -> Iterator[Figure]:
+    option, folder = EDITS[edit][0], job.folder / edit.replace(" ", "-")
+    title = f"{name}, {edit}: edited recorded twin"
+    if "data" in option:
+        job.make_data(option)
+    real = Trace(job.run(2, option))
+    try:
+        override = _override(twin, edit)
+        _copy_data(twin, override)
+        run = _emulate(job, twin, override, folder)
+    except (IotwinError, AssertionError) as refused:
+        yield Figure(f"{title} compared with the job so edited", 0.0, _ENOUGH, False, f"refused: {str(refused)[-200:]}")
+        return
+    score, asked, floor = compare(real, run).overall or 0.0, _ENOUGH, ""
+    if score < _ENOUGH:
+        with_floor = compare(real, run, [Trace(job.run(3, option))])
+        asked, floor = min(_ENOUGH, (with_floor.noise_floor or 1.0) - _FLOOR), f"; noise floor {with_floor.noise_floor:.3f}"
+    parts = {dimension.name: dimension.score for dimension in compare(real, run).dimensions}
+    lowest = min(parts, key=lambda part: parts[part])
+    detail = f"lowest {lowest} {parts[lowest]:.3f}{floor}"
+    yield Figure(f"{title} compared with the job so edited", score, asked, False, detail)
+    yield Figure(f"{title}: time of training, relative difference", abs(_span_s(run) / _span_s(real) - 1), _LONGEST)
+    shutil.rmtree(folder)
+
+
+def _copy_data(twin: Path, override: str) -> None:
+    """Make the copies of the data that the edit reads, so that the measured run does not."""
+    config = load(twin, [override])
+    make_copies(config, str(twin.with_suffix(".recording")), 1)
+
+
+def _emulate(job: UnseenJob, twin: Path, override: str, folder: Path) -> Trace:
+    outputs = [f"++workload.checkpoint.checkpoint_folder={folder}/saved", f"++workload.output.folder={folder}/output"]
+    command = [sys.executable, "-m", "iotwin", "emulate", str(twin), override, *outputs]
+    manifest = trace_command(command, folder / "twin.trace", TraceOptions(forward_output=False, detail=job.groups))
+    assert manifest.exit_status == 0, (folder / "twin.trace" / "logs" / "stderr").read_text().strip()
+    return Trace(folder / "twin.trace")
+
+
+def _span_s(trace: Trace) -> float:
+    """Return the time from the first call on the data set to the end of the last one."""
+    files = trace.files()
+    calls = trace.events_frame(("start_ns", "duration_ns", "file_id"))
+    calls = calls[calls["file_id"].isin(files.loc[files["kind"] == "dataset", "file_id"])]
+    return float((calls["start_ns"] + calls["duration_ns"]).max() - calls["start_ns"].min()) / 1e9
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", metavar="JOB")
+    parser.add_argument("--edits", nargs="+", choices=EDITS, default=())
+    given = parser.parse_args()
+    if unknown := set(given.names) - set(TRAINING):
+        parser.error(f"no job is called {unknown.pop()}; known: {', '.join(TRAINING)}")
+    record_figures("edits", measure(given.names, given.edits))
