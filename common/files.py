@@ -23,7 +23,7 @@ from iotwin.common.removal import remove_entry
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening a FIFO that nobody reads must fail, not wait. It has no effect on a regular file.
 _THERE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_LONGEST_STEM = 200  # bytes of the final name with which a temporary name begins; the whole must not exceed 255
+_LONGEST_STEM = 200  # most bytes of the final name in a temporary name, which may have at most 255 bytes
 _PARTIAL = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.partial", re.DOTALL)
 
 

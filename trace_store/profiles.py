@@ -114,7 +114,7 @@ def _row(event: Event, reading: _Reading) -> dict[str, Any] | None:
     if category in GPU_CATEGORIES:
         row = gpu_row(event, category)
         if row["kind"] in _DEVICE_KINDS:
-            row |= {"pid": None, "tid": None}  # these hold Kineto's device and stream
+            row |= {"pid": None, "tid": None}  # Kineto writes the device and the stream into pid and tid
         return row
     if str(event.pid) not in reading.devices:
         reading.others += 1

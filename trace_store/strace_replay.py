@@ -9,7 +9,7 @@ from iotwin.trace_store.syscalls import Kind
 
 FORKS = ("clone", "clone3", "fork", "vfork")
 FOLLOWED = ("lseek", "dup", "dup2", "dup3", "fcntl", *FORKS, "execve")  # calls that strace must print for a Replay
-_CHANGEABLE = os.O_APPEND | os.O_DIRECT  # of the recorded flags, those that F_SETFL can change
+_CHANGEABLE = os.O_APPEND | os.O_DIRECT  # the recorded flags that F_SETFL can change
 _MAPPED = re.compile(rb", (-?\d+(?:<[^>]*>)?), (0x[0-9a-f]+|\d+)$")
 
 

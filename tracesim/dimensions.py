@@ -263,7 +263,7 @@ def _row_weight(a: Summary, b: Summary, row: int) -> float:
 
 def _bars(a: Summary, b: Summary, row: int, phase: int) -> float | None:
     """Return the overlap of a timeline row's busy times, blurred; None if the row is never busy in this phase in either trace."""
-    # The job decides when the row is busy, the storage for how long. The square root makes the former outweigh the latter.
+    # The job decides when a row is busy, and the storage for how long. The square root reduces the influence of how long.
     of_a, of_b = np.sqrt(a.row_shares[phase, row]), np.sqrt(b.row_shares[phase, row])
     return overlap(of_a, of_b, _BAR_BLUR) if of_a.any() or of_b.any() else None
 

@@ -306,9 +306,8 @@ class TwinReader(Section):
     read_sizes: list[Positive] = []
     read_past_end: bool = False  # with read_sizes: one more read finds the end of the file
     keep_open: bool = False  # files stay open from their first read on
-    most_open: Positive | None = (
-        None  # with keep_open: most open files of a process, which closes the one opened first; None: all
-    )
+    # With keep_open: most files that a process keeps open. Beyond, it closes the file that it opened first. None: no limit.
+    most_open: Positive | None = None
     # With keep_open: each loader opens files, or loaders inherit files that the main process opened once or for each pass.
     opened: Literal["by_loaders", "once", "each_pass"] = "by_loaders"
     pinned_copies: bool = False  # the main process copies each batch, as into pinned memory
@@ -352,7 +351,7 @@ class Twin(Section):
     assumptions: list[str] = []  # properties of the twin that the trace does not show, in words
     # unet3d, bert, dlrm: files named as those workloads name them; npy: one file of any name per sample; None: by dataset.format.
     layout: Literal["unet3d", "npy", "bert", "dlrm"] | None = None
-    train_files: list[str] | None = None  # names within data_folder; of a unet3d pair the part before _x.npy
+    train_files: list[str] | None = None  # names within data_folder; for a pair of unet3d, the part before _x.npy
     eval_files: list[str] | None = None
     # Reads of each sample, as FILE:OFFSET+SIZE with indices of train_files; None: a sample is a file or an equal part of one.
     train_reads: list[str] | None = None
@@ -365,11 +364,11 @@ class Twin(Section):
     startup_time: Seconds = 0.0  # from the process's start to the start of init: imports
     init_time: Duration = 0.0  # from the start of init to the first epoch
     epoch_warm_up_time: Duration = 0.0  # additional seconds of the first step of an epoch
-    first_step_time: Duration | None = None  # of the very first training step, which warms up; None: as the others
+    first_step_time: Duration | None = None  # time of the very first training step, which warms up; None: as the others
     # Number of processes that each stand for one accelerator, unless `iotwin emulate --ranks` is given.
     ranks: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     barrier: bool = True  # ranks wait for one another after each step, as for an all-reduce
-    all_reduce_time: Duration = 0.0  # seconds of each step after that wait; all ranks draw the same
+    all_reduce_time: Duration = 0.0  # seconds of each step after the wait of `barrier`; all ranks draw the same
     instrument: bool = False  # log every part of every step of rank 0; the option --instrument sets it, too
     busy_wait: bool = False  # keep a CPU busy instead of sleeping in place of computation
     persistent_workers: bool = False  # worker processes live through all epochs; False: each epoch starts new ones

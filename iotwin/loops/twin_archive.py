@@ -296,7 +296,7 @@ def _case(name: str) -> str:
 def _renamed(name: str, names: dict[str, str]) -> str:
     if name in names:
         return names[name]
-    image = names.get(f"{name}_x.npy")  # the YAML names a pair by its case
+    image = names.get(f"{name}_x.npy")  # the YAML lists a pair of files by the name of the case
     if image is None:
         raise IotwinError(f"the recipe lacks {name}, which the twin reads; make the twin again")
     return _case(image)

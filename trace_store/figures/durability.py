@@ -10,7 +10,7 @@ from iotwin.trace_store.figures.saved_files import NEVER, SavedFile, saved_files
 from iotwin.trace_store.reader import Trace
 
 _NUMBERS = re.compile(r"\d+")
-# Numbers in file names that number the files of one checkpoint: model-00001-of-00003, mp_rank_02, __0_0.distcp, shard3.
+# Parts of file names that number the files of one checkpoint: model-00001-of-00003, mp_rank_02, __0_0.distcp, shard3.
 _PARTS = re.compile(r"\d+-of-\d+|(?:rank|shard|part|worker|node|pp|tp|dp|mp)[-_]?\d+|__\d+_\d+", re.IGNORECASE)
 _LEAST_BYTES = 4096  # smaller files, such as LATEST, name a checkpoint but are none
 

@@ -148,7 +148,7 @@ def _saved_each_time(calls: _CheckpointCalls, file_id: int) -> list[SavedFile]:
         since = events[(events["start_ns"] >= starts[visit]) & (events["start_ns"] < until_ns)]
         saved = _saved(calls, file_id, since, writes[of_writes == visit])
         if following is not None and not any(since["op"].isin(_RENAMES)):
-            # strace's records identify files by name. After a rename, the old name is another file's: nothing was overwritten.
+            # strace identifies files by name. After a rename, a write to the old name goes to a new file and overwrites nothing.
             saved.gone_ns, saved.gone_how = min((saved.gone_ns, saved.gone_how), (until_ns, "was overwritten in place"))
         found.append(saved)
     return found

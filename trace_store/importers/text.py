@@ -99,7 +99,8 @@ def _parse_doubtful(block: bytes, schema: pa.Schema) -> tuple[pa.Table, list[str
     for field_, column in zip(schema, text.columns, strict=True):
         if not pa.types.is_integer(field_.type):
             continue
-        # Numbers up to 19 digits may fit. Longer ones, errors printed as unsigned, are rare, so that `parse_line` takes them.
+        # Numbers up to 19 digits may fit. Longer numbers, which are errors printed as unsigned, are rare. `parse_line` parses
+        # their lines.
         fits = pc.and_(pc.ascii_is_decimal(column), pc.less(pc.binary_length(column), 20))
         good = fits if good is None else pc.and_(good, fits)
     odd = text.filter(pc.invert(good))

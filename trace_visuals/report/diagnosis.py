@@ -16,7 +16,7 @@ from iotwin.trace_visuals.report.tables import LARGE_BYTES
 from iotwin.trace_visuals.requests import CHECKPOINT_PARTS
 
 _SECOND = 1e9
-_LONG_TAIL = 10  # a 99th percentile of more than this many medians is reported
+_LONG_TAIL = 10  # a 99th percentile is reported if it exceeds this multiple of the median
 _FEW_READS = 4  # with fewer reads per open, opening costs as much as reading
 _IDLE = 0.05  # storage that is in use for a smaller share of the time does not limit a job
 

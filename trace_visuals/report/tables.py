@@ -107,7 +107,7 @@ class ReportedFiles:
         self._first = np.full(count, np.iinfo(np.int64).max)
         self._last = np.full(count, np.iinfo(np.int64).min)
         self._read_to = np.full(count, -1, dtype=np.int64)  # offset at which the file's last read ended
-        self._read_from = np.full(count, -1, dtype=np.int64)  # offset at which its first read began
+        self._read_from = np.full(count, -1, dtype=np.int64)  # offset at which the file's first read began
 
     def add(self, calls: CallColumns) -> None:
         """Add a batch of calls. Calls without a file are left out."""
@@ -141,7 +141,7 @@ class ReportedFiles:
         self._sums.add("sequential_reads", file_id[(offset == before) | (offset == 0)])
         new = ~same & (self._read_to[file_id] < 0)
         self._read_from[file_id[new]] = offset[new]
-        self._read_to[file_id] = end  # if a file occurs several times, the last assignment, its latest read, remains
+        self._read_to[file_id] = end  # if a file occurs several times, numpy keeps the last assignment: the latest read
 
     def extend(self, later: "ReportedFiles") -> None:
         """Add the calls of `later`, which come after these."""

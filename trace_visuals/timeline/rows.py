@@ -33,7 +33,7 @@ _MOST_STEPS = 300  # most steps that are marked; more marks would be a grey blur
 _LETTER_IN = 0.058
 _NO_SAMPLES = "no samples"
 _NAME_LETTERS = 22  # number of letters that fit on the right of a row
-_NARROW_PIXELS = 300  # in pixels at 100 dpi, at which figures are laid out
+_NARROW_PIXELS = 300  # width in pixels at 100 dpi, the resolution at which figures are laid out
 
 
 def throughput(block: TraceTimeline) -> dict[str, Floats]:

@@ -34,4 +34,4 @@ def _is_locked_down() -> bool:
     try:
         return "[confidentiality]" in _LOCKDOWN.read_text()
     except OSError:
-        return False  # unknown without securityfs: only loading a program will show it
+        return False  # without securityfs it is unknown; loading a program then fails if the kernel is locked down

@@ -37,7 +37,7 @@ class _Use:
     """How the replay uses each file. The index into both arrays is the file_id."""
 
     size_bytes: NDArray[np.int64]  # size that the file must have for its reads
-    last_row: NDArray[np.int64]  # index of the file's last row in the log, -1 if it has none
+    last_row: NDArray[np.int64]  # index of the file's last row in the log, -1 if the log has no row of the file
 
 
 def write_iolog(trace: Trace, out: BinaryIO, directory: Path) -> int:

@@ -183,7 +183,7 @@ def _finish(
     """Convert the recording to tables, unless `failure` ended it. Return (manifest, the failure or None)."""
     held = held_path(descriptor)
     try:
-        write_manifest(held, manifest)  # a recovery reads from it how the job ended
+        write_manifest(held, manifest)  # a recovery reads from the manifest how the job ended
         if user is not None:
             give(descriptor, user)
         if failure is not None:

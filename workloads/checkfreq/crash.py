@@ -117,7 +117,10 @@ def _one_kill(store: Path, call: int, behind: bool, shared: mmap.mmap) -> str:
 
 
 def _die_at(call: int, behind: bool, report: int) -> None:
-    """Make this process kill itself at one of its calls of `os` that change files, whose name it writes to `report`."""
+    """Make this process kill itself at its call number `call`, from 0, of those functions of `os` that change files.
+
+    It makes the call first if `behind`. It writes the name of the function to the descriptor `report`.
+    """
     count = itertools.count()  # used because its next() is atomic among threads
     own_write = os.write
 

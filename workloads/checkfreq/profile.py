@@ -70,7 +70,7 @@ def measure(manager: CFManager, iteration_s: float, additional: State, **where: 
         return None
     worker = min(taken_s, key=lambda each: taken_s[each])
     interference_s = taken_s[worker]
-    if worker == PROCESS and not torch.cuda.is_available():  # the process then writes on the CPUs that training needs
+    if worker == PROCESS and not torch.cuda.is_available():  # without a GPU, the writer process takes CPU time from training
         interference_s += written[worker].cpu_s
     profile = CheckpointProfile(
         iteration_s, manager.update_s, host.snapshot_s, at_once.snapshot_s, written[worker].write_s, written[worker].size_bytes,

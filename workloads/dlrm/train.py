@@ -164,7 +164,7 @@ class DlrmJob:
                 return total / self._ranks.world_size
 
     def _average_gradients(self) -> None:
-        """Average gradients over the ranks, which gives those of the whole batch. Gradients of embeddings remain sparse."""
+        """Average the gradients of all ranks, as if one rank had the whole batch. Gradients of embeddings remain sparse."""
         if self._ranks.world_size > 1:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:

@@ -30,7 +30,7 @@ class CheckpointProfile:
     size_bytes: int  # size of the state [m]
     memory_used_bytes: int = 0  # peak of device memory in use [M]
     memory_total_bytes: int = 0  # device memory [Mmax]
-    besides_s: float = 0.0  # seconds of the call that takes a checkpoint, without the copy; not in the paper
+    besides_s: float = 0.0  # seconds that the call that takes a checkpoint spends besides the copy; not in the paper
     interference_s: float = 0.0  # seconds of CPU time that writing takes away from training; not in the paper
 
     def __post_init__(self) -> None:
@@ -156,8 +156,8 @@ class _Cost(NamedTuple):
 
 _LEAST_STEPS = 8  # fewest steps of a window; if checkpoints are closer, a window spans several
 _AGREE = 3  # number of windows in a row that must agree before the interval shrinks, or grows by less than _URGENT
-_URGENT = 1.3  # a single window that needs this multiple of the interval changes it at once
-_BAND = 0.9  # the interval shrinks if windows need less than this share of it
+_URGENT = 1.3  # a single window that needs more than this multiple of the interval changes the interval at once
+_BAND = 0.9  # the interval shrinks if _AGREE windows in a row need less than this share of the interval
 _POOL = 16  # number of latest windows from which small interference is distinguished from noise
 _COMPARED = 32  # number of latest unaffected steps whose median is `base_s`
 _ERRORS = 3  # the job's speed has changed if two medians differ by more than this many standard errors

@@ -114,7 +114,7 @@ class EpochBatches:
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         """Yield the keys of each batch that is not empty."""
-        order, position = self.order(), self.position  # the loader reads ahead: the job changes `self.position` meanwhile
+        order, position = self.order(), self.position  # the job changes `self.position` while the loader reads ahead
         for step in range(steps_left(position)):
             if found := positions_of(position, self._rank, step):
                 yield [order[index] for index in found]

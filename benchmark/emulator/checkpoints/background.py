@@ -23,7 +23,7 @@ class Written(NamedTuple):
     name: str
     size_bytes: int
     start_ns: int
-    duration_ns: int  # until the file has its final name, including fsync
+    duration_ns: int  # time until the file has its final name, including fsync
 
 
 class Took(NamedTuple):

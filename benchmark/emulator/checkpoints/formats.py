@@ -22,8 +22,8 @@ from iotwin.benchmark.emulator.checkpoints.one_file import PlannedFile
 
 _LEAST_TENSOR_BYTES = 1024  # writes of at least this size count as tensors, smaller ones as headers
 _METADATA = ".metadata"
-_METADATA_BYTES, _METADATA_BYTES_EACH = 491, 221  # its size, constant and per tensor, as measured with torch 2.13
-_ALIGNMENT = 64  # of each record's content within a file
+_METADATA_BYTES, _METADATA_BYTES_EACH = 491, 221  # size of .metadata: constant part, and part per tensor, of torch 2.13
+_ALIGNMENT = 64  # the content of each record begins at a multiple of this offset in the file
 _LOCAL_HEADER, _DESCRIPTOR, _CENTRAL_HEADER, _END = 30, 16, 46, 98  # _END: zip64's end record and locator, zip's end record
 _LEAST_EXTRA = 4  # tag and length of the field that pads a header to the alignment
 _BEFORE = ((".format_version", 1), (".storage_alignment", 2), ("byteorder", 6))  # records before the tensors
@@ -37,7 +37,7 @@ _CPP_BUFFER_BYTES, _CPP_PASSES_BYTES = 8191, 1024  # a piece of 1024 bytes or mo
 _PYTHON_BUFFER_BYTES = 4096  # a block of the file system
 
 Runs = tuple[tuple[int, int], ...]  # (size of a write, number of consecutive writes of that size)
-FilesOf = Callable[[int], list[PlannedFile]]  # of a rank
+FilesOf = Callable[[int], list[PlannedFile]]  # the planned files of a rank, by its index
 
 
 def as_format(name: str, files_of: FilesOf, rank: int, ranks: int, threads: int) -> list[PlannedFile]:

@@ -103,7 +103,10 @@ class Frequency:
         self._note(self._controller.interval)
 
     def _least(self) -> int:
-        """Return the least interval in steps. Below it, too many checkpoints would be in flight, or failures would cost less."""
+        """Return the least interval in steps.
+
+        At a shorter one, too many checkpoints would be in flight, or they would cost more than the work that failures lose.
+        """
         apart = math.ceil(median(self._writes) / (self._in_flight * self._step_s))
         return max(1, apart, self._by_mtbf)
 

@@ -16,7 +16,7 @@ from iotwin.common.numbers.keyed import Purpose, generator
 from iotwin.common.numbers.sleeper import Sleeper
 from iotwin.workload_yaml import CheckpointFile, TwinCheckpoint
 
-LARGEST_BYTES = 8 << 20  # of the buffer
+LARGEST_BYTES = 8 << 20  # largest size of the buffer that checkpoints are written from, and of one read
 _PIECE_BYTES = 1 << 16
 _MAX_VECTORS = 1024  # IOV_MAX of Linux
 _WORTH_SLEEPING_S = 1e-4  # shorter sleeps are added to later ones, since they would end too late

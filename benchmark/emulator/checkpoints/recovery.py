@@ -47,7 +47,7 @@ def inspect(folder: Path, files: Iterable[PlannedFile]) -> None:
 
     Raises IotwinError, which names the file, if a file does not exist.
     """
-    for file in sorted(files, key=lambda file: file.looked_at != "read"):  # files that are read list the others
+    for file in sorted(files, key=lambda file: file.looked_at != "read"):  # files that are read come first: they list the others
         if file.looked_at is not None:
             with BufferedToEnd(str(folder / file.name)) as source:
                 if file.looked_at == "read":

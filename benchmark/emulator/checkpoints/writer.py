@@ -130,7 +130,7 @@ class CheckpointWriter:
         self._files = FileWriter(folder, config.checkpoint.fsync, section, self._content, slots.write if slots else None)
         self._retention = recovery.CheckpointRetention(section, self._earlier(config))
         self._under_way: list[Background] = []
-        self._gathered: list[Written] = []  # whole files that no call has returned yet
+        self._gathered: list[Written] = []  # files that were written whole, and that no method has returned to the job yet
         self._took: list[Took] = []  # costs of checkpoints that ended since the last call of `progress`
         if section.asynchronous:
             atexit.register(self._abandon)

@@ -121,7 +121,7 @@ class FoundFiles(NamedTuple):
 
     files: Sequence[Paths]
     each: int  # samples in each file
-    size_bytes: int = 0  # of all files; an estimate if only some were inspected
+    size_bytes: int = 0  # total of all files; an estimate if only some files were inspected
 
 
 class FoundDataSet(NamedTuple):

@@ -28,7 +28,7 @@ def _tensorflow() -> Any:
     return tensorflow
 
 
-_NUMBERS = 4  # the first fields of Fetched
+_NUMBERS = 4  # number of the first fields of Fetched, which are integers
 
 
 class TfRecordLoader(Loader):

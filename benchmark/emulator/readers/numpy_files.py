@@ -117,7 +117,7 @@ def _shaped(flat: NDArray[np.generic], shape: tuple[int, ...], fortran: bool) ->
 
 
 def _member(path: str, array: NDArray[np.generic], sample: int, samples: int) -> NDArray[np.generic]:
-    """Return one sample of `array`. If the file has several, its last axis is that of the samples, as in DLIO."""
+    """Return one sample of `array`. If the file has several samples, the last axis of `array` counts the samples, as in DLIO."""
     if samples == 1:
         return array
     check_member(path, sample, array.shape[-1] if array.ndim else 0)

@@ -20,7 +20,7 @@ _DRAWS = ("generator", "batch_sampler", "sampler", "dataset", "collate_fn")  # a
 _PYTHON, _NUMPY = 625, 624  # number of 32-bit words in the state of either generator
 # further words of a state: numpy's position, and whether numpy and Python hold a second normal number for the next draw
 _FLAGS = 3
-_FLOATS = 2  # these two normal numbers
+_FLOATS = 2  # the second normal numbers of Python and numpy
 _KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 

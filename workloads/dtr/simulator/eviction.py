@@ -42,7 +42,7 @@ WORD = 60  # bits used in a word of a row of bits under numba; in plain Python, 
 EVICTED, RESIDENT, UNCOMPUTED = 0, 1, 2
 NEVER = -(1 << 61)
 
-# The fields of the records that State is made of.
+# The fields of the records in each array of KernelState.
 FIELDS = {
     "run": (
         "clock", "memory", "peak", "recompute_cost", "evictions", "deallocations", "recomputed", "accesses", "evaluations",
@@ -332,10 +332,10 @@ def absorb(s: KernelState, row: int, other: int, base: int) -> tuple[int, int]:
 
 @compiled
 def forget(s: KernelState, storage: int, side: int) -> None:
-    """Invalidate cached searches that pass through `storage`: those from storages on its `side`, towards the other side.
+    """Invalidate the cached searches that pass through `storage`. They begin at storages on its `side`, and go to the other side.
 
-    If searches use their neighbours' results, the walk stops at an evicted storage without a valid search, since no search from
-    beyond it is valid.
+    If searches use their neighbours' results, the walk stops at an evicted storage without a valid search: no search that passes
+    through this storage is valid either.
     """
     base = (1 - side) * len(s.storages)
     mark = next_stamp(s)

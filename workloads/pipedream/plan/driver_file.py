@@ -120,7 +120,7 @@ def _machines(listed: Any) -> tuple[list[tuple[str, int]], list[tuple[str, str]]
 
 
 def _conf_ranks(path: Path, config_file: Any, models: Path | None) -> tuple[int | None, list[tuple[str, str]]]:
-    """Return the number of ranks in the conf.json that a driver file names, None if unknown, and its problems."""
+    """Return (number of ranks in the conf.json that a driver file names, None if unknown; problems of this conf.json)."""
     if not isinstance(config_file, str):
         return None, []
     for folder in (models, path.parent):

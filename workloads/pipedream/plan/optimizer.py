@@ -225,7 +225,7 @@ class _Choice:
         self.limit = seconds * _SAME
         points = search.points
         self.machines = search.options.levels[level].machines
-        # A stage counts more than all bytes that any plan sends, so that the number of stages decides first.
+        # A further stage costs more than all bytes that a plan can send, so that the number of stages decides first.
         self.stage = float(2 ** int(2 + np.log2(1 + 2 * self.machines * (points.output.max() + points.parameters[-1]))))
         self.keys = np.full((self.machines + 1, end + 1), np.inf)  # shape (units, points)
         self.keys[0, end] = 0

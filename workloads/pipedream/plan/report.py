@@ -13,7 +13,7 @@ from iotwin.workloads.pipedream.plan.states.antichains import MOST_STATES, TooMa
 from iotwin.workloads.pipedream.plan.states.lattice import count_states, useful_states
 from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
 
-# If every worker must be used, the graph is also searched without folding (prepare.py), unless it has more states.
+# If every worker must be used, a graph of at most this many states is also searched without folding (prepare.py).
 _MOST_UNFOLDED = 600
 _MOST_BETWEEN_PAIRS = 2_000  # with several levels, all pairs of up to this many states are searched
 # with one level, all pairs of up to this many states are searched; of more states, the useful ones are selected first
