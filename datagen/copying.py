@@ -64,7 +64,7 @@ def _copy(reader: int, writer: int, size_bytes: int, written: Callable[[int], No
         except OSError:
             if copy is _between_file_systems:
                 raise
-            copy = _between_file_systems  # if a full disk was the reason, this raises, too
+            copy = _between_file_systems  # if the disk is full, this function raises OSError, too
             continue
         if not count:
             return

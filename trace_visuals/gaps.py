@@ -5,7 +5,7 @@ import numpy as np
 from iotwin.trace_visuals.call_columns import Ints
 
 _INTERVALS = 3  # a gap is longer than this many median intervals
-_FEWEST = 4  # fewest samples of which a median is taken
+_FEWEST = 4  # least number of samples from which a median is computed
 
 
 def sample_gaps(time_ns: Ints, begin_ns: int, end_ns: int) -> Ints:

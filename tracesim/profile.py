@@ -38,9 +38,9 @@ class PerOccurrence:
     calls: Floats  # (n, kinds * groups): number of calls by kind of file and operation
     bytes: Floats  # (n, kinds * groups): bytes that these calls read or wrote
     size_calls: Floats  # (n, kinds * 2 * BINS): number of reads and of writes by size
-    size_bytes: Floats  # same shape: their bytes
+    size_bytes: Floats  # same shape: bytes of the calls in size_calls
     step_calls: Floats  # (n, 2 * STEPS): number of reads and of writes by step (order.py)
-    step_bytes: Floats  # same shape: their bytes
+    step_bytes: Floats  # same shape: bytes of the calls in step_calls
     activity: Floats  # (n, ACTIVITY_BINS): bytes over the time of the occurrence
     busy_ns: Floats  # (n,): time in which a thread reads the data set, summed over threads
     pause_ns: Floats  # (n, BINS): time between two reads of a thread, by length

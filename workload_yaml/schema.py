@@ -192,7 +192,7 @@ class Metric(Section):
     au: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.9  # accelerator utilisation to reach
 
 
-# The two formats of torch.save, that of torch.distributed.checkpoint, and PCcheck's.
+# Two formats of torch.save, the format of torch.distributed.checkpoint, and PCcheck's format.
 CheckpointFormat = Literal["zip", "legacy", "dcp", "slots"]
 
 
@@ -211,11 +211,12 @@ class CheckpointFile(Section):
     looked_at: Literal["opened", "read"] | None = None
     rank: Count = 0  # the rank that writes it; the last one if there are fewer ranks
     epochs: list[Count] | None = None  # written only at the checkpoints of these epochs (a best-so-far file); None: at all
-    after_steps: list[Count] | None = None  # the same by steps of the run, if two kinds of files have separate cadences
+    # Written only at the checkpoints after these steps of the run, if two kinds of files have separate cadences; None: at all.
+    after_steps: list[Count] | None = None
     keep: Count | None = None  # number of newest versions of this file that stay, 0: all; None: twin.checkpoint.keep
     # Seconds besides writing; None: its share, by bytes, of twin.checkpoint.serialization_time.
     serialization_time: Duration | None = None
-    format: CheckpointFormat | None = None  # format that its writes have; None: another, or unknown
+    format: CheckpointFormat | None = None  # format of the file's writes; None: another format, or unknown
 
 
 class CheckpointPolicy(Section):
@@ -286,7 +287,7 @@ class TwinEvaluation(Section):
     lead_time: Duration = 0.0  # seconds of an evaluation before it requests its first batch
     preprocess_time: Duration = 0.0  # per evaluation sample
     after_checkpoint: bool = False  # if both are due, the checkpoint comes first
-    steps_before: Count = 0  # steps of an evaluation before the first epoch, by which some frameworks test evaluation
+    steps_before: Count = 0  # steps of an evaluation before the first epoch, with which some frameworks test their evaluation
 
 
 class TwinReader(Section):
@@ -300,7 +301,7 @@ class TwinReader(Section):
     # until train.total_training_steps are done.
     streamed: bool = False
     in_turn: bool = False  # a stream's open files deliver records in turn, even if threads read them
-    opening_threads: Positive | None = None  # threads that open a stream's files in advance; None: those that read
+    opening_threads: Positive | None = None  # threads that open a stream's files in advance; None: the reading threads do
     random_batches: bool = False  # shuffle batches, not samples: each batch is one read of one big file
     # Request size of each read of a file; the last one is repeated until the end of the file. Empty: the format's reader chooses.
     read_sizes: list[Positive] = []

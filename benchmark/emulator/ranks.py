@@ -214,7 +214,7 @@ def run_mpi(job: Callable[[Rank], _T]) -> list[_T] | None:
     number = sorted_ranks.index((leader, world.Get_rank()))
     leaders = sorted({leader for leader, _ in sorted_ranks})
     ranks = world.Split(0, number)
-    background = ranks.Dup()  # for background threads, whose barriers must not match those of training
+    background = ranks.Dup()  # for background threads, whose barriers must not match the barriers of training
     proposed = np.zeros(3, dtype=np.int64)
 
     def exchange(flags: int, due_ns: int) -> tuple[int, int]:

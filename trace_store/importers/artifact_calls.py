@@ -160,7 +160,7 @@ def _creations(path: Path) -> Iterator[TextColumns]:
     for line in read_lines(path):
         match = _CREATE_LINE.fullmatch(line)
         if match:
-            # The names of unlink are NAME PATH, those of the other calls PATH.
+            # The column of names holds NAME PATH for unlink, and PATH for the other calls.
             name = match["names"].split(None, 1)[-1] if match["op"] == "unlink" else match["names"]
             rows.append((int(match["end"]) - int(match["took"]), int(match["took"]), match["op"], int(match["pid"]), name, 0))
         elif line[:1].isdigit():

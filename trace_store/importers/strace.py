@@ -44,7 +44,7 @@ def read(source: Path, timezone: str | None) -> Imported:
     for call in sorted(_calls(source, torn), key=lambda call: call.start_ns):
         try:
             replay.apply(call)
-        except (ValueError, IndexError):  # the arguments are not those of the call
+        except (ValueError, IndexError):  # the arguments do not fit the call
             replay.torn += 1
     rows = replay.rows
     notes = ["durations are 0: strace ran without -T"] if rows and not any(row[1] for row in rows) else []

@@ -37,7 +37,7 @@ _RERUNS_DISTANCES = 2.0  # in addition, a twin's score may be lower by this many
 _DRAWS = 60  # bootstrap samples for the confidence interval
 _SEED = 20_261_122
 _LATENCY_BOUND = ("timing", "bursts", "steps", "concurrency", "timeline")
-_NOT_THE_JOBS = "block"  # block requests depend on the page cache before the run
+_NOT_THE_JOBS = "block"  # dimension that is left out, since block requests depend on the page cache before the run
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ def _foreseen(command: list[str]) -> list[Path]:
     path = Path(program)
     found = [path, *_linked(path)]
     folders = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
-    for packages in path.parent.parent.glob("lib/python*/site-packages"):  # those of a virtual environment
+    for packages in path.parent.parent.glob("lib/python*/site-packages"):  # the packages of a virtual environment
         folders += [folder for pattern in _PACKAGES for folder in packages.glob(pattern)]
     found += [library for folder in folders for pattern in _LIBRARIES for library in folder.glob(pattern)]
     return found

@@ -11,7 +11,10 @@ Row = dict[str, Any]
 
 
 class MachineSampler:
-    """Samples the machine since the previous sample. `job_cpu_ns` returns the traced job's CPU time so far, or None."""
+    """Measures how the machine was used since the previous sample.
+
+    `job_cpu_ns` returns the CPU time of the traced job so far, or None.
+    """
 
     def __init__(self, job_cpu_ns: Callable[[], int | None]) -> None:
         self._job_cpu_ns = job_cpu_ns

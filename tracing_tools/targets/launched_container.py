@@ -117,7 +117,7 @@ class LaunchedContainer(ContainerTarget):
 
     def closing_notes(self) -> list[str]:
         """Wait for the container's last output. Return notes on how the container ended and on lost output."""
-        self._copy_log()  # the engine may have been too busy in `release`
+        self._copy_log()  # tries again if the engine was too busy during `release`
         notes = super().closing_notes()
         if self._watch is None:
             notes.append(

@@ -178,7 +178,7 @@ def _cap_reads(version: int, cgroup: Path, device: str, limits: Limits) -> None:
         if rules := " ".join(f"r{unit}={cap}" for unit, cap in caps.items() if cap):
             (cgroup / "io.max").write_text(f"{device} {rules}")
         return
-    for unit, cap in caps.items():  # any rule makes the kernel count reads, even 0, unlimited
+    for unit, cap in caps.items():  # any rule makes the kernel count reads, even a rule of 0, which means unlimited
         (cgroup / f"blkio.throttle.read_{unit}_device").write_text(f"{device} {cap or 0}")
 
 

@@ -19,7 +19,7 @@ from iotwin.workloads.state.batches import ResumableBatches
 
 _MEAN = np.array([0.485, 0.456, 0.406], np.float32)  # mean value of red, green and blue in ImageNet
 _DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)  # standard deviation of red, green and blue in ImageNet
-_MARGIN = 8 / 7  # side length of the resized image divided by that of the crop
+_MARGIN = 8 / 7  # side length of the resized image divided by the side length of the crop
 
 
 class Images(Dataset):
@@ -75,7 +75,7 @@ def training_loader(
 
 def evaluation_loader(files: Sequence[tuple[Path, int]], config: CheckFreqConfig, parts: Parts) -> DataLoader:
     """Return the loader of this rank's share of the images for evaluation."""
-    own = torch.Generator()  # evaluations must not change the training's random numbers: a resumed job may skip them
+    own = torch.Generator()  # separate from training, whose random numbers must not depend on evaluations
     return _loader(
         Images(files, IMAGE_SIDE[config.preset], config.seed, parts), config, batch_size=config.batch_size, generator=own
     )

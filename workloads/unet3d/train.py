@@ -211,7 +211,7 @@ class Unet3dJob:
     def _checkpoint(self) -> None:
         with self._log.interval("checkpoint", epoch_num=self.epoch):
             if self._ranks.rank == 0:
-                # BEST is written before LAST, because LAST holds the best score, of which BEST must then exist.
+                # BEST is written before LAST: LAST holds the best score, and the weights with this score must then be on disk.
                 if self._unsaved_best:
                     save(self._unsaved_best, self._config.output / checkpoint.BEST)
                     self._unsaved_best = None

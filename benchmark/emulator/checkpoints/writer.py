@@ -240,7 +240,7 @@ class CheckpointWriter:
         if self._section.snapshot == "host":
             self._take_snapshot(number, planned)
         self._sleeper.sleep(spent.lead_s)
-        # Files outside of folders name a folder, so they are written after it has its final name.
+        # Files outside of checkpoint folders hold a folder's name, so they are written after the folder has its final name.
         first = [self._in_folders and folders.folder_name(file.name) is not None for file in planned]
         commits = self._in_folders and any(folders.folder_name(file.name) for file in self._plan.written_by_all(number))
         written = []

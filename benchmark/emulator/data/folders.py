@@ -15,7 +15,7 @@ from iotwin.workload_yaml import Config, Dataset, Twin
 Paths = tuple[str, ...]  # the files of one sample, or of one run of samples, in the order they are read
 
 _PROBED = 4096  # the sizes of at most so many files are checked before the first epoch
-_PROBED_REMOTE = 16  # the same in an object store, where each file costs a request
+_PROBED_REMOTE = 16  # most files whose sizes are checked in an object store, where each file costs a request
 _BERT_SHARD = re.compile(r"part-\d+-of-\d+")
 _SUFFIXES = {"jpeg": "jpe?g", "csv": r"csv(\.(gz|bz2|xz))?", "hdf5": "(hdf5|h5)", "tfrecord": "tfrecords?"}
 _PROTOCOLS = {"s3": "s3", "s3dlio": "s3"}

@@ -79,7 +79,7 @@ def training_batches(config: Config, samples: int, epoch: int, rank: int = 0, ra
     """Return the batches of `rank` in training epoch `epoch`. Every rank has equally many, and all batches are full.
 
     `train.total_training_steps`, if given, is the most batches. A twin's stream restarts its files to reach that number exactly.
-    If the workload names a plug-in as its sampler, its batches are returned.
+    If the workload names a plug-in as its sampler, the batches of the plug-in are returned.
     """
     name = config.reader.data_loader_sampler
     if name is not None and name not in _DLIO_SAMPLERS:

@@ -40,7 +40,7 @@ from iotwin.workloads.policies.read_ahead import OPENED_AHEAD
 TF_BUFFER_BYTES = 1 << 18  # TFRecordDataset's default
 _LENGTH_BYTES = 8
 _RECORDS_AHEAD = 2  # records that threads keep ready in each open file (tf.data's buffer_output_elements)
-_TURNS, _READERS = 1 << 32, 1 << 33  # keys of random slots and random threads, apart from those of the shuffle buffer
+_TURNS, _READERS = 1 << 32, 1 << 33  # keys of random slots and random threads, which differ from the keys of the shuffle buffer
 _DRAWS = 4096  # random numbers drawn at a time
 _POLL_S = 0.1
 _EXIT_PATIENCE_S = 5.0

@@ -23,7 +23,7 @@ class BufferedToEnd(Buffered):
 
 
 class ListedReads:
-    """Reads sample i by the reads `listed[i]` of the files `paths`. As the path of the sample, `read` expects its index i."""
+    """Reads sample i by the reads `listed[i]` of the files `paths`. Callers of `read` pass the index i as the path."""
 
     def __init__(self, opener: Opener, paths: Sequence[str], listed: Sequence[str]) -> None:
         self._open, self._paths, self._listed = opener, paths, listed

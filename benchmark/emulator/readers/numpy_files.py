@@ -34,7 +34,7 @@ class NumpyLoad:
                 size_bytes = os.fstat(file.fileno()).st_size
                 shape, fortran, dtype = _header(path, file)
                 content_bytes = math.prod(shape) * dtype.itemsize
-                # Not from the position, which would cost a system call.
+                # The offset of the content is given as 0, because asking the file for its position would cost a system call.
                 content = scratch_for(path, size_bytes, 0, content_bytes)
                 _fromfile(path, file, content)
         except OSError as error:

@@ -170,7 +170,7 @@ def epoch_stats(measured: Measured) -> dict[str, Any]:
         if span.kind == "epoch":
             epoch |= times | {"duration": f"{span.duration_s:.2f}"}
         elif span.kind in ("save_ckpt", "load_ckpt"):
-            # The span of an asynchronous checkpoint covers only the snapshot. The summary has the files that are written afterwards.
+            # The span of an asynchronous checkpoint covers only its snapshot. The summary has the files written afterwards.
             rate = span.amount / (1 << 30) / span.duration_s if span.amount else None
             epoch[f"{span.kind}{span.number}"] = times | {"duration": span.duration_s, "throughput": rate}
         else:

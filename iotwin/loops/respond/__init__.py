@@ -189,7 +189,7 @@ class _ResponseSide:
             return set(), None
         try:
             return self.devices(), reason_against(READS)
-        except IotwinError as error:  # a change that caps such a disk has been refused before
+        except IotwinError as error:  # the disk cannot be found; a change that caps its reads has been refused before
             return set(), str(error)
 
 

@@ -15,7 +15,7 @@ class WorkerGenerators:
         self._collate = collate
         self._states = torch.zeros(workers, len(global_states()), dtype=torch.uint8).share_memory_()
         self._wanted = self._states.clone().share_memory_()
-        # for each worker: the number of its next batches after each of which its generators are set to `_wanted`
+        # by worker: how many of its next batches set its generators to `_wanted` when they are complete
         self._left = torch.zeros(workers, dtype=torch.int64).share_memory_()
         self._drew = torch.zeros(1, dtype=torch.uint8).share_memory_()
         self._before: bytes | None = None

@@ -85,7 +85,7 @@ class KernelState(NamedTuple):
     events: Records
     reach: Records
     bits: Numbers
-    near: Numbers  # evicted neighbours; those of a storage are from its near_start to its near_end
+    near: Numbers  # lists of evicted neighbours; the list of a storage is from its near_start to its near_end
     links: Numbers  # views (tensors), parents and children (storages, one per edge) of each storage, in the order of the calls
     dependent: Numbers  # 1 if a tensor is an evicted (or not yet computed) dependent of the storage of one of its arguments
     aux: Numbers  # arguments that must be computed before the operators being performed
@@ -311,8 +311,9 @@ def unite(s: KernelState, storage: int, side: int) -> None:
 
 @inlined
 def absorb(s: KernelState, row: int, other: int, base: int) -> tuple[int, int]:
-    """Add to a row of bits a storage that it lacks, and the storages that this one reaches. Return the cost and edges of those
-    added.
+    """Add to a row of bits the storage `other`, which the row lacks, and the storages that `other` reaches.
+
+    Return the total cost and edges of the storages that were added.
     """
     from_row = (base + other) * s.run[0].words
     bits_of_word = s.run[0].word
@@ -378,7 +379,7 @@ def changed(s: KernelState, rules: Rules, storage: int, gained: bool) -> None:
 
 @compiled
 def forget_reached(s: KernelState, rules: Rules, storage: int, gained: bool) -> None:
-    """Invalidate the searches through a storage and, if it `gained` a view or an edge, its own."""
+    """Invalidate the searches through a storage. If it `gained` a view or an edge, also invalidate the searches from it."""
     if gained or s.run[0].words == 0:
         s.reach[storage].valid = 0
         s.reach[len(s.storages) + storage].valid = 0
@@ -431,7 +432,10 @@ def learn(s: KernelState, storage: int, goal: int) -> None:
 
 @inlined
 def reached(s: KernelState, storage: int, side: int) -> int:
-    """Return the total cost of the evicted storages that `storage` reaches on a side. Accesses are counted as if it searched."""
+    """Return the total cost of the evicted storages that `storage` reaches on a side.
+
+    Counts the accesses of a search, even if the cost is cached.
+    """
     index = side * len(s.storages) + storage
     if s.reach[index].valid == 0:
         if s.run[0].words:

@@ -52,8 +52,8 @@ class Solution:
 class _Search:
     def __init__(self, points: Points, options: CostOptions, stages: Array | None = None) -> None:
         self.points, self.options, self.costs = points, options, Costs(options)
-        # By level: [i, j] are the seconds in which one unit of the level computes a stage from cut point i to j. None for the
-        # innermost level if they are differences of `points.seconds`.
+        # A matrix for each level: entry [i, j] is the seconds in which one unit of the level computes a stage from cut point i to
+        # cut point j. None for the innermost level if its entries are differences of `points.seconds`.
         self.inner: list[Array | None] = [stages]
         self._matrices: dict[tuple[int, int, bool], Array] = {}
 

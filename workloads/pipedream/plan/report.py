@@ -38,8 +38,8 @@ def optimize(
 ) -> Optimized:
     """Return the best plan for a profile. Raises IotwinError if no plan fits.
 
-    `fold` True folds the graph (prepare.py). None does too but, if all workers must be used, also searches the unfolded graph for
-    a faster plan. `in_flight` limits the minibatches in flight per rank of stage 0. `sha256` is that of the profile's file.
+    `fold`: True folds the graph (prepare.py). None folds it and, if all workers must be used, also searches the unfolded graph
+    for a faster plan. `in_flight` limits the minibatches in flight per rank of stage 0. `sha256`: digest of the profile's file.
     """
     whole = without_inputs(graph)
     if not whole.nodes:
@@ -254,7 +254,7 @@ def _document(found: _Found, options: CostOptions, plan: PipelinePlan) -> dict[s
         "data_parallel_sent_bytes_per_minibatch": sent_parallel,
         "levels": plan.origin["levels"],
         "stages": rows,
-        # Minibatches in flight are those of the whole plan here; the search counts them level by level.
+        # Here, the minibatches in flight of the whole plan count; the search counts minibatches level by level.
         "fits_memory": None if limit is None else all(row["memory_bytes"] <= limit for row in rows),
     }
 
