@@ -27,7 +27,7 @@ def clean(text: str) -> str:
 
 
 class CleanStream:
-    """Wraps a text stream and cleans the text written to it. Other attributes, such as `buffer`, are those of the stream."""
+    """Wraps a text stream and cleans the text written to it. Other attributes, such as `buffer`, come from the stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self.behind = stream

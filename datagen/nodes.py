@@ -74,7 +74,7 @@ def generate(
     workers: int | None = None,
     existing: Existing = "refuse",
 ) -> DataSetManifest:
-    """Write the share of `node`, wait for the other nodes, and return the manifest. Arguments are those of generate.generate."""
+    """Write the share of `node`, wait for the other nodes, and return the manifest. Takes the arguments of generate.generate."""
     if existing == "replace" and node.barrier is None:
         raise UsageError(
             "--force cannot go with --nodes, as no node knows what another has replaced; remove the directory instead"

@@ -111,7 +111,7 @@ def generate(
     existing: Existing = "refuse",
     options: Mapping[str, object] | None = None,
 ) -> DataSetManifest:
-    """Write a data set to `url`, and return its manifest. Arguments and errors are those of datagen.generate.generate."""
+    """Write a data set to `url`, and return its manifest. Arguments and errors are as in datagen.generate.generate."""
     planned = plan(layout, samples=samples, size_bytes=size_bytes, seed=seed)
     store = open_store(url, options)
     staging = _staging(store.url)

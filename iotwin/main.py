@@ -63,7 +63,7 @@ def _add_parser(sub: Any, command: Command | Group, words: str) -> argparse.Argu
 
 
 def build_parser(commands: Sequence[Command | Group]) -> tuple[argparse.ArgumentParser, _Parsers]:
-    """Return the parser of the whole command line, and those of the commands by the words that call them."""
+    """Return the parser of the whole command line, and the parsers of the commands by the words that call them."""
     parser = _Parser(
         prog="iotwin", description="Trace a training job's I/O, build its twin, run the twin, prove how alike they are."
     )

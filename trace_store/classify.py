@@ -154,7 +154,7 @@ def _with_corpora(files: Sequence[FileReading]) -> list[str]:
 
 
 def _groups(files: Sequence[FileReading], chosen: Iterable[int]) -> dict[tuple[str, str], list[int]]:
-    """Group those of the `chosen` indices whose files were read by (folder, suffix); digits after the dot are no suffix."""
+    """Group the `chosen` indices of files that were read, by (folder, suffix). Digits after the dot are no suffix."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for index in chosen:
         if files[index].read_bytes:

@@ -33,7 +33,7 @@ def monotonic_to_realtime(clock: list[ClockPair]) -> Callable[[Times], Times]:
 
 
 def between_hosts(clock: list[ClockPair], reference: list[ClockPair]) -> Callable[[Times], Times]:
-    """Return a function that converts CLOCK_MONOTONIC of one host to that of a reference host, in ns, by way of wall time.
+    """Return a function that converts times (ns, CLOCK_MONOTONIC) of one host to times of a reference host, by way of wall time.
 
     `clock` and `reference`: the clock readings on the two hosts.
     """

@@ -1,6 +1,6 @@
 """Merge the traces that the hosts of one job recorded into one trace. Wall time relates their times to the first host's clock.
 
-Two hosts may use the same process ids, so those of host n are increased by n * PIDS_PER_HOST. A file has one row per host.
+Two hosts may use the same process ids, so the ids of host n are increased by n * PIDS_PER_HOST. A file has one row per host.
 Samples are stored per host, under hosts/NAME/samples.
 """
 

@@ -89,7 +89,7 @@ def _value(curve: Curve, label: str) -> float:
 
 
 def _spans_decades(curves: tuple[Curve, Curve]) -> bool:
-    """Return whether the x values rise by a constant factor, as those of logarithmic histograms do."""
+    """Return whether the x values rise by a constant factor, as in logarithmic histograms."""
     x = curves[0].x
     return len(x) > 2 and x[0] > 0 and abs(x[1] / x[0] - x[-1] / x[-2]) < 1e-6
 

@@ -89,7 +89,7 @@ def _time_weights(a: Summary, b: Summary) -> Floats:
 
 
 def _by_phase(weights: Floats, similarity: Callable[[int], float | None]) -> float:
-    """Return the weighted mean of `similarity(phase)` over the phases. Those of weight 0 or similarity None do not count."""
+    """Return the weighted mean of `similarity(phase)` over the phases. Phases of weight 0 or similarity None do not count."""
     found = [(similarity(phase), weight) for phase, weight in enumerate(weights.tolist()) if weight > 0]
     known = [(score, weight) for score, weight in found if score is not None]
     return weighted_mean([score for score, _ in known], [weight for _, weight in known])

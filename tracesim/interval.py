@@ -35,7 +35,7 @@ def confidence_interval(
 def weights_at(profile: TraceProfile, positions: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return how often a bootstrap sample draws each phase occurrence, shape (occurrences,).
 
-    Each of `positions`, in [0, 1), selects an occurrence among those of one phase, from the first to the last.
+    Each of `positions`, in [0, 1), selects one occurrence of a phase: 0 selects the first, values near 1 the last.
     """
     phase = profile.occurrences.phase
     weights = np.zeros(len(phase))

@@ -132,7 +132,7 @@ def _names(traces: Sequence[Trace]) -> list[str]:
 
 
 def _similarity(traces: Sequence[Trace], profiles: Sequence[TraceProfile], caveats: Sequence[str]) -> Similarity:
-    """Compare the second profile with the first. Others are of reruns of the first's job. `caveats` are those of the traces."""
+    """Compare the second profile with the first. Further profiles are of reruns of the first's job. `caveats`: of all traces."""
     names = _names(traces)
     without_phases = [name for trace, name in zip(traces, names, strict=True) if not has_phases(trace)]
     warnings = warnings_about(traces, names, without_phases) + misplaced(profiles, names)

@@ -17,7 +17,7 @@ _MEANING_OF_GROUP = {
 
 @dataclass
 class Ledger:
-    """A backend's counts of the events that it saw and of those that it lost. It recorded the others."""
+    """A backend's counts of the events that it saw, and of the events that it lost. It recorded all other events that it saw."""
 
     seen: int | None = None  # None if the backend counts only recorded events
     lost: dict[str, int] = field(default_factory=dict)  # number of lost events by cause
@@ -25,7 +25,7 @@ class Ledger:
 
 @dataclass
 class Scope:
-    """The tasks to trace: those in the cgroup with the id `cgroup_id` and below it; if that is 0, a tree of processes."""
+    """The tasks to trace: all tasks in and below the cgroup with the id `cgroup_id`; if the id is 0, a tree of processes."""
 
     cgroup_id: int = 0
     cgroup_level: int = 0  # depth of the cgroup in its hierarchy

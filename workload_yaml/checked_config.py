@@ -143,7 +143,7 @@ def recorded_times(config: Config) -> str:
 
 
 def _structs_in(value: Any, at: str) -> Iterator[tuple[str, msgspec.Struct]]:
-    """Yield (key, struct) for every section and distribution in `value`, which is at the key `at`, including those in lists."""
+    """Yield (key, struct) for every section and distribution in `value`, also in lists. `at`: the key of `value`."""
     if isinstance(value, list):
         for index, item in enumerate(value):
             yield from _structs_in(item, f"{at}[{index}]")

@@ -38,7 +38,7 @@ _Yaml12.yaml_implicit_resolvers = {}
 
 
 def add_scalars(yaml_class: Any) -> None:
-    """Add YAML 1.2's scalars to those that the loader or dumper `yaml_class` recognises."""
+    """Make the loader or dumper `yaml_class` also recognise YAML 1.2's scalars."""
     for tag, pattern, first in SCALARS:
         yaml_class.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), first)
 

@@ -1,6 +1,6 @@
 """Run pipeline-parallel ranks. Stage 0 reads; every stage sleeps in place of its passes and waits for its neighbour stages.
 
-The order of passes is that of `workloads.policies.pipeline`, as in PipeDream's simulator and runtime. A counter of the kernel
+`workloads.policies.pipeline` decides the order of the passes, as in PipeDream's simulator and runtime. A counter of the kernel
 (eventfd) connects each pair of neighbouring ranks in each direction. So a slow read delays stage 0, and then the stages after it.
 """
 
@@ -274,8 +274,8 @@ def pipeline_summary(config: Config, ranks: Sequence[Measured]) -> dict[str, Any
     """Return the summary of a run of a pipeline by the measurements of its `ranks`.
 
     ``{"seconds", "seconds_per_minibatch", "stages": [{"stage", "replicas", "busy_share", "bubble_share", "data_wait_s",
-    "read_bytes", "checkpoint_bytes"}]}``. Seconds are those of all epochs, and of a minibatch at the last stage. Shares are of
-    the time of all epochs, on all ranks of the stage.
+    "read_bytes", "checkpoint_bytes"}]}``. `seconds` covers all epochs. `seconds_per_minibatch` is measured at the last stage.
+    Shares are shares of the time of all epochs, on all ranks of the stage.
     """
     section = config.twin.pipeline
     assert section is not None  # noqa: S101

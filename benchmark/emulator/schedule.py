@@ -37,7 +37,7 @@ class Period:
 
 
 class Schedule:
-    """Decides for one rank of a run. The loop calls it after every step, and sets `flags` to those that the ranks exchanged.
+    """Decides for one rank of a run. The loop calls it after every step, and sets `flags` to the flags that the ranks exchanged.
 
     `evaluates`: the run evaluates, and there are samples for it. `frequency`: decides by measurements when checkpoints are due.
     The clock for checkpoints by time and for the end of the run, after `limit_s`, starts now.
@@ -68,7 +68,7 @@ class Schedule:
         self.blocks = self._evaluate_after_steps is not None or (self._saves and self.logs_checkpoints and by_steps)
 
     def begin_epoch(self, epoch: int, steps: int) -> tuple[int, int]:
-        """Return (steps of the epoch that an earlier run did, those of them whose batches are read again).
+        """Return (steps of the epoch that an earlier run did, how many of these steps have their batches read again).
 
         `steps`: number of steps of the epoch. Raises UsageError if twin.resume.step is larger.
         """

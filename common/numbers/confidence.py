@@ -40,8 +40,8 @@ class Estimate(NamedTuple):
 def ratio(numerator: Numbers, denominator: Numbers) -> Estimate | None:
     """Return sum(numerator) / sum(denominator), two arrays of shape (steps,); None if the denominators sum to 0 or less.
 
-    The lower bound of a ratio that is not negative is at least 0. The variance is that of a ratio estimator over the runs of
-    steps (Cochran, Sampling Techniques, section 6.3).
+    The lower bound of a ratio that is not negative is at least 0. The variance over the runs of steps is estimated as for a ratio
+    estimator (Cochran, Sampling Techniques, section 6.3).
     """
     total = float(denominator.sum())
     if not total > 0:

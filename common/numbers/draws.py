@@ -85,7 +85,7 @@ class DrawnTime:
 
     Draws are stratified (Cochran, Sampling Techniques, 1977, ch. 5). The distribution is divided into `strata` equally probable
     parts, and each run of `strata` consecutive steps draws once from every part, in random order. Every single draw has the
-    specified distribution, but sums vary less than those of independent draws. So a short twin lasts as long as the job.
+    specified distribution, but sums vary less than sums of independent draws. So a short twin lasts as long as the job.
 
     `Recorded` times are replayed instead, by each rank and epoch from a random index on. `InOrder` times start at the first one.
     """

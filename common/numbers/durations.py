@@ -48,7 +48,7 @@ class Poisson(Distribution, tag_field="type", tag="poisson"):
 
 
 class Lognormal(Distribution, tag_field="type", tag="lognormal"):
-    """A lognormal distribution; `mean` and `stdev` are those of the seconds themselves, not of their logarithms."""
+    """A lognormal distribution; `mean` and `stdev` describe the seconds, not their logarithms."""
 
     mean: PositiveSeconds
     stdev: Seconds

@@ -61,7 +61,7 @@ def end(process: BaseProcess, grace_s: float, killed_s: float) -> None:
 
 
 def end_programs(programs: Sequence["subprocess.Popen[bytes]"], grace_s: float, whole_session: bool = False) -> None:
-    """Send SIGTERM to the `programs` that still run, and SIGKILL to those that still run after `grace_s`.
+    """Send SIGTERM to the `programs` that still run, and SIGKILL to the programs that still run after `grace_s`.
 
     `whole_session`: SIGKILL goes to the whole process group of a program, which must lead a session.
     """

@@ -10,7 +10,7 @@ from iotwin.datagen.layouts import npy_header
 
 
 def _array_shape(file: File) -> tuple[int, ...]:
-    """Return the shape of the array of all records. As in DLIO, the last axis is that of the samples."""
+    """Return the shape of the array of all records. As in DLIO, the last axis counts the samples."""
     return (*file.shape, file.records)
 
 

@@ -16,7 +16,7 @@ _RESERVED_ENDS = (".iotwin-partial",)
 
 
 def is_reserved(name: str) -> bool:
-    """Return True if `name`, relative to a data set's directory, is that of a manifest, a journal or an unfinished file."""
+    """Return True if `name`, relative to a data set's directory, is the name of a manifest, a journal or an unfinished file."""
     return name.startswith(_RESERVED_STARTS) or name.endswith(_RESERVED_ENDS)
 
 

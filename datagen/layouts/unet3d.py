@@ -32,7 +32,7 @@ class Unet3dLayout(msgspec.Struct, frozen=True):
 
     Both have shape (1, D, H, W) with D uniform in [128, 471) and H = W uniform in [186, 444) voxels, each then multiplied by
     `scale` (at least MINIMUM_EXTENT). Images are float32 in [IMAGE_LOW, IMAGE_HIGH], masks are uint8 with the classes
-    MASK_CLASSES. The ranges are those that the paper artifact published for its emulation of KiTS19. `entropy` is the share of
+    MASK_CLASSES. The paper's artifact published these ranges for its emulation of KiTS19. `entropy` is the share of
     an image's voxels that are incompressible noise; the other voxels are IMAGE_LOW, air.
     """
 

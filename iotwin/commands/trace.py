@@ -205,7 +205,7 @@ def _target(args: Namespace, command: list[str]) -> "Callable[[], TraceTarget]":
 
 
 def _trace_jobs(args: Namespace) -> Outcome:
-    """Trace the jobs of a YAML file. The exit status is that of the first job that failed, else 0."""
+    """Trace the jobs of a YAML file. The exit status is the status of the first job that failed, else 0."""
     from iotwin.loops.jobs import read_jobs, trace_jobs
 
     if args.words:

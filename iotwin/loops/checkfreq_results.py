@@ -16,8 +16,8 @@ def summarise(directory: Path) -> dict[str, Any]:
     """Return the costs of each network from an experiment's finished cells, and write the curves to DIR/curves.json.
 
     `seconds`: median time of a run. `overhead`: how much longer a run takes than without checkpoints, as a share. `stall_ratio`:
-    mean stall of a synchronous checkpoint divided by that of an asynchronous one. A value that no cell measured is None. Raises
-    IotwinError if no cell has finished.
+    mean stall of a synchronous checkpoint divided by the mean stall of an asynchronous one. A value that no cell measured is
+    None. Raises IotwinError if no cell has finished.
     """
     results = _read(directory)
     models = [_model(model, results) for model in sorted({model for model, _ in results})]

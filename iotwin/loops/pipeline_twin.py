@@ -45,7 +45,7 @@ def pipeline_twin(plan: "PipelinePlan", data: Path, batch_size: int, minibatches
 
 
 def _choose_files(config: "Config", data: Path) -> None:
-    """Set the files that the workload reads: those of a known data set, else every file in `data` as one sample."""
+    """Set the files that the workload reads: the files of a known data set, else every file in `data` as one sample."""
     from iotwin.datagen.layouts import Unet3dLayout
 
     names = sorted(str(path.relative_to(data)) for path in data.rglob("*") if path.is_file() and not path.name.startswith("."))

@@ -52,7 +52,7 @@ def plain_table(title: str | None = None) -> Any:
 def storage_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of files that fit on one screen: data set, checkpoints, logs, then a row for each other kind of file.
 
-    If a kind has many files, a row without percentiles sums up those that are not shown.
+    If a kind has many files, a row without percentiles sums up the files that are not shown.
     """
     kinds: dict[str, list[dict[str, Any]]] = {}
     for row in rows:

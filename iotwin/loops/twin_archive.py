@@ -273,7 +273,7 @@ def _renamed_recording(recording: "TwinRecording", files: list[tuple[str, int]])
 def _numbered(names: list[str], pairs: bool) -> dict[str, str]:
     """Return a new name for each file name. New names keep the order, the folders and the suffixes of the old ones.
 
-    `pairs`: the names are those of images (CASE_x.npy) and masks (CASE_y.npy).
+    `pairs`: True if the files are images (CASE_x.npy) and masks (CASE_y.npy).
     """
     if pairs:
         cases = {case: index for index, case in enumerate(sorted({_case(name) for name in names}))}

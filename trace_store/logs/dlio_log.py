@@ -13,7 +13,7 @@ _PHASES = {"epoch": "epoch", "block": "block", "eval": "evaluation", "checkpoint
 
 @dataclass(frozen=True)
 class Edge:
-    """The begin or end of a phase, at the UNIX time `time_ns`. `number`: that of the epoch, block or checkpoint, if logged."""
+    """The begin or end of a phase, at the UNIX time `time_ns`. `number`: number of the epoch, block or checkpoint, if logged."""
 
     phase: str
     starts: bool

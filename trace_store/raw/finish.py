@@ -141,7 +141,7 @@ def finish_trace(directory: Path, manifest: Manifest, convert: Convert | None = 
 
 
 def _read_names(path: Path, files: FileTable) -> list[NameRecord]:
-    """Read the name records in the file `path`. Add those of files to `files`; return those of forks, execs and exits."""
+    """Read the name records in the file `path`. Add records of files to `files`; return records of forks, execs and exits."""
     lives: list[NameRecord] = []
     if not path.is_file() or not path.stat().st_size:
         return lives

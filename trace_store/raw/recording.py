@@ -167,7 +167,7 @@ class Recording:
         self._events = self._names = self._blocks = self._journal = self._lock = -1
 
     def discard(self) -> None:
-        """Close and remove the recording, as that of a job that never started."""
+        """Close and remove the recording, because the job never started."""
         self.close()
         remove_own(self.directory)
 

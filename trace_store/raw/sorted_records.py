@@ -1,6 +1,6 @@
 """Read binary records in order of time, from a file that is nearly in order, in chunks that fit in memory.
 
-Recorders append the buffers of the CPUs, so most records are nearly in order, except those of long calls. A sample of the times
+Recorders append the buffers of the CPUs, so records are nearly in order, except records of long calls. A sample of the times
 divides all time into ranges, each with about one chunk of records. A chunk is gathered from the few blocks of the file that
 hold records of its range. A block may be read several times; nothing is written.
 """

@@ -281,7 +281,7 @@ def _concurrency(analysis: Analysis) -> tuple[str, str]:
 def _busiest(analysis: Analysis, lane: int) -> tuple[int, float, float]:
     """Return the length of a window in ns (about 0.1 s), and the most bytes and most calls per second in any window.
 
-    Only calls of `lane` count. The two maxima may be those of different windows.
+    Only calls of `lane` count. The two maxima may be in different windows.
     """
     grid = analysis.lanes.grid
     bins = max(1, round(0.1 * _SECOND / grid.width))

@@ -177,7 +177,7 @@ def lanes_document(analysis: Analysis, shown: list[int]) -> dict[str, Any]:
 
 
 def lanes_shown(analysis: Analysis) -> list[int]:
-    """Return the indices of the lanes that have a call, and always those of reads, writes and opens of storage."""
+    """Return the indices of the lanes that have a call. The lanes of reads, writes and opens of storage are always included."""
     used = np.flatnonzero(occupied(analysis.lanes).any(axis=1))
     always = (GROUPS[READ], GROUPS[WRITE], GROUPS[OPEN])
     names = enumerate(analysis.lane_names)

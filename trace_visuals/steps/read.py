@@ -172,7 +172,7 @@ def _timed(lines: pa.ChunkedArray, block: np.ndarray, pattern: str) -> pd.DataFr
 def _read_timelines(timelines: list[Path]) -> pd.DataFrame:
     """Return the compute time of each timeline: from the end of the batch's copy to the device until the last event ends.
 
-    The longest copy to the device is that of the batch. If there is none, as on CPUs, the time starts at the first event.
+    The longest copy to the device is the batch's copy. If there is none, as on CPUs, the time starts at the first event.
     """
     seconds = [_compute_s(path) for path in timelines]
     return pd.DataFrame({"key": "all_compute", "rank": 0, "block": 0, "seconds": seconds})

@@ -43,7 +43,7 @@ def statistics(steps: pd.DataFrame) -> pd.DataFrame:
 def throughputs(table: pd.DataFrame) -> pd.DataFrame:
     """Return the throughputs of every configuration in samples/s: the median, and the quartiles `low` and `high`.
 
-    A rank times a part for its own batch, so these are throughputs of one rank. In dlrm, where one process uses all GPUs, they
+    A rank times a part for the rank's batch, so the throughputs are of one rank. In dlrm, where one process uses all GPUs, they
     are throughputs of the job.
     """
     parts = []

@@ -46,7 +46,7 @@ _COMMAND_LETTER_IN = 0.062  # inches of a typical letter of 7 points
 
 @dataclass(frozen=True)
 class Form:
-    """The shape of a picture: its width (that of a page of text, or of one of two columns), and whether it has titles."""
+    """The shape of a picture: its width (a page of text, or one of two columns), and whether it has titles."""
 
     short: bool = False
     paper: bool = False  # True for a picture without titles and without the CPU row

@@ -110,7 +110,7 @@ class Equivalence:
 def equivalence(
     job: Sequence[TraceProfile], twin: TraceProfile, floor: float | None, least_floor: float, lost: float
 ) -> Equivalence:
-    """Test whether `twin` could be a further run of the job whose runs are `job`. The twin was made from the first of them.
+    """Test whether `twin` could be a further run of the job whose runs are `job`. The twin was made from the first run.
 
     `floor` is the lowest overall score among the runs of the job, None for a single run. If it is below `least_floor`, the test
     is inconclusive. `lost` is the largest share of events that any trace lost. The test counts it as lost score of the twin.
@@ -230,7 +230,7 @@ def _tolerance(name: str) -> float:
 
 
 def _margin(kind: AspectKind, logs: Floats, aspects: int) -> float:
-    """Return by how much the logarithm of a further run may differ from the mean of `logs`, those of the reruns.
+    """Return by how much the logarithm of a further run may differ from the mean of `logs`, the logarithms of the reruns.
 
     This is the tolerance plus half a prediction interval of Student's t. Two or three runs do not determine the spread, so it is
     averaged with the usual spread (Smyth 2004, formula 4). The level is divided by the number of `aspects` (Bonferroni).

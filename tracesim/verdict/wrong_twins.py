@@ -132,7 +132,7 @@ def _scattered(steps: Floats) -> Floats:
 def _memoryless(times: Floats) -> Floats:
     """Return histograms of time by length of the gap, (n, BINS), as if the lengths were exponentially distributed.
 
-    The total time and the number of gaps are those of `times`.
+    The total time and the number of gaps are the same as in `times`.
     """
     total, number = times.sum(axis=1), (times / LOWER_EDGES).sum(axis=1)
     mean = np.where(number > 0, total / np.maximum(number, 1e-9), 1.0)

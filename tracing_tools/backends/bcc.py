@@ -1,7 +1,7 @@
 """Capture by bcc: libbcc compiles syscalls.bcc.c on this machine, so that neither clang nor libbpf need be installed.
 
-bcc would search for kernel headers, and use even those of another kernel. So this module writes small headers for bcc, and takes
-the offsets of fields from the kernel's BTF. Any Python can import the module bcc of Debian's package, which needs only ctypes.
+bcc would search for kernel headers, and use even the headers of another kernel. So this module writes small headers for bcc, and
+takes the offsets of fields from the kernel's BTF. Any Python can import Debian's module bcc, which needs only ctypes.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """Read lanes: one buffer of event records per CPU, which the eBPF programs fill and which this process maps into its memory.
 
-The layout is that of struct lane and struct slot in tracing_tools/probes/records.h. Each lane has one writer, the eBPF program,
+tracing_tools/probes/records.h defines the layout: struct lane and struct slot. Each lane has one writer, the eBPF program,
 and one reader, this process, so a head and a tail suffice; x86-64 does not reorder the stores. If a lane is full, the program
 writes the record to a ring buffer instead.
 """

@@ -260,7 +260,7 @@ def _look_up(path: bytes) -> tuple[int, int, int, int]:
 
 @functools.cache
 def _device_of(file_type: int) -> int:
-    """Return the device number of a file without a path: that of pipes, or 1, as any number serves for other types."""
+    """Return the device number of a file without a path: for a pipe the device of all pipes, else 1, as any number will do."""
     if file_type != records.TYPE_PIPE:
         return 1
     ends = os.pipe()

@@ -1,8 +1,8 @@
 """The cgroup to which the kernel charges a job's block requests.
 
-If the blkio controller has a separate v1 hierarchy, that is the cgroup there with the path of the job's cgroup. This module
-creates it and moves the job into it, unless the job already runs; container engines create it themselves. In cgroup v2, it is
-the job's own cgroup, if the io controller is enabled there.
+If the blkio controller has a separate v1 hierarchy, the cgroup is in that hierarchy, at the path of the job's cgroup. This module
+creates the cgroup and moves the job into it, unless the job already runs. Container engines create the cgroup themselves. In
+cgroup v2, the kernel charges the job's own cgroup, if the io controller is enabled there.
 """
 
 import contextlib

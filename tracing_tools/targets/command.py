@@ -102,13 +102,13 @@ class CommandTarget(TraceTarget):
         return self.exit_status is not None
 
     def remaining(self) -> list[int]:
-        """Return the pids of the job; without a cgroup only that of the command, and after its end the backend's strays."""
+        """Return the job's pids. Without a cgroup: the command's pid alone, and after the command's end the backend's strays."""
         if not self._own and self.root_pid is not None and self.exit_status is None:
             return [self.root_pid]
         return super().remaining() + [pid for pid, runs in self._strays().items() if runs]
 
     def signal(self, number: int) -> None:
-        """Send the signal `number` to the job's processes, except those that received it with iotwin's process group."""
+        """Send the signal `number` to the job's processes, except the processes that received it with iotwin's process group."""
         pids = self.remaining() if self._own else process_tree(self.remaining())
         if number != signal.SIGKILL and self._started and self._started.output.was_signalled(number):
             pids = [pid for pid in pids if pid == self.root_pid and os.getpgid(pid) != os.getpgrp()]

@@ -81,7 +81,7 @@ class EngineGate:
 
 
 def can_gate(engine: str) -> bool:
-    """Return True if a gate can replace the engine at the address `engine`, which must be that of a Unix socket."""
+    """Return True if a gate can replace the engine at the address `engine`, which must name a Unix socket."""
     return engine.startswith(_UNIX)
 
 

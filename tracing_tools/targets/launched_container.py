@@ -149,7 +149,7 @@ class LaunchedContainer(ContainerTarget):
         self._end()
 
     def has_ended(self) -> bool:
-        """Return True if container and launcher have ended. Set the exit status to that of the launcher, the user's command."""
+        """Return True if container and launcher have ended. Set the exit status to the launcher's exit status."""
         status = self._launch.status()
         if status is None:
             self._end_launcher_if_due()

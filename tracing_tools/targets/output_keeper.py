@@ -2,7 +2,7 @@
 
     python -I -S output_keeper.py CONTROL PIPE LOG PIPE LOG
 
-The arguments are descriptors; stdout and stderr are those of the tracer. The keeper may run longer than the tracer, because the
+The arguments are descriptors. The keeper shares stdout and stderr with the tracer. It may run longer than the tracer, because the
 job's next print would fail without a reader. If a log cannot grow, it lacks output, but the job continues. When the tracer ends,
 the keeper closes stdout and stderr, so that their readers see the end, and writes logs until all writers have closed the pipes.
 

@@ -1,8 +1,8 @@
 """Convert the planned files of a checkpoint to another format with the same tensors.
 
 zip and legacy are the formats of torch.save. dcp is torch.distributed.checkpoint: a folder with files of each rank and the
-file `.metadata`, which lists their contents. slots are those of PCcheck (Strati et al., ASPLOS 2025): each rank maps one file
-and overwrites its slots in turns.
+file `.metadata`, which lists their contents. slots is PCcheck's format (Strati et al., ASPLOS 2025): each rank maps one file into
+memory and overwrites the slots of the file in turns.
 
 All sizes are in bytes. The size of a pickle depends on names that a twin does not know, so it is estimated from the number of
 tensors. Sources: PKZIP's application note; the records and the alignment of torch 2.13, as strace shows them; the buffers of

@@ -83,7 +83,7 @@ def _own_states(config: Config, rank: int, ranks: int) -> list[ModelState]:
 
 
 def states_read(config: Config, rank: int, ranks: int) -> list[ModelState]:
-    """Return the files that `rank` reads to recover, including those that other ranks wrote."""
+    """Return the files that `rank` reads to recover, including files that other ranks wrote."""
     return [file for state in _needed_states(config, rank, ranks) for file in _files_of(config, state)]
 
 

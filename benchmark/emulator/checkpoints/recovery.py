@@ -65,7 +65,7 @@ def read_back(path: Path, reads: Sequence[tuple[int, int]]) -> None:
 
 
 def of_state(files: Iterable[PlannedFile]) -> list[PlannedFile]:
-    """Return those of `files` that are in folders and that `inspect` does not read."""
+    """Return the files among `files` that are in folders and that `inspect` does not read."""
     return [file for file in files if file.looked_at != "read" and folder_name(file.name) is not None]
 
 

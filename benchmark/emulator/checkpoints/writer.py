@@ -338,7 +338,7 @@ class CheckpointWriter:
                 (self._folder / checkpoint_name(*earlier)).rmdir()
 
     def _remove_own(self, names: Iterable[str]) -> None:
-        """Remove those of the files `names` that an emulator wrote. Another rank may remove them at the same time."""
+        """Remove the files among `names` that an emulator wrote. Another rank may remove them at the same time."""
         for name in names:
             folder = folders.folder_name(name) if self._in_folders else None
             if folder is None:

@@ -163,7 +163,7 @@ class KeptOpen:
         self._shared: dict[str, OpenFile] = {}
 
     def share(self, paths: Iterable[str]) -> None:
-        """Open the files `paths` for this process and those that it forks. Raises IotwinError if one cannot be opened."""
+        """Open the files `paths` for this process and the processes that it forks. Raises IotwinError if one cannot be opened."""
         for path in paths:
             if path not in self._shared:
                 self._shared[path] = self._opener(path)
@@ -203,7 +203,7 @@ class KeptOpen:
 
 
 class _Kept(OpenFile):
-    """A file that leaving its context does not close. If all of it was read by then, to its end, `end` is called."""
+    """A file that remains open after its `with` block. If the block read the whole file, up to its end, `end` is called."""
 
     def __init__(self, file: OpenFile, end: Callable[[], None] | None = None) -> None:
         self._file, self._end = file, end

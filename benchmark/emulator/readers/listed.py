@@ -14,7 +14,7 @@ _local = threading.local()
 
 
 class BufferedToEnd(Buffered):
-    """As Buffered, but a request for 0 bytes after the beginning makes a read of one byte, by which programs detect the end."""
+    """As Buffered, but a request for 0 bytes beyond offset 0 reads one byte, as programs do to detect the end of a file."""
 
     def read(self, offset: int, size_bytes: int) -> memoryview:
         if offset and not size_bytes:
@@ -45,7 +45,7 @@ def _read(file: OpenFile, reads: Sequence[Read]) -> memoryview:
 
 
 def _read_by_threads(file: OpenFile, reads: Sequence[Read]) -> memoryview:
-    """Make each of `reads` by its own thread, concurrently, and return the bytes of the last one when all are done."""
+    """Make the `reads` concurrently, each in a separate thread, and return the bytes of the last one when all are done."""
     asked = [_thread(read.thread).submit(file.read, read.offset, read.size_bytes) for read in reads]
     wait(asked)
     return [each.result() for each in asked][-1]

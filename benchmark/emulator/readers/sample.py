@@ -59,5 +59,5 @@ class Synthetic:
         self._record_bytes = record_bytes
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return a sample, of which no byte was read from a file."""
+        """Return a sample that is not read from any file."""
         return Sample(scratch(self._record_bytes), 0)

@@ -100,7 +100,7 @@ def write_pfw(path: Path, events: Iterable[DlioEvents], rank: int, hostname: str
     """Write the events of one rank as DFTracer's .pfw, and return their number.
 
     The format (https://dftracer.readthedocs.io, LLNL) is Chrome's complete events, one a line after a bracket, with times in
-    microseconds. The names of categories are those that DLIO 3 logs.
+    microseconds. The categories have the names that DLIO 3 logs.
     """
     written = 0
     with open_whole(path) as out:
