@@ -13,8 +13,8 @@ from iotwin.trace_store.manifest import Host, Manifest, Target
 from iotwin.trace_store.raw.recording import Recording
 from iotwin.trace_store.reader import Trace
 from iotwin.workload_yaml import dump
-from tests.conftest import ROOT
 from tests.benchmark.loader_job import LoaderJob
+from tests.conftest import ROOT
 from tests.synthetic import MILLISECOND, Job, write_job
 
 JOB = {

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from iotwin.common.errors import IotwinError
@@ -28,16 +28,16 @@ from tests.perf.records import record_figures
 
 _ENOUGH, _FLOOR = 0.95, 0.02  # a score, or how far below the noise floor of the edited job
 _LONGEST = 0.05  # relative difference of the times from the first call on the data to the last one
-# What is changed in the job, and the key of the YAML with the factor for its value.
-EDITS: dict[str, tuple[str, str, float]] = {
-    "batch doubled": ("--batch-factor=2", "reader.batch_size", 2),
-    "batch halved": ("--batch-factor=0.5", "reader.batch_size", 0.5),
-    "loaders doubled": ("--workers=4", "reader.read_threads", 2),
-    "loaders halved": ("--workers=1", "reader.read_threads", 0.5),
-    "computation halved": ("--computation=0.5", "twin.recorded.computation_scale", 0.5),
-    "one epoch more": ("--epochs-more=1", "train.epochs", 0),
-    "two ranks": ("--ranks=2", "twin.ranks", 2),
-    "data doubled": ("--data-factor=2", "dataset.num_files_train", 2),
+# The option of the job, the key of the YAML, and its new value by the recorded one.
+EDITS: dict[str, tuple[str, str, Callable[[float], float]]] = {
+    "batch doubled": ("--batch-factor=2", "reader.batch_size", lambda size: 2 * size),
+    "batch halved": ("--batch-factor=0.5", "reader.batch_size", lambda size: size // 2),
+    "four loaders": ("--workers=4", "reader.read_threads", lambda _: 4),
+    "one loader": ("--workers=1", "reader.read_threads", lambda _: 1),
+    "computation halved": ("--computation=0.5", "twin.recorded.computation_scale", lambda _: 0.5),
+    "one epoch more": ("--epochs-more=1", "train.epochs", lambda epochs: epochs + 1),
+    "two ranks": ("--ranks=2", "twin.ranks", lambda _: 2),
+    "data doubled": ("--data-factor=2", "dataset.num_files_train", lambda samples: 2 * samples),
 }
 
 
@@ -60,12 +60,12 @@ def _recorded(job: UnseenJob) -> Path:
 
 
 def _override(twin: Path, edit: str) -> str:
-    _, key, factor = EDITS[edit]
+    _, key, change = EDITS[edit]
     value: Config | float = load(twin)
     for part in key.split("."):
         value = getattr(value, part)
     assert isinstance(value, int | float)
-    return f"++workload.{key}={value + 1 if factor == 0 else type(value)(value * factor)}"
+    return f"++workload.{key}={change(value)}"
 
 
 def _edited(name: str, job: UnseenJob, twin: Path, edit: str) -> Iterator[Figure]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -44,14 +45,16 @@ def find_batches(job: Job, calls: pd.DataFrame, tree: Tree, rows: pd.DataFrame) 
     training = _are_training(job, calls, passes)
     whole = pd.concat(passes)
     index[whole["batch"]] = np.arange(len(whole))
-    samples = calls[calls["sample"] >= 0].groupby("batch")["sample"].max().reindex(whole["batch"]).fillna(-1) + 1
+    samples = calls[calls["sample"] >= 0].groupby("batch")["sample"].max().reindex(whole["batch"]).fillna(-1).astype(np.int64) + 1
+    if not samples.any() and "size_bytes" in whole and _are_of_torch(job, whole):
+        samples = pd.concat([_samples_requested(part["size_bytes"].to_numpy(np.int64)) for part in passes])
     document = RecordedBatches(
         passes=[
             RecordedPass(int(part["process"].iloc[0]), bool(trains), len(part), int(part["depth"].iloc[0]))
             for part, trains in zip(passes, training, strict=True)
         ],
         loader=whole["loader"].tolist(),
-        samples=samples.astype(np.int64).tolist(),
+        samples=samples.tolist(),
         **{name: (whole[name] - tree.begin_ns[0]).clip(lower=0).tolist() for name in _TIMES},
     )
     return document, index
@@ -80,6 +83,23 @@ def _delivered(job: Job, delivered: pd.DataFrame, tree: Tree) -> pd.DataFrame:
     if len(handed) < (1 - _MOST_UNMATCHED) * len(delivered):
         return handed[:0]
     return handed.astype({"loader": np.int64, "process": np.int64})
+
+
+def _are_of_torch(job: Job, batches: pd.DataFrame) -> bool:
+    """Return whether all batches were read by processes with the name that PyTorch gives its loaders."""
+    names = job.processes.set_index("pid")["comm"].astype(str)
+    return bool((names.reindex(batches["pid"]) == "pt_data_worker").all())
+
+
+def _samples_requested(size_bytes: _Ints) -> pd.Series:
+    """Return how many samples of a stream each request of a pass asks for, by its size; 0 if that is unknown.
+
+    A request of PyTorch for a batch of an IterableDataset is the pickled pair of the batch's index and a list of so many None.
+    """
+    empty = np.array([len(ForkingPickler.dumps((index, [None, None]))) - 2 for index in range(len(size_bytes))])
+    found, counts = np.unique(size_bytes - empty, return_counts=True)
+    known = counts.max() >= _NEARLY_ALL * len(size_bytes) and found[counts.argmax()] > 0
+    return pd.Series(np.full(len(size_bytes), int(found[counts.argmax()]) if known else 0))
 
 
 def _with_reads(found: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:

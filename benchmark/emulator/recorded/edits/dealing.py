@@ -25,8 +25,8 @@ class RecordedPassSamples(NamedTuple):
     """The batches of a recorded pass, in order.
 
     `parts`: number of samples of each batch. `slots`: position of its loader among those of the pass. `files`: the first file
-    that the batch reads. `streamed`: loaders read on in separate shards, so that samples remain in their order. `shuffled`: the
-    order of samples differs from pass to pass.
+    that the batch reads, -1 for none. `streamed`: loaders read on in separate shards, so that samples remain in their order.
+    `shuffled`: the order of samples differs from pass to pass.
     """
 
     batches: _Ints
@@ -93,6 +93,7 @@ def _streams(recorded: RecordedPassSamples, loaders: int) -> list[list[DealtSamp
     for slot in range(before):
         own = recorded.slots == slot
         files = recorded.files[own]
+        files = files[np.maximum.accumulate(np.where(files >= 0, np.arange(len(files)), 0))]  # others read on in the file before
         turn = np.cumsum(np.append(0, files[1:] != files[:-1])) if len(files) else files
         target = slot % count + before * (turn % max(count // before, 1))
         for index in np.unique(target).tolist():

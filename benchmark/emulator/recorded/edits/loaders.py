@@ -48,6 +48,11 @@ class RecordedLoader:
                 self.after[batch] = stretches[at]
                 at += 1
 
+    def keep_samples_alone(self) -> None:
+        """Forget all but the samples: what a rank that reads by itself does besides is no loader's."""
+        self.after.clear()
+        self.prologue = self.epilogue = Stretch(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, 0, 0, 0)
+
     @staticmethod
     def _starts(recording: TwinRecording, process: int, batch: int, begin_ns: int, end_ns: int, samples: int) -> list[int]:
         """Return when each sample of a batch begins, or each of PARTS parts if that is unknown."""

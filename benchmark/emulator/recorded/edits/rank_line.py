@@ -118,7 +118,7 @@ class RankLine:
             received = np.array(self._recording.batches.received_ns, np.int64)[own]
             found[loader] = RecordedLoader(self._recording, loader, own[np.argsort(received, kind="stable")], kept)
             if loader == self._line.process:
-                found[loader].after.clear()  # which are the rank's steps
+                found[loader].keep_samples_alone()
         return found
 
     def _is_shuffled(self, training: bool) -> bool:
@@ -237,7 +237,8 @@ class RankLine:
             loaders[batch.slot].serve(batch.samples, self._deal)
         for batch in dealt[:ahead]:
             self._line.main.add(Op.PIPE_WRITE, loaders[batch.slot].requests, 1)
-        self._put(each.opening, copy)
+        if each.depth:  # otherwise the rank reads its first batch then
+            self._put(each.opening, copy)
         epoch = self._training.index(number) if each.training else -1
         for index, batch in enumerate(dealt):
             if loaders:

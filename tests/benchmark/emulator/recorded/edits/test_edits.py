@@ -14,6 +14,7 @@ from iotwin.loops.emulation import EmulationOptions, run_workload
 from iotwin.workload_yaml import Config, TwinRecorded, dump, load
 from iotwin.workload_yaml.recorded_structure import structure_of
 from iotwin.workload_yaml.recording import Op, RecordedFile, TwinRecording, write_recording
+from tests.benchmark.fit.recorded.test_recorded_batches import reading_rank
 from tests.benchmark.loader_job import LoaderJob
 from tests.benchmark.recordings import recording, row, write_twin
 
@@ -154,6 +155,24 @@ def test_checkpoints_every_so_many_steps_stay_so(tmp_path, factor, saved):
     after = edit(recorded(tmp_path, LoaderJob(save_after=4)), Edits(batch=factor))
     assert len([name for name in writes(after) if "step" in name]) == saved
     assert len([name for name in writes(after) if "epoch" in name]) == 2
+
+
+@pytest.mark.parametrize("loaders", [1, 3])
+def test_loaders_take_over_from_a_rank_that_reads_by_itself(tmp_path, loaders):
+    """They begin at once, since what the rank did before it read is not theirs."""
+    before = fit(reading_rank(tmp_path), "recorded").recording
+    after = edit(before, Edits(loaders=loaders))
+    assert reads(after) == reads(before) and count(after, Op.START) == 4 * loaders
+    of = after.columns
+    assert not np.isin(of["op"][of["thread"] == 0], [Op.OPEN, Op.READ]).any()
+    assert (of["think_ns"][(of["op"] == Op.PIPE_READ) & (of["thread"] > 0)] < 1e6).all()
+
+
+@pytest.mark.parametrize("factor", [0.5, 1, 2])
+def test_a_rank_that_reads_by_itself_reads_each_sample_once_an_epoch(tmp_path, factor):
+    before = fit(reading_rank(tmp_path), "recorded").recording
+    after = edit(before, Edits(batch=factor, prefetch=4))
+    assert reads(after) == reads(before) and abs(rank_think_ms(after) - rank_think_ms(before)) < 2
 
 
 def twin(folder: Path, job: LoaderJob = JOB) -> Path:

@@ -1,0 +1,97 @@
+"""The batches of a recording: who read them, when they were taken, and which passes they form."""
+
+import numpy as np
+import pytest
+
+from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.recorded.batches import _numbers_of_repeats
+from iotwin.trace_store.reader import Trace
+from iotwin.workload_yaml.recorded_structure import structure_of
+from iotwin.workload_yaml.recording import Label, Op, RecordedBatches, TwinRecording
+from tests.benchmark.loader_job import RANK, LoaderJob
+from tests.benchmark.made_trace import Made
+
+
+def recorded(trace: Trace) -> TwinRecording:
+    made = fit(trace, "recorded").recording
+    assert made is not None
+    return made
+
+
+def batches_of(folder, job: LoaderJob) -> RecordedBatches:
+    return recorded(job.trace(folder / "t")).batches
+
+
+def reading_rank(folder) -> Trace:
+    """Two epochs of six batches of four, each with an evaluation of two, which is shorter to compute; nothing is logged."""
+    made, now = Made(), 105.0
+    made.process(RANK, 1, "rank")
+    files = [made.file(f"/d/train/{i}.jpg", size=100_000) for i in range(24)]
+    held = [made.file(f"/d/held/{i}.jpg", size=100_000) for i in range(8)]
+    for epoch in range(2):
+        order = [files[(5 * i + 7 * epoch) % 24] for i in range(24)]
+        for pass_files, compute_ms in ((order, 30), (held, 15)):
+            for at in range(0, len(pass_files), 4):
+                for file in pass_files[at : at + 4]:
+                    now = made.read_file(now, RANK, file) + 0.005
+                now += compute_ms
+    return made.trace(folder / "t")
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_passes_of_loaders_are_epochs_and_evaluations(tmp_path, persistent):
+    found = batches_of(tmp_path, LoaderJob(evaluated=8, epochs=3, persistent=persistent, files=26))
+    assert [(each.training, each.batches) for each in found.passes] == [(True, 7), (False, 2)] * 3
+    assert {each.depth for each in found.passes if each.training} == {4}
+    assert [set(found.loader[at : at + 7]) for at in (0, 9)] == ([{1, 2}] * 2 if persistent else [{1, 2}, {5, 6}])
+    assert found.samples == [4, 4, 4, 4, 4, 4, 2, 4, 4] * 3
+
+
+@pytest.mark.parametrize("compute_ms", [3.0, 40.0])  # slower and faster than the loaders
+def test_steps_take_as_long_as_the_rank_computes(tmp_path, compute_ms):
+    found = batches_of(tmp_path, LoaderJob(compute_ms=compute_ms, files=64))
+    times = {name: np.array(getattr(found, name)) / 1e6 for name in ("requested_ns", "received_ns", "delivered_ns", "taken_ns")}
+    assert (times["requested_ns"] < times["received_ns"]).all() and (times["received_ns"] < times["delivered_ns"]).all()
+    assert (times["delivered_ns"] <= times["taken_ns"]).all() and (np.diff(times["taken_ns"]) > 0).all()
+    whole = structure_of(found)
+    assert abs(1e3 * whole.computation_s - compute_ms) < 0.5
+
+
+def test_an_answer_that_nothing_was_read_for_is_no_batch(tmp_path):
+    """A loader that lives on answers a message between epochs."""
+    job = LoaderJob(persistent=True, files=80, epochs=2)
+    trace = job.trace(tmp_path / "t")
+    assert [each.batches for each in recorded(trace).batches.passes] == [20, 20]
+
+
+def test_without_requests_there_are_no_batches(tmp_path):
+    made, now = Made(), 0.0
+    pid = made.process(RANK, 1, "helper")
+    for number in range(6):
+        now = made.read_file(now, pid, made.file(f"/d/{number}", "other", 1000))
+    found = recorded(made.trace(tmp_path / "t"))
+    assert found.header.batches is None and "label" not in found.columns
+
+
+def test_a_rank_that_reads_by_itself_has_passes_too(tmp_path):
+    found = recorded(reading_rank(tmp_path)).batches
+    assert [(each.training, each.batches, each.depth) for each in found.passes] == [(True, 6, 0), (False, 2, 0)] * 2
+    assert set(found.loader) == {0} and set(found.samples) == {4}
+    assert abs(structure_of(found).computation_s - 0.030) < 0.001
+
+
+def test_passes_begin_where_samples_come_again():
+    assert _numbers_of_repeats([{1}, {2}, {3}, {2}, {1}, {3}, {3}, {1}, {2}]).tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert _numbers_of_repeats([{1}, {2}, {9}, {2}, {1}, {9}]).tolist() == [0, 0, 1, 2, 2, 3]
+    assert _numbers_of_repeats([{1}, {1}, {2}, {2}, {1}]).tolist() == [0] * 5  # drawn with replacement
+
+
+def test_rows_carry_the_labels_of_their_calls(tmp_path):
+    made = recorded(LoaderJob(evaluated=8).trace(tmp_path / "t"))
+    of, written = made.columns, np.array([file.written for file in made.header.files])
+    on_file = of["op"] < Op.PIPE_WRITE
+    on_data = on_file & ~written[np.where(on_file, of["subject"], 0)]
+    assert (of["label"][on_data] == Label.DEALT).all() and (of["label"][~on_data] == Label.TIMED).all()
+    assert (of["batch"][~on_data] == -1).all() and sorted(set(of["batch"][on_data])) == list(range(len(made.batches.loader)))
+    opened = on_data & (of["op"] == Op.OPEN)
+    assert (np.bincount(of["batch"][opened]) == made.batches.samples).all()
