@@ -31,9 +31,10 @@ _Program = subprocess.Popen[bytes]
 
 @dataclass(frozen=True)
 class RankProcess:
-    """The process of one rank. `environment` is added to that of this process; without a `log`, stdout and stderr are inherited.
+    """The process of one rank. `environment` is added to this process's environment.
 
-    `host` is only for messages and the record. A command for another machine must begin with ssh or a similar program.
+    Without a `log`, stdout and stderr are inherited. `host` is only for messages and the record. A command for another machine
+    must begin with ssh or a similar program.
     """
 
     command: list[str]

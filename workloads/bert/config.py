@@ -1,4 +1,4 @@
-"""Command line options of the BERT training job. The defaults are those of the published job (BERT-large)."""
+"""Command line options of the BERT training job. The defaults come from the published job (BERT-large)."""
 
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class BertConfig:
 
     @property
     def network(self) -> dict[str, int]:
-        """The sizes of the model, which must equal those in a checkpoint."""
+        """The sizes of the model. A checkpoint can be restored only if its sizes are equal."""
         return {"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "sequence": self.sequence}
 
 

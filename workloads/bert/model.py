@@ -84,7 +84,7 @@ class Bert(tf.Module):
         return features
 
     def losses(self, batch: Features, features: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the mean cross-entropy of the masked words and that of the next sentence, given `features` from `encode`."""
+        """Return the mean cross-entropies of (masked words, next sentence), given `features` from `encode`."""
         masked_positions = batch["masked_lm_positions"]
         seen = batch["masked_lm_weights"] * tf.cast(masked_positions < self._sequence, tf.float32)
         chosen = tf.gather(features, tf.minimum(masked_positions, self._sequence - 1), batch_dims=1)

@@ -1,4 +1,4 @@
-"""The command line options of the job: those of CheckFreq's original trainer, of which some have no effect, and new ones."""
+"""The command line options of the job: all options of CheckFreq's original trainer, some without effect, and new ones."""
 
 import argparse
 from argparse import ArgumentParser, Namespace

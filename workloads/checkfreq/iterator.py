@@ -50,7 +50,7 @@ class CFIterator:
     * In both modes it takes a checkpoint at the end of each epoch. After `steps_to_run` steps it stops and sets `exit`.
     * `bs` is the batch size of a rank. `arch` names the model in the original's cache file. A job can begin at `epoch` and
       `steps_this_epoch`.
-    * `worker_id` and `persist` have no effect. The other keywords are those of IteratorOptions.
+    * `worker_id` and `persist` have no effect. The other keywords are fields of IteratorOptions.
 
     After a restore, a loader whose batch_sampler is a ResumableBatches continues without reading consumed batches again. With any
     other loader, consumed batches are read again and dropped, except with DALI (`dali`), where the script must skip them.
@@ -342,7 +342,7 @@ class CFIterator:
         }
 
     def load_state_dict(self, state: State | None) -> None:
-        """Set the position to that of `state_dict`; None changes nothing. Raises IotwinError if it does not fit the loader."""
+        """Continue at the position in `state`; None changes nothing. Raises IotwinError if `state` does not fit the loader."""
         if state is None:
             return
         self.epoch, self._step_in_epoch, self._steps = state["epoch"], state["iter"], state["steps_so_far"]

@@ -50,7 +50,7 @@ class CFMode(enum.Enum):
 class CFManager:
     """Takes, writes and restores checkpoints of `chk` in the directory `chk_dir`, which it locks until `close`.
 
-    * `overwrite` keeps only the newest checkpoint and, with `keep_epoch_chk`, those of the ends of epochs.
+    * `overwrite` keeps only the newest checkpoint and, with `keep_epoch_chk`, the checkpoints at ends of epochs.
     * `in_flight` is how many checkpoints may be unfinished at once; CheckFreq has 1.
     * `layout` "theirs" writes the original's files, whose names begin with `chk_prefix`; "ours" writes to the checkpoint store.
     * `job` identifies the job: `restore` refuses a checkpoint with other values.
@@ -319,16 +319,16 @@ class CFManager:
             remember(self.directory, end, start, self.world_size, self.rank, self.in_flight + 1)
 
     def get_latest_checkpoint(self, latest: bool = True, epoch: int = 0) -> str | None:
-        """Return the path of the newest valid checkpoint or, if not `latest`, of that of the end of `epoch`; None without one."""
+        """Return the path of the newest valid checkpoint; if not `latest`, of the one at the end of `epoch`. None if it is missing."""
         found = self._layout.latest(self._refused) if latest else self._layout.epoch_end(epoch)
         return str(found) if found else None
 
     def restore(self, latest: bool = True, epoch: int = 0, gpu: int = 0) -> State | None:
-        """Restore the tracked objects from the newest valid checkpoint or, if not `latest`, from that of the end of `epoch`.
+        """Restore the tracked objects from the newest valid checkpoint; if not `latest`, from the one at the end of `epoch`.
 
         Returns the `additional_snapshot` of `save`, None if it was None or if there is no checkpoint. Damaged checkpoints are
         skipped with a note. `gpu` has no effect, since states are loaded to the devices of their objects. Raises IotwinError if
-        the checkpoint belongs to another job, or if there is none of the end of `epoch`.
+        the checkpoint belongs to another job, or if there is none for the end of `epoch`.
         """
         if self._persister is not None:
             self._persister.wait()

@@ -56,7 +56,7 @@ def join_ranks() -> Iterator[TorchRanks]:
 def never_destroy(group: object) -> None:
     """Prevent the destruction of a process group's object, which can be a deadlock at the end of a job (torch 2.13).
 
-    The destructor holds the interpreter lock while it waits for gloo's threads, of which one may need the lock to free the tensor
+    The destructor holds the interpreter lock while it waits for gloo's threads. One of them may need the lock to free the tensor
     of the last sum. Because of this, a few of a hundred ranks never ended.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))

@@ -1,4 +1,4 @@
-"""Command line options of the DLRM training job. The defaults are those of the published job."""
+"""Command line options of the DLRM training job. The defaults come from the published job."""
 
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass

@@ -123,7 +123,7 @@ class DlrmJob:
         return None
 
     def _position(self, step: int) -> Position:
-        """Return the position in the data after `step` steps. It is that of a single rank, because the ranks share each batch."""
+        """Return the position in the data after `step` steps. It is as for a single rank, because the ranks share each batch."""
         epoch, done = divmod(step, self._batches)
         config = self._config
         return after(begin(config.seed, epoch + 1, self._batches * config.batch_size, config.batch_size, 1), done)

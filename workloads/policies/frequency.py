@@ -70,10 +70,10 @@ def plan(profile: CheckpointProfile, overhead: float, mtbf_s: float | None = Non
     """Return the interval of Algorithm 1, with which stalls take at most the share `overhead` (0.05 is 5 %) of step time.
 
     * The snapshot is stored on the device if its memory suffices and if that stalls training no longer than a copy to the host.
-    * `in_flight` checkpoints may be unfinished at once, so each may take that many intervals. CheckFreq has 1; for more the rule
-      is that of PCcheck (Strati, Friedman, Klimovic, ASPLOS 2025).
+    * `in_flight` checkpoints may be unfinished at once, so each may take that many intervals. CheckFreq has 1; for more,
+      PCcheck's rule applies (Strati, Friedman, Klimovic, ASPLOS 2025).
     * `mtbf_s`, the mean time between failures, sets a least interval, sqrt(2 C MTBF) for a stall of C (Young, CACM 1974). Below
-      it, stalls cost more time than they save after failures.
+      this interval, stalls cost more time than checkpoints save after failures.
 
     Raises ValueError if `overhead`, `mtbf_s` or `in_flight` is not above 0.
     """
@@ -168,7 +168,7 @@ _FREE_WINDOWS = 4
 class Controller:
     """Keeps the total overhead of checkpoints at a bound by changing the interval between them, up or down.
 
-    The overhead is the wall time above that of steps that no checkpoint affects, so that a cause that slows all steps is ignored.
+    The overhead is the wall time above the time of steps that no checkpoint affects. So a cause that slows all steps is ignored.
     The cost of a checkpoint is its stall, which is measured, and the interference of its write with steps. Interference counts if
     it exceeds noise by three standard errors in two windows in a row, or by two in the median of the last 16. The interference
     that a profile foresees counts as far as measurements do not exclude it. A window needs the interval cost / bound.
@@ -230,7 +230,7 @@ class Controller:
         return sum(self._free_counts) + self._free_in_window >= _FREE or since >= 2 * self.interval
 
     def step(self, seconds: float, checkpoint: bool = False, stall_s: float = 0.0, writing: bool = False) -> StepWindow | None:
-        """Record a step (its values are those of MeasuredStep). Return the window that it ends, None within a window.
+        """Record a step, by the fields of MeasuredStep. Return the window that ends with this step, None within a window.
 
         If `writing` is never True, writes are assumed to take less than half the interval, so that most steps are unaffected.
         """

@@ -1,6 +1,6 @@
 """Computes goodput: the useful steps per second of a job that returns to its last checkpoint after each failure.
 
-The formulas are those of PCcheck's evaluation (Strati, Friedman, Klimovic: "PCcheck: Persistent Concurrent Checkpointing for ML",
+The formulas come from PCcheck's evaluation (Strati, Friedman, Klimovic: "PCcheck: Persistent Concurrent Checkpointing for ML",
 ASPLOS 2025; run_goodput_model.py). They use k steps of t seconds between checkpoints, C seconds for a checkpoint, `load` seconds
 to load one, and N checkpoints in flight.
 

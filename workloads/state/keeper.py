@@ -32,7 +32,8 @@ State = dict[str, Any]
 class ResumedJob:
     """A restored checkpoint: the position in the data, the state that all ranks share, and the separate states of ranks.
 
-    `own` is this rank's separate state if the number of ranks is unchanged. Otherwise rank 0 gets all of them, other ranks none.
+    `own` is this rank's separate state if the number of ranks is unchanged. Otherwise rank 0 gets the separate states of all
+    ranks, and other ranks get none.
     """
 
     position: Position

@@ -1,7 +1,7 @@
 """Saves state that is sharded over ranks (DTensor): each rank saves its own shards, and any number of ranks can restore them.
 
 In a checkpoint, a sharded tensor is a dict of the rank's shard, its offset in the whole tensor, and the sharded dimensions. Rank
-0 also saves everything that is not sharded, for which the other ranks save None.
+0 also saves everything that is not sharded; the other ranks save None in its place.
 """
 
 import itertools
@@ -61,7 +61,7 @@ class Sharding:
         return None if self.rank else state
 
     def joined(self, states: Iterator[Any]) -> Any:
-        """Return the restored state: that of rank 0, with its shards replaced by DTensors over this mesh.
+        """Return the restored state: the state of rank 0, with its shards replaced by DTensors over this mesh.
 
         `states` yields what each rank saved, rank 0 first; only one at a time is in memory. Tensors are sharded along the same
         dimensions as before. Raises IotwinError if this mesh has another number of dimensions.

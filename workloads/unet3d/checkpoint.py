@@ -13,8 +13,8 @@ LAST, BEST = "checkpoint_last.pt", "checkpoint_best.pt"
 def load(path: Path, device: torch.device, network: dict[str, int]) -> State:
     """Return the state saved at `path`, with its tensors on `device`.
 
-    Only tensors and plain values are read, never pickled objects. Raises IotwinError if the file is not a checkpoint, or if its
-    base_channels and depth differ from those in `network`.
+    Only tensors and plain values are read, never pickled objects. Raises IotwinError if the file is not a checkpoint, or if
+    base_channels or depth differ from the values in `network`.
     """
     try:
         state: State = torch.load(path, map_location=device, weights_only=True)

@@ -1,4 +1,4 @@
-"""Command line options of the 3-D U-Net training job. The defaults are those of the published job."""
+"""Command line options of the 3-D U-Net training job. The defaults come from the published job."""
 
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Unet3dConfig:
 
     @property
     def network(self) -> dict[str, int]:
-        """The sizes of the network, which must equal those in a checkpoint."""
+        """The sizes of the network. A checkpoint can be restored only if its sizes are equal."""
         return {"base_channels": self.base_channels, "depth": self.depth}
 
 

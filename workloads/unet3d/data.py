@@ -1,4 +1,4 @@
-"""PyTorch data sets and loaders of KiTS19-shaped cases. Each volume is read whole; the order is that of DistributedSampler."""
+"""PyTorch data sets and loaders of KiTS19-shaped cases. Each volume is read whole, in the order of DistributedSampler."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

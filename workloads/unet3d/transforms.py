@@ -1,6 +1,6 @@
 """Preprocesses a training case in numpy: a random crop that often contains an organ, flips, brightness, noise.
 
-Order and probabilities are those of the image-segmentation job of MLPerf Training, so that a sample takes as much CPU time.
+Order and probabilities are as in the image-segmentation job of MLPerf Training, so that a sample takes as much CPU time.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Computes a digest of a batch. By it, a resumed job checks that it repeats the batches of the interrupted job."""
+"""Computes a digest of a batch. By digests, a resumed job checks that it repeats the batches of the interrupted job."""
 
 import hashlib
 from collections.abc import Iterator, Mapping

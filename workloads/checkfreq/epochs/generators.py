@@ -1,4 +1,4 @@
-"""Finds and saves the random generators that a data loader draws from: the global ones, and those of its sampler and data set."""
+"""Finds and saves the random generators that a data loader draws from: global ones, and its sampler's and data set's."""
 
 import json
 import random

@@ -1,7 +1,7 @@
 """The simulator's event loop: runs a schedule under a memory budget, and evicts and rematerialises tensors as needed.
 
 It is compiled by numba, or runs as plain Python. Its state is a few arrays of records, its time an integer clock in the unit of
-the costs. Explicit stacks replace recursion. The rules are those of the paper's appendix C and of its authors' simulator ("the
+the costs. Explicit stacks replace recursion. The rules come from the paper's appendix C and from its authors' simulator ("the
 original"); docs/dtr.md states them.
 """
 
@@ -271,7 +271,7 @@ def passes(s: KernelState, here: int, other: int) -> bool:
 
 @compiled
 def unite(s: KernelState, storage: int, side: int) -> None:
-    """Set the `reach` record of `storage` from those of its evicted neighbours, which must be valid.
+    """Set the `reach` record of `storage` from the `reach` records of its evicted neighbours, which must be valid.
 
     The row of bits of the neighbour that reaches most is copied. From the other neighbours' rows, missing storages are added.
     """
@@ -416,10 +416,10 @@ def sources(s: KernelState, base: int) -> int:
 def learn(s: KernelState, storage: int, goal: int) -> None:
     """Mark as `aware` of the pending results all `sources` of `storage` that are also sources of `goal`.
 
-    This repeats a mistake of the original, which caches the storages that each storage reaches. It adds an operator's results to
-    its graph before it recomputes the operator's arguments, and treats results that are not in memory as evicted. So it counts
-    results that were never computed, but only in searches that it makes after it added them: those from all sources of a storage
-    that comes back.
+    This repeats a mistake of the original, which caches the storages that each storage reaches. The original adds an
+    operator's results to its graph before it recomputes the operator's arguments, and treats results that are not in memory as
+    evicted. So it counts results that were never computed, but only in searches that it makes after it added the results:
+    searches from all sources of a storage that comes back.
     """
     down, pending = len(s.storages), s.run[0].pending
     for index in range(sources(s, storage)):
@@ -577,7 +577,7 @@ def score(s: KernelState, rules: Rules, storage: int) -> float:
 
 @compiled
 def union(s: KernelState, rules: Rules, storage: int) -> tuple[int, int]:
-    """Return the cost of the evicted neighbourhood of `storage`, as one set, and the latest access of it or of `storage`."""
+    """Return (cost of the evicted neighbourhood of `storage`, each storage once; latest access of these and `storage`)."""
     latest = s.storages[storage].accessed
     mark = next_stamp(s)
     cost, edges, found = search(s, storage, DOWN, mark, rules.faithful)
@@ -800,7 +800,7 @@ def issue(s: KernelState, rules: Rules, op: int) -> None:
 
 @inlined
 def enter(s: KernelState, rules: Rules, tensor: int, depth: int, first: bool) -> None:
-    """Begin the operator of `tensor`: mark its arguments as used, lock those in memory, and list in `aux` those to recompute."""
+    """Begin the operator of `tensor`: mark its arguments as used, lock arguments in memory, and list the others in `aux`."""
     op = s.tensors[tensor].op
     record(s, rules, E_PENDING, tensor)
     for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
@@ -906,7 +906,7 @@ def execute(s: KernelState, rules: Rules, tensor: int, first: bool) -> bool:
 
 @compiled
 def release_arguments_banishing(s: KernelState, rules: Rules, op: int, tensor: int, fresh: int, top: int) -> None:
-    """Unlock an operator's arguments, and banish those that are no longer needed.
+    """Unlock an operator's arguments, and banish the arguments that are no longer needed.
 
     If `faithful`, repeat a mistake of the original: it removes a banished argument from the list while it iterates over the list,
     and so skips the next one.

@@ -13,7 +13,7 @@ Ints = NDArray[np.int64]
 
 
 class Step(IntEnum):
-    """The kind of an item in a schedule. The operand of COMPUTE is an operator, that of all others a tensor."""
+    """The kind of an item in a schedule. The operand of COMPUTE is an operator; the operand of all other kinds is a tensor."""
 
     COMPUTE = 0
     GET = 1  # add an external reference

@@ -1,6 +1,6 @@
 """Reads and writes logs of a model's operations: one JSON object per line.
 
-The format is that of the loggers of DTR's authors; docs/dtr.md has its nine instructions. Numbers are decimal strings, a tensor's
+The loggers of DTR's authors write this format; docs/dtr.md has its nine instructions. Numbers are decimal strings, a tensor's
 name is unique, and its MEMORY and ALIAS lines follow the CONSTANT or CALL that defines it.
 """
 
@@ -84,7 +84,7 @@ def _number(text: str | int, line: int, what: str) -> int:
 
 @dataclass
 class _Pending:
-    """A CONSTANT or CALL of which some MEMORY and ALIAS lines have not been read yet."""
+    """A CONSTANT or CALL with MEMORY and ALIAS lines that have not been read yet."""
 
     line: int
     instruction: Line

@@ -26,7 +26,7 @@ class _Rewriter:
         self.constant_bytes = 0
 
     def add(self, op: int, results: list[tuple[str, int, int]]) -> range:
-        """Add the operator `op` of the old graph to the new graph, without those of its arguments that were removed."""
+        """Add the operator `op` of the old graph to the new graph, without the arguments that were removed."""
         args = [new for t in self.old.arguments(op) if (new := self.tensors[t]) is not None]
         self.operators[op] = len(self.new.op_names)
         return self.new.add(

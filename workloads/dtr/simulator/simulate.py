@@ -30,7 +30,7 @@ Records = np.ndarray[Any, np.dtype[np.void]]
 class SimulationSettings:
     """The settings of a run. `budget` is in bytes (or units).
 
-    A run ends as 'thrash' if its cost exceeds `overhead_limit` times that of running every operator once.
+    A run ends as 'thrash' if it costs more than `overhead_limit` times as much as running every operator once.
     """
 
     heuristic: Heuristic

@@ -1,7 +1,7 @@
 """Merges each chain of layers on a branch into one node, so that the optimizer searches fewer states.
 
-Files equal those of the original's compress_graph_branches.py, except that the original drops the last layer of a branch with
-its times.
+The original's compress_graph_branches.py writes equal files, except that it drops the last layer of a branch with the layer's
+times.
 """
 
 from collections import deque

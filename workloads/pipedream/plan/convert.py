@@ -1,6 +1,6 @@
 """Converts an optimised graph to the inputs of a runtime: modules with their tensors, configurations of ranks, and the plan.
 
-Tensor names are those of the original's convert_graph_to_model.py: k in ``out<k>`` counts the edges that leave a stage, so some
+Tensors are named as by the original's convert_graph_to_model.py: k in ``out<k>`` counts the edges that leave a stage, so some
 k are missing. The tensors of a stage are sorted by the id of their node, as a string.
 """
 

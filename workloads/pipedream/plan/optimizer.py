@@ -37,7 +37,7 @@ class Solution:
     levels: tuple[tuple[Split, ...], ...]
 
     def stages(self) -> list[Split]:
-        """Return the stages of the innermost level, with their replicas multiplied by those of all outer levels."""
+        """Return the stages of the innermost level, with their replicas multiplied by the replicas of all outer levels."""
         found = list(self.levels[0])
         for outer in self.levels[1:]:
             found = [

@@ -210,7 +210,7 @@ def _limited(plan: PipelinePlan, in_flight: int) -> PipelinePlan:
 
 
 def stage_rows(plan: PipelinePlan) -> list[dict[str, Any]]:
-    """Return a document per stage. Its times are those of one minibatch on one replica."""
+    """Return a document per stage, with times for one minibatch on one replica."""
     rows = []
     following = [*(stage.receive_s for stage in plan.stages[1:]), 0.0]
     for stage, send_s in zip(plan.stages, following, strict=True):

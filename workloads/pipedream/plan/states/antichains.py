@@ -20,7 +20,7 @@ class TooManyStates(IotwinError):
 
 
 class Antichains:
-    """Operations on antichains of a graph, which are sets of nodes of which none is an ancestor of another."""
+    """Operations on antichains of a graph: sets of nodes in which no node is an ancestor of another."""
 
     def __init__(self, graph: LayerGraph) -> None:
         self.graph = graph
@@ -42,7 +42,7 @@ class Antichains:
         return found
 
     def deaugment(self, nodes: int) -> int:
-        """Return `nodes` without those that are ancestors of others: an antichain."""
+        """Return `nodes` without the nodes that are ancestors of others: an antichain."""
         return sum(1 << node for node in bits(nodes) if not self.graph.descendants[node] & nodes)
 
     def next(self, antichain: int) -> list[int]:
@@ -109,9 +109,9 @@ def states_from(graph: LayerGraph, closures: list[int], complete: bool = True) -
 def some_states_of(graph: LayerGraph, most: int) -> States:
     """Return about `most` states of a graph that has too many, enough for a good plan.
 
-    They are taken from four topological orders, which run that layer next, of those that are ready, which is ready for longest,
-    is the latest, adds the fewest output bytes, or has the fewest parameters. The compute time of each order is divided into
-    equal shares, and from each share the state with the fewest output bytes is taken.
+    They are taken from four topological orders. Of the layers that are ready, each order runs next the layer that has been ready
+    longest, is the latest, adds the fewest output bytes, or has the fewest parameters. The compute time of each order is
+    divided into equal shares, and from each share the state with the fewest output bytes is taken.
     """
     found = {graph.everything}
     total_ms = sum(node.forward_ms + node.backward_ms for node in graph.nodes)

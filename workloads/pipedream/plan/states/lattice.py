@@ -25,10 +25,10 @@ _MOST_CUTS = 1_000  # the time limit is lowered until at most this many states r
 
 @dataclass(frozen=True)
 class LatticeSteps:
-    """The steps from the states with k layers (parents) to those with k + 1 (children), sorted in two ways.
+    """The steps from the states with k layers (parents) to the states with k + 1 (children), sorted in two ways.
 
-    `child[i]` is the child of step i in order of parents, of which parent p's steps begin at `of_parent[p]`. `parent[i]` is the
-    parent of step i in order of children, of which child c's steps begin at `of_child[c]`. The index of a state counts from 0
+    `child[i]` is the child of step i in order of parents; the steps of parent p begin at `of_parent[p]`. `parent[i]` is the
+    parent of step i in order of children; the steps of child c begin at `of_child[c]`. The index of a state counts from 0
     among the states with the same number of layers.
     """
 
@@ -101,7 +101,7 @@ class _Builder:
         self.packed = self.front = np.zeros((1, width), np.uint8)
 
     def step(self) -> LatticeSteps:
-        """Replace the states held by those with one more layer, and return the steps from the former to the latter."""
+        """Replace the states by the states with one more layer, and return the steps from the old to the new states."""
         parents, layers = np.nonzero(self.missing == 0)
         layers += self.low
         keys = self.keys[parents] ^ self.layer_key[layers]
@@ -118,7 +118,7 @@ class _Builder:
         return steps
 
     def _add(self, parents: npt.NDArray[np.intp], added: npt.NDArray[np.intp]) -> None:
-        """Replace the states by those of `parents`, each with one layer added."""
+        """Replace the states by the states in `parents`, each with one layer added."""
         states = np.arange(len(added))
         high = self.low + self.missing.shape[1]
         further = max(high, int(self.furthest[added].max()))
