@@ -43,7 +43,7 @@ def reason_of(error: OSError) -> str:
 def in_one_line(what: str, advice: str) -> Iterator[None]:
     """Turn any exception of the `with` block into an IotwinError "`what`: reason; `advice`".
 
-    All exceptions are caught, because those of an object store's client have no common base class.
+    All exceptions are caught, because the exceptions of an object store's client have no common base class.
     """
     try:
         yield

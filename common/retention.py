@@ -8,7 +8,7 @@ from iotwin.common.progress import note
 
 @dataclass(frozen=True)
 class Retention:
-    """Rules for keeping checkpoints: the `last` N, those at multiples of `every` steps, the `best` N by metric, ends of epochs.
+    """Rules for keeping checkpoints: the `last` N, multiples of `every` steps, the `best` N by metric, ends of epochs.
 
     A checkpoint is kept if any rule keeps it, or if no rule is set.
     """
@@ -38,7 +38,7 @@ class Retention:
 
 
 def superseded(newest_first: list[Found], retention: Retention) -> list[Found]:
-    """Return the checkpoints that `retention` does not keep, after verifying the last and best ones, which it keeps.
+    """Return the checkpoints that `retention` does not keep. Verifies the last and best checkpoints, which `retention` keeps.
 
     Damaged checkpoints are neither counted nor returned.
     """

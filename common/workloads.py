@@ -14,7 +14,7 @@ class Workload:
 
     name: str
     framework: Literal["torch", "tensorflow"]
-    # Program that starts several ranks: torchrun, or iotwin.workloads.launch ("launch"). None: one process uses all GPUs.
+    # Program that starts several ranks: torchrun, or iotwin.workloads.launch ("launch"). None: none, one process uses all GPUs.
     launcher: Literal["torchrun", "launch", None]
     has_loader_processes: bool = False  # True if the job has the option --workers
     variants: tuple[str, ...] = ("original", "instrumented", "sleep", EMULATED)

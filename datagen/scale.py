@@ -46,7 +46,7 @@ class ScaledFiles(msgspec.Struct, frozen=True):
 
     workload: ClassVar[str] = "scaled"
     samples_per_file: ClassVar[int] = 1
-    exact: ClassVar[bool] = False  # since inserted and deleted words change sizes
+    exact: ClassVar[bool] = False  # sizes are not exact, since inserted and deleted words change them
 
     def names(self, samples: int, index: int) -> tuple[str, ...]:
         """Return the names of the files of the copy at index `index`."""

@@ -100,7 +100,8 @@ def compare(a: Trace, b: Trace, repeats: Sequence[Trace] = (), each: Workers | N
 def compare_all(rows: Sequence[Trace], columns: Sequence[Trace]) -> list[list[Similarity]]:
     """Return the similarity of each of `rows` to each of `columns`, as a matrix; each trace is read once.
 
-    So that all scores are comparable, operations that one trace did not capture are ignored in all traces, and so are phases.
+    So that all scores are comparable, operations that one trace did not capture are ignored in all traces. If one trace has no
+    phases, phases are ignored in all.
     """
     traces = [*rows, *columns]
     profiles = _profiles(traces, all(map(has_phases, traces)), common_groups(traces))

@@ -12,7 +12,7 @@ from iotwin.datagen.content import Content, as_numbers
 from iotwin.datagen.files import PieceWriter
 from iotwin.datagen.layouts import FormatLayout
 
-# Not much larger, since malloc maps large arrays anew each time, which causes page faults.
+# Blocks are not much larger, since malloc maps large arrays anew each time, which causes page faults.
 BLOCK_BYTES = 1 << 19
 
 

@@ -66,8 +66,8 @@ class BertJob:
         self.keeper = Keeper(config.state, config.output, ranks, identity | {"shards": len(shards)}, _TENSORFLOW)
         resumed = self.keeper.resume()
         self.resumed_exactly = self._goes_on_exactly(resumed) if resumed else None
-        # If the order of records cannot be resumed, it gets a new seed, so that a resumed run does not read the same records
-        # again.
+        # If the order of records cannot be resumed, the order gets a new seed, so that a resumed run does not read the same
+        # records again.
         self._data_seed = resumed.own[0]["data_seed"] if resumed and self.resumed_exactly else config.seed + self.keeper.steps
         self._batches: Iterator[Features] = iter(
             training_batches(

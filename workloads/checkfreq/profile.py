@@ -50,8 +50,8 @@ class MeasuredCosts:
 def measure(manager: CFManager, iteration_s: float, additional: State, **where: Any) -> MeasuredCosts | None:
     """Take checkpoints with both kinds of snapshot and both workers. Return their costs on rank 0, None on other ranks.
 
-    Measured checkpoints that are written are valid, with the reason "profile". The first of each kind also allocates memory, and
-    is not timed.
+    Measured checkpoints that are written remain as valid checkpoints, with the reason "profile". The first call of each kind also
+    allocates memory or starts the writer process, and is not timed.
     """
     for _ in range(2):
         host = manager.save_cpu(additional, profile_snap=True, reason="profile", **where)
@@ -80,7 +80,7 @@ def measure(manager: CFManager, iteration_s: float, additional: State, **where: 
 
 
 def memory() -> tuple[int, int]:
-    """Return the peak of device memory in use, and the size of that memory, in bytes; of host memory without a CUDA device."""
+    """Return (peak of device memory in use, size of device memory) in bytes. Without a CUDA device, both are of host memory."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())

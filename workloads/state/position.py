@@ -47,7 +47,7 @@ def steps_left(position: Position) -> int:
 
 
 def steps_done(position: Position) -> int:
-    """Return the number of steps that have been done in the epoch, as if all were of the present number of ranks."""
+    """Return the number of steps that have been done in the epoch, as if the present number of ranks had done them."""
     return position.position // (position.batch_size * position.world_size)
 
 

@@ -2,7 +2,7 @@
 
 A synchronous copy stalls training until it ends. With `overlap`, the writing thread copies parameters and optimizer state during
 the next forward and backward passes, and the next update waits for it. All other tensors are copied at once, because forward
-passes may change them (as the running means of batch normalisation). So are small tensors.
+passes may change them (as the running means of batch normalisation). Small tensors are copied at once, too.
 """
 
 import ctypes

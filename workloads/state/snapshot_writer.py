@@ -97,8 +97,8 @@ class Persister:
     def submit(self, snapshot: StateSnapshot, manifest: CheckpointManifest, worker: str) -> None:
         """Queue a snapshot for the writing thread, which copies its pending tensors and writes it.
 
-        If all tensors are copied and the writer process is idle, the calling thread sends the request itself. That delays it less
-        than the writing thread, which would compete for the interpreter lock.
+        If all tensors are copied and the writer process is idle, the calling thread sends the request itself. This delays it less
+        than a request by the writing thread, which would compete for the interpreter lock.
         """
         write = _Write(snapshot, manifest, worker)
         idle = len(self._free) == len(self._buffers) - 1

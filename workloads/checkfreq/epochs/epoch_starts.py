@@ -1,7 +1,7 @@
 """Saves the states of random generators at the start of epochs, for scripts that draw random numbers between two epochs.
 
 The checkpoint at the end of an epoch is written before the script evaluates, so it lacks the states at the next epoch's start.
-These are saved in the store's file `epoch-starts.json`: a list of epochs, oldest first, each with an entry per rank.
+These states are saved in the store's file `epoch-starts.json`: a list of epochs, oldest first, each with an entry per rank.
 """
 
 import hashlib

@@ -703,7 +703,7 @@ def choose_otherwise(s: KernelState, rules: Rules) -> int:
 def set_dependent(s: KernelState, tensor: int, slot: int, value: int) -> None:
     """Count (`value` 1) or no longer count (0) a tensor as an evicted dependent of the storage of its operator's argument `slot`.
 
-    A tensor counts once for each storage, and not for its own.
+    A tensor counts at most once for each storage, and never for its own storage.
     """
     argument = s.slots[slot].argument
     if s.tensors[argument].storage == s.tensors[tensor].storage:

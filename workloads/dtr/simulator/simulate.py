@@ -21,7 +21,7 @@ POLICIES = {"eager": eviction.EAGER, "ignore": eviction.IGNORE, "banish": evicti
 RESULTS = {eviction.PASS: "pass", eviction.OUT_OF_MEMORY: "oom", eviction.THRASH: "thrash"}
 UNLIMITED = 1 << 62
 _FIRST_DRAWS = 1 << 12
-_MOST_WORDS = 1 << 26  # most 64-bit words (512 MiB) for sets of reachable storages; a larger graph is searched at each decision
+_MOST_WORDS = 1 << 26  # most 64-bit words (512 MiB) for sets of reachable storages; beyond, each decision searches the graph
 _SHORT = 4000  # schedules with fewer items finish in plain Python before numba has loaded its compiled kernel
 Records = np.ndarray[Any, np.dtype[np.void]]
 

@@ -132,10 +132,9 @@ class _Search:
         return best
 
     def from_ends(self, level: int) -> Array:
-        """Return the best seconds from the first point to each, and from each to the last, with all units of the level.
+        """Return the best seconds with all units of the level between two points, of which one is the first or the last point.
 
-        Other pairs are infinite, since the next level does not need them if it has at most two units. It requires that memory is
-        not limited.
+        Other pairs are infinite, since the next level does not need them if it has at most two units. Memory must not be limited.
         """
         points, exact, last = self.points, self.options.all_workers, self.points.last
         best = np.full((last + 1, last + 1), np.inf)
@@ -184,7 +183,7 @@ class _Search:
         return self._best(self.rows(level, 0, ends, True), 0, ends, suffix[:, ends])
 
     def _suffix(self, level: int, end: int) -> Array:
-        """Return U from each point to the point `end`: shape (units, points)."""
+        """Return U (see above) from each point to the point `end`: shape (units, points)."""
         suffix = np.full((self.options.levels[level].machines + 1, end + 1), np.inf)
         suffix[0, end] = 0
         for begin in range(end - 1, 0, -1):
@@ -325,7 +324,7 @@ def seconds_by_workers(points: Points, options: CostOptions) -> Array:
 
 
 def _no_worse_than_one_stage(points: Points, options: CostOptions, found: Solution) -> Solution:
-    """Return data parallelism if it is faster than `found`, else `found`. It can only be faster than a straight pipeline."""
+    """Return data parallelism if it is faster than `found`, else `found`. Only a straight pipeline can be slower."""
     costs = Costs(options)
     seconds = costs.data_parallel(float(points.seconds[-1]), float(points.parameters[-1]))
     units = options.workers
