@@ -40,7 +40,7 @@ def ask(key: str, values: list[str], run: Callable[[str | None], dict[str, Any]]
 
 def _row(value: str | None, summary: dict[str, Any]) -> dict[str, Any]:
     metric, own = summary["metric"], summary["iotwin"]
-    training = own["estimates"].get("train", {})
+    training = own.get("estimates", {}).get("train", {})  # a recorded twin estimates nothing
     return {
         "value": value,
         "accelerators": summary["num_accelerators"],

@@ -46,16 +46,26 @@ def deal(
     before, each time in another order.
     """
     wanted = max(1, round(size * (edits.batch if training else 1.0)))
-    streams = _streams(recorded, loaders) if recorded.streamed else [_whole(recorded, edits, again)]
-    streams = [_more(stream, edits, recorded) for stream in streams]
-    streams = [stream[rank :: edits.ranks] for stream in streams]
-    cut = [[stream[at : at + wanted] for at in range(0, len(stream), wanted)] for stream in streams]
     if not recorded.streamed:
-        return [DealtBatch(index % loaders if loaders else -1, samples) for index, samples in enumerate(cut[0])]
-    found = []
-    for turn in range(max(map(len, cut), default=0)):
-        found += [DealtBatch(slot if loaders else -1, own[turn]) for slot, own in enumerate(cut) if turn < len(own)]
-    return found
+        samples = _more(_whole(recorded, edits, again), edits, recorded)
+        samples += samples[: -len(samples) % edits.ranks]  # as PyTorch's DistributedSampler, so that all ranks take as many steps
+        own = _cut(samples[rank :: edits.ranks], wanted)
+        return [DealtBatch(index % loaders if loaders else -1, batch) for index, batch in enumerate(own)]
+    each = max(loaders, 1)
+    streams = [_cut(_more(stream, edits, recorded), wanted) for stream in _streams(recorded, each * edits.ranks)]
+    ranks = [_in_turn(streams[at : at + each]) for at in range(0, len(streams), each)]
+    steps = min(map(len, ranks))  # ranks meet after each step, so that none takes more
+    return [DealtBatch(slot if loaders else -1, batch) for slot, batch in ranks[rank][:steps]]
+
+
+def _cut(samples: list[DealtSample], size: int) -> list[list[DealtSample]]:
+    return [samples[at : at + size] for at in range(0, len(samples), size)]
+
+
+def _in_turn(streams: list[list[list[DealtSample]]]) -> list[tuple[int, list[DealtSample]]]:
+    """Return the batches of all streams with the index of their stream: in turn, as long as a stream has one."""
+    turns = range(max(map(len, streams)))
+    return [(slot, own[turn]) for turn in turns for slot, own in enumerate(streams) if turn < len(own)]
 
 
 def _whole(recorded: RecordedPassSamples, edits: Edits, again: int) -> list[DealtSample]:

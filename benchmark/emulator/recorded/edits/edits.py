@@ -1,7 +1,10 @@
 """What a user changes in a labelled twin: the difference between its YAML and the values that were recorded."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from iotwin.common.errors import UsageError
 from iotwin.workload_yaml import Config
@@ -9,6 +12,12 @@ from iotwin.workload_yaml.recorded_structure import RecordedStructure, structure
 from iotwin.workload_yaml.recording import Header
 
 _MOST_FACTOR = 10_000
+# Keys and sections that a recorded twin honours; of no other key a value other than the default has an effect.
+_HONOURED = (
+    "dataset.data_folder", "dataset.num_files_train", "reader.batch_size", "reader.read_threads", "reader.prefetch_size",
+    "train.epochs", "train.computation_time", "train.seed", "checkpoint.checkpoint_folder", "twin.recorded", "twin.ranks",
+    "twin.source", "twin.host", "twin.assumptions", "model.name", "framework", "workflow", "output", "metric", "profiling",
+)  # fmt: skip
 
 
 class Edits(NamedTuple):
@@ -29,6 +38,7 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
 
     Raises UsageError, which names the key, if the recording cannot follow an edit.
     """
+    _refuse_without_effect(config)
     if header.batches is None:
         _refuse(config)
         return None
@@ -74,6 +84,22 @@ def _check(recorded: RecordedStructure, edits: Edits) -> None:
     for key, factor in (("reader.batch_size", edits.batch), ("dataset.num_files_train", edits.samples)):
         if not 1 / _MOST_FACTOR <= factor <= _MOST_FACTOR:
             raise UsageError(f"{key}: is {factor:g} times what was recorded; give a factor of at most {_MOST_FACTOR}")
+
+
+def _refuse_without_effect(config: Config) -> None:
+    """Raise UsageError, which names the key, if a value was changed that a recorded twin cannot follow."""
+    usual = dict(_leaves(msgspec.to_builtins(Config()), ""))
+    for key, value in _leaves(msgspec.to_builtins(config), ""):
+        if usual.get(key, value) != value and not any(key == each or key.startswith(f"{each}.") for each in _HONOURED):
+            raise UsageError(f"{key}: has no effect on a recorded twin, which repeats the job's calls; leave it out")
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value
 
 
 def _refuse(config: Config) -> None:

@@ -128,10 +128,20 @@ def test_more_samples_lie_on_copies_of_their_files(tmp_path, factor):
 
 def test_ranks_share_the_samples_meet_and_the_first_one_saves(tmp_path):
     before = recorded(tmp_path)
-    ranks = [edit(before, Edits(ranks=3), rank) for rank in range(3)]
+    ranks = [edit(before, Edits(ranks=2), rank) for rank in range(2)]
     assert sum((reads(each) for each in ranks), Counter()) == reads(before)
-    assert [len(writes(each)) for each in ranks] == [JOB.epochs, 0, 0]
-    assert {count(each, Op.MEET) for each in ranks} == {JOB.epochs * 2}
+    assert [len(writes(each)) for each in ranks] == [JOB.epochs, 0]
+    assert {count(each, Op.MEET) for each in ranks} == {JOB.epochs * 3}
+
+
+@pytest.mark.parametrize(("job", "ranks"), [(LoaderJob(files=23), 3), (LoaderJob(shards=True, files=22), 2)])
+def test_ranks_meet_as_often_as_one_another(tmp_path, job, ranks):
+    """Of samples that do not divide evenly some are read twice; shards belong to one rank each."""
+    before = recorded(tmp_path, job)
+    shares = [edit(before, Edits(ranks=ranks), rank) for rank in range(ranks)]
+    assert len({count(each, Op.MEET) for each in shares}) == 1
+    files = [{name for name, _, _ in reads(each)} for each in shares]
+    assert not job.shards or not files[0] & files[1]
 
 
 def test_streams_keep_their_order_with_fewer_and_more_loaders(tmp_path):
@@ -224,6 +234,13 @@ def test_an_edit_that_a_recording_cannot_follow_is_refused(tmp_path):
     config = load(twin(tmp_path / "labelled"))
     config.reader.batch_size, config.twin.recorded.loop = 8, 2
     with pytest.raises(UsageError, match=r"twin.recorded: cut_s and loop"):
+        run_workload(config, EmulationOptions())
+
+
+def test_a_change_without_effect_is_refused(tmp_path):
+    config = load(twin(tmp_path))
+    config.checkpoint.fsync = False
+    with pytest.raises(UsageError, match=r"checkpoint.fsync: has no effect on a recorded twin"):
         run_workload(config, EmulationOptions())
 
 
