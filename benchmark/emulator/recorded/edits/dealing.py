@@ -1,7 +1,7 @@
 """Deal the samples of a recorded pass anew: to batches of another size, other loaders, ranks, and in another order."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ class RecordedPassSamples(NamedTuple):
 
     `parts`: number of samples of each batch. `slots`: position of its loader among those of the pass. `files`: the first file
     that the batch reads, -1 for none. `streamed`: loaders read on in separate shards, so that samples remain in their order.
-    `shuffled`: the order of samples differs from pass to pass.
+    `shuffled`: the order of samples differs from pass to pass. `known`: parts are samples, which may be read in any order.
     """
 
     batches: _Ints
@@ -35,6 +35,7 @@ class RecordedPassSamples(NamedTuple):
     files: _Ints
     streamed: bool
     shuffled: bool
+    known: bool
 
 
 def deal(
@@ -70,10 +71,17 @@ def _in_turn(streams: list[list[list[DealtSample]]]) -> list[tuple[int, list[Dea
 
 def _whole(recorded: RecordedPassSamples, edits: Edits, again: int) -> list[DealtSample]:
     samples = _samples(recorded.batches, recorded.parts)
-    if not (again and recorded.shuffled):
+    return _shuffled(samples, recorded, generator(edits.seed, Purpose.ORDER, epoch=again)) if again else samples
+
+
+def _shuffled(samples: list[DealtSample], recorded: RecordedPassSamples, drawn: np.random.Generator) -> list[DealtSample]:
+    """Return the samples in another order, if they may be: without known samples, whole batches."""
+    if not recorded.shuffled or recorded.streamed:
         return samples
-    order = generator(edits.seed, Purpose.ORDER, epoch=again).permutation(len(samples))
-    return [samples[index] for index in order.tolist()]
+    if recorded.known:
+        return [samples[index] for index in drawn.permutation(len(samples)).tolist()]
+    whole = [list(own) for _, own in groupby(samples, lambda sample: (sample.batch, sample.copy))]
+    return [sample for index in drawn.permutation(len(whole)).tolist() for sample in whole[index]]
 
 
 def _samples(batches: _Ints, parts: _Ints) -> list[DealtSample]:
@@ -86,10 +94,9 @@ def _more(stream: list[DealtSample], edits: Edits, recorded: RecordedPassSamples
     """Return the stream with as many samples as are asked for, those beyond it on copies of their files."""
     count = round(len(stream) * edits.samples)
     more = [sample._replace(copy=copy) for copy in range(-(-count // max(len(stream), 1))) for sample in stream][:count]
-    if edits.samples > 1 and recorded.shuffled:
-        order = generator(edits.seed, Purpose.ORDER, step=int(recorded.batches[0])).permutation(len(more))
-        more = [more[index] for index in order.tolist()]
-    return more
+    if edits.samples <= 1:
+        return more
+    return _shuffled(more, recorded, generator(edits.seed, Purpose.ORDER, step=int(recorded.batches[0])))
 
 
 def _streams(recorded: RecordedPassSamples, loaders: int) -> list[list[DealtSample]]:

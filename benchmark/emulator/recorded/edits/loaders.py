@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.benchmark.emulator.recorded.edits.process_line import ProcessLine
-from iotwin.benchmark.emulator.recorded.edits.row_builder import AS_RECORDED, RowBuilder
+from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder
 from iotwin.benchmark.emulator.recorded.edits.think_clock import ProcessRows, Stretch
 from iotwin.workload_yaml.recording import Label, Op, TwinRecording
 
@@ -119,7 +119,9 @@ class Deal:
         for batch, part, copy in samples:
             loader = self._loaders[self._loader_of[batch]]
             stretch = loader.parts[batch][part]
-            line.play(stretch, subjects=self._copied(stretch.rows, copy) if copy else None)
+            tag = f"-copy{copy}"
+            copied = self._builder.on_copies(tag, stretch.begin_ns, stretch.end_ns, data=True) if copy else None
+            line.play(stretch, subjects=copied)
             if part == len(loader.parts[batch]) - 1 and batch in loader.after and len(loader.after[batch].rows):
                 after.append(loader.after[batch])
         return after
@@ -133,13 +135,3 @@ class Deal:
             if len(rows):
                 return int(columns["subject"][rows[0]])
         return -1
-
-    def _copied(self, rows: _Ints, copy: int) -> _Ints:
-        """Return the subjects of `rows` on the copies of the data set's files."""
-        columns = self._recording.columns
-        subjects = np.full(len(rows), AS_RECORDED)
-        for index in np.unique(columns["subject"][rows][columns["op"][rows] < Op.PIPE_WRITE]).tolist():
-            if not self._builder.files[index].written:
-                own = (columns["subject"][rows] == index) & (columns["op"][rows] < Op.PIPE_WRITE)
-                subjects[own] = self._builder.copy_of_file(index, f"-copy{copy}")
-        return subjects

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder, ThreadRows
+from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder, Subjects, ThreadRows
 from iotwin.benchmark.emulator.recorded.edits.think_clock import Stretch
 from iotwin.workload_yaml.recording import Op
 
@@ -20,14 +20,22 @@ class ProcessLine:
         self.main: ThreadRows = builder.thread(process)[1]
         self._others: dict[int, tuple[int, ThreadRows]] = {}
 
-    def play(self, stretch: Stretch, factor: float = 1.0, subjects: NDArray[np.int64] | None = None, waits: bool = True) -> None:
-        """Append a stretch with its times of thinking multiplied by `factor`. `waits`: its end waits for the other threads."""
-        channels = [self._begin(position, rows, thinks, factor, waits) for position, rows, thinks in stretch.others]
-        stretch.put(self.main, factor, subjects)
+    def play(self, stretch: Stretch, factor: float = 1.0, subjects: Subjects | None = None, waits: bool = True) -> None:
+        """Append a stretch with its times of thinking multiplied by `factor`.
+
+        `subjects`: gives the new subjects of rows, None to keep them. `waits`: the end of the stretch waits for other threads.
+        """
+        channels = [
+            self._begin(position, rows, (thinks * factor).astype(np.int64), subjects, waits)
+            for position, rows, thinks in stretch.others
+        ]
+        stretch.put(self.main, factor, subjects and subjects(stretch.rows))
         for channel in channels if waits else ():
             self.main.add(Op.WAIT, channel + 1)
 
-    def _begin(self, position: int, rows: NDArray[np.int64], thinks: NDArray[np.int64], factor: float, waits: bool) -> int:
+    def _begin(
+        self, position: int, rows: NDArray[np.int64], thinks: NDArray[np.int64], subjects: Subjects | None, waits: bool
+    ) -> int:
         """Let the other thread at `position` do `rows` from now on, and return the first of its two channels."""
         if position not in self._others:
             number, thread = self._builder.thread(self.process)
@@ -37,7 +45,7 @@ class ProcessLine:
         channel, thread = self._others[position]
         self.main.add(Op.POST, channel)
         thread.add(Op.WAIT, channel)
-        thread.take(rows, (thinks * factor).astype(np.int64))
+        thread.take(rows, thinks, subjects and subjects(rows))
         if waits:
             thread.add(Op.POST, channel + 1)
         return channel

@@ -10,7 +10,7 @@ from iotwin.benchmark.emulator.recorded.edits.edits import Edits
 from iotwin.benchmark.emulator.recorded.edits.loaders import PARTS, Deal, NewLoader, RecordedLoader
 from iotwin.benchmark.emulator.recorded.edits.process_line import ProcessLine
 from iotwin.benchmark.emulator.recorded.edits.rare_steps import find_rare_steps
-from iotwin.benchmark.emulator.recorded.edits.row_builder import AS_RECORDED, RowBuilder
+from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder, Subjects
 from iotwin.benchmark.emulator.recorded.edits.think_clock import ProcessRows, Stretch
 from iotwin.workload_yaml.recorded_structure import pass_bounds
 from iotwin.workload_yaml.recording import Label, Op, TwinRecording
@@ -29,7 +29,8 @@ class _Pass:
         self.loader_of = np.array(batches.loader, np.int64)[own]
         self.loaders: list[int] = list(dict.fromkeys(self.loader_of.tolist()))
         sizes = np.array(batches.samples, np.int64)[own]
-        self.size = int(np.bincount(sizes[sizes > 0]).argmax()) if (sizes > 0).any() else PARTS
+        self.known = bool((sizes > 0).any())  # how many samples a batch has
+        self.size = int(np.bincount(sizes[sizes > 0]).argmax()) if self.known else PARTS
         requested, taken, computed = (
             np.array(each, np.int64)[own] for each in (batches.requested_ns, batches.taken_ns, batches.computed_ns)
         )
@@ -275,6 +276,7 @@ class RankLine:
             each.batches, np.array([self._deal.parts(batch) for batch in batches]),
             np.array([each.loaders.index(loader) for loader in each.loader_of.tolist()]),
             np.array([self._deal.first_file(batch) for batch in batches]), self._streamed, self._shuffled[each.training],
+            each.known,
         )  # fmt: skip
 
     def _loaders_of(self, each: _Pass, count: int) -> list[NewLoader]:
@@ -301,15 +303,6 @@ class RankLine:
         rows = np.concatenate([stretch.rows[:0], *(rows for _, rows, _ in stretch.others)])
         return bool(np.isin(self._recording.columns["op"][rows], [Op.WRITE, Op.COPY_TO]).any())
 
-    def _subjects(self, stretch: Stretch, copy: int) -> _Ints | None:
-        """Return the subjects of the rows of a stretch that is repeated: files that only it writes have other names then."""
-        if not copy:
-            return None
-        columns = self._recording.columns
-        on_file = columns["op"][stretch.rows] < Op.PIPE_WRITE
-        subjects = np.full(len(stretch.rows), AS_RECORDED)
-        for index in np.unique(columns["subject"][stretch.rows][on_file]).tolist():
-            if self._builder.files[index].written and self._builder.is_within(index, stretch.begin_ns, stretch.end_ns):
-                own = on_file & (columns["subject"][stretch.rows] == index)
-                subjects[own] = self._builder.copy_of_file(index, f"-more{copy}")
-        return subjects
+    def _subjects(self, stretch: Stretch, copy: int) -> Subjects | None:
+        """Return what gives the rows of a repeated stretch their subjects; None the first time."""
+        return self._builder.on_copies(f"-more{copy}", stretch.begin_ns, stretch.end_ns, data=False) if copy else None

@@ -1,5 +1,6 @@
 """Build the rows of an edited recording, thread by thread, from rows of the original and new ones."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from iotwin.trace_store.schema import FLAG_CREATE
 from iotwin.workload_yaml.recording import COLUMNS, Op, Pipe, RecordedFile, TwinRecording
 
 _Ints = NDArray[np.int64]
+Subjects = Callable[[_Ints], _Ints]  # the new subjects of rows, AS_RECORDED for those that keep theirs
 AS_RECORDED = -1  # in place of a subject
 _NEVER_NS = 1 << 62
 # What a copy of a process leaves out: calls on pipes, which it would share with the original one, and child processes.
@@ -119,9 +121,22 @@ class RowBuilder:
         self._marks.append(msgspec.structs.replace(mark, epoch=mark.epoch + copy))
         return len(self._marks) - 1
 
-    def is_within(self, file: int, begin_ns: int, end_ns: int) -> bool:
-        """Return whether all recorded calls on a file came between two moments."""
-        return bool(begin_ns <= self._first_ns[file] and self._last_ns[file] < end_ns)
+    def on_copies(self, tag: str, begin_ns: int, end_ns: int, data: bool) -> Subjects:
+        """Return what gives rows of a repeated stretch their subjects: copies of files that only the stretch has written.
+
+        The stretch went from `begin_ns` to `end_ns`. `data`: also copies of the data set's files.
+        """
+
+        def subjects(rows: _Ints) -> _Ints:
+            own, on_file = self._recording.columns["subject"][rows], self._recording.columns["op"][rows] < Op.PIPE_WRITE
+            found = np.full(len(rows), AS_RECORDED)
+            for index in np.unique(own[on_file]).tolist():
+                alone = begin_ns <= self._first_ns[index] and self._last_ns[index] < end_ns
+                if alone if self.files[index].written else data:
+                    found[on_file & (own == index)] = self.copy_of_file(index, tag)
+            return found
+
+        return subjects
 
     def need_channels(self, count: int) -> None:
         """Make room for `count` channels in each process."""

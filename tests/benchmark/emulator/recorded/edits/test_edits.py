@@ -185,6 +185,19 @@ def test_a_rank_that_reads_by_itself_reads_each_sample_once_an_epoch(tmp_path, f
     assert reads(after) == reads(before) and abs(rank_think_ms(after) - rank_think_ms(before)) < 2
 
 
+def test_more_samples_of_shards_are_whole_streams_once_more(tmp_path):
+    """In their order, since no sample of a stream is known by itself."""
+    after = edit(recorded(tmp_path, LoaderJob(shards=True, epochs=1)), Edits(samples=2))
+    of = after.columns
+    for thread in np.unique(of["thread"][on_data(after, Op.READ)]):
+        rows = on_data(after, Op.READ)
+        rows = rows[of["thread"][rows] == thread]
+        names = [after.header.files[index].name for index in of["subject"][rows]]
+        assert ["-copy1" in name for name in names] == [False] * (len(names) // 2) + [True] * (len(names) // 2)
+        half = len(names) // 2
+        assert of["offset"][rows].tolist() == of["offset"][rows[:half]].tolist() * 2
+
+
 def twin(folder: Path, job: LoaderJob = JOB) -> Path:
     made = fit(job.trace(folder / "t"), "recorded")
     assert made.recording is not None
