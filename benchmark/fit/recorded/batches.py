@@ -17,6 +17,7 @@ from iotwin.workload_yaml.recording import LABELS, Label, Op, RecordedBatches, R
 
 _Ints = NDArray[np.int64]
 _MOST_UNMATCHED = 0.1  # share of deliveries without a request, up to which the batches are known
+_MOST_PREFETCHED = 8  # batches a loader; PyTorch's default is 2
 _NEARLY_ALL = 0.9  # share of the batches
 _AT_ONCE_NS = 2_000_000  # a rank that takes a batch so soon after its delivery has waited for it
 _FEWEST = 3  # steps that a typical computation is judged by
@@ -40,7 +41,7 @@ def find_batches(job: Job, calls: pd.DataFrame, tree: Tree, rows: pd.DataFrame) 
         of_process = rows[np.array(tree.process, np.int64)[rows["thread"]] == process]
         for number, (_, part) in enumerate(own.groupby(_pass_numbers(own), sort=True)):
             passes.append(_with_computation(part.assign(number=number), of_process, tree.main(process)))
-    if not passes:
+    if not passes or any(_taking_is_hidden(part) for part in passes):
         return None, index
     training = _are_training(job, calls, passes)
     whole = pd.concat(passes)
@@ -79,7 +80,9 @@ def _delivered(job: Job, delivered: pd.DataFrame, tree: Tree) -> pd.DataFrame:
     handed = handed.merge(writes[["file_id", "order", "requested_ns", "rank"]], on=["file_id", "order"])
     handed = handed.merge(_results_read(job, delivered), on=["pid", "delivered_ns"], how="left")
     index = {pid: number for number, pid in enumerate(tree.pids)}
-    handed = handed.assign(loader=handed["pid"].map(index), process=handed["rank"].map(index)).dropna()
+    handed = handed.assign(loader=handed["pid"].map(index), process=handed["rank"].map(index)).dropna(
+        subset=["loader", "process"]
+    )
     if len(handed) < (1 - _MOST_UNMATCHED) * len(delivered):
         return handed[:0]
     return handed.astype({"loader": np.int64, "process": np.int64})
@@ -102,10 +105,20 @@ def _samples_requested(size_bytes: _Ints) -> pd.Series:
     return pd.Series(np.full(len(size_bytes), int(found[counts.argmax()]) if known else 0))
 
 
+def _taking_is_hidden(part: pd.DataFrame) -> bool:
+    """Return whether all batches of a pass were requested before the first was delivered, by far more than loaders prefetch."""
+    depth = int(part["depth"].iloc[0])
+    return depth == len(part) and depth > _MOST_PREFETCHED * part["loader"].nunique()
+
+
 def _with_reads(found: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
-    """Return the batches that were read for, if nearly all are: the others are answers of another kind, as to a new epoch."""
+    """Return the batches without answers to messages of another kind, as to the begin of an epoch.
+
+    Nothing is read for them, and the message is shorter or longer than all requests for batches that something is read for.
+    """
     read = found["batch"].isin(calls["batch"])
-    return found[read] if read.mean() >= _NEARLY_ALL else found
+    sizes = found.loc[read, "size_bytes"]
+    return found[read | found["size_bytes"].between(sizes.min(), sizes.max())] if read.any() else found
 
 
 def _results_read(job: Job, delivered: pd.DataFrame) -> pd.DataFrame:

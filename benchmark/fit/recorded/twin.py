@@ -137,7 +137,7 @@ def _evidence(recording: TwinRecording, calls: pd.DataFrame) -> dict[str, str]:
 def _edits(structure: RecordedStructure | None) -> str:
     """Return in words which values of the twin can be edited."""
     if structure is None:
-        return "none, as the trace does not show which calls served which batch"
+        return "none, as the trace does not show when a rank took which batch"
     batch = f"batch size {structure.batch_size}" if structure.samples_known else "batch size (as a factor)"
     return (
         f"{batch}, {structure.loaders} loaders, {structure.epochs} epochs, {structure.samples} samples, "

@@ -115,5 +115,5 @@ def _refuse(config: Config) -> None:
     }
     for key, differs in changed.items():
         if differs:
-            reason = "the trace does not show which calls served which batch"
+            reason = "the trace does not show when a rank took which batch"
             raise UsageError(f"{key}: this twin cannot follow it, since {reason}; twin.recorded.think_scale scales its pauses")

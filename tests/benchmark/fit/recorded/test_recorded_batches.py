@@ -57,11 +57,22 @@ def test_steps_take_as_long_as_the_rank_computes(tmp_path, compute_ms):
     assert abs(1e3 * whole.computation_s - compute_ms) < 0.5
 
 
-def test_an_answer_that_nothing_was_read_for_is_no_batch(tmp_path):
-    """A loader that lives on answers a message between epochs."""
-    job = LoaderJob(persistent=True, files=80, epochs=2)
-    trace = job.trace(tmp_path / "t")
-    assert [each.batches for each in recorded(trace).batches.passes] == [20, 20]
+@pytest.mark.parametrize(("size", "batches"), [(34, 7), (90, 6)])
+def test_an_answer_that_nothing_was_read_for_is_a_batch_if_it_was_requested_as_one(tmp_path, size, batches):
+    """A loader may deliver samples that it has read before, or answer a message of another kind."""
+    made, now = Made(), 0.0
+    rank, loader = made.process(RANK, 1, "rank"), made.process(1001, RANK, "loader")
+    requests, results = made.file("pipe:[0]", "pipe"), made.file("pipe:[1]", "pipe")
+    for number in range(7):
+        asked = size if number == 6 else 34
+        made.call(now, rank, "write", requests, None, asked)
+        now = made.call(now + 0.2, loader, "read", requests, None, asked)
+        if number < 6:
+            now = made.read_file(now, loader, made.file(f"/d/{number}.jpg", size=200_000))
+        now = made.call(now + 1, loader, "write", results, None, 3000)
+        now = 20 + made.call(now, rank, "read", results, None, 3000)
+    found = recorded(made.trace(tmp_path / "t")).batches
+    assert sum(each.batches for each in found.passes) == batches
 
 
 def test_without_requests_there_are_no_batches(tmp_path):

@@ -241,7 +241,7 @@ def test_an_edited_twin_runs_without_a_wait_that_is_given_up(tmp_path, change):
 def test_an_edit_that_a_recording_cannot_follow_is_refused(tmp_path):
     config = load(write_twin(tmp_path, recording([row(0, Op.OPEN), row(0, Op.END)], [RecordedFile("a", size_bytes=1)])))
     config.reader.batch_size = 8
-    with pytest.raises(UsageError, match=r"reader.batch_size: .*which calls served which batch"):
+    with pytest.raises(UsageError, match=r"reader.batch_size: .*when a rank took which batch"):
         run_workload(config, EmulationOptions())
     (tmp_path / "labelled").mkdir()
     config = load(twin(tmp_path / "labelled"))
