@@ -70,6 +70,7 @@ def _override(twin: Path, edit: str) -> str:
 
 def _edited(name: str, job: UnseenJob, twin: Path, edit: str) -> Iterator[Figure]:
     option, folder = EDITS[edit][0], job.folder / edit.replace(" ", "-")
+    folder.mkdir()
     title = f"{name}, {edit}: edited recorded twin"
     if "data" in option:
         job.make_data(option)
