@@ -18,6 +18,7 @@ from iotwin.workload_yaml.recording import LABELS, Label, Op, RecordedBatches, R
 _Ints = NDArray[np.int64]
 _MOST_UNMATCHED = 0.1  # share of deliveries without a request, up to which the batches are known
 _MOST_PREFETCHED = 8  # batches a loader; PyTorch's default is 2
+_NEVER_NS = 1 << 62
 _NEARLY_ALL = 0.9  # share of the batches
 _AT_ONCE_NS = 2_000_000  # a rank that takes a batch so soon after its delivery has waited for it
 _FEWEST = 3  # steps that a typical computation is judged by
@@ -39,8 +40,10 @@ def find_batches(job: Job, calls: pd.DataFrame, tree: Tree, rows: pd.DataFrame) 
     for process in sorted(found["process"].unique().tolist()):
         own = found[found["process"] == process].sort_values("requested_ns", kind="stable")
         of_process = rows[np.array(tree.process, np.int64)[rows["thread"]] == process]
-        for number, (_, part) in enumerate(own.groupby(_pass_numbers(own), sort=True)):
-            passes.append(_with_computation(part.assign(number=number), of_process, tree.main(process)))
+        parts = [part for _, part in own.groupby(_pass_numbers(own), sort=True)]
+        begins = [*(int(part["requested_ns"].iloc[0]) for part in parts[1:]), _NEVER_NS]
+        for number, (part, next_ns) in enumerate(zip(parts, begins, strict=True)):
+            passes.append(_with_computation(part.assign(number=number), of_process, tree.main(process), next_ns))
     if not passes or any(_taking_is_hidden(part) for part in passes):
         return None, index
     training = _are_training(job, calls, passes)
@@ -224,8 +227,11 @@ def _depth(requested: _Ints, delivered: _Ints) -> int:
     return int((np.arange(len(requested)) - np.searchsorted(latest, requested, side="right")).max()) + 1
 
 
-def _with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int) -> pd.DataFrame:
-    """Return the batches of a pass with `depth`, `taken_ns` and `computed_ns`. `rows`: those of the rank's process."""
+def _with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns: int) -> pd.DataFrame:
+    """Return the batches of a pass with `depth`, `taken_ns` and `computed_ns`.
+
+    `rows`: those of the rank's process; `next_ns`: when its next pass begins.
+    """
     if "key" in part:
         begins, delivered = part["requested_ns"].to_numpy(np.int64), part["delivered_ns"].to_numpy(np.int64)
         ends = np.append(begins[1:], _next_call(rows, int(delivered[-1])))
@@ -244,7 +250,8 @@ def _with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int) -> pd.D
     last = max(known - 1, 0)
     seen = np.flatnonzero((read == np.maximum.accumulate(read)) & (read > ready) & (np.arange(len(part)) > last))
     anchors, times = np.append(last, seen), np.append(taken[last], np.maximum.accumulate(np.maximum(read[seen], taken[last])))
-    end_ns = _end_of_loop(rows, requested) or max(_next_call(rows, int(max(requested[-1], times[-1]))), int(ready[-1]))
+    ended_ns = _end_of_loop(rows, requested, next_ns)
+    end_ns = ended_ns or max(_next_call(rows, int(max(requested[-1], times[-1]))), int(ready[-1]))
     left = len(part) - int(anchors[-1])
     each = np.diff(clock.busy(np.array([times[-1], end_ns])))[0] / left
     if typical and not typical / _PLAUSIBLE <= each <= typical * _PLAUSIBLE:
@@ -254,19 +261,20 @@ def _with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int) -> pd.D
     tail = clock.time(at)
     tail[anchors - last] = times
     taken[last:] = np.maximum(tail[:-1], np.append(taken[last], ready[last + 1 :]))
-    computed = np.append(taken[1:], max(_end_of_loop(rows, requested) or int(tail[-1]), int(taken[-1])))
+    computed = np.append(taken[1:], max(ended_ns or int(tail[-1]), int(taken[-1])))
     if not clock.waits and len(usual):  # a thread of the rank takes batches for it, so that its waits are not seen
         hidden = np.flatnonzero(waited)
         computed[hidden] = np.minimum(computed[hidden], taken[hidden] + int(typical))
     return part.assign(depth=depth, taken_ns=taken, computed_ns=computed)
 
 
-def _end_of_loop(rows: pd.DataFrame, requested: _Ints) -> int:
-    """Return when the rank first sent its loaders a message after their last request: to end, after its last step; 0 if never."""
+def _end_of_loop(rows: pd.DataFrame, requested: _Ints, next_ns: int) -> int:
+    """Return when the rank stopped its loaders, after its last step; 0 if they went on, or stopped in a later pass."""
     sent = rows[rows["op"] == Op.PIPE_WRITE]
     pipes = sent.loc[sent["at"].isin(requested), "subject"].unique()
-    later = sent.loc[(sent["at"] > requested[-1]) & sent["subject"].isin(pipes), "at"]
-    return int(later.min()) if len(later) else 0
+    later = sent[(sent["at"] > requested[-1]) & sent["subject"].isin(pipes)]
+    stopped = len(later) and later["subject"].is_unique and later["at"].min() < next_ns
+    return int(later["at"].min()) if stopped else 0
 
 
 def _next_call(rows: pd.DataFrame, after_ns: int) -> int:

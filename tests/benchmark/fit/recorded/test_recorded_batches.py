@@ -47,6 +47,15 @@ def test_passes_of_loaders_are_epochs_and_evaluations(tmp_path, persistent):
     assert found.samples == [4, 4, 4, 4, 4, 4, 2, 4, 4] * 3
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_checkpoint_or_an_evaluation_is_in_no_step(tmp_path, persistent):
+    """Nor is the pause in which loaders that live on do nothing."""
+    found = batches_of(tmp_path, LoaderJob(evaluated=8, epochs=3, persistent=persistent, files=48))
+    computed = np.subtract(found.computed_ns, found.taken_ns) / 1e6
+    training = np.concatenate([np.full(each.batches, each.training) for each in found.passes])
+    assert computed[training].max() < 1.3 * 20 and computed[~training].max() < 2 * 10
+
+
 @pytest.mark.parametrize("compute_ms", [3.0, 40.0])  # slower and faster than the loaders
 def test_steps_take_as_long_as_the_rank_computes(tmp_path, compute_ms):
     found = batches_of(tmp_path, LoaderJob(compute_ms=compute_ms, files=64))
