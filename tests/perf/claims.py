@@ -72,6 +72,14 @@ SECTIONS = [
             Claim("foreign jobs: bytes read that the twin accounts for", "unseen", r".*: bytes read that its twin accounts for"),
             Claim("foreign jobs: recorded twin", "unseen", r".*, a recorded twin: against.*"),
             Claim("foreign jobs: edited twin compared with the job so changed", "unseen", r".*: edited twin against the job.*"),
+            Claim(
+                "foreign jobs: edited recorded twin compared with the job so edited",
+                "edits",
+                r".*: edited recorded twin compared.*",
+            ),
+            Claim(
+                "foreign jobs: its time of training, relative difference", "edits", r".*edited recorded twin: time of training.*"
+            ),
             Claim("four shapes of fio", "unseen", r"fio's .*"),
             Claim("killed and resumed jobs: twin", "resume", r".*(twin against a resumed run|edited twin of the job).*"),
             Claim("other storage: error of the twin's predicted duration", "respond", r"respond: .*"),

@@ -113,8 +113,8 @@ def _trace(
         if failure is not None:
             status = target.exit_status
             ended = "" if status is None else f" (the command's own exit status is {status if status >= 0 else 128 - status})"
-            mended = f"once that is mended, finish the trace with: iotwin recover {directory}"
-            raise UnfinishedTraceError(f"{_reason(failure)}; {mended}{ended}", status) from failure
+            mended = f"; once that is mended, finish the trace with: iotwin recover {directory}"
+            raise UnfinishedTraceError(f"{_reason(failure)}{mended}{ended}", status) from failure
         return manifest
     finally:
         target.close()

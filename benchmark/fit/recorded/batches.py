@@ -41,7 +41,7 @@ def find_batches(job: Job, calls: pd.DataFrame, tree: Tree, rows: pd.DataFrame) 
         own = found[found["process"] == process].sort_values("requested_ns", kind="stable")
         of_process = rows[np.array(tree.process, np.int64)[rows["thread"]] == process]
         parts = [part for _, part in own.groupby(_pass_numbers(own), sort=True)]
-        begins = [*(int(part["requested_ns"].iloc[0]) for part in parts[1:]), _NEVER_NS]
+        begins = [*(_begin_ns(tree, before, part) for before, part in pairwise(parts)), _NEVER_NS]
         for number, (part, next_ns) in enumerate(zip(parts, begins, strict=True)):
             passes.append(_with_computation(part.assign(number=number), of_process, tree.main(process), next_ns))
     if not passes or any(_taking_is_hidden(part) for part in passes):
@@ -106,6 +106,13 @@ def _samples_requested(size_bytes: _Ints) -> pd.Series:
     found, counts = np.unique(size_bytes - empty, return_counts=True)
     known = counts.max() >= _NEARLY_ALL * len(size_bytes) and found[counts.argmax()] > 0
     return pd.Series(np.full(len(size_bytes), int(found[counts.argmax()]) if known else 0))
+
+
+def _begin_ns(tree: Tree, before: pd.DataFrame, part: pd.DataFrame) -> int:
+    """Return when a pass began: with its first request, or when the rank started a loader for it, `before` being the last pass."""
+    started = [tree.begin_ns[loader] for loader in part["loader"].unique().tolist()]
+    last, first = int(before["requested_ns"].iloc[-1]), int(part["requested_ns"].iloc[0])
+    return min([first, *(at for at in started if last < at)])
 
 
 def _taking_is_hidden(part: pd.DataFrame) -> bool:
@@ -251,7 +258,7 @@ def _with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns
     seen = np.flatnonzero((read == np.maximum.accumulate(read)) & (read > ready) & (np.arange(len(part)) > last))
     anchors, times = np.append(last, seen), np.append(taken[last], np.maximum.accumulate(np.maximum(read[seen], taken[last])))
     ended_ns = _end_of_loop(rows, requested, next_ns)
-    end_ns = ended_ns or max(_next_call(rows, int(max(requested[-1], times[-1]))), int(ready[-1]))
+    end_ns = ended_ns or max(min(_next_call(rows, int(max(requested[-1], times[-1]))), next_ns), int(ready[-1]))
     left = len(part) - int(anchors[-1])
     each = np.diff(clock.busy(np.array([times[-1], end_ns])))[0] / left
     if typical and not typical / _PLAUSIBLE <= each <= typical * _PLAUSIBLE:

@@ -165,8 +165,8 @@ class RankLine:
         more = [(number, copy) for copy in range(1, epochs - len(self._training) + 1) for number in again]
         return [*((number, 0) for number in range(count)), *more]
 
-    def _put(self, stretch: Stretch, copy: int = 0) -> None:
-        """Append what the rank did outside of steps.
+    def _put(self, stretch: Stretch, copy: int = 0, factor: float = 1.0) -> None:
+        """Append what the rank did in a stretch, with its times of thinking multiplied by `factor`.
 
         `copy`: 0, or how often the stretch was repeated before. A repeated stretch writes files with other names.
         """
@@ -180,13 +180,13 @@ class RankLine:
             part = replace(
                 stretch, rows=stretch.rows[first:end], at=stretch.at[first:end], begin=begin, end=reading, others=others
             )
-            self._line.play(part, subjects=self._subjects(part, copy), waits=waits)
+            self._line.play(part, factor, self._subjects(part, copy), waits)
             if at is None:
                 return
             self._special(Op(op[stretch.rows[end]]), int(subject[stretch.rows[end]]), int(stretch.rows[end]), copy)
             begin, first = reading, end + 1
         rest = replace(stretch, rows=stretch.rows[first:], at=stretch.at[first:], begin=begin, others=[])
-        self._line.play(rest, subjects=self._subjects(rest, copy))
+        self._line.play(rest, factor, self._subjects(rest, copy))
 
     def _special(self, op: Op, subject: int, row: int, copy: int) -> None:
         """Append the start or end of a process, or a mark of the log."""
@@ -265,8 +265,7 @@ class RankLine:
         recorded = min(index * len(each.steps) // count, len(each.steps) - 1)
         step = each.steps[recorded]
         if len(step.rows) or step.others:
-            factor = wanted / step.think_ns if step.think_ns else 0.0
-            self._line.play(step, factor, self._subjects(step, copy), waits=not self._writes(step))
+            self._put(step, copy, wanted / step.think_ns if step.think_ns else 0.0)
         else:
             self._line.main.delay(int(wanted))
 
