@@ -109,10 +109,14 @@ def _samples_requested(size_bytes: _Ints) -> pd.Series:
 
 
 def _begin_ns(tree: Tree, before: pd.DataFrame, part: pd.DataFrame) -> int:
-    """Return when a pass began: with its first request, or when the rank started a loader for it, `before` being the last pass."""
+    """Return when a pass began: with its first request, or before, when the rank started a loader for it.
+
+    `before`: the batches of the pass before.
+    """
     started = [tree.begin_ns[loader] for loader in part["loader"].unique().tolist()]
     last, first = int(before["requested_ns"].iloc[-1]), int(part["requested_ns"].iloc[0])
-    return min([first, *(at for at in started if last < at)])
+    begun: int = min([first, *(at for at in started if last < at)])
+    return begun
 
 
 def _taking_is_hidden(part: pd.DataFrame) -> bool:

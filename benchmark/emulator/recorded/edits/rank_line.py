@@ -1,6 +1,7 @@
 """The edited rank: what it does before, between and after its passes, and in their steps on batches that are dealt anew."""
 
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +10,7 @@ from iotwin.benchmark.emulator.recorded.edits.dealing import DealtBatch, Recorde
 from iotwin.benchmark.emulator.recorded.edits.edits import Edits
 from iotwin.benchmark.emulator.recorded.edits.loaders import PARTS, Deal, NewLoader, RecordedLoader
 from iotwin.benchmark.emulator.recorded.edits.process_line import ProcessLine
-from iotwin.benchmark.emulator.recorded.edits.rare_steps import find_rare_steps
+from iotwin.benchmark.emulator.recorded.edits.rare_steps import find_rare_steps, runs_of
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder, Subjects
 from iotwin.benchmark.emulator.recorded.edits.think_clock import ProcessRows, Stretch
 from iotwin.workload_yaml.recorded_structure import pass_bounds
@@ -95,9 +96,9 @@ class RankLine:
         training = [each for each in self._passes if each.training]
         self._rare, rare = find_rare_steps([each.steps for each in training])
         self._rare_stretches = [
-            self._without_step(each.steps, is_rare, index)
+            reduce(Stretch.followed_by, [self._without_step(each.steps, is_rare, index) for index in run])
             for each, is_rare in zip(training, rare, strict=True)
-            for index in np.flatnonzero(is_rare).tolist()
+            for run in runs_of(is_rare)
         ]
         for each in self._passes:
             each.computation_ns = np.array([stretch.think_ns for stretch in each.steps], np.int64)

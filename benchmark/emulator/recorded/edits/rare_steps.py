@@ -26,10 +26,10 @@ class RareSteps(NamedTuple):
         `step`: index of the step in the edited run; `length`: steps of the edited epoch. A regular interval in steps of the run
         remains, else the same steps of each epoch, else the same shares of the epochs.
         """
-        every = self._interval()
+        every, late = self._interval()
         if every:
-            number = (step + 1) // every - 1
-            return number % len(self.steps) if (step + 1) % every == 0 else None
+            number, rest = divmod(step + 1 - late, every)
+            return (number - 1) % len(self.steps) if rest == 0 and number > 0 else None
         of_epochs = [
             [at for at, own in zip(self.within, self.epochs, strict=True) if own == each] for each in sorted(set(self.epochs))
         ]
@@ -43,23 +43,36 @@ class RareSteps(NamedTuple):
         ]
         return found[0] if found else None
 
-    def _interval(self) -> int | None:
-        """Return the interval in steps of the run; None if it is irregular."""
-        intervals = set(np.diff([-1, *self.steps]).tolist())
-        return intervals.pop() if len(intervals) == 1 else None
+    def _interval(self) -> tuple[int, int]:
+        """Return the interval in steps of the run, 0 if it is irregular, and how many steps later the calls come.
+
+        The calls of a thread that saves may belong to the step after the one that asked for them.
+        """
+        first = self.steps[0]
+        every = round((self.steps[-1] - first) / (len(self.steps) - 1)) if len(self.steps) > 1 else first + 1
+        regular = first + every * np.arange(len(self.steps))
+        late = first + 1 - every
+        return (every, late) if np.abs(regular - self.steps).max() <= 1 and 0 <= late <= 1 else (0, 0)
 
 
 def find_rare_steps(epochs: list[list[Stretch]]) -> tuple[RareSteps, list[NDArray[np.bool_]]]:
-    """Return the rare steps of training, and by epoch which of its steps are rare: those with over twice the usual calls."""
+    """Return the rare steps of training, and by epoch which of its steps are rare: those with over twice the usual calls.
+
+    Neighbours are one rare step, the first of them: a thread that saves may go on while later steps compute.
+    """
     counts = [np.array([_calls(stretch) for stretch in steps], np.int64) for steps in epochs]
     usual = float(np.median(np.concatenate(counts))) if counts else 0.0
     rare = [count > 2 * usual for count in counts]
     begins = np.append(0, np.cumsum([len(each) for each in rare]))
-    found = [
-        (int(begins[epoch]) + index, index, epoch) for epoch, each in enumerate(rare) for index in np.flatnonzero(each).tolist()
-    ]
+    found = [(int(begins[epoch]) + run[0], run[0], epoch) for epoch, each in enumerate(rare) for run in runs_of(each)]
     steps, within, numbers = ([each[i] for each in found] for i in range(3))
     return RareSteps(steps, within, numbers, [len(each) for each in rare]), rare
+
+
+def runs_of(rare: NDArray[np.bool_]) -> list[list[int]]:
+    """Return the runs of neighbouring indices at which `rare` is True."""
+    at = np.flatnonzero(rare)
+    return [run.tolist() for run in np.split(at, np.flatnonzero(np.diff(at) > 1) + 1) if len(run)]
 
 
 def _calls(stretch: Stretch) -> int:

@@ -34,7 +34,7 @@ class Stretch:
         return self.end - self.begin
 
     def followed_by(self, other: "Stretch") -> "Stretch":
-        """Return both stretches as one; `other` begins where this one ends."""
+        """Return both stretches as one, without what the process did between them."""
         others = {position: (rows, thinks) for position, rows, thinks in self.others}
         for position, rows, thinks in other.others:
             if position in others:
@@ -42,8 +42,8 @@ class Stretch:
                 thinks = np.concatenate([others[position][1], thinks])
             others[position] = rows, thinks
         return Stretch(
-            np.concatenate([self.rows, other.rows]), np.concatenate([self.at, other.at]), self.begin, other.end, self.begin_ns,
-            other.end_ns, [(position, *each) for position, each in others.items()],
+            np.concatenate([self.rows, other.rows]), np.concatenate([self.at, other.at - other.begin + self.end]), self.begin,
+            self.end + other.think_ns, self.begin_ns, other.end_ns, [(position, *each) for position, each in others.items()],
         )  # fmt: skip
 
     def put(self, thread: ThreadRows, factor: float = 1.0, subjects: NDArray[np.int64] | None = None) -> None:

@@ -1,8 +1,10 @@
 """After which steps an edited rank does what the recorded one did after few of its steps."""
 
+import numpy as np
 import pytest
 
-from iotwin.benchmark.emulator.recorded.edits.rare_steps import RareSteps
+from iotwin.benchmark.emulator.recorded.edits.rare_steps import RareSteps, find_rare_steps, runs_of
+from iotwin.benchmark.emulator.recorded.edits.think_clock import Stretch
 
 
 def due(rare: RareSteps, lengths: list[int]) -> list[tuple[int, int, int]]:
@@ -23,6 +25,11 @@ def test_an_interval_in_steps_of_the_run_remains():
     assert due(rare, [6, 6, 6]) == [(0, 3, 0), (1, 1, 1), (1, 5, 2), (2, 3, 0)]
 
 
+def test_a_thread_may_act_in_the_step_after():
+    rare = RareSteps([5, 10, 16], [5, 2, 8], [0, 1, 1], [8, 9])
+    assert due(rare, [8, 9]) == [(0, 5, 0), (1, 2, 1), (1, 7, 2)] and due(rare, [4, 4]) == [(1, 1, 0)]
+
+
 def test_the_same_steps_of_each_epoch_remain():
     rare = RareSteps([2, 8], [2, 2], [0, 1], [6, 6])
     assert due(rare, [6, 6, 6]) == [(0, 2, 0), (1, 2, 0), (2, 2, 0)] and due(rare, [2, 2]) == []
@@ -31,3 +38,28 @@ def test_the_same_steps_of_each_epoch_remain():
 @pytest.mark.parametrize(("lengths", "expected"), [([6, 6], [(0, 1, 0), (1, 4, 1)]), ([12, 12], [(0, 2, 0), (1, 8, 1)])])
 def test_other_steps_remain_at_their_share_of_the_epoch(lengths, expected):
     assert due(RareSteps([1, 10], [1, 4], [0, 1], [6, 6]), lengths) == expected
+
+
+def test_neighbours_are_one_rare_step():
+    """A thread saves while the next step computes."""
+
+    def stretch(calls: int) -> Stretch:
+        return Stretch(np.arange(calls), np.zeros(calls, np.int64), 0, 10, 0, 10)
+
+    calls = [0, 0, 3, 2, 0, 0, 3, 0]
+    found, rare = find_rare_steps([[stretch(count) for count in calls]])
+    assert (found.steps, found.within, found.epochs, found.lengths) == ([2, 6], [2, 6], [0, 0], [8])
+    assert rare[0].tolist() == [count > 0 for count in calls] and runs_of(rare[0]) == [[2, 3], [6]]
+
+
+def test_stretches_that_are_joined_leave_out_what_was_between():
+    first = Stretch(np.array([1]), np.array([5]), 0, 10, 0, 10, [(1, np.array([7]), np.array([3]))])
+    second = Stretch(
+        np.array([2]), np.array([24]), 20, 30, 20, 30, [(1, np.array([8]), np.array([4])), (2, np.array([9]), np.array([1]))]
+    )
+    both = first.followed_by(second)
+    assert (both.rows.tolist(), both.at.tolist(), both.begin, both.end) == ([1, 2], [5, 14], 0, 20)
+    assert [(position, rows.tolist(), thinks.tolist()) for position, rows, thinks in both.others] == [
+        (1, [7, 8], [3, 4]),
+        (2, [9], [1]),
+    ]
