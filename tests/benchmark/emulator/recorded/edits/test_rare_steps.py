@@ -26,8 +26,8 @@ def test_an_interval_in_steps_of_the_run_remains():
 
 
 def test_a_thread_may_act_in_the_step_after():
-    rare = RareSteps([5, 10, 16], [5, 2, 8], [0, 1, 1], [8, 9])
-    assert due(rare, [8, 9]) == [(0, 5, 0), (1, 2, 1), (1, 7, 2)] and due(rare, [4, 4]) == [(1, 1, 0)]
+    rare = RareSteps([5, 10, 15, 21], [5, 2, 7, 5], [0, 1, 1, 2], [8, 8, 8])
+    assert due(rare, [8, 8, 8]) == [(0, 5, 0), (1, 2, 1), (1, 7, 2), (2, 4, 3)] and due(rare, [4, 4]) == [(1, 1, 0)]
 
 
 def test_the_same_steps_of_each_epoch_remain():
