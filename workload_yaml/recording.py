@@ -24,7 +24,7 @@ from iotwin.common.foreign_files import decode_foreign, open_foreign
 
 SUFFIX = ".recording"
 _KEY = b"iotwin.recording"
-_MOST_ROWS, _MOST_FILES, _MOST_THREADS, _LARGEST_HEADER_BYTES = 200_000_000, 4_000_000, 100_000, 256 << 20
+MOST_ROWS, _MOST_FILES, _MOST_THREADS, _LARGEST_HEADER_BYTES = 200_000_000, 4_000_000, 100_000, 256 << 20
 _MOST_BYTES, _LONGEST_NS, _FARTHEST = 1 << 31, 1 << 54, 1 << 54  # of one call; half a year; an offset
 
 
@@ -221,7 +221,7 @@ def _kinds(header: Header) -> dict[str, Any]:
 
 def _header(parquet: pq.ParquetFile, path: Path) -> Header:
     content = (parquet.schema_arrow.metadata or {}).get(_KEY, b"")
-    if not content or len(content) > _LARGEST_HEADER_BYTES or parquet.metadata.num_rows > _MOST_ROWS:
+    if not content or len(content) > _LARGEST_HEADER_BYTES or parquet.metadata.num_rows > MOST_ROWS:
         raise _damaged(path, "no recording, or larger than any of ours")
     try:
         header = decode_foreign(content, Header, "its header")
@@ -305,7 +305,9 @@ def _batches_problem(recording: TwinRecording) -> str | None:
         return "a batch of a process that is not there"
     if any(not 0 <= value <= _LONGEST_NS for value in chain(batches.samples, *times)):
         return "a time of a batch, or its samples, out of bounds"
+    if not any(each.training for each in batches.passes):
+        return "passes that do not train"
     rows = recording.columns
-    if not np.isin(rows["label"], list(Label)).all() or (rows["batch"] >= count).any():
+    if not np.isin(rows["label"], list(Label)).all() or ((rows["batch"] < -1) | (rows["batch"] >= count)).any():
         return "a label that is none"
     return None

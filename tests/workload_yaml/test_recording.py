@@ -10,7 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iotwin.common.errors import IotwinError
-from iotwin.workload_yaml.recording import COLUMNS, Op, Pipe, RecordedFile, TwinRecording, read_recording, write_recording
+from iotwin.workload_yaml.recording import (
+    COLUMNS,
+    LABELS,
+    Op,
+    Pipe,
+    RecordedBatches,
+    RecordedFile,
+    RecordedPass,
+    TwinRecording,
+    read_recording,
+    write_recording,
+)
 from tests.benchmark.recordings import recording, row
 
 
@@ -87,3 +98,51 @@ def test_damage_is_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory,
 def test_a_missing_recording_says_where_it_should_be(tmp_path: Path) -> None:
     with pytest.raises(IotwinError, match="copy it next to the YAML"):
         read_recording(tmp_path / "none.recording")
+
+
+def labelled() -> TwinRecording:
+    """A rank whose loader has delivered one batch."""
+    made = sound()
+    batches = RecordedBatches([RecordedPass(0, True, 1, 1)], [1], [1], [1], [2], [3], [4], [5])
+    labels = {name: np.full(made.rows, 0 if name == "label" else -1, kind) for name, kind in LABELS.items()}
+    return TwinRecording(msgspec.structs.replace(made.header, batches=batches), made.columns | labels)
+
+
+def test_labels_are_read_back_equal(tmp_path: Path) -> None:
+    write_recording(labelled(), tmp_path / "x.recording")
+    found = read_recording(tmp_path / "x.recording")
+    assert found.batches == labelled().batches and found.columns.keys() == COLUMNS.keys() | LABELS.keys()
+    with pytest.raises(IotwinError, match="no batches"):
+        _ = sound().batches
+
+
+@pytest.mark.parametrize(
+    ("says", "changed"),
+    [
+        ("without a pass", {"loader": [1, 1]}),
+        ("without a pass", {"taken_ns": []}),
+        ("without batches", {"passes": [RecordedPass(0, True, 1, 9)]}),
+        ("without batches", {"passes": [RecordedPass(0, True, 0, 0), RecordedPass(0, True, 1, 1)]}),
+        ("not there", {"loader": [2]}),
+        ("not there", {"passes": [RecordedPass(-1, True, 1, 1)]}),
+        ("out of bounds", {"computed_ns": [-1]}),
+        ("out of bounds", {"samples": [1 << 60]}),
+        ("do not train", {"passes": [RecordedPass(0, False, 1, 1)]}),
+    ],
+)
+def test_batches_that_are_not_sound_are_refused(tmp_path: Path, says: str, changed: dict[str, object]) -> None:
+    made = labelled()
+    header = msgspec.structs.replace(made.header, batches=msgspec.structs.replace(made.batches, **changed))
+    write_recording(replace(made, header=header), tmp_path / "x.recording")
+    with pytest.raises(IotwinError, match=says) as error:
+        read_recording(tmp_path / "x.recording")
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("column", "value"), [("label", 3), ("label", -1), ("batch", 1), ("batch", -2)])
+def test_labels_that_are_not_sound_are_refused(tmp_path: Path, column: str, value: int) -> None:
+    made = labelled()
+    made.columns[column][2] = value
+    write_recording(made, tmp_path / "x.recording")
+    with pytest.raises(IotwinError, match="a label that is none"):
+        read_recording(tmp_path / "x.recording")

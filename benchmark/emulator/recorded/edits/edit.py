@@ -8,14 +8,29 @@ from numpy.typing import NDArray
 from iotwin.benchmark.emulator.recorded.edits.edits import Edits, copies_folder, edits_of
 from iotwin.benchmark.emulator.recorded.edits.rank_line import RankLine
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder
+from iotwin.common.errors import IotwinError, UsageError
 from iotwin.workload_yaml import Config
-from iotwin.workload_yaml.recording import Op, TwinRecording, read_recording
+from iotwin.workload_yaml.recorded_structure import structure_of
+from iotwin.workload_yaml.recording import MOST_ROWS, Op, TwinRecording, read_recording
 
 _ON_PIPES = (Op.PIPE_WRITE, Op.PIPE_READ, Op.POLL)
 
 
 def edit(recording: TwinRecording, edits: Edits, rank: int = 0) -> TwinRecording:
-    """Return the labelled `recording` with the edits, as rank `rank` of `edits.ranks` replays it."""
+    """Return the labelled `recording` with the edits, as rank `rank` of `edits.ranks` replays it.
+
+    Raises UsageError if the result would be too large, and IotwinError if the recording's batches do not fit its calls.
+    """
+    growth = max(1.0, (edits.epochs or 1) / structure_of(recording.batches).epochs) * max(1.0, edits.samples)
+    if recording.rows * growth > MOST_ROWS:
+        raise UsageError(f"the edited twin would make more than {MOST_ROWS} calls; ask for fewer epochs or samples")
+    try:
+        return _edited(recording, edits, rank)
+    except (ArithmeticError, LookupError, ValueError) as error:
+        raise IotwinError(f"the recording's batches do not fit its calls ({error}); fit the trace again") from None
+
+
+def _edited(recording: TwinRecording, edits: Edits, rank: int) -> TwinRecording:
     batches = recording.batches
     ranks = list(dict.fromkeys(each.process for each in batches.passes))
     loaders = set(batches.loader) - set(ranks)
