@@ -34,7 +34,10 @@ def ask(key: str, values: list[str], run: Callable[[str | None], dict[str, Any]]
     rows = [_row(value, run(value)) for value in (None, *values)]
     for row in rows:
         base = rows[0]["samples_per_second"]
-        row["speed_up"] = row["samples_per_second"] / base if base and row["samples_per_second"] else None
+        if base:
+            row["speed_up"] = row["samples_per_second"] / base if row["samples_per_second"] else None
+        else:  # a recorded twin, or a run that only writes checkpoints
+            row["speed_up"] = rows[0]["elapsed_s"] / row["elapsed_s"] if row["elapsed_s"] else None
     return {"what_if": key, "runs": rows}
 
 

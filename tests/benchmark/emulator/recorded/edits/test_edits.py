@@ -11,6 +11,7 @@ from iotwin.benchmark.emulator.recorded.edits.edits import Edits, edits_of
 from iotwin.benchmark.fit import fit
 from iotwin.common.errors import UsageError
 from iotwin.loops.emulation import EmulationOptions, run_workload
+from iotwin.loops.what_if import ask
 from iotwin.workload_yaml import Config, TwinRecorded, dump, load
 from iotwin.workload_yaml.recorded_structure import structure_of
 from iotwin.workload_yaml.recording import Op, RecordedFile, TwinRecording, write_recording
@@ -236,6 +237,19 @@ def test_an_edited_twin_runs_without_a_wait_that_is_given_up(tmp_path, change):
     share = {"epochs": 1.5, "num_files_train": 2}.get(next(iter(change), ""), 1)
     assert summary["iotwin"]["bytes_read"] == share * JOB.epochs * (JOB.files + JOB.evaluated) * JOB.file_bytes
     assert summary["iotwin"]["recorded"]["waits_given_up"] == 0
+
+
+def test_what_if_questions_compare_durations(tmp_path):
+    config = load(twin(tmp_path))
+
+    def run(value: str | None) -> dict:
+        config.train.epochs = int(value or JOB.epochs)
+        summary = run_workload(config, EmulationOptions())
+        assert summary is not None
+        return summary
+
+    rows = ask("train.epochs", ["4"], run)["runs"]
+    assert rows[0]["speed_up"] == 1 and rows[1]["speed_up"] == rows[0]["elapsed_s"] / rows[1]["elapsed_s"] < 1
 
 
 def test_an_edit_that_a_recording_cannot_follow_is_refused(tmp_path):
