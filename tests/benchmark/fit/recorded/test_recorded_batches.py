@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from iotwin.benchmark.fit import fit
-from iotwin.benchmark.fit.recorded.batches import _numbers_of_repeats
+from iotwin.benchmark.fit.recorded.batch_passes import numbers_of_repeats
 from iotwin.trace_store.reader import Trace
 from iotwin.workload_yaml.recorded_structure import structure_of
 from iotwin.workload_yaml.recording import Label, Op, RecordedBatches, TwinRecording
@@ -101,9 +101,9 @@ def test_a_rank_that_reads_by_itself_has_passes_too(tmp_path):
 
 
 def test_passes_begin_where_samples_come_again():
-    assert _numbers_of_repeats([{1}, {2}, {3}, {2}, {1}, {3}, {3}, {1}, {2}]).tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert _numbers_of_repeats([{1}, {2}, {9}, {2}, {1}, {9}]).tolist() == [0, 0, 1, 2, 2, 3]
-    assert _numbers_of_repeats([{1}, {1}, {2}, {2}, {1}]).tolist() == [0] * 5  # drawn with replacement
+    assert numbers_of_repeats([{1}, {2}, {3}, {2}, {1}, {3}, {3}, {1}, {2}]).tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert numbers_of_repeats([{1}, {2}, {9}, {2}, {1}, {9}]).tolist() == [0, 0, 1, 2, 2, 3]
+    assert numbers_of_repeats([{1}, {1}, {2}, {2}, {1}]).tolist() == [0] * 5  # drawn with replacement
 
 
 def test_rows_carry_the_labels_of_their_calls(tmp_path):

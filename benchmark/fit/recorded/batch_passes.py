@@ -1,0 +1,128 @@
+"""Which batches of a rank form a pass over the samples, and which passes train."""
+
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.recorded.taken_times import depth_of
+from iotwin.benchmark.fit.recorded.tree import Tree
+from iotwin.trace_store import schema
+
+_Ints = NDArray[np.int64]
+_MOST_PREFETCHED = 8  # batches a loader; PyTorch's default is 2
+_FEWEST = 3  # steps that a typical computation is judged by
+_REGION_BYTES = 1 << 16  # passes over the same regions of files are passes over one set of samples
+_SAME_SET = 0.5  # share of the smaller pass's bytes
+
+
+def pass_numbers(own: pd.DataFrame) -> _Ints:
+    """Return the index of the pass of each batch of a rank (in the order of the requests).
+
+    A pass begins when all batches requested before have been delivered, and one of three things happens: a new loader is asked,
+    a loader has received a message in between that asked for no batch, or as many batches are requested at once as are ever
+    under way. Where a rank reads itself, a pass begins when a batch reads again what the present pass has read.
+    """
+    if "key" in own:
+        return numbers_of_repeats(own["key"].tolist())
+    requested, delivered, loader, turn = (
+        own[name].to_numpy(np.int64) for name in ("requested_ns", "delivered_ns", "loader", "turn")
+    )
+    depth = depth_of(requested, delivered)
+    before = np.append(0, np.maximum.accumulate(delivered)[:-1])
+    following = np.minimum.accumulate(delivered[::-1])[::-1]  # the first delivery of this batch or a later one
+    at_once = np.searchsorted(np.maximum.accumulate(requested), following) - np.arange(len(own))
+    last_turn: dict[int, int] = {}
+    number, numbers = 0, np.zeros(len(own), np.int64)
+    for row, (asked, turned) in enumerate(zip(loader.tolist(), turn.tolist(), strict=True)):
+        skipped = last_turn.get(asked, -2) != turned - 1
+        if row and requested[row] >= before[row] and (skipped or at_once[row] >= depth > 1):
+            number += 1
+        last_turn[asked] = turned
+        numbers[row] = number
+    return numbers
+
+
+def numbers_of_repeats(regions: list[set[int]]) -> _Ints:
+    """Return the index of the pass of each batch by the `regions` that it reads: a pass reads no region twice.
+
+    If all passes begin with batches over one set of regions, before they read others, those batches are passes by themselves: an
+    epoch before its evaluation.
+    """
+    seen: set[int] = set()
+    begins = [0]
+    for row, own in enumerate(regions):
+        if own & seen:
+            begins.append(row)
+            seen = set()
+        seen |= own
+    if len(regions) < _FEWEST * len(begins):
+        return np.zeros(len(regions), np.int64)
+    passes = [regions[begin:end] for begin, end in pairwise([*begins, len(regions)])]
+    first = {_same_beginning(a, b) for a, b in pairwise(passes)}
+    if len(first) == 1 and (length := first.pop()) > 1:
+        begins = sorted({*begins, *(begin + length for begin, own in zip(begins, passes, strict=True) if length < len(own))})
+    return np.searchsorted(begins, np.arange(len(regions)), side="right") - 1
+
+
+def _same_beginning(a: list[set[int]], b: list[set[int]]) -> int:
+    """Return after how many batches two passes have first read the same regions, if not from their first batch on; else 0."""
+    read_a: set[int] = set()
+    read_b: set[int] = set()
+    for number, (own_a, own_b) in enumerate(zip(a, b, strict=False), 1):
+        read_a, read_b = read_a | own_a, read_b | own_b
+        if len(read_a) == len(read_b) and read_a == read_b:
+            return number if number > 1 else 0
+    return 0
+
+
+def are_training(job: Job, calls: pd.DataFrame, passes: list[pd.DataFrame]) -> list[bool]:
+    """Return by pass whether it trains: outside of logged evaluations, else on the set of samples that most bytes are read of."""
+    evaluations = job.phases[(job.phases["phase"].astype(str) == "evaluation") & job.phases["end_ns"].notna()]
+    if len(evaluations):
+        middles = [int(part["taken_ns"].iloc[len(part) // 2]) for part in passes]
+        return [not ((evaluations["start_ns"] <= at) & (at <= evaluations["end_ns"])).any() for at in middles]
+    reads = calls[(calls["batch"] >= 0) & calls["op"].isin(schema.READ_OPS)]
+    numbers = [int(part["number"].iloc[0]) for part in passes]  # ranks share the samples of a pass
+    number_of = np.full(1 + max(int(part["batch"].max()) for part in [*passes, calls]), -1, np.int64)
+    for part, number in zip(passes, numbers, strict=True):
+        number_of[part["batch"]] = number
+    by_pass = reads["result"].groupby([number_of[reads["batch"]], regions_of(reads)]).sum()
+    sets: list[tuple[pd.Series, set[int]]] = []  # bytes by region, and passes, of each set of samples
+    for number in sorted(set(numbers) & set(by_pass.index.get_level_values(0))):
+        here = by_pass[number]
+        at = next((i for i, (there, _) in enumerate(sets) if _overlap(here, there) > _SAME_SET), len(sets))
+        there, members = sets[at] if at < len(sets) else (here[:0], set())
+        sets[at : at + 1] = [(here.add(there, fill_value=0), members | {number})]
+    trained = max(sets, key=lambda each: float(each[0].sum()))[1] if sets else set(numbers)
+    return [number in trained for number in numbers]
+
+
+def regions_of(calls: pd.DataFrame) -> pd.Series:
+    """Return by call a number for the region of a file that it begins in, _REGION_BYTES long."""
+    return calls["file_id"] * (1 << 40) + calls["offset"].fillna(0).astype(np.int64) // _REGION_BYTES
+
+
+def _overlap(a: pd.Series, b: pd.Series) -> float:
+    """Return the share of the bytes of the smaller one, by region, that the other one has read too."""
+    small, large = (a, b) if a.sum() < b.sum() else (b, a)
+    return float(small[small.index.isin(large.index)].sum() / small.sum())
+
+
+def taking_is_hidden(part: pd.DataFrame) -> bool:
+    """Return whether all batches of a pass were requested before the first was delivered, by far more than loaders prefetch."""
+    depth = int(part["depth"].iloc[0])
+    return depth == len(part) and depth > _MOST_PREFETCHED * part["loader"].nunique()
+
+
+def begin_of_pass(tree: Tree, before: pd.DataFrame, part: pd.DataFrame) -> int:
+    """Return when a pass began: with its first request, or before, when the rank started a loader for it.
+
+    `before`: the batches of the pass before.
+    """
+    started = [tree.begin_ns[loader] for loader in part["loader"].unique().tolist()]
+    last, first = int(before["requested_ns"].iloc[-1]), int(part["requested_ns"].iloc[0])
+    begun: int = min([first, *(at for at in started if last < at)])
+    return begun

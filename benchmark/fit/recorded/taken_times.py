@@ -1,0 +1,101 @@
+"""When a rank took each batch of a pass, and how long it computed on it."""
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from iotwin.workload_yaml.recording import Op
+
+_Ints = NDArray[np.int64]
+_AT_ONCE_NS = 2_000_000  # a rank that takes a batch so soon after its delivery has waited for it
+_FEWEST = 3  # steps that a typical computation is judged by
+_PLAUSIBLE = 1.5  # a step's computation is at most so many times the typical one, and at least its inverse
+
+
+def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns: int) -> pd.DataFrame:
+    """Return the batches of a pass with `depth`, `taken_ns` and `computed_ns`.
+
+    `rows`: those of the rank's process; `next_ns`: when its next pass begins.
+    """
+    if "key" in part:
+        begins, delivered = part["requested_ns"].to_numpy(np.int64), part["delivered_ns"].to_numpy(np.int64)
+        ends = np.append(begins[1:], _next_call(rows, int(delivered[-1])))
+        return part.assign(depth=0, taken_ns=delivered, computed_ns=np.maximum(ends, delivered))
+    requested, delivered = (part[name].to_numpy(np.int64) for name in ("requested_ns", "delivered_ns"))
+    depth = min(depth_of(requested, delivered), len(part))
+    ready = np.maximum.accumulate(delivered)
+    clock = _BusyClock(rows[(rows["thread"] == main) & rows["op"].isin([Op.POLL, Op.PIPE_READ])])
+    taken = np.maximum.accumulate(np.maximum(np.append(requested[depth:], ready[len(part) - depth :]), ready))
+    known = len(part) - depth  # batches whose taking is seen, since it made the rank request another one
+    usual = np.diff(clock.busy(taken[:known]))
+    waited = taken[1:known] - ready[1:known] < _AT_ONCE_NS
+    typical = float(np.median(usual[~waited])) if (~waited).sum() >= _FEWEST else float(np.median(usual)) if len(usual) else 0.0
+    # The last batches cause no request. One that the rank read later than all before was wanted then; others are in between.
+    read = part["read_ns"].fillna(0).to_numpy(np.int64)
+    last = max(known - 1, 0)
+    seen = np.flatnonzero((read == np.maximum.accumulate(read)) & (read > ready) & (np.arange(len(part)) > last))
+    anchors, times = np.append(last, seen), np.append(taken[last], np.maximum.accumulate(np.maximum(read[seen], taken[last])))
+    ended_ns = _end_of_loop(rows, requested, next_ns)
+    end_ns = ended_ns or max(min(_next_call(rows, int(max(requested[-1], times[-1]))), next_ns), int(ready[-1]))
+    left = len(part) - int(anchors[-1])
+    each = np.diff(clock.busy(np.array([times[-1], end_ns])))[0] / left
+    if typical and not typical / _PLAUSIBLE <= each <= typical * _PLAUSIBLE:
+        each = typical
+    ends = clock.busy(times[-1:])[0] + each * left
+    at = np.interp(np.arange(last, len(part) + 1), [*anchors, len(part)], [*clock.busy(times), ends])
+    tail = clock.time(at)
+    tail[anchors - last] = times
+    taken[last:] = np.maximum(tail[:-1], np.append(taken[last], ready[last + 1 :]))
+    computed = np.append(taken[1:], max(ended_ns or int(tail[-1]), int(taken[-1])))
+    if not clock.waits and len(usual):  # a thread of the rank takes batches for it, so that its waits are not seen
+        hidden = np.flatnonzero(waited)
+        computed[hidden] = np.minimum(computed[hidden], taken[hidden] + int(typical))
+    return part.assign(depth=depth, taken_ns=taken, computed_ns=computed)
+
+
+def _end_of_loop(rows: pd.DataFrame, requested: _Ints, next_ns: int) -> int:
+    """Return when the rank stopped its loaders, after its last step; 0 if they went on, or stopped in a later pass."""
+    sent = rows[rows["op"] == Op.PIPE_WRITE]
+    pipes = sent.loc[sent["at"].isin(requested), "subject"].unique()
+    later = sent[(sent["at"] > requested[-1]) & sent["subject"].isin(pipes)]
+    stopped = len(later) and later["subject"].is_unique and later["at"].min() < next_ns
+    return int(later["at"].min()) if stopped else 0
+
+
+def _next_call(rows: pd.DataFrame, after_ns: int) -> int:
+    """Return when the process made its first call after `after_ns` that is no wait for a batch; `after_ns` if it made none."""
+    later = rows.loc[(rows["at"] > after_ns) & ~rows["op"].isin([Op.POLL, Op.PIPE_READ, Op.WAIT, Op.POST]), "at"]
+    return int(later.min()) if len(later) else after_ns
+
+
+class _BusyClock:
+    """A clock that stands still while a thread waits, in the calls `waits` (at, end; in order)."""
+
+    def __init__(self, waits: pd.DataFrame) -> None:
+        self._begins = waits["at"].to_numpy(np.int64)
+        self._ends = np.maximum.accumulate(waits["end"].to_numpy(np.int64)) if len(waits) else self._begins
+        self._waited = np.append(0, np.cumsum(self._ends - self._begins))
+        self.waits = len(waits)
+
+    def busy(self, times: _Ints) -> _Ints:
+        """Return the clock's reading at `times`, ns."""
+        index = np.searchsorted(self._begins, times, side="right")
+        still = np.where(index > 0, np.maximum(np.append(0, self._ends)[index] - times, 0), 0)
+        found: _Ints = times - self._waited[index] + still
+        return found
+
+    def time(self, readings: NDArray[np.float64]) -> _Ints:
+        """Return the latest times at which the clock shows `readings`, ns."""
+        index = np.searchsorted(self._begins - self._waited[:-1], readings, side="right")
+        found: _Ints = (readings + self._waited[index]).astype(np.int64)
+        return found
+
+
+def depth_of(requested: _Ints, delivered: _Ints) -> int:
+    """Return the most batches that were requested and not yet taken.
+
+    A rank takes batches in order, and requests another one for each. So the depth is the least number for which no batch is
+    requested before the batch so many before it has been delivered.
+    """
+    latest = np.maximum.accumulate(delivered)
+    return int((np.arange(len(requested)) - np.searchsorted(latest, requested, side="right")).max()) + 1
