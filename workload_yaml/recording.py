@@ -24,6 +24,7 @@ from iotwin.common.foreign_files import decode_foreign, open_foreign
 
 SUFFIX = ".recording"
 _KEY = b"iotwin.recording"
+_NUMBERS = ("at_ns", "think_ns")  # columns whose values hardly repeat, so that a dictionary of them takes space
 MOST_ROWS, _MOST_FILES, _MOST_THREADS, _LARGEST_HEADER_BYTES = 200_000_000, 4_000_000, 100_000, 256 << 20
 _MOST_BYTES, _LONGEST_NS, _FARTHEST = 1 << 31, 1 << 54, 1 << 54  # of one call; half a year; an offset
 
@@ -189,9 +190,13 @@ def write_recording(recording: TwinRecording, path: Path) -> None:
     kinds = _kinds(recording.header)
     schema = pa.schema([(name, pa.from_numpy_dtype(kind)) for name, kind in kinds.items()])
     table = pa.table([recording.columns[name] for name in kinds], schema=schema)
-    table = table.replace_schema_metadata({_KEY: msgspec.json.encode(recording.header)})
-    with open_whole(path) as file:
-        pq.write_table(table, file, compression="zstd", write_page_checksum=True)
+    options = {
+        "compression": "zstd", "write_page_checksum": True, "store_schema": False,  # which would hold the header once more
+        "use_dictionary": [name for name in kinds if name not in _NUMBERS], "column_encoding": {"at_ns": "DELTA_BINARY_PACKED"},
+    }  # fmt: skip
+    with open_whole(path) as file, pq.ParquetWriter(file, schema, **options) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({_KEY: msgspec.json.encode(recording.header)})
 
 
 def read_recording(path: Path) -> TwinRecording:
@@ -220,7 +225,7 @@ def _kinds(header: Header) -> dict[str, Any]:
 
 
 def _header(parquet: pq.ParquetFile, path: Path) -> Header:
-    content = (parquet.schema_arrow.metadata or {}).get(_KEY, b"")
+    content = (parquet.metadata.metadata or {}).get(_KEY, b"")
     if not content or len(content) > _LARGEST_HEADER_BYTES or parquet.metadata.num_rows > MOST_ROWS:
         raise _damaged(path, "no recording, or larger than any of ours")
     try:

@@ -46,6 +46,11 @@ def test_a_recording_is_read_back_equal(tmp_path: Path) -> None:
     assert all(np.array_equal(found.columns[name], sound().columns[name]) for name in COLUMNS)
 
 
+def test_a_recording_holds_its_header_once(tmp_path: Path) -> None:
+    write_recording(sound(), tmp_path / "x.recording")
+    assert (tmp_path / "x.recording").read_bytes().count(b"b.bin") == 1
+
+
 HEADERS = {
     "leads out": {"files": [RecordedFile("../etc/passwd")]},
     "of 'a'": {"files": [RecordedFile("/a")]},
