@@ -27,8 +27,7 @@ INTRODUCTION = """# Performance
 This page is generated from `tests/perf/records`. Do not edit it: see [CONTRIBUTING](../CONTRIBUTING.md#measurements).
 
 * Repeat a row with `python -m tests.perf NAME`, where NAME is its last column. That also records the new values.
-* `make perf` lists the subjects whose figures are out of date, each with its command.
-* † marks figures measured with an earlier program: their code has changed since.
+* † marks figures measured with an earlier program: their code has changed since. `make perf` lists them with their commands.
 * Several figures in one row are shown as the range from the lowest to the highest. The record of each gives its load and details,
   and `tests/perf/perf_NAME.py` its method.
 * A ratio compares two programs that ran alternately on the same machine, so that other load slows both. It is a ratio of medians.
