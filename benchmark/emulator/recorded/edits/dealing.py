@@ -54,7 +54,7 @@ def deal(
         return [DealtBatch(index % loaders if loaders else -1, batch) for index, batch in enumerate(own)]
     each = max(loaders, 1)
     streams = [_cut(_more(stream, edits, recorded), wanted) for stream in _streams(recorded, each * edits.ranks)]
-    ranks = [_in_turn(streams[at : at + each]) for at in range(0, len(streams), each)]
+    ranks = [_in_turn(streams[first :: edits.ranks]) for first in range(edits.ranks)]
     steps = min(map(len, ranks))  # ranks meet after each step, so that none takes more
     return [DealtBatch(slot if loaders else -1, batch) for slot, batch in ranks[rank][:steps]]
 
