@@ -55,7 +55,10 @@ class ScaledFiles(msgspec.Struct, frozen=True):
         return (f"part-{index:05d}-of-{samples:05d}",) if self.kind == "bert" else (f"day_{index}",)
 
     def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
-        """Return the files of the copy at index `unit`. The units after the last copy are the files `once`."""
+        """Return the files of one unit of work.
+
+        Units 0 to `samples` - 1 are the copies. Each unit after them is a file that is copied only once (`self.once`).
+        """
         if unit >= samples:
             return [PlannedPiece(*self.once[unit - samples])]
         group = self.groups[unit % len(self.groups)]

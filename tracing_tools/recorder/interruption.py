@@ -61,7 +61,7 @@ class Interruption:
         return self._count > 2
 
     def is_asked(self) -> bool:
-        """Discard the next request to end. Return False if there was none."""
+        """Take one request (Ctrl-C, SIGTERM or SIGHUP) without passing it on to the job. Return whether there was one."""
         return self._requests.take() is not None
 
     def _kill_if_due(self) -> None:

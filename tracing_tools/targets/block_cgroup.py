@@ -16,9 +16,10 @@ _OURS = "iotwin"  # prefix of the names of cgroups that iotwin creates
 
 
 class BlockCgroup:
-    """The cgroup for the block requests of the job in the v2 cgroup with the id `job_cgroup_id`; found or created.
+    """The cgroup to which the kernel charges the job's block requests.
 
-    `cgroup_id`: id of the cgroup for block requests, 0 if there is none.
+    That is the job's own v2 cgroup, with the id `job_cgroup_id`. Where blkio is a v1 controller, it is one of the same path, which
+    is made if it is missing. `cgroup_id` is 0 if neither is possible.
     """
 
     def __init__(self, job_cgroup_id: int) -> None:

@@ -1,4 +1,4 @@
-"""Read from /proc the descendants of running processes, and their commands and open files as name records of a trace."""
+"""Find the descendants of running processes in /proc, and write parent, command and open files of each as a trace's records."""
 
 import contextlib
 import os

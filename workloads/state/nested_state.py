@@ -17,8 +17,8 @@ _TUPLE, _ITEMS = "$tuple", "$items"
 _MARKS = (TENSOR, ARRAY, _TUPLE, _ITEMS)  # keys of a dict that stands for a tensor, an array, a tuple, a dict with other keys
 _PLAIN = frozenset((bool, int, float, str, type(None)))
 _CONTAINERS = frozenset((dict, OrderedDict, list, tuple))  # types of values for which `leaf` is not called
-# A Leaf converts a tensor: it takes its name and value and returns (TENSOR or ARRAY, tensor), or None for other values. A
-# Restored converts it back.
+# Leaf: a function that converts a value of the state, given with its name, to (TENSOR or ARRAY, the tensor to store). It returns
+# None for values that are neither. Restored: the inverse function.
 Leaf = Callable[[str, Any], tuple[str, Tensor] | None]
 Restored = Callable[[str, Tensor], Any]
 

@@ -29,7 +29,10 @@ class ListedReads:
         self._open, self._paths, self._listed = opener, paths, listed
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Make the sample's reads and return the bytes of the last one. Raises IotwinError if a file ends before."""
+        """Make all reads of the sample. Return the data of the last read, with the number of bytes of all.
+
+        Raises IotwinError if a file is shorter than a read requires.
+        """
         read_bytes, content = 0, scratch(0)
         for number, reads in visits(self._listed[int(path)]):
             with self._open(self._paths[number]) as file:
