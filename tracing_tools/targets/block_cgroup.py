@@ -18,8 +18,8 @@ _OURS = "iotwin"  # prefix of the names of cgroups that iotwin creates
 class BlockCgroup:
     """The cgroup to which the kernel charges the job's block requests.
 
-    That is the job's own v2 cgroup, with the id `job_cgroup_id`. Where blkio is a v1 controller, it is one of the same path, which
-    is made if it is missing. `cgroup_id` is 0 if neither is possible.
+    That is the job's own v2 cgroup, with the id `job_cgroup_id`. Where blkio is a v1 controller, it is one of the same path, made
+    if it is missing. `cgroup_id` is 0 if neither is possible.
     """
 
     def __init__(self, job_cgroup_id: int) -> None:
