@@ -13,7 +13,7 @@ from iotwin.trace_store import schema
 
 _Ints = NDArray[np.int64]
 _MOST_PREFETCHED = 8  # batches a loader; PyTorch's default is 2
-_FEWEST = 3  # steps that a typical computation is judged by
+_FEWEST = 3  # batches in a pass, on average; where regions repeat more often, samples are drawn with replacement
 _REGION_BYTES = 1 << 16  # passes over the same regions of files are passes over one set of samples
 _SAME_SET = 0.5  # share of the smaller pass's bytes
 

@@ -61,8 +61,10 @@ def find_batches(job: Job, calls: pd.DataFrame, tree: Tree, rows: pd.DataFrame) 
 
 
 def _delivered(job: Job, delivered: pd.DataFrame, tree: Tree) -> pd.DataFrame:
-    """Return the batches that loaders delivered: batch (row of `delivered`), process, loader, depth 1, turn, and their times.
+    """Return the batches that loaders delivered.
 
+    Columns: `batch` (row of `delivered`), `process` (the rank), `loader`, `turn` as in `delivered`, `size_bytes` of the request,
+    `requested_ns`, `received_ns`, `delivered_ns`, and `read_ns`: when the rank read the result, NaN if that is unknown.
     The k-th message that a process writes into a pipe of requests is the k-th that a loader reads from it.
     """
     requests = requests_of(job, delivered)

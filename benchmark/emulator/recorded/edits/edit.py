@@ -1,4 +1,4 @@
-"""Edit a recording: the whole of its processes, ranks and loaders dealt anew and the others as they were."""
+"""Edit a recording: make its ranks and loaders anew, and take over its other processes as they were."""
 
 from pathlib import Path
 

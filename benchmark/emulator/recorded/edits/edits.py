@@ -12,7 +12,7 @@ from iotwin.workload_yaml.recorded_structure import RecordedStructure, structure
 from iotwin.workload_yaml.recording import Header
 
 _MOST_FACTOR = 10_000
-# Keys and sections that a recorded twin honours; of no other key a value other than the default has an effect.
+# Keys and sections that change what a recorded twin does. A value of any other key would be ignored, and is refused.
 _HONOURED = (
     "dataset.data_folder", "dataset.num_files_train", "reader.batch_size", "reader.read_threads", "reader.prefetch_size",
     "train.epochs", "train.computation_time", "train.seed", "checkpoint.checkpoint_folder", "twin.recorded", "twin.ranks",
@@ -72,7 +72,7 @@ def copies_folder(config: Config, edits: Edits) -> Path:
 def _computation(config: Config, recorded: RecordedStructure) -> float:
     time, scale = config.train.computation_time, config.twin.recorded.computation_scale if config.twin.recorded else 1.0
     if not isinstance(time, float | int):
-        raise UsageError("train.computation_time: a labelled twin takes a number of seconds, or twin.recorded.computation_scale")
+        raise UsageError("train.computation_time: a recorded twin takes a number of seconds, or twin.recorded.computation_scale")
     if round(time, 6) == round(recorded.computation_s, 6) or not recorded.computation_s:
         return scale
     return scale * time / recorded.computation_s

@@ -16,11 +16,11 @@ PARTS = 16  # parts of a batch whose samples are unknown
 
 
 class DealtSample(NamedTuple):
-    """A sample, or a part of a batch whose samples are unknown: who read it, and where its batch lies in its pass."""
+    """A sample, or a part of a batch whose samples are unknown."""
 
-    batch: int
-    part: int
-    copy: int = 0  # 0: on its own files; else on the copies of them with this number
+    batch: int  # index of the recorded batch that it belongs to
+    part: int  # index within that batch
+    copy: int = 0  # 0: it is read from the recorded files; else from the copies of them with this number
 
 
 class RecordedLoader:

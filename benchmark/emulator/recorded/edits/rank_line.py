@@ -39,7 +39,6 @@ class _Pass:
         self.begin_ns = int(requested[0])
         self.opening: Stretch
         self.steps: list[Stretch] = []
-        self.gaps: list[Stretch] = []  # between the end of a computation and the next taking of a batch
         self.computation_ns = np.zeros(0, np.int64)
 
     def leave_out(self, rare: NDArray[np.bool_]) -> None:
@@ -89,8 +88,7 @@ class RankLine:
         self._between = [stretches[0]]
         for each in self._passes:
             each.opening = stretches[at]
-            own = stretches[at + 1 : at + len(each.moments)]
-            each.steps, each.gaps = own[::2], own[1::2]
+            each.steps = stretches[at + 1 : at + len(each.moments) : 2]  # between them, the rank waits for its next batch
             at += 1 + len(each.moments)
             self._between.append(stretches[at - 1])
         training = [each for each in self._passes if each.training]
@@ -173,21 +171,18 @@ class RankLine:
         """
         op, subject = self._recording.columns["op"], self._recording.columns["subject"]
         waits = not self._writes(stretch)
-        special = np.flatnonzero(np.isin(op[stretch.rows], [Op.START, Op.JOIN, Op.MARK]))
-        begin, first = stretch.begin, 0
-        for others, at in [(stretch.others, special[0] if len(special) else None), *(([], each) for each in special[1:])]:
-            end = len(stretch.rows) if at is None else int(at)
-            reading = stretch.end if at is None else int(stretch.at[end])
-            part = replace(
-                stretch, rows=stretch.rows[first:end], at=stretch.at[first:end], begin=begin, end=reading, others=others
-            )
+        special = np.flatnonzero(np.isin(op[stretch.rows], [Op.START, Op.JOIN, Op.MARK])).tolist()
+        begin, first, others = stretch.begin, 0, stretch.others
+        for end in [*special, len(stretch.rows)]:
+            is_last = end == len(stretch.rows)
+            reading = stretch.end if is_last else int(stretch.at[end])
+            rows, at = stretch.rows[first:end], stretch.at[first:end]
+            part = replace(stretch, rows=rows, at=at, begin=begin, end=reading, others=others)
             self._line.play(part, factor, self._subjects(part, copy), waits)
-            if at is None:
-                return
-            self._special(Op(op[stretch.rows[end]]), int(subject[stretch.rows[end]]), int(stretch.rows[end]), copy)
-            begin, first = reading, end + 1
-        rest = replace(stretch, rows=stretch.rows[first:], at=stretch.at[first:], begin=begin, others=[])
-        self._line.play(rest, factor, self._subjects(rest, copy))
+            if not is_last:
+                row = int(stretch.rows[end])
+                self._special(Op(op[row]), int(subject[row]), row, copy)
+            begin, first, others = reading, end + 1, []
 
     def _special(self, op: Op, subject: int, row: int, copy: int) -> None:
         """Append the start or end of a process, or a mark of the log."""

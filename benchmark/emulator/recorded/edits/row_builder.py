@@ -132,7 +132,7 @@ class RowBuilder:
             found = np.full(len(rows), AS_RECORDED)
             for index in np.unique(own[on_file]).tolist():
                 alone = begin_ns <= self._first_ns[index] and self._last_ns[index] < end_ns
-                if alone if self.files[index].written else data:
+                if (self.files[index].written and alone) or (data and not self.files[index].written):
                     found[on_file & (own == index)] = self.copy_of_file(index, tag)
             return found
 
