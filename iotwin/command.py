@@ -2,7 +2,7 @@
 
 import importlib
 from abc import ABC, abstractmethod
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import SUPPRESS, Action, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +38,21 @@ def at_least(least: int, number: type[int] | type[float] = int) -> Callable[[str
 
     convert.__name__ = number.__name__  # argparse shows this name if the text is not a number
     return convert
+
+
+class _Dropped(Action):
+    """An option of earlier versions: its value is ignored, with a note."""
+
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
+        from iotwin.common.progress import note
+
+        note(f"{option_string} has no effect any more: there is one kind of twin, a recording, which runs once")
+
+
+def accept_dropped_options(parser: ArgumentParser, *names: str) -> None:
+    """Accept options of earlier versions that have one value each, so that scripts go on; they have no effect."""
+    for name in names:
+        parser.add_argument(name, action=_Dropped, default=SUPPRESS, help=SUPPRESS)
 
 
 class Command(ABC):

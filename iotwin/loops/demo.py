@@ -21,6 +21,7 @@ _MADE = {
     "similarity.json": "how alike the real run is to its twin, and to a second real run",
     "summary.json": "the same, with the seconds of each step; written last",
     "twin.yaml": "the twin, derived from rerun.trace; run it with iotwin emulate",
+    "twin.recording": "the calls that the twin replays",
     "real.trace": "the training run, as traced",
     "rerun.trace": "the same job again",
     "twin.trace": "the twin's run",
@@ -97,15 +98,16 @@ class _Demo:
 
     def fit(self) -> None:
         from iotwin.benchmark.fit import fit
+        from iotwin.benchmark.fit.fitted import write_twin
         from iotwin.trace_store.reader import Trace
-        from iotwin.workload_yaml import dump
 
         # The twin is fitted to the rerun, and later compared with the real run, which fit has not read.
-        config = fit(Trace(self._directory / "rerun.trace")).config
+        fitted = fit(Trace(self._directory / "rerun.trace"))
+        config = fitted.config
         # The twin must not overwrite the real job's checkpoints.
         config.checkpoint.checkpoint_folder = str(self._directory / "twin_output")
         config.output.folder = str(self._directory / "twin_output")
-        dump(config, self._directory / "twin.yaml")
+        write_twin(fitted, self._directory / "twin.yaml")
 
     def run_twin(self) -> None:
         self._trace("twin", own_command("emulate", self._directory / "twin.yaml"))

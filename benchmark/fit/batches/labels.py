@@ -27,6 +27,7 @@ _AGREE = 0.5  # the samples are known if at least this share of the batches have
 # A request names each of its samples in at least this many bytes (a small number, pickled), besides its own number.
 _INDEX_BYTES, _EMPTY_REQUEST_BYTES = 2, len(pickle.dumps((0, [])))
 _REPEATS = 0.25  # sizes repeat if so much of their variance is left within the parts of one position
+_TOGETHER, _APART = 0.9, 0.5  # parts of a sample follow one another so often, and more often by so much than other parts do
 _SHOWN = 0.005  # smaller shares would be shown as 0%
 
 
@@ -47,7 +48,9 @@ def label_calls(job: Job) -> pd.DataFrame:
         _delivered_batches(calls[is_data], delivered, requests) if len(delivered) else _own_batches(job, calls[is_data])
     )
     served = calls["batch"] >= 0
-    streamed = served & _is_streamed(calls[served], job.is_mapped()).reindex(calls.index, fill_value=False)
+    streamed = served & False  # a rank that reads by itself reads when it wants the batch, also if it reads on in a file
+    if len(delivered):
+        streamed = served & _is_streamed(calls[served], job.is_mapped()).reindex(calls.index, fill_value=False)
     dealt = served & ~streamed
     streamed |= is_data & ~served & _is_in_readers_thread(job, calls)
     calls.loc[streamed, "label"] = int(Label.STREAMED)
@@ -75,8 +78,10 @@ def _own_batches(job: Job, calls: pd.DataFrame) -> NDArray[np.int64]:
     for pid in ranks[ranks.isin(calls["pid"])]:
         rows = np.flatnonzero((calls["pid"] == pid) & (calls["tid"] == pid))
         if len(rows):
-            batch[rows] = taken + batches_by_pauses(*(calls[name].to_numpy(np.int64)[rows] for name in ("start_ns", "end_ns")))
-            taken = int(batch[rows].max()) + 1
+            burst = batches_by_pauses(*(calls[name].to_numpy(np.int64)[rows] for name in ("start_ns", "end_ns")))
+            reads = np.unique(burst[calls["op"].isin(schema.READ_OPS).to_numpy()[rows]])  # others only open or close files
+            batch[rows] = np.where(np.isin(burst, reads), taken + burst, -1)
+            taken += int(burst.max()) + 1
     return batch
 
 
@@ -111,17 +116,21 @@ def _samples(calls: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:
     In a batch for which the loader first opens a file that it keeps open, parts beyond that number come first: its set-up.
     """
     part = _parts(calls)
-    parts = calls.assign(part=part).groupby(["batch", "part"], as_index=False)["result"].max()
+    by_part = calls.assign(part=part, offset=calls["offset"].fillna(0)).groupby(["batch", "part"], as_index=False)
+    parts = by_part.agg(result=("result", "max"), file_id=("file_id", "first"), offset=("offset", "min"))
     counts = parts.groupby("batch").size()
     sets_up = _opens_to_keep(calls).reindex(counts.index)
     usual = counts[~sets_up].mode()
     if usual.empty or (counts[~sets_up] == usual[0]).mean() < _AGREE:
         return np.full(len(calls), -1, np.int64)
-    regular = parts[parts["batch"].isin(counts.index[~sets_up & (counts == usual[0])])]
-    most = int(usual[0])
+    regular = parts[parts["batch"].isin(counts.index[~sets_up & (counts == usual[0])])].sort_values(["batch", "part"])
+    most = most_parts = int(usual[0])
     if len(requests):
         most = max(int(requests["size_bytes"].median()) - _EMPTY_REQUEST_BYTES, _INDEX_BYTES) // _INDEX_BYTES
-    each = _parts_of_a_sample(np.log1p(regular["result"].to_numpy(np.float64)).reshape(-1, usual[0]), most)
+    places = pd.factorize(pd.MultiIndex.from_frame(regular[["file_id", "offset"]]))[0].reshape(-1, most_parts)
+    each = _parts_that_stay_together(places)
+    if each == 1:
+        each = _parts_of_a_sample(np.log1p(regular["result"].to_numpy(np.float64)).reshape(-1, most_parts), most)
     set_up = (counts - usual[0]).where(sets_up, 0).clip(lower=0)
     sample: NDArray[np.int64] = (part - set_up.loc[calls["batch"]].to_numpy(np.int64)) // each
     return sample.clip(-1, usual[0] // each - 1)  # a part more, such as an index read now and then, is of the last sample
@@ -147,6 +156,27 @@ def _parts(calls: pd.DataFrame) -> NDArray[np.int64]:
     other = (calls["file_id"].diff() != 0) | (calls["pid"].diff() != 0) | (calls["batch"].diff() != 0)
     begins = (other | opens | elsewhere).cumsum()
     return (begins - begins.groupby(calls["batch"]).transform("min")).to_numpy(np.int64)
+
+
+def _parts_that_stay_together(places: NDArray[np.int64]) -> int:
+    """Return of how many parts a sample consists, by which parts follow one another each time that they are read; 1 if none do.
+
+    `places`: where each part lies, shape (batches, parts). Parts of a sample stay together when samples come in another order.
+    """
+    count = places.shape[1]
+    follows = pd.DataFrame({"place": places[:, :-1].ravel(), "next": places[:, 1:].ravel()})
+    position = np.tile(np.arange(1, count), len(places))
+    first = follows.groupby("place")["next"].transform("first")
+    repeats = follows.groupby("place").cumcount() > 0
+    same = (follows["next"] == first).to_numpy()[repeats]
+    position = position[repeats]
+    apart: dict[int, float] = {}  # by the parts of a sample: how much more often parts stay together within samples
+    for each in (each for each in range(2, count // 2 + 1) if count % each == 0):
+        within, between = same[position % each != 0], same[position % each == 0]
+        if len(within) and len(between) and within.mean() >= _TOGETHER:
+            apart[each] = within.mean() - between.mean()
+    best = max(apart, key=lambda each: apart[each], default=1)
+    return best if apart.get(best, 0.0) > _APART else 1
 
 
 def _parts_of_a_sample(sizes: NDArray[np.float64], most: int) -> int:

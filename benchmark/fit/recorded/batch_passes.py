@@ -15,18 +15,27 @@ _Ints = NDArray[np.int64]
 _MOST_PREFETCHED = 8  # batches a loader; PyTorch's default is 2
 _FEWEST = 3  # batches in a pass, on average; where regions repeat more often, samples are drawn with replacement
 _REGION_BYTES = 1 << 16  # passes over the same regions of files are passes over one set of samples
+NEVER_NS = 1 << 62
 _SAME_SET = 0.5  # share of the smaller pass's bytes
 
 
-def pass_numbers(own: pd.DataFrame) -> _Ints:
+def pass_numbers(own: pd.DataFrame, evaluations: pd.DataFrame) -> _Ints:
     """Return the index of the pass of each batch of a rank (in the order of the requests).
+
+    `evaluations`: the logged ones (start_ns, end_ns).
 
     A pass begins when all batches requested before have been delivered, and one of three things happens: a new loader is asked,
     a loader has received a message in between that asked for no batch, or as many batches are requested at once as are ever
-    under way. Where a rank reads itself, a pass begins when a batch reads again what the present pass has read.
+    under way. If a rank reads itself, a pass begins where a logged evaluation begins or ends, and when a batch reads again what
+    passes of its kind have read.
     """
     if "key" in own:
-        return numbers_of_repeats(own["key"].tolist())
+        evaluates = is_within(own["delivered_ns"].to_numpy(np.int64), evaluations)
+        numbers = np.zeros(len(own), np.int64)
+        for kind in (False, True):
+            numbers[evaluates == kind] = numbers_of_repeats(own["key"][evaluates == kind].tolist())
+        begins = np.append(False, (np.diff(numbers) != 0) | (np.diff(evaluates) != 0))
+        return np.cumsum(begins)
     requested, delivered, loader, turn = (
         own[name].to_numpy(np.int64) for name in ("requested_ns", "delivered_ns", "loader", "turn")
     )
@@ -78,12 +87,34 @@ def _same_beginning(a: list[set[int]], b: list[set[int]]) -> int:
     return 0
 
 
+def logged_evaluations(job: Job) -> pd.DataFrame:
+    """Return the evaluations that the job logged: start_ns, end_ns."""
+    phases = job.phases[(job.phases["phase"].astype(str) == "evaluation") & job.phases["end_ns"].notna()]
+    return phases[["start_ns", "end_ns"]].sort_values("start_ns").astype(np.int64)
+
+
+def logged_end(job: Job, after_ns: int) -> int:
+    """Return the first logged end of an epoch, block or evaluation after `after_ns`, or a time beyond all if there is none."""
+    ends = job.phases.loc[job.phases["phase"].isin(["epoch", "block", "evaluation"]), "end_ns"]
+    later = ends[ends > after_ns]
+    return int(later.min()) if len(later) else NEVER_NS
+
+
+def is_within(times_ns: _Ints, spans: pd.DataFrame) -> NDArray[np.bool_]:
+    """Return which times lie in one of the `spans` (start_ns, end_ns; sorted, apart from one another)."""
+    if spans.empty:
+        return np.zeros(len(times_ns), np.bool_)
+    last = np.searchsorted(spans["start_ns"].to_numpy(), times_ns, side="right") - 1
+    inside: NDArray[np.bool_] = (last >= 0) & (times_ns <= spans["end_ns"].to_numpy()[last])
+    return inside
+
+
 def are_training(job: Job, calls: pd.DataFrame, passes: list[pd.DataFrame]) -> list[bool]:
     """Return by pass whether it trains: outside of logged evaluations, else on the set of samples that most bytes are read of."""
-    evaluations = job.phases[(job.phases["phase"].astype(str) == "evaluation") & job.phases["end_ns"].notna()]
+    evaluations = logged_evaluations(job)
     if len(evaluations):
-        middles = [int(part["taken_ns"].iloc[len(part) // 2]) for part in passes]
-        return [not ((evaluations["start_ns"] <= at) & (at <= evaluations["end_ns"])).any() for at in middles]
+        middles = np.array([int(part["taken_ns"].iloc[len(part) // 2]) for part in passes], np.int64)
+        return [not evaluates for evaluates in is_within(middles, evaluations).tolist()]
     reads = calls[(calls["batch"] >= 0) & calls["op"].isin(schema.READ_OPS)]
     numbers = [int(part["number"].iloc[0]) for part in passes]  # ranks share the samples of a pass
     number_of = np.full(1 + max(int(part["batch"].max()) for part in [*passes, calls]), -1, np.int64)

@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 
 from iotwin.benchmark.fit.batches.deliveries import LENGTH_BYTES, deliveries, requests_of
 from iotwin.benchmark.fit.look import Job
-from iotwin.benchmark.fit.recorded.batch_passes import are_training, begin_of_pass, pass_numbers, regions_of, taking_is_hidden
+from iotwin.benchmark.fit.recorded.batch_passes import (
+    NEVER_NS,
+    are_training,
+    begin_of_pass,
+    logged_end,
+    logged_evaluations,
+    pass_numbers,
+    regions_of,
+    taking_is_hidden,
+)
 from iotwin.benchmark.fit.recorded.taken_times import with_computation
 from iotwin.benchmark.fit.recorded.tree import Tree
 from iotwin.trace_store import schema
@@ -19,7 +28,6 @@ from iotwin.workload_yaml.recording import LABELS, Label, Op, RecordedBatches, R
 
 _Ints = NDArray[np.int64]
 _MOST_UNMATCHED = 0.1  # share of deliveries without a request, up to which the batches are known
-_NEVER_NS = 1 << 62
 _NEARLY_ALL = 0.9  # share of the batches
 _TIMES = ("requested_ns", "received_ns", "delivered_ns", "taken_ns", "computed_ns")
 
@@ -33,12 +41,14 @@ def find_batches(job: Job, calls: pd.DataFrame, tree: Tree, rows: pd.DataFrame) 
     found = _with_reads(_delivered(job, delivered, tree), calls) if len(delivered) else _read_by_ranks(calls, tree)
     index = np.full(2 + max((int(each["batch"].max()) for each in (calls, found) if len(each)), default=-1), -1, np.int64)
     passes: list[pd.DataFrame] = []
+    evaluations = logged_evaluations(job)
     for process in sorted(found["process"].unique().tolist()):
         own = found[found["process"] == process].sort_values("requested_ns", kind="stable")
         of_process = rows[np.array(tree.process, np.int64)[rows["thread"]] == process]
-        parts = [part for _, part in own.groupby(pass_numbers(own), sort=True)]
-        begins = [*(begin_of_pass(tree, before, part) for before, part in pairwise(parts)), _NEVER_NS]
-        for number, (part, next_ns) in enumerate(zip(parts, begins, strict=True)):
+        parts = [part for _, part in own.groupby(pass_numbers(own, evaluations), sort=True)]
+        begins = [*(begin_of_pass(tree, before, part) for before, part in pairwise(parts)), NEVER_NS]
+        for number, (part, begin_ns) in enumerate(zip(parts, begins, strict=True)):
+            next_ns = min(begin_ns, logged_end(job, int(part["delivered_ns"].max())))
             passes.append(with_computation(part.assign(number=number), of_process, tree.main(process), next_ns))
     if not passes or any(taking_is_hidden(part) for part in passes):
         return None, index

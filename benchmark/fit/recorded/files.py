@@ -1,12 +1,12 @@
 """The files of a recording: what they are called in a twin, where they lie and how large they were when the job began."""
 
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from iotwin.benchmark.fit.samples.samples import common_folder
 from iotwin.common.beneath import normal, stays_within
 from iotwin.datagen.layouts.recorded import is_reserved
 from iotwin.trace_store.schema import FLAG_CREATE, FLAG_TRUNCATE, FLAG_WRITABLE
@@ -23,6 +23,17 @@ class Named:
     index: NDArray[np.int64]
     folder: str
     data: list[tuple[str, int]]
+
+
+def common_folder(paths: list[str]) -> str:
+    """Return the deepest directory that holds all the files at `paths`."""
+    folders, counts = np.unique([str(PurePosixPath(path).parent) for path in paths], return_counts=True)
+    if len(folders) == 1:
+        return str(folders[0])
+    common = PurePosixPath(str(folders[counts.argmax()]))
+    while not all(PurePosixPath(path).is_relative_to(common) for path in paths):
+        common = common.parent
+    return str(common)
 
 
 def name_files(calls: pd.DataFrame, table: pd.DataFrame) -> Named:

@@ -15,11 +15,11 @@ _PLAUSIBLE = 1.5  # a step's computation is at most so many times the typical on
 def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns: int) -> pd.DataFrame:
     """Return the batches of a pass with `depth`, `taken_ns` and `computed_ns`.
 
-    `rows`: those of the rank's process; `next_ns`: when its next pass begins.
+    `rows`: those of the rank's process; `next_ns`: when its next pass begins, or when this one was logged to end.
     """
     if "key" in part:
         begins, delivered = part["requested_ns"].to_numpy(np.int64), part["delivered_ns"].to_numpy(np.int64)
-        ends = np.append(begins[1:], _next_call(rows, int(delivered[-1])))
+        ends = np.append(begins[1:], min(_next_call(rows, int(delivered[-1])), next_ns))
         return part.assign(depth=0, taken_ns=delivered, computed_ns=np.maximum(ends, delivered))
     requested, delivered = (part[name].to_numpy(np.int64) for name in ("requested_ns", "delivered_ns"))
     depth = min(depth_of(requested, delivered), len(part))

@@ -8,18 +8,19 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 
 from iotwin import workload_yaml as c
-from iotwin.benchmark.fit.coverage import KINDS, Coverage, flows_of
+from iotwin.benchmark.fit.confidence import agreement, interval
+from iotwin.benchmark.fit.coverage import KINDS, document_of, flows_of
+from iotwin.benchmark.fit.fitted import Fitted, loss_notes
 from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.recorded.batches import find_batches, label_rows
-from iotwin.benchmark.fit.recorded.calls import Seen, see
+from iotwin.benchmark.fit.recorded.calls import Seen
 from iotwin.benchmark.fit.recorded.files import name_files
-from iotwin.benchmark.fit.recorded.pipes import match_pipes
-from iotwin.benchmark.fit.recorded.rows import assemble, grow, marks_of
-from iotwin.benchmark.fit.twin_parts import Fitted
+from iotwin.benchmark.fit.recorded.replayable import find_replayable
+from iotwin.benchmark.fit.recorded.rows import assemble, marks_of
 from iotwin.common.units import format_size
 from iotwin.trace_store.reader import Trace
-from iotwin.workload_yaml.recorded_structure import RecordedStructure, structure_of
-from iotwin.workload_yaml.recording import DUPLICATED, RENAMED, SUFFIX, Header, Op, TwinRecording
+from iotwin.workload_yaml.recorded_structure import RecordedStructure, pass_bounds, structure_of
+from iotwin.workload_yaml.recording import DUPLICATED, RENAMED, SUFFIX, Header, Op, RecordedBatches, TwinRecording
 
 RECORDING = f"twin{SUFFIX}"
 _DIRECTIONS: dict[str, list[int]] = {
@@ -35,16 +36,11 @@ def fit_recorded(trace: Trace, job: Job, labelled: pd.DataFrame) -> Fitted:
 
     Raises IotwinError if the job made no call on storage.
     """
-    seen = see(trace)
-    calls, pipes = match_pipes(seen.calls)
+    seen, calls, pipes, tree, thread_of = find_replayable(trace)
     on_file = calls["op"] < Op.PIPE_WRITE
     named = name_files(calls[on_file], seen.files)
-    tree = grow(seen, calls)
-    thread_of = {tid: index for index, tid in enumerate(tree.tid)}
-    subject = np.where(on_file, named.index[np.where(on_file, calls["file"], -1)], calls["file"])
     calls = calls.assign(
-        subject=subject,
-        thread=calls["tid"].map(thread_of).astype(np.int64),
+        subject=np.where(on_file, named.index[np.where(on_file, calls["file"], -1)], calls["file"]),
         flags=calls["flags"] | _renamed(calls, on_file) | _duplicated(calls, on_file),
     )
     marks, marks_ns = marks_of(seen)
@@ -69,10 +65,8 @@ def fit_recorded(trace: Trace, job: Job, labelled: pd.DataFrame) -> Fitted:
             assumptions=_assumptions(trace, recording, structure),
         ),
     )
-    coverage = _account(seen).document()
-    return Fitted(
-        config, {**_evidence(recording, calls), "edits": _edits(structure)}, named.data, coverage=coverage, recording=recording
-    )
+    evidence = {**_evidence(recording, calls), "edits": _edits(structure)}
+    return Fitted(config, evidence, named.data, _confidence(batches), _coverage(seen), recording)
 
 
 def _editable(structure: RecordedStructure | None) -> dict[str, Any]:
@@ -87,8 +81,23 @@ def _editable(structure: RecordedStructure | None) -> dict[str, Any]:
     }
 
 
-def _account(seen: Seen) -> Coverage:
-    """Return what the recording holds of everybody's calls on files that storage keeps."""
+def _confidence(batches: RecordedBatches | None) -> dict[str, dict[str, Any]]:
+    """Return how sure the values of the training passes are, by key of the YAML."""
+    if batches is None:
+        return {}
+    bounds = pass_bounds(batches)
+    training = [index for index, each in enumerate(batches.passes) if each.training]
+    rows = np.concatenate([np.arange(bounds[index], bounds[index + 1]) for index in training])
+    sizes = np.array(batches.samples, np.int64)[rows]
+    return {
+        "reader.batch_size": agreement(sizes[sizes > 0].tolist()),
+        "train.steps_per_epoch": agreement([batches.passes[index].batches for index in training]),
+        "train.computation_time": interval(np.subtract(batches.computed_ns, batches.taken_ns)[rows] / 1e9),
+    }
+
+
+def _coverage(seen: Seen) -> dict[str, Any]:
+    """Return how much the recording holds of everybody's calls on files that storage keeps."""
     kinds = seen.files["kind"].astype(str).to_numpy()
     ids = np.flatnonzero(np.isin(kinds, list(KINDS))).tolist()
     made = seen.trace.events_frame(("op", "file_id", "result"), pc.field("file_id").isin(ids))
@@ -99,7 +108,7 @@ def _account(seen: Seen) -> Coverage:
         for kind in KINDS
         for own in [kept[kept["op"].isin(ops) & (kinds[kept["file"]] == kind)]]
     }
-    return Coverage(tuple(flows_of(made[made["result"] >= 0], kinds, twin)), ())
+    return document_of(list(flows_of(made[made["result"] >= 0], kinds, twin)))
 
 
 def _renamed(calls: pd.DataFrame, on_file: pd.Series) -> pd.Series:
@@ -147,8 +156,9 @@ def _edits(structure: RecordedStructure | None) -> str:
 
 def _assumptions(trace: Trace, recording: TwinRecording, structure: RecordedStructure | None) -> list[str]:
     notes = [
+        *loss_notes(trace.manifest),
         "what threads of a process tell one another without a system call is a wait only where their times show it; that, "
-        "what goes over sockets, and calls of other kinds are kept as time"
+        "what goes over sockets, and calls of other kinds are kept as time",
     ]
     if structure is not None:
         notes.append("the computation of a step grows with its batch; on several ranks, the first one writes the checkpoints")
@@ -156,6 +166,4 @@ def _assumptions(trace: Trace, recording: TwinRecording, structure: RecordedStru
             notes.append("the samples of a batch are unknown: reader.batch_size 2 makes batches twice as large")
     if any(file.written for file in recording.header.files):
         notes.append(f"what the job wrote goes below {_OUTPUT}")
-    if trace.manifest.lost_events:
-        notes.append(f"the trace lost {trace.manifest.lost_events} events, which are not replayed")
     return notes

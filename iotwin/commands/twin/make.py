@@ -1,37 +1,32 @@
-"""``iotwin twin make``, or just ``iotwin twin``: fit the twin of a traced job, run it, compare, and correct it."""
+"""``iotwin twin make``, or just ``iotwin twin``: fit the twin of a traced job, run it and compare."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from iotwin.command import Command, Outcome, at_least
+from iotwin.command import Command, Outcome, accept_dropped_options
 
 
 class TwinMakeCommand(Command):
     name = "make"
-    help = "make the twin of a traced job and correct it until its own trace matches (meant when no action is named)"
+    help = "make the twin of a traced job, run it and compare (meant when no action is named)"
     epilog = "example: iotwin twin real.trace rerun.trace -o twin"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="the job's trace and reruns of it")
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="directory to write")
-        parser.add_argument("--rounds", type=at_least(1), default=4, metavar="N", help="correct at most N - 1 times (default 4)")
-        parser.add_argument(
-            "--kind", choices=("auto", "structured", "recorded"), default="auto", help="kind of twin, as in iotwin fit"
-        )
+        accept_dropped_options(parser, "--rounds", "--kind")
         parser.add_argument("--force", action="store_true", help="replace an earlier twin in DIR")
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.loops.twin import make_twin
 
-        return Outcome({"action": "make", **make_twin(args.traces, args.output, args.rounds, args.force, args.kind)})
+        return Outcome({"action": "make", **make_twin(args.traces, args.output, args.force)})
 
     def show(self, document: dict[str, Any]) -> None:
         from iotwin.tracesim.verdict.equivalence_sentences import lines_of_caveats, sentences_of_test
 
-        kept = {document["best_round"]: " <- kept"}
-        rounds = [f"round {record['round']}  {_score(record)}{kept.get(record['round'], '')}" for record in document["rounds"]]
-        print(", ".join(rounds))
+        print(f"the twin scores {_score(document)}; edits: {document['edits']}")
         _show_dimensions(document)
         print("\n".join([document["verdict"], *lines_of_caveats(document["caveats"])]))
         if document["equivalence"] is not None:
@@ -48,10 +43,9 @@ def _score(scored: dict[str, Any]) -> str:
 
 
 def _show_dimensions(document: dict[str, Any]) -> None:
-    """Print the best round's score of each dimension, and the lowest of the reruns."""
+    """Print the twin's score of each dimension, and the lowest of the reruns."""
     floors = document["noise_floor_dimensions"]
-    kept = next(record for record in document["rounds"] if record["round"] == document["best_round"])
     print(f"\n{'the twin and the job':<22}score{'  reruns' if floors else ''}")
-    for name, score in kept["dimensions"].items():
+    for name, score in document["rounds"][0]["dimensions"].items():
         print(f"{name.replace('_', ' '):<22}{score:.3f}" + (f"  {floors[name]:>6.3f}" if name in floors else ""))
     print()

@@ -74,6 +74,7 @@ class RankLine:
             if each.depth:  # loaders that live through several passes keep their slots
                 each.loaders.sort(key=lambda loader: self._slots[loader][0] if loader in self._slots else len(self._slots))
                 self._slots = {loader: (slot, each.loaders) for slot, loader in enumerate(each.loaders)} | self._slots
+        self._period = self._epochs_alike()
         self._step = 0
         self._shuffled = [self._is_shuffled(training) for training in (False, True)]
         self._streamed = self._is_streamed()
@@ -150,7 +151,7 @@ class RankLine:
             following, again = sequence[index + 1]  # what came before it, when it was recorded
             if following > 0:
                 self._put(self._between[following], again)
-        self._put(self._between[-1])
+        self._put(self._between[-1], sequence[-1][1] if sequence else 0)
         for loader in [*self._live.values(), *(each for more in self._more.values() for each in more)]:
             loader.end()
 
@@ -160,9 +161,31 @@ class RankLine:
         if epochs <= len(self._training):
             last = count if epochs == len(self._training) else self._training[epochs]
             return [(number, 0) for number in range(last)]
-        again = range(self._training[-1], count)
-        more = [(number, copy) for copy in range(1, epochs - len(self._training) + 1) for number in again]
-        return [*((number, 0) for number in range(count)), *more]
+        found = [(number, 0) for number in range(count)]
+        period = self._period
+        for further in range(epochs - len(self._training)):
+            epoch = len(self._training) - period + further % period
+            end = [*self._training, count][epoch + 1]
+            found += [(number, further // period + 1) for number in range(self._training[epoch], end)]
+        return found
+
+    def _epochs_alike(self) -> int:
+        """Return after how many epochs the rank does the same again: evaluates, and writes after its passes."""
+        ends = [*self._training[1:], len(self._passes)]
+        done = [
+            (end - first, *(self._saves(self._between[number]) for number in range(first + 1, end + 1)))
+            for first, end in zip(self._training, ends, strict=True)
+        ]
+        done[-1] = done[-1][:-1]  # the last one's end is that of the job
+        count = len(done)
+        for period in range(1, count // 2 + 1):
+            if all(a[: len(b)] == b for a, b in zip(done, done[period:], strict=False)):
+                return period
+        return 1
+
+    def _saves(self, stretch: Stretch) -> bool:
+        rows = np.concatenate([stretch.rows, *(rows for _, rows, _ in stretch.others)])
+        return bool(np.isin(self._recording.columns["op"][rows], [Op.WRITE, Op.COPY_TO]).any())
 
     def _put(self, stretch: Stretch, copy: int = 0, factor: float = 1.0) -> None:
         """Append what the rank did in a stretch, with its times of thinking multiplied by `factor`.
@@ -187,7 +210,9 @@ class RankLine:
     def _special(self, op: Op, subject: int, row: int, copy: int) -> None:
         """Append the start or end of a process, or a mark of the log."""
         if op == Op.MARK:
-            self._line.main.take(np.array([row]), np.zeros(1, np.int64), np.array([self._builder.mark(subject, copy)]))
+            self._line.main.take(
+                np.array([row]), np.zeros(1, np.int64), np.array([self._builder.mark(subject, copy * self._period)])
+            )
         elif subject in self._slots:
             (self._start_loader if op == Op.START else self._join_loader)(subject)
         elif op == Op.START:

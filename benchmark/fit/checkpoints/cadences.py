@@ -17,8 +17,8 @@ _MANY_MISSED = 0.05  # a cadence that comes so much more or less often than was 
 _ROW = 3  # so many at equal distances are no chance
 
 
-def find_cadence(seen: Sequence[int], until: int, exact: bool, one_more: bool = True, since: int = 0) -> Cadence:
-    """Return the cadence by which as many as were `seen` come after `since` and `until` the end, nearest to when they came.
+def find_cadence(seen: Sequence[int], until: int, exact: bool, one_more: bool = True) -> Cadence:
+    """Return the cadence by which as many as were `seen` come `until` the end, nearest to when they came.
 
     Numbers count from 1 and ascend; not `exact`: they may be a little late. `one_more`: the first or the last of them may be
     outside the row. Of cadences as near, the simplest: in phase with the count rather than not, and with none outside. With none
@@ -26,12 +26,12 @@ def find_cadence(seen: Sequence[int], until: int, exact: bool, one_more: bool = 
     """
     if not seen:
         return Cadence(until + 1, until + 1)
-    return min(_candidates(seen, until, one_more), key=lambda cadence: _distance(cadence, seen, since, until, exact))
+    return min(_candidates(seen, until, one_more), key=lambda cadence: _distance(cadence, seen, until, exact))
 
 
-def explains(cadence: Cadence, seen: Sequence[int], until: int, exact: bool, since: int = 0) -> bool:
+def explains(cadence: Cadence, seen: Sequence[int], until: int, exact: bool) -> bool:
     """Whether `cadence` comes when, and about as often as, those of `seen` did; arguments as of `find_cadence`."""
-    missed, apart, *_ = _distance(cadence, seen, since, until, exact)
+    missed, apart, *_ = _distance(cadence, seen, until, exact)
     return missed <= max(1, _MANY_MISSED * len(seen)) and apart == 0
 
 
@@ -92,9 +92,9 @@ def _candidates(seen: Sequence[int], until: int, one_more: bool) -> Iterator[Cad
                 yield Cadence(int(first), int(every), also)
 
 
-def _distance(cadence: Cadence, seen: Sequence[int], since: int, until: int, exact: bool) -> tuple[float, ...]:
+def _distance(cadence: Cadence, seen: Sequence[int], until: int, exact: bool) -> tuple[float, ...]:
     last = max(until, seen[-1])
-    due = {number for number in range(cadence.first, last + 1, cadence.every) if number > since} | ({cadence.also} - {_NONE})
+    due = {*range(cadence.first, last + 1, cadence.every)} | ({cadence.also} - {_NONE})
     apart = np.abs(np.subtract.outer(np.array(seen), np.array(sorted(due) or [0]))).min(axis=1).mean()
     regular = apart == 0 and len(due) - (cadence.also != _NONE) >= _ROW
     tolerated = 0.0 if exact else _LATE * cadence.every

@@ -12,11 +12,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from iotwin.benchmark.fit.cadences import find_seconds
-from iotwin.benchmark.fit.checkpoint_files import REMOVALS, SeenFile, find_files, folder_of, without_leaving
+from iotwin.benchmark.fit.checkpoints.cadences import find_seconds
+from iotwin.benchmark.fit.checkpoints.checkpoint_files import REMOVALS, SeenFile, find_files, folder_of, without_leaving
 from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.passes import Pass
-from iotwin.benchmark.fit.times import taken_ns
 from iotwin.trace_store import schema
 
 # What counts checkpoints in a name, or is drawn anew for each: digits, a random identifier (RFC 9562).
@@ -77,9 +76,8 @@ def find_checkpoints(job: Job, training: Sequence[Pass]) -> SeenCheckpoints:
     files = find_files(job)
     if not files:
         return SeenCheckpoints("", [], True, np.zeros(0), np.zeros(0))
-    times = [taken_ns(job, part) for part in training]
-    taken = np.sort(np.concatenate(times))
-    ends = np.array([part.end_ns if part.logged else int(own.max()) for part, own in zip(training, times, strict=True)])
+    taken = np.sort(np.concatenate([part.taken_ns for part in training]))
+    ends = np.array([int(part.taken_ns.max()) for part in training])
     each: list[SeenCheckpoint] = []
     late_ns = round(LATE * float(np.median(np.diff(taken)))) if len(taken) > 1 else 0
     for file in files:
@@ -89,13 +87,13 @@ def find_checkpoints(job: Job, training: Sequence[Pass]) -> SeenCheckpoints:
         ended = int((ends <= file.start_ns).sum())
         point = _point_of(each, file, ended, before, taken)
         if point is None:
-            begun = file.start_ns >= training[0].start_ns
+            begun = file.start_ns >= training[0].requested_ns[0]
             point = SeenCheckpoint(max(ended, int(begun)), before, False, [])
             each.append(point)
         point.beside |= elsewhere and (after > before or _reads_between(training, file))
         point.files.append(file)
     _note_looks(each)
-    whole = np.cumsum([0, *(len(own) for own in times)])
+    whole = np.cumsum([0, *(len(part.taken_ns) for part in training)])
     # What is written in the background may begin when the next epoch's first step is done.
     between = all(np.abs(whole - point.steps).min() <= int(point.beside) for point in each)
     leads_s, tails_s = leads_and_tails_s(job.phases, files)
@@ -258,9 +256,9 @@ def _is_new(point: SeenCheckpoint, file: SeenFile, ended: int, before: int, take
 def _reads_between(training: Sequence[Pass], file: SeenFile) -> bool:
     """Whether a rank that reads by itself was at a batch while the file was written."""
     return any(
-        bool(((part.batches["start_ns"] < file.end_ns) & (part.batches["end_ns"] > file.start_ns)).any())
+        bool(((part.requested_ns < file.end_ns) & (part.delivered_ns > file.start_ns)).any())
         for part in training
-        if not part.workers
+        if not part.loaders
     )
 
 

@@ -1,90 +1,25 @@
-"""Parts of a twin that every fitted job has: checkpoints, cadences, times before the first step."""
+"""The keys of the YAML that say when and how checkpoints are written."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iotwin import workload_yaml as c
-from iotwin.benchmark.fit.cadences import explains, find_cadence, find_intervals, steady
-from iotwin.benchmark.fit.checkpoint_files import SeenFile
-from iotwin.benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints
-from iotwin.benchmark.fit.look import Job
-from iotwin.benchmark.fit.startup import StartUp
-from iotwin.benchmark.fit.times import quantiles, warm_up
-from iotwin.trace_store.manifest import Manifest
+from iotwin.benchmark.fit.checkpoints.cadences import explains, find_cadence, find_intervals, steady
+from iotwin.benchmark.fit.checkpoints.checkpoint_files import SeenFile
+from iotwin.benchmark.fit.checkpoints.find_checkpoints import SeenCheckpoint, SeenCheckpoints
+from iotwin.benchmark.fit.parameters.distributions import quantiles, warm_up
 from iotwin.workload_yaml.checkpoint_names import numbers_in
-from iotwin.workload_yaml.recording import TwinRecording
 
 _CHECKPOINT_FOLDER = "./twin_checkpoints/"
 _FORMATS = {"zip": "torch.save's zip", "legacy": "torch.save's legacy format", "dcp": "torch.distributed.checkpoint's files"}
 _NO_TIMES = np.zeros(0)
-SAME_ORDER = 0.8  # order_agreement from which two orders count as one
 
 
-@dataclass
-class Fitted:
-    """A twin, and for each value that matters where it comes from (for the person who must trust it)."""
-
-    config: c.Config
-    evidence: dict[str, str]
-    files: list[tuple[str, int]]  # of the data set: name within its folder, bytes; those whose size was seen
-    confidence: dict[str, dict[str, Any]] = field(default_factory=dict)  # by key of the YAML; see iotwin.benchmark.fit.confidence
-    start_up: StartUp = field(default_factory=StartUp)
-    coverage: dict[str, Any] = field(default_factory=dict)  # see iotwin.benchmark.fit.coverage
-    by_numpy: bool = False  # the job reads .npy files as its twin does, by numpy.load
-    recording: TwinRecording | None = None  # of a recorded twin; goes into a file beside the YAML
-
-
-def failure(manifest: Manifest) -> str | None:
-    """Return how the traced command failed, in words; None if it did not, or if that is not known."""
-    return f"the traced command ended with status {manifest.exit_status}" if manifest.exit_status else None
-
-
-def loss_notes(job: Job) -> list[str]:
-    """Return assumptions about what the trace lacks: the rest of a job that failed, and calls that were lost."""
-    failed = failure(job.manifest)
-    said = [f"{failed}, so the twin is one of what it did until then"] if failed else []
-    if not job.manifest.lost_events:
-        return said
-    lost = ", ".join(f"{count} in {source}" for source, count in job.manifest.lost.items())
-    return [*said, f"the trace lost {job.manifest.lost_events} events ({lost}); counts may be too low"]
-
-
-def most_common(values: Sequence[int] | NDArray[np.int64]) -> int:
-    """Return the value that comes most often; of several such, the least."""
-    found, counts = np.unique(np.asarray(values, dtype=np.int64), return_counts=True)
-    return int(found[counts.argmax()])
-
-
-def order_agreement(order: NDArray[np.int64], other: NDArray[np.int64]) -> float:
-    """How alike two orders of samples are: Spearman's rank correlation of the positions of the samples in both; 1 is the same.
-
-    Loader processes overtake each other, so the order seen is never exactly the order asked for.
-    """
-    common, positions, other_positions = np.intersect1d(order, other, return_indices=True)
-    if len(common) < 3:
-        return 1.0
-    return float(np.corrcoef(np.argsort(np.argsort(positions)), np.argsort(np.argsort(other_positions)))[0, 1])
-
-
-def set_checkpoints(
-    config: c.Config,
-    checkpoints: SeenCheckpoints,
-    epochs: int,
-    steps: int,
-    in_blocks: int | None,
-    assumptions: list[str],
-    since: tuple[int, int] = (0, 0),
-) -> None:
-    """Say in `config` when the twin, which ends after so many `epochs` and `steps`, writes checkpoints, beside what it writes.
-
-    `in_blocks`: the steps of a block, where the job counts no epochs; `epochs` are then its blocks. `since`: the whole epochs and
-    the steps that were done before it began.
-    """
+def set_checkpoints(config: c.Config, checkpoints: SeenCheckpoints, epochs: int, steps: int, assumptions: list[str]) -> None:
+    """Set in `config` when checkpoints are due in a job of so many `epochs` and `steps`."""
     if not checkpoints.each:
         return
     # Never the job's own folder: the twin writes random bytes.
@@ -96,23 +31,22 @@ def set_checkpoints(
         assumptions.append(f"checkpoints come every {twin.seconds_between} s, which vary less than the steps between them")
     times = [point.epoch if between else point.steps for point in checkpoints.each]
     before_training, times = times[0] == 0, [time for time in times if time]
-    until, begun = (epochs, since[0]) if between else (steps, since[1])
-    due = find_cadence(times, until, between, not before_training, begun)
+    until = epochs if between else steps
+    due = find_cadence(times, until, between, not before_training)
     if len(times) == 1:
         unit = "epochs" if between else "steps"
         assumptions.append(f"one checkpoint, after {times[0]} {unit}: taken to come every {due.every} {unit}")
     section.checkpoint_after_step = 0 if before_training else -1
-    if between and in_blocks is None:
+    if between:
         section.checkpoint_after_epoch, section.epochs_between_checkpoints = due.first, due.every
         twin.also_after_epoch = due.also if due.also > 0 else None
         return
-    each = in_blocks if between and in_blocks is not None else 1
-    section.steps_between_checkpoints = due.every * each
-    twin.first_after_step = due.first * each if due.first != due.every else None
+    section.steps_between_checkpoints = due.every
+    twin.first_after_step = due.first if due.first != due.every else None
     if due.also > 0:
-        section.checkpoint_after_step = due.also * each
+        section.checkpoint_after_step = due.also
     several = any(file.after_steps for file in twin.files)  # kinds of checkpoints, each of its own cadence
-    explained = between or twin.seconds_between is not None or explains(due, times, until, exact=False, since=begun)
+    explained = twin.seconds_between is not None or explains(due, times, until, exact=False)
     if several or not explained:
         times = [point.steps for point in checkpoints.each if point.steps]
         twin.after_steps, section.checkpoint_after_step = sorted(times), 0 if before_training else -1
@@ -150,18 +84,16 @@ def twin_checkpoint(
     assumptions: list[str],
     ranks: Sequence[int] = (),
     snapshots_s: NDArray[np.float64] = _NO_TIMES,
-    by_epochs: bool = True,
 ) -> c.TwinCheckpoint:
     """Return what the twin writes at a checkpoint, and how.
 
-    `ranks` are the pids of the twin's ranks; `snapshots_s` the seconds of each snapshot, where they were seen; `by_epochs`: the
-    job's epochs are counted, so that what came at their ends does so in the twin.
+    `ranks`: pids of the job's ranks; `snapshots_s`: seconds of each snapshot that was seen.
     """
     if not checkpoints.each:
         return c.TwinCheckpoint()
     files = [file for point in checkpoints.each for file in point.files]
     first_lead_s, lead_s = warm_up(checkpoints.lead_s)
-    recorded = _checkpoint_files(checkpoints, ranks, by_epochs and checkpoints.between_epochs, assumptions)
+    recorded = _checkpoint_files(checkpoints, ranks, checkpoints.between_epochs, assumptions)
     return c.TwinCheckpoint(
         files=recorded,
         asynchronous=checkpoints.asynchronous,
@@ -234,34 +166,3 @@ def _looked_at(files: Sequence[SeenFile]) -> Literal["opened", "read"] | None:
     if 2 * len(shown) <= len(found):
         return None
     return "read" if 2 * shown.count("read") > len(shown) else "opened"
-
-
-def start_times(job: Job, start_up: StartUp, first_epoch_ns: int, assumptions: list[str]) -> tuple[float, float]:
-    """Seconds from the job's start to the start of init, and from there to the first epoch.
-
-    The emulator reads what it starts from when init begins; where no log tells of init, it begins with these reads.
-    """
-    phases = job.phases
-    init = phases[phases["phase"] == "init"]
-    if len(init):
-        begin, end = int(init["start_ns"].iloc[0]), int(init["end_ns"].iloc[0])
-    elif start_up.begin_ns is not None:
-        assumptions.append("the job logged no init phase: init is taken to begin with the first read of what it starts from")
-        begin, end = start_up.begin_ns, first_epoch_ns
-    else:
-        assumptions.append("the job logged no init phase: all before the first read of the data set counts as init")
-        begin, end = job.manifest.start_ns, first_epoch_ns
-    return round(max(begin - job.manifest.start_ns, 0) / 1e9, 3), round(max(end - begin, 0) / 1e9, 3)
-
-
-def phases_in_order(job: Job) -> list[str]:
-    """Return the names of the passes and checkpoints that the job logged, in order of start."""
-    phases = job.phases
-    named = phases.loc[phases["phase"].isin(["epoch", "block", "evaluation", "checkpoint"])].sort_values("start_ns")["phase"]
-    return [str(name) for name in named]
-
-
-def evaluated_after_saving(names: Sequence[str]) -> bool:
-    """Whether most evaluations that a checkpoint is next to come after it; `names` as of `phases_in_order`."""
-    pairs = list(pairwise(names))
-    return pairs.count(("checkpoint", "evaluation")) > pairs.count(("evaluation", "checkpoint"))

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from iotwin.benchmark.fit.look import Job
-from iotwin.benchmark.fit.samples.samples import common_folder
+from iotwin.benchmark.fit.recorded.files import common_folder
 from iotwin.trace_store import schema
 
 Format = Literal["zip", "legacy", "dcp"]
@@ -210,18 +210,3 @@ def _run_lengths(sizes: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[int, 
     begins = np.flatnonzero(np.append(True, np.diff(sizes) != 0))
     counts = np.diff(np.append(begins, len(sizes)))
     return [(int(sizes[i]), int(count)) for i, count in zip(begins, counts, strict=True)]
-
-
-def saved_ns(files: Sequence[SeenFile], rank: int, begins_ns: NDArray[np.int64], ends_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for each span how long of it the main thread of `rank` was at writing checkpoint files."""
-    spans = np.array([(file.start_ns, file.end_ns) for file in files if file.pid == file.tid == rank], np.int64).reshape(-1, 2)
-    if not len(spans):
-        return np.zeros(len(begins_ns), np.int64)
-    starts, ends = spans[:, 0], np.maximum.accumulate(spans[:, 1])
-    starts = np.maximum(starts, np.append(starts[0], ends[:-1]))  # files written at once count once
-    edges = np.stack([starts, np.maximum(ends, starts)], axis=1).ravel()
-    done = np.repeat(np.cumsum(edges[1::2] - edges[::2]), 2)
-    done[::2] -= edges[1::2] - edges[::2]
-    until = [np.interp(times - edges[0], edges - edges[0], done) for times in (begins_ns, ends_ns)]
-    saved: NDArray[np.int64] = (until[1] - until[0]).astype(np.int64)
-    return saved

@@ -1,12 +1,12 @@
 """What training waits for at a checkpoint that is written beside it: the copy of its state, told from the steps that hold one."""
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.benchmark.fit.checkpoints import LATE, SeenCheckpoints
-from iotwin.benchmark.fit.times import Times
+from iotwin.benchmark.fit.checkpoints.find_checkpoints import LATE, SeenCheckpoints
+from iotwin.benchmark.fit.passes import Pass
 
 _FEWEST = 3  # with fewer checkpoints, their steps cannot be told from others
 _EACH = 0.9  # each step holds a snapshot if so many as this share of them were seen
@@ -15,18 +15,22 @@ _FOLLOWS = 0.7  # the step ends by the room that it has: what follows that varie
 _ERRORS = 3.0  # medians that differ by so many standard errors do not do so by chance
 
 
-def apart_from_snapshots(times: Times, checkpoints: SeenCheckpoints) -> tuple[Times, NDArray[np.float64]]:
-    """Return `times` without the steps that hold a snapshot, and the seconds of each snapshot.
+def apart_from_snapshots(
+    training: Sequence[Pass], checkpoints: SeenCheckpoints
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the seconds of computation of the steps without a snapshot, and the seconds of each snapshot.
 
     A checkpoint's first file is opened once the state is copied, so the copy lies in the last computation that had begun by
-    then; or in the one before, where that had only just begun, since another thread opens the file. Where these steps are no
-    longer than chance makes them, `times` stay whole, and there are no snapshots. Where all steps hold one, those that end when
-    there is room for another tell what follows the wait, and those whose room came soonest what they compute.
+    then; or in the one before, if that had only just begun, since another thread opens the file. If these steps are no longer
+    than chance makes them, all computations are returned, and no snapshots. If all steps hold a snapshot, those that end when
+    there is room for another show what follows the wait, and those whose room came soonest show what they compute.
     """
-    if not checkpoints.asynchronous or times.waits_unseen or not len(times.compute_s):
-        return times, np.zeros(0)
-    order = np.argsort(times.begins_ns, kind="stable")
-    begins_ns, compute_s = times.begins_ns[order], times.compute_s[order]
+    compute_s = np.concatenate([part.computation_s for part in training])
+    begins_ns = np.concatenate([part.taken_ns for part in training])
+    if not checkpoints.asynchronous:
+        return compute_s, np.zeros(0)
+    order = np.argsort(begins_ns, kind="stable")
+    begins_ns, compute_s = begins_ns[order], compute_s[order]
     late_ns = round(LATE * float(np.median(compute_s)) * 1e9)
     opened_ns = np.array([point.files[0].start_ns for point in checkpoints.each], np.int64)
     held = np.searchsorted(begins_ns, opened_ns - late_ns, side="right") - 1
@@ -34,34 +38,33 @@ def apart_from_snapshots(times: Times, checkpoints: SeenCheckpoints) -> tuple[Ti
     opened_ns, held = opened_ns[known], held[known]
     rest = np.setdiff1d(np.arange(len(compute_s)), held)
     if len(held) >= max(_EACH * len(compute_s), _FEWEST):
-        return _apart_from_waits(times, begins_ns, compute_s, held, _room_ns(checkpoints, begins_ns[held], opened_ns))
+        return _apart_from_waits(begins_ns, compute_s, held, _room_ns(checkpoints, begins_ns[held], opened_ns))
     if len(held) < _FEWEST or not _longer(compute_s[held], compute_s[rest]):
-        return times, np.zeros(0)
+        return compute_s, np.zeros(0)
     ready_ns = begins_ns[held] + np.median(compute_s[rest]) * 1e9  # when the computation was done, and the checkpoint was due
     waits_s = np.maximum(_room_ns(checkpoints, begins_ns[held], opened_ns) - ready_ns, 0) / 1e9
     snapshots_s = np.maximum(compute_s[held] - np.median(compute_s[rest]) - waits_s, 0.0)
-    return replace(times, compute_s=compute_s[rest], begins_ns=begins_ns[rest]), snapshots_s
+    return compute_s[rest], snapshots_s
 
 
 def _apart_from_waits(
-    times: Times,
     begins_ns: NDArray[np.int64],
     compute_s: NDArray[np.float64],
     held: NDArray[np.int64],
     room_ns: NDArray[np.int64],
-) -> tuple[Times, NDArray[np.float64]]:
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The same of steps that all hold a snapshot: as far as they end when there is room, from the room on it is that."""
     held, first = np.unique(held, return_index=True)
     lengths_s, room_s = compute_s[held], (room_ns[first] - begins_ns[held]) / 1e9
     soon, late = (room_s <= np.quantile(room_s, _SOONEST)), (room_s > np.quantile(room_s, 1 - _LATEST))
     after_s = lengths_s - room_s
     if min(soon.sum(), late.sum()) < _FEWEST or _spread(after_s[late]) > _FOLLOWS * _spread(lengths_s):
-        return times, np.zeros(0)
+        return compute_s, np.zeros(0)
     if not _longer(lengths_s[late], lengths_s[soon]):
-        return times, np.zeros(0)
+        return compute_s, np.zeros(0)
     snapshots_s = np.minimum(np.maximum(after_s[late], 0.0), np.median(lengths_s[soon]))
     computed_s = np.maximum(lengths_s[soon] - np.median(snapshots_s), 0.0)
-    return replace(times, compute_s=computed_s, begins_ns=begins_ns[held][soon]), snapshots_s
+    return computed_s, snapshots_s
 
 
 def _spread(values: NDArray[np.float64]) -> float:

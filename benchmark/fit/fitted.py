@@ -1,0 +1,45 @@
+"""What a fit returns: the twin, where each value comes from, and how much of the job it accounts for."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from iotwin import workload_yaml as c
+from iotwin.trace_store.manifest import Manifest
+from iotwin.workload_yaml.recording import SUFFIX, TwinRecording, write_recording
+
+
+@dataclass
+class Fitted:
+    """A twin, and for each value that matters where it comes from."""
+
+    config: c.Config
+    evidence: dict[str, str]
+    files: list[tuple[str, int]]  # of the data set: name within its folder, bytes; those whose size was seen
+    confidence: dict[str, dict[str, Any]] = field(default_factory=dict)  # by key of the YAML; see iotwin.benchmark.fit.confidence
+    coverage: dict[str, Any] = field(default_factory=dict)  # see iotwin.benchmark.fit.coverage
+    recording: TwinRecording | None = None  # goes into a file beside the YAML; None: the YAML needs none
+
+
+def write_twin(fitted: Fitted, path: Path) -> None:
+    """Write the twin's YAML to `path`, and its recording beside it, with another suffix."""
+    if fitted.recording is not None and fitted.config.twin.recorded is not None:
+        recording = path.with_suffix(SUFFIX)
+        write_recording(fitted.recording, recording)
+        fitted.config.twin.recorded.file = recording.name
+    c.dump(fitted.config, path)
+
+
+def failure(manifest: Manifest) -> str | None:
+    """Return how the traced command failed, in words; None if it did not, or if that is not known."""
+    return f"the traced command ended with status {manifest.exit_status}" if manifest.exit_status else None
+
+
+def loss_notes(manifest: Manifest) -> list[str]:
+    """Return assumptions about what the trace lacks: the rest of a job that failed, and calls that were lost."""
+    failed = failure(manifest)
+    notes = [f"{failed}, so the twin is one of what it did until then"] if failed else []
+    if manifest.lost_events:
+        lost = ", ".join(f"{count} in {source}" for source, count in manifest.lost.items())
+        notes.append(f"the trace lost {manifest.lost_events} events ({lost}); counts may be too low")
+    return notes

@@ -1,0 +1,189 @@
+"""A DLIO-style YAML of a traced job whose samples are files: for policies of checkpoints, and for people who publish parameters.
+
+A recorded twin is nearer to the job and answers more. These parameters are the same values that an edit of it starts from, and
+the distributions of its times.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import PurePosixPath
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from iotwin import workload_yaml as c
+from iotwin.benchmark.fit.batches.labels import label_calls
+from iotwin.benchmark.fit.checkpoints.cadences import find_cadence
+from iotwin.benchmark.fit.checkpoints.find_checkpoints import find_checkpoints, unnumbered
+from iotwin.benchmark.fit.checkpoints.snapshots import apart_from_snapshots
+from iotwin.benchmark.fit.confidence import agreement, interval
+from iotwin.benchmark.fit.fitted import Fitted, loss_notes
+from iotwin.benchmark.fit.look import Job, look
+from iotwin.benchmark.fit.parameters.checkpoint_keys import in_words, set_checkpoints, twin_checkpoint
+from iotwin.benchmark.fit.parameters.distributions import by_step, quantiles, warm_up
+from iotwin.benchmark.fit.parameters.sample_files import SampleFiles, find_sample_files
+from iotwin.benchmark.fit.passes import Pass, Passes, find_passes
+from iotwin.trace_store.reader import Trace
+
+_SAME_ORDER = 0.8  # rank correlation from which two orders of samples count as one
+
+
+def fit_parameters(trace: Trace) -> Fitted:
+    """Return the parameters of the job.
+
+    Raises IotwinError with the reason if the trace does not show batches, or if the samples are not files that are read whole.
+    """
+    job = look(trace)
+    labelled = label_calls(job)
+    passes = find_passes(trace, job, labelled)
+    training, evaluations = passes.training, passes.evaluations
+    samples = find_sample_files(job, labelled, passes)
+    assumptions, checkpoints = loss_notes(job.manifest), find_checkpoints(job, training)
+    unnumbered(checkpoints.each, "{epoch}" if checkpoints.between_epochs else "{step}")
+    compute_s, snapshots_s = apart_from_snapshots(training, checkpoints)
+    first_step_s, compute_s = warm_up(compute_s)
+    preprocess_s = _preprocess_s(labelled, training)
+    config = c.Config(
+        model=c.Model(name=job.manifest.workload or PurePosixPath(samples.folder).name),
+        workflow=c.Workflow(evaluation=bool(evaluations), checkpoint=bool(checkpoints.each)),
+        dataset=_dataset(samples),
+        reader=_reader(training, evaluations, samples, quantiles(preprocess_s)),
+        train=c.Train(
+            epochs=len(training),
+            computation_time=quantiles(compute_s),
+            seed_change_epoch=not (_is_shuffled(samples) and _repeats_order(samples)),
+        ),
+        evaluation=_evaluation(training, evaluations, assumptions),
+        twin=_twin(job, passes, samples, labelled),
+    )
+    config.twin.first_step_time = first_step_s
+    config.twin.checkpoint = twin_checkpoint(checkpoints, assumptions, passes.ranks, snapshots_s)
+    set_checkpoints(config, checkpoints, len(training), sum(len(part.batches) for part in training), assumptions)
+    if _is_shuffled(samples):
+        assumptions.append("the order within an epoch is a permutation of the twin's own, not the job's own permutation")
+    config.twin.assumptions = assumptions
+    steps = [len(part.batches) for part in training]
+    evidence = {
+        "dataset": f"{len(samples.train)} samples in {samples.folder}",
+        "epochs": f"{len(training)} passes over the samples",
+        "evaluation": f"{len(evaluations)} evaluations",
+        "checkpoint": in_words(checkpoints, most_common(steps)),
+    }
+    confidence = {
+        "reader.batch_size": agreement(_sizes(training).tolist()),
+        "train.steps_per_epoch": agreement(steps),
+        "train.computation_time": interval(compute_s),
+        "reader.preprocess_time": interval(preprocess_s),
+    }
+    return Fitted(config, evidence, samples.files, confidence)
+
+
+def most_common(values: Sequence[int] | NDArray[np.int64]) -> int:
+    """Return the value that comes most often; of several such, the least."""
+    found, counts = np.unique(np.asarray(values, dtype=np.int64), return_counts=True)
+    return int(found[counts.argmax()])
+
+
+def _sizes(passes: Sequence[Pass]) -> NDArray[np.int64]:
+    """Return the number of samples of each batch."""
+    return np.concatenate([part.samples for part in passes])
+
+
+def _preprocess_s(calls: pd.DataFrame, training: Sequence[Pass]) -> NDArray[np.float64]:
+    """Return the seconds for each sample, on average over its batch, that a loader spent outside of calls on files."""
+    in_calls_ns = calls.groupby("batch")["duration_ns"].sum()
+    seconds = []
+    for part in training:
+        if part.loaders:
+            spent_ns = part.delivered_ns - part.received_ns - in_calls_ns.reindex(part.batches).fillna(0).to_numpy(np.int64)
+            seconds.append(np.maximum(spent_ns, 0) / np.maximum(part.samples, 1) / 1e9)
+    return np.concatenate(seconds) if seconds else np.zeros(0)
+
+
+def _dataset(samples: SampleFiles) -> c.Dataset:
+    return c.Dataset(
+        data_folder=samples.folder,
+        format="npy" if samples.layout is not None else "bin",
+        num_files_train=len(samples.train),
+        num_files_eval=len(samples.evaluated) or None,
+        record_length_bytes=round(float(samples.size_bytes.mean())),
+        record_length_bytes_stdev=round(float(samples.size_bytes.std()), 1),
+    )
+
+
+def _reader(training: Sequence[Pass], evaluations: Sequence[Pass], samples: SampleFiles, preprocess_time: c.Duration) -> c.Reader:
+    loaders, depth = most_common([len(part.loaders) for part in training]), most_common([part.depth for part in training])
+    return c.Reader(
+        batch_size=most_common(_sizes(training)),
+        batch_size_eval=most_common(_sizes(evaluations)) if evaluations else 1,
+        read_threads=loaders,
+        prefetch_size=depth or None,
+        sample_shuffle="seed" if _is_shuffled(samples) else "off",
+        preprocess_time=preprocess_time,
+    )
+
+
+def _evaluation(training: Sequence[Pass], evaluations: Sequence[Pass], assumptions: list[str]) -> c.Evaluation:
+    if not evaluations:
+        return c.Evaluation()
+    seen = [part.epoch for part in evaluations]
+    first, between, _ = find_cadence(seen, max(len(training), seen[-1]), exact=True, one_more=False)
+    if len(evaluations) == 1:
+        assumptions.append(f"one evaluation, after epoch {first}: taken to come every {between} epochs")
+    steps = most_common([len(part.batches) for part in evaluations])
+    times = by_step([part.computation_s for part in evaluations], steps)
+    return c.Evaluation(eval_time=times, eval_after_epoch=first, epochs_between_evals=between)
+
+
+def _twin(job: Job, passes: Passes, samples: SampleFiles, calls: pd.DataFrame) -> c.Twin:
+    training, evaluations = passes.training, passes.evaluations
+    begin_ns = min(int(part.requested_ns[0]) for part in passes.each)
+    init = job.phases[job.phases["phase"] == "init"]
+    start_ns = int(init["start_ns"].iloc[0]) if len(init) else job.manifest.start_ns
+    twin = c.Twin(
+        source=job.path.name,
+        host=job.manifest.host.hostname,
+        ranks=len(passes.ranks),
+        layout=samples.layout,
+        train_files=samples.train,
+        eval_files=samples.evaluated or None,
+        startup_time=round(max(start_ns - job.manifest.start_ns, 0) / 1e9, 3),
+        init_time=round(max(begin_ns - start_ns, 0) / 1e9, 3),
+        persistent_workers=len(training) > 1 and bool(training[0].loaders) and training[0].loaders == training[1].loaders,
+        reader=c.TwinReader(read_sizes=samples.read_sizes, read_past_end=samples.read_past_end),
+    )
+    if evaluations:
+        workers = most_common([len(part.loaders) for part in evaluations])
+        twin.evaluation = c.TwinEvaluation(
+            read_threads=workers, preprocess_time=quantiles(_preprocess_s(calls, evaluations)),
+            after_checkpoint=_evaluates_after_saving(job),
+        )  # fmt: skip
+    return twin
+
+
+def _evaluates_after_saving(job: Job) -> bool:
+    """Return whether most logged evaluations that are next to a checkpoint come after it."""
+    logged = job.phases[job.phases["phase"].isin(["epoch", "block", "evaluation", "checkpoint"])].sort_values("start_ns")
+    names = logged["phase"].astype(str).tolist()
+    pairs = list(pairwise(names))
+    return pairs.count(("checkpoint", "evaluation")) > pairs.count(("evaluation", "checkpoint"))
+
+
+def _is_shuffled(samples: SampleFiles) -> bool:
+    return _agreement_of_orders(samples.orders[0], np.sort(samples.orders[0])) < _SAME_ORDER
+
+
+def _repeats_order(samples: SampleFiles) -> bool:
+    return len(samples.orders) > 1 and _agreement_of_orders(samples.orders[0], samples.orders[1]) >= _SAME_ORDER
+
+
+def _agreement_of_orders(order: NDArray[np.int64], other: NDArray[np.int64]) -> float:
+    """Return how alike two orders of samples are: Spearman's rank correlation of the positions of the samples in both.
+
+    Loaders overtake one another, so the order that is seen is never exactly the one that was asked for.
+    """
+    common, positions, others = np.intersect1d(order, other, return_indices=True)
+    if len(common) < 3:
+        return 1.0
+    return float(np.corrcoef(np.argsort(np.argsort(positions)), np.argsort(np.argsort(others)))[0, 1])

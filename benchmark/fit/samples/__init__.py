@@ -1,1 +1,0 @@
-"""Which samples a data set has, and what each read."""

@@ -1,1 +1,0 @@
-"""Jobs that stream their files, as tf.data does."""
