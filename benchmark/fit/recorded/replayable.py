@@ -14,7 +14,10 @@ from iotwin.workload_yaml.recording import Pipe
 
 
 class Replayable(NamedTuple):
-    """`calls`: as of `see`, with the index of the `thread`; `pipes`: those whose messages could be matched."""
+    """`calls`: as of `see`, with the index of the `thread`, and as `subject` the file_id or the number of the pipe.
+
+    `pipes`: those whose messages could be matched.
+    """
 
     seen: Seen
     calls: pd.DataFrame
@@ -29,4 +32,5 @@ def find_replayable(trace: Trace) -> Replayable:
     calls, pipes = match_pipes(seen.calls)
     tree = grow(seen, calls)
     thread_of = {tid: index for index, tid in enumerate(tree.tid)}
-    return Replayable(seen, calls.assign(thread=calls["tid"].map(thread_of).astype(np.int64)), pipes, tree, thread_of)
+    calls = calls.assign(thread=calls["tid"].map(thread_of).astype(np.int64), subject=calls["file"])
+    return Replayable(seen, calls, pipes, tree, thread_of)
