@@ -21,7 +21,7 @@ from iotwin.benchmark.fit.recorded.batch_passes import (
     regions_of,
     taking_is_hidden,
 )
-from iotwin.benchmark.fit.recorded.taken_times import with_computation
+from iotwin.benchmark.fit.recorded.taken_times import depth_of, with_computation
 from iotwin.benchmark.fit.recorded.tree import Tree
 from iotwin.trace_store import schema
 from iotwin.workload_yaml.recording import LABELS, Label, Op, RecordedBatches, RecordedPass
@@ -45,7 +45,7 @@ def find_batches(job: Job, calls: pd.DataFrame, tree: Tree, rows: pd.DataFrame) 
     for process in sorted(found["process"].unique().tolist()):
         own = found[found["process"] == process].sort_values("requested_ns", kind="stable")
         of_process = rows[np.array(tree.process, np.int64)[rows["thread"]] == process]
-        parts = [part for _, part in own.groupby(pass_numbers(own, evaluations), sort=True)]
+        parts = [_in_turn(part) for _, part in own.groupby(pass_numbers(own, evaluations), sort=True)]
         begins = [*(begin_of_pass(tree, before, part) for before, part in pairwise(parts)), NEVER_NS]
         for number, (part, begin_ns) in enumerate(zip(parts, begins, strict=True)):
             next_ns = min(begin_ns, logged_end(job, int(part["delivered_ns"].max())))
@@ -68,6 +68,19 @@ def find_batches(job: Job, calls: pd.DataFrame, tree: Tree, rows: pd.DataFrame) 
         **{name: (whole[name] - tree.begin_ns[0]).clip(lower=0).tolist() for name in _TIMES},
     )
     return document, index
+
+
+def _in_turn(part: pd.DataFrame) -> pd.DataFrame:
+    """Return the batches of a pass in turns of the loaders, if fewer batches were then under way at once.
+
+    A rank takes batches in turn. It requests the first ones of several loaders at once, by a thread for each loader, so that the
+    times of the requests are not always in order.
+    """
+    requested, delivered = (part[name].to_numpy(np.int64) for name in ("requested_ns", "delivered_ns"))
+    order = np.lexsort((pd.factorize(part["loader"])[0], part.groupby("loader").cumcount()))
+    if "key" in part or depth_of(requested[order], delivered[order]) >= depth_of(requested, delivered):
+        return part
+    return part.iloc[order].assign(requested_ns=requested)
 
 
 def _delivered(job: Job, delivered: pd.DataFrame, tree: Tree) -> pd.DataFrame:
