@@ -71,13 +71,13 @@ def find_batches(job: Job, calls: pd.DataFrame, tree: Tree, rows: pd.DataFrame) 
 
 
 def _in_turn(part: pd.DataFrame) -> pd.DataFrame:
-    """Return the batches of a pass in turns of the loaders, if fewer batches were then under way at once.
+    """Return the batches of a pass in turns of the loaders as they were started, if fewer were then under way at once.
 
     A rank takes batches in turn. It requests the first ones of several loaders at once, by a thread for each loader, so that the
     times of the requests are not always in order.
     """
     requested, delivered = (part[name].to_numpy(np.int64) for name in ("requested_ns", "delivered_ns"))
-    order = np.lexsort((pd.factorize(part["loader"])[0], part.groupby("loader").cumcount()))
+    order = np.lexsort((part["loader"], part.groupby("loader").cumcount()))
     if "key" in part or depth_of(requested[order], delivered[order]) >= depth_of(requested, delivered):
         return part
     return part.iloc[order].assign(requested_ns=requested)
