@@ -117,7 +117,7 @@ def test_python_runs_the_package(programs: Path):
 @pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
 @pytest.mark.parametrize(
     ("typed", "completed"),
-    [("iotwin chec", {"checkpoints", "checkfreq"}), ("iotwin twin p", {"pack"}), ("iotwin fit --kind s", {"structured"}),
+    [("iotwin chec", {"checkpoints", "checkfreq"}), ("iotwin twin p", {"pack"}), ("iotwin fit --p", {"--parameters"}),
      ("iotwin fit -o tw", {"twin.yaml"}), ("iotwin info tw", {"twin.yaml"})],
 )  # fmt: skip
 def test_the_installed_package_completes_in_bash(programs: Path, tmp_path: Path, typed: str, completed: set[str]):
