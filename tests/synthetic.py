@@ -159,10 +159,10 @@ def _read_pass(rows, job, order, workers, now, rng, batch, compute_ns):
 
 
 def _message(rows, sent, sender, read, receiver, pipe):
-    """A message through a pipe; returns when it is there."""
+    """A message through a pipe; returns when it has been read, and the reader's next call can begin."""
     rows.append((sent, 1000, "write", sender, sender, pipe, 6, None, 96, 96, 0, 0))
     rows.append((read, 1000, "read", receiver, receiver, pipe, 6, None, 96, 96, 0, 0))
-    return read + 1000
+    return read + 1001
 
 
 def _read_file(rows, job, file_id, pid, t, rng):

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fitted import write_twin
+from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.trace_store.manifest import Host, Manifest, Target
 from iotwin.trace_store.raw.recording import Recording
 from iotwin.trace_store.reader import Trace
-from iotwin.workload_yaml import dump
 from tests.benchmark.loader_job import LoaderJob
 from tests.conftest import ROOT
 from tests.synthetic import MILLISECOND, Job, write_job
@@ -24,6 +25,7 @@ JOB = {
     "compute_ns": 5 * MILLISECOND,
     "file_bytes": 1 << 17,
     "read_bytes": 1 << 16,
+    "pipes": True,
 }
 
 
@@ -48,7 +50,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     generate(Unet3dLayout(scale=0.1), base / "data", samples=24, workers=1)
     for seed, name in enumerate(("real", "rerun", "twin")):
         write_job(base / f"{name}.trace", Job(**JOB, seed=seed, root="data"))
-    dump(fit(Trace(base / "real.trace")).config, base / "twin.yaml")
+    write_twin(fit(Trace(base / "real.trace")), base / "twin.yaml")
+    write_twin(fit_parameters(Trace(base / "real.trace")), base / "parameters.yaml")
     with_loaders = LoaderJob(root="images", epochs=2, evaluated=4, compute_ms=5)
     with_loaders.trace(base / "loaders.trace")
     with_loaders.write_data(base)
