@@ -1,5 +1,6 @@
 """Read workloads from YAML 1.2 text, and write workloads as text that means the same in YAML 1.1 and 1.2."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import yaml
 
 from iotwin.common.errors import UsageError
 from iotwin.common.files import write_whole
-from iotwin.workload_yaml.schema import Config
+from iotwin.workload_yaml.schema import Config, TwinRecorded
 from iotwin.workload_yaml.yaml12 import add_scalars, parse, read_text
 
 _FREE_SECTION = "storage.storage_options"  # its keys are the object store's, not the schema's
@@ -18,6 +19,13 @@ _ALWAYS_WRITTEN = frozenset({
     "dataset.format", "reader.data_loader", "reader.batch_size", "reader.batch_size_eval", "reader.read_threads",
     "reader.file_shuffle", "reader.sample_shuffle", "reader.preprocess_time", "train.epochs", "train.computation_time",
     "train.seed", "train.seed_change_epoch", "checkpoint.checkpoint_folder", "output.folder", "metric.au",
+})  # fmt: skip
+# The same of a twin that replays a recording; then those that it follows if its batches are known.
+_OF_RECORDING = frozenset({
+    "dataset.data_folder", "checkpoint.checkpoint_folder", "output.folder", "twin.ranks", "twin.recorded.think_scale",
+})  # fmt: skip
+_OF_BATCHES = frozenset({
+    "reader.batch_size", "reader.read_threads", "train.epochs", "train.computation_time", "twin.recorded.computation_scale",
 })  # fmt: skip
 
 
@@ -55,24 +63,28 @@ def read(path: Path) -> tuple[dict[Any, Any], str]:
 def dump(config: Config, path: Path | str) -> None:
     """Write `config` to `path` as a YAML from which `load` returns an equal Config. The file is replaced whole or not at all.
 
-    Keys with default values are omitted, except those in _ALWAYS_WRITTEN.
+    Keys with default values are omitted, except those that people edit.
     """
-    path = Path(path)
-    kept = _changed(msgspec.to_builtins(config), msgspec.to_builtins(Config()), "")
+    path, usual = Path(path), msgspec.to_builtins(Config())
+    always = _ALWAYS_WRITTEN
+    if config.twin.recorded is not None:
+        usual["twin"]["recorded"] = msgspec.to_builtins(TwinRecorded(file=""))
+        always = _OF_RECORDING | (_OF_BATCHES if config.dataset.num_files_train is not None else frozenset())
+    kept = _changed(msgspec.to_builtins(config), usual, always)
     text = f"# An I/O twin; run it with: iotwin emulate {path.name}\n" + yaml.dump(
         kept, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=130, allow_unicode=True
     )
     write_whole(path, text.encode("utf-8"))
 
 
-def _changed(value: dict[str, Any], default: dict[str, Any], at: str) -> dict[str, Any]:
+def _changed(value: dict[str, Any], default: dict[str, Any], always: Collection[str], at: str = "") -> dict[str, Any]:
     changed = {}
     for key, item in value.items():
         path, usual = f"{at}{key}", default[key]
         if isinstance(usual, dict) and path != _FREE_SECTION:
-            if inner := _changed(item, usual, f"{path}."):
+            if inner := _changed(item, usual, always, f"{path}."):
                 changed[key] = inner
-        elif item is not None and (item != usual or path in _ALWAYS_WRITTEN):
+        elif item is not None and (item != usual or path in always):
             changed[key] = plain(item)
     return changed
 
