@@ -43,9 +43,10 @@ class Pass:
 
 @dataclass(frozen=True)
 class Passes:
-    """The passes of the first rank that trains, in order of time, and the number of ranks."""
+    """The passes of the first rank that trains, in order of time, and those of the other ranks."""
 
     each: list[Pass]
+    others: list[Pass]
     ranks: list[int]  # pids of the processes that train
 
     @property
@@ -72,13 +73,14 @@ def find_passes(trace: Trace, job: Job, labelled: pd.DataFrame) -> Passes:
     known = np.flatnonzero(index >= 0)
     of_batch[index[known]] = known
     ranks = list(dict.fromkeys(tree.pids[each.process] for each in batches.passes if each.training))
-    bounds, found, epoch = pass_bounds(batches), list[Pass](), 0
+    bounds, found = pass_bounds(batches), {pid: list[Pass]() for pid in [*ranks, *tree.pids]}
     for number, own in enumerate(batches.passes):
-        if tree.pids[own.process] == ranks[0]:
-            epoch += own.training
-            rows = slice(int(bounds[number]), int(bounds[number + 1]))
-            found.append(_pass(batches, number, rows, epoch, tree.pids, of_batch[rows], tree.begin_ns[0]))
-    return Passes(found, ranks)
+        of_process = found[tree.pids[own.process]]
+        epoch = sum(part.training for part in of_process) + own.training
+        rows = slice(int(bounds[number]), int(bounds[number + 1]))
+        of_process.append(_pass(batches, number, rows, epoch, tree.pids, of_batch[rows], tree.begin_ns[0]))
+    first = found.pop(ranks[0])
+    return Passes(first, [part for parts in found.values() for part in parts], ranks)
 
 
 def _pass(

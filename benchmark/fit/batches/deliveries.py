@@ -75,7 +75,7 @@ def delivery_of(calls: pd.DataFrame, delivered: pd.DataFrame, requests: pd.DataF
         rows, times = np.flatnonzero(pids == pid), own["start_ns"].to_numpy()
         asked_ns = of_process[pid].to_numpy()[: len(own)] if pid in of_process else times[:0]
         if len(asked_ns) == len(own) and (asked_ns < times).all():
-            position = np.maximum(np.searchsorted(asked_ns, starts[rows]) - 1, 0)
+            position = np.maximum(np.searchsorted(asked_ns, starts[rows], side="right") - 1, 0)
         else:
             position = np.searchsorted(times, starts[rows])
         batch[rows] = np.append(own.index.to_numpy(), len(delivered))[position]

@@ -50,7 +50,8 @@ def label_calls(job: Job) -> pd.DataFrame:
     served = calls["batch"] >= 0
     streamed = served & False  # a rank that reads by itself reads when it wants the batch, also if it reads on in a file
     if len(delivered):
-        streamed = served & _is_streamed(calls[served], job.is_mapped()).reindex(calls.index, fill_value=False)
+        turns = _turns(calls, delivered, requests)
+        streamed = served & _is_streamed(calls[served], turns, job.is_mapped()).reindex(calls.index, fill_value=False)
     dealt = served & ~streamed
     streamed |= is_data & ~served & _is_in_readers_thread(job, calls)
     calls.loc[streamed, "label"] = int(Label.STREAMED)
@@ -91,10 +92,22 @@ def _is_in_readers_thread(job: Job, calls: pd.DataFrame) -> pd.Series:
     return calls["pid"].isin(ranks) & (calls["tid"] != calls["pid"])
 
 
-def _is_streamed(calls: pd.DataFrame, mapped: bool) -> pd.Series:
+def _turns(calls: pd.DataFrame, delivered: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:
+    """Return by batch how many batches its loader had delivered by then, itself included.
+
+    A message in answer to a request of another size than those for batches that calls served is no batch: it answers that an
+    epoch begins.
+    """
+    sizes = delivered.merge(requests, on=["pid", "turn"], how="left")["size_bytes"]
+    read = sizes[sizes.index.isin(calls["batch"])]
+    is_batch = sizes.isna() | sizes.between(read.min(), read.max())
+    return np.asarray(is_batch.astype(np.int64).groupby(delivered["pid"]).cumsum(), np.int64)
+
+
+def _is_streamed(calls: pd.DataFrame, turns: NDArray[np.int64], mapped: bool) -> pd.Series:
     """Return by call whether it reads ahead of the batches: in a file that batches read on, or for several batches at once.
 
-    `mapped`: most of the data are read by page faults.
+    `turns`: as of `_turns`; `mapped`: most of the data are read by page faults.
     """
     reads = calls[calls["op"].isin(schema.READ_OPS) & (calls["result"] > 0)]
     by_file = reads.groupby(["pid", "file_id"])
@@ -104,7 +117,7 @@ def _is_streamed(calls: pd.DataFrame, mapped: bool) -> pd.Series:
     streamed = calls["file_id"].isin(goes_on.index[goes_on > _STREAMED])
     if mapped:  # a batch whose pages are in memory causes no fault
         return streamed
-    batches = reads.groupby("pid")["batch"].agg(["nunique", "min", "max"])
+    batches = pd.Series(turns[reads["batch"]]).groupby(reads["pid"].to_numpy()).agg(["nunique", "min", "max"])
     ahead = batches.index[batches["nunique"] < _READ_EACH * (batches["max"] - batches["min"] + 1)]
     return streamed | calls["pid"].isin(ahead)
 

@@ -40,6 +40,9 @@ def fit_parameters(trace: Trace) -> Fitted:
     training, evaluations = passes.training, passes.evaluations
     samples = find_sample_files(job, labelled, passes)
     assumptions, checkpoints = loss_notes(job.manifest), find_checkpoints(job, training)
+    if early := sum(part.epoch == 0 for part in evaluations):
+        assumptions.append(f"evaluations before the first epoch are left out: {early}")
+    evaluations = [part for part in evaluations if part.epoch]
     unnumbered(checkpoints.each, "{epoch}" if checkpoints.between_epochs else "{step}")
     compute_s, snapshots_s = apart_from_snapshots(training, checkpoints)
     first_step_s, compute_s = warm_up(compute_s)
@@ -55,7 +58,7 @@ def fit_parameters(trace: Trace) -> Fitted:
             seed_change_epoch=not (_is_shuffled(samples) and _repeats_order(samples)),
         ),
         evaluation=_evaluation(training, evaluations, assumptions),
-        twin=_twin(job, passes, samples, labelled),
+        twin=_twin(job, passes, evaluations, samples, labelled),
     )
     config.twin.first_step_time = first_step_s
     config.twin.checkpoint = twin_checkpoint(checkpoints, assumptions, passes.ranks, snapshots_s)
@@ -136,8 +139,8 @@ def _evaluation(training: Sequence[Pass], evaluations: Sequence[Pass], assumptio
     return c.Evaluation(eval_time=times, eval_after_epoch=first, epochs_between_evals=between)
 
 
-def _twin(job: Job, passes: Passes, samples: SampleFiles, calls: pd.DataFrame) -> c.Twin:
-    training, evaluations = passes.training, passes.evaluations
+def _twin(job: Job, passes: Passes, evaluations: Sequence[Pass], samples: SampleFiles, calls: pd.DataFrame) -> c.Twin:
+    training = passes.training
     begin_ns = min(int(part.requested_ns[0]) for part in passes.each)
     init = job.phases[job.phases["phase"] == "init"]
     start_ns = int(init["start_ns"].iloc[0]) if len(init) else job.manifest.start_ns

@@ -53,7 +53,8 @@ def find_sample_files(job: Job, calls: pd.DataFrame, passes: Passes) -> SampleFi
     sample = {file: _stem(name) if layout == "unet3d" else name for file, name in names.items()}
     files_of_batch = accesses["file_id"].map(sample).groupby(accesses["batch"]).nunique()
     _check_counts(job, files_of_batch, passes)
-    train = _members(accesses, passes.training, sample)
+    of_all_ranks = [*passes.each, *passes.others]
+    train = _members(accesses, [part for part in of_all_ranks if part.training], sample)
     index = {name: number for number, name in enumerate(train)}
     bytes_of = Counter[str]()
     for file in ids:
@@ -63,7 +64,7 @@ def find_sample_files(job: Job, calls: pd.DataFrame, passes: Passes) -> SampleFi
         folder=folder,
         layout=layout,
         train=train,
-        evaluated=_members(accesses, passes.evaluations, sample),
+        evaluated=_members(accesses, [part for part in of_all_ranks if not part.training], sample),
         orders=[np.array([index[name] for name in _in_order(accesses, part, sample)], np.int64) for part in passes.training],
         size_bytes=np.array([bytes_of[name] for name in train], np.int64),
         files=sorted((names[file], int(size[file])) for file in ids),
@@ -87,7 +88,7 @@ def _check_counts(job: Job, files_of_batch: pd.Series, passes: Passes) -> None:
     batches = np.concatenate([part.batches for part in passes.training])
     samples = np.concatenate([part.samples for part in passes.training])
     found = files_of_batch.reindex(batches).fillna(0).to_numpy()
-    if (found == samples).mean() < _WHOLE:
+    if ((found == samples) & (samples > 0)).mean() < _WHOLE:
         raise IotwinError(
             f"{job.path}: the samples are no single files, so no parameters describe them; the twin without --parameters can be "
             "edited"

@@ -16,7 +16,7 @@ _MOST_PREFETCHED = 8  # batches a loader; PyTorch's default is 2
 _FEWEST = 3  # batches in a pass, on average; where regions repeat more often, samples are drawn with replacement
 _REGION_BYTES = 1 << 16  # passes over the same regions of files are passes over one set of samples
 NEVER_NS = 1 << 62
-_SAME_SET = 0.5  # share of the smaller pass's bytes
+_SAME_SET = 0.5  # share of the smaller pass's bytes, or regions
 
 
 def pass_numbers(own: pd.DataFrame, evaluations: pd.DataFrame) -> _Ints:
@@ -58,7 +58,8 @@ def numbers_of_repeats(regions: list[set[int]]) -> _Ints:
     """Return the index of the pass of each batch by the `regions` that it reads: a pass reads no region twice.
 
     If all passes begin with batches over one set of regions, before they read others, those batches are passes by themselves: an
-    epoch before its evaluation.
+    epoch before its evaluation. There is one pass if those that follow one another share few regions: samples are drawn with
+    replacement.
     """
     seen: set[int] = set()
     begins = [0]
@@ -70,6 +71,10 @@ def numbers_of_repeats(regions: list[set[int]]) -> _Ints:
     if len(regions) < _FEWEST * len(begins):
         return np.zeros(len(regions), np.int64)
     passes = [regions[begin:end] for begin, end in pairwise([*begins, len(regions)])]
+    read = [set[int]().union(*own) for own in passes]
+    shared = [len(a & b) / min(len(a), len(b)) for a, b in pairwise(read)]
+    if shared and np.median(shared) < _SAME_SET:
+        return np.zeros(len(regions), np.int64)
     first = {_same_beginning(a, b) for a, b in pairwise(passes)}
     if len(first) == 1 and (length := first.pop()) > 1:
         begins = sorted({*begins, *(begin + length for begin, own in zip(begins, passes, strict=True) if length < len(own))})
