@@ -39,6 +39,8 @@ def _replayed(own: dict[str, Any]) -> dict[str, str]:
     error, waits = own["recorded"]["timing_error"], own["recorded"]["waits_given_up"]
     lines = {"replayed": f"{error['calls']} calls in {own['elapsed_s']:.1f} s"}
     lines["read, written"] = f"{format_size(own['bytes_read'])}, {format_size(own['bytes_written'])}"
+    if (waited := own["recorded"]["data_wait_s"]) is not None:
+        lines["waited for data"] = f"{format_duration(waited * 1e9)} ({waited / own['elapsed_s']:.0%} of the run)"
     if error["calls"]:
         median, p99 = format_duration(error["median_s"] * 1e9), format_duration(error["p99_s"] * 1e9)
         lines["begun late"] = f"median below {median}, p99 below {p99} a call"
@@ -73,6 +75,9 @@ def _interval(estimate: dict[str, float | None]) -> str:
 
 def print_what_if(document: dict[str, Any]) -> None:
     """Print a row for each run of a what-if question."""
+    if any(row["waited_s"] is not None for row in document["runs"]):
+        _print_replays(document)
+        return
     decides = any(row["checkpoint_interval"] is not None for row in document["runs"])
     names = f"{document['what_if']:>24} {'AU %':>8} {'samples/s':>12} {'times':>7} {'read MiB/s':>12} {'wait a step':>12}"
     recomputes = any(row["au_without_recompute_percentage"] != row["au_percentage"] for row in document["runs"])
@@ -91,4 +96,14 @@ def print_what_if(document: dict[str, Any]) -> None:
         useful = f" {'' if first is None else format(first, '.1f'):>11}" * recomputes
         every = "" if row["checkpoint_interval"] is None else f" {row['checkpoint_interval']:>11} steps"
         print(f"{value:>24}{cells} {wait:>12}{useful}{every}")
+    print(f"{'results':24} {document['output']}")
+
+
+def _print_replays(document: dict[str, Any]) -> None:
+    """Print a row for each run of a twin that replays a recording: its duration, and how long ranks waited for data."""
+    print(f"{document['what_if']:>24} {'seconds':>10} {'times':>7} {'waited for data':>16}")
+    for row in document["runs"]:
+        value = "as it is" if row["value"] is None else row["value"]
+        times = "" if row["speed_up"] is None else f"{row['speed_up']:.2f}"
+        print(f"{value:>24} {row['elapsed_s']:>10.1f} {times:>7} {format_duration(row['waited_s'] * 1e9):>16}")
     print(f"{'results':24} {document['output']}")

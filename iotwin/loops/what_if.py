@@ -52,6 +52,7 @@ def _row(value: str | None, summary: dict[str, Any]) -> dict[str, Any]:
         "samples_per_second": metric.get("train_throughput_mean_samples_per_second"),
         "read_MB_per_second": metric.get("train_io_mean_MB_per_second"),
         "data_wait_s": (training.get("data_wait_s") or {}).get("value"),
+        "waited_s": (own.get("recorded") or {}).get("data_wait_s"),
         "page_cache_hit_ratio": own["page_cache_hit_ratio"],
         "save_checkpoint_GB_per_second": metric.get("save_checkpoint_io_mean_GB_per_second"),
         "checkpoint_interval": (own.get("checkpoint_policy") or {}).get("interval"),

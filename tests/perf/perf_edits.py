@@ -15,6 +15,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from iotwin.benchmark.fit.batches.labels import label_calls
+from iotwin.benchmark.fit.look import look
+from iotwin.benchmark.fit.passes import find_passes
 from iotwin.common.errors import IotwinError
 from iotwin.loops.emulation import make_copies
 from iotwin.own_command import own_command
@@ -54,7 +57,7 @@ def measure(names: Sequence[str] = (), edits: Sequence[str] = ()) -> Iterator[Fi
 
 def _recorded(job: UnseenJob) -> Path:
     twin = job.folder / "twin.yaml"
-    command = own_command("fit", job.run(1), "-o", twin, "--kind", "recorded")
+    command = own_command("fit", job.run(1), "-o", twin)
     subprocess.run(command, check=True, capture_output=True)
     return twin
 
@@ -91,6 +94,11 @@ def _edited(name: str, job: UnseenJob, twin: Path, edit: str) -> Iterator[Figure
     detail = f"lowest {lowest} {parts[lowest]:.3f}{floor}"
     yield Figure(f"{title} compared with the job so edited", score, asked, False, detail)
     yield Figure(f"{title}: time of training, relative difference", abs(_span_s(run) / _span_s(real) - 1), _LONGEST)
+    stalls = [_stall_share(trace) for trace in (real, run)]
+    if None not in stalls:
+        apart = abs((stalls[0] or 0.0) - (stalls[1] or 0.0))
+        told = f"{stalls[0]:.3f} of the job's time, {stalls[1]:.3f} of the twin's"
+        yield Figure(f"{title}: share of the time that ranks wait for data, difference", apart, _LONGEST, True, told)
     shutil.rmtree(folder)
 
 
@@ -106,6 +114,17 @@ def _emulate(job: UnseenJob, twin: Path, override: str, folder: Path) -> Trace:
     manifest = trace_command(command, folder / "twin.trace", TraceOptions(forward_output=False, detail=job.groups))
     assert manifest.exit_status == 0, (folder / "twin.trace" / "logs" / "stderr").read_text().strip()
     return Trace(folder / "twin.trace")
+
+
+def _stall_share(trace: Trace) -> float | None:
+    """Return the share of the time of training that a rank wanted its next batch and did not have it, None if that is unknown."""
+    job = look(trace)
+    try:
+        training = find_passes(trace, job, label_calls(job)).training
+    except IotwinError:
+        return None
+    stalls = sum(int((part.taken_ns[1:] - part.computed_ns[:-1]).sum()) for part in training)
+    return stalls / sum(int(part.computed_ns[-1] - part.taken_ns[0]) for part in training)
 
 
 def _span_s(trace: Trace) -> float:

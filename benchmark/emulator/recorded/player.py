@@ -22,10 +22,12 @@ from iotwin.benchmark.emulator.recorded.shared import (
     FIRST_PIPE,
     LET_GO,
     READ_BYTES,
+    READ_NS,
     ROWS,
     RUNNING,
     STATE,
     STOPPED,
+    WAITED_NS,
     WAITING,
     WRITTEN_BYTES,
     Board,
@@ -103,7 +105,7 @@ class Player:
             time.monotonic_ns,
             time.sleep,
         )
-        counts, late, moved_bytes = [0] * len(Op), [0] * BUCKETS, [0] * len(Op)
+        counts, late, moved_bytes, spent_ns = [0] * len(Op), [0] * BUCKETS, [0] * len(Op), [0] * len(Op)
         logical = self._begin_ns
         board[STATE] = RUNNING
         for done, (think, op, subject, fd, offset, size, flags) in enumerate(self._rows()):
@@ -121,14 +123,18 @@ class Player:
             if op >= Op.PIPE_WRITE:
                 board[ROWS] = done
             moved = does[op](subject, fd, offset, size, flags)
+            ended = now_ns()
             counts[op] += 1
+            spent_ns[op] += ended - begun
             if op < CALLS:
                 moved_bytes[op] += moved
                 late[min((begun - due).bit_length(), BUCKETS - 1)] += 1
-            logical = self._after(op, due, begun, now_ns(), moved)
+            logical = self._after(op, due, begun, ended, moved)
         Board.record(board, counts[:CALLS], late)
         board[READ_BYTES] = moved_bytes[Op.READ] + moved_bytes[Op.COPY_TO]
         board[WRITTEN_BYTES] = moved_bytes[Op.WRITE] + moved_bytes[Op.COPY_TO]
+        board[WAITED_NS] = spent_ns[Op.PIPE_READ] + spent_ns[Op.POLL]
+        board[READ_NS] = spent_ns[Op.READ] + spent_ns[Op.COPY] + spent_ns[Op.TOUCH]
         board[ENDED_NS] = logical
         board[STATE] = DONE
 

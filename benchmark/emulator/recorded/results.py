@@ -39,6 +39,12 @@ def _summary(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any]:
                 "calls": {name: sum(one.counts[name] for one in ranks) for name in first.counts if first.counts[name]},
                 "timing_error": lateness(np.sum([one.late for one in ranks], axis=0)),
                 "waits_given_up": sum(one.freed_waits for one in ranks),
+                "data_wait_s": _mean([one.data_wait_s for one in ranks]),
             },
         },
     }  # fmt: skip
+
+
+def _mean(seconds: Sequence[float | None]) -> float | None:
+    known = [each for each in seconds if each is not None]
+    return sum(known) / len(known) if known else None

@@ -22,7 +22,9 @@ from iotwin.benchmark.emulator.recorded.shared import (
     COUNTS,
     FAILED,
     READ_BYTES,
+    READ_NS,
     STOPPED,
+    WAITED_NS,
     WRITTEN_BYTES,
     Board,
     Pipes,
@@ -47,6 +49,7 @@ class Replayed(RankTotals):
     written_bytes: int = 0
     late: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BUCKETS, np.int64))
     freed_waits: int = 0
+    data_wait_s: float | None = None  # time that training processes waited for batches, or read them; None: unknown
 
 
 def replay(config: Config, log_stream: TextIO | None, rank: Rank | None = None, limit_s: float | None = None) -> Replayed:
@@ -61,6 +64,9 @@ def replay(config: Config, log_stream: TextIO | None, rank: Rank | None = None, 
     sharpen_timers()
     started_ns = time.monotonic_ns() - int(age_s() * 1e9) if rank.count == 1 else time.monotonic_ns()
     recording = read_recording(Path(settings.file))
+    batches = recording.header.batches
+    trains = [] if batches is None else sorted({each.process for each in batches.passes if each.training})
+    has_loaders = batches is not None and any(each.depth for each in batches.passes)
     edits, recorded = edits_of(config, recording.header, rank.count), len(recording.header.files)
     recording = cut(recording, settings.cut_s) if edits is None else edit(recording, edits, rank.index)
     output = Path(config.checkpoint.checkpoint_folder)
@@ -81,7 +87,12 @@ def replay(config: Config, log_stream: TextIO | None, rank: Rank | None = None, 
         if turn:
             files.prepare()
             begin_ns = time.monotonic_ns()
-        _once(recording, files, log, settings.think_scale, deadline_ns, begin_ns, measured, rank)
+        board = _once(recording, files, log, settings.think_scale, deadline_ns, begin_ns, measured, rank)
+        if trains:
+            threads = [int(np.searchsorted(recording.header.threads, process)) for process in trains]
+            loads = has_loaders if edits is None or edits.loaders is None else edits.loaders > 0
+            waited_ns = board.column(WAITED_NS if loads else READ_NS, threads)
+            measured.data_wait_s = (measured.data_wait_s or 0.0) + waited_ns / 1e9 / len(threads)
         if measured.stopped_early:
             break
     gc.unfreeze()
@@ -103,8 +114,8 @@ def _once(
     begin_ns: int,
     measured: Replayed,
     rank: Rank,
-) -> None:
-    """Replay the recording once, and add the measurements to `measured`."""
+) -> Board:
+    """Replay the recording once, add the measurements to `measured`, and return the numbers of all threads."""
     board, pipes, failures = Board(len(recording.header.threads)), Pipes(recording.header), os.pipe()
     os.set_blocking(failures[0], False)
     shared = Shared(
@@ -130,6 +141,7 @@ def _once(
     measured.late += Board.histogram(totals)
     measured.freed_waits += watch.freed
     measured.stopped_early = measured.stopped_early or board.word[0] == STOPPED
+    return board
 
 
 def _noise() -> mmap.mmap:

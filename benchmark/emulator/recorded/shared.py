@@ -4,7 +4,7 @@ import mmap
 import os
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,8 @@ BUCKETS = 64  # of delays in ns: one for 0, then one for each octave; see iotwin
 RUNNING, DONE, WAITING = 1, 2, 3
 FIRST_PIPE = 16
 # Columns of a thread's row. ENDED_NS: when the thread's end was due; LET_GO: not 0 if it must not wait for its pipe any more.
-STATE, ROWS, READ_BYTES, WRITTEN_BYTES, ENDED_NS, LET_GO, COUNTS = 0, 1, 2, 3, 4, 5, 6
+# WAITED_NS, READ_NS: time in reads and polls of pipes, and in reads of files.
+STATE, ROWS, READ_BYTES, WRITTEN_BYTES, ENDED_NS, LET_GO, WAITED_NS, READ_NS, COUNTS = range(9)
 _HISTOGRAM = COUNTS + CALLS
 _WIDTH = _HISTOGRAM + BUCKETS
 GO_ON, STOPPED, FAILED = 0, 1, 2
@@ -52,6 +53,10 @@ class Board:
         """Return the sum over threads of each column, shape (columns,)."""
         total: NDArray[np.int64] = self._rows.sum(axis=0)
         return total
+
+    def column(self, column: int, threads: Sequence[int]) -> int:
+        """Return the sum of a column over `threads`."""
+        return int(self._rows[list(threads), column].sum())
 
     @staticmethod
     def histogram(totals: NDArray[np.int64]) -> NDArray[np.int64]:

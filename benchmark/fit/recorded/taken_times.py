@@ -9,6 +9,7 @@ from iotwin.workload_yaml.recording import Op
 _Ints = NDArray[np.int64]
 _AT_ONCE_NS = 2_000_000  # a rank that takes a batch so soon after its delivery has waited for it
 _FEWEST = 3  # steps that a typical computation is judged by
+_LATEST = 1 << 62
 _PLAUSIBLE = 1.5  # a step's computation is at most so many times the typical one, and at least its inverse
 
 
@@ -46,7 +47,8 @@ def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns:
     tail = clock.time(at)
     tail[anchors - last] = times
     taken[last:] = np.maximum(tail[:-1], np.append(taken[last], ready[last + 1 :]))
-    computed = np.append(taken[1:], max(ended_ns or int(tail[-1]), int(taken[-1])))
+    wanted = np.clip(clock.begun(ready[1:]), taken[:-1], taken[1:])  # the next batch
+    computed = np.append(wanted, max(ended_ns or int(tail[-1]), int(taken[-1])))
     if not clock.waits and len(usual):  # a thread of the rank takes batches for it, so that its waits are not seen
         hidden = np.flatnonzero(waited)
         computed[hidden] = np.minimum(computed[hidden], taken[hidden] + int(typical))
@@ -82,6 +84,13 @@ class _BusyClock:
         index = np.searchsorted(self._begins, times, side="right")
         still = np.where(index > 0, np.maximum(np.append(0, self._ends)[index] - times, 0), 0)
         found: _Ints = times - self._waited[index] + still
+        return found
+
+    def begun(self, times: _Ints) -> _Ints:
+        """Return when the waits began that were under way at `times`, and _LATEST if none was; ns."""
+        index = np.searchsorted(self._begins, times, side="right")
+        waits = (index > 0) & (np.append(0, self._ends)[index] > times)
+        found: _Ints = np.where(waits, np.append(0, self._begins)[index], _LATEST)
         return found
 
     def time(self, readings: NDArray[np.float64]) -> _Ints:

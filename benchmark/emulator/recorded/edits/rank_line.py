@@ -35,6 +35,8 @@ class _Pass:
         requested, taken, computed = (
             np.array(each, np.int64)[own] for each in (batches.requested_ns, batches.taken_ns, batches.computed_ns)
         )
+        if self.depth:  # what other threads do while the rank waits for its next batch belongs to the step
+            computed = np.append(taken[1:], computed[-1:])
         self.moments = np.stack([taken if self.depth else np.maximum(taken, requested), computed], axis=1).ravel()
         self.begin_ns = int(requested[0])
         self.opening: Stretch
