@@ -1,4 +1,4 @@
-"""The twin command on a real traced run: corrected, kept by round, packed without names, run from the archive."""
+"""The twin command on a real traced run: made, compared, packed without names, run from the archive."""
 
 import json
 import re
@@ -8,6 +8,7 @@ import zipfile
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,6 +19,7 @@ from iotwin.loops.twin import make_twin
 from iotwin.main import main
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount, v1_cgroup_of
+from iotwin.workload_yaml.recording import read_recording
 from tests.conftest import ROOT, nothing_can_trace, run_iotwin
 from tests.processes import call, one_line, press_ctrl_c, start, wait_for
 from tests.synthetic import Job, crowd, write_job
@@ -39,7 +41,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     config = workload.Config(
         workflow=workload.Workflow(evaluation=True, checkpoint=True),
         dataset=workload.Dataset(data_folder=str(folder / "confidential"), format="npy"),
-        reader=workload.Reader(batch_size=2, read_threads=2, sample_shuffle="seed"),
+        reader=workload.Reader(batch_size=2, read_threads=2, sample_shuffle="seed", preprocess_time=0.005),
         train=workload.Train(epochs=2, computation_time=0.03),
         checkpoint=workload.Checkpoint(checkpoint_folder=str(folder / "output")),
         output=workload.Output(folder=str(folder / "output")),
@@ -67,27 +69,33 @@ def made(job: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("made") / "twin"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
-        make_twin(job, directory, rounds=2, force=False, kind="structured")
+        make_twin(job, directory, force=False)
     return directory
 
 
-def test_every_round_is_kept_and_the_best_one_is_the_twin(made):
+def test_the_twins_run_is_kept_and_its_scores_are_in_the_summary(made):
     document = json.loads((made / "summary.json").read_text())
-    scores = [record["overall"] for record in document["rounds"]]
-    best = document["rounds"][document["best_round"] - 1]
-    assert best["overall"] == document["overall"] == max(scores)
-    assert (made / "twin.yaml").read_bytes() == (made / f"round-{document['best_round']}" / "twin.yaml").read_bytes()
+    (record,) = document["rounds"]
+    similarity = json.loads((made / "round-1" / "similarity.json").read_text())
+    assert record["overall"] == document["overall"] == similarity["overall"] and document["best_round"] == 1
+    assert record["dimensions"] == similarity["dimensions"]
+    assert (made / "twin.yaml").read_bytes() == (made / "round-1" / "twin.yaml").read_bytes()
     for name in ("volume", "request_size", "operation_mix", "files", "checkpoint"):
-        assert best["dimensions"][name] > 0.95
+        assert record["dimensions"][name] > 0.95
     assert len(document["held_out"]) == 1 and document["noise_floor"] is not None
+    assert document["edits"].startswith("batch size 2, 2 loaders, 2 epochs, 10 samples, 1 ranks")
 
 
-def test_a_twin_with_other_calls_is_not_corrected_further(job, tmp_path, monkeypatch):
-    """Rounds move times only: where calls and bytes are off, the fit is wrong."""
-    monkeypatch.setattr("iotwin.loops.twin.run_traced", lambda command, path, *_, **__: write_job(path, Job(files=3, epochs=1)))
-    document = make_twin(job, tmp_path / "twin", rounds=3, force=False, kind="structured")
-    assert len(document["rounds"]) == 1 and "the fit is wrong" in document["stopped"]
-    assert not re.search(r"\b[AB]\b", document["verdict"])
+@pytest.mark.parametrize("command", ["twin", "fit"])
+def test_options_of_earlier_versions_have_no_effect_but_a_note(job, command, tmp_path, monkeypatch):
+    monkeypatch.setattr("iotwin.loops.twin.run_traced", lambda command, path, *_, **__: shutil.copytree(job[1], path))
+    options = {"--kind": "structured"} | ({"--rounds": "0"} if command == "twin" else {})
+    done = call(command, job[0], "-o", tmp_path / "made.yaml", *(word for option in options.items() for word in option))
+    assert done.returncode == 0
+    for option in options:
+        assert f"{option} has no effect any more" in done.stderr
+    path = tmp_path / "made.yaml"
+    assert workload.load(path / "twin.yaml" if command == "twin" else path).twin.recorded is not None
 
 
 def test_what_makes_the_verdict_weak_is_in_the_summary_and_below_the_verdict(job, tmp_path, monkeypatch, capsys):
@@ -95,10 +103,11 @@ def test_what_makes_the_verdict_weak_is_in_the_summary_and_below_the_verdict(job
         crowd(write_job(path, Job(files=3, epochs=1)))
 
     monkeypatch.setattr("iotwin.loops.twin.run_traced", run)
-    assert main(["twin", *map(str, job), "-o", str(tmp_path / "twin"), "--rounds", "1", "--kind", "structured"]) == 0
+    assert main(["twin", *map(str, job), "-o", str(tmp_path / "twin")]) == 0
     summary = json.loads((tmp_path / "twin" / "summary.json").read_text())
     (caveat,) = (each for each in summary["caveats"] if each.startswith("its twin's machine was crowded"))
     assert any(each.startswith("the twin's machine was crowded") for each in summary["held_out"][0]["caveats"])
+    assert not any(re.search(r"\b[AB]\b", each["verdict"]) for each in (summary, *summary["held_out"]))
     lines = capsys.readouterr().out.splitlines()
     assert f"caveat: {caveat}" in lines[lines.index(summary["verdict"]) :]
     assert main(["twin", "pack", str(tmp_path / "twin"), "-o", str(tmp_path / "sent.twin"), "--quiet"]) == 0
@@ -114,36 +123,28 @@ def test_a_summary_that_is_no_finished_twins_is_refused_in_one_line(made, tmp_pa
         assert re.search(r"summary\.json(: no JSON| is not that of a finished twin)", one_line(call("twin", *arguments)))
 
 
-@pytest.mark.parametrize("nearer", ["recorded", "structured"])
-def test_a_structured_twin_that_is_different_makes_room_for_a_nearer_recorded_one(job, nearer, tmp_path, monkeypatch):
-    runs = {"structured": write_job(tmp_path / "wrong.trace", Job(files=3, epochs=1)), "recorded": job[1]}
-    if nearer == "structured":
-        runs = {"structured": job[1], "recorded": runs["structured"]}
-        monkeypatch.setattr(twin._Rounds, "differs", True)
-
-    def run(command, path, *_, **__):
-        recorded = workload.load(Path(command[-1])).twin.recorded is not None
-        shutil.copytree(runs["recorded" if recorded else "structured"], path)
-
-    monkeypatch.setattr("iotwin.loops.twin.run_traced", run)
-    document = make_twin(job, tmp_path / "twin", rounds=2, force=False)
-    config = workload.load(tmp_path / "twin" / "twin.yaml")
-    assert document["kind"].startswith(nearer) and (config.twin.recorded is not None) == (nearer == "recorded")
-    assert (tmp_path / "twin" / "twin.recording").exists() == (nearer == "recorded")
-    assert [record["round"] for record in document["rounds"]] == list(range(1, len(document["rounds"]) + 1))
-    assert document["overall"] == max(record["overall"] for record in document["rounds"])
-    names = {name for name, _ in read_recipe(tmp_path / "twin" / "dataset.csv").files}
-    data = tmp_path / "twin" / "data"
-    assert {str(path.relative_to(data)) for path in data.rglob("*.*") if path.suffix in (".npy", ".yaml")} == names
-    if nearer == "recorded":
-        assert "--kind structured" in document["kind"] and "the fit is wrong" not in str(document["stopped"])
+def test_a_twin_that_replaces_another_has_data_of_its_own_job(job, tmp_path, monkeypatch):
+    monkeypatch.setattr("iotwin.loops.twin.run_traced", lambda command, path, *_, **__: shutil.copytree(job[1], path))
+    make_twin([write_job(tmp_path / "other.trace", Job(files=3, epochs=1))], tmp_path / "twin", force=False)
+    make_twin(job, tmp_path / "twin", force=True)
+    assert _files_of(tmp_path / "twin" / "data").keys() == {"job.yaml", *(f"confidential/hush_{n:03d}.npy" for n in range(12))}
 
 
 def test_the_stand_in_data_has_the_names_and_sizes_of_the_original(made, job):
-    original = job[0].parent / "confidential"
-    stand_in = {path.name: path.stat().st_size for path in (made / "data").glob("*.npy")}
-    assert stand_in == {path.name: path.stat().st_size for path in original.iterdir()}
-    assert (made / "data" / "hush_000.npy").read_bytes() != (original / "hush_000.npy").read_bytes()
+    original, stand_in = _files_of(job[0].parent / "confidential"), _files_of(made / "data")
+    assert stand_in.pop("job.yaml") == (job[0].parent / "job.yaml").stat().st_size  # which the job also reads
+    assert stand_in == {f"confidential/{name}": size for name, size in original.items()}
+    name = "confidential/hush_000.npy"
+    assert (made / "data" / name).read_bytes() != (job[0].parent / name).read_bytes()
+
+
+def _files_of(folder: Path) -> dict[str, int]:
+    """Return the sizes of the files below a folder, by name; without the manifest of a data set that iotwin made."""
+    return {
+        str(path.relative_to(folder)): path.stat().st_size
+        for path in folder.rglob("*")
+        if path.is_file() and path != folder / "manifest.json"
+    }
 
 
 def test_a_job_that_only_writes_has_a_twin_that_packs_and_runs(tmp_path, monkeypatch):
@@ -153,8 +154,8 @@ def test_a_job_that_only_writes_has_a_twin_that_packs_and_runs(tmp_path, monkeyp
     program = f"import time\nfor i in range(3):\n open('{tmp_path}/w%d.ckpt' % i, 'wb').write(bytes(500_000))\n time.sleep(0.05)"
     options = TraceOptions(forward_output=False)
     assert trace_command([sys.executable, "-S", "-c", program], tmp_path / "w.trace", options).exit_status == 0
-    document = make_twin([tmp_path / "w.trace"], tmp_path / "twin", rounds=1, force=False)
-    assert document["kind"].startswith("recorded") and document["rounds"][0]["dimensions"]["volume"] > 0.95
+    document = make_twin([tmp_path / "w.trace"], tmp_path / "twin", force=False)
+    assert document["edits"].startswith("none") and document["rounds"][0]["dimensions"]["volume"] > 0.95
     assert run_iotwin("twin", "pack", tmp_path / "twin", "-o", tmp_path / "w.twin").returncode == 0
     ran = run_iotwin("twin", "run", tmp_path / "w.twin", "-o", tmp_path / "ran")
     assert ran.returncode == 0, ran.stderr
@@ -184,15 +185,17 @@ def test_mapped_data_stay_in_the_page_cache_while_the_twin_runs(tmp_path, monkey
         kept.clear()
         assert trace_command(command, tmp_path / f"{detail}.trace", options).exit_status == 0
         shutil.rmtree(tmp_path / "twin", ignore_errors=True)
-        make_twin([tmp_path / f"{detail}.trace"], tmp_path / "twin", rounds=1, force=False)
+        make_twin([tmp_path / f"{detail}.trace"], tmp_path / "twin", force=False)
         assert kept == expected
 
 
 def test_an_archive_tells_no_name_and_no_path(made, tmp_path, capsys):
     assert main(["twin", "pack", str(made), "-o", str(tmp_path / "sent.twin")]) == 0
     with zipfile.ZipFile(tmp_path / "sent.twin") as archive:
-        assert sorted(archive.namelist()) == ["dataset.csv", "summary.json", "twin.yaml"]
-        contents = b"".join(archive.read(name) for name in archive.namelist()).lower()
+        assert sorted(archive.namelist()) == ["dataset.csv", "summary.json", "twin.recording", "twin.yaml"]
+        contents = b"".join(archive.read(name) for name in archive.namelist() if name != "twin.recording")
+        recording = read_recording(Path(archive.extract("twin.recording", tmp_path)))
+    contents = (contents + msgspec.json.encode(recording.header)).lower()  # the rest of a recording is numbers
     for secret in (
         *SECRETS,
         str(made.parent),
@@ -216,9 +219,9 @@ def test_a_packed_twin_runs_elsewhere(made, tmp_path):
     done = run_iotwin("twin", "run", tmp_path / "sent.twin", "-o", tmp_path / "here", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["action"] == "run"
-    assert len(list((tmp_path / "here" / "data").glob("*.npy"))) == 12
+    assert len(list((tmp_path / "here" / "data").rglob("*.npy"))) == 12
     assert (tmp_path / "here" / "output" / "summary.json").exists()
-    assert len(list((tmp_path / "here" / "output").glob("checkpoint-*.pt"))) == 2
+    assert sorted(path.stat().st_size for path in (tmp_path / "here" / "output").rglob("*.pt")) == [10_000, 10_000]
 
 
 def test_an_archive_cannot_write_outside_its_directory(tmp_path):
@@ -246,7 +249,6 @@ def test_mistakes_end_in_one_line(made, tmp_path):
         (("twin", "pack", "-o", tmp_path / "x.twin"), 2, "required: DIR"),
         (("twin", "run", tmp_path / "no.twin", "-o", tmp_path / "t"), 1, "not a whole twin archive"),
         (("twin", "run", tmp_path / "absent.twin", "-o", tmp_path / "t"), 2, "no such archive"),
-        (("twin", source, "-o", tmp_path / "t", "--rounds", "0"), 2, "--rounds: must be at least 1"),
         (("twin", "respond", tmp_path / "other", "-o", tmp_path / "t"), 2, "holds no twin"),
         (("twin", "respond", made, "-o", tmp_path / "t", "--runs", "0"), 2, "--runs: must be at least 1"),
     ):
