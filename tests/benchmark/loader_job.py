@@ -25,6 +25,7 @@ class LoaderJob:
     persistent: bool = False  # the loaders of training live through all epochs
     root: str = "/d"
     shards: bool = False  # each loader reads on in one big file of its own, instead of files
+    mask_bytes: int = 0  # each sample also has a mask of so many bytes, in another file that is read after the image
 
     def trace(self, folder: Path) -> Trace:
         """Write the trace and return it."""
@@ -32,10 +33,13 @@ class LoaderJob:
         made.process(RANK, 1, "rank")
         training, held = self._names()
         self._training, self._held = ([made.file(name, size=self.file_bytes) for name in names] for names in (training, held))
+        names = [each["path"].replace(".jpg", ".png") for each in made.files] if self.mask_bytes else []
+        self._masks = [made.file(name, size=self.mask_bytes) for name in names]
         self._shards = [made.file(f"{self.root}/{i}.tar", size=self.files * self.file_bytes) for i in range(self.loaders)]
         crew = None
         for epoch in range(self.epochs):
-            order = [self._training[(5 * i + 7 * epoch) % self.files] for i in range(self.files)]
+            stride = (5, 7, 19)[epoch % 3]
+            order = [self._training[(stride * i + 7 * epoch) % self.files] for i in range(self.files)]
             if crew is None:
                 crew, now = _Crew.start(made, now, self.loaders, f"epoch{epoch}")
             now, step = self._pass(made, now, crew, order, self.compute_ms, step)
@@ -75,6 +79,8 @@ class LoaderJob:
                     begin = made.call(begin, crew.pids[loader], "read", self._shards[loader], offset, self.file_bytes) + 0.5
                 else:
                     begin = made.read_file(begin, crew.pids[loader], file) + 0.5
+                    for mask in self._masks[file : file + 1] if self.mask_bytes else ():
+                        begin = made.read_file(begin, crew.pids[loader], mask) + 0.5
             delivered[index] = made.call(begin, crew.pids[loader], "write", crew.results, None, 3000, 0.05)
             crew.free[loader] = delivered[index] + 0.05
 

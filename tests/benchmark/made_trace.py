@@ -22,6 +22,7 @@ class Made:
     rows: list[tuple] = field(default_factory=list)
     files: list[dict] = field(default_factory=list)
     processes: list[dict] = field(default_factory=list)
+    phases: list[dict] = field(default_factory=list)
 
     def file(self, path: str, kind: str = "dataset", size: int = 0) -> int:
         """Add a file and return its id."""
@@ -57,7 +58,7 @@ class Made:
         self.rows.append(
             (
                 _at(ms),
-                int(took_ms * MILLISECOND),
+                _at(ms + took_ms) - _at(ms),
                 op,
                 pid,
                 tid,
@@ -87,6 +88,11 @@ class Made:
         ms = self.call(ms, pid, "write", file, 0, size, 2)
         return self.call(ms, pid, "close", file)
 
+    def phase(self, name: str, begin_ms: float, end_ms: float) -> None:
+        """Add a phase that the job logged."""
+        times = {"start_ns": _at(begin_ms), "end_ns": _at(end_ms)}
+        self.phases.append({"phase": name, **times, "rank": 0, "epoch": None, "step": None})
+
     def trace(self, path: Path) -> Trace:
         """Write the trace and return it."""
         events = event_table(self.rows)
@@ -105,7 +111,7 @@ class Made:
         )
         manifest.events = write_events(path / "events.parquet", [events])
         tables = [_table(rows, kind) for rows, kind in ((self.files, schema.FILES), (self.processes, schema.PROCESSES))]
-        write_tables(path, manifest, *tables, schema.PHASES.empty_table(), {}, None, None)
+        write_tables(path, manifest, *tables, _table(self.phases, schema.PHASES), {}, None, None)
         return Trace(path)
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from iotwin.benchmark.fit.look import Job
-from iotwin.benchmark.fit.recorded.taken_times import depth_of
+from iotwin.benchmark.fit.recorded.taken_times import NEVER_NS, depth_of
 from iotwin.benchmark.fit.recorded.tree import Tree
 from iotwin.trace_store import schema
 
@@ -15,7 +15,6 @@ _Ints = NDArray[np.int64]
 _MOST_PREFETCHED = 8  # batches a loader; PyTorch's default is 2
 _FEWEST = 3  # batches in a pass, on average; where regions repeat more often, samples are drawn with replacement
 _REGION_BYTES = 1 << 16  # passes over the same regions of files are passes over one set of samples
-NEVER_NS = 1 << 62
 _SAME_SET = 0.5  # share of the smaller pass's bytes, or regions
 
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from iotwin.benchmark.fit.batches.deliveries import LENGTH_BYTES, deliveries, requests_of
 from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.recorded.batch_passes import (
-    NEVER_NS,
     are_training,
     begin_of_pass,
     logged_end,
@@ -21,7 +20,7 @@ from iotwin.benchmark.fit.recorded.batch_passes import (
     regions_of,
     taking_is_hidden,
 )
-from iotwin.benchmark.fit.recorded.taken_times import depth_of, with_computation
+from iotwin.benchmark.fit.recorded.taken_times import NEVER_NS, depth_of, with_computation
 from iotwin.benchmark.fit.recorded.tree import Tree
 from iotwin.trace_store import schema
 from iotwin.workload_yaml.recording import LABELS, Label, Op, RecordedBatches, RecordedPass

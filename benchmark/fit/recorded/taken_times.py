@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from iotwin.workload_yaml.recording import Op
 
 _Ints = NDArray[np.int64]
+NEVER_NS = 1 << 62
 _AT_ONCE_NS = 2_000_000  # a rank that takes a batch so soon after its delivery has waited for it
 _FEWEST = 3  # steps that a typical computation is judged by
 _LATEST = 1 << 62
@@ -16,11 +17,11 @@ _PLAUSIBLE = 1.5  # a step's computation is at most so many times the typical on
 def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns: int) -> pd.DataFrame:
     """Return the batches of a pass with `depth`, `taken_ns` and `computed_ns`.
 
-    `rows`: those of the rank's process; `next_ns`: when its next pass begins, or when this one was logged to end.
+    `rows`: those of the rank's process; `next_ns`: when its next pass begins, or when this one was logged to end; else NEVER_NS.
     """
     if "key" in part:
         begins, delivered = part["requested_ns"].to_numpy(np.int64), part["delivered_ns"].to_numpy(np.int64)
-        ends = np.append(begins[1:], min(_next_call(rows, int(delivered[-1])), next_ns))
+        ends = np.append(begins[1:], _next_call(rows, int(delivered[-1]), next_ns))
         return part.assign(depth=0, taken_ns=delivered, computed_ns=np.maximum(ends, delivered))
     requested, delivered = (part[name].to_numpy(np.int64) for name in ("requested_ns", "delivered_ns"))
     depth = min(depth_of(requested, delivered), len(part))
@@ -37,7 +38,7 @@ def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns:
     seen = np.flatnonzero((read == np.maximum.accumulate(read)) & (read > ready) & (np.arange(len(part)) > last))
     anchors, times = np.append(last, seen), np.append(taken[last], np.maximum.accumulate(np.maximum(read[seen], taken[last])))
     ended_ns = _end_of_loop(rows, requested, next_ns)
-    end_ns = ended_ns or max(min(_next_call(rows, int(max(requested[-1], times[-1]))), next_ns), int(ready[-1]))
+    end_ns = ended_ns or max(_next_call(rows, int(max(requested[-1], times[-1])), next_ns), int(ready[-1]))
     left = len(part) - int(anchors[-1])
     each = np.diff(clock.busy(np.array([times[-1], end_ns])))[0] / left
     if typical and not typical / _PLAUSIBLE <= each <= typical * _PLAUSIBLE:
@@ -64,10 +65,14 @@ def _end_of_loop(rows: pd.DataFrame, requested: _Ints, next_ns: int) -> int:
     return int(later["at"].min()) if stopped else 0
 
 
-def _next_call(rows: pd.DataFrame, after_ns: int) -> int:
-    """Return when the process made its first call after `after_ns` that is no wait for a batch; `after_ns` if it made none."""
+def _next_call(rows: pd.DataFrame, after_ns: int, next_ns: int) -> int:
+    """Return when the process made its first call after `after_ns` that is no wait for a batch, or `next_ns` if that is earlier.
+
+    If it made none and `next_ns` is NEVER_NS, return `after_ns`.
+    """
     later = rows.loc[(rows["at"] > after_ns) & ~rows["op"].isin([Op.POLL, Op.PIPE_READ, Op.WAIT, Op.POST]), "at"]
-    return int(later.min()) if len(later) else after_ns
+    first_ns = min(int(later.min()) if len(later) else NEVER_NS, next_ns)
+    return first_ns if first_ns < NEVER_NS else after_ns
 
 
 class _BusyClock:

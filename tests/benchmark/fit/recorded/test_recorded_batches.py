@@ -8,12 +8,13 @@ from iotwin.benchmark.fit.recorded.batch_passes import numbers_of_repeats
 from iotwin.trace_store.reader import Trace
 from iotwin.workload_yaml.recorded_structure import structure_of
 from iotwin.workload_yaml.recording import Label, Op, RecordedBatches, TwinRecording
+from tests.benchmark.fit.made_jobs import sampled_with_replacement
 from tests.benchmark.loader_job import RANK, LoaderJob
 from tests.benchmark.made_trace import Made
 
 
 def recorded(trace: Trace) -> TwinRecording:
-    made = fit(trace, "recorded").recording
+    made = fit(trace).recording
     assert made is not None
     return made
 
@@ -115,3 +116,45 @@ def test_rows_carry_the_labels_of_their_calls(tmp_path):
     assert (of["batch"][~on_data] == -1).all() and sorted(set(of["batch"][on_data])) == list(range(len(made.batches.loader)))
     opened = on_data & (of["op"] == Op.OPEN)
     assert (np.bincount(of["batch"][opened]) == made.batches.samples).all()
+
+
+def reading_on(folder, epochs: int = 2, logged: bool = True) -> Trace:
+    """A rank reads 12 stretches of one file in their order, a step each, and evaluates on 4 of another one: 30 and 10 ms a step.
+
+    After each pass it is idle for 500 ms.
+    """
+    made, now = Made(), 100.0
+    made.process(RANK, 1, "rank")
+    passes = [
+        ("epoch", made.file("/d/train.bin", size=12 << 20), 12, 30),
+        ("evaluation", made.file("/d/held.bin", size=4 << 20), 4, 10),
+    ]
+    for _ in range(epochs):
+        for name, file, steps, compute_ms in passes:
+            begin = now
+            for step in range(steps):
+                now = compute_ms + made.call(now, RANK, "pread64", file, step << 20, 1 << 20)
+            if logged:
+                made.phase(name, begin, now)
+            now += 500
+    return made.trace(folder / "t")
+
+
+@pytest.mark.parametrize(("logged", "passes"), [(True, [(True, 12), (False, 4)]), (False, [(True, 16)])])
+def test_a_rank_that_reads_on_in_one_file_deals_a_batch_for_each_step(tmp_path, logged, passes):
+    made = recorded(reading_on(tmp_path, logged=logged))
+    assert (made.columns["label"][made.columns["op"] == Op.READ] == Label.DEALT).all()
+    assert [(each.training, each.batches) for each in made.batches.passes] == passes * 2
+    assert structure_of(made.batches).computation_s == pytest.approx(0.030, abs=0.001)
+
+
+def test_the_last_step_of_a_pass_ends_with_the_logged_pass(tmp_path):
+    found = recorded(reading_on(tmp_path)).batches
+    last = np.subtract(found.computed_ns, found.taken_ns)[[11, 15, 27, 31]] / 1e6
+    assert last == pytest.approx([30, 10, 30, 10], abs=1)
+
+
+def test_samples_drawn_with_replacement_are_one_pass(tmp_path):
+    found = recorded(sampled_with_replacement(tmp_path)).batches
+    assert [(each.training, each.batches) for each in found.passes] == [(True, 120)]
+    assert numbers_of_repeats([{1, 2}, {3}, {4}, {1}, {5}, {6}, {7}, {5}, {8}, {9}]).tolist() == [0] * 10

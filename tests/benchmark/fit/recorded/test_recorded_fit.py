@@ -90,7 +90,7 @@ LOADED = [
 
 
 def test_think_times_run_from_end_to_start_and_a_poll_before_a_read_is_its_wait(tmp_path: Path) -> None:
-    recording = fit(traced(tmp_path / "t", LOADED), "recorded").recording
+    recording = fit(traced(tmp_path / "t", LOADED)).recording
     assert recording is not None and recording.header.pipes == [Pipe(False)]
     assert rows_of(recording, 0) == [
         ("START", 1, 3), ("POLL", 0, 0), ("PIPE_READ", 0, 1), ("PIPE_READ", 0, 1), ("OPEN", 1, 3), ("WRITE", 1, 4),
@@ -110,7 +110,7 @@ def test_think_times_run_from_end_to_start_and_a_poll_before_a_read_is_its_wait(
 
 def test_a_pipe_that_others_write_to_is_left_out(tmp_path: Path) -> None:
     more = moved(50, 1, "read", MAIN, PIPE, 4)
-    recording = fit(traced(tmp_path / "t", [*LOADED, more]), "recorded").recording
+    recording = fit(traced(tmp_path / "t", [*LOADED, more])).recording
     assert recording is not None and not recording.header.pipes
     assert not {"PIPE_READ", "PIPE_WRITE", "POLL"} & {op for op, *_ in rows_of(recording, 0) + rows_of(recording, 1)}
 
@@ -124,7 +124,7 @@ def test_with_several_writers_reads_take_messages(tmp_path: Path) -> None:
         moved(22, 1, "read", MAIN, PIPE, 6),
         moved(24, 1, "read", MAIN, PIPE, 30),
     ]
-    recording = fit(traced(tmp_path / "t", calls), "recorded").recording
+    recording = fit(traced(tmp_path / "t", calls)).recording
     assert recording is not None and recording.header.pipes == [Pipe(True)]
     reads = recording.columns["op"] == Op.PIPE_READ
     assert recording.columns["size"][reads].tolist() == [1, 1]  # the second read found the rest of the first message
@@ -137,7 +137,7 @@ def test_a_thread_that_only_writes_to_pipes_waits_for_its_process(tmp_path: Path
         moved(22, 1, "write", LOADER, PIPE, 8, tid=FEEDER),
         moved(24, 1, "read", MAIN, PIPE, 8),
     ]
-    recording = fit(traced(tmp_path / "t", calls), "recorded").recording
+    recording = fit(traced(tmp_path / "t", calls)).recording
     assert recording is not None and recording.header.threads == [0, 1, 1]
     assert ("POST", 0, 0) in rows_of(recording, 1)
     assert rows_of(recording, 2) == [("WAIT", 0, 0), ("PIPE_WRITE", 0, 2)]
@@ -153,7 +153,7 @@ def test_a_descriptor_is_used_after_another_thread_opened_it_and_closed_after_it
         (30, 1, "close", LOADER, LOADER, DATA, 6, None, None, 0, 0),
         (33, 1, "close", LOADER, LOADER, DATA, 5, None, None, 0, 0),
     ]
-    recording = fit(traced(tmp_path / "t", calls), "recorded").recording
+    recording = fit(traced(tmp_path / "t", calls)).recording
     assert recording is not None and recording.header.channels == 2
     # The first read wants the second open, which is posted second: it takes both posts. The later read has nothing to wait for.
     assert rows_of(recording, 1) == [
@@ -172,7 +172,7 @@ def test_threads_that_share_a_descriptor_do_not_wait_for_one_another(tmp_path: P
         moved(15, 2, "read", LOADER, DATA, 10, tid=FEEDER, fd=5, offset=0),
         moved(18, 2, "read", LOADER, DATA, 10, tid=FEEDER + 1, fd=5, offset=0),
     ]
-    recording = fit(traced(tmp_path / "t", calls), "recorded").recording
+    recording = fit(traced(tmp_path / "t", calls)).recording
     assert recording is not None
     assert rows_of(recording, 1) == [("WAIT", 0, 0), ("READ", 0, 2)]
     assert rows_of(recording, 2) == [("WAIT", 1, 0), ("READ", 0, 5)]
@@ -183,7 +183,7 @@ def read_by(at: float, took: float, tid: int) -> tuple:
 
 
 def channels_of(tmp_path: Path, calls: list[tuple]) -> tuple[int, list[list[tuple[str, int, float]]]]:
-    recording = fit(traced(tmp_path / "t", [opened(11, LOADER, DATA, 5), *calls]), "recorded").recording
+    recording = fit(traced(tmp_path / "t", [opened(11, LOADER, DATA, 5), *calls])).recording
     assert recording is not None
     return recording.header.channels, [rows_of(recording, thread) for thread in range(1, len(recording.header.threads))]
 
@@ -222,7 +222,7 @@ def test_renamed_and_duplicated_files_are_told(tmp_path: Path) -> None:
         (7, 1, "rename", MAIN, MAIN, MADE, -1, None, None, 0, 0),
         opened(9, MAIN, MADE, 7),
     ]
-    recording = fit(traced(tmp_path / "t", calls, renamed_to="/out/sub/m.pt"), "recorded").recording
+    recording = fit(traced(tmp_path / "t", calls, renamed_to="/out/sub/m.pt")).recording
     assert recording is not None
     (file,), flags = recording.header.files, recording.columns["flags"]
     assert (file.name, file.renamed_to) == ("m.tmp", "sub/m.pt")
@@ -233,7 +233,7 @@ def test_renamed_and_duplicated_files_are_told(tmp_path: Path) -> None:
 def test_empty_files_are_kept_and_one_opened_for_writing_is_no_data(tmp_path: Path) -> None:
     """As a lock that is read, and a file without a name (O_TMPFILE) to which nothing was written after all."""
     calls = [opened(1, MAIN, DATA, 3), opened(3, MAIN, MADE, 4, schema.FLAG_WRITABLE), moved(5, 1, "read", MAIN, DATA, 0)]
-    fitted = fit(traced(tmp_path / "t", calls, data_bytes=0), "recorded")
+    fitted = fit(traced(tmp_path / "t", calls, data_bytes=0))
     assert fitted.recording is not None
     assert [(file.name, file.written) for file in fitted.recording.header.files] == [("in.bin", False), ("m.tmp", True)]
     write_recipe(tmp_path / "data.csv", fitted.files)
@@ -244,21 +244,21 @@ def test_empty_files_are_kept_and_one_opened_for_writing_is_no_data(tmp_path: Pa
 
 def test_data_called_like_the_lists_of_a_generated_data_set_have_another_name(tmp_path: Path) -> None:
     calls = [opened(0, MAIN, DATA, 3), moved(1, 0.1, "read", MAIN, DATA, 500)]
-    fitted = fit(traced(tmp_path, calls, data="/data/manifest.json"), "recorded")
+    fitted = fit(traced(tmp_path, calls, data="/data/manifest.json"))
     assert fitted.files == [("renamed/manifest.json", 1000)]
     RecordedLayout(tuple(fitted.files))  # which can be generated
 
 
 def test_a_trace_without_storage_has_nothing_to_replay(tmp_path: Path) -> None:
     with pytest.raises(IotwinError, match="nothing to replay"):
-        fit(traced(tmp_path / "t", [moved(12, 1, "write", LOADER, PIPE, 10)]), "recorded")
+        fit(traced(tmp_path / "t", [moved(12, 1, "write", LOADER, PIPE, 10)]))
 
 
 @pytest.mark.parametrize("files", [6, 3])
 def test_a_replay_makes_every_call_of_a_training_job(tmp_path: Path, files: int) -> None:
     job = Job(files=files, evaluation_files=0, file_bytes=30_000, read_bytes=10_000, epochs=2, batch=1, compute_ns=MS)
     trace = Trace(write_job(tmp_path / "t", job))
-    fitted = fit(trace, "recorded")
+    fitted = fit(trace)
     assert fitted.recording is not None and fitted.files == [(f"case_{i:05d}_x.npy", 30_000) for i in range(files)]
     path = write_twin(tmp_path, fitted.recording, think_scale=0)
     replayed = replay(load(path), None)
@@ -270,26 +270,11 @@ def test_a_replay_makes_every_call_of_a_training_job(tmp_path: Path, files: int)
     assert replayed.written_bytes == events.loc[events["op"] == "write", "result"].sum()
 
 
-def test_auto_says_which_kind_it_took_and_why(tmp_path: Path) -> None:
-    training = fit(Trace(write_job(tmp_path / "training")))
-    assert training.recording is None and training.evidence["kind"].startswith("structured")
-    calls = [
-        opened(5, MAIN, MADE, 7, schema.FLAG_CREATE | schema.FLAG_WRITABLE),
-        moved(7, 1, "write", MAIN, MADE, 1000, fd=7, offset=0),
-    ]
-    writer = traced(tmp_path / "writer", calls)
-    fitted = fit(writer)
-    assert fitted.recording is not None
-    assert fitted.evidence["kind"].startswith("recorded, as no structure can be told: no data")
-    with pytest.raises(IotwinError, match="no data"):
-        fit(writer, "structured")
-
-
 def test_a_packed_recorded_twin_runs_elsewhere_and_names_nothing(tmp_path: Path) -> None:
     from iotwin.loops.twin_archive import pack, unpack
 
     directory = tmp_path / "proven"
-    made = fit(traced(tmp_path / "t", LOADED), "recorded")
+    made = fit(traced(tmp_path / "t", LOADED))
     assert made.recording is not None
     directory.mkdir()
     write_twin(directory, made.recording)
@@ -311,7 +296,7 @@ def test_a_packed_recorded_twin_runs_elsewhere_and_names_nothing(tmp_path: Path)
 
 
 def test_the_columns_of_a_recording_are_in_order(tmp_path: Path) -> None:
-    recording = fit(Trace(write_job(tmp_path / "t")), "recorded").recording
+    recording = fit(Trace(write_job(tmp_path / "t"))).recording
     assert recording is not None and (np.diff(recording.columns["thread"]) >= 0).all()
     for thread in range(len(recording.header.threads)):
         first, end = recording.starts()[thread : thread + 2]

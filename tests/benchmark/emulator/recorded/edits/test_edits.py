@@ -23,7 +23,7 @@ JOB = LoaderJob(evaluated=8)
 
 
 def recorded(folder: Path, job: LoaderJob = JOB) -> TwinRecording:
-    made = fit(job.trace(folder / "t"), "recorded").recording
+    made = fit(job.trace(folder / "t")).recording
     assert made is not None and made.header.batches is not None
     return made
 
@@ -171,7 +171,7 @@ def test_checkpoints_every_so_many_steps_stay_so(tmp_path, factor, saved):
 @pytest.mark.parametrize("loaders", [1, 3])
 def test_loaders_take_over_from_a_rank_that_reads_by_itself(tmp_path, loaders):
     """They begin at once, since what the rank did before it read is not theirs."""
-    before = fit(reading_rank(tmp_path), "recorded").recording
+    before = fit(reading_rank(tmp_path)).recording
     after = edit(before, Edits(loaders=loaders))
     assert reads(after) == reads(before) and count(after, Op.START) == 4 * loaders
     of = after.columns
@@ -181,7 +181,7 @@ def test_loaders_take_over_from_a_rank_that_reads_by_itself(tmp_path, loaders):
 
 @pytest.mark.parametrize("factor", [0.5, 1, 2])
 def test_a_rank_that_reads_by_itself_reads_each_sample_once_an_epoch(tmp_path, factor):
-    before = fit(reading_rank(tmp_path), "recorded").recording
+    before = fit(reading_rank(tmp_path)).recording
     after = edit(before, Edits(batch=factor, prefetch=4))
     assert reads(after) == reads(before) and abs(rank_think_ms(after) - rank_think_ms(before)) < 2
 
@@ -200,7 +200,7 @@ def test_more_samples_of_shards_are_whole_streams_once_more(tmp_path):
 
 
 def twin(folder: Path, job: LoaderJob = JOB) -> Path:
-    made = fit(job.trace(folder / "t"), "recorded")
+    made = fit(job.trace(folder / "t"))
     assert made.recording is not None
     write_recording(made.recording, folder / "job.recording")
     for name, size in made.files:

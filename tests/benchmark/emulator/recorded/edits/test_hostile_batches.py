@@ -17,7 +17,7 @@ TIMES = ["requested_ns", "received_ns", "delivered_ns", "taken_ns", "computed_ns
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory) -> TwinRecording:
-    made = fit(LoaderJob(evaluated=4, files=12).trace(tmp_path_factory.mktemp("job") / "t"), "recorded").recording
+    made = fit(LoaderJob(evaluated=4, files=12).trace(tmp_path_factory.mktemp("job") / "t")).recording
     assert made is not None
     return made
 

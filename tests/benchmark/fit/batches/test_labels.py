@@ -5,14 +5,14 @@ import pytest
 
 from iotwin.benchmark.fit import fit
 from iotwin.benchmark.fit.batches.deliveries import deliveries, requests_of
-from iotwin.benchmark.fit.batches.labels import Label, _parts_of_a_sample, describe_labels, label_calls
+from iotwin.benchmark.fit.batches.labels import Label, _parts_of_a_sample, _parts_that_stay_together, describe_labels, label_calls
 from iotwin.benchmark.fit.look import look
 from iotwin.trace_store.reader import Trace
-from tests.benchmark.fit.test_fit_listed import chunks_and_labels
+from tests.benchmark.fit.made_jobs import BATCH, chunks_and_labels, delivered_late
+from tests.benchmark.fit.made_training import Training
+from tests.benchmark.loader_job import LoaderJob
 from tests.benchmark.made_trace import Made
 from tests.synthetic import Job, write_job
-
-_BATCH = 4
 
 
 def labelled(trace: Trace):
@@ -99,7 +99,7 @@ def test_a_sample_of_several_ranges_is_one_and_a_loaders_set_up_is_of_none(tmp_p
     drawn = (reads["offset"].to_numpy(np.int64) - 1_000) // 51_000
     assert (reads["label"] == Label.DEALT).all()
     assert reads.assign(drawn=drawn).groupby(["batch", "sample"])["drawn"].nunique().eq(1).all()
-    assert reads.groupby("batch")["sample"].max().eq(_BATCH - 1).all()
+    assert reads.groupby("batch")["sample"].max().eq(BATCH - 1).all()
     assert (calls.loc[calls["op"] == "openat", "sample"] <= 0).all()
 
 
@@ -227,10 +227,8 @@ def test_samples_are_unknown_if_batches_have_any_number_of_parts(tmp_path):
 
 
 def test_fit_reports_the_labels_of_each_kind_of_file(tmp_path):
-    trace = chunks_and_labels(tmp_path)
-    labels = fit(trace).evidence["labels"]
+    labels = fit(chunks_and_labels(tmp_path)).evidence["labels"]
     assert labels == "data (4.62 MiB): 100% dealt; checkpoints (2.19 MiB): 100% timed; samples in a batch: 4"
-    assert labels == fit(trace, "recorded").evidence["labels"]
 
 
 def test_a_job_that_reads_no_data_has_no_dealt_calls(tmp_path):
@@ -239,3 +237,39 @@ def test_a_job_that_reads_no_data_has_no_dealt_calls(tmp_path):
     made.write_file(0, 1000, "/out/state.pt", 1_000_000)
     job = look(made.trace(tmp_path / "t"))
     assert describe_labels(job, label_calls(job)) == "checkpoints (977 KiB): 100% timed"
+
+
+@pytest.mark.parametrize(("stay", "parts"), [(True, 2), (False, 1)])
+def test_parts_that_follow_one_another_in_every_order_are_one_sample(stay, parts):
+    """Three epochs of images and their masks, four samples a batch; or of as many files in any order."""
+    rng = np.random.default_rng(1)
+    samples = np.arange(48).reshape(24, 2) if stay else np.arange(48).reshape(48, 1)
+    places = np.concatenate([rng.permutation(samples).reshape(-1, 8) for _ in range(3)])
+    assert _parts_that_stay_together(places) == parts
+
+
+def test_parts_that_no_epoch_reads_again_or_in_another_order_may_be_samples(tmp_path):
+    places = np.arange(48).reshape(-1, 8)
+    assert _parts_that_stay_together(places) == 1
+    assert _parts_that_stay_together(np.concatenate([places] * 3)) == 1
+
+
+@pytest.mark.parametrize("masks", [9_000, 90_000])
+def test_a_sample_is_an_image_and_its_mask_whatever_their_sizes(tmp_path, masks):
+    job = LoaderJob(mask_bytes=masks, file_bytes=100_000, epochs=3)
+    calls = labelled(job.trace(tmp_path / "t"))
+    assert (calls.groupby("batch")["sample"].max() == job.batch - 1).all()
+    assert (calls.groupby(["batch", "sample"])["file_id"].nunique() == 2).all()
+
+
+def test_a_batch_that_is_delivered_late_is_of_the_files_read_since_its_request(tmp_path):
+    calls = labelled(delivered_late(tmp_path))
+    assert (calls.groupby("batch")["file_id"].nunique() == 2).all() and calls["batch"].nunique() == 12
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_answer_that_an_epoch_begins_is_no_batch_that_a_loader_has_read_ahead(tmp_path, ranks):
+    """Loaders that live on get such a message before each epoch; an evaluation has one or two batches for each of them."""
+    calls = labelled(Training(ranks, persistent=True).trace(tmp_path))
+    assert (calls["label"] == Label.DEALT).all()
+    assert (calls.groupby("batch")["sample"].max() == 3).all()

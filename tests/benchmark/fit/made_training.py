@@ -7,8 +7,6 @@ import pytest
 
 from iotwin.benchmark.fit import fit
 from iotwin.benchmark.fit.look import look
-from iotwin.benchmark.fit.samples.find_samples import find_samples
-from iotwin.benchmark.fit.windows import find_windows
 from iotwin.trace_store.reader import Trace
 from tests.benchmark.made_trace import Made
 
@@ -42,8 +40,8 @@ class Training:
         pids, asked, given = self.loaders(rank, name, now)
         call = self.made.call
         for pid, pipe in zip(pids, asked, strict=True) if again else ():  # as torch begins an epoch with the same loaders
-            call(now + 1, rank, "write", pipe, None, 30)
-            call(now + 2, pid, "read", pipe, None, 30)
+            call(now + 1, rank, "write", pipe, None, 90)
+            call(now + 2, pid, "read", pipe, None, 90)
             call(now + 3, pid, "write", given, None, 84)
             call(now + 4, rank, "read", given, None, 84)
         now += 5
