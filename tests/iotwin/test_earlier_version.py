@@ -4,17 +4,17 @@ import json
 import shutil
 from pathlib import Path
 
-import msgspec
+import numpy as np
 import pytest
 
 from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.trace_store.reader import Trace
-from iotwin.workload_yaml import Config, load
+from iotwin.workload_yaml import Config, Quantiles, load
 from tests.conftest import ROOT, run_iotwin
 
 MADE = ROOT / "tests" / "fixtures" / "first_house"
 EXPECTED = json.loads((MADE / "expected.json").read_text())
-FITTED_TIMES = {"startup_time", "init_time", "preprocess_time", "computation_time", "serialization_time", "serialization_ahead"}
 
 
 @pytest.fixture
@@ -37,25 +37,35 @@ def test_a_trace_is_read_with_the_same_calls(made: Path) -> None:
     assert {row["op"]: [row["calls"], row["read_bytes"], row["written_bytes"]] for row in rows} == EXPECTED["calls"]
 
 
-def without_times(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: without_times(item) for key, item in value.items() if key not in FITTED_TIMES}
-    return [without_times(item) for item in value] if isinstance(value, list) else value
+def test_a_fit_finds_the_values_of_the_earlier_twin(made: Path) -> None:
+    before, fitted = load(made / "twin.yaml"), fit(Trace(made / "trace-1"))
+    now = fitted.config
+    assert (now.reader.batch_size, now.reader.read_threads) == (before.reader.batch_size, before.reader.read_threads)
+    assert (now.train.epochs, now.dataset.num_files_train) == (before.train.epochs, before.dataset.num_files_train)
+    assert isinstance(before.train.computation_time, Quantiles)
+    assert min(before.train.computation_time.values) <= now.train.computation_time <= max(before.train.computation_time.values)
+    size_bytes = Trace(made / "trace-1").files().set_index("path")["size_bytes"]
+    assert dict(fitted.files) == {name: size_bytes[f"/tmp/before/data/{name}"] for name in before.twin.train_files or []}
 
 
-def times(value: object) -> list[object]:
-    if isinstance(value, dict):
-        return [part for key, item in value.items() for part in ([item] if key in FITTED_TIMES else times(item))]
-    return [part for item in value for part in times(item)] if isinstance(value, list) else []
-
-
-def test_a_fit_gives_the_same_twin(made: Path) -> None:
-    before, now = msgspec.to_builtins(load(made / "twin.yaml")), msgspec.to_builtins(fit(Trace(made / "trace-1")).config)
-    # What is told since then: of when loaders began, and of a job that logs no checkpoints and trains on processors.
-    before["twin"]["reader"]["start_time"] = {"type": "quantiles", "values": [0.002113, 0.004779]}
-    before["twin"]["checkpoint"] |= {"logged": False, "on_processors": True}
-    assert without_times(now) == without_times(before)
-    assert times(now) == times(before) and len(times(before)) >= 5
+def test_parameters_agree_with_the_earlier_twin(made: Path) -> None:
+    before, now = load(made / "twin.yaml"), fit_parameters(Trace(made / "trace-1")).config
+    assert (now.twin.train_files, now.twin.eval_files) == (before.twin.train_files, before.twin.eval_files)
+    assert (now.twin.reader.read_sizes[0], now.twin.reader.read_past_end) == (32768, True)
+    assert (now.dataset.num_files_train, now.dataset.record_length_bytes) == (24, before.dataset.record_length_bytes)
+    for section, key in (
+        ("reader", "batch_size"), ("reader", "read_threads"), ("reader", "prefetch_size"), ("reader", "sample_shuffle"),
+        ("train", "epochs"), ("workflow", "evaluation"), ("workflow", "checkpoint"),
+        ("checkpoint", "epochs_between_checkpoints"), ("checkpoint", "steps_between_checkpoints"),
+    ):  # fmt: skip
+        assert getattr(getattr(now, section), key) == getattr(getattr(before, section), key), key
+    [own], [file] = before.twin.checkpoint.files, now.twin.checkpoint.files
+    assert (file.name, file.write_sizes, file.fsync, file.rename) == (own.name, own.write_sizes, own.fsync, own.rename)
+    for found, expected in (
+        (now.train.computation_time, before.train.computation_time), (file.serialization_time, own.serialization_time),
+    ):  # fmt: skip
+        assert isinstance(found, Quantiles) and isinstance(expected, Quantiles)
+        assert min(expected.values) * 0.9 <= np.median(found.values) <= max(expected.values) * 1.1
 
 
 def test_a_twin_is_emulated(made: Path) -> None:
