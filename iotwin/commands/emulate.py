@@ -66,7 +66,9 @@ class EmulateCommand(Command):
         parser.add_argument(
             "--what-if", metavar="KEY=VALUES", help="vary one thing, such as accelerators=8,64 or reader.read_threads=1,4"
         )
-        parser.add_argument("--instrument", action="store_true", help="log the duration of every part of every step")
+        parser.add_argument(
+            "--instrument", action="store_true", help="log the duration of every part of every step; not of a replay"
+        )
         parser.add_argument("--mllog", action="store_true", help="print MLLOG lines on a terminal, too")
         self._prepare_dlio(parser)
         parse: Any = parser.parse_known_args  # overloaded, which an alias cannot express
@@ -125,7 +127,7 @@ class EmulateCommand(Command):
                 words.append(f"++workload.{key_of(key)}={value}")
             ranks = int(value) if value is not None and key == ACCELERATORS else args.ranks
             workload, notes = _composed(args, words)
-            summary = run_workload(workload.config, _options(args, ranks, notes))
+            summary = run_workload(workload.config, _options(args, ranks, notes)._replace(one_of_several=True))
             if summary is None or "metric" not in summary:
                 raise UsageError("--what-if compares runs that train on one machine; without mpirun, with workflow.train")
             return summary

@@ -34,6 +34,7 @@ class EmulationOptions(NamedTuple):
     notes: Mapping[str, str] = MappingProxyType({})  # files to write into the output folder: from name to content
     events: bool = False  # write every rank's events into the output folder, in DFTracer's format (.pfw)
     as_dlio: bool = False  # generate data also into a folder with other files, as dlio_benchmark does
+    one_of_several: bool = False  # this process makes several runs: the time before this one is no part of the job's start-up
 
 
 def run_workload(config: "Config", options: EmulationOptions) -> dict[str, Any] | None:
@@ -114,7 +115,7 @@ def _emulate(config: "Config", options: EmulationOptions) -> Any:
 
 
 def _replay(config: "Config", options: EmulationOptions) -> dict[str, Any]:
-    """Replay the recording of a recorded twin on every rank. Return the summary."""
+    """Replay the recording of a twin on every rank. Return the summary."""
     from iotwin.benchmark.emulator.ranks import run_local, under_mpi
     from iotwin.benchmark.emulator.recorded.results import write_replayed
     from iotwin.benchmark.emulator.recorded.run import replay
@@ -123,7 +124,8 @@ def _replay(config: "Config", options: EmulationOptions) -> dict[str, Any]:
         raise IotwinError("a recorded twin runs on one machine, without mpirun; give --ranks N")
     if config.twin.recorded is not None:
         make_copies(config, config.twin.recorded.file, options.ranks)
-    ranks = run_local(options.ranks, partial(replay, config, options.log, limit_s=options.limit_s))
+    starts_anew = options.one_of_several
+    ranks = run_local(options.ranks, partial(replay, config, options.log, limit_s=options.limit_s, starts_anew=starts_anew))
     return {**write_replayed(config, ranks), "output": config.output.folder}
 
 

@@ -34,7 +34,7 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.mllog import FOR_TRACERS, MlLog
 from iotwin.common.processes.process_settings import age_s, sharpen_timers
 from iotwin.workload_yaml import Config
-from iotwin.workload_yaml.recording import CALLS, Op, TwinRecording, read_recording
+from iotwin.workload_yaml.recording import CALLS, Op, RecordedBatches, TwinRecording, read_recording
 
 _NOISE_BYTES = 1 << 22
 _NEVER_NS = 1 << 62
@@ -52,8 +52,16 @@ class Replayed(RankTotals):
     data_wait_s: float | None = None  # time that training processes waited for batches, or read them; None: unknown
 
 
-def replay(config: Config, log_stream: TextIO | None, rank: Rank | None = None, limit_s: float | None = None) -> Replayed:
+def replay(
+    config: Config,
+    log_stream: TextIO | None,
+    rank: Rank | None = None,
+    limit_s: float | None = None,
+    starts_anew: bool = False,
+) -> Replayed:
     """Replay the workload's recording as `rank` (None: the only rank) for at most `limit_s` seconds, and measure it.
+
+    The job's start-up begins with this process, or with this call if the replay `starts_anew` or there are several ranks.
 
     Each rank has separate pipes and a separate output folder; all read the same data set. No process outlives the call. Raises
     IotwinError, which names the file, if the recording is damaged, a file of the data set is missing, or a call fails.
@@ -62,12 +70,10 @@ def replay(config: Config, log_stream: TextIO | None, rank: Rank | None = None, 
     if settings is None:
         raise IotwinError("twin.recorded is missing: this workload replays nothing")
     sharpen_timers()
-    started_ns = time.monotonic_ns() - int(age_s() * 1e9) if rank.count == 1 else time.monotonic_ns()
+    started_ns = time.monotonic_ns() - int(age_s() * 1e9)
     recording = read_recording(Path(settings.file))
-    batches = recording.header.batches
-    trains = [] if batches is None else sorted({each.process for each in batches.passes if each.training})
-    has_loaders = batches is not None and any(each.depth for each in batches.passes)
-    edits, recorded = edits_of(config, recording.header, rank.count), len(recording.header.files)
+    batches, recorded = recording.header.batches, len(recording.header.files)
+    edits = edits_of(config, recording.header, rank.count)
     recording = cut(recording, settings.cut_s) if edits is None else edit(recording, edits, rank.index)
     output = Path(config.checkpoint.checkpoint_folder)
     files = JobFiles(
@@ -79,7 +85,7 @@ def replay(config: Config, log_stream: TextIO | None, rank: Rank | None = None, 
     files.claim()
     files.prepare()
     rank.meet()
-    begin_ns = time.monotonic_ns() if rank.count > 1 else started_ns
+    begin_ns = time.monotonic_ns() if starts_anew or rank.count > 1 else started_ns
     deadline_ns = _NEVER_NS if limit_s is None else time.monotonic_ns() + int(limit_s * 1e9)
     gc.collect()
     gc.freeze()  # so that garbage collection in forked processes does not copy the shared pages
@@ -88,16 +94,25 @@ def replay(config: Config, log_stream: TextIO | None, rank: Rank | None = None, 
             files.prepare()
             begin_ns = time.monotonic_ns()
         board = _once(recording, files, log, settings.think_scale, deadline_ns, begin_ns, measured, rank)
-        if trains:
-            threads = [int(np.searchsorted(recording.header.threads, process)) for process in trains]
-            loads = has_loaders if edits is None or edits.loaders is None else edits.loaders > 0
-            waited_ns = board.column(WAITED_NS if loads else READ_NS, threads)
-            measured.data_wait_s = (measured.data_wait_s or 0.0) + waited_ns / 1e9 / len(threads)
+        if batches is not None:
+            waited_s = _data_wait_s(board, recording, batches, None if edits is None else edits.loaders)
+            measured.data_wait_s = (measured.data_wait_s or 0.0) + waited_s
         if measured.stopped_early:
             break
     gc.unfreeze()
     before.note_end(measured)
     return measured
+
+
+def _data_wait_s(board: Board, recording: TwinRecording, batches: RecordedBatches, loaders: int | None) -> float:
+    """Return how long the main threads of the ranks waited for batches, or read them by themselves, on average.
+
+    `batches`: those of the recording before it was edited; `loaders`: of an edited pass, None for as many as recorded.
+    """
+    has_loaders = any(each.depth for each in batches.passes) if loaders is None else loaders > 0
+    ranks = sorted({each.process for each in batches.passes if each.training})
+    threads = [int(np.searchsorted(recording.header.threads, process)) for process in ranks]
+    return board.column(WAITED_NS if has_loaders else READ_NS, threads) / 1e9 / len(threads)
 
 
 def cut(recording: TwinRecording, cut_s: float | None) -> TwinRecording:
