@@ -141,7 +141,7 @@ def _disk_bytes(folder: Path) -> int:
 
 
 def _checkpoint_bytes(config: "Config") -> int:
-    """Return how many bytes the first rank of a structured twin writes in one checkpoint."""
+    """Return how many bytes the first rank of a twin of parameters writes in one checkpoint."""
     from iotwin.benchmark.emulator.checkpoints.model_states import states_written
 
     if not config.workflow.checkpoint:
@@ -152,7 +152,7 @@ def _checkpoint_bytes(config: "Config") -> int:
 
 
 def _output_bytes(recording: "TwinRecording") -> int:
-    """Return the most bytes that the output of a recorded twin can have: files that exist at its start, and files it writes."""
+    """Return the most bytes that the output of a replay can have: files that exist at its start, and files it writes."""
     from iotwin.workload_yaml.recording import Op
 
     files, columns = recording.header.files, recording.columns

@@ -36,14 +36,14 @@ def ask(key: str, values: list[str], run: Callable[[str | None], dict[str, Any]]
         base = rows[0]["samples_per_second"]
         if base:
             row["speed_up"] = row["samples_per_second"] / base if row["samples_per_second"] else None
-        else:  # a recorded twin, or a run that only writes checkpoints
+        else:  # a twin with a recording, or a run that only writes checkpoints
             row["speed_up"] = rows[0]["elapsed_s"] / row["elapsed_s"] if row["elapsed_s"] else None
     return {"what_if": key, "runs": rows}
 
 
 def _row(value: str | None, summary: dict[str, Any]) -> dict[str, Any]:
     metric, own = summary["metric"], summary["iotwin"]
-    training = own.get("estimates", {}).get("train", {})  # a recorded twin estimates nothing
+    training = own.get("estimates", {}).get("train", {})  # a twin with a recording estimates nothing
     return {
         "value": value,
         "accelerators": summary["num_accelerators"],

@@ -5,7 +5,7 @@ from iotwin.command import Group
 
 class TwinGroup(Group):
     name = "twin"
-    help = "make the twin of a traced job and correct it until its own trace matches; pack it; run it; change the storage"
+    help = "make the twin of a traced job, run it and compare; pack it; run it elsewhere; change the storage"
     epilog = """examples:
   iotwin twin real.trace rerun.trace -o twin
   iotwin twin pack twin -o unet3d.twin
