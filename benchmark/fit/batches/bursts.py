@@ -22,7 +22,8 @@ def regular_batches(starts: NDArray[np.int64], ends: NDArray[np.int64], guess: N
 
     That is `guess`, unless groups between longer or shorter gaps are clearly more often of one size, which on a busy machine a
     threshold that only looks at the gaps misses. Where no groups are of one size, or single accesses are, each is a batch;
-    a dozen accesses are too few to know. Neighbours that together have that size are one batch, in which the process paused.
+    a dozen accesses are too few to know. A few adjacent groups that together have that size are one batch, in which the process
+    paused.
     """
     gap_logs = np.log(np.maximum(starts[1:] - ends[:-1], _NO_PAUSE_NS))
     if len(starts) < _ENOUGH:
@@ -37,16 +38,16 @@ def regular_batches(starts: NDArray[np.int64], ends: NDArray[np.int64], guess: N
 
 
 def _joined(number: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return `number` with neighbours as one group where they make one of the most common size: warm-up splits the first."""
+    """Return `number` with adjacent smaller groups as one where together they have the most common size.
+
+    Warm-up splits the first one. More smaller groups in a row are batches by themselves, as those of an evaluation.
+    """
     sizes = np.bincount(number)
     common = int(np.bincount(sizes).argmax())
-    ends = np.cumsum(sizes)
-    begins = np.ones(len(sizes), np.int64)
-    for first in np.flatnonzero(sizes < common):
-        last = int(np.searchsorted(ends, ends[first] - sizes[first] + common))
-        if last < len(sizes) and ends[last] - ends[first] + sizes[first] == common:
-            begins[first + 1 : last + 1] = 0
-    groups: NDArray[np.int64] = np.cumsum(begins) - 1
+    small = sizes < common
+    row = np.cumsum(np.append(True, ~(small[1:] & small[:-1]))) - 1
+    joins = np.append(False, row[1:] == row[:-1]) & (np.bincount(row, sizes) == common)[row]
+    groups: NDArray[np.int64] = np.cumsum(~joins) - 1
     return groups[number]
 
 

@@ -32,3 +32,11 @@ def test_a_pause_within_a_batch_does_not_make_two_of_it():
     short = np.repeat([0, 1, 2, 3, 4, 5], [12, 12, 12, 5, 12, 12])  # one that is really shorter stays
     starts = np.arange(65) * 1_000_000 + short * 100_000_000
     assert regular_batches(starts, starts, short).tolist() == short.tolist()
+
+
+def test_batches_of_an_evaluation_may_be_smaller():
+    """Of four training batches of two samples, and four batches of one sample each."""
+    sizes = [2, 2, 2, 2, 1, 1, 1, 1] * 3
+    number = np.repeat(np.arange(len(sizes)), sizes)
+    starts = np.arange(len(number)) * 1_000_000 + number * 100_000_000
+    assert regular_batches(starts, starts, number).tolist() == number.tolist()
