@@ -18,7 +18,8 @@ class LoaderJob:
     batch: int = 4
     loaders: int = 2
     epochs: int = 2
-    evaluated: int = 0  # files of a validation set that is read after each epoch
+    evaluated: int = 0  # files of a validation set that is read after epochs
+    evaluate_every: int = 1  # epochs between two evaluations
     compute_ms: float = 20
     save_after: int = 0  # also write a checkpoint after each so many steps of the run
     file_bytes: int = 100_000
@@ -45,7 +46,7 @@ class LoaderJob:
             now, step = self._pass(made, now, crew, order, self.compute_ms, step)
             if not self.persistent or epoch == self.epochs - 1:
                 now, crew = crew.end(made, now), None
-            if self._held:
+            if self._held and (epoch + 1) % self.evaluate_every == 0:
                 held, now = _Crew.start(made, now, self.loaders, f"held{epoch}")
                 now, _ = self._pass(made, now, held, self._held, self.compute_ms / 2, 1 << 40)
                 now = held.end(made, now)

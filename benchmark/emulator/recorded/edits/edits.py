@@ -15,7 +15,8 @@ _MOST_FACTOR = 10_000
 # Keys and sections that change what a recorded twin does. A value of any other key would be ignored, and is refused.
 _HONOURED = (
     "dataset.data_folder", "dataset.num_files_train", "reader.batch_size", "reader.read_threads", "reader.prefetch_size",
-    "train.epochs", "train.computation_time", "train.seed", "checkpoint.checkpoint_folder", "twin.recorded", "twin.ranks",
+    "train.epochs", "train.computation_time", "train.seed", "checkpoint.checkpoint_folder",
+    "checkpoint.steps_between_checkpoints", "twin.recorded", "twin.ranks",
     "twin.source", "twin.host", "twin.assumptions", "model.name", "framework", "workflow", "output", "metric", "profiling",
 )  # fmt: skip
 
@@ -29,6 +30,7 @@ class Edits(NamedTuple):
     epochs: int | None = None
     samples: float = 1.0  # factor for the number of samples of each pass
     computation: float = 1.0  # factor for the time of steps
+    saves_every: int | None = None  # steps between checkpoints within epochs; None: as recorded
     ranks: int = 1  # ranks that share the samples of the recorded one
     seed: int = 123  # for the order in which samples are dealt anew
 
@@ -52,6 +54,7 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
         epochs=None if train.epochs == recorded.epochs else train.epochs,
         samples=(config.dataset.num_files_train or recorded.samples) / recorded.samples,
         computation=_computation(config, recorded),
+        saves_every=steps_between if (steps_between := config.checkpoint.steps_between_checkpoints) > 0 else None,
         ranks=1 if repeats else ranks,
         seed=train.seed,
     )
@@ -111,6 +114,7 @@ def _refuse(config: Config) -> None:
         "train.epochs": config.train.epochs != usual.train.epochs,
         "train.computation_time": config.train.computation_time != usual.train.computation_time,
         "dataset.num_files_train": config.dataset.num_files_train is not None,
+        "checkpoint.steps_between_checkpoints": config.checkpoint.steps_between_checkpoints > 0,
         "twin.recorded.computation_scale": config.twin.recorded is not None and config.twin.recorded.computation_scale != 1,
     }
     for key, differs in changed.items():

@@ -13,6 +13,7 @@ from iotwin.benchmark.emulator.recorded.edits.process_line import ProcessLine
 from iotwin.benchmark.emulator.recorded.edits.rare_steps import find_rare_steps, runs_of
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder, Subjects
 from iotwin.benchmark.emulator.recorded.edits.think_clock import ProcessRows, Stretch
+from iotwin.common.errors import UsageError
 from iotwin.workload_yaml.recorded_structure import pass_bounds
 from iotwin.workload_yaml.recording import Label, Op, TwinRecording
 
@@ -77,6 +78,7 @@ class RankLine:
                 each.loaders.sort(key=lambda loader: self._slots[loader][0] if loader in self._slots else len(self._slots))
                 self._slots = {loader: (slot, each.loaders) for slot, loader in enumerate(each.loaders)} | self._slots
         self._period = self._epochs_alike()
+        self._rare_plays = [0] * len(self._rare_stretches)
         self._step = 0
         self._shuffled = [self._is_shuffled(training) for training in (False, True)]
         self._streamed = self._is_streamed()
@@ -101,6 +103,8 @@ class RankLine:
             for each, is_rare in zip(training, rare, strict=True)
             for run in runs_of(is_rare)
         ]
+        if self._edits.saves_every and not any(map(self._saves, self._rare_stretches)):
+            raise UsageError("checkpoint.steps_between_checkpoints: the job wrote nothing after steps within its epochs")
         for each in self._passes:
             each.computation_ns = np.array([stretch.think_ns for stretch in each.steps], np.int64)
         for each, is_rare in zip(training, rare, strict=True):
@@ -275,9 +279,16 @@ class RankLine:
             if each.training:
                 if self._edits.ranks > 1:
                     self._line.main.add(Op.MEET, 0)
-                if self._rare.steps and (rare := self._rare.due(epoch, index, self._step, len(dealt))) is not None:
-                    self._put(self._rare_stretches[rare], self._step // max(self._rare.steps[-1] + 1, 1))
+                self._play_rare_step(epoch, index, len(dealt))
                 self._step += 1
+
+    def _play_rare_step(self, epoch: int, index: int, count: int) -> None:
+        """Append what few steps are followed by, such as a checkpoint, if that is due after step `index` of `count`."""
+        if self._rare.steps:
+            rare = self._rare.due(epoch, index, self._step, count, self._edits.saves_every)
+            if rare is not None:
+                self._put(self._rare_stretches[rare], self._rare_plays[rare])
+                self._rare_plays[rare] += 1
 
     def _play_step(self, each: _Pass, index: int, count: int, batch: DealtBatch, copy: int) -> None:
         """Append the computation of a step, and the calls that a step of that share of the pass made."""

@@ -20,13 +20,15 @@ class RareSteps(NamedTuple):
     epochs: list[int]
     lengths: list[int]
 
-    def due(self, epoch: int, index: int, step: int, length: int) -> int | None:
+    def due(self, epoch: int, index: int, step: int, length: int, asked: int | None = None) -> int | None:
         """Return which of the rare steps an edited rank repeats after the step at `index` of `epoch`, None for none.
 
-        `step`: index of the step in the edited run; `length`: steps of the edited epoch. A regular interval in steps of the run
-        remains, else the same steps of each epoch, else the same shares of the epochs.
+        `step`: index of the step in the edited run; `length`: steps of the edited epoch. `asked`: the interval of the edited run,
+        in steps. Otherwise a regular interval in steps of the run remains, else the same steps of each epoch, else the same
+        shares of the epochs.
         """
         every, late = self._interval()
+        every = asked or every
         if every:
             number, rest = divmod(step + 1 - late, every)
             return (number - 1) % len(self.steps) if rest == 0 and number > 0 else None

@@ -168,6 +168,30 @@ def test_checkpoints_every_so_many_steps_stay_so(tmp_path, factor, saved):
     assert len([name for name in writes(after) if "epoch" in name]) == 2
 
 
+@pytest.mark.parametrize(("every", "saved"), [(1, 12), (2, 6), (4, 3), (5, 2), (100, 0)])
+def test_checkpoints_come_after_as_many_steps_as_are_asked_for(tmp_path, every, saved):
+    """12 steps of the run, recorded with a checkpoint after every 4."""
+    before = recorded(tmp_path, LoaderJob(save_after=4))
+    after = edit(before, Edits(saves_every=every))
+    names = [name for name in writes(after) if "step" in name]
+    assert len(names) == len(set(names)) == saved and reads(after) == reads(edit(before, Edits()))
+    assert len([name for name in writes(after) if "epoch" in name]) == 2
+
+
+def test_a_job_that_saves_between_epochs_alone_has_no_interval_in_steps(tmp_path):
+    with pytest.raises(UsageError, match=r"steps_between_checkpoints: the job wrote nothing after steps"):
+        edit(recorded(tmp_path), Edits(saves_every=2))
+
+
+def test_epochs_that_evaluate_and_save_by_turns_go_on_so(tmp_path):
+    """Evaluations after epochs 2 and 4: six epochs have three of them, and as many checkpoints as epochs."""
+    before = recorded(tmp_path, LoaderJob(epochs=4, evaluated=8, evaluate_every=2))
+    after = edit(before, Edits(epochs=6))
+    held = sum(number for (name, _, _), number in reads(after).items() if "held" in name)
+    once = sum(reads(before).values()) / (4 * 24 + 2 * 8)  # calls for each sample
+    assert held == 3 * 8 * once and sum(reads(after).values()) == (6 * 24 + 3 * 8) * once and len(set(writes(after))) == 6
+
+
 @pytest.mark.parametrize("loaders", [1, 3])
 def test_loaders_take_over_from_a_rank_that_reads_by_itself(tmp_path, loaders):
     """They begin at once, since what the rank did before it read is not theirs."""
