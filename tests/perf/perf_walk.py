@@ -1,4 +1,4 @@
-"""How far a reader follows `emulate(config)`: the modules that a tiny run enters, and the calls that return to one of them.
+"""How far a reader follows `emulate(config)` and `fit(trace)`: the modules entered, and the calls that return to one of them.
 
 A walk has one call for each function that a module calls in another one of ours. A return is a call into a module that the walk
 has entered before, so returns are calls less modules.
@@ -6,6 +6,7 @@ has entered before, so returns are calls less modules.
 
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -13,12 +14,26 @@ import numpy as np
 
 from iotwin import workload_yaml as w
 from iotwin.benchmark.emulator.run import emulate
+from iotwin.benchmark.fit import fit
+from tests.benchmark.loader_job import LoaderJob
 from tests.conftest import ROOT
 from tests.perf.figures import Figure
 
 
 def measure() -> list[Figure]:
     """Return the figures."""
+    with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as name:
+        folder = Path(name)
+        config, trace = _fitted(folder), LoaderJob(evaluated=8).trace(folder / "trace")
+        emulated, fitted = _walk(lambda: emulate(config, None)), _walk(lambda: fit(trace))
+    return [
+        *_figures("emulate(config)", emulated, 25, 31),
+        *_figures("fit(trace)", fitted, 12, 20),
+    ]
+
+
+def _walk(run: Callable[[], object]) -> set[tuple[str, str, str]]:
+    """Return the calls (calling module, called module, function) from one of our modules into another one."""
     calls: set[tuple[str, str, str]] = set()
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -28,16 +43,20 @@ def measure() -> list[Figure]:
         if event == "call" and caller is not None and _module(frame) not in ("", _module(caller)):
             calls.add((_module(caller), _module(frame), frame.f_code.co_qualname))
 
-    with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as name:
-        config = _fitted(Path(name))
-        sys.setprofile(note)
-        emulate(config, None)
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
         sys.setprofile(None)
+    return calls
+
+
+def _figures(what: str, calls: set[tuple[str, str, str]], rooms: int, returns: int) -> list[Figure]:
     modules = {called for _, called, _ in calls}
     print(*sorted(calls), sep="\n", file=sys.stderr)
     return [
-        Figure("walk of emulate(config): modules entered", len(modules), 25, detail=f"{len(calls)} calls"),
-        Figure("walk of emulate(config): returns", len(calls) - len(modules), 31),
+        Figure(f"walk of {what}: modules entered", len(modules), rooms, detail=f"{len(calls)} calls"),
+        Figure(f"walk of {what}: returns", len(calls) - len(modules), returns),
     ]
 
 
