@@ -1,4 +1,4 @@
-"""Checkpoints that are written beside training: how many at a time, which files belong together, what training waits for."""
+"""Checkpoints that are written while training goes on: which files belong together, and how many are written at a time."""
 
 import sys
 from dataclasses import replace
@@ -6,12 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from iotwin.benchmark.fit import fit
-from iotwin.benchmark.fit.checkpoint_files import SeenFile
-from iotwin.benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints, _in_order, _point_of, unnumbered
-from iotwin.benchmark.fit.snapshots import apart_from_snapshots
-from iotwin.benchmark.fit.times import Times
-from iotwin.benchmark.fit.twin_parts import twin_checkpoint
+from iotwin.benchmark.fit.checkpoints.checkpoint_files import SeenFile
+from iotwin.benchmark.fit.checkpoints.find_checkpoints import SeenCheckpoint, SeenCheckpoints, _in_order, _point_of, unnumbered
+from iotwin.benchmark.fit.parameters.checkpoint_keys import twin_checkpoint
+from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.common.numbers.draws import inverse_cdf
 from iotwin.trace_store.reader import Trace
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
@@ -125,72 +123,6 @@ def test_in_flight_is_the_most_at_a_time():
     assert checkpoints_at((0, 100), (10, 15), (20, 60), (50, 70)).in_flight == 3
 
 
-def times_with_snapshots(snapshot_s: float, every: int = 5, steps: int = 60) -> tuple[Times, SeenCheckpoints]:
-    """Steps of 10 ms that vary by a tenth, of which every fifth copies its state before its checkpoint begins to be written."""
-    draws = np.random.default_rng(3)
-    holds = np.arange(1, steps + 1) % every == 0
-    compute_s = 0.01 * draws.uniform(0.9, 1.1, steps) + snapshot_s * holds
-    begins_ns = np.arange(steps) * 100 * MILLISECOND
-    opened_ms = [(step * 100 + 15, step * 100 + 90) for step in np.flatnonzero(holds).tolist()]
-    return Times(compute_s, np.zeros(0), begins_ns), checkpoints_at(*opened_ms)
-
-
-def test_a_snapshot_is_told_from_computation():
-    times, checkpoints = times_with_snapshots(0.004)
-    rest, snapshots_s = apart_from_snapshots(times, checkpoints)
-    assert (len(rest.compute_s), len(rest.begins_ns), len(snapshots_s)) == (48, 48, 12)
-    assert np.median(snapshots_s) == pytest.approx(0.004, rel=0.15)
-    assert rest.compute_s.max() < 0.0112
-
-
-def test_a_snapshot_that_waits_for_room_is_told_without_the_wait():
-    """The third checkpoint and those after it wait 10 ms for the one before the last to be whole."""
-    times, _ = times_with_snapshots(0.004)
-    steps = np.arange(4, 60, 5)
-    waits_ms = np.where(steps < 14, 0, 10)
-    times.compute_s[steps] += waits_ms / 1000
-    opened_ms, whole_ms = steps * 100 + 14 + waits_ms, (steps + 10) * 100 + 20
-    checkpoints = checkpoints_at(*zip(opened_ms.tolist(), whole_ms.tolist(), strict=True))
-    assert checkpoints.in_flight == 2
-    assert np.median(apart_from_snapshots(times, checkpoints)[1]) == pytest.approx(0.004, rel=0.15)
-
-
-def times_back_to_back(waits: bool) -> tuple[Times, SeenCheckpoints]:
-    """Steps that all hold a checkpoint: if it waits for the writing of the one before, 4 ms follow that; else none does."""
-    room_ms = np.random.default_rng(4).uniform(2, 40 if waits else 8, 60)
-    lengths_ms = np.maximum(6, room_ms) + 4 if waits else np.random.default_rng(5).uniform(9, 11, 60)
-    begins_ms = np.concatenate([[0], np.cumsum(lengths_ms + 50)[:-1]])
-    opened_ms = begins_ms + lengths_ms
-    whole_ms = np.append(begins_ms[1:] + room_ms[1:], opened_ms[-1] + 30)
-    return (
-        Times(lengths_ms / 1e3, np.zeros(0), np.round(begins_ms * MILLISECOND).astype(np.int64)),
-        checkpoints_at(*zip(opened_ms.tolist(), whole_ms.tolist(), strict=True)),
-    )
-
-
-def test_a_wait_in_each_step_is_no_computation():
-    times, checkpoints = times_back_to_back(waits=True)
-    assert checkpoints.in_flight == 1 and np.median(times.compute_s) > 0.02
-    rest, snapshots_s = apart_from_snapshots(times, checkpoints)
-    assert np.median(snapshots_s) == pytest.approx(0.004, abs=1e-6)
-    assert np.min(rest.compute_s) == pytest.approx(0.006, abs=1e-6) and np.median(rest.compute_s) < 0.012
-    alone, checkpoints = times_back_to_back(waits=False)
-    assert apart_from_snapshots(alone, checkpoints)[0] is alone
-
-
-def test_no_snapshot_is_made_of_chance():
-    times, checkpoints = times_with_snapshots(0.0)
-    rest, snapshots_s = apart_from_snapshots(times, checkpoints)
-    assert rest is times and not len(snapshots_s)
-
-
-def test_a_checkpoint_that_training_waits_for_has_no_snapshot():
-    times, checkpoints = times_with_snapshots(0.004)
-    for point in checkpoints.each:
-        point.beside = False
-    assert not len(apart_from_snapshots(times, checkpoints)[1])
-
-
 BESIDE = """
     serialization_time: 0.4
     asynchronous: true
@@ -223,7 +155,7 @@ twin:
 """)
     command = [sys.executable, "-m", "iotwin", "emulate", str(tmp_path / "job.yaml"), *options]
     assert trace_command(command, tmp_path / "t", TraceOptions(forward_output=False)).exit_status == 0
-    return fit(Trace(tmp_path / "t")).config
+    return fit_parameters(Trace(tmp_path / "t")).config
 
 
 @pytest.mark.root

@@ -1,4 +1,4 @@
-"""Cadences found again: what the emulator's own log says it wrote, against what is foretold and what a fit makes of it."""
+"""Cadences of checkpoints that the emulator's log lists, found again by fit."""
 
 from pathlib import Path
 
@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from iotwin import workload_yaml as c
 from iotwin.benchmark.emulator.run import emulate
-from iotwin.benchmark.fit.cadences import explains, find_cadence, find_intervals, find_seconds, steady
-from iotwin.benchmark.fit.checkpoint_files import SeenFile
-from iotwin.benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints
-from iotwin.benchmark.fit.plan import plan
-from iotwin.benchmark.fit.twin_parts import Fitted, set_checkpoints
+from iotwin.benchmark.fit.checkpoints.cadences import explains, find_cadence, find_intervals, find_seconds, steady
+from iotwin.benchmark.fit.checkpoints.checkpoint_files import SeenFile
+from iotwin.benchmark.fit.checkpoints.find_checkpoints import SeenCheckpoint, SeenCheckpoints
+from iotwin.benchmark.fit.parameters.checkpoint_keys import set_checkpoints
 from iotwin.workloads.policies.cadence import Cadence
 
 FILES = 6
@@ -57,23 +56,10 @@ def found_again(config: c.Config, seen: list[tuple[int, int]], by_epochs: bool) 
         SeenCheckpoints("", each, by_epochs, None, None),
         config.train.epochs,  # type: ignore[arg-type]
         config.train.epochs * FILES,
-        None,
         [],
     )
     again.checkpoint.checkpoint_folder = config.checkpoint.checkpoint_folder
     return again
-
-
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(1, 4), few, few, st.sampled_from([-1, 0, 1, 3, 6, 12, 17]), st.booleans(), st.none() | st.integers(1, 4))
-def test_checkpoints_are_as_many_as_foretold(tmp_path, epochs, first, every, also, by_epochs, also_epoch):
-    config = workload(tmp_path, epochs)
-    config.checkpoint.checkpoint_after_step, config.twin.checkpoint.also_after_epoch = also, also_epoch
-    if by_epochs:
-        config.checkpoint.checkpoint_after_epoch, config.checkpoint.epochs_between_checkpoints = first, every
-    else:
-        config.checkpoint.steps_between_checkpoints, config.twin.checkpoint.first_after_step = every, first
-    assert plan(Fitted(config, {}, [])).checkpoints == len(written(config))
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -180,5 +166,4 @@ def test_checkpoints_that_no_cadence_explains_are_listed(tmp_path):
     again = found_again(config, [((step - 1) // FILES + 1, step) for step in moved], by_epochs=False)
     assert again.twin.checkpoint.after_steps == moved
     assert [step for _, step in written(again)] == moved
-    assert plan(Fitted(again, {}, [])).checkpoints == len(moved)
     assert not explains(Cadence(4, 4), moved, 36, exact=False) and explains(Cadence(4, 4), [4, 8, 12, 16], 19, exact=False)

@@ -1,4 +1,4 @@
-"""A checkpoint's format, told by the calls that wrote it, where they leave no doubt."""
+"""The format of a checkpoint, inferred from the calls that wrote it, if they leave no doubt."""
 
 import sys
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from iotwin.benchmark.fit import fit
-from iotwin.benchmark.fit.checkpoint_files import format_of
+from iotwin.benchmark.fit.checkpoints.checkpoint_files import format_of
+from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.trace_store.reader import Trace
 from iotwin.workload_yaml import dump, load
 from tests.benchmark.strace import needs_strace, strace
@@ -52,13 +52,13 @@ def test_what_leaves_a_doubt_has_no_format(name: str, ops: list[str], sizes: lis
     assert format_of(name, ops, sizes) == expected
 
 
-def test_a_twin_names_the_format_of_its_job_and_still_writes_what_was_recorded(tmp_path: Path) -> None:
+def test_parameters_name_the_format_and_list_the_writes_of_the_job(tmp_path: Path) -> None:
     writes = (700, 8, 4096, 8, 1 << 20)
-    config = fit(Trace(write_job(tmp_path / "legacy", Job(checkpoint_writes=writes)))).config
+    config = fit_parameters(Trace(write_job(tmp_path / "legacy", Job(pipes=True, checkpoint_writes=writes)))).config
     (file,) = config.twin.checkpoint.files
     assert (file.format, config.twin.checkpoint.format) == ("legacy", None)
     assert [size for size, _ in file.write_sizes] == list(writes)
     dump(config, tmp_path / "twin.yaml")
     assert load(tmp_path / "twin.yaml").twin.checkpoint.files == [file]
-    other = fit(Trace(write_job(tmp_path / "other", Job()))).config
+    other = fit_parameters(Trace(write_job(tmp_path / "other", Job(pipes=True)))).config
     assert other.twin.checkpoint.files[0].format is None

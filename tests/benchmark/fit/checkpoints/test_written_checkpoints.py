@@ -1,4 +1,4 @@
-"""When and how a job writes checkpoints: between epochs or after steps, beside training or not, under which names."""
+"""When and how a job writes checkpoints: between epochs or after steps, while training goes on or not, under which names."""
 
 import os
 import sys
@@ -8,15 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
-import pyarrow as pa
 import pytest
-from pyarrow import parquet as pq
 
 from iotwin.benchmark.emulator.checkpoints.one_file import CheckpointContent, FileWriter, PlannedFile
-from iotwin.benchmark.fit import fit
-from iotwin.benchmark.fit.checkpoint_files import find_files
+from iotwin.benchmark.fit.checkpoints.checkpoint_files import find_files
+from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.common.numbers.sleeper import Sleeper
-from iotwin.trace_store import schema
 from iotwin.trace_store.reader import Trace
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 from iotwin.workload_yaml import Config, TwinCheckpoint, dump, load
@@ -24,7 +21,7 @@ from tests.common.stores import fill
 from tests.conftest import ROOT, run_iotwin
 from tests.synthetic import MILLISECOND, Job, write_job
 
-# A job that reads a file twice by itself, and writes a checkpoint every ten reads: in place or in numbered folders.
+# A job that reads 20 files twice by itself, and writes a checkpoint every ten reads: in place or in numbered folders.
 SCRIPT = """
 import os, sys, threading, time
 data, folder, name, beside = sys.argv[1:]
@@ -38,9 +35,9 @@ def save(step):
             time.sleep(0.01)
         os.fsync(file.fileno())
 threads, began = [], threading.Event()
-source = os.open(data, os.O_RDONLY)
 for step in range(1, 41):
-    os.pread(source, 4096, (step - 1) % 20 * 4096)
+    with open(os.path.join(data, f"{(step - 1) % 20}.bin"), "rb") as file:
+        file.read()
     time.sleep(0.005)
     if step % 10 == 0 and beside == "yes":
         threads.append(threading.Thread(target=save, args=(step,)))
@@ -54,16 +51,17 @@ for thread in threads:
 """
 
 
-def fitted(folder: Path, name: str, beside: str) -> Config:
-    (folder / "data.bin").write_bytes(bytes(20 * 4096))
-    command = [sys.executable, "-c", SCRIPT, str(folder / "data.bin"), str(folder / "saved"), name, beside]
+def fitted(folder: Path, script: str, *words: object) -> Config:
+    """The parameters of a traced job that reads `folder / "data"`, 20 files."""
+    make_small_files(folder / "data", 20)
+    command = [sys.executable, "-c", script, str(folder / "data"), *map(str, words)]
     assert trace_command(command, folder / "job.trace", TraceOptions(forward_output=False)).exit_status == 0
-    return fit(Trace(folder / "job.trace")).config
+    return fit_parameters(Trace(folder / "job.trace")).config
 
 
-def make_small_files(folder: Path) -> None:
+def make_small_files(folder: Path, count: int) -> None:
     folder.mkdir()
-    for number in range(12):
+    for number in range(count):
         (folder / f"{number}.bin").write_bytes(bytes(5000))
 
 
@@ -76,7 +74,7 @@ def make_small_files(folder: Path) -> None:
     ],
 )
 def test_checkpoints_after_steps(tmp_path, name, beside, expected):
-    config = fitted(tmp_path, name, beside)
+    config = fitted(tmp_path, SCRIPT, tmp_path / "saved", name, beside)
     assert (config.checkpoint.steps_between_checkpoints, config.checkpoint.checkpoint_after_step) == (10, -1)
     assert config.twin.checkpoint.asynchronous == (beside == "yes")
     (file,) = config.twin.checkpoint.files
@@ -84,14 +82,14 @@ def test_checkpoints_after_steps(tmp_path, name, beside, expected):
 
 
 def test_names_that_count_epochs_count_on_in_the_twin(tmp_path):
-    config = fit(Trace(write_job(tmp_path / "t", Job(epochs=3)))).config
+    config = fit_parameters(Trace(write_job(tmp_path / "t", Job(epochs=3, pipes=True)))).config
     (file,) = config.twin.checkpoint.files
     assert (file.name, file.epochs, config.checkpoint.epochs_between_checkpoints) == ("epoch_{epoch}.pt", None, 1)
     assert not config.twin.checkpoint.asynchronous
 
 
 def test_a_twin_writes_a_file_for_each_step_that_is_due(tmp_path):
-    make_small_files(tmp_path / "data")
+    make_small_files(tmp_path / "data", 12)
     (tmp_path / "job.yaml").write_text(f"""
 workflow: {{checkpoint: true}}
 dataset: {{data_folder: {tmp_path / "data"}, format: bin}}
@@ -112,8 +110,8 @@ def test_where_a_checkpoint_spends_its_time_is_found_again(tmp_path):
     """In ms: 200 before the first and 40 before each other file, 65 of 80 before its first write, 30 behind the file."""
     times = {"checkpoint_ahead_ns": 60 * MILLISECOND, "checkpoint_between_ns": 5 * MILLISECOND}
     leads_ns = (200 * MILLISECOND, 40 * MILLISECOND)
-    made = Job(epochs=4, checkpoint_leads_ns=leads_ns, checkpoint_tail_ns=25 * MILLISECOND, **times)
-    found = fit(Trace(write_job(tmp_path / "t", made))).config.twin.checkpoint
+    made = Job(epochs=4, pipes=True, checkpoint_leads_ns=leads_ns, checkpoint_tail_ns=25 * MILLISECOND, **times)
+    found = fit_parameters(Trace(write_job(tmp_path / "t", made))).config.twin.checkpoint
     assert found.serialization_ahead == pytest.approx(65 / 80, abs=0.002)
     assert (found.first_lead_time, found.lead_time) == (pytest.approx(0.2, abs=1e-6), pytest.approx(0.04, abs=1e-6))
     assert isinstance(found.tail_time, float) and found.tail_time == pytest.approx(0.03, abs=1e-4)
@@ -123,7 +121,7 @@ def test_where_a_checkpoint_spends_its_time_is_found_again(tmp_path):
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_a_job_without_an_accelerator_trains_on_the_processors_that_write(tmp_path, gpu):
-    found = fit(Trace(write_job(tmp_path / "job.trace", Job(gpu=gpu)))).config.twin.checkpoint
+    found = fit_parameters(Trace(write_job(tmp_path / "job.trace", Job(gpu=gpu, pipes=True)))).config.twin.checkpoint
     assert found.on_processors is not gpu
 
 
@@ -181,24 +179,26 @@ def test_checkpoints_that_are_written_at_once_share_a_file_in_turn(tmp_path, mon
 @pytest.mark.parametrize("log_phases", [True, False])
 def test_a_checkpoint_that_is_removed_later_is_not_written_until_then(tmp_path, log_phases):
     """Or the steps in between would have computed nothing."""
-    fitted = []
+    found = []
     for keep in (None, 1):
         path = write_job(
             tmp_path / f"{keep}.trace", Job(epochs=4, checkpoint_every=1, checkpoint_keep=keep, pipes=True, log_phases=log_phases)
         )
-        fitted.append(fit(Trace(path)).config)
-    assert fitted[0].twin.checkpoint.keep is None and fitted[1].twin.checkpoint.keep == 1
-    assert fitted[0].train.computation_time == fitted[1].train.computation_time
-    assert not fitted[1].twin.checkpoint.asynchronous
+        found.append(fit_parameters(Trace(path)).config)
+    assert found[0].twin.checkpoint.keep is None and found[1].twin.checkpoint.keep == 1
+    assert found[0].train.computation_time == found[1].train.computation_time
+    assert not found[1].twin.checkpoint.asynchronous
 
 
-# A job that writes two checkpoint files after each of two passes over a file: one past the page cache but for its end.
+# A job that writes two checkpoint files after each of two passes over files: one past the page cache but for its end.
 DIRECT = """
-import fcntl, mmap, os, sys
+import fcntl, mmap, os, sys, time
 data, folder = sys.argv[1:]
-source, block = os.open(data, os.O_RDONLY), mmap.mmap(-1, 1 << 20)
+block = mmap.mmap(-1, 1 << 20)
 for step in range(40):
-    os.pread(source, 4096, step % 20 * 4096)
+    with open(f"{data}/{step % 20}.bin", "rb") as file:
+        file.read()
+    time.sleep(0.005)
     if step % 20 == 19:
         fd = os.open(f"{folder}/state.pt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
@@ -215,28 +215,25 @@ for step in range(40):
 
 
 def test_files_written_past_the_page_cache_are_so_in_the_twin(tmp_path):
-    (tmp_path / "data.bin").write_bytes(bytes(20 * 4096))
-    command = [sys.executable, "-c", DIRECT, str(tmp_path / "data.bin"), str(tmp_path)]
-    assert trace_command(command, tmp_path / "job.trace", TraceOptions(forward_output=False)).exit_status == 0
-    config = fit(Trace(tmp_path / "job.trace")).config
+    config = fitted(tmp_path, DIRECT, tmp_path)
     assert {file.name: file.direct for file in config.twin.checkpoint.files} == {"state.pt": True, "index.pt": False}
     assert config.twin.checkpoint.files[0].write_sizes == [(1 << 20, 3), (100, 1)]
     dump(config, tmp_path / "twin.yaml")
     assert load(tmp_path / "twin.yaml").twin.checkpoint.files == config.twin.checkpoint.files
 
 
-# A job that goes four times through a file, now and then commits its state to a store that keeps two, and writes light states.
+# A job that goes four times through 20 files, now and then commits its state to a store that keeps two, and writes light states.
 STORE = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from iotwin.common.commit import Store
 from iotwin.common.retention import Retention
 from tests.common.stores import manifest, tensors
-source = os.open(sys.argv[1], os.O_RDONLY)
 with Store(Path(sys.argv[2]), Retention(2)) as store:
     for step in range(1, 81):
-        os.pread(source, 4096, (step - 1) % 20 * 4096)
+        Path(sys.argv[1], f"{(step - 1) % 20}.bin").read_bytes()
+        time.sleep(0.005)
         if step % int(sys.argv[4]) == 0:
             store.commit(manifest(step), tensors(step), {"step": step})
         if step % int(sys.argv[5]) == 0:
@@ -267,15 +264,9 @@ def calls_on_checkpoints(trace: Trace) -> Counter[tuple[str, bool]]:
         ([], 12, 40, {"light-{step}.pt": [40, 80], "best.pt": [40, 80], "store": [*range(12, 73, 12)]}),
     ],
 )
-def test_the_twin_of_a_job_with_a_store_looks_at_its_checkpoints_as_the_store_does(tmp_path, before, every, light, steps):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "data.bin").write_bytes(bytes(20 * 4096))
+def test_an_emulated_job_with_a_store_opens_and_reads_its_checkpoints_as_the_store_does(tmp_path, before, every, light, steps):
     fill(tmp_path / "saved", *before)
-    words = [tmp_path / "data" / "data.bin", tmp_path / "saved", ROOT, every, light]
-    command = [sys.executable, "-c", STORE, *map(str, words)]
-    assert trace_command(command, tmp_path / "job.trace", TraceOptions(forward_output=False)).exit_status == 0
-    job = Trace(tmp_path / "job.trace")
-    config = fit(job).config
+    config = fitted(tmp_path, STORE, tmp_path / "saved", ROOT, every, light)
     looks = {file.name.rpartition("/")[2]: file.looked_at for file in config.twin.checkpoint.files}
     other = dict.fromkeys(set(steps) - {"store"})
     assert looks == {"rank-0.raw": "opened", "rank-0.json": "opened", "manifest.json": "read", "LATEST": None, **other}
@@ -287,16 +278,16 @@ def test_the_twin_of_a_job_with_a_store_looks_at_its_checkpoints_as_the_store_do
     assert trace_command(command, tmp_path / "twin.trace", TraceOptions(forward_output=False)).exit_status == 0
     # A checkpoint that the store found and counts is verified once; what stands in for it in the twin has nothing to verify.
     verified = Counter({("open", False): 3, ("read", False): 3, ("read", True): 3} if before else {})
-    assert calls_on_checkpoints(Trace(tmp_path / "twin.trace")) + verified == calls_on_checkpoints(job)
+    assert calls_on_checkpoints(Trace(tmp_path / "twin.trace")) + verified == calls_on_checkpoints(Trace(tmp_path / "job.trace"))
 
 
 # A job that goes four times through a file and keeps its two newest checkpoints; it removes one before it writes the last file.
 LAST = """
-import os, sys
+import sys, time
 from pathlib import Path
-source = os.open(sys.argv[1], os.O_RDONLY)
 for step in range(1, 81):
-    os.pread(source, 4096, (step - 1) % 20 * 4096)
+    Path(sys.argv[1], f"{(step - 1) % 20}.bin").read_bytes()
+    time.sleep(0.005)
     if step % 16 == 0:
         Path(sys.argv[2], f"step-{step}.pt").write_bytes(bytes(5000))
         if step > 32:
@@ -306,20 +297,6 @@ for step in range(1, 81):
 
 
 def test_a_checkpoint_removed_before_the_next_is_whole_is_counted_by_files_of_its_kind(tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "data.bin").write_bytes(bytes(20 * 4096))
     (tmp_path / "saved").mkdir()
-    command = [sys.executable, "-c", LAST, str(tmp_path / "data" / "data.bin"), str(tmp_path / "saved")]
-    assert trace_command(command, tmp_path / "job.trace", TraceOptions(forward_output=False)).exit_status == 0
-    found = fit(Trace(tmp_path / "job.trace")).config.twin.checkpoint
+    found = fitted(tmp_path, LAST, tmp_path / "saved").twin.checkpoint
     assert ([file.name for file in found.files], found.keep) == (["step-{step}.pt", "last.pt"], 2)
-
-
-def test_checkpoints_of_a_job_that_counts_no_epochs_are_numbered_by_its_steps(tmp_path):
-    path = write_job(tmp_path / "t", Job(loaders=0, evaluation_files=0))
-    phases = pq.read_table(path / "phases.parquet").to_pandas()
-    phases["phase"], phases["epoch"] = phases["phase"].astype(str).replace("epoch", "block"), None
-    pq.write_table(pa.Table.from_pandas(phases, schema.PHASES, preserve_index=False), path / "phases.parquet")
-    config = fit(Trace(path)).config
-    assert config.checkpoint.steps_between_checkpoints == 12
-    assert [file.name for file in config.twin.checkpoint.files] == ["epoch_{step}.pt"]
