@@ -10,23 +10,18 @@ from iotwin.loops.traced import run_traced
 from iotwin.loops.twin import generate_data
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim import compare
-from iotwin.workload_yaml import Config, Quantiles, dump, load
+from iotwin.workload_yaml import Config, dump, load
 from tests.perf.figures import Figure
 
 
 def scale_batch(config: Config, factor: int) -> None:
-    """Make training batches `factor` times as large, and their steps as long: as on a CPU, or on an accelerator that is full."""
-    time = config.train.computation_time
+    """Make training batches `factor` times as large. The emulator makes their steps as many times as long."""
     config.reader.batch_size *= factor
-    assert isinstance(time, Quantiles | float)
-    config.train.computation_time = (
-        Quantiles([value * factor for value in time.values]) if isinstance(time, Quantiles) else time * factor
-    )
 
 
 def set_workers(config: Config, workers: int) -> None:
-    """Give training and evaluation so many loader processes."""
-    config.reader.read_threads, config.reader.prefetch_size, config.twin.evaluation.read_threads = workers, None, None
+    """Let `workers` loader processes read each pass."""
+    config.reader.read_threads = workers
 
 
 def edited_figure(job: str, what: str, real: Trace, twin: Path, edit: Callable[[Config], None]) -> Figure:

@@ -1,7 +1,8 @@
-"""Twins of jobs that checkpoint as CheckFreq does: how alike they are, what an edited one predicts, if wrong ones score less.
+"""Twins of jobs that checkpoint as CheckFreq does: how alike they are, what their parameters predict, if wrong ones score less.
 
 python -m tests.perf.perf_checkfreq_twins [auto|sync|epoch|edited|wrong ...]
 
+`edited` and `wrong` emulate the parameters of a job (`iotwin fit --parameters`), since a recording has its own checkpoints.
 Each of the cases trains small networks several times under the tracer; on two CPUs it takes one to three minutes.
 """
 
@@ -13,8 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from iotwin.benchmark.fit import structured
-from iotwin.benchmark.fit.look import look
+from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import ImagenetLayout
 from iotwin.loops.traced import run_traced
@@ -28,7 +28,7 @@ from tests.perf.perf_held_out import held_out
 from tests.perf.records import record_figures
 
 CASES = ("auto", "sync", "epoch", "edited", "wrong")
-_RUNS, _ROUNDS = 3, 2
+_RUNS = 3
 _IMAGES = 3200
 _OPTIONS = ("--preset", "tiny", "-a", "resnet18", "-j", "2", "--noeval", "--threads", "1", "-p", "0", "--reprofile")
 _SIZE = ("-b", "16", "--epochs", "3")
@@ -114,16 +114,14 @@ def measure(cases: Sequence[str] = CASES) -> Iterator[Figure]:
                 yield from _wrong(folder)
             else:
                 runs = folder.jobs(case)
-                made = make_twin(
-                    [run.path for run in runs], folder.path / f"{case}_made", _ROUNDS, force=False, kind="structured"
-                )
+                made = make_twin([run.path for run in runs], folder.path / f"{case}_made", force=False)
                 yield from held_out(f"checkfreq {case}", made, compare(runs[0], runs[1], repeats=runs[1:]).to_document())
 
 
 def _edited(folder: _Folder) -> Iterator[Figure]:
-    """Trace a job that checkpoints at ends of epochs; its twin, edited to follow the policy, is compared with jobs that do."""
+    """Trace a job that checkpoints at ends of epochs. Its parameters, under the policy, are compared with jobs that follow it."""
     [epochs] = folder.jobs("epoch", 1)
-    config = structured(look(epochs)).config
+    config = fit_parameters(epochs).config
     checkpoint = config.twin.checkpoint
     checkpoint.policy, checkpoint.asynchronous = CheckpointPolicy(), True
     checkpoint.keep, checkpoint.keep_epoch_ends = 1, True
@@ -162,7 +160,7 @@ def _wrong(folder: _Folder) -> Iterator[Figure]:
 
 def _told(folder: _Folder, runs: Sequence[Trace], name: str, edit: Callable[[Config], None]) -> tuple[str, float, float]:
     """Return (name, its score, that of the right twin), each the mean over the job's runs."""
-    fitted = structured(look(runs[0])).config
+    fitted = fit_parameters(runs[0]).config
     wrong = copy.deepcopy(fitted)
     edit(wrong)
     right = folder.path / f"{runs[0].path.stem}_right_twin.trace"

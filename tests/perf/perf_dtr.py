@@ -225,8 +225,8 @@ def _logger() -> Iterator[Figure]:
 
 
 def _emulated_budget(directory: Path) -> Iterator[Figure]:
-    """The twin of a traced job, given a budget of overhead 1.4, against the trace of the job computing 1.4 times as long."""
-    from iotwin.benchmark.fit import fit
+    """Emulate a job's parameters with a budget of overhead 1.4. Compare that with the job when it computes 1.4 times as long."""
+    from iotwin.benchmark.fit.parameters.parameters import fit_parameters
     from iotwin.datagen.generate import generate
     from iotwin.datagen.layouts import Unet3dLayout
     from iotwin.loops.traced import run_traced
@@ -243,7 +243,7 @@ def _emulated_budget(directory: Path) -> Iterator[Figure]:
         run_traced([sys.executable, *words, *options, "--variant", "sleep", "--sleep", str(seconds)], directory / name, "unet3d")
         return Trace(directory / name)
 
-    config = fit(job("plain", 0.2)).config
+    config = fit_parameters(job("plain", 0.2)).config
     base = config.train.computation_time
     curve = [(1.0, 1.0), (0.6, 1.15), (0.4, 1.4)]
     asked = job("asked", 0.28)

@@ -2,7 +2,8 @@
 
     python -m tests.perf.perf_fitted
 
-Counts and sizes are those of real unet3d and dlrm jobs, by their command lines and files. Times are those of emulated jobs, which
+Counts and sizes are those of real unet3d and dlrm jobs, by their command lines and files: for unet3d the parameters
+(`iotwin fit --parameters`), for dlrm, whose samples are no files, the steps of the twin. Times are those of emulated jobs, which
 know theirs: each step's computation as the emulator measured it in the run that was traced.
 """
 
@@ -15,12 +16,11 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from iotwin.benchmark.fit import fit
-from iotwin.common.numbers.draws import inverse_cdf
+from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import DlrmLayout, Unet3dLayout
 from iotwin.trace_store.reader import Trace
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
-from iotwin.workload_yaml import Config, Duration
 from tests.perf.figures import Figure
 from tests.perf.perf_identification import DLRM, UNET3D
 
@@ -55,10 +55,10 @@ def _worst(name: str, pairs: list[tuple[str, float, float]]) -> Figure:
     return Figure(f"{name}: largest error, of the job's own", abs(found / asked - 1), 0.05, detail=told)
 
 
-def _fitted(folder: Path, name: str, words: list[str]) -> Config:
+def _traced(folder: Path, name: str, words: list[str]) -> Trace:
     manifest = trace_command([sys.executable, *words], folder / f"{name}.trace", TraceOptions(forward_output=False))
     assert manifest.exit_status == 0, (folder / f"{name}.trace" / "logs" / "stderr").read_text()
-    return fit(Trace(folder / f"{name}.trace")).config
+    return Trace(folder / f"{name}.trace")
 
 
 def _unet3d(folder: Path, name: str, job: dict[str, int]) -> Iterator[tuple[str, float, float]]:
@@ -66,7 +66,8 @@ def _unet3d(folder: Path, name: str, job: dict[str, int]) -> Iterator[tuple[str,
     words = ["-m", "iotwin.workloads.unet3d", "--data", str(folder / "unet3d"), "--output", str(folder / name), *UNET3D]
     epochs = str(job["epochs"])
     words += ["--epochs", epochs, "--eval-every", "1", "--checkpoint-every", "1"]
-    config = _fitted(folder, name, [*words, "--batch-size", str(job["batch"]), "--workers", str(job["workers"])])
+    words += ["--batch-size", str(job["batch"]), "--workers", str(job["workers"])]
+    config = fit_parameters(_traced(folder, name, words)).config
     yield f"{name} epochs", config.train.epochs, job["epochs"]
     yield f"{name} batch", config.reader.batch_size, job["batch"]
     yield f"{name} workers", config.reader.read_threads, job["workers"]
@@ -84,10 +85,10 @@ def _unet3d(folder: Path, name: str, job: dict[str, int]) -> Iterator[tuple[str,
 
 def _dlrm(folder: Path, batch: int) -> Iterator[tuple[str, float, float]]:
     words = ["-m", "iotwin.workloads.dlrm", "--data", str(folder / "dlrm"), "--output", str(folder / f"d{batch}"), *DLRM]
-    config = _fitted(folder, f"d{batch}", [*words, "--eval-every", "0", "--batch-size", str(batch), "--steps", str(_STEPS)])
-    yield f"dlrm {batch} batch", config.reader.batch_size, batch
-    yield f"dlrm {batch} steps", config.train.total_training_steps * config.train.epochs, _STEPS
-    yield f"dlrm {batch} record bytes", float(config.dataset.record_length_bytes or 0), DlrmLayout.SAMPLE_BYTES
+    words += ["--eval-every", "0", "--batch-size", str(batch), "--steps", str(_STEPS)]
+    fitted = fit(_traced(folder, f"d{batch}", words))
+    steps = fitted.confidence["train.steps_per_epoch"]["value"]
+    yield f"dlrm {batch} steps", steps * fitted.config.train.epochs, _STEPS
 
 
 def _time(folder: Path, layout: str, workers: int) -> tuple[str, float, float]:
@@ -102,11 +103,7 @@ train: {{epochs: 3, total_training_steps: {_STEPS}, computation_time: {_COMPUTE_
 output: {{folder: {folder / name}}}
 twin: {{layout: {layout}, reader: {{random_batches: {str(by_batches).lower()}}}}}
 """)
-    config = _fitted(folder, name, ["-m", "iotwin", "emulate", str(path)])
+    fitted = fit(_traced(folder, name, ["-m", "iotwin", "emulate", str(path)]))
     steps = pq.read_table(folder / name / "metrics.parquet").to_pandas()
     own_s = float(steps.loc[steps["phase"] == "train", "compute_ns"].mean()) / 1e9
-    return f"{layout}, {workers} loaders, computation", _mean(config.train.computation_time), own_s
-
-
-def _mean(duration: Duration) -> float:
-    return float(np.mean([inverse_cdf(duration, float(p)) for p in np.linspace(0.005, 0.995, 100)]))
+    return f"{layout}, {workers} loaders, computation", fitted.confidence["train.computation_time"]["value"], own_s

@@ -24,7 +24,6 @@ from tests.perf.made_up import make_images
 from tests.perf.records import record_figures
 
 _RERUNS = 2
-_ROUNDS = 3
 _Options = dict[str, object]
 # Each job by its options; smaller than half a minute on two CPUs.
 _JOBS: dict[str, _Options] = {
@@ -45,7 +44,7 @@ _JOBS: dict[str, _Options] = {
 }  # fmt: skip
 _IMAGES = str(Path(__file__).parents[1] / "benchmark" / "fit" / "image_folder_job.py")
 _ASKED = {"images": 0.90}  # overall; 0.95 of the others
-# What is changed in the job, and the same in the twin's YAML. On a CPU a step of twice the samples computes twice as long.
+# What is changed in the job, and the same in the twin's YAML.
 _EDITS: dict[str, list[tuple[str, _Options, Callable[[Config], None]]]] = {
     "unet3d": [
         ("batch doubled", {"batch-size": 4}, lambda config: scale_batch(config, 2)),
@@ -84,7 +83,7 @@ def measure(jobs: Sequence[str] = tuple(_JOBS)) -> Iterator[Figure]:
             folder = Path(name)
             _generate(folder / "data", job)
             runs = [_run(folder, job, f"run{number}") for number in range(1 + _RERUNS)]
-            made = make_twin([run.path for run in runs], folder / "twin", rounds=_ROUNDS, force=False, kind="structured")
+            made = make_twin([run.path for run in runs], folder / "twin", force=False)
             yield from held_out(job, made, compare(runs[0], runs[1], repeats=runs[1:]).to_document(), _ASKED.get(job, 0.95))
             for what, options, edit in _EDITS.get(job, []):
                 real = _run(folder, job, what.replace(" ", "_"), **options)

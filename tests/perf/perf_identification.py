@@ -75,7 +75,7 @@ def _twins(folder: Path, runs: dict[str, list[Path]]) -> list[Path]:
     (folder / "twins").mkdir()
     twins = []
     for name, traces in runs.items():
-        made = make_twin(traces[:1], folder / "making" / name, rounds=2, force=False)
+        made = make_twin(traces[:1], folder / "making" / name, force=False)
         trace = folder / "making" / name / f"round-{made['best_round']}" / "twin.trace"
         twins.append(trace.rename(folder / "twins" / f"{name}.trace"))
     return twins

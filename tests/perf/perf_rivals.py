@@ -36,7 +36,6 @@ from tests.perf.perf_respond import KINDS, unseen_job
 from tests.perf.records import record_figures
 from tests.perf.rivals import NotMeasuredError, dftracer_settings, last_line
 
-_ROUNDS = 3
 _READERS = 2  # of every job of tests/perf/unseen
 _TIMED_S = "120"  # dftracer_replay goes through the trace of one process after the other
 
@@ -51,7 +50,7 @@ def measure(kinds: Sequence[str] = KINDS) -> Iterator[Figure]:
 def _figure(kind: str, folder: Path) -> Figure:
     job = unseen_job(kind, folder)
     traces = [_traced([*job, str(seed)], folder / f"job-{seed}.trace") for seed in (1, 2)]
-    made = make_twin([trace.path for trace in traces], folder / "twin", _ROUNDS, force=False)
+    made = make_twin([trace.path for trace in traces], folder / "twin", force=False)
     ours = made["held_out"][0]["overall"]
     makers: dict[str, Callable[[Trace, list[str], Path], Iterator[list[str]]]] = {
         "fio's replay of our iolog": _fio_replay,

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fitted import write_twin
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import Unet3dLayout
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim import compare
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
-from iotwin.workload_yaml import Config, Quantiles, dump
+from iotwin.workload_yaml import Config
 from tests.perf.figures import Figure
 
 # A short job, so that many runs fit into a measurement.
@@ -33,15 +34,12 @@ def _double_batch(config: Config) -> None:
 
 
 def _halve_compute(config: Config) -> None:
-    for section, key in ((config.train, "computation_time"), (config.evaluation, "eval_time")):
-        value = getattr(section, key)
-        setattr(section, key, Quantiles([part / 2 for part in value.values]) if isinstance(value, Quantiles) else value / 2)
+    assert config.twin.recorded is not None
+    config.twin.recorded.computation_scale = 0.5
 
 
 def _double_loaders(config: Config) -> None:
     config.reader.read_threads *= 2
-    config.reader.prefetch_size = None
-    config.twin.evaluation.read_threads = None
 
 
 _WRONG: dict[str, Callable[[Config], None]] = {
@@ -77,11 +75,12 @@ def _trace(directory: Path, name: str, command: list[str]) -> Trace:
 
 
 def _score(directory: Path, real: Trace, name: str, spoil: Callable[[Config], None]) -> float:
-    config = fit(real).config
+    fitted = fit(real)
+    config = fitted.config
     config.checkpoint.checkpoint_folder = config.output.folder = str(directory / f"{name}_out")
     spoil(config)
     path = directory / f"{name}.yaml"
-    dump(config, path)
+    write_twin(fitted, path)
     twin = _trace(directory, name, [sys.executable, "-m", "iotwin", "emulate", str(path)])
     return compare(real, twin).overall
 

@@ -1,15 +1,15 @@
 """Jobs that nothing here was written for: four shapes of fio and training jobs of public data paths, fitted and twinned.
 
-    python -m tests.perf.perf_unseen [NAME ...] [--part labels|twin|recorded|edited ...]
+    python -m tests.perf.perf_unseen [NAME ...] [--part labels|twin ...]
 
 The shapes are the job files of tests/perf/fio, the training jobs the programs of tests/perf/unseen, which log nothing. Each is
 traced twice: the twin is fitted to the first run and compared with the second, which fit has not seen. While a job or its twin
-runs, the data that it maps remain in the page cache, page by page. A training job has four parts:
+runs, the data that it maps remain in the page cache, page by page. A training job has two parts:
 
 * `labels`: the labels of its calls, compared with how its program reads
-* `twin`: the twin that `iotwin twin` makes
-* `recorded`: the twin by `--kind recorded`
-* `edited`: the twin by `--kind structured` with the batch doubled, or the loaders halved, compared with the job so changed
+* `twin`: the twin that `iotwin twin` makes, compared with the run that fit has not seen
+
+perf_edits measures what edited twins of these jobs predict.
 """
 
 import argparse
@@ -17,27 +17,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from iotwin.benchmark.fit.batches.labels import Label, label_calls
 from iotwin.benchmark.fit.look import look
-from iotwin.common.errors import IotwinError
 from iotwin.loops.kept_cache import kept_cached
 from iotwin.loops.page_cache import cache_in_pages
 from iotwin.loops.twin import make_twin
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import READ_OPS
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
-from iotwin.workload_yaml import Config
-from tests.perf.edited import edited_figure, scale_batch, set_workers
 from tests.perf.figures import Figure
 from tests.perf.records import record_figures
 
 _JOBS = Path(__file__).parent / "fio"
 _PROGRAMS = Path(__file__).parent / "unseen"
-_ROUNDS = 3
 # By name: program and its options; what is mapped is traced with its page faults.
 TRAINING = {
     "HDF5 chunks": ("hdf5",), "tar shards": ("tar_shards",), "a .pt file a sample": ("features",),
@@ -65,12 +61,7 @@ _LABELS = {
 }  # fmt: skip
 
 
-PARTS = ("labels", "twin", "recorded", "edited")
-# What is changed in the job, and the same in the twin's YAML.
-_EDITS: dict[str, tuple[str, Callable[[Config], None]]] = {
-    "batch doubled": ("--batch-factor=2", lambda config: scale_batch(config, 2)),
-    "loaders halved": ("--workers=1", lambda config: set_workers(config, 1)),
-}
+PARTS = ("labels", "twin")
 
 
 def measure(names: Sequence[str] = (), parts: Sequence[str] = PARTS) -> Iterator[Figure]:
@@ -85,10 +76,8 @@ def measure(names: Sequence[str] = (), parts: Sequence[str] = PARTS) -> Iterator
                 job = UnseenJob(program, Path(folder))
                 if "labels" in parts:
                     yield from _labels(name, job, *_LABELS[program[0]])
-                if set(parts) & {"twin", "recorded"}:
-                    yield from _held_out(name, job, parts)
-                if "edited" in parts:
-                    yield from _edited(name, job)
+                if "twin" in parts:
+                    yield from _held_out(name, job)
 
 
 class UnseenJob:
@@ -141,42 +130,20 @@ def _labels(name: str, job: UnseenJob, label: Label, samples: int | None) -> Ite
         yield Figure(f"{name}: batches with the program's {samples} samples", float((found == samples).mean()), 0.85, False)
 
 
-def _held_out(name: str, job: UnseenJob, parts: Sequence[str]) -> Iterator[Figure]:
-    traces = [job.run(1), job.run(2)]
-    if "twin" in parts:
-        made = make_twin(traces, job.folder / "twin", _ROUNDS, force=False)
-        score, floor, kind = made["held_out"][0]["overall"], made["noise_floor"], _kind(made)
-        asked = min(0.95, floor - 0.01)
-        yield Figure(f"{name}, unseen: twin against a rerun, overall", score, asked, False, f"{kind}; {_told(made)}")
-        yield Figure(f"{name}: bytes read that its twin accounts for", made["coverage"]["read_share"], 0.98, False, kind)
-    if "recorded" in parts:
-        made = make_twin(traces, job.folder / "recorded", 1, force=False, kind="recorded")
-        score, floor = made["held_out"][0]["overall"], made["noise_floor"]
-        yield Figure(f"{name}, a recorded twin: against a rerun, overall", score, min(0.97, floor), False, _told(made))
-
-
-def _edited(name: str, job: UnseenJob) -> Iterator[Figure]:
-    try:
-        made = make_twin([job.run(1)], job.folder / "structured", _ROUNDS, force=False, kind="structured")
-    except IotwinError as refused:
-        told = str(refused).partition(": ")[2]
-        yield from (Figure(f"{name}, {what}: edited twin against the job so edited", 0.0, 0.90, False, told) for what in _EDITS)
-        return
-    for what, (option, edit) in _EDITS.items():
-        yield edited_figure(name, what, Trace(job.run(3, option)), Path(made["twin"]), edit)
-
-
-def _kind(made: dict[str, Any]) -> str:
-    return str(made["kind"]).partition(":")[0].partition(",")[0]
+def _held_out(name: str, job: UnseenJob) -> Iterator[Figure]:
+    made = make_twin([job.run(1), job.run(2)], job.folder / "twin", force=False)
+    score, floor = made["held_out"][0]["overall"], made["noise_floor"]
+    yield Figure(f"{name}, unseen: twin against a rerun, overall", score, min(0.97, floor), False, _told(made))
+    yield Figure(f"{name}: bytes read that its twin accounts for", made["coverage"]["read_share"], 0.98, False)
 
 
 def _told(made: dict[str, Any]) -> str:
-    """What else there is to say of a twin held out: its lowest part, also of reruns, the reruns, the rounds and the verdict."""
+    """What else there is to say of a twin held out: its lowest part, also of reruns, the reruns, and the verdict."""
     held_out = made["held_out"][0]
     lowest = min(held_out["dimensions"].items(), key=lambda item: item[1])
     reruns, verdict = made["noise_floor_dimensions"][lowest[0]], held_out["verdict"].partition(":")[0]
     parts = f"lowest part {lowest[0]} {lowest[1]:.3f}, of reruns {reruns:.3f}"
-    return f"{parts}; a rerun {made['noise_floor']:.3f}; {len(made['rounds'])} rounds; {verdict}"
+    return f"{parts}; a rerun {made['noise_floor']:.3f}; {verdict}"
 
 
 def _figure(job: Path, folder: Path) -> Figure:
@@ -192,7 +159,7 @@ def _figure(job: Path, folder: Path) -> Figure:
         assert manifest.exit_status == 0, (folder / "fio.log").read_text()
         traces.append(folder / f"{run}.trace")
     shutil.rmtree(data)
-    made = make_twin(traces, folder / "twin", _ROUNDS, force=False)
+    made = make_twin(traces, folder / "twin", force=False)
     score = made["held_out"][0]["overall"]
     return Figure(f"fio's {job.stem}, unseen: twin against a rerun, overall", score, 0.90, False, _told(made))
 
