@@ -25,8 +25,9 @@ def pass_numbers(own: pd.DataFrame, evaluations: pd.DataFrame) -> _Ints:
 
     A pass begins when all batches requested before have been delivered, and one of three things happens: a new loader is asked,
     a loader has received a message in between that asked for no batch, or as many batches are requested at once as are ever
-    under way. If a rank reads itself, a pass begins where a logged evaluation begins or ends, and when a batch reads again what
-    passes of its kind have read.
+    under way. It does not begin while loaders that started before the present pass have not been asked yet. If a rank reads
+    itself, a pass begins where a logged evaluation begins or ends, and when a batch reads again what passes of its kind have
+    read.
     """
     if "key" in own:
         evaluates = is_within(own["delivered_ns"].to_numpy(np.int64), evaluations)
@@ -42,12 +43,15 @@ def pass_numbers(own: pd.DataFrame, evaluations: pd.DataFrame) -> _Ints:
     before = np.append(0, np.maximum.accumulate(delivered)[:-1])
     following = np.minimum.accumulate(delivered[::-1])[::-1]  # the first delivery of this batch or a later one
     at_once = np.searchsorted(np.maximum.accumulate(requested), following) - np.arange(len(own))
-    last_turn: dict[int, int] = {}
-    number, numbers = 0, np.zeros(len(own), np.int64)
+    begun, last_turn = own["begun_ns"].to_numpy(np.int64), dict[int, int]()
+    number, first, numbers = 0, 0, np.zeros(len(own), np.int64)
     for row, (asked, turned) in enumerate(zip(loader.tolist(), turn.tolist(), strict=True)):
         skipped = last_turn.get(asked, -2) != turned - 1
-        if row and requested[row] >= before[row] and (skipped or at_once[row] >= depth > 1):
-            number += 1
+        # The first requests of a pass come from several threads of the rank: one may be answered before all are made.
+        later = loader[row : first + depth]
+        starting = any(each not in last_turn for each in later[begun[row : first + depth] <= requested[first]].tolist())
+        if row and requested[row] >= before[row] and not starting and (skipped or at_once[row] >= depth > 1):
+            number, first = number + 1, row
         last_turn[asked] = turned
         numbers[row] = number
     return numbers

@@ -86,7 +86,8 @@ def _delivered(job: Job, delivered: pd.DataFrame, tree: Tree) -> pd.DataFrame:
     """Return the batches that loaders delivered.
 
     Columns: `batch` (row of `delivered`), `process` (the rank), `loader`, `turn` as in `delivered`, `size_bytes` of the request,
-    `requested_ns`, `received_ns`, `delivered_ns`, and `read_ns`: when the rank read the result, NaN if that is unknown.
+    `begun_ns`: when the loader began, `requested_ns`, `received_ns`, `delivered_ns`, and `read_ns`: when the rank read the
+    result, NaN if that is unknown.
     The k-th message that a process writes into a pipe of requests is the k-th that a loader reads from it.
     """
     requests = requests_of(job, delivered)
@@ -108,7 +109,8 @@ def _delivered(job: Job, delivered: pd.DataFrame, tree: Tree) -> pd.DataFrame:
     )
     if len(handed) < (1 - _MOST_UNMATCHED) * len(delivered):
         return handed[:0]
-    return handed.astype({"loader": np.int64, "process": np.int64})
+    handed = handed.astype({"loader": np.int64, "process": np.int64})
+    return handed.assign(begun_ns=np.array(tree.begin_ns, np.int64)[handed["loader"]])
 
 
 def _are_of_torch(job: Job, batches: pd.DataFrame) -> bool:

@@ -1,0 +1,38 @@
+"""Which batches of a rank form a pass."""
+
+import pandas as pd
+
+from iotwin.benchmark.fit.recorded.batch_passes import logged_end, pass_numbers
+
+NO_LOG = pd.DataFrame({"start_ns": [], "end_ns": []})
+
+
+def asked(loaders: list[int], requested: list[int], delivered: list[int], begun: list[int]) -> pd.DataFrame:
+    turns = pd.Series(loaders).groupby(loaders).cumcount()
+    times = {"requested_ns": requested, "delivered_ns": delivered, "begun_ns": [begun[loader] for loader in loaders]}
+    return pd.DataFrame({"loader": loaders, "turn": turns, **times})
+
+
+def test_a_loader_that_is_asked_late_begins_no_pass():
+    """The thread that asks loader 1 runs when loader 0 has delivered its first batch already."""
+    found = asked([0, 0, 1, 1, 0, 1], [10, 11, 25, 26, 40, 50], [20, 30, 35, 45, 60, 61], begun=[0, 1])
+    assert pass_numbers(found, NO_LOG).tolist() == [0] * 6
+
+
+def test_a_loader_that_started_after_the_pass_began_begins_another():
+    found = asked([0, 0, 1, 1], [10, 11, 35, 36], [20, 30, 45, 55], begun=[0, 33])
+    assert pass_numbers(found, NO_LOG).tolist() == [0, 0, 1, 1]
+
+
+def test_a_logged_evaluation_parts_the_passes_of_a_rank_that_reads_itself():
+    """Training goes on after the evaluation where it stopped, and reads everything again once it has read the rest."""
+    regions = [{1}, {2}, {3}, {4}, {5}, {6}, {10}, {11}, {12}, {7}, {8}, {9}, {1}, {2}, {3}]
+    found = pd.DataFrame({"key": regions, "delivered_ns": range(len(regions))})
+    evaluations = pd.DataFrame({"start_ns": [6], "end_ns": [8]})
+    assert pass_numbers(found, evaluations).tolist() == [0] * 6 + [1] * 3 + [2] * 3 + [3] * 3
+
+
+def test_the_end_of_a_pass_is_the_next_one_that_the_job_logged():
+    phases = pd.DataFrame({"phase": ["init", "epoch", "evaluation", "step"], "end_ns": [5, 20, 30, 7]})
+    job = type("Logged", (), {"phases": phases})
+    assert (logged_end(job, 6), logged_end(job, 20), logged_end(job, 30) > 1 << 60) == (20, 30, True)
