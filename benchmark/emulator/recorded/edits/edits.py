@@ -93,8 +93,11 @@ def _refuse_without_effect(config: Config) -> None:
     """Raise UsageError, which names the key, if a value was changed that a recorded twin cannot follow."""
     usual = dict(_leaves(msgspec.to_builtins(Config()), ""))
     for key, value in _leaves(msgspec.to_builtins(config), ""):
-        if usual.get(key, value) != value and not any(key == each or key.startswith(f"{each}.") for each in _HONOURED):
-            raise UsageError(f"{key}: has no effect on a recorded twin, which repeats the job's calls; leave it out")
+        if usual.get(key) != value and not any(key == each or key.startswith(f"{each}.") for each in _HONOURED):
+            raise UsageError(
+                f"{key}: has no effect on a recorded twin, which repeats the job's calls; leave it out, or make a twin of "
+                "parameters: iotwin fit TRACE -o TWIN.yaml --parameters"
+            )
 
 
 def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:

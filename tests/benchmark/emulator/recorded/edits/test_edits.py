@@ -293,6 +293,9 @@ def test_a_change_without_effect_is_refused(tmp_path):
     config.checkpoint.fsync = False
     with pytest.raises(UsageError, match=r"checkpoint.fsync: has no effect on a recorded twin"):
         run_workload(config, EmulationOptions())
+    config = load(twin(tmp_path), ["++workload.twin.checkpoint.policy.type=checkfreq"])
+    with pytest.raises(UsageError, match=r"policy.type: has no effect on a recorded twin.*--parameters"):
+        run_workload(config, EmulationOptions())
 
 
 def test_a_yaml_with_the_recorded_values_edits_nothing(tmp_path):
