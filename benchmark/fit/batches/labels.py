@@ -23,7 +23,8 @@ _KINDS = {"dataset": "data", "checkpoint": "checkpoints", "other": "other files"
 _STREAMED = 0.5
 # A loader reads ahead if fewer than this share of its batches make it read: each batch of a job that reads by sample does.
 _READ_EACH = 0.9
-_AGREE = 0.5  # the samples are known if at least this share of the batches have equally many parts
+_AGREE = 0.5  # the samples are known if at least this share of the batches have equally many parts,
+_COMMON = 0.25  # or as many as this share of the batches: those of evaluations may have another number
 # A request names each of its samples in at least this many bytes (a small number, pickled), besides its own number.
 _INDEX_BYTES, _EMPTY_REQUEST_BYTES = 2, len(pickle.dumps((0, [])))
 _REPEATS = 0.25  # sizes repeat if so much of their variance is left within the parts of one position
@@ -76,14 +77,51 @@ def _own_batches(job: Job, calls: pd.DataFrame) -> NDArray[np.int64]:
     if job.is_mapped():
         return batch
     ranks = job.processes.loc[job.processes["role"] == "rank", "pid"]
+    saving = job.calls[job.calls["file_id"].isin(job.file_ids("checkpoint")) & (job.calls["pid"] == job.calls["tid"])]
     for pid in ranks[ranks.isin(calls["pid"])]:
         rows = np.flatnonzero((calls["pid"] == pid) & (calls["tid"] == pid))
         if len(rows):
-            burst = batches_by_pauses(*(calls[name].to_numpy(np.int64)[rows] for name in ("start_ns", "end_ns")))
+            visit = _visits(calls.iloc[rows])
+            burst = _bursts(calls.iloc[rows], visit, saving[saving["pid"] == pid])[visit]
             reads = np.unique(burst[calls["op"].isin(schema.READ_OPS).to_numpy()[rows]])  # others only open or close files
             batch[rows] = np.where(np.isin(burst, reads), taken + burst, -1)
             taken += int(burst.max()) + 1
     return batch
+
+
+def _visits(calls: pd.DataFrame) -> NDArray[np.int64]:
+    """Return the index of the visit that each call (of one process, sorted by time) belongs to.
+
+    A visit of a file is all that is done from its opening to its closing, if the process does nothing else in between. Any other
+    call is a visit by itself.
+    """
+    opens, closes = calls["op"].isin(schema.OPEN_OPS), calls["op"].isin(schema.CLOSE_OPS)
+    begins = (calls["file_id"].diff() != 0) | opens
+    row = begins.cumsum()
+    whole = opens.groupby(row).transform("first") & closes.groupby(row).transform("any")
+    return np.asarray((begins | ~whole).cumsum() - 1, np.int64)
+
+
+def _bursts(calls: pd.DataFrame, visit: NDArray[np.int64], saving: pd.DataFrame) -> NDArray[np.int64]:
+    """Return the index of the batch that each visit of a process belongs to.
+
+    `saving`: its calls on checkpoints, which take no part of the pauses between visits. Bursts of visits that follow one another
+    in each epoch are samples: an image and its label. Then batches are bursts of them.
+    """
+    by_visit = calls.assign(offset=calls["offset"].fillna(0)).groupby(visit)
+    spans = by_visit.agg(begin=("start_ns", "min"), end=("end_ns", "max"), file_id=("file_id", "first"), offset=("offset", "min"))
+    before = saving.groupby(np.searchsorted(spans["begin"], saving["start_ns"]))
+    saved_ns = (before["end_ns"].max() - before["start_ns"].min()).reindex(range(len(spans))).fillna(0).cumsum()
+    spans[["begin", "end"]] -= saved_ns.to_numpy(np.int64)[:, None]
+    burst = batches_by_pauses(spans["begin"].to_numpy(np.int64), spans["end"].to_numpy(np.int64))
+    sizes = np.bincount(burst)
+    usual = int(np.bincount(sizes).argmax())
+    places = pd.factorize(pd.MultiIndex.from_frame(spans[["file_id", "offset"]]))[0][(sizes == usual)[burst]]
+    pairs = places[: len(places) // (2 * usual) * 2 * usual].reshape(-1, 2 * usual)
+    if usual == 1 or _parts_that_stay_together(pairs) != usual:
+        return burst
+    samples = spans.groupby(burst).agg(begin=("begin", "min"), end=("end", "max"))
+    return batches_by_pauses(samples["begin"].to_numpy(np.int64), samples["end"].to_numpy(np.int64))[burst]
 
 
 def _is_in_readers_thread(job: Job, calls: pd.DataFrame) -> pd.Series:
@@ -125,28 +163,32 @@ def _is_streamed(calls: pd.DataFrame, turns: NDArray[np.int64], mapped: bool) ->
 def _samples(calls: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:
     """Return the index within its batch of the sample that each dealt call (sorted by process and time) read, -1 if unknown.
 
-    It is unknown if few batches have equally many parts. Samples that follow one another in a file that stays open count as one.
-    In a batch for which the loader first opens a file that it keeps open, parts beyond that number come first: its set-up.
+    It is unknown if batches have ever other numbers of parts. Samples that follow one another in a file that stays open count as
+    one. In a batch for which the loader first opens a file that it keeps open, parts beyond that number come first: its set-up.
     """
     part = _parts(calls)
     by_part = calls.assign(part=part, offset=calls["offset"].fillna(0)).groupby(["batch", "part"], as_index=False)
     parts = by_part.agg(result=("result", "max"), file_id=("file_id", "first"), offset=("offset", "min"))
     counts = parts.groupby("batch").size()
     sets_up = _opens_to_keep(calls).reindex(counts.index)
-    usual = counts[~sets_up].mode()
-    if usual.empty or (counts[~sets_up] == usual[0]).mean() < _AGREE:
+    shares = counts[~sets_up].value_counts(normalize=True)
+    usual = max(shares.index.tolist(), key=lambda count: float(shares[count]) * count, default=0)  # that most parts are of
+    common = shares.index[(shares >= _COMMON) | (shares.index == usual)]
+    if shares[common].sum() < _AGREE:
         return np.full(len(calls), -1, np.int64)
-    regular = parts[parts["batch"].isin(counts.index[~sets_up & (counts == usual[0])])].sort_values(["batch", "part"])
-    most = most_parts = int(usual[0])
+    regular = parts[parts["batch"].isin(counts.index[~sets_up & (counts == usual)])].sort_values(["batch", "part"])
+    most = usual
     if len(requests):
         most = max(int(requests["size_bytes"].median()) - _EMPTY_REQUEST_BYTES, _INDEX_BYTES) // _INDEX_BYTES
-    places = pd.factorize(pd.MultiIndex.from_frame(regular[["file_id", "offset"]]))[0].reshape(-1, most_parts)
+    places = pd.factorize(pd.MultiIndex.from_frame(regular[["file_id", "offset"]]))[0].reshape(-1, usual)
     each = _parts_that_stay_together(places)
     if each == 1:
-        each = _parts_of_a_sample(np.log1p(regular["result"].to_numpy(np.float64)).reshape(-1, most_parts), most)
-    set_up = (counts - usual[0]).where(sets_up, 0).clip(lower=0)
+        each = _parts_of_a_sample(np.log1p(regular["result"].to_numpy(np.float64)).reshape(-1, usual), most)
+    set_up = (counts - usual).where(sets_up, 0).clip(lower=0)
+    last = counts.where(counts.isin(common), usual) // each - 1
     sample: NDArray[np.int64] = (part - set_up.loc[calls["batch"]].to_numpy(np.int64)) // each
-    return sample.clip(-1, usual[0] // each - 1)  # a part more, such as an index read now and then, is of the last sample
+    # A part more, such as an index read now and then, is of the last sample.
+    return sample.clip(-1, last.clip(lower=0).loc[calls["batch"]].to_numpy(np.int64))
 
 
 def _opens_to_keep(calls: pd.DataFrame) -> pd.Series:
@@ -176,7 +218,9 @@ def _parts_that_stay_together(places: NDArray[np.int64]) -> int:
 
     `places`: where each part lies, shape (batches, parts). Parts of a sample stay together when samples come in another order.
     """
-    count = places.shape[1]
+    count = int(places.shape[1])
+    if (places == places[:, :1]).all(axis=1).mean() >= _TOGETHER and (places[1:, 0] == places[:-1, 0]).mean() < _APART:
+        return count  # a file that is opened again and again for its one sample
     follows = pd.DataFrame({"place": places[:, :-1].ravel(), "next": places[:, 1:].ravel()})
     position = np.tile(np.arange(1, count), len(places))
     first = follows.groupby("place")["next"].transform("first")

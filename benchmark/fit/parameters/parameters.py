@@ -5,6 +5,7 @@ the distributions of its times.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import PurePosixPath
 
@@ -44,6 +45,7 @@ def fit_parameters(trace: Trace) -> Fitted:
         assumptions.append(f"evaluations before the first epoch are left out: {early}")
     evaluations = [part for part in evaluations if part.epoch]
     unnumbered(checkpoints.each, "{epoch}" if checkpoints.between_epochs else "{step}")
+    training, evaluations = ([_preprocessed(part, labelled) for part in parts] for parts in (training, evaluations))
     compute_s, snapshots_s = apart_from_snapshots(training, checkpoints)
     first_step_s, compute_s = warm_up(compute_s)
     preprocess_s = _preprocess_s(labelled, training)
@@ -58,7 +60,7 @@ def fit_parameters(trace: Trace) -> Fitted:
             seed_change_epoch=not (_is_shuffled(samples) and _repeats_order(samples)),
         ),
         evaluation=_evaluation(training, evaluations, assumptions),
-        twin=_twin(job, passes, evaluations, samples, labelled),
+        twin=_twin(job, passes, training, evaluations, samples, labelled),
     )
     config.twin.first_step_time = first_step_s
     config.twin.checkpoint = twin_checkpoint(checkpoints, assumptions, passes.ranks, snapshots_s)
@@ -93,14 +95,28 @@ def _sizes(passes: Sequence[Pass]) -> NDArray[np.int64]:
     return np.concatenate([part.samples for part in passes])
 
 
-def _preprocess_s(calls: pd.DataFrame, training: Sequence[Pass]) -> NDArray[np.float64]:
-    """Return the seconds for each sample, on average over its batch, that a loader spent outside of calls on files."""
-    in_calls_ns = calls.groupby("batch")["duration_ns"].sum()
-    seconds = []
-    for part in training:
-        if part.loaders:
-            spent_ns = part.delivered_ns - part.received_ns - in_calls_ns.reindex(part.batches).fillna(0).to_numpy(np.int64)
-            seconds.append(np.maximum(spent_ns, 0) / np.maximum(part.samples, 1) / 1e9)
+def _outside_calls_ns(calls: pd.DataFrame, part: Pass) -> NDArray[np.int64]:
+    """Return how long each batch was read without a call on a file."""
+    in_calls_ns = calls.groupby("batch")["duration_ns"].sum().reindex(part.batches).fillna(0).to_numpy(np.int64)
+    outside_ns: NDArray[np.int64] = np.maximum(part.delivered_ns - part.received_ns - in_calls_ns, 0)
+    return outside_ns
+
+
+def _preprocessed(part: Pass, calls: pd.DataFrame) -> Pass:
+    """Return a pass with its batches delivered when their last sample is preprocessed.
+
+    If the rank reads by itself, no call shows when that is: it takes as long as between the samples of the batch.
+    """
+    if part.loaders:
+        return part
+    each_ns = _outside_calls_ns(calls, part) // np.maximum(part.samples - 1, 1)
+    last_ns = np.where(part.samples > 1, np.minimum(each_ns, part.computed_ns - part.taken_ns), 0)
+    return replace(part, delivered_ns=part.delivered_ns + last_ns, taken_ns=part.taken_ns + last_ns)
+
+
+def _preprocess_s(calls: pd.DataFrame, passes: Sequence[Pass]) -> NDArray[np.float64]:
+    """Return the seconds for each sample, on average over its batch, that its reader spent outside of calls on files."""
+    seconds = [_outside_calls_ns(calls, part) / np.maximum(part.samples, 1) / 1e9 for part in passes]
     return np.concatenate(seconds) if seconds else np.zeros(0)
 
 
@@ -139,8 +155,14 @@ def _evaluation(training: Sequence[Pass], evaluations: Sequence[Pass], assumptio
     return c.Evaluation(eval_time=times, eval_after_epoch=first, epochs_between_evals=between)
 
 
-def _twin(job: Job, passes: Passes, evaluations: Sequence[Pass], samples: SampleFiles, calls: pd.DataFrame) -> c.Twin:
-    training = passes.training
+def _twin(
+    job: Job,
+    passes: Passes,
+    training: Sequence[Pass],
+    evaluations: Sequence[Pass],
+    samples: SampleFiles,
+    calls: pd.DataFrame,
+) -> c.Twin:
     begin_ns = min(int(part.requested_ns[0]) for part in passes.each)
     init = job.phases[job.phases["phase"] == "init"]
     start_ns = int(init["start_ns"].iloc[0]) if len(init) else job.manifest.start_ns

@@ -74,7 +74,8 @@ def find_sample_files(job: Job, calls: pd.DataFrame, passes: Passes) -> SampleFi
 
 
 def _layout(names: list[str]) -> Literal["unet3d", "npy"] | None:
-    if all(name.endswith(_PAIR) for name in names):
+    halves = [{name.removesuffix(end) for name in names if name.endswith(end)} for end in _PAIR]
+    if halves[0] == halves[1] and len(names) == 2 * len(halves[0]):
         return "unet3d"
     return "npy" if all(name.endswith(".npy") for name in names) else None
 

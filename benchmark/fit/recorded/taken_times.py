@@ -10,8 +10,8 @@ _Ints = NDArray[np.int64]
 NEVER_NS = 1 << 62
 _AT_ONCE_NS = 2_000_000  # a rank that takes a batch so soon after its delivery has waited for it
 _FEWEST = 3  # steps that a typical computation is judged by
-_LATEST = 1 << 62
-_PLAUSIBLE = 1.5  # a step's computation is at most so many times the typical one, and at least its inverse
+_PLAUSIBLE = 1.5  # a step's computation is at most so many times the typical one, and at least its inverse; unless others are so
+_LONG = 0.95  # share of the steps, of which a plausible one may be as long as the longest
 
 
 def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns: int) -> pd.DataFrame:
@@ -41,7 +41,8 @@ def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns:
     end_ns = ended_ns or max(_next_call(rows, int(max(requested[-1], times[-1])), next_ns), int(ready[-1]))
     left = len(part) - int(anchors[-1])
     each = np.diff(clock.busy(np.array([times[-1], end_ns])))[0] / left
-    if typical and not typical / _PLAUSIBLE <= each <= typical * _PLAUSIBLE:
+    shortest, longest = (usual.min(), np.quantile(usual, _LONG)) if len(usual) else (typical, typical)
+    if typical and not min(typical / _PLAUSIBLE, shortest) <= each <= max(typical * _PLAUSIBLE, longest):
         each = typical
     ends = clock.busy(times[-1:])[0] + each * left
     at = np.interp(np.arange(last, len(part) + 1), [*anchors, len(part)], [*clock.busy(times), ends])
@@ -92,10 +93,10 @@ class _BusyClock:
         return found
 
     def begun(self, times: _Ints) -> _Ints:
-        """Return when the waits began that were under way at `times`, and _LATEST if none was; ns."""
+        """Return when the waits began that were under way at `times`, and NEVER_NS if none was; ns."""
         index = np.searchsorted(self._begins, times, side="right")
         waits = (index > 0) & (np.append(0, self._ends)[index] > times)
-        found: _Ints = np.where(waits, np.append(0, self._begins)[index], _LATEST)
+        found: _Ints = np.where(waits, np.append(0, self._begins)[index], NEVER_NS)
         return found
 
     def time(self, readings: NDArray[np.float64]) -> _Ints:

@@ -1,12 +1,7 @@
-"""Unlogged passes are told by who reads: loaders forked together are one pass, those that read other files evaluate."""
-
-from itertools import pairwise
+"""A synthetic job of one or several ranks that train and evaluate with loaders of PyTorch's kind. Nothing is logged."""
 
 import numpy as np
-import pytest
 
-from iotwin.benchmark.fit import fit
-from iotwin.benchmark.fit.look import look
 from iotwin.trace_store.reader import Trace
 from tests.benchmark.made_trace import Made
 
@@ -80,56 +75,3 @@ class Training:
                 now = max(self.run(rank, "val", self.val[i::share], now) for i, rank in enumerate(self.ranks))
             now = self.made.write_file(now + 1, self.ranks[0], f"/out/epoch_{epoch}.pt", 3_000_000)
         return self.made.trace(folder / "t")
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_training_and_validation_from_other_files_are_told_apart(tmp_path, persistent, ranks):
-    fitted = fit(Training(ranks, persistent).trace(tmp_path))
-    config = fitted.config
-    assert (config.twin.ranks, config.train.epochs, config.reader.read_threads, config.reader.batch_size) == (ranks, 3, 2, BATCH)
-    assert (config.dataset.num_files_train, config.dataset.num_files_eval, config.reader.batch_size_eval) == (48, 16, BATCH)
-    assert (config.evaluation.eval_after_epoch, config.evaluation.epochs_between_evals) == (1, 1)
-    assert config.twin.persistent_workers == persistent and config.reader.prefetch_size == 4
-    times = config.train.computation_time
-    assert np.median(getattr(times, "values", [times])) * 1000 == pytest.approx(COMPUTE_MS, rel=0.05)
-    times = config.evaluation.eval_time
-    assert np.median(getattr(times, "values", [times])) * 1000 == pytest.approx(EVALUATION_MS, rel=0.1)
-    assert (fitted.coverage["read_share"], fitted.coverage["write_share"], fitted.coverage["open_share"]) == (1.0, 1.0, 1.0)
-
-
-@pytest.mark.parametrize("validated", [False, True])
-def test_what_kept_loaders_answer_to_a_new_epoch_is_no_batch(tmp_path, validated):
-    config = fit(Training(1, True).trace(tmp_path, validated=validated)).config
-    assert (config.train.epochs, config.reader.prefetch_size) == (3, 4)
-    assert (config.checkpoint.checkpoint_after_epoch, config.checkpoint.epochs_between_checkpoints) == (1, 1)
-    assert config.twin.checkpoint.after_steps is None and len(config.twin.checkpoint.files) == 1
-
-
-def test_a_short_epoch_in_which_the_machine_was_slow_to_ask_does_not_tell_the_depth(tmp_path):
-    job = Training(1, False)
-    job.train = job.train[: 4 * BATCH]
-    config = fit(job.trace(tmp_path, validated=False, slow_epoch=1)).config
-    assert (config.train.epochs, config.reader.read_threads, config.reader.prefetch_size) == (3, 2, 4)
-
-
-@pytest.mark.parametrize("batches", [8, 4])
-def test_steps_of_an_evaluation_before_training_are_told_apart(tmp_path, batches):
-    """Of eight batches two are evaluated, for which loaders read six; of four batches all are read, and two are taken."""
-    job = Training(1, False)
-    job.val = [job.made.file(f"/d/looked/{i:03}.jpg", size=80_000) for i in range(batches * BATCH)]
-    fitted = fit(job.trace(tmp_path, before=2))
-    config = fitted.config
-    assert (config.train.epochs, config.twin.evaluation.steps_before, config.reader.prefetch_size) == (3, 2, 4)
-    assert (config.evaluation.eval_after_epoch, config.evaluation.epochs_between_evals) == (1, 1)
-    assert (config.dataset.num_files_eval, config.reader.batch_size_eval) == (batches * BATCH, BATCH)
-    assert (fitted.coverage["read_share"], fitted.coverage["open_share"]) == (1.0, 1.0)
-
-
-def test_windows_follow_one_another(tmp_path):
-    job = look(Training(1, False).trace(tmp_path))
-    windows = find_windows(job, find_samples(job), True)
-    assert [(window.phase, window.epoch) for window in windows] == [
-        (phase, epoch) for epoch in (1, 2, 3) for phase in ("epoch", "evaluation")
-    ]
-    assert all(first.end_ns < second.start_ns for first, second in pairwise(windows))

@@ -8,7 +8,7 @@ from iotwin.benchmark.fit.batches.deliveries import deliveries, requests_of
 from iotwin.benchmark.fit.batches.labels import Label, _parts_of_a_sample, _parts_that_stay_together, describe_labels, label_calls
 from iotwin.benchmark.fit.look import look
 from iotwin.trace_store.reader import Trace
-from tests.benchmark.fit.made_jobs import BATCH, chunks_and_labels, delivered_late
+from tests.benchmark.fit.made_jobs import BATCH, chunks_and_labels, delivered_late, images_opened_three_times
 from tests.benchmark.fit.made_training import Training
 from tests.benchmark.loader_job import LoaderJob
 from tests.benchmark.made_trace import Made
@@ -248,7 +248,7 @@ def test_parts_that_follow_one_another_in_every_order_are_one_sample(stay, parts
     assert _parts_that_stay_together(places) == parts
 
 
-def test_parts_that_no_epoch_reads_again_or_in_another_order_may_be_samples(tmp_path):
+def test_parts_that_no_epoch_reads_again_or_in_another_order_may_be_samples():
     places = np.arange(48).reshape(-1, 8)
     assert _parts_that_stay_together(places) == 1
     assert _parts_that_stay_together(np.concatenate([places] * 3)) == 1
@@ -273,3 +273,53 @@ def test_an_answer_that_an_epoch_begins_is_no_batch_that_a_loader_has_read_ahead
     calls = labelled(Training(ranks, persistent=True).trace(tmp_path))
     assert (calls["label"] == Label.DEALT).all()
     assert (calls.groupby("batch")["sample"].max() == 3).all()
+
+
+def test_a_file_that_is_opened_three_times_in_a_row_is_one_sample(tmp_path):
+    calls = labelled(images_opened_three_times(tmp_path))
+    assert calls["batch"].nunique() == 3 * 24 and (calls["sample"] == 0).all()
+
+
+def test_a_rank_that_reads_pairs_itself_takes_bursts_of_pairs_as_batches(tmp_path):
+    """Two pairs a batch with 5 ms between them, 60 ms between batches, and 1 ms or less within a pair."""
+    made, rng, now = Made(), np.random.default_rng(1), 0.0
+    made.process(1000, 1, "rank")
+    pairs = [[made.file(f"/d/{i}_{half}.npy", size=50_000) for half in "xy"] for i in range(24)]
+    for step, pair in enumerate(number for _ in range(3) for number in rng.permutation(24)):
+        for file in pairs[pair]:
+            now = made.read_file(now + 0.1, 1000, file)
+        now += 60 if step % 2 else 5
+    calls = labelled(made.trace(tmp_path / "t"))
+    assert calls["batch"].nunique() == 36
+    assert (calls.groupby(["batch", "sample"])["file_id"].nunique() == 2).all() and set(calls["sample"]) == {0, 1}
+
+
+def test_time_spent_on_checkpoints_is_no_pause_between_batches(tmp_path):
+    """One file a step; after each ten of them a checkpoint takes ten times as long as a step."""
+    made, now = Made(), 0.0
+    made.process(1000, 1, "rank")
+    files = [made.file(f"/d/{i}.bin", size=5000) for i in range(20)]
+    for step in range(80):
+        now = made.read_file(now + 5, 1000, files[step % 20])
+        if step % 10 == 9:
+            saved = made.file(f"/out/{step}.pt", "checkpoint")
+            now = made.call(made.call(now, 1000, "openat", saved), 1000, "write", saved, 0, 1000, 50)
+    assert labelled(made.trace(tmp_path / "t"))["batch"].nunique() == 80
+
+
+def test_batches_of_training_and_of_an_evaluation_have_their_own_number_of_samples(tmp_path):
+    """As many batches of either: four samples, and one; a sample is a pair of files."""
+    rng = np.random.default_rng(1)
+    drawn = {}
+
+    def read_batch(made, now, loader, batch):
+        pairs = drawn.setdefault("pairs", [[made.file(f"/d/{i}_{half}.npy", size=50_000) for half in "xy"] for i in range(20)])
+        if batch % 8 == 0:
+            drawn["order"] = [*rng.permutation(16).reshape(4, 4).tolist(), [16], [17], [18], [19]]
+        for pair in drawn["order"][batch % 8]:
+            for file in pairs[pair]:
+                now = made.read_file(now, loader, file)
+        return now
+
+    samples = labelled(delivered(tmp_path, 32, read_batch)).groupby("batch")["sample"].max() + 1
+    assert samples.value_counts().to_dict() == {4: 16, 1: 16}

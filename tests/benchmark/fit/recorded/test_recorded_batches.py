@@ -23,15 +23,15 @@ def batches_of(folder, job: LoaderJob) -> RecordedBatches:
     return recorded(job.trace(folder / "t")).batches
 
 
-def reading_rank(folder) -> Trace:
-    """Two epochs of six batches of four, each with an evaluation of two, which is shorter to compute; nothing is logged."""
+def reading_rank(folder, epochs: int = 2, every: int = 1) -> Trace:
+    """Epochs of six batches of four; after `every` so many an evaluation of two, which is shorter to compute. Nothing is logged."""
     made, now = Made(), 105.0
     made.process(RANK, 1, "rank")
     files = [made.file(f"/d/train/{i}.jpg", size=100_000) for i in range(24)]
     held = [made.file(f"/d/held/{i}.jpg", size=100_000) for i in range(8)]
-    for epoch in range(2):
+    for epoch in range(epochs):
         order = [files[(5 * i + 7 * epoch) % 24] for i in range(24)]
-        for pass_files, compute_ms in ((order, 30), (held, 15)):
+        for pass_files, compute_ms in ((order, 30), (held, 15))[: 2 if (epoch + 1) % every == 0 else 1]:
             for at in range(0, len(pass_files), 4):
                 for file in pass_files[at : at + 4]:
                     now = made.read_file(now, RANK, file) + 0.005
