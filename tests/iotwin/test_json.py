@@ -37,7 +37,7 @@ KEYS = {
     "stats": {"traces", "lost", "by", "rows"},
     "stats --sql": {"columns", "rows"},
     "compare": {"overall", "dimensions", "noise_floor", "verdict"},
-    "fit": {"twin", "evidence", "confidence", "assumptions"},
+    "fit": {"twin", "evidence", "confidence", "coverage", "assumptions"},
     "plot": {"output", "traces"},
     "report": {"output", "size_bytes", "traces"},
     "recover": {"trace", "events", "lost"},

@@ -16,6 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import DlrmLayout, Unet3dLayout
 from iotwin.loops.traced import run_traced
@@ -23,13 +26,14 @@ from iotwin.loops.twin import make_twin
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim import compare
 from iotwin.workload_yaml import Config, TwinResume, dump, load
+from iotwin.workload_yaml.recording import Op, read_recording, write_recording
 from iotwin.workloads.dlrm.__main__ import main as dlrm
 from iotwin.workloads.unet3d.__main__ import main as unet3d
 from tests.perf.figures import Figure
 from tests.perf.records import record_figures
 from tests.workloads import killed
 
-_FITTING_ROUNDS, _TIMES = 3, 5
+_TIMES = 5
 _MAINS = {"unet3d": unet3d, "dlrm": dlrm}
 # Each job by its options: states as large as what a few steps read, kept in the middle of epochs too.
 _OPTIONS: dict[str, dict[str, object]] = {
@@ -43,49 +47,8 @@ _OPTIONS: dict[str, dict[str, object]] = {
     },
 }  # fmt: skip
 _KILLED_AT = {"unet3d": 25, "dlrm": 60}
-# Steps of the last checkpoint before that, and where in the epochs it is.
-_CHECKPOINTS = {"unet3d": (20, TwinResume(epoch=2, step=4)), "dlrm": (50, TwinResume(epoch=1, step=50))}
-
-
-def _replay(config: Config) -> None:
-    _resume(config).mode = "replay_data"
-
-
-def _early(config: Config) -> None:
-    resume = _resume(config)
-    if resume.epoch > 1:
-        resume.epoch -= 1
-    else:  # steps that no epochs count begin again
-        resume.step = 0
-
-
-def _no_state(config: Config) -> None:
-    """Leave out what the state's own files were read by, but not the manifests."""
-    twin = config.twin
-    small = [number for number, name in enumerate(twin.startup_files) if not name.endswith(".raw")]
-    twin.startup_reads = [reads for reads in twin.startup_reads if int(reads.split(":")[0]) in small]
-
-
-def _read_twice(config: Config) -> None:
-    config.twin.startup_reads *= 2
-
-
-def _skip(config: Config) -> None:
-    _resume(config).mode = "skip_reads"
-
-
-_WRONG: dict[str, Callable[[Config], None]] = {
-    "data read again": _replay,
-    "an epoch early": _early,
-    "state not read": _no_state,
-    "state read twice": _read_twice,
-    "reads skipped": _skip,
-}
-
-
-def _resume(config: Config) -> TwinResume:
-    assert config.twin.resume is not None
-    return config.twin.resume
+# Steps of the last checkpoint before that, and where in the epochs it is. dlrm has no parameters: its samples are no files.
+_CHECKPOINTS = {"unet3d": (20, TwinResume(epoch=2, step=4))}
 
 
 class _Case:
@@ -126,16 +89,26 @@ class _Case:
         """The resumed run that is fitted."""
         return self.resumed("run0")
 
+    @cached_property
+    def whole(self) -> Trace:
+        """The run of the job that is not killed."""
+        return self.traced("whole")
+
+    @cached_property
+    def whole_twin(self) -> Config:
+        """The twin of that run."""
+        return self.make([self.whole], "whole_twin")[0]
+
     def make(self, real: Sequence[Trace], name: str) -> tuple[Config, dict[str, Any]]:
         """Make the twin of the first of `real` in the folder of that name; return it and its record."""
-        record = make_twin([run.path for run in real], self.folder / name, rounds=_FITTING_ROUNDS, force=False, kind="structured")
+        record = make_twin([run.path for run in real], self.folder / name, force=False)
         config = load(self.folder / name / "twin.yaml")
         config.checkpoint.checkpoint_folder = str(self.folder / f"{name}_checkpoints")
         return config, record
 
 
 def _resumed(case: _Case) -> Iterator[Figure]:
-    """The twin, corrected on one resumed run, compared with the worse of two others; it need not be more alike than these are."""
+    """The twin, made of one resumed run, compared with the worse of two others; it need not be more alike than these are."""
     runs = [case.first, case.resumed("run1"), case.resumed("run2")]
     floor = compare(runs[0], runs[1], repeats=runs[1:]).to_document()["noise_floor"]
     _, record = case.make(runs, "twin")
@@ -155,11 +128,14 @@ def _lowest(dimensions: Mapping[str, float]) -> str:
 
 
 def _edited(case: _Case) -> Iterator[Figure]:
-    """The twin of an uninterrupted job, edited to resume, compared with the job that was killed and resumed there.
+    """The parameters of an uninterrupted job, edited to resume, compared with the job that was killed and resumed there.
 
-    It runs until then before, so that it has checkpoints to go on from.
+    They are emulated until then before, so that there are checkpoints to go on from.
     """
-    config, _ = case.make([case.traced("whole")], "whole_twin")
+    if case.job not in _CHECKPOINTS:
+        return
+    config = fit_parameters(case.whole).config
+    config.checkpoint.checkpoint_folder = str(case.folder / "whole_checkpoints")
     before, (steps, config.twin.resume) = copy.deepcopy(config), _CHECKPOINTS[case.job]
     before.train.epochs = config.twin.resume.epoch
     before.train.total_training_steps = steps // before.train.epochs
@@ -169,18 +145,48 @@ def _edited(case: _Case) -> Iterator[Figure]:
     yield Figure(name, similarity["overall"], 0.90, False, _lowest(similarity["dimensions"]))
 
 
+def _never_stopped(case: _Case, _: Config) -> Config:
+    """Return the twin of the job that was not killed."""
+    return case.whole_twin
+
+
+def _an_epoch_fewer(_: _Case, right: Config) -> Config:
+    config = copy.deepcopy(right)
+    config.train.epochs -= 1
+    return config
+
+
+def _no_state(case: _Case, right: Config) -> Config:
+    """Return the twin without the bytes of the state that the job goes on from. It still reads the manifests."""
+    config = copy.deepcopy(right)
+    assert config.twin.recorded is not None
+    recording = read_recording(Path(config.twin.recorded.file))
+    state = [number for number, file in enumerate(recording.header.files) if file.name.endswith(".raw")]
+    columns = recording.columns
+    columns["size"] = np.where((columns["op"] == Op.READ) & np.isin(columns["subject"], state), 0, columns["size"])
+    config.twin.recorded.file = str(case.folder / "no_state.recording")
+    write_recording(recording, Path(config.twin.recorded.file))
+    return config
+
+
+_WRONG: dict[str, Callable[[_Case, Config], Config]] = {
+    "never stopped": _never_stopped,
+    "an epoch fewer": _an_epoch_fewer,
+    "state not read": _no_state,
+}
+
+
 def _wrong(case: _Case) -> Iterator[Figure]:
     config, _ = case.make([case.first], "right")
-    scores: dict[str, list[float]] = {name: [] for name in ("fitted", *_WRONG)}
+    wrong = [name for name in _WRONG if config.train.epochs > 1 or name != "an epoch fewer"]
+    scores: dict[str, list[float]] = {name: [] for name in ("fitted", *wrong)}
     for time, name in itertools.product(range(_TIMES), scores):
-        twin = copy.deepcopy(config)
-        if name in _WRONG:
-            _WRONG[name](twin)
+        twin = config if name == "fitted" else _WRONG[name](case, config)
         run = case.twin(f"{name.replace(' ', '_')}{time}", twin)
         scores[name].append(compare(case.first, run).overall or 0.0)
-        shutil.rmtree(twin.checkpoint.checkpoint_folder)  # what it does not go on from
+        shutil.rmtree(twin.checkpoint.checkpoint_folder)  # a replay begins with the files that the job found
     told = {name: ", ".join(f"{score:.3f}" for score in own) for name, own in scores.items()}
-    for name in _WRONG:
+    for name in wrong:
         times = sum(score < good for score, good in zip(scores[name], scores["fitted"], strict=True))
         what = f"{case.job}, killed and resumed, {name}: times of {_TIMES} that it scores lower than the fitted twin"
         yield Figure(what, times, _TIMES, False, f"{told[name]}; fitted {told['fitted']}")
