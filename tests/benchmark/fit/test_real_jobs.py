@@ -1,5 +1,8 @@
-"""Twins of jobs whose data sets are not .npy files: an image folder, and one big file read a batch at a time."""
+"""Twins and parameters of traced jobs: an image folder, one big file, fio, tf.data and the emulator's own stream."""
 
+import importlib.util
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -7,25 +10,39 @@ import numpy as np
 import pytest
 
 from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fitted import Fitted
+from iotwin.benchmark.fit.parameters.parameters import fit_parameters
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import FormatLayout
 from iotwin.loops.twin import make_twin
 from iotwin.trace_store.reader import Trace
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.workload_yaml import Config, Dataset, Reader, Train, Twin, TwinReader, dump
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.root
 HERE = Path(__file__).parent
 
 
-def traced(folder: Path, script: str, *arguments: object) -> Trace:
-    command = [sys.executable, str(HERE / script), *map(str, arguments)]
-    assert trace_command(command, folder / "job.trace", TraceOptions(forward_output=False)).exit_status == 0
+def traced(folder: Path, *command: object) -> Trace:
+    manifest = trace_command([*map(str, command)], folder / "job.trace", TraceOptions(forward_output=False))
+    assert manifest.exit_status == 0, (folder / "job.trace" / "logs" / "stderr").read_text()
     return Trace(folder / "job.trace")
 
 
-def twin_scores(trace: Trace, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+def traced_script(folder: Path, script: str, *arguments: object) -> Trace:
+    return traced(folder, sys.executable, HERE / script, *arguments)
+
+
+def check_coverage(fitted: Fitted) -> None:
+    assert [fitted.coverage[f"{name}_share"] for name in ("read", "write", "open")] == [1.0, 1.0, 1.0]
+
+
+def check_likeness(trace: Trace, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check what is read, how much at a time and in which order. Times are left to measurements."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    made = make_twin([trace.path], folder / "twin", rounds=1, force=False, kind="structured")
-    return {"overall": made["overall"], **made["rounds"][0]["dimensions"]}
+    scores = make_twin([trace.path], folder / "twin", force=False)["rounds"][0]["dimensions"]
+    assert min(scores[name] for name in ("volume", "operation_mix", "request_size", "access_order", "files")) > 0.95
 
 
 @pytest.mark.torch
@@ -38,25 +55,75 @@ def test_an_image_folder_is_read_by_the_calls_that_the_image_library_made(tmp_pa
         path.parent.mkdir(parents=True, exist_ok=True)
         side = int(rng.integers(150, 400))
         Image.fromarray(rng.integers(0, 255, (side, side), dtype=np.uint8)).save(path)
-    trace = traced(tmp_path, "image_folder_job.py", tmp_path / "images", "--batch", 6, "--epochs", 3)
-    config = fit(trace).config
-    assert (config.reader.batch_size, config.reader.read_threads, config.train.epochs) == (6, 2, 3)
+    trace = traced_script(tmp_path, "image_folder_job.py", tmp_path / "images", "--batch", 6, "--epochs", 3)
+    config, recorded = fit_parameters(trace).config, fit(trace)
+    for reader, train in ((config.reader, config.train), (recorded.config.reader, recorded.config.train)):
+        assert (reader.batch_size, reader.read_threads, train.epochs) == (6, 2, 3)
     assert config.dataset.num_files_train == 96 and config.reader.sample_shuffle == "seed"
     assert config.twin.reader.read_sizes[0] == 4096
-    scores = twin_scores(trace, tmp_path, monkeypatch)
-    # Times are left to measurements; what is read, how much at a time and in which order is the same on any machine.
-    assert min(scores[name] for name in ("volume", "operation_mix", "request_size", "access_order", "files")) > 0.95
+    check_coverage(recorded)
+    check_likeness(trace, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("order", ["sequential", "random"])
-def test_one_big_file_is_read_batch_by_batch_and_stays_open(tmp_path, monkeypatch, order):
+def test_one_big_file_is_read_batch_by_batch(tmp_path, monkeypatch, order):
     (tmp_path / "samples.dat").write_bytes(np.random.default_rng(2).bytes(40 * 65536 + 1000))
     options = ["--random"] if order == "random" else []
-    trace = traced(tmp_path, "big_file_job.py", tmp_path / "samples.dat", "--epochs", 2, *options)
-    config = fit(trace).config
-    assert config.dataset.num_samples_per_file == 40 and config.dataset.record_length_bytes == 65536
-    assert (config.train.epochs, config.train.total_training_steps, config.reader.read_threads) == (2, 40, 0)
-    assert (config.reader.sample_shuffle == "seed") == (order == "random")
-    assert config.twin.reader.keep_open
-    scores = twin_scores(trace, tmp_path, monkeypatch)
-    assert min(scores[name] for name in ("operation_mix", "request_size", "access_order", "files")) > 0.95
+    trace = traced_script(tmp_path, "big_file_job.py", tmp_path / "samples.dat", "--epochs", 2, *options)
+    fitted = fit(trace)
+    assert [(each.training, each.batches) for each in fitted.recording.header.batches.passes] == [(True, 40)] * 2
+    assert (fitted.config.reader.batch_size, fitted.config.reader.read_threads) == (1, 0)
+    check_coverage(fitted)
+    check_likeness(trace, tmp_path, monkeypatch)
+
+
+@pytest.mark.skipif(shutil.which("fio") is None, reason="fio is missing")
+@pytest.mark.parametrize(
+    ("words", "passes"),
+    [
+        (
+            ("--rw=read", "--bs=16k", "--nrfiles=40", "--size=1280k", "--numjobs=3", "--file_service_type=sequential"),
+            [(True, 40)] * 3,
+        ),
+        (
+            ("--filename=table", "--rw=randread", "--bs=4k", "--size=4m", "--io_size=1m", "--numjobs=2", "--norandommap"),
+            [(True, 256)] * 2,
+        ),
+    ],
+    ids=["files of their own", "random reads of one file"],
+)
+def test_processes_of_fio_are_ranks_that_read_by_themselves(tmp_path, words, passes):
+    command = ["fio", "--name=part", "--output=/dev/null", "--ioengine=psync", f"--directory={tmp_path}", *words]
+    subprocess.run([*command, "--create_only=1"], check=True)
+    fitted = fit(traced(tmp_path, *command))
+    assert [(each.training, each.batches) for each in fitted.recording.header.batches.passes] == passes
+    check_coverage(fitted)
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 TFRecord files, each a little larger than a buffer, so that each is read by three calls, at two times."""
+    folder = tmp_path_factory.mktemp("records") / "data"
+    generate(FormatLayout(format="tfrecord", samples_per_file=100, record_bytes=3000), folder, samples=6000, workers=1, seed=4)
+    return folder
+
+
+@pytest.mark.parametrize("threads", [0, 12])
+def test_a_stream_of_many_files_at_a_time_is_accounted_for(records, tmp_path, monkeypatch, threads):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    config = Config(
+        dataset=Dataset(data_folder=str(records / "train"), format="tfrecord", num_samples_per_file=100, interleave=True),
+        reader=Reader(batch_size=6, read_threads=threads, sample_shuffle="seed", file_shuffle="seed", shuffle_size=800),
+        train=Train(computation_time=0.004, total_training_steps=300),
+        twin=Twin(reader=TwinReader(interleave_files=4), train_files=sorted(path.name for path in records.rglob("*.tfrecord"))),
+    )
+    config.output.folder = str(tmp_path / "output")
+    dump(config, tmp_path / "job.yaml")
+    check_coverage(fit(traced(tmp_path, sys.executable, "-m", "iotwin", "emulate", tmp_path / "job.yaml")))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+def test_what_threads_of_tf_data_read_ahead_is_streamed(records, tmp_path, monkeypatch):
+    fitted = fit(traced_script(tmp_path, "tf_data_job.py", records, "--steps", 150))
+    assert "100% streamed" in fitted.evidence["labels"] and fitted.recording.header.batches is None
+    check_coverage(fitted)

@@ -17,6 +17,7 @@ from iotwin.common.numbers.sleeper import Sleeper
 from iotwin.trace_store.reader import Trace
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 from iotwin.workload_yaml import Config, TwinCheckpoint, dump, load
+from tests.benchmark.made_trace import Made
 from tests.common.stores import fill
 from tests.conftest import ROOT, run_iotwin
 from tests.synthetic import MILLISECOND, Job, write_job
@@ -300,3 +301,20 @@ def test_a_checkpoint_removed_before_the_next_is_whole_is_counted_by_files_of_it
     (tmp_path / "saved").mkdir()
     found = fitted(tmp_path, LAST, tmp_path / "saved").twin.checkpoint
     assert ([file.name for file in found.files], found.keep) == (["step-{step}.pt", "last.pt"], 2)
+
+
+def test_a_checkpoint_closed_when_the_next_one_is_opened_is_a_separate_one(tmp_path):
+    made, now, last = Made(), 10.0, None
+    rank, writer = made.process(1000, 1, "rank"), made.process(1001, 1, "helper")
+    files = [made.file(f"/data/{i}.bin", size=60_000) for i in range(120)]
+    for step in range(120):
+        now = 20 + made.read_file(now, rank, files[step])
+        if step % 40 == 20:
+            if last is not None:
+                made.call(now - 19, writer, "close", last)
+            last = made.file(f"/out/state.{step}", "checkpoint")
+            made.call(now - 18, writer, "openat", last)
+            made.call(now - 17, writer, "write", last, 0, 1 << 20, 2)
+    fitted = fit_parameters(made.trace(tmp_path / "t"))
+    assert fitted.evidence["checkpoint"].startswith("3 checkpoints")
+    assert fitted.config.checkpoint.steps_between_checkpoints == 40

@@ -24,7 +24,7 @@ def batches_of(folder, job: LoaderJob) -> RecordedBatches:
 
 
 def reading_rank(folder, epochs: int = 2, every: int = 1) -> Trace:
-    """Epochs of six batches of four; after `every` so many an evaluation of two, which is shorter to compute. Nothing is logged."""
+    """Epochs of six batches of four, none logged; after `every` so many an evaluation of two, which is shorter to compute."""
     made, now = Made(), 105.0
     made.process(RANK, 1, "rank")
     files = [made.file(f"/d/train/{i}.jpg", size=100_000) for i in range(24)]
