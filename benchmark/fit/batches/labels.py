@@ -28,6 +28,7 @@ _COMMON = 0.25  # or as many as this share of the batches: those of evaluations 
 # A request names each of its samples in at least this many bytes (a small number, pickled), besides its own number.
 _INDEX_BYTES, _EMPTY_REQUEST_BYTES = 2, len(pickle.dumps((0, [])))
 _REPEATS = 0.25  # sizes repeat if so much of their variance is left within the parts of one position
+_FEWEST_BATCHES = 2  # of one batch, no part is read again
 _TOGETHER, _APART = 0.9, 0.5  # parts of a sample follow one another so often, and more often by so much than other parts do
 _SHOWN = 0.005  # smaller shares would be shown as 0%
 
@@ -178,8 +179,8 @@ def _samples(calls: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:
         return np.full(len(calls), -1, np.int64)
     regular = parts[parts["batch"].isin(counts.index[~sets_up & (counts == usual)])].sort_values(["batch", "part"])
     most = usual
-    if len(requests):
-        most = max(int(requests["size_bytes"].median()) - _EMPTY_REQUEST_BYTES, _INDEX_BYTES) // _INDEX_BYTES
+    if len(requests) and (size_bytes := int(requests["size_bytes"].median())) > _EMPTY_REQUEST_BYTES:
+        most = max(size_bytes - _EMPTY_REQUEST_BYTES, _INDEX_BYTES) // _INDEX_BYTES
     places = pd.factorize(pd.MultiIndex.from_frame(regular[["file_id", "offset"]]))[0].reshape(-1, usual)
     each = _parts_that_stay_together(places)
     if each == 1:
@@ -219,6 +220,8 @@ def _parts_that_stay_together(places: NDArray[np.int64]) -> int:
     `places`: where each part lies, shape (batches, parts). Parts of a sample stay together when samples come in another order.
     """
     count = int(places.shape[1])
+    if len(places) < _FEWEST_BATCHES:
+        return 1
     if (places == places[:, :1]).all(axis=1).mean() >= _TOGETHER and (places[1:, 0] == places[:-1, 0]).mean() < _APART:
         return count  # a file that is opened again and again for its one sample
     follows = pd.DataFrame({"place": places[:, :-1].ravel(), "next": places[:, 1:].ravel()})
