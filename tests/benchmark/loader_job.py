@@ -26,11 +26,14 @@ class LoaderJob:
     persistent: bool = False  # the loaders of training live through all epochs
     root: str = "/d"
     shards: bool = False  # each loader reads on in one big file of its own, instead of files
+    keeps_two: bool = (
+        False  # reads the checkpoint of the epoch before when it has saved another one, and removes the one before it
+    )
     mask_bytes: int = 0  # each sample also has a mask of so many bytes, in another file that is read after the image
 
     def trace(self, folder: Path) -> Trace:
         """Write the trace and return it."""
-        made, now, step = Made(), 5.0, 0
+        made, now, step, saved = Made(), 5.0, 0, list[int]()
         made.process(RANK, 1, "rank")
         training, held = self._names()
         self._training, self._held = ([made.file(name, size=self.file_bytes) for name in names] for names in (training, held))
@@ -51,6 +54,11 @@ class LoaderJob:
                 now, _ = self._pass(made, now, held, self._held, self.compute_ms / 2, 1 << 40)
                 now = held.end(made, now)
             now = made.write_file(now, RANK, f"{self.root}/out/epoch_{epoch}.pt", 300_000) + 3
+            saved.append(len(made.files) - 1)
+            if self.keeps_two and epoch > 0:
+                now = made.read_file(now, RANK, saved[-2]) + 0.1
+            if self.keeps_two and epoch > 1:
+                now = made.call(now, RANK, "unlink", saved[-3]) + 0.1
         made.processes[0]["exit_ns"] = START_NS + int(now * MILLISECOND)
         return made.trace(folder)
 

@@ -132,7 +132,7 @@ def _dataset(samples: SampleFiles) -> c.Dataset:
 
 
 def _reader(training: Sequence[Pass], evaluations: Sequence[Pass], samples: SampleFiles, preprocess_time: c.Duration) -> c.Reader:
-    loaders, depth = most_common([len(part.loaders) for part in training]), most_common([part.depth for part in training])
+    loaders, depth = most_common([len(part.loaders) for part in training]), max(part.depth for part in training)
     return c.Reader(
         batch_size=most_common(_sizes(training)),
         batch_size_eval=most_common(_sizes(evaluations)) if evaluations else 1,

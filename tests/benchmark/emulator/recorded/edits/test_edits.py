@@ -110,6 +110,17 @@ def test_epochs_are_left_out_or_repeated_with_their_checkpoints(tmp_path, epochs
     assert len(set(writes(after))) == epochs and all(name.endswith(".pt") for name in writes(after))
 
 
+def test_what_a_repeated_epoch_reads_again_is_removed_by_its_last_repetition(tmp_path):
+    """Each epoch reads the checkpoint of the one before, and removes the one before that."""
+    before = recorded(tmp_path, LoaderJob(epochs=4, keeps_two=True))
+    after = edit(before, Edits(epochs=7))
+    of = after.columns
+    assert count(before, Op.UNLINK) == count(after, Op.UNLINK) == 2
+    for removal in np.flatnonzero(of["op"] == Op.UNLINK):
+        uses = np.flatnonzero((of["subject"] == of["subject"][removal]) & (of["op"] == Op.OPEN))
+        assert uses.max() < removal
+
+
 def test_a_repeated_epoch_is_shuffled_if_epochs_are(tmp_path):
     after = edit(recorded(tmp_path), Edits(epochs=4, loaders=1, batch=100))
     opened = after.columns["subject"][on_data(after, Op.OPEN)]
