@@ -55,8 +55,8 @@ class LoaderJob:
                 now = held.end(made, now)
             now = made.write_file(now, RANK, f"{self.root}/out/epoch_{epoch}.pt", 300_000) + 3
             saved.append(len(made.files) - 1)
-            if self.keeps_two and epoch > 0:
-                now = made.read_file(now, RANK, saved[-2]) + 0.1
+            for older in saved[-3:-1] if self.keeps_two else ():
+                now = made.read_file(now, RANK, older) + 0.1
             if self.keeps_two and epoch > 1:
                 now = made.call(now, RANK, "unlink", saved[-3]) + 0.1
         made.processes[0]["exit_ns"] = START_NS + int(now * MILLISECOND)

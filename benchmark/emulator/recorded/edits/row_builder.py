@@ -170,7 +170,7 @@ class RowBuilder:
         columns["subject"] = np.where(subjects == AS_RECORDED, columns["subject"], subjects)
         begins = columns["op"] == Op.THREAD
         columns["subject"][begins] = index[columns["subject"][begins]]
-        once = _first_removals(columns)
+        once = _last_removals(columns)
         columns = {name: columns[name][once].astype(kind) for name, kind in COLUMNS.items()}
         header = msgspec.structs.replace(
             self._recording.header, files=self._without_missing(columns), pipes=self._pipes, channels=self._channels,
@@ -194,13 +194,13 @@ class RowBuilder:
         ]
 
 
-def _first_removals(columns: dict[str, NDArray[Any]]) -> NDArray[np.bool_]:
-    """Return a mask of all rows but those that remove a file once more, as parts that are repeated do."""
+def _last_removals(columns: dict[str, NDArray[Any]]) -> NDArray[np.bool_]:
+    """Return a mask of all rows but those that remove a file which a part that is repeated removes, and may read, again."""
     kept = np.ones(len(columns["op"]), np.bool_)
-    removals = np.flatnonzero(columns["op"] == Op.UNLINK)
-    _, first = np.unique(columns["subject"][removals], return_index=True)
+    removals = np.flatnonzero(columns["op"] == Op.UNLINK)[::-1]
+    _, last = np.unique(columns["subject"][removals], return_index=True)
     kept[removals] = False
-    kept[removals[first]] = True
+    kept[removals[last]] = True
     return kept
 
 

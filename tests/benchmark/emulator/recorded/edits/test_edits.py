@@ -111,7 +111,7 @@ def test_epochs_are_left_out_or_repeated_with_their_checkpoints(tmp_path, epochs
 
 
 def test_what_a_repeated_epoch_reads_again_is_removed_by_its_last_repetition(tmp_path):
-    """Each epoch reads the checkpoint of the one before, and removes the one before that."""
+    """Each epoch reads the checkpoints of the two before, and removes the older one."""
     before = recorded(tmp_path, LoaderJob(epochs=4, keeps_two=True))
     after = edit(before, Edits(epochs=7))
     of = after.columns
