@@ -36,13 +36,15 @@ def structure_of(batches: RecordedBatches) -> RecordedStructure:
     loaders = np.array(batches.loader, np.int64)
     last = own[-1]
     workers = len(np.unique(loaders[bounds[last] : bounds[last + 1]])) if batches.passes[last].depth else 0
-    depth = int(np.bincount([batches.passes[index].depth for index in own]).argmax())
+    depth = max(batches.passes[index].depth for index in own)  # a short epoch, or a busy machine, shows fewer
     computation = np.subtract(batches.computed_ns, batches.taken_ns)[rows]
     ranks = len({batches.passes[index].process for index in training})
     every = np.where(sizes > 0, sizes, size) if known else np.full(len(rows), size)
+    lengths = np.cumsum([batches.passes[index].batches for index in own])[:-1]
+    samples = max(int(part.sum()) for part in np.split(every, lengths))  # a resumed job's first epoch is shorter
     return RecordedStructure(
         batch_size=size, loaders=workers, prefetch=None if depth == 2 * workers else depth, epochs=len(own),
-        samples=ranks * int(every[: batches.passes[own[0]].batches].sum()), computation_s=float(np.median(computation)) / 1e9,
+        samples=ranks * samples, computation_s=float(np.median(computation)) / 1e9,
         ranks=ranks, samples_known=known,
     )  # fmt: skip
 
