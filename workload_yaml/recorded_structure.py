@@ -34,8 +34,7 @@ def structure_of(batches: RecordedBatches) -> RecordedStructure:
     known = bool((sizes > 0).any())
     size = int(np.bincount(sizes[sizes > 0]).argmax()) if known else UNKNOWN_SAMPLES
     loaders = np.array(batches.loader, np.int64)
-    last = own[-1]
-    workers = len(np.unique(loaders[bounds[last] : bounds[last + 1]])) if batches.passes[last].depth else 0
+    workers = max(len(np.unique(loaders[bounds[index] : bounds[index + 1]])) * bool(batches.passes[index].depth) for index in own)
     depth = max(batches.passes[index].depth for index in own)  # a short epoch, or a busy machine, shows fewer
     computation = np.subtract(batches.computed_ns, batches.taken_ns)[rows]
     ranks = len({batches.passes[index].process for index in training})
