@@ -46,7 +46,9 @@ def name_files(calls: pd.DataFrame, table: pd.DataFrame) -> Named:
     first = calls.sort_values("at", kind="stable").drop_duplicates("file")
     made = set(first.loc[(first["op"] == Op.OPEN) & (first["flags"] & FLAG_CREATE > 0), "file"].tolist())
     written = np.isin(ids, calls.loc[changed, "file"].to_numpy())
-    moved = calls[calls["op"].isin([Op.READ, Op.COPY, Op.TOUCH])]
+    # A page fault brings the file's last page whole, with what lies behind the file's end.
+    unsized = table["size_bytes"].reindex(calls["file"]).isna().to_numpy()
+    moved = calls[calls["op"].isin([Op.READ, Op.COPY]) | (calls["op"] == Op.TOUCH) & unsized]
     reached = (moved["offset"].clip(lower=0) + moved["moved"]).groupby(moved["file"]).max()
     known = table["path"].astype(str)
     rooted = bool(known.iloc[ids].str.startswith("/").any())  # imported traces may have relative paths alone

@@ -80,8 +80,9 @@ def test_a_mapped_file_is_read_to_its_end_and_no_farther(tmp_path):
     data = made.file("/d/tokens.bin", size=size)
     for page in [*np.random.default_rng(1).integers(0, 200, 400).tolist(), 199]:
         now = 20 + made.call(now, 1000, "page_fault", data, page * 65_536, 65_536)
-    calls = look(made.trace(tmp_path / "t")).calls
-    assert (calls["offset"] + calls["result"]).max() == size
+    trace = made.trace(tmp_path / "t")
+    calls = look(trace).calls
+    assert (calls["offset"] + calls["result"]).max() == size and fit(trace).files == [("tokens.bin", size)]
 
 
 _BUILD = "import subprocess, sys; [subprocess.run(['cksum', name], check=True) for name in sys.argv[1:]]"
