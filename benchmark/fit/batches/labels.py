@@ -28,6 +28,7 @@ _COMMON = 0.25  # or as many as this share of the batches: those of evaluations 
 # A request names each of its samples in at least this many bytes (a small number, pickled), besides its own number.
 _INDEX_BYTES, _EMPTY_REQUEST_BYTES = 2, len(pickle.dumps((0, [])))
 _REPEATS = 0.25  # sizes repeat if so much of their variance is left within the parts of one position
+_FEWEST_VISITS = 12  # of files by a rank; fewer show no pattern
 _FEWEST_BATCHES = 2  # of one batch, no part is read again
 _TOGETHER, _APART = 0.9, 0.5  # parts of a sample follow one another so often, and more often by so much than other parts do
 _SHOWN = 0.005  # smaller shares would be shown as 0%
@@ -94,13 +95,14 @@ def _visits(calls: pd.DataFrame) -> NDArray[np.int64]:
     """Return the index of the visit that each call (of one process, sorted by time) belongs to.
 
     A visit of a file is all that is done from its opening to its closing, if the process does nothing else in between. Any other
-    call is a visit by itself.
+    call is a visit by itself; so is each call if there are few such visits, as of a big file that is read on from batch to batch.
     """
     opens, closes = calls["op"].isin(schema.OPEN_OPS), calls["op"].isin(schema.CLOSE_OPS)
     begins = (calls["file_id"].diff() != 0) | opens
     row = begins.cumsum()
     whole = opens.groupby(row).transform("first") & closes.groupby(row).transform("any")
-    return np.asarray((begins | ~whole).cumsum() - 1, np.int64)
+    visit = np.asarray((begins | ~whole).cumsum() - 1, np.int64)
+    return visit if visit[-1] + 1 >= _FEWEST_VISITS else np.arange(len(calls))
 
 
 def _bursts(calls: pd.DataFrame, visit: NDArray[np.int64], saving: pd.DataFrame) -> NDArray[np.int64]:

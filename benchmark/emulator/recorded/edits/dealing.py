@@ -120,8 +120,10 @@ def _streams(recorded: RecordedPassSamples, loaders: int) -> list[list[DealtSamp
 
 
 def are_shuffled(orders: Sequence[_Ints]) -> bool:
-    """Return whether passes over the same samples read them in different orders; True for a single pass.
+    """Return whether passes read samples in different orders; True for a single pass, unless it reads them in their order.
 
-    `orders`: by pass, a number for the first read of each batch.
+    `orders`: by pass, the place of the first read of each batch, as a number.
     """
+    if all(bool((np.diff(order) > 0).all()) for order in orders):
+        return False  # they go on where the one before stopped
     return len(orders) < 2 or any(len(a) != len(b) or bool((a != b).any()) for a, b in pairwise(orders))

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from iotwin.benchmark.emulator.recorded.edits.joined_reads import join_reads
 from iotwin.trace_store.schema import FLAG_CREATE
 from iotwin.workload_yaml.recording import COLUMNS, Op, Pipe, RecordedFile, TwinRecording
 
@@ -151,8 +152,8 @@ class RowBuilder:
             self._copied[index, tag] = len(self.files) - 1
         return self._copied[index, tag]
 
-    def finish(self) -> TwinRecording:
-        """Return the edited recording, without labels."""
+    def finish(self, larger_batches: bool = False) -> TwinRecording:
+        """Return the edited recording, without labels. `larger_batches`: one read of a batch may follow another one at once."""
         order = sorted(range(len(self._threads)), key=lambda number: self._threads[number][0])
         index = np.zeros(len(order), np.int64)
         index[order] = np.arange(len(order))
@@ -170,6 +171,9 @@ class RowBuilder:
         columns["subject"] = np.where(subjects == AS_RECORDED, columns["subject"], subjects)
         begins = columns["op"] == Op.THREAD
         columns["subject"][begins] = index[columns["subject"][begins]]
+        if larger_batches:
+            batch = np.append(self._recording.columns["batch"], np.full(len(self._new), -1))[rows]
+            columns = join_reads(columns, batch, self._recording)
         once = _last_removals(columns)
         columns = {name: columns[name][once].astype(kind) for name, kind in COLUMNS.items()}
         header = msgspec.structs.replace(
