@@ -51,7 +51,9 @@ _EDITS: dict[str, list[tuple[str, _Options, Callable[[Config], None]]]] = {
         ("loader processes halved", {"workers": 1}, lambda config: set_workers(config, 1)),
         ("epochs doubled", {"epochs": 8}, lambda config: setattr(config.train, "epochs", 8)),
     ],
-    "dlrm": [("batch doubled", {"batch-size": 4096}, lambda config: scale_batch(config, 2))],
+    "dlrm": [  # on the same samples
+        ("batch doubled", {"batch-size": 4096, "steps": 100, "eval-every": 50}, lambda config: scale_batch(config, 2)),
+    ],
 }
 
 
