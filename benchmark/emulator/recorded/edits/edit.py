@@ -41,7 +41,7 @@ def _edited(recording: TwinRecording, edits: Edits, rank: int) -> TwinRecording:
             RankLine(recording, builder, process, kept, edits, rank).play()
         elif process not in loaders:
             builder.copy_process(process, process, kept)
-    return builder.finish(larger_batches=edits.batch > 1)
+    return builder.finish(round(edits.batch))
 
 
 def copies_needed(config: Config, file: str, ranks: int) -> tuple[list[tuple[str, int]], Path]:

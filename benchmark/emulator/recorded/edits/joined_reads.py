@@ -8,8 +8,10 @@ from numpy.typing import NDArray
 from iotwin.workload_yaml.recording import Op, TwinRecording
 
 
-def join_reads(columns: dict[str, NDArray[Any]], batch: NDArray[np.int64], recorded: TwinRecording) -> dict[str, NDArray[Any]]:
-    """Return the rows `columns` of an edited recording with reads of one batch as one read.
+def join_reads(
+    columns: dict[str, NDArray[Any]], batch: NDArray[np.int64], recorded: TwinRecording, most: int
+) -> dict[str, NDArray[Any]]:
+    """Return the rows `columns` of an edited recording, in which up to `most` reads of one batch are one read.
 
     Reads are joined if they follow one another without a pause, each goes on where the one before stopped, and each was all that
     its rank read for a batch when it was recorded. `batch`: the recorded batch of each row, -1 for none.
@@ -19,7 +21,9 @@ def join_reads(columns: dict[str, NDArray[Any]], batch: NDArray[np.int64], recor
     for name in ("thread", "op", "subject", "fd", "flags"):
         goes_on &= columns[name][1:] == columns[name][:-1]
     goes_on &= columns["offset"][1:] == columns["offset"][:-1] + columns["size"][:-1]
-    begins = np.flatnonzero(~np.append(False, goes_on))
+    row = np.arange(len(batch))
+    first = np.maximum.accumulate(np.where(np.append(False, goes_on), 0, row))  # of those that follow one another
+    begins = np.flatnonzero((row - first) % most == 0)  # without computation, batches follow one another without a pause, too
     return {name: np.add.reduceat(values, begins) if name == "size" else values[begins] for name, values in columns.items()}
 
 

@@ -103,7 +103,7 @@ class RankLine:
             for each, is_rare in zip(training, rare, strict=True)
             for run in runs_of(is_rare)
         ]
-        if self._edits.saves_every and not any(map(self._saves, self._rare_stretches)):
+        if self._edits.saves_every and not any(map(self._writes, self._rare_stretches)):
             raise UsageError("checkpoint.steps_between_checkpoints: the job wrote nothing after steps within its epochs")
         for each in self._passes:
             each.computation_ns = np.array([stretch.think_ns for stretch in each.steps], np.int64)
@@ -179,7 +179,7 @@ class RankLine:
         """Return after how many epochs the rank does the same again: evaluates, and writes after its passes."""
         ends = [*self._training[1:], len(self._passes)]
         done = [
-            (end - first, *(self._saves(self._between[number]) for number in range(first + 1, end + 1)))
+            (end - first, *(self._writes(self._between[number]) for number in range(first + 1, end + 1)))
             for first, end in zip(self._training, ends, strict=True)
         ]
         done[-1] = done[-1][:-1]  # the last one's end is that of the job
@@ -189,17 +189,13 @@ class RankLine:
                 return period
         return 1
 
-    def _saves(self, stretch: Stretch) -> bool:
-        rows = np.concatenate([stretch.rows, *(rows for _, rows, _ in stretch.others)])
-        return bool(np.isin(self._recording.columns["op"][rows], [Op.WRITE, Op.COPY_TO]).any())
-
     def _put(self, stretch: Stretch, copy: int = 0, factor: float = 1.0) -> None:
         """Append what the rank did in a stretch, with its times of thinking multiplied by `factor`.
 
         `copy`: 0, or how often the stretch was repeated before. A repeated stretch writes files with other names.
         """
         op, subject = self._recording.columns["op"], self._recording.columns["subject"]
-        waits = not self._writes(stretch)
+        waits = not self._writes(stretch, main=False)
         special = np.flatnonzero(np.isin(op[stretch.rows], [Op.START, Op.JOIN, Op.MARK])).tolist()
         begin, first, others = stretch.begin, 0, stretch.others
         for end in [*special, len(stretch.rows)]:
@@ -332,8 +328,9 @@ class RankLine:
             return -(-self._edits.prefetch // count) * count
         return max(1, round(each.depth / max(len(each.loaders), 1))) * count if each.depth else 2 * count
 
-    def _writes(self, stretch: Stretch) -> bool:
-        rows = np.concatenate([stretch.rows[:0], *(rows for _, rows, _ in stretch.others)])
+    def _writes(self, stretch: Stretch, main: bool = True) -> bool:
+        """Return whether the rank writes files in a stretch. `main`: its main thread counts, besides the others."""
+        rows = np.concatenate([stretch.rows if main else stretch.rows[:0], *(rows for _, rows, _ in stretch.others)])
         return bool(np.isin(self._recording.columns["op"][rows], [Op.WRITE, Op.COPY_TO]).any())
 
     def _subjects(self, stretch: Stretch, copy: int) -> Subjects | None:

@@ -152,8 +152,8 @@ class RowBuilder:
             self._copied[index, tag] = len(self.files) - 1
         return self._copied[index, tag]
 
-    def finish(self, larger_batches: bool = False) -> TwinRecording:
-        """Return the edited recording, without labels. `larger_batches`: one read of a batch may follow another one at once."""
+    def finish(self, batches_in_one: int = 1) -> TwinRecording:
+        """Return the edited recording, without labels. `batches_in_one`: recorded batches in an edited one."""
         order = sorted(range(len(self._threads)), key=lambda number: self._threads[number][0])
         index = np.zeros(len(order), np.int64)
         index[order] = np.arange(len(order))
@@ -171,9 +171,9 @@ class RowBuilder:
         columns["subject"] = np.where(subjects == AS_RECORDED, columns["subject"], subjects)
         begins = columns["op"] == Op.THREAD
         columns["subject"][begins] = index[columns["subject"][begins]]
-        if larger_batches:
+        if batches_in_one > 1:
             batch = np.append(self._recording.columns["batch"], np.full(len(self._new), -1))[rows]
-            columns = join_reads(columns, batch, self._recording)
+            columns = join_reads(columns, batch, self._recording, batches_in_one)
         once = _last_removals(columns)
         columns = {name: columns[name][once].astype(kind) for name, kind in COLUMNS.items()}
         header = msgspec.structs.replace(

@@ -32,10 +32,11 @@ def sizes(made: TwinRecording) -> Counter[int]:
     return Counter(made.columns["size"][made.columns["op"] == Op.READ].tolist())
 
 
+@pytest.mark.parametrize("computation", [0, 2])
 @pytest.mark.parametrize(("factor", "reads"), [(1, {BLOCK: 24}), (2, {2 * BLOCK: 12}), (3, {3 * BLOCK: 8})])
-def test_a_batch_of_more_rows_is_one_larger_read(tmp_path, factor, reads):
+def test_a_batch_of_more_rows_is_one_larger_read(tmp_path, factor, reads, computation):
     recorded = reading_blocks(tmp_path, list(range(24)))
-    after = edit(recorded, Edits(batch=factor, computation=2))
+    after = edit(recorded, Edits(batch=factor, computation=computation))
     assert sizes(after) == reads
     offsets = after.columns["offset"][after.columns["op"] == Op.READ]
     assert (np.diff(offsets) == factor * BLOCK).all()
