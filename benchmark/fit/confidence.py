@@ -33,7 +33,7 @@ def interval(times_s: NDArray[np.float64]) -> dict[str, Any]:
 def describe(entry: dict[str, Any]) -> str:
     """Return an entry of either kind in words."""
     if not entry["observations"]:
-        return "could not be told"
+        return "unknown"
     if "agree" in entry:
         if entry["agree"] is None:
             return f"{entry['value']}, seen once"

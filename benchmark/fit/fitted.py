@@ -18,11 +18,11 @@ class Fitted:
     files: list[tuple[str, int]]  # of the data set: name within its folder, bytes; those whose size was seen
     confidence: dict[str, dict[str, Any]] = field(default_factory=dict)  # by key of the YAML; see iotwin.benchmark.fit.confidence
     coverage: dict[str, Any] = field(default_factory=dict)  # see iotwin.benchmark.fit.coverage
-    recording: TwinRecording | None = None  # goes into a file beside the YAML; None: the YAML needs none
+    recording: TwinRecording | None = None  # goes into a file next to the YAML; None: the YAML needs none
 
 
 def write_twin(fitted: Fitted, path: Path) -> None:
-    """Write the twin's YAML to `path`, and its recording beside it, with another suffix."""
+    """Write the twin's YAML to `path`, and its recording next to it, with another suffix."""
     if fitted.recording is not None and fitted.config.twin.recorded is not None:
         recording = path.with_suffix(SUFFIX)
         write_recording(fitted.recording, recording)

@@ -1,4 +1,4 @@
-"""One look at a trace: everything that a fit asks of it, read once, as frames."""
+"""Read from a trace, once and as frames, all that a fit needs."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -14,22 +14,22 @@ from iotwin.trace_store.logs.mllog import read_values
 from iotwin.trace_store.manifest import Manifest
 from iotwin.trace_store.reader import Trace
 
-_KINDS = ("dataset", "checkpoint", "pipe", "socket")  # of files whose calls are looked at, whoever made them
-_ROLES = ("rank", "loader")  # of processes all of whose calls are looked at
+_KINDS = ("dataset", "checkpoint", "pipe", "socket")  # of files whose calls are read, whichever process made them
+_ROLES = ("rank", "loader")  # of processes whose calls are all read
 _COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "file_id", "offset", "requested", "result", "flags")
 _MAPPED = 0.5  # data are mapped if page faults bring more than this share of the bytes read
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a trace shows of a job. Frames are shared by all who look: nobody writes into them."""
+    """What a trace shows of a job. All stages of a fit share the frames, and none writes into them."""
 
     path: Path
     manifest: Manifest
     files: pd.DataFrame  # as Trace.files
     processes: pd.DataFrame  # as Trace.processes
     phases: pd.DataFrame  # as Trace.phases
-    logged: dict[str, Any]  # what the job's log says beside phases: read_values
+    logged: dict[str, Any]  # other values in the job's log: read_values
     # Calls of ranks and loaders, and everybody's on data set, checkpoints, pipes and sockets, in order of start: start_ns,
     # end_ns, duration_ns, op, pid, tid, file_id (-1: none), offset (NaN: none), requested, result, flags (FLAG_*).
     calls: pd.DataFrame

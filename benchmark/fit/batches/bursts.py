@@ -18,12 +18,11 @@ def batches_by_pauses(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDA
 
 
 def regular_batches(starts: NDArray[np.int64], ends: NDArray[np.int64], guess: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of the batch that each access (in order of `starts`) lies in.
+    """Return the index of the batch that each access (sorted by `starts`) lies in.
 
-    That is `guess`, unless groups between longer or shorter gaps are clearly more often of one size, which on a busy machine a
-    threshold that only looks at the gaps misses. Where no groups are of one size, or single accesses are, each is a batch;
-    a dozen accesses are too few to know. A few adjacent groups that together have that size are one batch, in which the process
-    paused.
+    That is `guess`, unless another threshold makes groups that are clearly more often of one size: on a busy machine, gaps alone
+    give a wrong threshold. If groups are of no common size, each access is a batch. Fewer than a dozen accesses keep the guess.
+    A few adjacent groups that together have the common size are one batch, in which the process paused.
     """
     gap_logs = np.log(np.maximum(starts[1:] - ends[:-1], _NO_PAUSE_NS))
     if len(starts) < _ENOUGH:

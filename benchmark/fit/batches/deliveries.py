@@ -65,8 +65,8 @@ def requests_of(job: Job, delivered: pd.DataFrame) -> pd.DataFrame:
 def delivery_of(calls: pd.DataFrame, delivered: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:
     """Return the row of `delivered` that each of a loader's calls (pid, start_ns) served, len(delivered) if none.
 
-    A call serves the latest request that its process had received, if the process received one for every batch: the thread that
-    sends a batch may be late, and the loader then reads for the next one already. Otherwise it serves the next delivery.
+    A call serves the latest request that its process had received, if the process received one for every batch. The thread that
+    sends a batch may be late: then the loader reads for the next one already. Without requests, a call serves the next delivery.
     """
     batch = np.full(len(calls), len(delivered), np.int64)
     pids, starts = calls["pid"].to_numpy(), calls["start_ns"].to_numpy()

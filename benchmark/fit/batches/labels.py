@@ -37,8 +37,9 @@ _SHOWN = 0.005  # smaller shares would be shown as 0%
 def label_calls(job: Job) -> pd.DataFrame:
     """Return the calls on the job's files that succeeded, with the columns of `job.calls` and three more.
 
-    `label` (Label); `batch`: the index of the batch that a dealt or streamed call served, else -1; `sample`: the index within the
-    batch of the sample that a dealt call read, -1 if that is unknown.
+    * `label` (Label)
+    * `batch`: index of the batch that a dealt or streamed call served, else -1
+    * `sample`: index within the batch of the sample that a dealt call read, -1 if that is unknown
     """
     kinds = job.files["kind"].astype(str)
     on_file = np.append(kinds.isin(_KINDS).to_numpy(np.bool_), False)[job.calls["file_id"]]  # the last element: calls on no file
@@ -51,8 +52,8 @@ def label_calls(job: Job) -> pd.DataFrame:
         _delivered_batches(calls[is_data], delivered, requests) if len(delivered) else _own_batches(job, calls[is_data])
     )
     served = calls["batch"] >= 0
-    streamed = served & False  # a rank that reads by itself reads when it wants the batch, also if it reads on in a file
-    if len(delivered):
+    streamed = pd.Series(False, calls.index)
+    if len(delivered):  # a rank without loaders never reads ahead, even if it reads on in a file
         turns = _turns(calls, delivered, requests)
         streamed = served & _is_streamed(calls[served], turns, job.is_mapped()).reindex(calls.index, fill_value=False)
     dealt = served & ~streamed

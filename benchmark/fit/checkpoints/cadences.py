@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from iotwin.workloads.policies.cadence import Cadence
 
 _NONE = -1  # Cadence.also
-_LATE = 0.15  # what is written beside training may seem late by this share of the steps between two
-_FEWEST = 4  # so many distances tell a clock from a count
+_LATE = 0.15  # what is written while training goes on may seem late by this share of the steps between two
+_FEWEST = 4  # so many distances distinguish a clock from a count
 _BY_TIME = 0.5  # a clock decides if the seconds between vary less than this share of what the steps do; both over their means
 _LATE_STEPS = 1  # where a count decides, the steps between may vary by this: one was late
 _MANY_MISSED = 0.05  # a cadence that comes so much more or less often than was seen, as a share, is none
@@ -18,7 +18,7 @@ _ROW = 3  # so many at equal distances are no chance
 
 
 def find_cadence(seen: Sequence[int], until: int, exact: bool, one_more: bool = True) -> Cadence:
-    """Return the cadence by which as many as were `seen` come `until` the end, nearest to when they came.
+    """Return the cadence that gives as many as were `seen` up to the end, `until`, and nearest to these.
 
     Numbers count from 1 and ascend; not `exact`: they may be a little late. `one_more`: the first or the last of them may be
     outside the row. Of cadences as near, the simplest: in phase with the count rather than not, and with none outside. With none
@@ -54,7 +54,7 @@ def find_intervals(seen: Sequence[int], in_epoch: int) -> list[tuple[int, int]]:
 
 
 def _runs(steps: Sequence[int]) -> list[tuple[int, int]]:
-    """The intervals of one row. One may be late: two in a row tell of another interval."""
+    """Return (first step, interval) of each run of equal intervals. A single other one is a late checkpoint, two are a run."""
     pairs = [(before, after - before) for before, after in pairwise([0, *steps]) if after > before]
     runs: list[tuple[int, list[int]]] = []
     for number, (step, distance) in enumerate(pairs):

@@ -72,7 +72,7 @@ class _Calls(NamedTuple):
     offset: NDArray[np.float64]  # NaN: none
     result: NDArray[np.int64]
     writes: NDArray[np.bool_]
-    reads: NDArray[np.bool_]  # that tell where
+    reads: NDArray[np.bool_]  # those with an offset
     syncs: NDArray[np.bool_]
     direct: NDArray[np.bool_]
 
@@ -189,8 +189,8 @@ def _seen_file(file_id: int, opened_path: str, renamed_to: str | None, calls: _C
 def format_of(name: str, ops: Sequence[str], sizes: Sequence[int]) -> Format | None:
     """Return the format of the file `name`, written by the calls `ops` of `sizes` bytes; None where it may be another.
 
-    torch.save was seen (torch 2.13, strace) to hand each tensor on by one writev, with the header before it, and what ends the
-    archive by a write; in its legacy format by two writes, the first of which says the length.
+    As strace shows, torch.save (torch 2.13) writes each tensor with its header by one writev, and the archive's end by a write.
+    In its legacy format it writes each tensor by two writes; the first one holds the length.
     """
     if _DISTRIBUTED.fullmatch(name):
         return "dcp"

@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+)")
 LATE = 0.25  # another thread may open a checkpoint's file this share of a step after the next one has begun
 _IN_FLIGHT = 8  # so many checkpoints, the last ones, may still be being written
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/davinci", "/dev/neuron")  # of those that compute
-_BESIDE = 0.25  # checkpoints are asynchronous if training went on beside this share of them; not all show it
+_BESIDE = 0.25  # checkpoints are asynchronous if training went on during this share of them; not all show it
 
 
 @dataclass
@@ -107,7 +107,7 @@ def find_checkpoints(job: Job, training: Sequence[Pass]) -> SeenCheckpoints:
 
 
 def _note_looks(each: Sequence[SeenCheckpoint]) -> None:
-    """Tell of each file when the next checkpoint begins, and what is done to it while later ones are written."""
+    """Set, in each file, when the next checkpoint begins, and what is done to the file while later ones are written."""
     begins = np.array([min(file.start_ns for file in point.files) for point in each], np.int64)
     ends = np.array([max(file.end_ns for file in point.files) for point in each], np.int64)
     for number, point in enumerate(each[:-1]):
@@ -155,8 +155,8 @@ def _in_order(number: str) -> list[tuple[int, str]]:
 def _kept(job: Job, each: Sequence[SeenCheckpoint], before: Sequence[Sequence[tuple[str, int]]]) -> tuple[int | None, list[str]]:
     """Return how many whole checkpoints there were, the newest included, when files of an older one had been removed.
 
-    Each file is told how many of its like there were. Beside it a name of each of those `before` that were removed, or are among
-    those that stay: others are not the job's to remove.
+    Sets in each file how many files of its kind stay. The second result has a name of each checkpoint from `before` the job that
+    was removed, or is among those that stay; the job does not remove others.
     """
     removed = _removals(job).set_index("file_id")["start_ns"]
     removed = removed if removed.index.is_unique else removed.iloc[:0]
@@ -196,7 +196,7 @@ def _epoch_ends_kept(job: Job, each: Sequence[SeenCheckpoint], ends: NDArray[np.
     stayed = [point for point, files in older if all(file.file_id not in removed for file in files)]
 
     def at_ends(points: Sequence[SeenCheckpoint]) -> list[int]:
-        """The ends that a checkpoint came at, or a step after where it was written beside training."""
+        """Return the ends at which a checkpoint came, or a step later if training went on meanwhile."""
         return [
             number for number, end in enumerate(ends.tolist()[1:]) for point in points if 0 <= point.steps - end <= point.beside
         ]
@@ -233,11 +233,12 @@ def _numbered(name: str) -> str | None:
 
 
 def _is_new(point: SeenCheckpoint, file: SeenFile, ended: int, before: int, taken: NDArray[np.int64]) -> bool:
-    """Whether a file belongs to another checkpoint than `point`.
+    """Return whether a file belongs to another checkpoint than `point`. It does if
 
-    It does if it was written before, if it is in another of the folders that are renamed as wholes, or if training went on since
-    the same rank began a file that has another number; and unless another thread writes it within a step, if training went on or
-    an epoch ended since the last file was whole.
+    * the point has a file of that name already,
+    * it is in another folder, and folders are renamed as wholes,
+    * training went on since the same rank began a file of another number, or
+    * training went on, or an epoch ended, since the last file was whole; unless another thread writes it within a step.
     """
     if file.folder_renamed and any(other.folder_renamed and _folder(other) != _folder(file) for other in point.files):
         return True
@@ -278,9 +279,9 @@ def leads_and_tails_s(phases: pd.DataFrame, files: Sequence[SeenFile]) -> tuple[
 def unnumbered(each: Sequence[SeenCheckpoint], number: str) -> None:
     """Put `number` (such as '{epoch}') in the place of what counts checkpoints in the names of their files.
 
-    Of names alike but for digits, a run of digits counts checkpoints if it is never the same in two of them, or one in each and
-    not the same in all (an epoch beside its steps); what numbers the parts of each checkpoint stays. Of folders that are renamed
-    as wholes, all take the name that most have then: one of another name was a second attempt at the same number.
+    Names that differ only in digits are compared. A run of digits counts checkpoints if no two of them share it, or if each has
+    one value and not all have the same (an epoch next to its steps). Numbers of the parts of a checkpoint stay. Folders that are
+    renamed as wholes all get the most common name; one of another name was a second attempt at the same number.
     """
     shapes: dict[tuple[str, ...], dict[int, list[tuple[SeenFile, list[str]]]]] = {}
     for index, point in enumerate(each):

@@ -1,4 +1,4 @@
-"""What training waits for at a checkpoint that is written beside it: the copy of its state, told from the steps that hold one."""
+"""How long training waits at an asynchronous checkpoint: the time of copying its state, found from the steps that hold a copy."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from iotwin.benchmark.fit.checkpoints.find_checkpoints import LATE, SeenCheckpoints
 from iotwin.benchmark.fit.passes import Pass
 
-_FEWEST = 3  # with fewer checkpoints, their steps cannot be told from others
+_FEWEST = 3  # with fewer checkpoints, their steps cannot be distinguished from others
 _EACH = 0.9  # each step holds a snapshot if so many as this share of them were seen
 _SOONEST, _LATEST = 0.25, 0.5  # shares of steps that all hold a snapshot: whose room came soonest, and latest
 _FOLLOWS = 0.7  # the step ends by the room that it has: what follows that varies less than this share of what steps do
@@ -20,10 +20,10 @@ def apart_from_snapshots(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the seconds of computation of the steps without a snapshot, and the seconds of each snapshot.
 
-    A checkpoint's first file is opened once the state is copied, so the copy lies in the last computation that had begun by
-    then; or in the one before, if that had only just begun, since another thread opens the file. If these steps are no longer
-    than chance makes them, all computations are returned, and no snapshots. If all steps hold a snapshot, those that end when
-    there is room for another show what follows the wait, and those whose room came soonest show what they compute.
+    A checkpoint's first file is opened when the state is copied. So the copy lies in the last computation that had begun by then.
+    If that one had only just begun, it lies in the one before, since another thread opens the file. If these steps are not
+    significantly longer than others, all computations are returned, and no snapshots. If all steps hold a snapshot, those that
+    end when there is room for another show what follows the wait, and those whose room came soonest show what they compute.
     """
     compute_s = np.concatenate([part.computation_s for part in training])
     begins_ns = np.concatenate([part.taken_ns for part in training])
@@ -73,7 +73,7 @@ def _spread(values: NDArray[np.float64]) -> float:
 
 
 def _longer(values_s: NDArray[np.float64], others_s: NDArray[np.float64]) -> bool:
-    """Whether the median is higher by more than chance; the middle half of the others tells how much they vary."""
+    """Return whether the median is significantly higher; the spread of the others is that of their middle half."""
     low, middle, high = np.quantile(others_s, (0.25, 0.5, 0.75))
     error = 1.2533 * (high - low) / 1.349 * np.sqrt(1 / len(values_s) + 1 / len(others_s))
     return bool(np.median(values_s) > middle + _ERRORS * error)

@@ -1,4 +1,4 @@
-"""The keys of the YAML that say when and how checkpoints are written."""
+"""The keys of the YAML that define when and how checkpoints are written."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -45,7 +45,7 @@ def set_checkpoints(config: c.Config, checkpoints: SeenCheckpoints, epochs: int,
     twin.first_after_step = due.first if due.first != due.every else None
     if due.also > 0:
         section.checkpoint_after_step = due.also
-    several = any(file.after_steps for file in twin.files)  # kinds of checkpoints, each of its own cadence
+    several = any(file.after_steps for file in twin.files)  # kinds of checkpoints with separate cadences
     explained = twin.seconds_between is not None or explains(due, times, until, exact=False)
     if several or not explained:
         times = [point.steps for point in checkpoints.each if point.steps]
@@ -127,7 +127,7 @@ def _ahead(files: Sequence[SeenFile]) -> float:
 def _checkpoint_files(
     checkpoints: SeenCheckpoints, ranks: Sequence[int], by_epochs: bool, assumptions: list[str]
 ) -> list[c.CheckpointFile]:
-    """One entry per file name; a file that only some checkpoints wrote says at which epochs, or after which steps."""
+    """Return an entry for each file name. A file that only some checkpoints wrote has their epochs or steps."""
     names = dict.fromkeys(file.name for point in checkpoints.each for file in point.files)
     every = {point.epoch for point in checkpoints.each}
     found = []
@@ -135,10 +135,10 @@ def _checkpoint_files(
         seen = [(point, file) for point in checkpoints.each for file in point.files if file.name == name]
         epochs, steps = {point.epoch for point, _ in seen}, {point.steps for point, _ in seen}
         last, some = seen[-1][1], epochs != every
-        # One that is missing once may have been cut off; beside training, steps are not told exactly.
-        told = not (by_epochs or checkpoints.asynchronous) and checkpoints.seconds_between is None
+        # One that is missing once may have been cut off. While training goes on, steps are not known exactly.
+        exact = not (by_epochs or checkpoints.asynchronous) and checkpoints.seconds_between is None
         cut_off = len(checkpoints.each) - len(seen) == 1 and _is_cut_off(checkpoints.each[-1], name, list(names))
-        listed = told and len(seen) < len(checkpoints.each) and not cut_off
+        listed = exact and len(seen) < len(checkpoints.each) and not cut_off
         if some and not (by_epochs or listed):
             assumptions.append(f"{name} was not written at every checkpoint; the twin does so")
         found.append(c.CheckpointFile(

@@ -20,7 +20,7 @@ def quantiles(values_s: NDArray[np.float64]) -> Duration:
         return 0.0
     if np.ptp(values_s) < 1e-6:
         return round(float(values_s[0]), 6)
-    # With few values more quantiles than values would tell nothing new.
+    # More quantiles than values would add nothing.
     values = np.quantile(values_s, np.linspace(0, 1, min(_QUANTILES, len(values_s))))
     if len(values_s) > _QUANTILES:
         # Between the last two quantiles draws are even: one long value among thousands must not make all of them long.

@@ -23,11 +23,14 @@ def pass_numbers(own: pd.DataFrame, evaluations: pd.DataFrame) -> _Ints:
 
     `evaluations`: the logged ones (start_ns, end_ns).
 
-    A pass begins when all batches requested before have been delivered, and one of three things happens: a new loader is asked,
-    a loader has received a message in between that asked for no batch, or as many batches are requested at once as are ever
-    under way. It does not begin while loaders that started before the present pass have not been asked yet. If a rank reads
-    itself, a pass begins where a logged evaluation begins or ends, and when a batch reads again what passes of its kind have
-    read.
+    A pass begins when all batches requested before have been delivered, and one of three things happens:
+
+    * a new loader gets a request,
+    * a loader has received another message in between, or
+    * as many batches are requested at once as are ever under way.
+
+    It does not begin while a loader that started before the present pass has had no request yet. If a rank reads itself, a pass
+    begins where a logged evaluation begins or ends, and when a batch reads again what passes of its kind have read.
     """
     if "key" in own:
         evaluates = is_within(own["delivered_ns"].to_numpy(np.int64), evaluations)

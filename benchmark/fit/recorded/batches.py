@@ -86,9 +86,8 @@ def _delivered(job: Job, delivered: pd.DataFrame, tree: Tree) -> pd.DataFrame:
     """Return the batches that loaders delivered.
 
     Columns: `batch` (row of `delivered`), `process` (the rank), `loader`, `turn` as in `delivered`, `size_bytes` of the request,
-    `begun_ns`: when the loader began, `requested_ns`, `received_ns`, `delivered_ns`, and `read_ns`: when the rank read the
-    result, NaN if that is unknown.
-    The k-th message that a process writes into a pipe of requests is the k-th that a loader reads from it.
+    `requested_ns`, `received_ns`, `delivered_ns`. `begun_ns` is when the loader began, `read_ns` when the rank read the result
+    (NaN: unknown). The k-th message that a process writes into a pipe of requests is the k-th that a loader reads from it.
     """
     requests = requests_of(job, delivered)
     moved = job.calls_on(requests["file_id"].unique().tolist(), [*schema.READ_OPS, *schema.WRITE_OPS])

@@ -19,7 +19,7 @@ _NOT_STORAGE = ("/dev/", "/proc/", "/sys/", "pipe:", "socket:", "anon_inode:", "
 _LARGE_BYTES = 1 << 24
 _COPIES = ("sendfile", "splice", "copy_file_range")
 _Ints = NDArray[np.int64]
-POLL = -1  # an operation yet to be told: a wait for several descriptors
+POLL = -1  # an operation to be resolved later: a wait for several descriptors
 
 _OPS: dict[str, int] = {
     **dict.fromkeys(schema.OPEN_OPS, Op.OPEN), **dict.fromkeys(schema.READ_OPS, Op.READ),

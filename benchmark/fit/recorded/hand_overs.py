@@ -18,8 +18,8 @@ _COLUMNS = ["source", "target", "done", "wanted"]  # thread `source` was done at
 def hand_overs(tree: Tree, rows: pd.DataFrame, begins: Mapping[int, int]) -> tuple[list[tuple[int, int, int, int]], int]:
     """Return posts and waits as (thread, time, Op, channel), and the number of channels.
 
-    `begins` has when the threads beside the main ones began. A wait comes when the thread had nothing else to do, so that what
-    it computed from then to its call stays what it was.
+    `begins`: when the threads other than main ones began, by thread. A wait comes when the thread had nothing else to do, so that
+    the time that it computed from then to its call remains.
     """
     found = pd.concat([find(tree, rows) for find in (_of_feeders, _of_descriptors, _of_silences)]).drop_duplicates(
         ignore_index=True
@@ -96,9 +96,10 @@ def _of_descriptors(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_silences(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:
-    """What came first from a thread after its process had made no call for a while: a pool that was given work again, or who
-    waited for the pool. It waited for the last call before the silence, if it came at much the same time after that, and at
-    less equal times after its own last call: of threads that go their own ways neither is so.
+    """Return the waits of threads that make the first call after their process had made none for a while.
+
+    Such a thread is one of a pool that got work again, or waited for a pool. It waited for the last call before the silence if
+    its calls follow such calls at nearly equal times, and its previous calls at less equal ones. Independent threads do neither.
     """
     found = [pd.DataFrame(columns=_COLUMNS, dtype=np.int64)]
     for _, own in rows.groupby(np.array(tree.process, np.int64)[rows["thread"]]):

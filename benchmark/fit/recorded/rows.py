@@ -58,7 +58,7 @@ def marks_of(seen: Seen) -> tuple[list[Mark], NDArray[np.int64]]:
     phases = seen.trace.phases()
     phases = phases[(phases["rank"] == phases["rank"].min()) & phases["end_ns"].notna() & phases["phase"].isin(list(_KEYS))]
     marks, times = [], []
-    manifest = seen.trace.manifest  # a log on another clock tells nothing of when
+    manifest = seen.trace.manifest  # a log on another clock gives no times
     phases = phases[(phases["start_ns"] >= manifest.start_ns) & (phases["end_ns"] <= manifest.end_ns)]
     for phase in phases.itertuples():
         epoch, step = (None if pd.isna(value) else int(value) for value in (phase.epoch, phase.step))

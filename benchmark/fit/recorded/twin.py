@@ -157,8 +157,8 @@ def _edits(structure: RecordedStructure | None) -> str:
 def _assumptions(trace: Trace, recording: TwinRecording, structure: RecordedStructure | None) -> list[str]:
     notes = [
         *loss_notes(trace.manifest),
-        "what threads of a process tell one another without a system call is a wait only where their times show it; that, "
-        "what goes over sockets, and calls of other kinds are kept as time",
+        "a thread's wait for another one of its process is known only if a system call or regular times show it; other waits, "
+        "those for sockets too, and calls of other kinds remain as time",
     ]
     if structure is not None:
         notes.append("the computation of a step grows with its batch; on several ranks, the first one writes the checkpoints")

@@ -36,7 +36,7 @@ def chunks_and_labels(folder, seed: int = 1, thread: bool = False, opened: str =
 
 
 def images_opened_three_times(folder, sizes=(100_000, 20_000)) -> Trace:
-    """Three epochs over files of which a library looks at the first 12 KiB twice, a new open each, before it reads them."""
+    """Three epochs over files. A library opens each file twice to read its first 12 KiB, and then opens and reads it whole."""
     made, rng, now = Made(), np.random.default_rng(1), 10.0
     made.process(1000, 1, "rank")
     files = [(made.file(f"/d/{i:03}.nii.gz", size=sizes[i % 2]), sizes[i % 2]) for i in range(24)]
