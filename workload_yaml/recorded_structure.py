@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from iotwin.workload_yaml.recording import RecordedBatches
 
+MOST_PREFETCHED = 8  # batches a loader; PyTorch's default is 2
 UNKNOWN_SAMPLES = 1  # batch size of a job whose samples are unknown: an edited batch size is then a factor
 
 
@@ -21,6 +22,7 @@ class RecordedStructure(NamedTuple):
     computation_s: float  # median of a step
     ranks: int
     samples_known: bool
+    requested_at_once: bool  # all batches of an epoch
 
 
 def structure_of(batches: RecordedBatches) -> RecordedStructure:
@@ -37,6 +39,7 @@ def structure_of(batches: RecordedBatches) -> RecordedStructure:
     workers = max(len(np.unique(loaders[bounds[index] : bounds[index + 1]])) * bool(batches.passes[index].depth) for index in own)
     depth = max(batches.passes[index].depth for index in own)  # a short epoch, or a busy machine, shows fewer
     computation = np.subtract(batches.computed_ns, batches.taken_ns)[rows]
+    at_once = any(is_requested_at_once(batches.passes[index].depth, batches.passes[index].batches, workers) for index in own)
     ranks = len({batches.passes[index].process for index in training})
     every = np.where(sizes > 0, sizes, size) if known else np.full(len(rows), size)
     lengths = np.cumsum([batches.passes[index].batches for index in own])[:-1]
@@ -44,7 +47,7 @@ def structure_of(batches: RecordedBatches) -> RecordedStructure:
     return RecordedStructure(
         batch_size=size, loaders=workers, prefetch=None if depth == 2 * workers else depth, epochs=len(own),
         samples=ranks * samples, computation_s=float(np.median(computation)) / 1e9,
-        ranks=ranks, samples_known=known,
+        ranks=ranks, samples_known=known, requested_at_once=at_once,
     )  # fmt: skip
 
 
@@ -52,3 +55,12 @@ def pass_bounds(batches: RecordedBatches) -> NDArray[np.int64]:
     """Return the index of each pass's first batch, and last the number of batches."""
     bounds: NDArray[np.int64] = np.append(0, np.cumsum([each.batches for each in batches.passes])).astype(np.int64)
     return bounds
+
+
+def is_requested_at_once(depth: int, batches: int, loaders: int) -> bool:
+    """Return whether all batches of a pass were requested at once, by far more than loaders prefetch.
+
+    `depth`: the most batches that were requested and not yet taken. Loaders may have answered a first request each before the
+    last one was made. No request shows when the rank took a batch.
+    """
+    return depth >= batches - loaders and depth > MOST_PREFETCHED * loaders

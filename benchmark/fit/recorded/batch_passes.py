@@ -10,9 +10,9 @@ from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.recorded.taken_times import NEVER_NS, depth_of
 from iotwin.benchmark.fit.recorded.tree import Tree
 from iotwin.trace_store import schema
+from iotwin.workload_yaml.recorded_structure import MOST_PREFETCHED
 
 _Ints = NDArray[np.int64]
-_MOST_PREFETCHED = 8  # batches a loader; PyTorch's default is 2
 _FEWEST = 3  # batches in a pass, on average; where regions repeat more often, samples are drawn with replacement
 _REGION_BYTES = 1 << 16  # passes over the same regions of files are passes over one set of samples
 _SAME_SET = 0.5  # share of the smaller pass's bytes, or regions
@@ -29,8 +29,11 @@ def pass_numbers(own: pd.DataFrame, evaluations: pd.DataFrame) -> _Ints:
     * a loader has received another message in between, or
     * as many batches are requested at once as are ever under way.
 
-    It does not begin while a loader that started before the present pass has had no request yet. If a rank reads itself, a pass
-    begins where a logged evaluation begins or ends, and when a batch reads again what passes of its kind have read.
+    It does not begin while a loader that started before the present pass has had no request yet. If all batches of a pass are
+    requested at once, a pass begins with such a row of requests, of which loaders may answer the first before the last is made.
+
+    If a rank reads itself, a pass begins where a logged evaluation begins or ends, and when a batch reads again what passes of
+    its kind have read.
     """
     if "key" in own:
         evaluates = is_within(own["delivered_ns"].to_numpy(np.int64), evaluations)
@@ -46,6 +49,8 @@ def pass_numbers(own: pd.DataFrame, evaluations: pd.DataFrame) -> _Ints:
     before = np.append(0, np.maximum.accumulate(delivered)[:-1])
     following = np.minimum.accumulate(delivered[::-1])[::-1]  # the first delivery of this batch or a later one
     at_once = np.searchsorted(np.maximum.accumulate(requested), following) - np.arange(len(own))
+    if depth > (most := MOST_PREFETCHED * len(np.unique(loader))):
+        return _numbers_of_rows(requested >= before, at_once, most)
     begun, last_turn = own["begun_ns"].to_numpy(np.int64), dict[int, int]()
     number, first, numbers = 0, 0, np.zeros(len(own), np.int64)
     for row, (asked, turned) in enumerate(zip(loader.tolist(), turn.tolist(), strict=True)):
@@ -57,6 +62,19 @@ def pass_numbers(own: pd.DataFrame, evaluations: pd.DataFrame) -> _Ints:
             number, first = number + 1, row
         last_turn[asked] = turned
         numbers[row] = number
+    return numbers
+
+
+def _numbers_of_rows(idle: NDArray[np.bool_], at_once: _Ints, most: int) -> _Ints:
+    """Return the index of the pass of each batch, if a pass begins with a row of more than `most` requests while loaders idle.
+
+    `idle`: all batches requested before had been delivered; `at_once`: how many were requested before the next delivery.
+    """
+    first, numbers = 0, np.zeros(len(idle), np.int64)
+    for row in np.flatnonzero(idle).tolist():
+        if row - first >= most and at_once[row : row + most].max() > most:
+            first = row
+            numbers[row:] += 1
     return numbers
 
 
@@ -151,12 +169,6 @@ def _overlap(a: pd.Series, b: pd.Series) -> float:
     """Return the share of the bytes of the smaller one, by region, that the other one has read too."""
     small, large = (a, b) if a.sum() < b.sum() else (b, a)
     return float(small[small.index.isin(large.index)].sum() / small.sum())
-
-
-def taking_is_hidden(part: pd.DataFrame) -> bool:
-    """Return whether all batches of a pass were requested before the first was delivered, by far more than loaders prefetch."""
-    depth = int(part["depth"].iloc[0])
-    return depth == len(part) and depth > _MOST_PREFETCHED * part["loader"].nunique()
 
 
 def begin_of_pass(tree: Tree, before: pd.DataFrame, part: pd.DataFrame) -> int:

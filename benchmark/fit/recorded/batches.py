@@ -18,7 +18,6 @@ from iotwin.benchmark.fit.recorded.batch_passes import (
     logged_evaluations,
     pass_numbers,
     regions_of,
-    taking_is_hidden,
 )
 from iotwin.benchmark.fit.recorded.taken_times import NEVER_NS, depth_of, with_computation
 from iotwin.benchmark.fit.recorded.tree import Tree
@@ -49,7 +48,7 @@ def find_batches(job: Job, calls: pd.DataFrame, tree: Tree, rows: pd.DataFrame) 
         for number, (part, begin_ns) in enumerate(zip(parts, begins, strict=True)):
             next_ns = min(begin_ns, logged_end(job, int(part["delivered_ns"].max())))
             passes.append(with_computation(part.assign(number=number), of_process, tree.main(process), next_ns))
-    if not passes or any(taking_is_hidden(part) for part in passes):
+    if not passes:
         return None, index
     training = are_training(job, calls, passes)
     whole = pd.concat(passes)

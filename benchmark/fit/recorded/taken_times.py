@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from iotwin.workload_yaml.recorded_structure import is_requested_at_once
 from iotwin.workload_yaml.recording import Op
 
 _Ints = NDArray[np.int64]
@@ -26,6 +27,9 @@ def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns:
     requested, delivered = (part[name].to_numpy(np.int64) for name in ("requested_ns", "delivered_ns"))
     depth = min(depth_of(requested, delivered), len(part))
     ready = np.maximum.accumulate(delivered)
+    if is_requested_at_once(depth, len(part), part["loader"].nunique()):
+        taken, computed = _even_steps(ready, _next_call(rows[rows["thread"] == main], int(ready[-1]), next_ns))
+        return part.assign(depth=depth, taken_ns=taken, computed_ns=computed)
     clock = _BusyClock(rows[(rows["thread"] == main) & rows["op"].isin([Op.POLL, Op.PIPE_READ])])
     taken = np.maximum.accumulate(np.maximum(np.append(requested[depth:], ready[len(part) - depth :]), ready))
     known = len(part) - depth  # batches whose taking is seen, since it made the rank request another one
@@ -55,6 +59,19 @@ def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns:
         hidden = np.flatnonzero(waited)
         computed[hidden] = np.minimum(computed[hidden], taken[hidden] + int(typical))
     return part.assign(depth=depth, taken_ns=taken, computed_ns=computed)
+
+
+def _even_steps(ready: _Ints, end_ns: int) -> tuple[_Ints, _Ints]:
+    """Return when the rank took each batch, and when it had computed on it, if all its steps take equally long.
+
+    `ready`: when each batch and all before it had been delivered. The rank takes a batch then, or after its step on the one
+    before, and ends its last step at `end_ns`. So it ends at the latest of `ready[k] + (n - k) * step`, for k of n batches.
+    """
+    left = np.arange(len(ready), 0, -1)
+    step = max(int(((end_ns - ready) / left).min()), 0)
+    done = np.arange(1, len(ready) + 1) * step
+    computed = np.maximum.accumulate(ready - done + step) + done
+    return computed - step, computed
 
 
 def _end_of_loop(rows: pd.DataFrame, requested: _Ints, next_ns: int) -> int:

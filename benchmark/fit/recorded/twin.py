@@ -162,6 +162,8 @@ def _assumptions(trace: Trace, recording: TwinRecording, structure: RecordedStru
     ]
     if structure is not None:
         notes.append("the computation of a step grows with its batch; on several ranks, the first one writes the checkpoints")
+        if structure.requested_at_once:
+            notes.append("all batches of an epoch are requested at once, so that its steps are assumed to take equally long")
         if not structure.samples_known:
             notes.append("the samples of a batch are unknown: reader.batch_size 2 makes batches twice as large")
     if any(file.written for file in recording.header.files):

@@ -14,7 +14,7 @@ from iotwin.benchmark.emulator.recorded.edits.rare_steps import find_rare_steps,
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder, Subjects
 from iotwin.benchmark.emulator.recorded.edits.think_clock import ProcessRows, Stretch
 from iotwin.common.errors import UsageError
-from iotwin.workload_yaml.recorded_structure import pass_bounds
+from iotwin.workload_yaml.recorded_structure import is_requested_at_once, pass_bounds
 from iotwin.workload_yaml.recording import Label, Op, TwinRecording
 
 _Ints = NDArray[np.int64]
@@ -256,7 +256,7 @@ class RankLine:
         count = self._count(each.loaders) if each.depth else self._edits.loaders or 0
         dealt = deal(self._samples_of(each), self._edits, each.training, each.size, count, self._rank, copy)
         loaders = self._loaders_of(each, count)
-        ahead = min(self._ahead(each, count), len(dealt)) if loaders else 0
+        ahead = min(self._ahead(each, count, len(dealt)), len(dealt)) if loaders else 0
         for batch in dealt if loaders else ():
             loaders[batch.slot].serve(batch.samples, self._deal)
         for batch in dealt[:ahead]:
@@ -322,11 +322,15 @@ class RankLine:
             further.append(self._new_loader(each.loaders[slot % len(each.loaders)], slot))
         return [*(self._live[loader] for loader in each.loaders[:count]), *further]
 
-    def _ahead(self, each: _Pass, count: int) -> int:
-        """Return how many batches are requested before the first one is taken."""
+    def _ahead(self, each: _Pass, count: int, batches: int) -> int:
+        """Return how many of the `batches` of a pass with `count` loaders are requested before the first one is taken."""
         if self._edits.prefetch is not None:
             return -(-self._edits.prefetch // count) * count
-        return max(1, round(each.depth / max(len(each.loaders), 1))) * count if each.depth else 2 * count
+        if not each.depth:
+            return 2 * count
+        if is_requested_at_once(each.depth, len(each.batches), len(each.loaders)):
+            return batches
+        return max(1, round(each.depth / max(len(each.loaders), 1))) * count
 
     def _writes(self, stretch: Stretch, main: bool = True) -> bool:
         """Return whether the rank writes files in a stretch. `main`: its main thread counts, besides the others."""

@@ -36,3 +36,11 @@ def test_the_end_of_a_pass_is_the_next_one_that_the_job_logged():
     phases = pd.DataFrame({"phase": ["init", "epoch", "evaluation", "step"], "end_ns": [5, 20, 30, 7]})
     job = type("Logged", (), {"phases": phases})
     assert (logged_end(job, 6), logged_end(job, 20), logged_end(job, 30) > 1 << 60) == (20, 30, True)
+
+
+def test_a_row_of_requests_to_idle_loaders_begins_a_pass_though_the_first_is_answered_before_the_second():
+    epoch = [0, 20, *range(21, 60)]  # when the requests are made
+    requested = [*epoch, *(1000 + at for at in epoch)]
+    delivered = [at + 10 + 5 * row for row, at in enumerate(epoch)]
+    found = asked([0] * len(requested), requested, [*delivered, *(1000 + at for at in delivered)], begun=[0])
+    assert pass_numbers(found, NO_LOG).tolist() == [0] * len(epoch) + [1] * len(epoch)
