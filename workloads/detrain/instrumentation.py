@@ -1,0 +1,103 @@
+"""The document inst.json: which lines of a training script are its loops, its data call and its weight update."""
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import struct_json, write_whole
+from iotwin.common.foreign_files import read_foreign, read_foreign_struct
+
+VERSION = 1
+SURE = 0.5  # below this confidence a script runs only with --force
+_MOST_SOURCE_BYTES = 16 << 20
+
+# How a script gets its batches.
+Kind = Literal["FOR_OVER_LOADER", "NEXT_CALL", "INDEXED", "GENERATOR", "FRAMEWORK", "NONE"]
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A line of a source file, from 1: where the statement begins."""
+
+    file: str  # absolute path
+    line: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class CallLine(Line, frozen=True):
+    """A line with the text of the call there, such as `next(batches)`."""
+
+    call: str = ""
+
+
+class Wrapper(msgspec.Struct, frozen=True):
+    """The function that both gets a batch and updates the weights, if another module's loop calls it."""
+
+    module: str
+    function: str
+
+
+class Loader(msgspec.Struct, frozen=True):
+    """The object that yields the batches. `persistent`: it lives longer than an epoch."""
+
+    name: str
+    persistent: bool = True
+
+
+class Instrumentation(msgspec.Struct, frozen=True, kw_only=True):
+    """The loops of a script. Lines are those of the `for` or `while`, or of the statement that makes the call.
+
+    `sources` gives the SHA-256 of each file with a line in the document. `sinks`: all calls that update weights. `reasons`: in
+    words, what speaks for and against this result. `confirmed`, `iterations` and `reads_in_data_call` are None or 0 without a
+    confirming run.
+    """
+
+    version: int = VERSION
+    script: str
+    source_sha256: str  # of the script
+    sources: dict[str, str]
+    kind: Kind
+    epoch: Line | None = None
+    batch: Line | None = None
+    data: CallLine | None = None
+    update: CallLine | None = None
+    sinks: list[CallLine] = []
+    wrapper: Wrapper | None = None
+    loader: Loader | None = None
+    confidence: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    confirmed: bool | None = None
+    iterations: int = 0
+    reads_in_data_call: int | None = None
+    reasons: list[str] = []
+    seconds: float = 0.0
+
+
+def source_sha256(path: Path) -> str:
+    """Return the SHA-256 of a source file. Raises IotwinError if it cannot be read."""
+    return hashlib.sha256(read_foreign(path, _MOST_SOURCE_BYTES)).hexdigest()
+
+
+def read_instrumentation(path: Path) -> Instrumentation:
+    """Read inst.json. Raises IotwinError if it is none, or of another version."""
+    found = read_foreign_struct(path, Instrumentation)
+    if found.version != VERSION:
+        raise IotwinError(f"{path}: is of version {found.version}; this iotwin reads {VERSION}; discover the script again")
+    return found
+
+
+def write_instrumentation(path: Path, found: Instrumentation) -> None:
+    """Write inst.json, whole or not at all."""
+    write_whole(path, struct_json(found))
+
+
+def changed_sources(found: Instrumentation) -> list[str]:
+    """Return the files that have changed, or are gone, since the document was written."""
+    changed = []
+    for file, digest in found.sources.items():
+        try:
+            if source_sha256(Path(file)) != digest:
+                changed.append(file)
+        except IotwinError:
+            changed.append(file)
+    return changed
