@@ -25,6 +25,8 @@ class Purpose(IntEnum):
     SNAPSHOT = 15
     LOADER_START = 16
     EPOCH_WARM_UP = 17
+    ITEM = 18  # of a training script's data set
+    ENTROPY = 19  # in place of what a script draws from the operating system
 
 
 def generator(seed: int, purpose: Purpose, rank: int = 0, epoch: int = 0, step: int = 0) -> np.random.Generator:

@@ -1,1 +1,18 @@
 """DETrain: makes any training script resumable at every batch and repeatable bit for bit, without changing its files."""
+
+from importlib import import_module
+from typing import Any
+
+# The names that training scripts use, and their modules, which are imported when a name is first used: they import torch.
+_MODULES = {
+    "keyed": "keyed_data",
+    "KeyedDataset": "keyed_data",
+    "CountedSampler": "keyed_data",
+    "KeyedIterableDataset": "keyed_stream",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
