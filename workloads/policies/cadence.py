@@ -20,17 +20,22 @@ class Cadence(NamedTuple):
 
 
 class LoopPosition(NamedTuple):
-    """The position of a training loop: the epoch, the step of the run (both from 1), and whether an epoch ends."""
+    """The position of a training loop: the epoch, the step of the run (both from 1), and whether an epoch ends.
+
+    `batch`: index in the epoch of the batch that comes next, for rules that list pairs of epoch and batch.
+    """
 
     epoch: int
     step: int
     epoch_ended: bool = False
+    batch: int = -1
 
 
 class Policy:
     """Decides after each step and each epoch whether an action, such as a checkpoint, is due.
 
-    The rules are: after `epochs` or `steps` of a cadence, every `seconds`, or after the steps `listed`.
+    The rules are: after `epochs` or `steps` of a cadence, every `seconds`, or after the steps `listed`, which may also be pairs of
+    an epoch and a batch.
     """
 
     def __init__(
@@ -38,7 +43,7 @@ class Policy:
         epochs: Cadence | None = None,
         steps: Cadence | None = None,
         seconds: float | None = None,
-        listed: Collection[int] = (),
+        listed: Collection[int | tuple[int, int]] = (),
         now: float = 0.0,
     ) -> None:
         self._epochs, self._steps, self._seconds, self._listed = epochs, steps, seconds, frozenset(listed)
@@ -76,7 +81,7 @@ class Policy:
             return "epoch" if self._epochs is not None and self._epochs.due(position.epoch) else None
         if self._steps is not None and self._steps.due(position.step):
             return "steps"
-        if position.step in self._listed:
+        if position.step in self._listed or (position.epoch, position.batch) in self._listed:
             return "list"
         return "seconds" if self.time_is_up(now) else None
 

@@ -24,9 +24,9 @@ def flatten(state: Any, copy: _Copy = torch.Tensor.detach) -> tuple[list[Tensor]
 
     def leaf(name: str, value: Any) -> tuple[str, Tensor] | None:
         if isinstance(value, torch.Tensor):
-            return TENSOR, _as_tensor(name, copy(value))
+            return TENSOR, as_tensor(name, copy(value))
         if isinstance(value, np.ndarray):
-            return ARRAY, _as_tensor(name, copy(torch.from_numpy(value)))
+            return ARRAY, as_tensor(name, copy(torch.from_numpy(value)))
         return None
 
     return flatten_by(leaf, state)
@@ -40,7 +40,8 @@ def dtype_name(name: str, tensor: torch.Tensor) -> str:
     return dtype
 
 
-def _as_tensor(name: str, tensor: torch.Tensor) -> Tensor:
+def as_tensor(name: str, tensor: torch.Tensor) -> Tensor:
+    """Return a tensor as one of a checkpoint file; one that lies on the CPU is not copied."""
     dtype = dtype_name(name, tensor)
     content = tensor.detach().to("cpu").contiguous().reshape(-1)
     return Tensor(name, dtype, tuple(tensor.shape), content.view(torch.uint8).numpy())
@@ -79,4 +80,4 @@ TORCH = Framework({"torch": str(torch.__version__)}, flatten, unflatten, TorchGe
 
 def weights_sha256(models: Iterable[nn.Module]) -> str:
     """Return the SHA-256 of the names, types, shapes and bytes of the models' parameters and buffers."""
-    return nested_state.digest_of(_as_tensor(name, value) for model in models for name, value in model.state_dict().items())
+    return nested_state.digest_of(as_tensor(name, value) for model in models for name, value in model.state_dict().items())

@@ -1,0 +1,188 @@
+"""Iterators of PyTorch's DataLoader that know their position, and that a resumed run starts at a position without reading.
+
+The first batches that such an iterator yields are placeholders: the loop's `enumerate`, `zip` or progress bar counts them, and
+the session takes them before the loop's body would.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import dataloader as torch_loader
+
+from iotwin.common.errors import IotwinError
+from iotwin.workloads.state.torch_state import TorchGenerators
+
+
+class IteratorState(NamedTuple):
+    """Where an iterator is: batches that it has yielded, and the generators' states when it began."""
+
+    position: int
+    began: dict[str, Any]
+
+
+class Placeholder:
+    """What a resumed iterator yields for a batch that nobody reads. Whatever uses it ends in an error."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise _processed()
+
+    def __iter__(self) -> Iterator[Any]:
+        raise _processed()
+
+    def __getitem__(self, key: Any) -> Any:
+        raise _processed()
+
+
+def _processed() -> IotwinError:
+    return IotwinError(
+        "the script changes batches between its loader and its loop, so the loader cannot begin in the middle of an epoch; "
+        "resume with --replay replay-data"
+    )
+
+
+class TrackedIterator:
+    """The iterator that a DataLoader gives to a script."""
+
+    def __init__(self, loader: "DataLoader[Any]", tracker: "LoaderTracker", start: IteratorState | None) -> None:
+        self.loader, self._tracker = loader, tracker
+        self.requested: deque[list[Any]] = deque()  # indices of the batches to come, and of the one that was yielded last
+        self.reads_ahead = loader.num_workers > 0
+        self._start(start)
+
+    def _start(self, start: IteratorState | None) -> None:
+        self.position, self._placeholders = 0, start.position if start else 0
+        self.requested.clear()
+        self._real: Any = None
+        # With worker processes, the indices of the first batches are drawn when the iterator is made, else with the first batch.
+        if self.reads_ahead:
+            self._draw_from(start)
+        self._real = self._tracker.begin(self, self._placeholders if self.reads_ahead else 0)
+        self._drawn = self.reads_ahead
+        if start is not None and not self.reads_ahead:
+            self._draw_from(start)
+            self._drawn = True
+            for _ in range(self._placeholders):
+                next(self._real._sampler_iter)
+
+    def _draw_from(self, start: IteratorState | None) -> None:
+        if start is not None:
+            set_generators(self.loader, start.began)
+        self.began = generators_of(self.loader)
+
+    def state(self) -> IteratorState:
+        """Return where it is."""
+        if not self._drawn:
+            self._draw_from(None)
+        return IteratorState(self.position, self.began)
+
+    def go_to(self, state: IteratorState) -> None:
+        """Begin anew, and go on as an iterator in this state does, without reading what it had yielded."""
+        self._start(state)
+        self.position, self._placeholders = state.position, 0
+
+    @property
+    def restorable(self) -> bool:
+        """False if only reading tells what comes next."""
+        return not isinstance(self.loader.dataset, IterableDataset)
+
+    def __iter__(self) -> "TrackedIterator":
+        return self
+
+    def __next__(self) -> Any:
+        if self._placeholders:
+            self._placeholders -= 1
+            self.position += 1
+            return Placeholder()
+        if not self._drawn:
+            self._draw_from(None)
+            self._drawn = True
+        item = next(self._real)
+        self.position += 1
+        self._tracker.yielded(self)
+        return item
+
+    def __len__(self) -> int:
+        return len(self._real)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_real"], name)
+
+
+class LoaderTracker:
+    """Patches DataLoader, so that each iterator is tracked. `on_batch` is called with the indices of each batch that is yielded."""
+
+    def __init__(self, on_batch: Callable[[list[Any]], None] | None = None, workers: int | None = None) -> None:
+        self._on_batch, self._workers = on_batch, workers
+        self._make = DataLoader.__iter__
+        self._creating: list[tuple[TrackedIterator, int]] = []
+        self._starts: deque[IteratorState] | None = None
+        self.opened: list[TrackedIterator] | None = None  # those that began since `opens`
+        self._patch()
+
+    def _patch(self) -> None:
+        tracker, next_index = self, torch_loader._BaseDataLoaderIter._next_index  # type: ignore[attr-defined]
+
+        def begun(loader: "DataLoader[Any]") -> TrackedIterator:
+            found = TrackedIterator(loader, tracker, tracker._starts.popleft() if tracker._starts else None)
+            if tracker.opened is not None:
+                tracker.opened.append(found)
+            return found
+
+        def indices(iterator: Any) -> Any:
+            if tracker._creating:
+                iterator.detrain_owner, skipped = tracker._creating[-1]
+                tracker._creating[-1] = iterator.detrain_owner, 0
+                for _ in range(skipped):
+                    next_index(iterator)
+            found = next_index(iterator)
+            iterator.detrain_owner.requested.append(found)
+            return found
+
+        DataLoader.__iter__ = begun  # type: ignore[method-assign, assignment]
+        torch_loader._BaseDataLoaderIter._next_index = indices  # type: ignore[attr-defined]
+
+    def begin(self, owner: TrackedIterator, skipped: int) -> Any:
+        """Return the iterator that DataLoader makes, which does not read its first `skipped` batches."""
+        self._creating.append((owner, skipped))
+        try:
+            made = self._make(owner.loader)
+        finally:
+            self._creating.pop()
+        made.detrain_owner = owner
+        return made
+
+    def yielded(self, iterator: TrackedIterator) -> None:
+        """Learn that an iterator has yielded a batch."""
+        indices = iterator.requested.popleft() if iterator.requested else []
+        if self._on_batch is not None:
+            self._on_batch(indices)
+
+    def opens(self, starts: list[IteratorState] | None) -> None:
+        """A loop begins: the iterators that begin from now on start at `starts`, in order; without, at their beginning."""
+        self.opened, self._starts = [], deque(starts) if starts else None
+
+    def opened_all(self) -> None:
+        """The loop has its first batch: later iterators are others."""
+        self._starts = None
+
+
+def generators_of(loader: "DataLoader[Any]") -> dict[str, Any]:
+    """Return the states of the global generators, and of those that the loader and its samplers have of their own."""
+    own = [generator.get_state() for generator in _own_generators(loader)]
+    return {**TorchGenerators().state_dict(), "own": own}
+
+
+def set_generators(loader: "DataLoader[Any]", state: dict[str, Any]) -> None:
+    """Set the generators to states that `generators_of` returned."""
+    TorchGenerators().load_state_dict(state)
+    for generator, own in zip(_own_generators(loader), state["own"], strict=True):
+        generator.set_state(own)
+
+
+def _own_generators(loader: "DataLoader[Any]") -> list[torch.Generator]:
+    samplers = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
+    found = [loader.generator, *(getattr(each, "generator", None) for each in samplers)]
+    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())

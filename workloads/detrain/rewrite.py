@@ -1,0 +1,181 @@
+"""Inserts calls of the session into the loops of a script, in memory; line numbers stay those of the file."""
+
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from iotwin.common.errors import IotwinError
+from iotwin.workloads.detrain.instrumentation import Instrumentation, Line
+
+SESSION = "__detrain__"  # name of the session in instrumented modules
+_Loop = ast.For | ast.AsyncFor | ast.While
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+def instrumented(source: bytes, path: Path, found: Instrumentation) -> ast.Module:
+    """Return the module with calls of the session in those loops of `found` that are in this file.
+
+    * `for x in LOADER:` becomes `for x in session.batches(session.opens(), LOADER):`, and likewise the loop of epochs.
+    * A loop's body begins with `session.batch()`. After a resume it returns True, and the variables of the function that the loop
+      assigns get their saved values.
+    * The body of the loop of epochs is in a `try`, so that the rest of an epoch that is skipped can be left.
+    * Where the batch is got in the body, the session learns what it is, and can get batches without training on them.
+
+    Raises IotwinError if a line is no longer that of a loop.
+    """
+    tree = ast.parse(source, str(path))
+    here = _Lines(path)
+    for loop, function in _loops(tree, None):
+        if here.is_at(found.batch, loop):
+            _instrument_batches(loop, function, tree, found, here)
+    for loop, function in _loops(tree, None):
+        if here.is_at(found.epoch, loop):
+            _instrument(loop, "epoch", _assigned(loop, function))
+            loop.body = [ast.Try(loop.body, [ast.ExceptHandler(_attribute("Skipped"), None, [ast.Pass()])], [], [])]
+    here.check(found.batch, "batch")
+    here.check(found.epoch, "epoch")
+    return ast.fix_missing_locations(tree)
+
+
+def batches_begin_without_gradients(found: Instrumentation) -> bool:
+    """Return whether each pass through the body of the batch loop sets all gradients to zero.
+
+    That is so if `zero_grad` is called, outside of any `if`, for each object whose `step` is called.
+    """
+    if found.batch is None:
+        return False
+    tree = ast.parse(Path(found.batch.file).read_bytes())
+    loop = next((each for each, _ in _loops(tree, None) if each.lineno == found.batch.line), None)
+    if loop is None:
+        return False
+    zeroed = {_receiver(call) for call in _calls(loop, "zero_grad", conditional=False)}
+    stepped = {_receiver(call) for call in _calls(loop, "step", conditional=True)}
+    return bool(zeroed) and stepped <= zeroed
+
+
+class _Lines:
+    """Which loops of one file have been found by their lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._seen = path, set[int]()
+
+    def has(self, line: Line | None) -> bool:
+        return line is not None and Path(line.file) == self._path
+
+    def is_at(self, line: Line | None, loop: _Loop) -> bool:
+        if line is None or not self.has(line) or loop.lineno != line.line:
+            return False
+        self._seen.add(line.line)
+        return True
+
+    def check(self, line: Line | None, what: str) -> None:
+        if line is not None and self.has(line) and line.line not in self._seen:
+            raise IotwinError(f"{line.file}:{line.line}: is no loop, but the {what} loop was there; discover the script again")
+
+
+def _loops(node: ast.AST, function: ast.AST | None) -> Iterator[tuple[_Loop, ast.AST | None]]:
+    """Yield all loops with the function that they are in, None at the top level of the module."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, _Loop):
+            yield child, function
+        yield from _loops(child, child if isinstance(child, _SCOPES) else function)
+
+
+def _instrument_batches(loop: _Loop, function: ast.AST | None, tree: ast.Module, found: Instrumentation, here: _Lines) -> None:
+    around = next((outer for outer, own in _loops(tree, None) if own is function and here.is_at(found.epoch, outer)), loop)
+    inside = {name for name in _assigned(around, function) if name not in _targets(loop)}
+    data, skip = found.data, []
+    if data is not None and here.has(data) and data.line != loop.lineno:
+        skip = _instrument_data(loop, data.line)
+    _instrument(loop, "batch", sorted(inside), skip)
+
+
+def _instrument_data(loop: _Loop, line: int) -> list[ast.stmt]:
+    """Let the session see what the statement at `line` gets. Return a statement that gets batches without training on them."""
+    block = next((block for block in _blocks(loop.body) if any(_spans(each, line) for each in block)), None)
+    if block is None:
+        return []
+    at = next(index for index, each in enumerate(block) if _spans(each, line))
+    names = sorted(_stored(block[at]))
+    seen = ast.Expr(_call("data", *(ast.Name(name, ast.Load()) for name in names)))
+    if names:
+        block.insert(at + 1, ast.copy_location(seen, block[at]))
+    return [ast.If(_call("skips"), [block[at], ast.Continue()], [])] if block is loop.body else []
+
+
+def _blocks(body: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
+    """Yield the innermost blocks of statements first."""
+    for each in body:
+        if not isinstance(each, _SCOPES):
+            for name in ("body", "orelse", "finalbody"):
+                yield from _blocks(getattr(each, name, None) or [])
+            for handler in getattr(each, "handlers", []):
+                yield from _blocks(handler.body)
+    yield body
+
+
+def _spans(statement: ast.stmt, line: int) -> bool:
+    return statement.lineno <= line <= (statement.end_lineno or statement.lineno)
+
+
+def _instrument(loop: _Loop, kind: str, names: Sequence[str], skip: Sequence[ast.stmt] = ()) -> None:
+    """Wrap what a `for` loops over, and let the body begin with `skip` and `if session.KIND(): NAME = ...`."""
+    if not isinstance(loop, ast.While):
+        opened = _call("opens", ast.Constant(kind))
+        loop.iter = ast.copy_location(_call({"batch": "batches", "epoch": "epochs"}[kind], opened, loop.iter), loop.iter)
+    restored: list[ast.stmt] = [
+        ast.If(
+            _call("has", ast.Constant(name)),
+            [ast.Assign([ast.Name(name, ast.Store())], _call("take", ast.Constant(name)))],
+            [],
+        )
+        for name in names
+    ]
+    first = ast.If(_call(kind), restored or [ast.Pass()], [])
+    loop.body[:0] = [ast.copy_location(each, loop.body[0]) for each in (*skip, first)]
+
+
+def _assigned(loop: _Loop, function: ast.AST | None) -> list[str]:
+    """Return the variables of the function that the loop assigns; none at the top level, whose variables are those of the module."""
+    if function is None or isinstance(function, ast.ClassDef):
+        return []
+    declared = {name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names}
+    inner = {name for node in ast.walk(function) if isinstance(node, ast.Nonlocal) for name in node.names}
+    return sorted((_stored(loop) | inner) - declared - {SESSION})
+
+
+def _stored(node: ast.AST) -> set[str]:
+    """Return the names that a statement assigns in its own scope."""
+    if isinstance(node, ast.Name):
+        return {node.id} if isinstance(node.ctx, ast.Store) else set()
+    if isinstance(node, ast.ExceptHandler) or isinstance(node, _SCOPES):
+        return set() if isinstance(node, _SCOPES) else set().union(*map(_stored, node.body))
+    if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+        walrus = [each.target for each in ast.walk(node) if isinstance(each, ast.NamedExpr)]
+        return {each.id for each in walrus}
+    return set[str]().union(*map(_stored, ast.iter_child_nodes(node)))
+
+
+def _targets(loop: _Loop) -> set[str]:
+    return set() if isinstance(loop, ast.While) else _stored(loop.target)
+
+
+def _calls(node: ast.AST, method: str, conditional: bool) -> Iterator[ast.Call]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and not conditional:
+            continue
+        if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute) and child.func.attr == method:
+            yield child
+        yield from _calls(child, method, conditional)
+
+
+def _receiver(call: ast.Call) -> str:
+    return ast.unparse(call.func).rpartition(".")[0]
+
+
+def _attribute(name: str) -> ast.Attribute:
+    return ast.Attribute(ast.Name(SESSION, ast.Load()), name, ast.Load())
+
+
+def _call(name: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(_attribute(name), list(arguments), [])

@@ -1,0 +1,179 @@
+"""Runs a script as Python does, with its loops instrumented in memory."""
+
+import hashlib
+import importlib.abc
+import importlib.util
+import signal
+import sys
+import time
+import types
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from typing import Any
+
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.files import make_folder, write_json
+from iotwin.common.foreign_files import read_foreign
+from iotwin.common.progress import note
+from iotwin.workloads.detrain.instrumentation import SURE, Instrumentation, changed_sources, read_instrumentation
+from iotwin.workloads.detrain.options import policy_of
+from iotwin.workloads.detrain.rewrite import SESSION, batches_begin_without_gradients, instrumented
+from iotwin.workloads.detrain.script_store import NEVER, ScriptStore
+
+_MOST_SOURCE_BYTES = 16 << 20
+RUN = "run.json"
+
+
+def run_script(options: Namespace) -> None:
+    """Run the script. Exceptions of the script, SystemExit too, are raised.
+
+    Raises IotwinError if the script has no loop or does not fit the checkpoint, and UsageError if options contradict one another.
+    """
+    found = instrumentation_of(options)
+    if options.output is None and (options.every or options.at):
+        raise UsageError("--every, --at: name a directory for the checkpoints: -o DIR")
+    sys.argv = [str(options.script), *options.arguments]
+    sys.path[0] = str(options.script.resolve().parent)
+    with _session(options, found) as session:
+        _execute(options.script.resolve(), found, session)
+
+
+def instrumentation_of(options: Namespace) -> Instrumentation:
+    """Return the script's loops, from --inst unless its files have changed since. Raises IotwinError if they are unsure."""
+    if options.inst is None:
+        from iotwin.workloads.detrain.discover import discover
+
+        found = discover(options.script)
+    else:
+        found = read_instrumentation(options.inst)
+        if changed := changed_sources(found):
+            note(f"{changed[0]} has changed since {options.inst} was written; the loops are searched again")
+            found = discover(options.script)
+    if found.confidence < SURE and not options.force:
+        why = found.reasons[-1] if found.reasons else "several lines may be the loops"
+        raise IotwinError(
+            f"{options.script}: it is unsure which lines are its loops ({why}); look at iotwin detrain discover, or --force"
+        )
+    return found
+
+
+@contextmanager
+def _session(options: Namespace, found: Instrumentation) -> Iterator[Any]:
+    """Run the `with` block with a session, and write its run.json at the end."""
+    from iotwin.workloads.detrain import session as sessions
+    from iotwin.workloads.detrain.loaders import LoaderTracker
+    from iotwin.workloads.detrain.steps_log import StepsLog
+
+    log = StepsLog(options.steps_log.absolute()) if options.steps_log else None
+    loaders = LoaderTracker(log.indices.append if log else None, options.workers)
+    policy = policy_of(options, time.monotonic())
+    session = sessions.Session(
+        policy, log, loaders, options.replay, not batches_begin_without_gradients(found), drop=frozenset(options.drop)
+    )
+    if options.output is None:
+        yield session
+        session.finish()
+        return
+    output = options.output.absolute()
+    make_folder(output)
+    store = ScriptStore(output, {"script": options.script.name}, options.keep)
+    with store.store:
+        saves = options.every or options.at
+        session.use(store if saves else None, _resumed(store, options))
+        handler = signal.signal(signal.SIGUSR1, lambda *_: policy.ask()) if saves else None
+        try:
+            yield session
+            session.finish()
+        finally:
+            if handler is not None:
+                signal.signal(signal.SIGUSR1, handler)
+            write_json(output / RUN, _document(options, session))
+
+
+def _resumed(store: ScriptStore, options: Namespace) -> Any:
+    found = store.find(options.resume)
+    if found is None or options.resume == NEVER:
+        return None
+    point, state = store.read(found)
+    if options.replay == "restore" and state["replays_only"]:
+        what = state["replays_only"][0]
+        note(f"{what} cannot be restored: its batches before the checkpoint are read again (--replay replay-data)")
+        options.replay = "replay-data"
+    return found.name, point, state
+
+
+def _document(options: Namespace, session: Any) -> dict[str, Any]:
+    """Return the content of run.json."""
+    steps = max(session.progress.step - (session.resumed.step if session.resumed else 0), 1)
+    return {
+        "script": str(options.script),
+        "resumed_from": session.resumed_name,
+        "replay": options.replay if session.resumed_name else None,
+        "epochs": session.progress.epoch + 1,
+        "steps": session.progress.step,
+        "checkpoints": session.saved,
+        "overhead_s_per_batch": session.overhead_s / steps,
+    }
+
+
+@dataclass(frozen=True)
+class _Code:
+    """Compiles the user's files, those with loops instrumented."""
+
+    found: Instrumentation
+    session: Any
+
+    def files(self) -> set[str]:
+        lines = (self.found.epoch, self.found.batch, self.found.data)
+        return {line.file for line in lines if line is not None}
+
+    def compiled(self, path: Path) -> types.CodeType:
+        source = read_foreign(path, _MOST_SOURCE_BYTES)
+        tree = instrumented(source, path, self.found) if str(path) in self.files() else source
+        try:
+            return compile(tree, str(path), "exec", dont_inherit=True)
+        except (SyntaxError, ValueError) as error:
+            raise IotwinError(f"{path}: is no program of this Python: {error}") from None
+
+
+class _Loader(SourceFileLoader):
+    def __init__(self, name: str, path: str, code: _Code) -> None:
+        super().__init__(name, path)
+        self._code = code
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        setattr(module, SESSION, self._code.session)
+        exec(self._code.compiled(Path(self.path)), module.__dict__)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the user's modules that have instrumented loops."""
+
+    def __init__(self, code: _Code) -> None:
+        self._code = code
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None) -> ModuleSpec | None:
+        found = importlib.machinery.PathFinder.find_spec(name, path, target)
+        origin = found.origin if found else None
+        if origin is None or str(Path(origin).resolve()) not in self._code.files():
+            return None
+        loader = _Loader(name, str(Path(origin).resolve()), self._code)
+        return importlib.util.spec_from_file_location(name, origin, loader=loader)
+
+
+def _execute(script: Path, found: Instrumentation, session: Any) -> None:
+    code = _Code(found, session)
+    sys.meta_path.insert(0, _Finder(code))
+    main = types.ModuleType("__main__")
+    vars(main).update({"__file__": str(script), SESSION: session, "__builtins__": __builtins__})
+    sys.modules["__main__"] = main
+    exec(code.compiled(script), main.__dict__)
+
+
+def sources_sha256(found: Instrumentation) -> str:
+    """Return one SHA-256 for the files that the loops are in."""
+    return hashlib.sha256("".join(f"{name} {digest}\n" for name, digest in sorted(found.sources.items())).encode()).hexdigest()

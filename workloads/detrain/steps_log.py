@@ -1,0 +1,99 @@
+"""A line of JSON for each step of a script: which samples it took, what it computed, and the state after it."""
+
+import hashlib
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from iotwin.common.files import append_line
+from iotwin.workloads.detrain import script_state
+from iotwin.workloads.detrain.script_state import Walk, frames_of
+from iotwin.workloads.state.gathering import encode
+from iotwin.workloads.state.nested_state import digest_of
+from iotwin.workloads.state.torch_state import TorchGenerators, as_tensor
+
+
+class StepsLog:
+    """Writes the log. `indices`: those of the batches that loaders have yielded, as they come."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.indices: deque[list[Any]] = deque(maxlen=1)
+        self._losses: list[str] = []
+        self._step: dict[str, Any] = {}
+        _on_backward(lambda value: self._losses.append(value))
+
+    def begin(self, epoch: int, batch: int, item: Any) -> None:
+        """A step begins. `item`: the batch, None if the loop's body gets it."""
+        indices = _plain_indices(self.indices[-1]) if self.indices else None
+        self._step = {"epoch": epoch, "batch": batch, "indices": indices, "inputs_sha256": inputs_sha256(item)}
+        self._losses.clear()
+
+    def inputs(self, item: Any) -> None:
+        """The loop's body has got its batch."""
+        indices = _plain_indices(self.indices[-1]) if self.indices else None
+        self._step |= {"indices": indices, "inputs_sha256": inputs_sha256(item)}
+
+    def end(self, frame: types.FrameType | None) -> None:
+        """A step has ended; write its line."""
+        parameters, optimizers = self._states(frame)
+        rng = hashlib.sha256(encode(TorchGenerators().state_dict())).hexdigest()
+        line = {**self._step, "loss": list(self._losses), "parameters_sha256": parameters}
+        append_line(self._path, msgspec.json.encode({**line, "optimizer_sha256": optimizers, "rng_sha256": rng}).decode())
+
+    def _states(self, frame: types.FrameType | None) -> tuple[str, str]:
+        """Return the digests of all modules' tensors and of all other objects' states."""
+        modules, others = hashlib.sha256(), hashlib.sha256()
+        parts = Walk(frames_of(frame), lambda *_: None).parts()
+        for part in sorted((part for part in parts if part.kind == script_state.OBJECT), key=lambda part: part.path):
+            is_module = isinstance(part.value, torch.nn.Module)
+            content = digest_of(as_tensor(name, each) for name, each in _tensors(part.value.state_dict(), ""))
+            (modules if is_module else others).update(f"{content} ".encode())
+        return modules.hexdigest(), others.hexdigest()
+
+
+def inputs_sha256(item: Any) -> str | None:
+    """Return the SHA-256 of the tensors and arrays of a batch, in order; None if it has none."""
+    found = [as_tensor(name, value) for name, value in _tensors(item, "")]
+    return digest_of(found) if found else None
+
+
+def _tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        if value.layout == torch.strided:
+            yield path, value.detach()
+    elif isinstance(value, np.ndarray):
+        if value.dtype.kind in "biufc":
+            yield path, torch.from_numpy(np.ascontiguousarray(value))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield path, torch.tensor(value)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _tensors(each, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            yield from _tensors(each, f"{path}.{index}")
+
+
+def _plain_indices(indices: Any) -> Any:
+    if isinstance(indices, list | tuple):
+        return [_plain_indices(each) for each in indices]
+    return int(indices) if isinstance(indices, int | np.integer | torch.Tensor) else str(indices)
+
+
+def _on_backward(call: Callable[[str], None]) -> None:
+    """Call with the value of each tensor that `backward` is called on, as hexadecimal digits."""
+    backward = torch.Tensor.backward
+
+    def recorded(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        if tensor.numel() == 1:
+            call(float(tensor.detach()).hex())
+        return backward(tensor, *arguments, **options)
+
+    torch.Tensor.backward = recorded  # type: ignore[method-assign, assignment]
