@@ -6,6 +6,7 @@ the session takes them before the loop's body would.
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -13,14 +14,16 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import dataloader as torch_loader
 
 from iotwin.common.errors import IotwinError
+from iotwin.workloads.detrain.keyed_data import KeyedDataset
 from iotwin.workloads.state.torch_state import TorchGenerators
 
 
 class IteratorState(NamedTuple):
-    """Where an iterator is: batches that it has yielded, and the generators' states when it began."""
+    """Where an iterator is: batches that it has yielded, the generators' states when it began, and its loader's passes before."""
 
     position: int
     began: dict[str, Any]
+    passes: int
 
 
 class Placeholder:
@@ -54,6 +57,7 @@ class TrackedIterator:
 
     def _start(self, start: IteratorState | None) -> None:
         self.position, self._placeholders = 0, start.position if start else 0
+        self.passes = self._tracker.passes_of(self.loader, start.passes if start else None)
         self.requested.clear()
         self._real: Any = None
         # With worker processes, the indices of the first batches are drawn when the iterator is made, else with the first batch.
@@ -76,7 +80,7 @@ class TrackedIterator:
         """Return where it is."""
         if not self._drawn:
             self._draw_from(None)
-        return IteratorState(self.position, self.began)
+        return IteratorState(self.position, self.began, self.passes)
 
     def go_to(self, state: IteratorState) -> None:
         """Begin anew, and go on as an iterator in this state does, without reading what it had yielded."""
@@ -112,10 +116,16 @@ class TrackedIterator:
 
 
 class LoaderTracker:
-    """Patches DataLoader, so that each iterator is tracked. `on_batch` is called with the indices of each batch that is yielded."""
+    """Patches DataLoader, so that each iterator is tracked.
 
-    def __init__(self, on_batch: Callable[[list[Any]], None] | None = None, workers: int | None = None) -> None:
-        self._on_batch, self._workers = on_batch, workers
+    `on_batch` is called with the indices of each batch that is yielded. `workers`: processes of all loaders, in place of the
+    script's number. With an `item_seed`, what the items of a data set draw depends on the pass and the item alone.
+    """
+
+    def __init__(
+        self, on_batch: Callable[[list[Any]], None] | None = None, workers: int | None = None, item_seed: int | None = None
+    ) -> None:
+        self._on_batch, self._workers, self._item_seed = on_batch, workers, item_seed
         self._make = DataLoader.__iter__
         self._creating: list[tuple[TrackedIterator, int]] = []
         self._starts: deque[IteratorState] | None = None
@@ -141,6 +151,8 @@ class LoaderTracker:
             iterator.detrain_owner.requested.append(found)
             return found
 
+        if self._workers is not None:
+            _set_workers(self._workers)
         DataLoader.__iter__ = begun  # type: ignore[method-assign, assignment]
         torch_loader._BaseDataLoaderIter._next_index = indices  # type: ignore[attr-defined]
 
@@ -153,6 +165,16 @@ class LoaderTracker:
             self._creating.pop()
         made.detrain_owner = owner
         return made
+
+    def passes_of(self, loader: "DataLoader[Any]", passes: int | None) -> int:
+        """Return how many iterators of `loader` began before, or tell it that there were `passes`; key its items by that."""
+        found: int = loader.__dict__.get("detrain_passes", 0) if passes is None else passes
+        loader.__dict__["detrain_passes"] = found + 1
+        if self._item_seed is not None and not isinstance(loader.dataset, IterableDataset):
+            if not isinstance(loader.dataset, KeyedDataset):
+                loader.__dict__["dataset"] = KeyedDataset(loader.dataset, self._item_seed)
+            loader.dataset.item_epoch = found
+        return found
 
     def yielded(self, iterator: TrackedIterator) -> None:
         """Learn that an iterator has yielded a batch."""
@@ -186,3 +208,18 @@ def _own_generators(loader: "DataLoader[Any]") -> list[torch.Generator]:
     samplers = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
     found = [loader.generator, *(getattr(each, "generator", None) for each in samplers)]
     return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+
+
+def _set_workers(workers: int) -> None:
+    """Let all loaders have so many worker processes."""
+    make = DataLoader.__init__
+
+    def made(loader: "DataLoader[Any]", *arguments: Any, **options: Any) -> None:
+        given = signature(make).bind(loader, *arguments, **options)
+        given.arguments["num_workers"] = workers
+        if not workers:
+            for name in ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context"):
+                given.arguments.pop(name, None)
+        make(*given.args, **given.kwargs)
+
+    DataLoader.__init__ = made  # type: ignore[method-assign, assignment]

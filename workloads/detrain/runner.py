@@ -69,7 +69,8 @@ def _session(options: Namespace, found: Instrumentation) -> Iterator[Any]:
     from iotwin.workloads.detrain.steps_log import StepsLog
 
     log = StepsLog(options.steps_log.absolute()) if options.steps_log else None
-    loaders = LoaderTracker(log.indices.append if log else None, options.workers)
+    item_seed = None if options.determinism == "off" else options.seed
+    loaders = LoaderTracker(log.indices.append if log else None, options.workers, item_seed)
     policy = policy_of(options, time.monotonic())
     session = sessions.Session(
         policy, log, loaders, options.replay, not batches_begin_without_gradients(found), drop=frozenset(options.drop)

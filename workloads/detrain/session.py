@@ -13,6 +13,7 @@ from iotwin.workloads.detrain.saved_state import ScriptState, State
 from iotwin.workloads.detrain.script_store import ResumePoint, ScriptStore
 from iotwin.workloads.detrain.steps_log import StepsLog, inputs_sha256
 from iotwin.workloads.policies.cadence import LoopPosition, Policy
+from iotwin.workloads.state.gathering import encode
 from iotwin.workloads.state.torch_state import TorchGenerators
 
 RESTORE, SKIP_READS, REPLAY_DATA, FULL = "restore", "skip-reads", "replay-data", "full"
@@ -67,12 +68,17 @@ class Session:
         self._frame: types.FrameType | None = None  # of the loop, during a step
         self._reason: str | None = None  # why the batch that is fetched is saved
         self._fetch: State | None = None  # the generators' states before it was fetched
+        self._certified: _Resume | None = None  # what a run from the start must come to
         self.resumed: ResumePoint | None = None
 
     def use(self, store: ScriptStore | None, resume: tuple[str, ResumePoint, State] | None) -> None:
         """Save to `store`, and resume at a checkpoint: its name, point and state."""
-        self.store, self.resume = store, None if resume is None else _Resume(*resume)
-        self.resumed_name = resume[0] if resume else None
+        self.store, found = store, None if resume is None else _Resume(*resume)
+        self.resumed_name = found.name if found else None
+        if self.replay == FULL:
+            self._certified = found
+        else:
+            self.resume = found
 
     # Called by the script
 
@@ -185,6 +191,8 @@ class Session:
             self._state.begin(frame)
         resumes = self.resume is not None
         progress.batch = self._resumes(frame) if resumes else progress.batch + 1
+        if self._certified is not None and self._certified.point[:2] == (progress.epoch, progress.batch):
+            self._certify(frame)
         if not resumes and self.store is not None:
             reason = self._reason or (self._due(progress.batch) if self._item is None else None)
             if reason is not None:
@@ -236,7 +244,7 @@ class Session:
         opened, fetched = self.loaders.opened or [], self._item is not None  # the loop has got its batch already
         state = self._state.capture(frame, self.gradients)
         state |= {
-            "loop": [{"position": each.position - fetched, "began": each.state().began} for each in opened], "fetch": self._fetch,
+            "loop": [each.state()._replace(position=each.position - fetched)._asdict() for each in opened], "fetch": self._fetch,
             "epoch_start": self._epoch_start, "starts": self._starts,
             "global": self._generators.state_dict(), "inputs_sha256": inputs_sha256(self._item),
             "replays_only": [*self._state.unsaved, *(f"the loop's loader {i}" for i, each in enumerate(opened) if not each.restorable)],
@@ -258,6 +266,20 @@ class Session:
         self._epoch_start, self._starts = state["epoch_start"], state["starts"]
         self.resumed, self.resume = point, None
         return point.batch
+
+    def _certify(self, frame: types.FrameType) -> None:
+        """Raise IotwinError unless the run has come to the same state as the checkpoint."""
+        assert self._certified is not None
+        name, point, saved = self._certified
+        self._check_inputs(saved)
+        state = self._state.capture(frame, self.gradients)
+        for key in ("objects", "gradients", "generators", "tensors", "plain"):
+            for path in state[key].keys() | saved[key].keys():
+                if encode(state[key].get(path)) != encode(saved[key].get(path)):
+                    raise IotwinError(
+                        f"{path} differs from {name} when the run comes there again; find the cause with iotwin detrain verify"
+                    )
+        self.resumed, self._certified = point._replace(step=0), None
 
     def _check_inputs(self, state: State) -> None:
         """Raise IotwinError if the loop's batch is not the one that it was before the interruption."""
