@@ -1,0 +1,217 @@
+"""Randomness that no seed fixes: what a script takes from the operating system, by source and line."""
+
+import ast
+import functools
+import itertools
+import os
+import random
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path, PurePath
+from typing import Any
+
+from iotwin.common.errors import IotwinError
+from iotwin.common.foreign_files import read_foreign
+from iotwin.common.numbers.keyed import Purpose, generator
+from iotwin.workloads.detrain.after_import import after_import
+from iotwin.workloads.detrain.current_call import current_call, is_given
+from iotwin.workloads.detrain.findings import Findings
+from iotwin.workloads.detrain.script_frames import ScriptLine, is_standard, script_line
+
+_BITS = 128  # of a seed
+_DEVICES = ("/dev/urandom", "/dev/random")
+_RANDOM = ("random", "secrets", "uuid")  # modules of the standard library by which a script takes bytes
+_PER_SECOND = (1, 10**3, 10**6, 10**9)  # units of clocks
+_RECENT_S = 60
+_MOST_SOURCE_BYTES = 16 << 20
+_WATCHED = ("random", "np.random", "numpy.random", "torch", "torch.random")  # their `seed` is watched
+
+
+class EntropySources:
+    """Watches the sources of entropy. With `seed`, generators that are not seeded get keyed seeds.
+
+    Bytes are never replaced: scripts name files and runs by them, and equal names would collide.
+    """
+
+    def __init__(self, findings: Findings, seed: int | None = None) -> None:
+        self._findings, self._seed = findings, seed
+        self._draws = itertools.count()
+
+    def watch(self) -> None:
+        """Replace the functions that are sources, in this process and in those that it forks."""
+        self._watch_bytes()
+        self._watch_python()
+        after_import("uuid", self._watch_uuid)
+        after_import("numpy", self._watch_numpy)
+        after_import("torch", self._watch_torch)
+        after_import("tensorflow", self._watch_tensorflow)
+
+    # Seeds that are not given
+
+    def _fresh_seed(self, source: str) -> int:
+        """Record an unseeded generator, and return a seed for it."""
+        line = script_line(sys._getframe(2))
+        # The standard library draws names of files and sockets; packages make generators when they are imported, and rarely use
+        # them. Results depend on neither.
+        if line is not None and not any(_is_apart(each.file) for each in line.inside):
+            self._add(source, line)
+            if self._seed is not None:
+                return self._keyed_seed(self._seed)
+        return secrets.randbits(_BITS)
+
+    def _keyed_seed(self, seed: int) -> int:
+        worker = getattr(sys.modules.get("torch.utils.data._utils.worker"), "_worker_info", None)
+        # A forked worker goes on counting where its parent was, so its own seed must distinguish it and its epoch.
+        key = seed if worker is None else worker.seed % 2**63
+        words = generator(key, Purpose.ENTROPY, rank=worker is not None, step=next(self._draws)).bit_generator.random_raw(2)
+        return int(words[0]) << 64 | int(words[1])
+
+    def _watch_python(self) -> None:
+        original = random.Random.seed
+
+        def seed(instance: random.Random, a: Any = None, version: int = 2) -> None:
+            if a is None:
+                makes = sys._getframe(1).f_code is random.Random.__init__.__code__
+                a = self._fresh_seed("random.Random" if makes else "random.seed")
+            else:
+                self._seeded(a)
+            original(instance, a, version)
+
+        random.Random.seed = functools.wraps(original)(seed)  # type: ignore[method-assign, assignment]
+        random.seed = random._inst.seed
+
+    def _watch_numpy(self) -> None:
+        import numpy as np
+
+        self._watch_seeding(np.random, "default_rng", "numpy.random.default_rng", lambda bits: bits)
+        self._watch_seeding(np.random, "seed", "numpy.random.seed", _words)
+        np.random.bit_generator.randbits = self._numpy_bits  # type: ignore[attr-defined]
+
+    def _numpy_bits(self, bits: int) -> int:
+        """Return the entropy that numpy takes for a bit generator or a RandomState, even if a seed replaces it at once."""
+        import numpy as np
+
+        frame = sys._getframe(1)
+        call = None if frame.f_code is generator.__code__ else current_call(frame)
+        if frame.f_code is generator.__code__ or (call is not None and is_given(frame, call, "seed", "entropy", "key")):
+            return secrets.randbits(bits)
+        name = "" if call is None else ast.unparse(call.func).rpartition(".")[2]
+        return self._fresh_seed(f"numpy.random.{name if hasattr(np.random, name) else 'SeedSequence'}")
+
+    def _watch_torch(self) -> None:
+        import torch
+
+        def unseeded() -> int:
+            return torch.manual_seed(self._fresh_seed("torch.seed") >> _BITS // 2).initial_seed()
+
+        torch.random.seed = torch.seed = unseeded
+        manual_seed = torch.manual_seed
+
+        @functools.wraps(manual_seed)
+        def seeded(seed: Any) -> Any:
+            self._seeded(seed)
+            return manual_seed(seed)
+
+        torch.random.manual_seed = torch.manual_seed = seeded
+
+    def _watch_tensorflow(self) -> None:
+        import tensorflow as tf
+
+        source = tf.random.Generator.from_non_deterministic_state
+        recording = self._recording(source, "tf.random.Generator.from_non_deterministic_state")
+        tf.random.Generator.from_non_deterministic_state = staticmethod(recording)
+
+    def _watch_seeding(self, module: Any, name: str, source: str, converted: Callable[[int], Any]) -> None:
+        original = getattr(module, name)
+
+        @functools.wraps(original)
+        def seeding(seed: Any = None) -> Any:
+            if seed is None:
+                return original(converted(self._fresh_seed(source)))
+            self._seeded(seed)
+            return original(seed)
+
+        setattr(module, name, seeding)
+
+    def _seeded(self, seed: Any) -> None:
+        """Record a seed that is taken from the clock."""
+        if isinstance(seed, int | float) and _is_recent(seed) and (line := script_line(sys._getframe(2))) is not None:
+            self._add("time", line)
+
+    # Bytes
+
+    def _watch_bytes(self) -> None:
+        for name in ("urandom", "getrandom"):
+            setattr(os, name, self._recording(getattr(os, name), f"os.{name}"))
+        random._urandom = self._recording(random._urandom, "random.SystemRandom")  # type: ignore[attr-defined]
+        sys.addaudithook(self._audit)
+
+    def _watch_uuid(self) -> None:
+        import uuid
+
+        uuid.uuid1 = self._recording(uuid.uuid1, "uuid.uuid1")
+
+    def _recording(self, original: Callable[..., Any], source: str) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def recorded(*arguments: Any, **options: Any) -> Any:
+            self._take(source, script_line(sys._getframe(1)))
+            return original(*arguments, **options)
+
+        return recorded
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and arguments[0] in _DEVICES:
+            line = script_line(sys._getframe(1))
+            if line is not None and all(is_standard(each.file) for each in line.inside):
+                self._add(arguments[0], line)
+
+    def _take(self, source: str, line: ScriptLine | None) -> None:
+        """Record bytes that the script takes, directly or by `random`, `secrets` or `uuid`. Other code draws names by them."""
+        if line is None or not all(_is_random(each.file) for each in line.inside):
+            return
+        if line.inside and (module := PurePath(line.inside[0].file).stem) != "random":
+            source = f"{module}.{line.inside[0].function}"
+        self._add(source, line)
+
+    def _add(self, source: str, line: ScriptLine) -> None:
+        self._findings.add(source, line.file, line.line)
+
+
+def unwatched_sources(path: Path) -> list[tuple[str, int]]:
+    """Return the calls of `seed` without arguments in a source file, as of torch.Generator: (source, line).
+
+    They are found in the text, whether or not they run, because the classes of compiled libraries cannot be watched.
+    """
+    try:
+        tree = ast.parse(read_foreign(path, _MOST_SOURCE_BYTES))
+    except (IotwinError, OSError, SyntaxError, ValueError):
+        return []
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and not node.keywords)
+    return [
+        (f"{ast.unparse(call.func.value)}.seed", call.lineno)
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "seed" and not call.args
+        if ast.unparse(call.func.value) not in _WATCHED
+    ]
+
+
+def _is_random(file: str) -> bool:
+    return is_standard(file) and PurePath(file).stem in _RANDOM
+
+
+def _is_apart(file: str) -> bool:
+    return file.startswith("<frozen importlib") or (is_standard(file) and not _is_random(file))
+
+
+def _is_recent(seed: float) -> bool:
+    """Return whether a number is the time of the last minute, in any unit, or its milliseconds in 32 bits."""
+    now = time.time()
+    whole = any(abs(seed - now * unit) < _RECENT_S * unit for unit in _PER_SECOND)
+    return whole or abs(seed - now * 1000 % 2**32) < _RECENT_S * 1000
+
+
+def _words(bits: int) -> list[int]:
+    """Return 128 bits as four words of 32, which numpy's older generators take."""
+    return [bits >> shift & 0xFFFFFFFF for shift in (0, 32, 64, 96)]

@@ -1,0 +1,64 @@
+"""Which line of the script a call comes from: the innermost frame in no installed package."""
+
+import functools
+import site
+import sysconfig
+import types
+from pathlib import Path
+from typing import NamedTuple
+
+_PATHS = sysconfig.get_paths()
+_STANDARD = (_PATHS["stdlib"], _PATHS["platstdlib"])
+_PACKAGES = (_PATHS["purelib"], _PATHS["platlib"], *site.getsitepackages(), site.getusersitepackages())
+
+
+def _folders(paths: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple({f"{Path(each).resolve()}/" for each in paths})
+
+
+_STANDARD_FOLDERS = _folders(_STANDARD)
+_PACKAGE_FOLDERS = _folders((*_PACKAGES, str(Path(__file__).parents[1])))
+
+
+class Inside(NamedTuple):
+    """A function that the script called, directly or not."""
+
+    file: str
+    function: str
+
+
+class ScriptLine(NamedTuple):
+    """A line of the script, from 1. `inside`: the functions of other code between this line and the call, outermost first."""
+
+    file: str
+    line: int
+    inside: tuple[Inside, ...]
+
+
+def script_line(frame: types.FrameType | None) -> ScriptLine | None:
+    """Return the line of the script that `frame` was called from, or is in; None if the script has not called it."""
+    inside: list[Inside] = []
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_script(file):
+            return ScriptLine(file, frame.f_lineno, tuple(reversed(inside)))
+        inside.append(Inside(file, frame.f_code.co_name))
+        frame = frame.f_back
+    return None
+
+
+@functools.cache
+def is_script(file: str) -> bool:
+    """Return whether a source file belongs to the script: it is neither in an installed package nor in the standard library."""
+    return not file.startswith("<") and not _resolved(file).startswith((*_STANDARD_FOLDERS, *_PACKAGE_FOLDERS))
+
+
+@functools.cache
+def is_standard(file: str) -> bool:
+    """Return whether a source file belongs to the standard library."""
+    return _resolved(file).startswith(_STANDARD_FOLDERS) and not _resolved(file).startswith(_PACKAGE_FOLDERS)
+
+
+@functools.cache
+def _resolved(file: str) -> str:
+    return str(Path(file).resolve())
