@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from iotwin.workloads.detrain import nondeterministic_ops
-from iotwin.workloads.detrain.after_import import after_import
-from iotwin.workloads.detrain.entropy import EntropySources, unwatched_sources
-from iotwin.workloads.detrain.findings import Findings
-from iotwin.workloads.detrain.script_frames import is_script
+from iotwin.workloads.detrain.detectors import nondeterministic_ops
+from iotwin.workloads.detrain.detectors.after_import import after_import
+from iotwin.workloads.detrain.detectors.entropy import EntropySources, unwatched_sources
+from iotwin.workloads.detrain.detectors.findings import Findings
+from iotwin.workloads.detrain.detectors.script_frames import is_script
 
 OFF, SEEDED, STRICT = "off", "seeded", "strict"
 _MOST_SEED_32 = 2**32  # seeds of numpy's global generator and of Python's hashes are below this

@@ -14,11 +14,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iotwin.workloads.detrain.after_import import after_import
+from iotwin.workloads.detrain.detectors.after_import import after_import
+from iotwin.workloads.detrain.detectors.findings import Findings
+from iotwin.workloads.detrain.detectors.script_frames import is_script, is_standard
 from iotwin.workloads.detrain.determinism import environment
-from iotwin.workloads.detrain.findings import Findings
 from iotwin.workloads.detrain.machine_manifest import differences, manifest
-from iotwin.workloads.detrain.script_frames import is_script, is_standard
 
 pytestmark = pytest.mark.torch
 SEED = 7

@@ -5,8 +5,8 @@ import sys
 import warnings
 from typing import Any
 
-from iotwin.workloads.detrain.findings import Findings
-from iotwin.workloads.detrain.script_frames import script_line
+from iotwin.workloads.detrain.detectors.findings import Findings
+from iotwin.workloads.detrain.detectors.script_frames import script_line
 
 # The warnings of torch.use_deterministic_algorithms(True, warn_only=True). The first group is the operation.
 _WARNING = re.compile(

@@ -15,10 +15,10 @@ from typing import Any
 from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import read_foreign
 from iotwin.common.numbers.keyed import Purpose, generator
-from iotwin.workloads.detrain.after_import import after_import
-from iotwin.workloads.detrain.current_call import current_call, is_given
-from iotwin.workloads.detrain.findings import Findings
-from iotwin.workloads.detrain.script_frames import ScriptLine, is_standard, script_line
+from iotwin.workloads.detrain.detectors.after_import import after_import
+from iotwin.workloads.detrain.detectors.current_call import current_call, is_given
+from iotwin.workloads.detrain.detectors.findings import Findings
+from iotwin.workloads.detrain.detectors.script_frames import ScriptLine, is_standard, script_line
 
 _BITS = 128  # of a seed
 _DEVICES = ("/dev/urandom", "/dev/random")

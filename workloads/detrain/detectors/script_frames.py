@@ -17,7 +17,7 @@ def _folders(paths: tuple[str, ...]) -> tuple[str, ...]:
 
 
 _STANDARD_FOLDERS = _folders(_STANDARD)
-_PACKAGE_FOLDERS = _folders((*_PACKAGES, str(Path(__file__).parents[1])))
+_PACKAGE_FOLDERS = _folders((*_PACKAGES, str(Path(__file__).parents[2])))
 
 
 class Inside(NamedTuple):
