@@ -26,9 +26,18 @@ class KeyedIterableDataset(IterableDataset):
         self._keyed_seed = seed
         self._keyed_epoch = shared_epoch(epoch)
 
+    @property
+    def item_epoch(self) -> int:
+        """The epoch in the items' keys. Setting it leaves the wrapped stream alone."""
+        return int(self._keyed_epoch)
+
+    @item_epoch.setter
+    def item_epoch(self, epoch: int) -> None:
+        self._keyed_epoch[0] = epoch
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch in the items' keys, and call the `set_epoch` of the wrapped stream if it has one."""
-        self._keyed_epoch[0] = epoch
+        self.item_epoch = epoch
         if hasattr(self._keyed_dataset, "set_epoch"):
             self._keyed_dataset.set_epoch(epoch)
 

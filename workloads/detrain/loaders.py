@@ -15,6 +15,7 @@ from torch.utils.data import dataloader as torch_loader
 
 from iotwin.common.errors import IotwinError
 from iotwin.workloads.detrain.keyed_data import KeyedDataset
+from iotwin.workloads.detrain.keyed_stream import KeyedIterableDataset
 from iotwin.workloads.state.torch_state import TorchGenerators
 
 
@@ -170,9 +171,10 @@ class LoaderTracker:
         """Return how many iterators of `loader` began before, or tell it that there were `passes`; key its items by that."""
         found: int = loader.__dict__.get("detrain_passes", 0) if passes is None else passes
         loader.__dict__["detrain_passes"] = found + 1
-        if self._item_seed is not None and not isinstance(loader.dataset, IterableDataset):
-            if not isinstance(loader.dataset, KeyedDataset):
-                loader.__dict__["dataset"] = KeyedDataset(loader.dataset, self._item_seed)
+        if self._item_seed is not None:
+            keyed = KeyedIterableDataset if isinstance(loader.dataset, IterableDataset) else KeyedDataset
+            if not isinstance(loader.dataset, keyed):
+                loader.__dict__["dataset"] = keyed(loader.dataset, self._item_seed)
             loader.dataset.item_epoch = found
         return found
 

@@ -1,10 +1,11 @@
 """The options of a run of a script, for the command line and for the process that runs the script."""
 
 import re
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import NamedTuple
 
+from iotwin.common.errors import UsageError
 from iotwin.workloads.policies.cadence import Cadence, Policy
 
 REPLAYS = ("restore", "skip-reads", "replay-data", "full")
@@ -22,23 +23,23 @@ class Every(NamedTuple):
 
 
 def every(text: str) -> Every:
-    """Return what a text such as 2epochs, 100batches or 5min says."""
+    """Return what a text such as 2epochs, 100batches or 5min says. Raises UsageError if it is no period."""
     match = _EVERY.fullmatch(text)
     if match is None or float(match[1]) <= 0:
-        raise ArgumentTypeError(f"'{text}' is no period; give one such as 2epochs, 100batches, 5min or 30s")
+        raise UsageError(f"--every '{text}' is no period; give one such as 2epochs, 100batches, 5min or 30s")
     count, unit = float(match[1]), match[2]
     if unit in _SECONDS:
         return Every(count * _SECONDS[unit], "s")
     if not count.is_integer():
-        raise ArgumentTypeError(f"'{text}' is no whole number of {unit}")
+        raise UsageError(f"--every '{text}' is no whole number of {unit}")
     return Every(count, "epochs" if unit.startswith("epoch") else "batches")
 
 
 def points(text: str) -> list[tuple[int, int]]:
-    """Return the (epoch, batch) that a text such as 0:3,1:6 lists, both from 0."""
+    """Return the (epoch, batch) that a text such as 0:3,1:6 lists, both from 0. Raises UsageError if it lists none."""
     found = [re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", part) for part in text.split(",")]
     if not all(found):
-        raise ArgumentTypeError(f"'{text}' lists no batches; give EPOCH:BATCH,... such as 0:3,1:6, both from 0")
+        raise UsageError(f"--at '{text}' lists no batches; give EPOCH:BATCH,... such as 0:3,1:6, both from 0")
     return [(int(match[1]), int(match[2])) for match in found if match]
 
 
@@ -46,8 +47,8 @@ def add_run_options(parser: ArgumentParser) -> None:
     """Add the options of a run."""
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="a training script; its files remain as they are")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="directory for checkpoints and run.json")
-    parser.add_argument("--every", type=every, metavar="PERIOD", help="save every 2epochs, 100batches, 5min or 30s")
-    parser.add_argument("--at", type=points, default=[], metavar="E:B,...", help="save before these batches; both count from 0")
+    parser.add_argument("--every", metavar="PERIOD", help="save every 2epochs, 100batches, 5min or 30s")
+    parser.add_argument("--at", metavar="E:B,...", help="save before these batches; both count from 0")
     parser.add_argument("--keep", type=int, default=0, metavar="N", help="keep the N newest checkpoints (default: all)")
     parser.add_argument("--resume", default="auto", metavar="NAME", help="auto (default: the newest), never, or a checkpoint")
     parser.add_argument(
@@ -65,14 +66,27 @@ def add_run_options(parser: ArgumentParser) -> None:
     parser.add_argument("arguments", nargs="*", metavar="ARG", help="the script's own arguments, after --")
 
 
+def as_arguments(options: Namespace) -> list[str]:
+    """Return the command line of a run with these options."""
+    parser = ArgumentParser(add_help=False)
+    add_run_options(parser)
+    found: list[str] = []
+    for action in parser._actions:
+        value = getattr(options, action.dest)
+        if action.option_strings and value != action.default:
+            for each in value if isinstance(value, list) else [value]:
+                found += [action.option_strings[-1], *([] if each is True else [str(each)])]
+    return [*found, str(options.script), "--", *options.arguments]
+
+
 def policy_of(options: Namespace, now: float) -> Policy:
-    """Return when checkpoints are due."""
-    period: Every | None = options.every
+    """Return when checkpoints are due. Raises UsageError for a text that says no period or no batches."""
+    period = every(options.every) if options.every else None
     count = int(period.count) if period and period.unit != "s" else 0
     return Policy(
         epochs=Cadence(count, count) if period and period.unit == "epochs" else None,
         steps=Cadence(count, count) if period and period.unit == "batches" else None,
         seconds=period.count if period and period.unit == "s" else None,
-        listed=options.at,
+        listed=points(options.at) if options.at else (),
         now=now,
     )

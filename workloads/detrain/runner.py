@@ -22,7 +22,7 @@ from iotwin.common.progress import note
 from iotwin.workloads.detrain.instrumentation import SURE, Instrumentation, changed_sources, read_instrumentation
 from iotwin.workloads.detrain.options import policy_of
 from iotwin.workloads.detrain.rewrite import SESSION, batches_begin_without_gradients, instrumented
-from iotwin.workloads.detrain.script_store import NEVER, ScriptStore
+from iotwin.workloads.detrain.script_store import NEVER, ResumePoint, ScriptStore
 
 _MOST_SOURCE_BYTES = 16 << 20
 RUN = "run.json"
@@ -73,7 +73,7 @@ def _session(options: Namespace, found: Instrumentation) -> Iterator[Any]:
     loaders = LoaderTracker(log.indices.append if log else None, options.workers, item_seed)
     policy = policy_of(options, time.monotonic())
     session = sessions.Session(
-        policy, log, loaders, options.replay, not batches_begin_without_gradients(found), drop=frozenset(options.drop)
+        policy, log, loaders, gradients=not batches_begin_without_gradients(found), drop=frozenset(options.drop)
     )
     if options.output is None:
         yield session
@@ -84,7 +84,7 @@ def _session(options: Namespace, found: Instrumentation) -> Iterator[Any]:
     store = ScriptStore(output, {"script": options.script.name}, options.keep)
     with store.store:
         saves = options.every or options.at
-        session.use(store if saves else None, _resumed(store, options))
+        session.use(store if saves else None, *_resumed(store, options))
         handler = signal.signal(signal.SIGUSR1, lambda *_: policy.ask()) if saves else None
         try:
             yield session
@@ -95,16 +95,17 @@ def _session(options: Namespace, found: Instrumentation) -> Iterator[Any]:
             write_json(output / RUN, _document(options, session))
 
 
-def _resumed(store: ScriptStore, options: Namespace) -> Any:
+def _resumed(store: ScriptStore, options: Namespace) -> tuple[str, tuple[str, ResumePoint, dict[str, Any]] | None]:
+    """Return how batches are passed over, and the name, point and state of the checkpoint to resume from, None for a new run."""
     found = store.find(options.resume)
     if found is None or options.resume == NEVER:
-        return None
+        return options.replay, None
     point, state = store.read(found)
     if options.replay == "restore" and state["replays_only"]:
         what = state["replays_only"][0]
         note(f"{what} cannot be restored: its batches before the checkpoint are read again (--replay replay-data)")
-        options.replay = "replay-data"
-    return found.name, point, state
+        return "replay-data", (found.name, point, state)
+    return options.replay, (found.name, point, state)
 
 
 def _document(options: Namespace, session: Any) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def _document(options: Namespace, session: Any) -> dict[str, Any]:
     return {
         "script": str(options.script),
         "resumed_from": session.resumed_name,
-        "replay": options.replay if session.resumed_name else None,
+        "replay": session.replay if session.resumed_name else None,
         "epochs": session.progress.epoch + 1,
         "steps": session.progress.step,
         "checkpoints": session.saved,

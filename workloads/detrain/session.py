@@ -71,9 +71,9 @@ class Session:
         self._certified: _Resume | None = None  # what a run from the start must come to
         self.resumed: ResumePoint | None = None
 
-    def use(self, store: ScriptStore | None, resume: tuple[str, ResumePoint, State] | None) -> None:
+    def use(self, store: ScriptStore | None, replay: str, resume: tuple[str, ResumePoint, State] | None) -> None:
         """Save to `store`, and resume at a checkpoint: its name, point and state."""
-        self.store, found = store, None if resume is None else _Resume(*resume)
+        self.store, self.replay, found = store, replay, None if resume is None else _Resume(*resume)
         self.resumed_name = found.name if found else None
         if self.replay == FULL:
             self._certified = found
