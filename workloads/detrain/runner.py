@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder, write_json
@@ -23,6 +23,10 @@ from iotwin.workloads.detrain.instrumentation import SURE, Instrumentation, chan
 from iotwin.workloads.detrain.options import policy_of
 from iotwin.workloads.detrain.rewrite import SESSION, batches_begin_without_gradients, instrumented
 from iotwin.workloads.detrain.script_store import NEVER, ResumePoint, ScriptStore
+
+if TYPE_CHECKING:
+    from iotwin.workloads.detrain.determinism import AppliedProfile
+    from iotwin.workloads.detrain.session import Session
 
 _MOST_SOURCE_BYTES = 16 << 20
 RUN = "run.json"
@@ -62,18 +66,26 @@ def instrumentation_of(options: Namespace) -> Instrumentation:
 
 
 @contextmanager
-def _session(options: Namespace, found: Instrumentation) -> Iterator[Any]:
+def _session(options: Namespace, found: Instrumentation) -> "Iterator[Session]":
     """Run the `with` block with a session, and write its run.json at the end."""
     from iotwin.workloads.detrain import session as sessions
+    from iotwin.workloads.detrain.determinism import apply
     from iotwin.workloads.detrain.loaders import LoaderTracker
+    from iotwin.workloads.detrain.machine_manifest import manifest
     from iotwin.workloads.detrain.steps_log import StepsLog
 
+    profile = apply(options.determinism, options.seed)
     log = StepsLog(options.steps_log.absolute()) if options.steps_log else None
     item_seed = None if options.determinism == "off" else options.seed
     loaders = LoaderTracker(log.indices.append if log else None, options.workers, item_seed)
     policy = policy_of(options, time.monotonic())
     session = sessions.Session(
-        policy, log, loaders, gradients=not batches_begin_without_gradients(found), drop=frozenset(options.drop)
+        policy,
+        log,
+        loaders,
+        lambda: manifest(options.determinism, options.seed),
+        gradients=not batches_begin_without_gradients(found),
+        drop=frozenset(options.drop),
     )
     if options.output is None:
         yield session
@@ -92,7 +104,7 @@ def _session(options: Namespace, found: Instrumentation) -> Iterator[Any]:
         finally:
             if handler is not None:
                 signal.signal(signal.SIGUSR1, handler)
-            write_json(output / RUN, _document(options, session))
+            write_json(output / RUN, _document(options, session, profile))
 
 
 def _resumed(store: ScriptStore, options: Namespace) -> tuple[str, tuple[str, ResumePoint, dict[str, Any]] | None]:
@@ -108,17 +120,21 @@ def _resumed(store: ScriptStore, options: Namespace) -> tuple[str, tuple[str, Re
     return options.replay, (found.name, point, state)
 
 
-def _document(options: Namespace, session: Any) -> dict[str, Any]:
+def _document(options: Namespace, session: "Session", profile: "AppliedProfile") -> dict[str, Any]:
     """Return the content of run.json."""
-    steps = max(session.progress.step - (session.resumed.step if session.resumed else 0), 1)
+    steps = session.progress.step - (session.resumed.step if session.resumed else 0)
     return {
         "script": str(options.script),
         "resumed_from": session.resumed_name,
         "replay": session.replay if session.resumed_name else None,
+        "differs_from_saved": session.differs_from_saved,
         "epochs": session.progress.epoch + 1,
         "steps": session.progress.step,
         "checkpoints": session.saved,
-        "overhead_s_per_batch": session.overhead_s / steps,
+        "nondeterministic_ops": profile.nondeterministic_ops(),
+        "entropy": profile.entropy(),
+        "manifest": session.manifest(),
+        "overhead_s_per_batch": session.overhead_s / max(steps, 1),
     }
 
 

@@ -7,19 +7,16 @@ plain values if they have changed since the loop began, since the script makes t
 
 import functools
 import random
-import site
 import sys
-import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from iotwin.workloads.detrain.detectors.script_frames import is_script
 from iotwin.workloads.detrain.loaders import TrackedIterator
 from iotwin.workloads.detrain.plain_values import is_plain
 
@@ -39,26 +36,11 @@ class Part(NamedTuple):
     put: Callable[[Any], None]
 
 
-@cache
-def is_users(file: str | None) -> bool:
-    """Return whether a source file is the user's own, in no installed package."""
-    return file is not None and not file.startswith("<") and not str(Path(file).resolve()).startswith(_libraries())
-
-
-@cache
-def _libraries() -> tuple[str, ...]:
-    """Return the folders of installed packages, of Python, and of this package but for its jobs."""
-    here = Path(__file__).parent
-    package = [each for each in here.parents[1].iterdir() if each.name != "workloads" and each.is_dir()]
-    own = [here, here.parent / "state", here.parent / "policies", *package]
-    return tuple({f"{Path(each).resolve()}/" for each in (*site.getsitepackages(), *sysconfig.get_paths().values(), *own)})
-
-
 def frames_of(frame: types.FrameType | None) -> list[types.FrameType]:
     """Return the frames of the user's functions from `frame` outwards."""
     found = []
     while frame is not None:
-        if is_users(frame.f_code.co_filename):
+        if is_script(frame.f_code.co_filename):
             found.append(frame)
         frame = frame.f_back
     return found
@@ -101,7 +83,7 @@ class Walk:
                 for variable, value in frame.f_locals.items():
                     yield Part(f"{name}().{variable}", "", value, _assigning(self._assign, name, variable))
         for module_name, module in list(sys.modules.items()):
-            if is_users(getattr(module, "__file__", None)) and module_name != "__mp_main__":
+            if is_script(getattr(module, "__file__", None) or "") and module_name != "__mp_main__":
                 label = "" if module_name == "__main__" else f"{module_name}:"
                 for variable, value in list(vars(module).items()):
                     if not variable.startswith("__"):
@@ -147,7 +129,7 @@ def _inside(part: Part, kind: str | None) -> Iterator[Part]:
             put = _item_setter if not isinstance(value, tuple) else _no_setter
             yield from (Part(f"{path}[{index}]", "", each, put(value, index)) for index, each in enumerate(value))
     elif isinstance(value, types.FunctionType):
-        if is_users(value.__code__.co_filename):
+        if is_script(value.__code__.co_filename):
             cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
             yield from (
                 Part(f"{path}.{name}", "", _content(cell), _attribute_setter(cell, "cell_contents")) for name, cell in cells
@@ -184,7 +166,7 @@ def _is_users_class(kind: Any) -> bool:
     if kind is types.SimpleNamespace or kind.__module__ == "argparse":
         return True
     module = sys.modules.get(kind.__module__)
-    return is_users(getattr(module, "__file__", None))
+    return is_script(getattr(module, "__file__", None) or "")
 
 
 def _assigning(assign: Callable[[str, str, Any], None], function: str, name: str) -> Callable[[Any], None]:

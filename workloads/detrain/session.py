@@ -3,12 +3,14 @@
 import sys
 import time
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from iotwin.common.errors import IotwinError
+from iotwin.common.progress import note
 from iotwin.workloads.detrain.loaders import IteratorState, LoaderTracker
+from iotwin.workloads.detrain.machine_manifest import differences
 from iotwin.workloads.detrain.saved_state import ScriptState, State
 from iotwin.workloads.detrain.script_store import ResumePoint, ScriptStore
 from iotwin.workloads.detrain.steps_log import StepsLog, inputs_sha256
@@ -46,6 +48,7 @@ class Session:
     policy: Policy
     log: StepsLog | None
     loaders: LoaderTracker
+    manifest: Callable[[], dict[str, Any]]  # what results depend on besides code and data
     replay: str = RESTORE
     gradients: bool = True  # a batch may begin with gradients of the one before
     drop: frozenset[str] = frozenset()  # parts of the state that are not restored, to show that they are needed
@@ -55,6 +58,7 @@ class Session:
     progress: Progress = field(default_factory=Progress)
     saved: list[str] = field(default_factory=list)
     overhead_s: float = 0.0
+    differs_from_saved: list[str] = field(default_factory=list)  # what forbids to expect a bitwise equal run
 
     Skipped = Skipped
 
@@ -247,6 +251,7 @@ class Session:
             "loop": [each.state()._replace(position=each.position - fetched)._asdict() for each in opened], "fetch": self._fetch,
             "epoch_start": self._epoch_start, "starts": self._starts,
             "global": self._generators.state_dict(), "inputs_sha256": inputs_sha256(self._item),
+            "manifest": self.manifest(),
             "replays_only": [*self._state.unsaved, *(f"the loop's loader {i}" for i, each in enumerate(opened) if not each.restorable)],
         }  # fmt: skip
         point = ResumePoint(progress.epoch, progress.batch, progress.step)
@@ -256,7 +261,10 @@ class Session:
     def _resumes(self, frame: types.FrameType) -> int:
         """Restore the checkpoint, and return the index of the batch that comes now."""
         assert self.resume is not None
-        _, point, state = self.resume
+        name, point, state = self.resume
+        self.differs_from_saved = differences(state["manifest"], self.manifest())
+        if self.differs_from_saved:
+            note(f"{name} was saved elsewhere ({self.differs_from_saved[0]}), so later steps may differ in their last bits")
         self._check_inputs(state)
         if "all" not in self.drop:
             self._state.restore(state, frame)

@@ -7,6 +7,8 @@ import types
 from pathlib import Path
 from typing import NamedTuple
 
+import iotwin
+
 _PATHS = sysconfig.get_paths()
 _STANDARD = (_PATHS["stdlib"], _PATHS["platstdlib"])
 _PACKAGES = (_PATHS["purelib"], _PATHS["platlib"], *site.getsitepackages(), site.getusersitepackages())
@@ -17,7 +19,13 @@ def _folders(paths: tuple[str, ...]) -> tuple[str, ...]:
 
 
 _STANDARD_FOLDERS = _folders(_STANDARD)
-_PACKAGE_FOLDERS = _folders((*_PACKAGES, str(Path(__file__).parents[2])))
+_WORKLOADS = Path(__file__).resolve().parents[2]
+# This package but for its training jobs, which are scripts as others are.
+_OWN = (
+    *(str(each) for name in ("detrain", "state", "policies") for each in [_WORKLOADS / name]),
+    *(str(each) for each in Path(iotwin.__file__).parent.iterdir() if each.is_dir() and each.resolve() != _WORKLOADS),
+)
+_PACKAGE_FOLDERS = _folders((*_PACKAGES, *_OWN))
 
 
 class Inside(NamedTuple):
@@ -50,7 +58,7 @@ def script_line(frame: types.FrameType | None) -> ScriptLine | None:
 @functools.cache
 def is_script(file: str) -> bool:
     """Return whether a source file belongs to the script: it is neither in an installed package nor in the standard library."""
-    return not file.startswith("<") and not _resolved(file).startswith((*_STANDARD_FOLDERS, *_PACKAGE_FOLDERS))
+    return bool(file) and not file.startswith("<") and not _resolved(file).startswith((*_STANDARD_FOLDERS, *_PACKAGE_FOLDERS))
 
 
 @functools.cache
