@@ -1,0 +1,231 @@
+"""Finds the loops of a training script in its source: epochs, batches, where a batch comes from and what updates the weights."""
+
+import ast
+import time
+from pathlib import Path
+
+import msgspec
+
+from iotwin.common.errors import IotwinError
+from iotwin.workloads.detrain.instrumentation import (
+    CallLine,
+    Instrumentation,
+    Kind,
+    Line,
+    Loader,
+    Wrapper,
+    source_sha256,
+)
+from iotwin.workloads.detrain.source_analysis.call_graph import CallGraph, Sink
+from iotwin.workloads.detrain.source_analysis.data_slice import Source, Strength
+from iotwin.workloads.detrain.source_analysis.inference import Inference
+from iotwin.workloads.detrain.source_analysis.local_modules import LocalModules
+from iotwin.workloads.detrain.source_analysis.loop_choice import BatchLoop, LoopChoice
+from iotwin.workloads.detrain.source_analysis.scopes import FOR_LOOPS
+from iotwin.workloads.detrain.source_analysis.sinks import SinkKind
+from iotwin.workloads.detrain.source_analysis.values import ActiveLoop, CallFrame, Generator
+
+NO_LOOP = "{script}: no training loop was found: {reason}"
+_LONGEST_CALL = 200
+_USUAL = 0.95
+_AMBIGUOUS = 0.4
+
+
+def discover(script: Path) -> Instrumentation:
+    """Return the loops of a script. The script is only read. Raises IotwinError if it has no loop that trains."""
+    found = analyse(script)
+    if found.kind == "NONE":
+        raise IotwinError(NO_LOOP.format(script=script, reason=found.reasons[0]))
+    return found
+
+
+def analyse(script: Path) -> Instrumentation:
+    """Return the loops of a script, of kind NONE if there are none. Raises IotwinError if it is no Python."""
+    begin = time.perf_counter()
+    graph = CallGraph(Inference(LocalModules(script)))
+    graph.follow()
+    choice = LoopChoice(graph)
+    batches = choice.batch_loops()
+    frameworks = [each for each in graph.sinks if each.kind is SinkKind.FRAMEWORK]
+    if batches:
+        found = _described(graph, choice, batches, frameworks)
+    elif frameworks:
+        found = _of_framework(graph, frameworks)
+    else:
+        found = _without_loop(graph)
+    files = {graph.inference.modules.entry.path, *(Path(line.file) for line in _lines(found))}
+    sources = {str(path): source_sha256(path) for path in sorted(files)}
+    digest = sources[found.script]
+    return msgspec.structs.replace(found, source_sha256=digest, sources=sources, seconds=time.perf_counter() - begin)
+
+
+def _lines(found: Instrumentation) -> list[Line]:
+    return [line for line in (found.epoch, found.batch, found.data, found.update, *found.sinks) if line is not None]
+
+
+def _document(graph: CallGraph, kind: Kind) -> Instrumentation:
+    return Instrumentation(script=str(graph.inference.modules.entry.path), source_sha256="", sources={}, kind=kind)
+
+
+def _without_loop(graph: CallGraph) -> Instrumentation:
+    updates = [each for each in graph.sinks if each.kind in (SinkKind.UPDATE, SinkKind.GRADIENT)]
+    if updates:
+        last = updates[-1]
+        reason = (
+            f"{_where(last.frame, last.call)}: {_text(last.call)} updates the weights, but no loop of the script is around it"
+        )
+    else:
+        reason = "no call that updates weights is reached from the script's first line"
+    reasons = [reason, *graph.dynamic, *graph.inference.modules.unread, *_packages_that_may_train(graph)]
+    return msgspec.structs.replace(_document(graph, "NONE"), sinks=_call_lines(updates), reasons=reasons)
+
+
+def _of_framework(graph: CallGraph, frameworks: list[Sink]) -> Instrumentation:
+    calls = _call_lines(frameworks)
+    reasons = [f"{line.file}:{line.line}: {line.call} runs the loops of an installed package" for line in calls]
+    if len(calls) > 1:
+        reasons.append(f"{len(calls)} calls train, one after the other or one of them")
+    confidence = 0.9 if len(calls) == 1 else _AMBIGUOUS
+    return msgspec.structs.replace(
+        _document(graph, "FRAMEWORK"), update=calls[-1], sinks=calls, confidence=confidence, reasons=reasons
+    )
+
+
+def _described(graph: CallGraph, choice: LoopChoice, batches: list[BatchLoop], frameworks: list[Sink]) -> Instrumentation:
+    chosen = max(batches, key=lambda each: (not each.guessed, each.source is not None, each.epochs[0] is not None))
+    epoch = chosen.epochs[0]
+    update = _update(chosen)
+    source = chosen.source
+    data = _data(chosen)
+    confidence, reasons = _judged(graph, batches, chosen, update, frameworks)
+    return msgspec.structs.replace(
+        _document(graph, _kind(choice, chosen)),
+        epoch=_loop_line(epoch) if epoch is not None else None,
+        batch=_loop_line(chosen.loop),
+        data=data,
+        update=_call_lines([update])[0],
+        sinks=_call_lines(chosen.sinks),
+        wrapper=_wrapper(chosen, source, update),
+        loader=_loader(choice, source, epoch or chosen.loop) if source is not None else None,
+        confidence=confidence,
+        reasons=reasons,
+    )
+
+
+def _loop_line(loop: ActiveLoop) -> Line:
+    return Line(str(loop.module.path), loop.line)
+
+
+def _statement_line(node: ast.AST, frame: CallFrame) -> int:
+    return frame.scope.module.statement(node).lineno
+
+
+def _where(frame: CallFrame, node: ast.AST) -> str:
+    return f"{frame.scope.module.path}:{_statement_line(node, frame)}"
+
+
+def _text(node: ast.AST) -> str:
+    text = ast.unparse(node)
+    return text if len(text) <= _LONGEST_CALL else f"{text[:_LONGEST_CALL]}..."
+
+
+def _call_lines(sinks: list[Sink]) -> list[CallLine]:
+    found = [CallLine(str(each.frame.scope.module.path), each.line, _text(each.call)) for each in sinks]
+    return list(dict.fromkeys(found))
+
+
+def _update(chosen: BatchLoop) -> Sink:
+    """Return the last call in the loop that updates weights; if none does, the last that computes gradients."""
+    for kind in (SinkKind.UPDATE, SinkKind.GRADIENT, SinkKind.WEAK):
+        found = [each for each in chosen.sinks if each.kind is kind and (each.within is None or each.within.kind is not kind)]
+        if found:
+            return found[-1]
+    return chosen.deciding[-1]
+
+
+def _data(chosen: BatchLoop) -> CallLine | None:
+    source = chosen.source
+    if source is None:
+        return None
+    file = str(source.frame.scope.module.path)
+    if isinstance(source.node, FOR_LOOPS):
+        return CallLine(file, source.node.lineno, _text(source.node.iter))
+    return CallLine(file, _statement_line(source.node, source.frame), _text(source.node))
+
+
+def _kind(choice: LoopChoice, chosen: BatchLoop) -> Kind:
+    source = chosen.source
+    if source is None:
+        return "INDEXED" if isinstance(chosen.loop.node, FOR_LOOPS) else "NEXT_CALL"
+    if not isinstance(source.node, FOR_LOOPS):
+        return "INDEXED" if source.indexed else "NEXT_CALL"
+    iterable, frame = choice.loader_of(source)
+    generated = any(isinstance(each, Generator) for each in choice.inference.values(iterable, frame))
+    return "GENERATOR" if generated else "FOR_OVER_LOADER"
+
+
+def _wrapper(chosen: BatchLoop, source: Source | None, update: Sink) -> Wrapper | None:
+    """Return the function that gets a batch and updates the weights, if the loop that calls it is in another module."""
+    if source is None or source.frame is not update.frame:
+        return None
+    scope = update.frame.scope
+    if scope.module is chosen.loop.module:
+        return None
+    return Wrapper(scope.module.name, scope.name)
+
+
+def _loader(choice: LoopChoice, source: Source, around: ActiveLoop) -> Loader:
+    expression, frame = choice.loader_of(source)
+    return Loader(_text(expression), not choice.is_made_within(expression, frame, around))
+
+
+def _judged(
+    graph: CallGraph, batches: list[BatchLoop], chosen: BatchLoop, update: Sink, frameworks: list[Sink]
+) -> tuple[float, list[str]]:
+    """Return how sure the result is, and why."""
+    confidence, reasons = _USUAL, [_source_reason(chosen)]
+    for factor, holds, reason in (
+        (0.75, chosen.source is None, "each iteration may train on the same data"),
+        (0.8, chosen.guessed and chosen.source is not None, "the data flow from the loop to the loss was not found"),
+        (0.85, _strength(chosen) is Strength.RANDOM, "random numbers are the only data that change"),
+        (0.9, _strength(chosen) is Strength.PLAIN, "only the data flow shows that this call gets the batch"),
+        (0.9, update.kind is SinkKind.GRADIENT, "no call of an optimizer is seen, only gradients"),
+        (0.6, update.kind is SinkKind.WEAK, "gradients are computed, but no update of the weights is seen"),
+        (0.8, bool(graph.dynamic), "; ".join(graph.dynamic)),
+        (0.7, bool(graph.inference.modules.unread), "; ".join(graph.inference.modules.unread)),
+        (0.6, graph.truncated, "the script has more ways through its functions than were followed"),
+    ):
+        if holds:
+            confidence *= factor
+            reasons.append(reason)
+    for holds, reason in (
+        (update.repeated, "a comprehension or map repeats the update, which is no loop that could be instrumented"),
+        (chosen.split, "the weights are updated once after the loop over the data"),
+        (len(batches) > 1, f"several loops train: {', '.join(_place(each.loop) for each in batches)}"),
+        (len(chosen.epochs) > 1, f"the batch loop is reached from several loops: {', '.join(map(_place, chosen.epochs))}"),
+        (bool(frameworks), f"a framework trains too: {', '.join(_where(each.frame, each.call) for each in frameworks)}"),
+        (graph.unreached, "no call of the function with the loop is seen"),
+    ):
+        if holds:
+            confidence = min(confidence, _AMBIGUOUS)
+            reasons.append(reason)
+    return round(confidence, 3), reasons
+
+
+def _strength(chosen: BatchLoop) -> Strength | None:
+    return chosen.source.strength if chosen.source is not None else None
+
+
+def _place(loop: ActiveLoop | None) -> str:
+    return "no loop" if loop is None else f"{loop.module.path.name}:{loop.line}"
+
+
+def _source_reason(chosen: BatchLoop) -> str:
+    data = _data(chosen)
+    if data is None:
+        return f"the loop at {_place(chosen.loop)} updates the weights"
+    return f"the loop at {_place(chosen.loop)} trains on what {data.call} gives at {Path(data.file).name}:{data.line}"
+
+
+def _packages_that_may_train(graph: CallGraph) -> list[str]:
+    return []

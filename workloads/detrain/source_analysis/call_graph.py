@@ -1,0 +1,226 @@
+"""Follows the calls of a script from its first line to the calls that update weights, with the loops around each."""
+
+import ast
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from iotwin.workloads.detrain.source_analysis.arguments import Keywords, arguments_of
+from iotwin.workloads.detrain.source_analysis.inference import MOST_DEPTH, Inference
+from iotwin.workloads.detrain.source_analysis.reaching_names import mentioned, reaching_names
+from iotwin.workloads.detrain.source_analysis.scopes import FUNCTIONS
+from iotwin.workloads.detrain.source_analysis.sinks import SinkKind, sink_of
+from iotwin.workloads.detrain.source_analysis.values import (
+    ActiveLoop,
+    Argument,
+    CallFrame,
+    LocalClass,
+    LocalFunction,
+    LocalInstance,
+    Outside,
+    Value,
+    functions_of,
+)
+
+_MOST_FRAMES = 4000
+_RUNNERS = ("start", "run", "__call__")  # methods of foreign base classes that call the object's own `run`
+
+
+@dataclass(frozen=True, eq=False)
+class Sink:
+    """A call that updates weights or computes gradients. `loops`: all loops around it, outermost first.
+
+    `repeated`: a comprehension repeats the call. `within`: the sink whose callee contains this one.
+    """
+
+    kind: SinkKind
+    call: ast.Call
+    frame: CallFrame
+    loops: tuple[ActiveLoop, ...]
+    repeated: bool
+    within: "Sink | None" = None
+
+    @property
+    def line(self) -> int:
+        """First line of the statement."""
+        return self.frame.scope.module.statement(self.call).lineno
+
+
+class _Around(NamedTuple):
+    """What is around a call: all loops, outermost first; whether a comprehension repeats it; the sink whose callee it is in."""
+
+    loops: tuple[ActiveLoop, ...] = ()
+    repeated: bool = False
+    within: Sink | None = None
+
+
+class CallGraph:
+    """All sinks that the script reaches. `dynamic`: where it runs code that cannot be read; `outside`: calls of packages that may
+    train, because they get the model or the data.
+    """
+
+    def __init__(self, inference: Inference) -> None:
+        self.inference = inference
+        self.sinks: list[Sink] = []
+        self.dynamic: list[str] = []
+        self.frames: list[CallFrame] = []
+        self.truncated = False
+        self.unreached = False  # sinks were found only in functions that nothing is seen to call
+        self._reaching = reaching_names(inference.modules)
+        self._may_reach: dict[ast.AST, bool] = {}
+        self._active: list[object] = []
+        self._done: set[CallFrame] = set()
+        self._imported: set[object] = set()
+
+    def follow(self) -> None:
+        """Find the sinks. If the script's first line leads to none, start from every function of the script."""
+        entry = self.inference.module_frame(self.inference.modules.entry)
+        self._walk(entry, _Around())
+        if not self.sinks:
+            self._walk_all_functions(entry)
+
+    def _walk_all_functions(self, entry: CallFrame) -> None:
+        nodes = [each for each in entry.scope.module.nodes if isinstance(each, FUNCTIONS)]
+        called = {name for node in nodes for name in mentioned(node)}
+        for node in nodes:
+            if isinstance(node, ast.Lambda) or node.name in called or not self._may_reach_node(node):
+                continue
+            function = self.inference.function(node, entry.scope.module, None)
+            if function.scope.parent is entry.scope:
+                self._walk(self.inference.frame_of(function, None, None, ([], [])), _Around())
+        self.unreached = bool(self.sinks)
+
+    def _may_reach_node(self, node: ast.AST) -> bool:
+        if node not in self._may_reach:
+            self._may_reach[node] = not self._reaching.isdisjoint(mentioned(node))
+        return self._may_reach[node]
+
+    def _walk(self, frame: CallFrame, around: _Around) -> None:
+        if frame in self._done:
+            return
+        if len(self._done) >= _MOST_FRAMES or frame.depth > MOST_DEPTH:
+            self.truncated = True
+            return
+        self._done.add(frame)
+        self.frames.append(frame)
+        self._active.append(frame.scope)
+        for node, own in frame.scope.imports:
+            self._walk_imported(node, frame, (*around.loops, *(ActiveLoop(each, frame) for each in own)))
+        for site in frame.scope.sites:
+            loops = (*around.loops, *(ActiveLoop(each, frame) for each in site.loops))
+            self._site(site.call, frame, _Around(loops, around.repeated or site.repeated, around.within))
+        self._active.pop()
+
+    def _walk_imported(self, node: ast.Import | ast.ImportFrom, frame: CallFrame, loops: tuple[ActiveLoop, ...]) -> None:
+        """Follow the top level of the modules that an import runs."""
+        modules, module = self.inference.modules, frame.scope.module
+        if isinstance(node, ast.Import):
+            found = [modules.named(alias.name) for alias in node.names]
+        else:
+            base = modules.imported(module, node.module, node.level)
+            found = [base, *(modules.submodule(base, alias.name) for alias in node.names)] if base is not None else []
+        for each in found:
+            if each is not None and each not in self._imported and not each.is_entry:
+                self._imported.add(each)
+                self._walk(self.inference.module_frame(each), _Around(loops))
+
+    def _site(self, call: ast.Call, frame: CallFrame, around: _Around) -> None:
+        kind = sink_of(call, frame, self.inference)
+        called = self.inference.called(call, frame)
+        if kind is not None:
+            sink = Sink(kind, call, frame, *around)
+            self.sinks.append(sink)
+            before = len(self.sinks)
+            self._follow_calls(call, frame, called, around._replace(within=sink))
+            if kind is SinkKind.GRADIENT and len(self.sinks) > before and any(functions_of(called)):
+                self.sinks.remove(sink)  # a local function of this name, whose own calls count
+            return
+        self._note_dynamic(call, called, frame)
+        self._follow_calls(call, frame, called, around)
+
+    def _follow_calls(self, call: ast.Call, frame: CallFrame, called: list[Value], around: _Around) -> None:
+        for value in called:
+            if isinstance(value, LocalFunction):
+                self._enter(value, call, frame, arguments_of(call, frame), around)
+            elif isinstance(value, LocalClass):
+                instance = LocalInstance(value, call, frame)
+                for method in self.inference.methods(instance, "__init__"):
+                    self._enter(method, call, frame, arguments_of(call, frame), around)
+        if not any(isinstance(each, LocalFunction | LocalClass) for each in called):
+            self._follow_callbacks(call, frame, called, around)
+
+    def _enter(
+        self,
+        function: LocalFunction,
+        call: ast.Call,
+        frame: CallFrame,
+        given: tuple[list[Argument], Keywords],
+        around: _Around,
+    ) -> None:
+        if function.scope in self._active or not self._may_reach_node(function.scope.node):
+            return
+        self._walk(self.inference.frame_of(function, call, frame, given), around)
+
+    def _follow_callbacks(
+        self,
+        call: ast.Call,
+        frame: CallFrame,
+        called: list[Value],
+        around: _Around,
+    ) -> None:
+        """Follow the functions that a foreign function gets, and the method `run` of a thread or process that starts."""
+        if any(isinstance(each, Outside) and each.path in ("builtins.map", "builtins.filter") for each in called):
+            around = around._replace(repeated=True)
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        for position, argument in enumerate(given):
+            if isinstance(argument, ast.Constant):
+                continue
+            for value in self.inference.values(argument, frame):
+                if isinstance(value, LocalFunction):
+                    self._enter(value, call, frame, _callback_arguments(call, position, frame), around)
+                elif isinstance(value, LocalClass) and any(isinstance(each, Outside) for each in called):
+                    self._enter_methods(value, call, frame, around)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _RUNNERS:
+            for value in self.inference.values(call.func.value, frame):
+                if isinstance(value, LocalInstance):
+                    for method in self.inference.methods(value, "run"):
+                        self._enter(method, call, frame, ([], []), around)
+
+    def _enter_methods(self, local_class: LocalClass, call: ast.Call, frame: CallFrame, around: _Around) -> None:
+        """Follow the public methods of a class that a command line library gets, such as fire."""
+        if not any(isinstance(each, Outside) and each.path.startswith("fire.") for each in self.inference.called(call, frame)):
+            return
+        instance = LocalInstance(local_class)
+        for node in local_class.node.body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                for method in self.inference.methods(instance, node.name):
+                    self._enter(method, call, frame, ([], []), around)
+
+    def _note_dynamic(self, call: ast.Call, called: list[Value], frame: CallFrame) -> None:
+        paths = {each.path for each in called if isinstance(each, Outside)}
+        found = paths & {"builtins.exec", "runpy.run_path", "runpy.run_module"}
+        if found and not (call.args and isinstance(call.args[0], ast.Constant) and not call.args[0].value):
+            where = f"{frame.scope.module.path}:{call.lineno}"
+            self.dynamic.append(f"{where}: {sorted(found)[0].removeprefix('builtins.')} runs code that is not read")
+
+
+def _callback_arguments(call: ast.Call, position: int, frame: CallFrame) -> tuple[list[Argument], Keywords]:
+    """Return what a foreign function probably passes to a callback: the tuple `args=`, else the arguments after the callback.
+
+    `torch.multiprocessing.spawn` puts the rank before them.
+    """
+    keywords = {each.arg: each.value for each in call.keywords}
+    named: Keywords = []
+    by_name = keywords.get("kwargs")
+    if isinstance(by_name, ast.Dict):
+        pairs = zip(by_name.keys, by_name.values, strict=True)
+        named = [
+            (key.value, (value, frame)) for key, value in pairs if isinstance(key, ast.Constant) and isinstance(key.value, str)
+        ]
+    packed = keywords.get("args")
+    follow = call.args[position + 1 :]
+    if packed is None and len(follow) == 1 and isinstance(follow[0], ast.Tuple):
+        packed = follow[0]
+    if isinstance(packed, ast.Tuple | ast.List):
+        rank: list[Argument] = [(ast.Constant(0), frame)] if ast.unparse(call.func).endswith("spawn") else []
+        return [*rank, *((each, frame) for each in packed.elts)], named
+    return [(each, frame) for each in follow if not isinstance(each, ast.Starred)], named

@@ -1,0 +1,439 @@
+"""Slices backward from a loss to where each iteration of a loop gets its data."""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from iotwin.workloads.detrain.source_analysis.arguments import default_of
+from iotwin.workloads.detrain.source_analysis.data_names import (
+    gets_data,
+    is_index_name,
+    is_parameter_list,
+    looks_up_by_index,
+    names_data,
+)
+from iotwin.workloads.detrain.source_analysis.inference import Inference, iterated_argument
+from iotwin.workloads.detrain.source_analysis.local_modules import SourceModule
+from iotwin.workloads.detrain.source_analysis.models import Models
+from iotwin.workloads.detrain.source_analysis.scopes import COMPREHENSIONS, FOR_LOOPS, Binding, ForLoop
+from iotwin.workloads.detrain.source_analysis.values import ActiveLoop, CallFrame, LocalFunction, LocalInstance, Outside
+
+_MOST_STEPS = 20_000
+
+
+class Strength(IntEnum):
+    """How surely a source gives a batch."""
+
+    RANDOM = 1  # random numbers, as in a synthetic batch
+    PLAIN = 2  # a call of which only the data flow is known
+    CLEAR = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What gives a batch: a loop over an iterable, or a call or subscript in the loop. `indexed`: an index chooses the batch."""
+
+    node: ForLoop | ast.expr
+    frame: CallFrame
+    strength: Strength
+    indexed: bool = False
+
+
+@dataclass
+class Flow:
+    """What flows into an expression. `counted`: it depends on a counter of the loop; `computed`: on a model or a loss."""
+
+    sources: list[Source] = field(default_factory=list)
+    counted: bool = False
+    computed: bool = False
+
+    def add(self, other: "Flow") -> "Flow":
+        """Add what flows into a part of the expression."""
+        known = {id(each.node) for each in self.sources}
+        self.sources += [each for each in other.sources if id(each.node) not in known]
+        self.counted |= other.counted
+        self.computed |= other.computed
+        return self
+
+    @property
+    def clear(self) -> bool:
+        """True if a source is more than random numbers."""
+        return any(each.strength > Strength.RANDOM for each in self.sources)
+
+
+class DataSlice:
+    """The slice of one loop."""
+
+    def __init__(self, inference: Inference, models: Models, loop: ActiveLoop, frames: list[CallFrame]) -> None:
+        """`frames`: all frames of the script, in which calls of methods are searched."""
+        self._inference, self._models, self._loop = inference, models, loop
+        self._frames = [each for each in frames if each is loop.frame or each.reached_from(loop.frame) is not None]
+        self._open: set[tuple[int, int]] = set()
+        self._known: dict[tuple[int, int], Flow] = {}
+        self._pinned: list[object] = []
+        self._steps = self._cut = 0
+
+    # The slice
+
+    def of(self, expression: ast.expr, frame: CallFrame) -> Flow:
+        """Return what flows into an expression in each iteration."""
+        key = (id(expression), id(frame))
+        if key in self._known:
+            return self._known[key]
+        if key in self._open:
+            self._cut += 1
+            return Flow(counted=True)  # depends on its own value in the last iteration
+        self._steps += 1
+        if self._steps > _MOST_STEPS or len(self._open) > 80:
+            self._cut += 1
+            return Flow()
+        self._open.add(key)
+        self._pinned.append(expression)
+        cut = self._cut
+        found = self._of(expression, frame)
+        self._open.discard(key)
+        if not self._open or cut == self._cut:  # else the result may lack what is still open
+            self._known[key] = found
+        return found
+
+    def of_all(self, expressions: Iterable[ast.expr], frame: CallFrame) -> Flow:
+        """Return what flows into several expressions."""
+        found = Flow()
+        for each in expressions:
+            found.add(self.of(each, frame))
+        return found
+
+    def _of(self, node: ast.expr, frame: CallFrame) -> Flow:
+        match node:
+            case ast.Name():
+                return self._name(node, frame)
+            case ast.Attribute():
+                return self._attribute(node, frame)
+            case ast.Subscript():
+                return self._subscript(node, frame)
+            case ast.Call():
+                return self._call(node, frame)
+            case ast.Constant() | ast.Lambda():
+                return Flow()
+            case ast.NamedExpr() | ast.Await() | ast.Starred():
+                return self.of(node.value, frame)
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp():
+                return self.of(node.elt, frame).add(self._pieces(node.generators[0].iter, frame))
+        return self.of_all((each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)), frame)
+
+    def _pieces(self, iterable: ast.expr, frame: CallFrame) -> Flow:
+        """Return what flows into the items of an iterable, without the counters."""
+        flow = self.of(iterable, frame)
+        return Flow(flow.sources, False, flow.computed)
+
+    # Names
+
+    def _name(self, node: ast.Name, frame: CallFrame) -> Flow:
+        home = self._inference.home(node.id, frame)
+        if home is None:
+            return Flow()
+        bindings = home.scope.bindings[node.id]
+        if bindings[0].kind == "parameter" and len(bindings) == 1:
+            return self._parameter(node.id, home)
+        inside = [each for each in bindings if each.kind != "parameter" and self._loop.contains(each.node, home)]
+        if not inside:
+            return self._parameter(node.id, home) if bindings[0].kind == "parameter" else Flow()
+        found = Flow()
+        chosen = self._reaching(node, inside, home) if home is frame else inside
+        for each in chosen:
+            found.add(self._binding(each, home))
+        if bindings[0].kind == "parameter" and not any(self._dominates(each, node, home) for each in chosen):
+            found.add(self._parameter(node.id, home))
+        return found
+
+    def _reaching(self, use: ast.AST, bindings: list[Binding], frame: CallFrame) -> list[Binding]:
+        """Return the bindings whose value may be the one that is used: back to the last one that surely runs before."""
+        module = frame.scope.module
+        place = _place(module.statement(use))
+        own = [each for each in bindings if each.kind == "comprehension" and _is_within(use, each.node, module)]
+        if own:
+            return own
+        before = sorted((each for each in bindings if _place(each.node) < place and each.kind != "comprehension"), key=_order)
+        changes = [each for each in bindings if each.kind == "change"]
+        found: list[Binding] = []
+        for each in reversed(before):
+            if each.kind == "change":
+                continue
+            found.append(each)
+            if self._dominates(each, use, frame):
+                return found + changes
+        later = [each for each in bindings if each not in before and each.kind not in ("comprehension", "change")]
+        return found + later + changes
+
+    def _dominates(self, binding: Binding, use: ast.AST, frame: CallFrame) -> bool:
+        """Return whether a binding runs before each use: its block is the use's own, or around it."""
+        if binding.kind in ("change", "augment"):
+            return False
+        module = frame.scope.module
+        around = {id(use), *(id(each) for each in module.ancestors(use))}
+        if isinstance(binding.node, (*FOR_LOOPS, *COMPREHENSIONS, ast.withitem)):
+            return id(binding.node) in around or isinstance(binding.node, ast.withitem)
+        statement = module.statement(binding.node)
+        block = module.parent(statement)
+        if isinstance(block, ast.Try) and statement in block.body:
+            block = module.parent(block)  # a `try` usually runs to its end
+        return id(block) in around and _same_branch(statement, use, module)
+
+    def _binding(self, binding: Binding, frame: CallFrame) -> Flow:
+        if binding.value is None:
+            return Flow()
+        if binding.kind in ("for", "comprehension"):
+            return self._target(binding, frame)
+        value, path = binding.value, binding.path
+        while path and isinstance(value, ast.Tuple | ast.List) and path[0] < len(value.elts):
+            value, path = value.elts[path[0]], path[1:]
+        flow = self.of(value, frame)
+        return Flow(flow.sources, True, flow.computed) if binding.kind == "augment" else flow
+
+    def _target(self, binding: Binding, frame: CallFrame) -> Flow:
+        """Return what flows into the target of a loop or comprehension."""
+        node = binding.node
+        iterable, _ = self.looked_through(binding.value, binding.path, frame)  # type: ignore[arg-type]
+        if iterable is None or is_counter(iterable, frame, self._inference):
+            return Flow(counted=True)
+        if is_parameter_list(iterable):
+            return Flow()
+        if node is self._loop.node and frame is self._loop.frame:
+            return Flow([Source(self._loop.node, frame, Strength.CLEAR)])  # type: ignore[arg-type]
+        flow = self._pieces(iterable, frame)
+        if flow.sources or isinstance(node, COMPREHENSIONS):
+            return flow if flow.sources else Flow(counted=True, computed=flow.computed)
+        if self._loop.contains(node, frame) and isinstance(node, FOR_LOOPS):
+            return Flow([Source(node, frame, Strength.CLEAR)])
+        return Flow()
+
+    def looked_through(
+        self, iterable: ast.expr, path: tuple[int, ...], frame: CallFrame
+    ) -> tuple[ast.expr | None, tuple[int, ...]]:
+        """Return the iterable within enumerate, zip, tqdm and the like that gives the item at `path`; None for a plain count."""
+        for _ in range(10):
+            if not isinstance(iterable, ast.Call) or not iterable.args:
+                break
+            names = [each.path for each in self._inference.called(iterable, frame) if isinstance(each, Outside)]
+            name = names[0] if names else ""
+            if name == "builtins.enumerate":
+                if path[:1] == (0,):
+                    return None, ()
+                iterable, path = iterable.args[0], path[1:]
+                continue
+            which = iterated_argument(name)
+            if which is None and path and path[0] < len(iterable.args):
+                iterable, path = iterable.args[path[0]], path[1:]
+            elif which is not None and which is not False and which < len(iterable.args):
+                iterable = iterable.args[which]
+            else:
+                break
+        return iterable, path
+
+    def _parameter(self, name: str, frame: CallFrame) -> Flow:
+        found = Flow()
+        for expression, caller in frame.arguments.get(name, []):
+            found.add(self.of(expression, caller))
+        if name not in frame.arguments:
+            if frame.scope.owner is not None and frame.scope.parameters[:1] == [name]:
+                return found
+            if default_of(frame.scope, name) is None and isinstance(frame.call, ast.Call) and frame.caller is not None:
+                return self.of_all([*frame.call.args, *(each.value for each in frame.call.keywords)], frame.caller)
+        return found
+
+    # Attributes
+
+    def _attribute(self, node: ast.Attribute, frame: CallFrame) -> Flow:
+        found = self.of(node.value, frame)
+        for value in self._inference.values(node.value, frame):
+            if isinstance(value, LocalInstance):
+                for binding, method in self._inference.assignments(value, node.attr):
+                    for actual in self._frames_of(method):
+                        if self._loop.contains(binding.node, actual) and not self._is_own_value(binding, node):
+                            found.add(self._binding(binding, actual))
+        return found
+
+    def _is_own_value(self, binding: Binding, node: ast.Attribute) -> bool:
+        return any(each is node for each in ast.walk(binding.value)) if binding.value is not None else False
+
+    def _frames_of(self, method: CallFrame) -> list[CallFrame]:
+        """Return the frames in which the loop runs a method: those that were followed, or else one for each call of its name."""
+        own = [each for each in self._frames if each.scope is method.scope]
+        if own or method.call is not None:
+            return own or [method]
+        name = getattr(method.scope.node, "name", "")
+        found = []
+        for frame in self._frames:
+            for site in frame.scope.sites:
+                function = site.call.func
+                if not isinstance(function, ast.Attribute) or function.attr != name or not self._loop.contains(site.call, frame):
+                    continue
+                for value in self._inference.called(site.call, frame):
+                    if isinstance(value, LocalFunction) and value.scope is method.scope:
+                        found.append(self._inference.call_frame(value, site.call, frame))
+        return found
+
+    # Subscripts and calls
+
+    def _subscript(self, node: ast.Subscript, frame: CallFrame) -> Flow:
+        base = self.of(node.value, frame)
+        if base.sources or base.computed:
+            return base
+        index = self.of(node.slice, frame)
+        if not index.counted and not index.sources:
+            return base.add(index)
+        if is_parameter_list(node.value) or self._models.is_model(node.value, frame):
+            return Flow()
+        if base.counted and isinstance(node.slice, ast.Constant):
+            return base
+        return Flow([Source(node, frame, Strength.CLEAR, True)], False, index.computed)
+
+    def _call(self, node: ast.Call, frame: CallFrame) -> Flow:
+        text = ast.unparse(node.func)
+        called = self._inference.called(node, frame)
+        paths = [each.path for each in called if isinstance(each, Outside)]
+        if "builtins.next" in paths and node.args:
+            return self._next(node, frame)
+        arguments = self.of_all([*node.args, *(each.value for each in node.keywords)], frame)
+        if isinstance(node.func, ast.Attribute) and not self._models.is_model(node.func.value, frame):
+            arguments.add(self.of(node.func.value, frame))
+        functions = [each for each in called if isinstance(each, LocalFunction)]
+        callbacks = self._callbacks(node, frame)
+        computes = self._models.computes(node, frame, paths)
+        if arguments.clear and not self._is_lookup(node, frame, arguments):
+            return arguments.add(Flow(computed=computes))
+        if computes:
+            return Flow(arguments.sources, False, True).add(self._inner(functions, node, frame))
+        inner = self._inner(functions, node, frame).add(callbacks)
+        if inner.computed:
+            return inner.add(Flow(arguments.sources))
+        if not self._loop.contains(node, frame):
+            return Flow()
+        source = self._source(node, frame, text, paths, bool(functions), arguments, inner)
+        return Flow([source]) if source is not None else arguments.add(inner)
+
+    def _callbacks(self, node: ast.Call, frame: CallFrame) -> Flow:
+        """Return what flows into the results of local functions that a foreign function gets, such as a loss function."""
+        found = Flow()
+        for argument in (*node.args, *([node.func] if isinstance(node.func, ast.Call) else [])):
+            if isinstance(argument, ast.Name | ast.Attribute | ast.Lambda):
+                for value in self._inference.values(argument, frame):
+                    if isinstance(value, LocalFunction):
+                        found.add(self._inner([value], node, frame))
+        return found
+
+    def _inner(self, functions: list[LocalFunction], node: ast.Call, frame: CallFrame) -> Flow:
+        found = Flow()
+        for function in functions:
+            inner = self._inference.call_frame(function, node, frame)
+            if inner.depth <= 30:
+                found.add(self.of_all((*function.scope.returns, *function.scope.yields), inner))
+        return found
+
+    def _next(self, node: ast.Call, frame: CallFrame) -> Flow:
+        iterator = self.of(node.args[0], frame)
+        if is_parameter_list(node.args[0]):
+            return Flow()
+        if iterator.clear and not self._begins_anew(node.args[0], frame):
+            return iterator
+        return Flow([Source(node, frame, Strength.CLEAR)]) if self._loop.contains(node, frame) else Flow()
+
+    def _begins_anew(self, iterator: ast.expr, frame: CallFrame) -> bool:
+        """Return whether the iterator is made within the loop from something outside, as in `next(iter(loader))`."""
+        for value in self._inference.values(iterator, frame):
+            if (
+                isinstance(value, Outside)
+                and value.path == "builtins.iter()"
+                and value.call is not None
+                and value.frame is not None
+            ):
+                return not self.of(value.call.args[0], value.frame).clear
+        return False
+
+    def _is_lookup(self, node: ast.Call, frame: CallFrame, arguments: Flow) -> bool:
+        """Return whether the call gets the batch that an index chooses, where the index itself comes from a loop or a sampler."""
+        if not isinstance(node.func, ast.Attribute) or not gets_data(node.func.attr) or self.of(node.func.value, frame).clear:
+            return False
+        if self._models.is_model(node.func.value, frame):
+            return False
+        return any(is_index_name(each) for argument in node.args for each in _names(argument))
+
+    def _source(
+        self, node: ast.Call, frame: CallFrame, text: str, paths: list[str], is_local: bool, arguments: Flow, inner: Flow
+    ) -> Source | None:
+        """Return the call as a source, None if it gives no batch."""
+        varies = arguments.counted or bool(arguments.sources)
+        last = text.rpartition(".")[2]
+        if looks_up_by_index(last) and varies:
+            return Source(node, frame, Strength.CLEAR, True)
+        if any(_is_random(path) for path in paths):
+            return Source(node, frame, Strength.RANDOM)
+        if paths and not is_local and any(path.partition(".")[0] in _LIBRARIES for path in paths):
+            reads = gets_data(last) or any(word in path for path in paths for word in (".utils.data.", ".data."))
+            return Source(node, frame, Strength.CLEAR if varies else Strength.PLAIN, varies) if reads else None
+        if any(path.startswith("builtins.") for path in paths):
+            return None
+        if is_parameter_list(node.func):
+            return None
+        clear = gets_data(last) or names_data(text.rpartition(".")[0]) or inner.clear
+        return Source(node, frame, Strength.CLEAR if clear else Strength.PLAIN, varies)
+
+
+# Packages whose functions compute; only those that read or draw something give a batch.
+_LIBRARIES = {"torch", "numpy", "tensorflow", "keras", "jax", "math", "time", "random", "os", "copy", "contextlib", "cupy", "sys"}
+_RANDOM = re.compile(
+    r"(?:^|\.)(?:rand\w*|normal|uniform|random|choice|choices|sample|permutation|integers|shuffle|bernoulli|poisson)$"
+)
+
+
+def is_counter(iterable: ast.expr, frame: CallFrame, inference: Inference) -> bool:
+    """Return whether an iterable only counts, or yields indices."""
+    if isinstance(iterable, ast.Constant | ast.JoinedStr):
+        return True
+    if isinstance(iterable, ast.List | ast.Tuple):
+        return all(isinstance(each, ast.Constant) for each in iterable.elts)
+    for value in inference.values(iterable, frame):
+        if isinstance(value, Outside):
+            name = value.path.removesuffix("()").rpartition(".")[2]
+            if name in ("range", "count", "arange", "trange", "randperm", "permutation", "linspace") and "()" in value.path:
+                return True
+    return False
+
+
+def _is_random(path: str) -> bool:
+    return path.partition(".")[0] in _LIBRARIES and bool(_RANDOM.search(path))
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name):
+            yield each.id
+
+
+def _place(node: ast.AST) -> tuple[int, int]:
+    if isinstance(node, ast.withitem):
+        node = node.context_expr
+    return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
+
+
+def _order(binding: Binding) -> tuple[int, int]:
+    return _place(binding.node)
+
+
+def _is_within(node: ast.AST, around: ast.AST, module: SourceModule) -> bool:
+    return any(each is around for each in module.ancestors(node))
+
+
+def _same_branch(statement: ast.stmt, use: ast.AST, module: SourceModule) -> bool:
+    """Return False if the statement and the use are in different branches of an `if` or `try`."""
+    block = module.parent(statement)
+    if not isinstance(block, ast.If):
+        return True
+    below = use
+    for above in module.ancestors(use):
+        if above is block:
+            return (statement in block.body) == (below in block.body)
+        below = above
+    return True

@@ -1,0 +1,451 @@
+"""Infers what expressions of a script may evaluate to, from the assignments, arguments and returns in its local modules."""
+
+import ast
+import builtins
+from collections.abc import Iterable
+from typing import cast
+
+from iotwin.workloads.detrain.source_analysis.arguments import Keywords, arguments_of, bound, default_of, is_static
+from iotwin.workloads.detrain.source_analysis.attributes import SELF_RETURNING, ClassMembers
+from iotwin.workloads.detrain.source_analysis.local_modules import LocalModules, SourceModule
+from iotwin.workloads.detrain.source_analysis.scopes import Binding, CodeScope, Function
+from iotwin.workloads.detrain.source_analysis.values import (
+    Argument,
+    CallFrame,
+    Generator,
+    Items,
+    LocalClass,
+    LocalFunction,
+    LocalInstance,
+    LocalModule,
+    Outside,
+    Value,
+)
+
+MOST_DEPTH = 30  # calls within calls
+_MOST_NESTED = 60  # expressions inferred within one another
+_MOST_VALUES = 12
+
+# Calls that return what they are given: a function, a model, a loader.
+_TRANSPARENT = {
+    "tf.function", "tensorflow.function", "torch.compile", "torch.jit.script", "jax.jit", "jax.pmap", "functools.wraps()",
+    "functools.lru_cache", "functools.cache", "copy.deepcopy", "copy.copy", "torch.no_grad()", "torch.enable_grad()",
+    "typing.cast",
+}  # fmt: skip
+# Functions whose items are those of an argument, with its position. None: each item is a tuple with one item of each argument.
+ITERATED_ARGUMENT: dict[str, int | None] = {
+    "builtins.iter": 0, "builtins.list": 0, "builtins.tuple": 0, "builtins.sorted": 0, "builtins.reversed": 0, "builtins.set": 0,
+    "builtins.zip": None, "builtins.map": 1, "builtins.filter": 1, "itertools.islice": 0, "itertools.cycle": 0,
+    "itertools.chain": 0, "itertools.chain.from_iterable": 0, "itertools.zip_longest": None, "itertools.takewhile": 1,
+    "itertools.dropwhile": 1, "itertools.tee": 0, "itertools.repeat": 0, "rich.progress.track": 0, "more_itertools.take": 1,
+}  # fmt: skip
+_PROGRESS_BARS = {"tqdm", "trange", "track", "progressbar", "ProgressBar", "alive_it", "Progbar"}
+
+
+def iterated_argument(path: str) -> int | bool | None:
+    """Return which argument of the foreign function `path` its items come from; None: zip; False: unknown."""
+    if path in ITERATED_ARGUMENT:
+        return ITERATED_ARGUMENT[path]
+    last = path.rpartition(".")[2]
+    return 0 if last in _PROGRESS_BARS - {"trange"} or ("tqdm" in path.split(".")[0] and last != "trange") else False
+
+
+class Inference(ClassMembers):
+    """Infers values. Results are cached, and depend only on the expression and the frame."""
+
+    def __init__(self, modules: LocalModules) -> None:
+        super().__init__()
+        self.modules = modules
+        self._module_frames: dict[SourceModule, CallFrame] = {}
+        self._frames: dict[tuple[int, int, int, int], CallFrame] = {}
+        self._known: dict[tuple[int, int], list[Value]] = {}
+        self._pinned: list[object] = []  # objects whose ids are keys above must live on
+        self._nested = 0
+
+    # Frames
+
+    def module_frame(self, module: SourceModule) -> CallFrame:
+        """Return the frame of a module's top level."""
+        if module not in self._module_frames:
+            self._module_frames[module] = CallFrame(self.scopes.module(module))
+        return self._module_frames[module]
+
+    def frame_of(
+        self, function: LocalFunction, call: ast.expr | None, caller: CallFrame | None, given: tuple[list[Argument], Keywords]
+    ) -> CallFrame:
+        """Return the frame of `function` as called by `call` in `caller` with the positional and named arguments `given`."""
+        key = (id(function.scope), id(call), id(caller), id(function.instance.local_class.node) if function.instance else 0)
+        if key not in self._frames:
+            depth = caller.depth + 1 if caller else 1
+            arguments = bound(function, *given)
+            self._frames[key] = CallFrame(function.scope, arguments, function.instance, caller, call, function.closure, depth)
+        return self._frames[key]
+
+    def function(self, node: Function, module: SourceModule, closure: CallFrame | None) -> LocalFunction:
+        """Return the function that the definition `node` makes."""
+        return LocalFunction(self.scopes.function(node, module), closure)
+
+    # Values
+
+    def values(self, expression: ast.expr, frame: CallFrame) -> list[Value]:
+        """Return what the expression may evaluate to. An empty list: unknown, or a plain value such as a number."""
+        key = (id(expression), id(frame))
+        if key in self._known:
+            return self._known[key]
+        if self._nested >= _MOST_NESTED:
+            return []
+        self._known[key] = []  # what depends on itself is unknown
+        self._pinned += [expression, frame]
+        self._nested += 1
+        try:
+            found = self._infer(expression, frame)[:_MOST_VALUES]
+        finally:
+            self._nested -= 1
+        self._known[key] = found
+        return found
+
+    def of_all(self, arguments: Iterable[Argument]) -> list[Value]:
+        """Return the values of several expressions."""
+        return [value for expression, frame in arguments for value in self.values(expression, frame)]
+
+    def _infer(self, node: ast.expr, frame: CallFrame) -> list[Value]:
+        match node:
+            case ast.Name():
+                return self.name(node.id, frame)
+            case ast.Attribute():
+                return self.attribute(self.values(node.value, frame), node.attr, node, frame)
+            case ast.Call():
+                return self._call(node, frame)
+            case ast.Subscript():
+                return self._item(node, frame)
+            case ast.Lambda():
+                return [self.function(node, frame.scope.module, frame)]
+            case ast.Tuple() | ast.List() | ast.Set():
+                return [Items(tuple((each, frame) for each in node.elts))]
+            case ast.Dict():
+                keys = tuple(each.value if isinstance(each, ast.Constant) else None for each in node.keys)
+                return [Items(tuple((each, frame) for each in node.values), keys)]
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp():
+                return [Items(((node.elt, frame),))]
+            case ast.IfExp():
+                return self.of_all([(node.body, frame), (node.orelse, frame)])
+            case ast.BoolOp():
+                return self.of_all((each, frame) for each in node.values)
+            case ast.NamedExpr() | ast.Await() | ast.Starred():
+                return self.values(node.value, frame)
+        return []
+
+    def name(self, name: str, frame: CallFrame) -> list[Value]:
+        """Return what a name may mean in a frame."""
+        scope: CodeScope | None = frame.scope
+        current: CallFrame | None = frame
+        while scope is not None:
+            if name in scope.bindings and name not in scope.outer_names:
+                own = current if current is not None and current.scope is scope else self._frame_without_caller(scope)
+                return [value for each in scope.bindings[name] for value in self.bound(name, each, own)]
+            starred = self._starred_import(name, scope)
+            if starred:
+                return starred
+            current = current.closure if current is not None else None
+            scope = scope.parent
+        return [Outside(f"builtins.{name}")] if hasattr(builtins, name) else []
+
+    def home(self, name: str, frame: CallFrame) -> CallFrame | None:
+        """Return the frame whose scope binds `name` as read in `frame`; None if no local scope does."""
+        scope: CodeScope | None = frame.scope
+        current: CallFrame | None = frame
+        while scope is not None:
+            if name in scope.bindings and name not in scope.outer_names:
+                return current if current is not None and current.scope is scope else self._frame_without_caller(scope)
+            current = current.closure if current is not None else None
+            scope = scope.parent
+        return None
+
+    def _frame_without_caller(self, scope: CodeScope) -> CallFrame:
+        if isinstance(scope.node, ast.Module):
+            return self.module_frame(scope.module)
+        key = (id(scope), 0, 0, 0)
+        if key not in self._frames:
+            self._frames[key] = CallFrame(scope)
+        return self._frames[key]
+
+    def _starred_import(self, name: str, scope: CodeScope) -> list[Value]:
+        for each in scope.bindings.get("*", []):
+            if isinstance(each.node, ast.ImportFrom):
+                module = self.modules.imported(scope.module, each.node.module, each.node.level)
+                if module is not None and module is not scope.module:
+                    if name in self.scopes.module(module).bindings:
+                        return self.name(name, self.module_frame(module))
+                elif not each.node.level and name in _KNOWN_STARRED.get(each.node.module or "", ()):
+                    return [Outside(f"{each.node.module}.{name}")]
+        return []
+
+    def bound(self, name: str, binding: Binding, frame: CallFrame) -> list[Value]:
+        """Return what one binding gives to a name."""
+        node = binding.node
+        match binding.kind:
+            case "function":
+                return [self.function(cast(Function, node), frame.scope.module, frame)]
+            case "class":
+                return [LocalClass(cast(ast.ClassDef, node), frame)]
+            case "import":
+                return self._imported(name, node, frame)
+            case "parameter":
+                return self._parameter(name, cast(ast.arg, node), frame)
+            case "assign" if binding.value is not None:
+                return self.part(binding.value, frame, binding.path)
+            case "with" if binding.value is not None:
+                return self.entered(binding.value, frame, binding.path)
+            case "for" | "comprehension" if binding.value is not None:
+                return self.items(binding.value, frame, binding.path)
+        return []
+
+    def entered(self, context: ast.expr, frame: CallFrame, path: tuple[int, ...]) -> list[Value]:
+        """Return what `with CONTEXT as NAME` binds."""
+        return [entered for value in self.part(context, frame, path) for entered in self._enter(value)]
+
+    def _enter(self, value: Value) -> list[Value]:
+        if isinstance(value, Generator):  # a function with the decorator contextmanager
+            return self.of_all((each, value.frame) for each in value.function.scope.yields)
+        return [value]
+
+    def _imported(self, name: str, node: ast.AST, frame: CallFrame) -> list[Value]:
+        if isinstance(node, ast.Import):
+            alias = next(each for each in node.names if name in (each.asname, each.name.partition(".")[0]))
+            whole = alias.name if alias.asname else name
+            module = self.modules.named(whole)
+            return [LocalModule(module)] if module is not None else [Outside(whole)]
+        if not isinstance(node, ast.ImportFrom):
+            return []
+        original = next(each.name for each in node.names if name in (each.asname, each.name))
+        module = self.modules.imported(frame.scope.module, node.module, node.level)
+        if module is None:
+            return [Outside(f"{node.module or ''}.{original}")] if not node.level else []
+        return self._member(module, original)
+
+    def _member(self, module: SourceModule, name: str) -> list[Value]:
+        scope = self.scopes.module(module)
+        if name in scope.bindings or "*" in scope.bindings:
+            found = self.name(name, self.module_frame(module))
+            if found:
+                return found
+        below = self.modules.submodule(module, name)
+        return [LocalModule(below)] if below is not None else []
+
+    def _parameter(self, name: str, node: ast.arg, frame: CallFrame) -> list[Value]:
+        if self._is_instance_name(name, frame):
+            return [cast(Value, frame.instance)]
+        if name in frame.arguments:
+            if f"*{name}" in frame.arguments:
+                return [Items(tuple(frame.arguments[name]))]
+            found = self.of_all(frame.arguments[name])
+        else:
+            default = default_of(frame.scope, name)
+            found = self.values(default, self._defining(frame)) if default is not None else []
+        if not found and node.annotation is not None:
+            found = self._annotated(node.annotation, frame)
+        return found
+
+    def _defining(self, frame: CallFrame) -> CallFrame:
+        if frame.closure is not None:
+            return frame.closure
+        return self._frame_without_caller(frame.scope.parent) if frame.scope.parent is not None else frame
+
+    def _is_instance_name(self, name: str, frame: CallFrame) -> bool:
+        scope = frame.scope
+        if scope.owner is None or is_static(scope) or scope.parameters[:1] != [name] or name in frame.arguments:
+            return False
+        if frame.instance is None:
+            frame.instance = LocalInstance(LocalClass(scope.owner, self._defining(frame)))
+        return True
+
+    def _annotated(self, annotation: ast.expr, frame: CallFrame) -> list[Value]:
+        if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+            try:
+                annotation = ast.parse(annotation.value, mode="eval").body
+            except (SyntaxError, ValueError):
+                return []
+        found: list[Value] = []
+        for value in self.values(annotation, self._defining(frame)):
+            if isinstance(value, LocalClass):
+                found.append(LocalInstance(value))
+            elif isinstance(value, Outside) and not value.path.startswith(("builtins.", "typing.")):
+                found.append(Outside(f"{value.path}()"))
+        return found
+
+    # Attributes, items, calls
+
+    def attribute(self, owners: list[Value], name: str, node: ast.expr, frame: CallFrame) -> list[Value]:
+        """Return what an attribute of one of `owners` may be."""
+        found: list[Value] = []
+        for owner in owners:
+            match owner:
+                case LocalModule():
+                    found += self._member(owner.module, name)
+                case LocalInstance():
+                    found += self.instance_attribute(owner, name)
+                case LocalClass():
+                    found += self.class_attribute(owner, name)
+                case Outside():
+                    found.append(Outside(f"{owner.path}.{name}", owner.call, owner.frame))
+                case LocalFunction() if name in ("__wrapped__", "__func__"):
+                    found.append(owner)
+                case Items() if name in ("values", "items", "copy"):
+                    found.append(owner)
+        return found
+
+    def _item(self, node: ast.Subscript, frame: CallFrame) -> list[Value]:
+        index = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        found: list[Value] = []
+        for owner in self.values(node.value, frame):
+            match owner:
+                case Items():
+                    found += self._element(owner, index)
+                case Outside():
+                    found.append(Outside(f"{owner.path}[]", owner.call, owner.frame))
+                case LocalInstance():
+                    for method in self.methods(owner, "__getitem__"):
+                        found += self._returned(method, method_frame(self, method, node, frame))
+        return found
+
+    def _element(self, items: Items, index: object) -> list[Value]:
+        if items.keys:
+            chosen = [each for each, key in zip(items.elements, items.keys, strict=True) if index is None or key == index]
+            return self.of_all(chosen)
+        if isinstance(index, int) and -len(items.elements) <= index < len(items.elements):
+            return self.of_all([items.elements[index]])
+        return self.of_all(items.elements)
+
+    def _call(self, node: ast.Call, frame: CallFrame) -> list[Value]:
+        found: list[Value] = []
+        for called in self.called(node, frame):
+            match called:
+                case LocalFunction():
+                    found += self._returned(called, self.call_frame(called, node, frame), node)
+                case LocalClass():
+                    found.append(LocalInstance(called, node, frame))
+                case LocalInstance() | Items():  # a call that returns the object itself
+                    found.append(called)
+                case Outside():
+                    found += self._foreign(called, node, frame)
+        return found
+
+    def called(self, node: ast.Call, frame: CallFrame) -> list[Value]:
+        """Return what a call may call; instances are replaced by their method `__call__`."""
+        found: list[Value] = []
+        for value in self.values(node.func, frame):
+            if not isinstance(value, LocalInstance):
+                found.append(value)
+            elif methods := self.methods(value, "__call__"):
+                found += methods
+            elif isinstance(node.func, ast.Attribute) and node.func.attr in SELF_RETURNING:
+                found.append(value)
+            else:
+                found += [Outside(f"{base}().__call__") for base in self.foreign_bases(value.local_class)[:1]]
+        return found
+
+    def _foreign(self, called: Outside, node: ast.Call, frame: CallFrame) -> list[Value]:
+        """Return the result of a foreign function."""
+        path, arguments = called.path, [(each, frame) for each in node.args]
+        match path:
+            case "builtins.super":
+                return self._super(frame)
+            case "builtins.getattr" if len(node.args) >= 2 and isinstance(node.args[1], ast.Constant):
+                return self.attribute(self.values(node.args[0], frame), str(node.args[1].value), node, frame)
+            case "functools.partial" if arguments:
+                return self._partial(node, frame)
+            case "builtins.next" if arguments:
+                return self.items(node.args[0], frame, ())
+        if path in _TRANSPARENT and arguments:
+            return self.of_all(arguments[1:] if path == "typing.cast" else arguments[:1]) or [Outside(f"{path}()", node, frame)]
+        if path.endswith(".prepare") and arguments:  # accelerate returns what it is given, in order
+            return self.values(node.args[0], frame) if len(arguments) == 1 else [Items(tuple(arguments))]
+        functions = [value for value in self.of_all(arguments[:1]) if isinstance(value, LocalFunction)]
+        if functions and path.startswith(("jax.", "torch.", "tensorflow.", "numba.")):
+            return [*functions]
+        return [Outside(f"{path}()", node, frame)]
+
+    def _super(self, frame: CallFrame) -> list[Value]:
+        current: CallFrame | None = frame
+        while current is not None and current.scope.owner is None:
+            current = current.closure
+        if current is None or not current.scope.parameters:
+            return []
+        self._is_instance_name(current.scope.parameters[0], current)
+        if current.instance is None or current.scope.owner is None:
+            return []
+        own = current.instance
+        return [LocalInstance(own.local_class, own.call, own.frame, LocalClass(current.scope.owner, self._defining(current)))]
+
+    def _partial(self, node: ast.Call, frame: CallFrame) -> list[Value]:
+        positional, named = arguments_of(node, frame)
+        found: list[Value] = []
+        for value in self.values(node.args[0], frame):
+            if isinstance(value, LocalFunction):
+                merged = (*value.arguments, *positional[1:])
+                found.append(LocalFunction(value.scope, value.closure, value.instance, merged, (*value.keywords, *named)))
+            else:
+                found.append(value)
+        return found
+
+    def _returned(self, function: LocalFunction, frame: CallFrame, call: ast.Call | None = None) -> list[Value]:
+        if function.scope.is_generator and call is not None:
+            return [Generator(function, frame, call)]
+        if frame.depth > MOST_DEPTH:
+            return []
+        return self.of_all((each, frame) for each in function.scope.returns)
+
+    def part(self, value: ast.expr, frame: CallFrame, path: tuple[int, ...]) -> list[Value]:
+        """Return the item of a value that an unpacking assignment takes."""
+        if not path:
+            return self.values(value, frame)
+        if isinstance(value, ast.Tuple | ast.List) and path[0] < len(value.elts):
+            return self.part(value.elts[path[0]], frame, path[1:])
+        found: list[Value] = []
+        for each in self.values(value, frame):
+            match each:
+                case Items(keys=()) if path[0] < len(each.elements):
+                    found += self.part(*each.elements[path[0]], path[1:])
+                case Outside():
+                    found.append(Outside(each.path + "[]" * len(path), each.call, each.frame))
+        return found
+
+    def items(self, iterable: ast.expr, frame: CallFrame, path: tuple[int, ...]) -> list[Value]:
+        """Return what an iteration over `iterable` yields; `path`: the item of it."""
+        found: list[Value] = []
+        for value in self.values(iterable, frame):
+            match value:
+                case Items():
+                    for element in value.elements:
+                        found += self.part(*element, path if not value.keys else path[1:])
+                case Generator():
+                    for each in value.function.scope.yields:
+                        found += self.part(each, value.frame, path)
+                case Outside():
+                    found += self._foreign_items(value, path)
+                case LocalInstance():
+                    for method in self.methods(value, "__iter__"):
+                        inner = self.frame_of(method, None, None, ([], []))
+                        for each in method.scope.yields:
+                            found += self.part(each, inner, path)
+        return found
+
+    def _foreign_items(self, value: Outside, path: tuple[int, ...]) -> list[Value]:
+        name = value.path.removesuffix("()")
+        if value.call is not None and value.frame is not None and value.path.endswith("()"):
+            if name == "builtins.enumerate":
+                return self.items(value.call.args[0], value.frame, path[1:]) if path[:1] == (1,) and value.call.args else []
+            which = iterated_argument(name)
+            if which is None and path and path[0] < len(value.call.args):
+                return self.items(value.call.args[path[0]], value.frame, path[1:])
+            if which is not None and which is not False and which < len(value.call.args):
+                return self.items(value.call.args[which], value.frame, path)
+        return [Outside(value.path + "[]" * (1 + len(path)), value.call, value.frame)]
+
+
+_KNOWN_STARRED = {"torch": ("optim", "nn"), "torch.optim": ("SGD", "Adam", "AdamW", "LBFGS")}
+
+
+def method_frame(inference: Inference, method: LocalFunction, node: ast.expr, frame: CallFrame) -> CallFrame:
+    """Return the frame of a method that `node`, which is no call, calls in `frame`."""
+    return inference.frame_of(method, node, frame, ([], []))

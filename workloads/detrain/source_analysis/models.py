@@ -1,0 +1,74 @@
+"""Recognises models and losses, whose calls compute from a batch instead of getting one."""
+
+import ast
+import re
+
+from iotwin.workloads.detrain.source_analysis.attributes import SELF_RETURNING
+from iotwin.workloads.detrain.source_analysis.inference import Inference
+from iotwin.workloads.detrain.source_analysis.local_modules import SourceModule
+from iotwin.workloads.detrain.source_analysis.values import CallFrame, LocalClass, LocalFunction, LocalInstance, Outside
+
+# What scripts call only on models.
+_METHODS_OF_MODELS = {
+    "parameters", "named_parameters", "state_dict", "load_state_dict", "zero_grad", "trainable_variables", "trainable_weights",
+    "modules", "named_modules",
+}  # fmt: skip
+_MODEL_BASES = re.compile(
+    r"^(?:torch\.nn|keras|tensorflow|tf_keras|flax|haiku|equinox|lightning|pytorch_lightning|transformers|timm)\b"
+)
+_MODEL_PATHS = re.compile(
+    r"^torch\.nn\.|torchvision\.models|timm\.create_model|transformers\.\w*Model|keras\.(?:Model|Sequential|models|layers|losses)"
+    r"|DistributedDataParallel|DataParallel|hub\.load"
+)
+# An object as it was made, or as a method such as `to` returned it; the result of calling it is none.
+_OBJECT = re.compile(rf"^[^()]*\(\)(?:\[\])*(?:\.(?:{'|'.join(SELF_RETURNING)})\(\))*$")
+_NAMES = re.compile(
+    r"(?:^|[^a-z])(?:model|net|network|encoder|decoder|generator|discriminator|critic|actor|policy|criterion|loss|loss_fn|lossfn|backbone"
+    r"|head|classifier|unet|gan|vae|netd|netg|mse|bce|cross_entropy|objective|forward)(?:[^a-z]|$)"
+)
+_COMPUTING = re.compile(
+    r"^torch\.nn\.|^torch\.nn\.functional\.|^tensorflow\.nn\.|^tensorflow\.reduce_|keras\.(?:losses|ops|activations)|^jax\.nn\."
+    r"|^optax\.\w*(?:entropy|loss|error)|functional\."
+)
+
+
+class Models:
+    """Recognises the models of a script."""
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference = inference
+        self._owners: dict[SourceModule, set[str]] = {}
+
+    def is_model(self, expression: ast.expr, frame: CallFrame) -> bool:
+        """Return whether an expression is a model or a loss, by what it may be, what is called on it, or its name."""
+        values = self._inference.values(expression, frame)
+        for value in values:
+            if isinstance(value, LocalInstance):
+                if any(_MODEL_BASES.search(base) for base in self._inference.foreign_bases(value.local_class)):
+                    return True
+            elif isinstance(value, Outside) and _MODEL_PATHS.search(value.path):
+                return "utils.data" not in value.path and bool(_OBJECT.search(value.path))
+        if any(isinstance(value, LocalFunction | LocalClass) for value in values):
+            return False
+        text = ast.unparse(expression)
+        if text in self._owners_of_methods(frame.scope.module):
+            return not re.search(r"optim|opt\b|loader|sched|scaler", text.lower())
+        return not values and bool(_NAMES.search(text.lower().rpartition(".")[2]))
+
+    def computes(self, call: ast.Call, frame: CallFrame, paths: list[str]) -> bool:
+        """Return whether a call runs a model or a loss. `paths`: what it may call of installed packages."""
+        if any(_COMPUTING.search(path) and "utils.data" not in path for path in paths):
+            return True
+        if isinstance(call.func, ast.Attribute) and self.is_model(call.func.value, frame):
+            return not call.func.attr.startswith(("sample_batch", "next_batch", "get_batch", "set_", "named_"))
+        return self.is_model(call.func, frame)
+
+    def _owners_of_methods(self, module: SourceModule) -> set[str]:
+        """Return the texts of expressions on which the module calls a method that only models have."""
+        if module not in self._owners:
+            found = set()
+            for node in module.nodes:
+                if isinstance(node, ast.Attribute) and node.attr in _METHODS_OF_MODELS:
+                    found.add(ast.unparse(node.value))
+            self._owners[module] = found
+        return self._owners[module]
