@@ -129,12 +129,12 @@ class LoaderTracker:
         self._on_batch, self._workers, self._item_seed = on_batch, workers, item_seed
         self._make = DataLoader.__iter__
         self._creating: list[tuple[TrackedIterator, int]] = []
-        self._starts: deque[IteratorState] | None = None
+        self._starts: deque[IteratorState] = deque()
         self.opened: list[TrackedIterator] | None = None  # those that began since `opens`
         self._patch()
 
     def _patch(self) -> None:
-        tracker, next_index = self, torch_loader._BaseDataLoaderIter._next_index  # type: ignore[attr-defined]
+        tracker, next_index = self, torch_loader._BaseDataLoaderIter._next_index
 
         def begun(loader: "DataLoader[Any]") -> TrackedIterator:
             found = TrackedIterator(loader, tracker, tracker._starts.popleft() if tracker._starts else None)
@@ -154,8 +154,8 @@ class LoaderTracker:
 
         if self._workers is not None:
             _set_workers(self._workers)
-        DataLoader.__iter__ = begun  # type: ignore[method-assign, assignment]
-        torch_loader._BaseDataLoaderIter._next_index = indices  # type: ignore[attr-defined]
+        DataLoader.__iter__ = begun
+        torch_loader._BaseDataLoaderIter._next_index = indices
 
     def begin(self, owner: TrackedIterator, skipped: int) -> Any:
         """Return the iterator that DataLoader makes, which does not read its first `skipped` batches."""
@@ -184,13 +184,22 @@ class LoaderTracker:
         if self._on_batch is not None:
             self._on_batch(indices)
 
-    def opens(self, starts: list[IteratorState] | None) -> None:
+    def opens(self, starts: list[dict[str, Any]] | None) -> None:
         """A loop begins: the iterators that begin from now on start at `starts`, in order; without, at their beginning."""
-        self.opened, self._starts = [], deque(starts) if starts else None
+        self.opened, self._starts = [], deque(IteratorState(**each) for each in starts or ())
+
+    def states(self, fetched: bool) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return the states of the loop's iterators, and in words which of them cannot start there.
+
+        `fetched`: the loop has got a batch from each that it has not trained on.
+        """
+        found = [each.state()._replace(position=each.position - fetched)._asdict() for each in self.opened or ()]
+        lost = [index for index, each in enumerate(self.opened or ()) if not each.restorable]
+        return found, [f"data loader {index} of the loop" for index in lost]
 
     def opened_all(self) -> None:
         """The loop has its first batch: later iterators are others."""
-        self._starts = None
+        self._starts.clear()
 
 
 def generators_of(loader: "DataLoader[Any]") -> dict[str, Any]:
@@ -224,4 +233,4 @@ def _set_workers(workers: int) -> None:
                 given.arguments.pop(name, None)
         make(*given.args, **given.kwargs)
 
-    DataLoader.__init__ = made  # type: ignore[method-assign, assignment]
+    DataLoader.__init__ = made

@@ -16,9 +16,9 @@ _EVERY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(epochs?|batch(?:es)?|s|min|h)")
 
 
 class Every(NamedTuple):
-    """How often to save: every `count` of `unit` (epochs, batches, or seconds as s)."""
+    """How often to save: every `amount` of `unit` (epochs, batches, or seconds as s)."""
 
-    count: float
+    amount: float
     unit: str
 
 
@@ -79,14 +79,23 @@ def as_arguments(options: Namespace) -> list[str]:
     return [*found, str(options.script), "--", *options.arguments]
 
 
+def check_options(options: Namespace) -> None:
+    """Raise UsageError if options contradict one another, or a script is none."""
+    if not options.script.is_file():
+        raise UsageError(f"{options.script}: is no file; name a training script")
+    if options.output is None and (options.every or options.at):
+        raise UsageError("--every, --at: name a directory for the checkpoints: -o DIR")
+    policy_of(options, 0.0)
+
+
 def policy_of(options: Namespace, now: float) -> Policy:
     """Return when checkpoints are due. Raises UsageError for a text that says no period or no batches."""
     period = every(options.every) if options.every else None
-    count = int(period.count) if period and period.unit != "s" else 0
+    count = int(period.amount) if period and period.unit != "s" else 0
     return Policy(
         epochs=Cadence(count, count) if period and period.unit == "epochs" else None,
         steps=Cadence(count, count) if period and period.unit == "batches" else None,
-        seconds=period.count if period and period.unit == "s" else None,
+        seconds=period.amount if period and period.unit == "s" else None,
         listed=points(options.at) if options.at else (),
         now=now,
     )

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def decode(value: Any) -> Any:
         raise IotwinError(f"the checkpoint holds a value that is none: {error!r}") from None
 
 
-_DECODED = {
+_DECODED: dict[str, Callable[[Any], Any]] = {
     "scalar": lambda value: np.frombuffer(bytes.fromhex(value["bytes"]), value["type"])[0],
     "int": lambda value: int(value["hex"], 16),
     "float": lambda value: float(value["text"]),

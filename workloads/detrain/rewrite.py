@@ -136,7 +136,7 @@ def _instrument(loop: _Loop, kind: str, names: Sequence[str], skip: Sequence[ast
 
 
 def _assigned(loop: _Loop, function: ast.AST | None) -> list[str]:
-    """Return the variables of the function that the loop assigns; none at the top level, whose variables are those of the module."""
+    """Return the variables of the function that the loop assigns; none at the top level, whose variables are the module's."""
     if function is None or isinstance(function, ast.ClassDef):
         return []
     declared = {name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names}
@@ -148,8 +148,10 @@ def _stored(node: ast.AST) -> set[str]:
     """Return the names that a statement assigns in its own scope."""
     if isinstance(node, ast.Name):
         return {node.id} if isinstance(node.ctx, ast.Store) else set()
-    if isinstance(node, ast.ExceptHandler) or isinstance(node, _SCOPES):
-        return set() if isinstance(node, _SCOPES) else set().union(*map(_stored, node.body))
+    if isinstance(node, _SCOPES):
+        return set()
+    if isinstance(node, ast.ExceptHandler):  # its name is deleted at its end
+        return set[str]().union(*map(_stored, node.body))
     if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
         walrus = [each.target for each in ast.walk(node) if isinstance(each, ast.NamedExpr)]
         return {each.id for each in walrus}

@@ -15,17 +15,18 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.errors import IotwinError
 from iotwin.common.files import make_folder, write_json
 from iotwin.common.foreign_files import read_foreign
 from iotwin.common.progress import note
 from iotwin.workloads.detrain.instrumentation import SURE, Instrumentation, changed_sources, read_instrumentation
-from iotwin.workloads.detrain.options import policy_of
+from iotwin.workloads.detrain.options import check_options, policy_of
 from iotwin.workloads.detrain.rewrite import SESSION, batches_begin_without_gradients, instrumented
-from iotwin.workloads.detrain.script_store import NEVER, ResumePoint, ScriptStore
+from iotwin.workloads.detrain.script_store import ScriptStore
 
 if TYPE_CHECKING:
     from iotwin.workloads.detrain.determinism import AppliedProfile
+    from iotwin.workloads.detrain.resumption import Resumption
     from iotwin.workloads.detrain.session import Session
 
 _MOST_SOURCE_BYTES = 16 << 20
@@ -37,9 +38,8 @@ def run_script(options: Namespace) -> None:
 
     Raises IotwinError if the script has no loop or does not fit the checkpoint, and UsageError if options contradict one another.
     """
+    check_options(options)
     found = instrumentation_of(options)
-    if options.output is None and (options.every or options.at):
-        raise UsageError("--every, --at: name a directory for the checkpoints: -o DIR")
     sys.argv = [str(options.script), *options.arguments]
     sys.path[0] = str(options.script.resolve().parent)
     with _session(options, found) as session:
@@ -48,9 +48,9 @@ def run_script(options: Namespace) -> None:
 
 def instrumentation_of(options: Namespace) -> Instrumentation:
     """Return the script's loops, from --inst unless its files have changed since. Raises IotwinError if they are unsure."""
-    if options.inst is None:
-        from iotwin.workloads.detrain.discover import discover
+    from iotwin.workloads.detrain.discover import discover
 
+    if options.inst is None:
         found = discover(options.script)
     else:
         found = read_instrumentation(options.inst)
@@ -96,7 +96,9 @@ def _session(options: Namespace, found: Instrumentation) -> "Iterator[Session]":
     store = ScriptStore(output, {"script": options.script.name}, options.keep)
     with store.store:
         saves = options.every or options.at
-        session.use(store if saves else None, *_resumed(store, options))
+        resumed = _resumed(store, options)
+        session.store = store if saves else None
+        session.resume, session.certifies = (None, resumed) if options.replay == "full" else (resumed, None)
         handler = signal.signal(signal.SIGUSR1, lambda *_: policy.ask()) if saves else None
         try:
             yield session
@@ -104,29 +106,31 @@ def _session(options: Namespace, found: Instrumentation) -> "Iterator[Session]":
         finally:
             if handler is not None:
                 signal.signal(signal.SIGUSR1, handler)
-            write_json(output / RUN, _document(options, session, profile))
+            write_json(output / RUN, _document(options, session, resumed, profile))
 
 
-def _resumed(store: ScriptStore, options: Namespace) -> tuple[str, tuple[str, ResumePoint, dict[str, Any]] | None]:
-    """Return how batches are passed over, and the name, point and state of the checkpoint to resume from, None for a new run."""
+def _resumed(store: ScriptStore, options: Namespace) -> "Resumption | None":
+    """Return the checkpoint to resume from, None for a new run."""
+    from iotwin.workloads.detrain.resumption import REPLAY_DATA, RESTORE, Resumption
+
     found = store.find(options.resume)
-    if found is None or options.resume == NEVER:
-        return options.replay, None
+    if found is None:
+        return None
     point, state = store.read(found)
-    if options.replay == "restore" and state["replays_only"]:
-        what = state["replays_only"][0]
-        note(f"{what} cannot be restored: its batches before the checkpoint are read again (--replay replay-data)")
-        return "replay-data", (found.name, point, state)
-    return options.replay, (found.name, point, state)
+    replay = options.replay
+    if replay == RESTORE and state["replays_only"]:
+        note(f"{state['replays_only'][0]} cannot be restored; so earlier batches are read again, as with --replay replay-data")
+        replay = REPLAY_DATA
+    return Resumption(found.name, point, state, replay)
 
 
-def _document(options: Namespace, session: "Session", profile: "AppliedProfile") -> dict[str, Any]:
+def _document(options: Namespace, session: "Session", resumed: "Resumption | None", profile: "AppliedProfile") -> dict[str, Any]:
     """Return the content of run.json."""
     steps = session.progress.step - (session.resumed.step if session.resumed else 0)
     return {
         "script": str(options.script),
-        "resumed_from": session.resumed_name,
-        "replay": session.replay if session.resumed_name else None,
+        "resumed_from": resumed.name if resumed else None,
+        "replay": resumed.replay if resumed else None,
         "differs_from_saved": session.differs_from_saved,
         "epochs": session.progress.epoch + 1,
         "steps": session.progress.step,

@@ -1,12 +1,11 @@
 """What of a script's state a checkpoint must hold: found by walking from the variables of its functions and modules.
 
-Each part has a path such as `main().trainer.model`, by which a later process, which has run the script up to the same line, finds
-its own object. Objects with `state_dict` and `load_state_dict` are saved by these; generators by their states; tensors, arrays and
-plain values if they have changed since the loop began, since the script makes the others again.
+Each part has a path such as `main().trainer.model`, by which a later process that has run the script up to the same line finds
+its own object. Objects that a provider knows are saved by it. Tensors, arrays and plain values are saved if they have changed
+since the loop began, since the script makes the others again.
 """
 
 import functools
-import random
 import sys
 import types
 from collections import deque
@@ -15,15 +14,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, Sampler
 
 from iotwin.workloads.detrain.detectors.script_frames import is_script
 from iotwin.workloads.detrain.loaders import TrackedIterator
 from iotwin.workloads.detrain.plain_values import is_plain
+from iotwin.workloads.detrain.providers import provider_of
 
-OBJECT, GENERATOR, ITERATOR, TENSOR, ARRAY, PLAIN, LOST = "object", "generator", "iterator", "tensor", "array", "plain", "lost"
+OBJECT, ITERATOR, TENSOR, ARRAY, PLAIN, LOST = "object", "iterator", "tensor", "array", "plain", "lost"
 _MOST_DEPTH = 8  # attributes and elements between a variable and a part of the state
 _MOST_PARTS = 100_000  # elements of a container with other than plain values; a longer one is data
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _OPAQUE = (types.ModuleType, types.BuiltinFunctionType, type, torch.device, torch.dtype)
 
 
@@ -47,7 +47,7 @@ def frames_of(frame: types.FrameType | None) -> list[types.FrameType]:
 
 
 class Walk:
-    """Walks over the script's state as it is now. `assign` is called with (function, name, value) to put a variable of a function."""
+    """Walks over the script's state as it is now. `assign` is called with (function, name, value) to put a variable."""
 
     def __init__(self, frames: list[types.FrameType], assign: Callable[[str, str, Any], None]) -> None:
         self._frames, self._assign = frames, assign
@@ -94,16 +94,14 @@ def _kind(value: Any) -> str | None:
     """Return the kind of part that a value is, None if only what is inside it counts."""
     if isinstance(value, TrackedIterator):
         return ITERATOR
-    if isinstance(value, _GENERATORS):
-        return GENERATOR
     if isinstance(value, torch.Tensor):
         return TENSOR
     if isinstance(value, np.ndarray):
         return ARRAY if value.dtype != object else None
-    if not isinstance(value, type) and callable(getattr(value, "state_dict", None)) and hasattr(value, "load_state_dict"):
-        return OBJECT
     if is_plain(value):
         return PLAIN
+    if provider_of(value) is not None:
+        return OBJECT
     return LOST if isinstance(value, Iterator) else None
 
 
@@ -113,36 +111,50 @@ def _has_identity(value: Any) -> bool:
 
 def _inside(part: Part, kind: str | None) -> Iterator[Part]:
     """Yield what is inside a value that may change while the script trains."""
-    value, path = part.value, part.path
-    if kind in (GENERATOR, TENSOR, ARRAY, PLAIN, LOST, ITERATOR):
-        return
-    if isinstance(value, torch.nn.Module):
-        for name, module in value.named_modules():
+    if kind in (None, OBJECT):
+        for known, inside in _INSIDE:
+            if isinstance(part.value, known):
+                yield from inside(part.path, part.value)
+                return
+        if _is_users_class(part.value if isinstance(part.value, type) else type(part.value)):
+            yield from _attributes(part.path, part.value)
+
+
+def _of_module(path: str, value: torch.nn.Module) -> Iterator[Part]:
+    for name, module in value.named_modules():
+        if _is_users_class(type(module)):
             below = f"{path}.{name}" if name else path
-            if _is_users_class(type(module)):
-                yield from _attributes(module, below, skipped=("_parameters", "_buffers", "_modules"))
-    elif isinstance(value, dict):
-        if len(value) <= _MOST_PARTS:
-            yield from (Part(f"{path}[{key!r}]", "", each, _item_setter(value, key)) for key, each in list(value.items()))
-    elif isinstance(value, list | tuple | deque):
-        if len(value) <= _MOST_PARTS:
-            put = _item_setter if not isinstance(value, tuple) else _no_setter
-            yield from (Part(f"{path}[{index}]", "", each, put(value, index)) for index, each in enumerate(value))
-    elif isinstance(value, types.FunctionType):
-        if is_script(value.__code__.co_filename):
-            cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
-            yield from (
-                Part(f"{path}.{name}", "", _content(cell), _attribute_setter(cell, "cell_contents")) for name, cell in cells
-            )
-    elif isinstance(value, types.MethodType):
-        yield Part(f"{path}.__self__", "", value.__self__, _no_setter(value, ""))
-    elif isinstance(value, functools.partial):
-        yield Part(f"{path}.args", "", [value.func, *value.args, *value.keywords.values()], _no_setter(value, ""))
-    elif isinstance(value, torch.utils.data.DataLoader):
-        for name in ("dataset", "sampler", "batch_sampler", "generator"):
-            yield Part(f"{path}.{name}", "", getattr(value, name), _no_setter(value, name))
-    elif isinstance(value, torch.utils.data.Sampler) or _is_users_class(value if isinstance(value, type) else type(value)):
-        yield from _attributes(value, path)
+            yield from _attributes(below, module, skipped=("_parameters", "_buffers", "_modules"))
+
+
+def _of_dict(path: str, value: dict[Any, Any]) -> Iterator[Part]:
+    if len(value) <= _MOST_PARTS:
+        yield from (Part(f"{path}[{key!r}]", "", each, _item_setter(value, key)) for key, each in list(value.items()))
+
+
+def _of_sequence(path: str, value: Any) -> Iterator[Part]:
+    if len(value) <= _MOST_PARTS:
+        put = _no_setter if isinstance(value, tuple) else _item_setter
+        yield from (Part(f"{path}[{index}]", "", each, put(value, index)) for index, each in enumerate(value))
+
+
+def _of_function(path: str, value: types.FunctionType) -> Iterator[Part]:
+    if is_script(value.__code__.co_filename):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
+        yield from (Part(f"{path}.{name}", "", _content(cell), _attribute_setter(cell, "cell_contents")) for name, cell in cells)
+
+
+def _of_method(path: str, value: types.MethodType) -> Iterator[Part]:
+    yield Part(f"{path}.__self__", "", value.__self__, _no_setter(value, ""))
+
+
+def _of_partial(path: str, value: "functools.partial[Any]") -> Iterator[Part]:
+    yield Part(f"{path}.args", "", [value.func, *value.args, *value.keywords.values()], _no_setter(value, ""))
+
+
+def _of_loader(path: str, value: "DataLoader[Any]") -> Iterator[Part]:
+    for name in ("dataset", "sampler", "batch_sampler", "generator"):
+        yield Part(f"{path}.{name}", "", getattr(value, name), _no_setter(value, name))
 
 
 def _content(cell: types.CellType) -> Any:
@@ -152,12 +164,18 @@ def _content(cell: types.CellType) -> Any:
         return None
 
 
-def _attributes(value: Any, path: str, skipped: tuple[str, ...] = ()) -> Iterator[Part]:
+def _attributes(path: str, value: Any, skipped: tuple[str, ...] = ()) -> Iterator[Part]:
     """Yield the attributes of an instance, or the variables of a class."""
     slots = [name for each in type(value).__mro__ for name in getattr(each, "__slots__", ()) if hasattr(value, name)]
     for name in [*getattr(value, "__dict__", {}), *slots]:
         if name not in skipped and not (name.startswith("__") and name.endswith("__")):
             yield Part(f"{path}.{name}", "", getattr(value, name, None), _attribute_setter(value, name))
+
+
+_INSIDE: tuple[tuple[Any, Callable[[str, Any], Iterator[Part]]], ...] = (
+    (torch.nn.Module, _of_module), (dict, _of_dict), (list | tuple | deque, _of_sequence), (types.FunctionType, _of_function),
+    (types.MethodType, _of_method), (functools.partial, _of_partial), (DataLoader, _of_loader), (Sampler, _attributes),
+)  # fmt: skip
 
 
 def _is_users_class(kind: Any) -> bool:

@@ -53,7 +53,8 @@ class ScriptStore:
     def read(self, found: Found) -> tuple[ResumePoint, dict[str, Any]]:
         """Return where a checkpoint was taken, and its state. Raises IotwinError if it is of another script."""
         manifest = found.manifest
-        assert manifest is not None
+        if manifest is None:
+            raise IotwinError(f"{found.path} holds no checkpoint")
         for key, value in self._job.items():
             if manifest.job.get(key) != value:
                 what = key.replace("_", " ")

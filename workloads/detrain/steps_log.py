@@ -96,4 +96,4 @@ def _on_backward(call: Callable[[str], None]) -> None:
             call(float(tensor.detach()).hex())
         return backward(tensor, *arguments, **options)
 
-    torch.Tensor.backward = recorded  # type: ignore[method-assign, assignment]
+    torch.Tensor.backward = recorded

@@ -1,0 +1,64 @@
+"""``iotwin detrain run``: run a training script so that it can resume at any batch."""
+
+import os
+import signal
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from iotwin.command import Command, Outcome
+from iotwin.common.foreign_files import read_foreign_json
+from iotwin.common.processes.children import dying_with_us
+from iotwin.workloads.detrain.options import add_run_options, as_arguments, check_options
+
+
+class DetrainRunCommand(Command):
+    name = "run"
+    help = "run a training script so that it saves its state and resumes at any batch; needs PyTorch"
+    epilog = """examples:
+  iotwin detrain run train.py -o run --every 100batches -- --epochs 10
+  iotwin detrain run train.py -o run                      (resumes at the newest checkpoint)"""
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        add_run_options(parser)
+
+    def run(self, args: Namespace) -> Outcome:
+        from iotwin.workloads.detrain.determinism import environment
+
+        check_options(args)
+        command = [sys.executable, "-m", "iotwin.workloads.detrain", *as_arguments(args)]
+        status = _status(command, os.environ | environment(args.determinism, args.seed))
+        written = args.output / "run.json" if args.output else None
+        document = read_foreign_json(written) if written and written.is_file() else {}
+        return Outcome({**document, "exit_status": status}, status)
+
+    def show(self, document: dict[str, Any]) -> None:
+        if "steps" not in document:
+            return
+        resumed = f", resumed from {document['resumed_from']} ({document['replay']})" if document["resumed_from"] else ""
+        print(f"{document['steps']} steps in {document['epochs']} epochs{resumed}")
+        print(f"checkpoints: {', '.join(document['checkpoints']) or 'none'}")
+        for what in document["differs_from_saved"]:
+            print(f"not on the same machine as the checkpoint: {what}")
+        for entropy in document["entropy"]:
+            print(f"{entropy['file']}:{entropy['line']}: {entropy['source']} draws without a seed; a rerun differs")
+        for found in document["nondeterministic_ops"]:
+            print(f"{found['file']}:{found['line']}: {found['op']} has no deterministic implementation; a rerun may differ")
+
+
+def _status(command: list[str], environment: dict[str, str]) -> int:
+    """Run a command and return the shell's exit status of it.
+
+    SIGTERM and SIGUSR1 (save now) are passed on. Ctrl-C reaches the command by itself, since it is in the same process group.
+    """
+    process = subprocess.Popen(command, env=environment, preexec_fn=dying_with_us(signal.SIGTERM))
+    handlers: dict[int, Any] = {signal.SIGINT: lambda *_: None}
+    handlers |= dict.fromkeys((signal.SIGTERM, signal.SIGUSR1), lambda number, _: process.send_signal(number))
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status

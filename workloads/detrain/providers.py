@@ -1,0 +1,126 @@
+"""Saves and restores objects of a script that have a state of their own: models, optimizers, random generators."""
+
+import random
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from iotwin.common.errors import IotwinError
+from iotwin.workloads.detrain.nested_values import decode_nested, encode_nested
+from iotwin.workloads.detrain.plain_values import decode, encode
+
+State = dict[str, Any]
+
+
+class Provider(Protocol):
+    """Saves and restores one kind of object. `draws`: its objects are random generators."""
+
+    draws: bool
+
+    def knows(self, value: Any) -> bool:
+        """Return whether an object is of this kind."""
+
+    def save(self, value: Any, unsaved: dict[str, str]) -> Any:
+        """Return the object's state: nested values of tensors, arrays and plain values. `unsaved` gets what it leaves out."""
+
+    def load(self, value: Any, saved: Any) -> None:
+        """Give the object a saved state. Raises IotwinError if it does not fit."""
+
+
+class StateDicts:
+    """Objects with `state_dict` and `load_state_dict`: modules, optimizers, schedulers, scalers, and the script's own."""
+
+    draws = False
+
+    def knows(self, value: Any) -> bool:
+        return not isinstance(value, type) and callable(getattr(value, "state_dict", None)) and hasattr(value, "load_state_dict")
+
+    def save(self, value: Any, unsaved: dict[str, str]) -> State:
+        import torch
+
+        saved: State = {"state": encode_nested(value.state_dict(), unsaved)}
+        if isinstance(value, torch.nn.Module):
+            saved["training"] = [module.training for module in value.modules()]
+            saved["hidden"] = {
+                f"{prefix}.{name}": module._buffers[name]
+                for prefix, module in value.named_modules()
+                for name in sorted(module._non_persistent_buffers_set)
+                if module._buffers.get(name) is not None
+            }
+        return saved
+
+    def load(self, value: Any, saved: State) -> None:
+        import torch
+
+        try:
+            value.load_state_dict(decode_nested(saved["state"]))
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise IotwinError(str(error).splitlines()[0]) from None
+        if isinstance(value, torch.nn.Module):
+            for module, training in zip(value.modules(), saved["training"], strict=False):
+                module.training = training
+            modules = dict(value.named_modules())
+            for path, tensor in saved["hidden"].items():
+                prefix, _, name = path.rpartition(".")
+                with torch.no_grad():
+                    modules[prefix]._buffers[name].copy_(tensor)
+
+
+class TorchGenerators:
+    """Generators of torch."""
+
+    draws = True
+
+    def knows(self, value: Any) -> bool:
+        torch = sys.modules.get("torch")
+        return torch is not None and isinstance(value, torch.Generator)
+
+    def save(self, value: Any, unsaved: dict[str, str]) -> Any:
+        return value.get_state()
+
+    def load(self, value: Any, saved: Any) -> None:
+        value.set_state(saved)
+
+
+class NumpyGenerators:
+    """Generators of numpy, of the new and the old kind."""
+
+    draws = True
+
+    def knows(self, value: Any) -> bool:
+        return isinstance(value, np.random.Generator | np.random.RandomState)
+
+    def save(self, value: Any, unsaved: dict[str, str]) -> Any:
+        is_new = isinstance(value, np.random.Generator)
+        return encode_nested(value.bit_generator.state if is_new else value.get_state(legacy=False), unsaved)
+
+    def load(self, value: Any, saved: Any) -> None:
+        if isinstance(value, np.random.Generator):
+            value.bit_generator.state = decode_nested(saved)
+        else:
+            value.set_state(decode_nested(saved))
+
+
+class PythonGenerators:
+    """Generators of Python."""
+
+    draws = True
+
+    def knows(self, value: Any) -> bool:
+        return isinstance(value, random.Random)
+
+    def save(self, value: Any, unsaved: dict[str, str]) -> Any:
+        return encode(value.getstate())
+
+    def load(self, value: Any, saved: Any) -> None:
+        value.setstate(decode(saved))
+
+
+PROVIDERS: Sequence[Provider] = (TorchGenerators(), NumpyGenerators(), PythonGenerators(), StateDicts())
+
+
+def provider_of(value: Any) -> Provider | None:
+    """Return the provider that knows an object, None if none does."""
+    return next((each for each in PROVIDERS if each.knows(value)), None)

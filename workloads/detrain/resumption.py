@@ -1,0 +1,50 @@
+"""A checkpoint that a run resumes at, or that a run from the start must come to."""
+
+from typing import Any, NamedTuple
+
+from iotwin.common.errors import IotwinError
+from iotwin.workloads.detrain.script_store import ResumePoint
+from iotwin.workloads.detrain.steps_log import inputs_sha256
+from iotwin.workloads.state.gathering import encode
+
+RESTORE, SKIP_READS, REPLAY_DATA, FULL = "restore", "skip-reads", "replay-data", "full"
+
+
+class Resumption(NamedTuple):
+    """The checkpoint's name, point and state, and how what comes before it is passed over."""
+
+    name: str
+    point: ResumePoint
+    state: dict[str, Any]
+    replay: str
+
+    @property
+    def jumps(self) -> bool:
+        """True if earlier batches are not read, and earlier epochs not begun."""
+        return self.replay in (RESTORE, SKIP_READS)
+
+    def is_in(self, epoch: int) -> bool:
+        """Return whether the point is in `epoch` (-1: the script has no loop of epochs)."""
+        return self.point.epoch == max(epoch, 0)
+
+    def is_after(self, epoch: int, batch: int) -> bool:
+        """Return whether the point comes after a batch."""
+        return not self.is_in(epoch) or batch < self.point.batch
+
+
+def check_inputs(saved: Resumption, item: Any) -> None:
+    """Raise IotwinError if the batch that the loop has got, if it has one, is not the checkpoint's."""
+    wanted = saved.state["inputs_sha256"]
+    if item is not None and wanted is not None and wanted != inputs_sha256(item):
+        raise IotwinError(
+            f"the loader gives another batch {saved.point.batch} of epoch {saved.point.epoch} than before: its samples do not "
+            "depend on the generators' states alone; resume with --replay full, or run with --determinism seeded from the start"
+        )
+
+
+def certify(saved: Resumption, state: dict[str, Any]) -> None:
+    """Raise IotwinError, which names the first difference, unless a captured state equals the checkpoint's bit for bit."""
+    for key in ("objects", "gradients", "tensors", "plain"):
+        for path in sorted(state[key].keys() | saved.state[key].keys()):
+            if encode(state[key].get(path)) != encode(saved.state[key].get(path)):
+                raise IotwinError(f"{path} is not what it was in {saved.name}; find the cause with: iotwin detrain verify")
