@@ -1,7 +1,7 @@
-"""``python -m iotwin.workloads.detrain [OPTION...] SCRIPT [-- ARG...]``: run a script with its loops instrumented."""
+"""``python -m iotwin.workloads.detrain [OPTION...] SCRIPT [ARG...]``: run a script with its loops instrumented."""
 
 import sys
-from argparse import ArgumentParser
+from argparse import REMAINDER, ArgumentParser
 
 from iotwin.common.errors import IotwinError
 from iotwin.workloads.detrain.options import add_run_options
@@ -12,6 +12,7 @@ def main() -> None:
     """Run the script that the command line names."""
     parser = ArgumentParser(prog="python -m iotwin.workloads.detrain", description="Run a training script so that it can resume.")
     add_run_options(parser)
+    parser.add_argument("arguments", nargs=REMAINDER, metavar="ARG", help="the script's own arguments")
     try:
         run_script(parser.parse_args())
     except IotwinError as error:

@@ -135,12 +135,33 @@ def _call_lines(sinks: list[Sink]) -> list[CallLine]:
 
 
 def _update(chosen: BatchLoop) -> Sink:
-    """Return the last call in the loop that updates weights; if none does, the last that computes gradients."""
+    """Return the last call in the loop that updates weights, in each iteration if there is one that does.
+
+    If none does, return the last that computes gradients.
+    """
     for kind in (SinkKind.UPDATE, SinkKind.GRADIENT, SinkKind.WEAK):
         found = [each for each in chosen.sinks if each.kind is kind and (each.within is None or each.within.kind is not kind)]
         if found:
-            return found[-1]
+            return ([each for each in found if not _is_conditional(each, chosen.loop)] or found)[-1]
     return chosen.deciding[-1]
+
+
+def _is_conditional(sink: Sink, loop: ActiveLoop) -> bool:
+    """Return whether an `if` decides in each iteration whether the sink is called."""
+    node: ast.AST = sink.call
+    frame: CallFrame | None = sink.frame
+    while frame is not None and frame is not loop.frame:
+        if any(isinstance(each, ast.If) for each in frame.scope.module.ancestors(node)):
+            return True
+        if frame.call is None:
+            return False
+        node, frame = frame.call, frame.caller
+    for above in loop.module.ancestors(node):
+        if above is loop.node:
+            return False
+        if isinstance(above, ast.If):
+            return True
+    return False
 
 
 def _data(chosen: BatchLoop) -> CallLine | None:

@@ -44,7 +44,7 @@ def points(text: str) -> list[tuple[int, int]]:
 
 
 def add_run_options(parser: ArgumentParser) -> None:
-    """Add the options of a run."""
+    """Add the options of a run, and the script; the caller adds the script's own `arguments`."""
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="a training script; its files remain as they are")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="directory for checkpoints and run.json")
     parser.add_argument("--every", metavar="PERIOD", help="save every 2epochs, 100batches, 5min or 30s")
@@ -63,7 +63,6 @@ def add_run_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--drop", choices=DROPS, action="append", default=[], help="do not restore this, to show that it is needed"
     )
-    parser.add_argument("arguments", nargs="*", metavar="ARG", help="the script's own arguments, after --")
 
 
 def as_arguments(options: Namespace) -> list[str]:
@@ -76,7 +75,7 @@ def as_arguments(options: Namespace) -> list[str]:
         if action.option_strings and value != action.default:
             for each in value if isinstance(value, list) else [value]:
                 found += [action.option_strings[-1], *([] if each is True else [str(each)])]
-    return [*found, str(options.script), "--", *options.arguments]
+    return [*found, str(options.script), *options.arguments]
 
 
 def check_options(options: Namespace) -> None:

@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iotwin.common.errors import IotwinError
+from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder, write_json
 from iotwin.common.foreign_files import read_foreign
 from iotwin.common.progress import note
@@ -117,6 +117,10 @@ def _resumed(store: ScriptStore, options: Namespace) -> "Resumption | None":
     if found is None:
         return None
     point, state = store.read(found)
+    saved = state["manifest"]
+    if (saved["determinism"], saved["seed"]) != (options.determinism, options.seed):
+        wanted = f"--determinism {saved['determinism']} --seed {saved['seed']}"
+        raise UsageError(f"{found.path} was saved with {wanted}; resume with the same, or begin anew with --resume never")
     replay = options.replay
     if replay == RESTORE and state["replays_only"]:
         note(f"{state['replays_only'][0]} cannot be restored; so earlier batches are read again, as with --replay replay-data")

@@ -8,6 +8,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from iotwin.command import Command, Outcome
+from iotwin.commands.detrain.script_arguments import add_script_arguments
 from iotwin.common.foreign_files import read_foreign_json
 from iotwin.common.processes.children import dying_with_us
 from iotwin.workloads.detrain.options import add_run_options, as_arguments, check_options
@@ -22,6 +23,7 @@ class DetrainRunCommand(Command):
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         add_run_options(parser)
+        add_script_arguments(parser)
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.workloads.detrain.determinism import environment

@@ -5,10 +5,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 
 from iotwin.workloads.detrain.source_analysis.arguments import Keywords, arguments_of, has_decorator
-from iotwin.workloads.detrain.source_analysis.scopes import FUNCTIONS, Binding, Function, Scopes, unpacked
+from iotwin.workloads.detrain.source_analysis.scopes import (
+    ADDING_METHODS,
+    FUNCTIONS,
+    Binding,
+    BindingKind,
+    Function,
+    Scopes,
+    unpacked,
+)
 from iotwin.workloads.detrain.source_analysis.values import (
     Argument,
     CallFrame,
+    Items,
     LocalClass,
     LocalFunction,
     LocalInstance,
@@ -115,12 +124,26 @@ class ClassMembers(ABC):
             value
             for binding, frame in self.assignments(instance, name)
             if binding.value is not None
-            for value in self.part(binding.value, frame, binding.path)
+            for value in (
+                self.added(binding, frame) if binding.kind == "change" else self.part(binding.value, frame, binding.path)
+            )
         ]
         found += self._field(instance, name)
         if not found and name in SELF_RETURNING and self.foreign_bases(instance.local_class):
             return [instance]
         return found or [Outside(f"{base}().{name}") for base in self.foreign_bases(instance.local_class)[:1]]
+
+    def added(self, binding: Binding, frame: CallFrame) -> list[Value]:
+        """Return what `list.append(value)` and `container[key] = value` add to what a name or attribute may be."""
+        if binding.value is None:
+            return []
+        if (
+            isinstance(binding.node, ast.Call)
+            and isinstance(binding.node.func, ast.Attribute)
+            and binding.node.func.attr == "extend"
+        ):
+            return self.values(binding.value, frame)
+        return [Items(((binding.value, frame),))]
 
     def class_attribute(self, local_class: LocalClass, name: str) -> list[Value]:
         """Return what `CLASS.name` may be."""
@@ -226,26 +249,26 @@ def _closure(local_class: LocalClass) -> CallFrame | None:
 
 
 def _attribute_bindings(node: ast.AST, own: str) -> Iterator[tuple[str, Binding]]:
-    """Yield what a statement or expression assigns to attributes of the object `own`."""
+    """Yield what a statement or expression assigns to attributes of the object `own`, or adds to them."""
+    targets: list[ast.expr] = []
+    kind: BindingKind = "assign"
+    value: ast.expr | None = None
     match node:
         case ast.Assign():
             targets, value = node.targets, node.value
-        case ast.AnnAssign(value=ast.expr()) | ast.AugAssign():
-            targets, value = [node.target], node.value  # type: ignore[assignment]
+        case ast.AnnAssign(value=ast.expr()):
+            targets, value = [node.target], node.value
+        case ast.AugAssign():
+            targets, value, kind = [node.target], node.value, "augment"
         case ast.For() | ast.AsyncFor():
-            targets, value = [node.target], node.iter
-        case ast.withitem(optional_vars=ast.expr()):
-            targets, value = [node.optional_vars], node.context_expr  # type: ignore[list-item]
-        case _:
-            return
+            targets, value, kind = [node.target], node.iter, "for"
+        case ast.withitem(optional_vars=ast.expr(), context_expr=value):
+            targets = [node.optional_vars] if node.optional_vars else []
+        case ast.Call(func=ast.Attribute(value=ast.Attribute() as changed, attr=method), args=[*_, value]):
+            targets, kind = ([changed] if method in ADDING_METHODS else []), "change"
     for target in targets:
         for each, path in unpacked(target):
-            if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name) and each.value.id == own:
-                kind = (
-                    "augment"
-                    if isinstance(node, ast.AugAssign)
-                    else "for"
-                    if isinstance(node, ast.For | ast.AsyncFor)
-                    else "assign"
-                )
-                yield each.attr, Binding(kind, node, value, path)  # type: ignore[arg-type]
+            is_item = isinstance(each, ast.Subscript)
+            whole = each.value if isinstance(each, ast.Subscript) else each
+            if isinstance(whole, ast.Attribute) and isinstance(whole.value, ast.Name) and whole.value.id == own:
+                yield whole.attr, Binding("change" if is_item else kind, node, value, path)

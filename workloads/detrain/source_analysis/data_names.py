@@ -7,7 +7,7 @@ _WORD_END = r"(?:[^a-z]|$)"
 _WORD_BEGIN = r"(?:^|[^a-z])"
 _GETS = re.compile(
     rf"{_WORD_BEGIN}(?:next|get|fetch|load|read|sample|draw|pull|pop|popleft|slide|batch|batches|minibatch|data|dequeue|recv|receive"
-    rf"|item|gather|make|generate|produce|examples?|input|inputs|rollout|collect|step|reset){_WORD_END}|batch|__getitem__"
+    rf"|gather|make|generate|produce|examples?|input|inputs|rollout|collect|step|reset){_WORD_END}|batch|__getitem__"
 )
 _NO_DATA = re.compile(
     rf"{_WORD_BEGIN}(?:loss|lr|logits?|grads?|gradients?|params?|parameters?|state|states|dict|model|device|weights?|time|rank|size|len"
@@ -24,6 +24,12 @@ _INDEX = re.compile(
     rf"{_WORD_BEGIN}(?:i|j|k|n|b|t|idx\w*|ind|inds|index\w*|indices|ids?|number|num|step|key|keys|pos|position|perm){_WORD_END}"
 )
 _LOOKUPS = {"index_select", "narrow", "take", "gather", "take_along_axis", "dynamic_slice", "dynamic_slice_in_dim", "iloc"}
+_METHODS_OF_VALUES = {
+    "item", "numpy", "tolist", "detach", "clone", "cpu", "cuda", "to", "float", "long", "int", "half", "mean", "sum", "exp",
+    "log", "pow", "sqrt", "abs", "clamp", "view", "reshape", "squeeze", "unsqueeze", "size", "dim", "numel", "argmax", "max",
+    "min", "softmax", "sigmoid", "relu", "tanh", "norm", "format", "join", "strip", "copy", "keys", "values", "items", "lower",
+    "flatten", "permute", "transpose", "contiguous", "expand", "repeat", "backward", "append", "extend", "insert", "clear",
+}  # fmt: skip
 _PARAMETERS = re.compile(
     r"param|optim|(?:^|[^a-z])opts?(?:[^a-z]|$)|(?:^|[._])(?:models|nets|networks|modules|layers|children|schedulers|discriminators"
     r"|critics|losses|loss|param_groups|grads|gradients|variables|trainable_variables|trainable_weights|callbacks|hooks|metrics|meters)\b"
@@ -54,6 +60,11 @@ def is_index_name(name: str) -> bool:
 def looks_up_by_index(name: str) -> bool:
     """Return whether a function selects items of its first argument or owner by an index."""
     return name in _LOOKUPS
+
+
+def is_method_of_values(name: str) -> bool:
+    """Return whether a method is one of tensors, arrays, strings or containers, which return what they already have."""
+    return name in _METHODS_OF_VALUES
 
 
 def is_parameter_list(expression: ast.expr) -> bool:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -10,9 +11,11 @@ from iotwin.workloads.detrain.source_analysis.arguments import default_of
 from iotwin.workloads.detrain.source_analysis.data_names import (
     gets_data,
     is_index_name,
+    is_method_of_values,
     is_parameter_list,
     looks_up_by_index,
     names_data,
+    names_loader,
 )
 from iotwin.workloads.detrain.source_analysis.inference import Inference, iterated_argument
 from iotwin.workloads.detrain.source_analysis.local_modules import SourceModule
@@ -21,6 +24,7 @@ from iotwin.workloads.detrain.source_analysis.scopes import COMPREHENSIONS, FOR_
 from iotwin.workloads.detrain.source_analysis.values import ActiveLoop, CallFrame, LocalFunction, LocalInstance, Outside
 
 _MOST_STEPS = 20_000
+_MOST_NESTED = 80
 
 
 class Strength(IntEnum):
@@ -72,6 +76,7 @@ class DataSlice:
         self._frames = [each for each in frames if each is loop.frame or each.reached_from(loop.frame) is not None]
         self._open: set[tuple[int, int]] = set()
         self._known: dict[tuple[int, int], Flow] = {}
+        self._partial: dict[tuple[int, int], Flow] = {}
         self._pinned: list[object] = []
         self._steps = self._cut = 0
 
@@ -80,13 +85,13 @@ class DataSlice:
     def of(self, expression: ast.expr, frame: CallFrame) -> Flow:
         """Return what flows into an expression in each iteration."""
         key = (id(expression), id(frame))
-        if key in self._known:
-            return self._known[key]
+        if key in self._known or key in self._partial:
+            return self._known.get(key) or self._partial[key]
         if key in self._open:
             self._cut += 1
             return Flow(counted=True)  # depends on its own value in the last iteration
         self._steps += 1
-        if self._steps > _MOST_STEPS or len(self._open) > 80:
+        if self._steps > _MOST_STEPS or len(self._open) > _MOST_NESTED:
             self._cut += 1
             return Flow()
         self._open.add(key)
@@ -94,8 +99,10 @@ class DataSlice:
         cut = self._cut
         found = self._of(expression, frame)
         self._open.discard(key)
-        if not self._open or cut == self._cut:  # else the result may lack what is still open
-            self._known[key] = found
+        # A result that was cut short lacks what flows in from an expression around it, which is complete without it.
+        (self._known if cut == self._cut or not self._open else self._partial)[key] = found
+        if not self._open:
+            self._partial.clear()
         return found
 
     def of_all(self, expressions: Iterable[ast.expr], frame: CallFrame) -> Flow:
@@ -206,7 +213,7 @@ class DataSlice:
         if flow.sources or isinstance(node, COMPREHENSIONS):
             return flow if flow.sources else Flow(counted=True, computed=flow.computed)
         if self._loop.contains(node, frame) and isinstance(node, FOR_LOOPS):
-            return Flow([Source(node, frame, Strength.CLEAR)])
+            return Flow([Source(node, frame, Strength.CLEAR if names_loader(ast.unparse(iterable)) else Strength.PLAIN)])
         return Flow()
 
     def looked_through(
@@ -297,14 +304,14 @@ class DataSlice:
         if "builtins.next" in paths and node.args:
             return self._next(node, frame)
         arguments = self.of_all([*node.args, *(each.value for each in node.keywords)], frame)
-        if isinstance(node.func, ast.Attribute) and not self._models.is_model(node.func.value, frame):
+        if isinstance(node.func, ast.Attribute) and not self._is_fixed_owner(node.func, frame):
             arguments.add(self.of(node.func.value, frame))
         functions = [each for each in called if isinstance(each, LocalFunction)]
         callbacks = self._callbacks(node, frame)
         computes = self._models.computes(node, frame, paths)
         if arguments.clear and not self._is_lookup(node, frame, arguments):
             return arguments.add(Flow(computed=computes))
-        if computes:
+        if computes or arguments.computed:
             return Flow(arguments.sources, False, True).add(self._inner(functions, node, frame))
         inner = self._inner(functions, node, frame).add(callbacks)
         if inner.computed:
@@ -313,6 +320,23 @@ class DataSlice:
             return Flow()
         source = self._source(node, frame, text, paths, bool(functions), arguments, inner)
         return Flow([source]) if source is not None else arguments.add(inner)
+
+    def _is_fixed_owner(self, method: ast.Attribute, frame: CallFrame) -> bool:
+        """Return whether a method belongs to a model, or gets data from an object that lives longer than an iteration."""
+        if self._models.is_model(method.value, frame):
+            return True
+        return gets_data(method.attr) and self._persists(method.value, frame)
+
+    def _persists(self, owner: ast.expr, frame: CallFrame) -> bool:
+        """Return whether a name means the same object in all iterations, which the loop only changes, such as a buffer."""
+        home = self._inference.home(owner.id, frame) if isinstance(owner, ast.Name) else None
+        if home is None or not isinstance(owner, ast.Name):
+            return False
+        bindings = home.scope.bindings[owner.id]
+        return not any(
+            each.kind in ("parameter", "for") or (each.kind != "change" and self._loop.contains(each.node, home))
+            for each in bindings
+        )
 
     def _callbacks(self, node: ast.Call, frame: CallFrame) -> Flow:
         """Return what flows into the results of local functions that a foreign function gets, such as a loss function."""
@@ -368,6 +392,8 @@ class DataSlice:
         last = text.rpartition(".")[2]
         if looks_up_by_index(last) and varies:
             return Source(node, frame, Strength.CLEAR, True)
+        if is_parameter_list(node.func) or (isinstance(node.func, ast.Attribute) and is_method_of_values(last)):
+            return None
         if any(_is_random(path) for path in paths):
             return Source(node, frame, Strength.RANDOM)
         if paths and not is_local and any(path.partition(".")[0] in _LIBRARIES for path in paths):
@@ -375,14 +401,12 @@ class DataSlice:
             return Source(node, frame, Strength.CLEAR if varies else Strength.PLAIN, varies) if reads else None
         if any(path.startswith("builtins.") for path in paths):
             return None
-        if is_parameter_list(node.func):
-            return None
         clear = gets_data(last) or names_data(text.rpartition(".")[0]) or inner.clear
         return Source(node, frame, Strength.CLEAR if clear else Strength.PLAIN, varies)
 
 
 # Packages whose functions compute; only those that read or draw something give a batch.
-_LIBRARIES = {"torch", "numpy", "tensorflow", "keras", "jax", "math", "time", "random", "os", "copy", "contextlib", "cupy", "sys"}
+_LIBRARIES = {"torch", "numpy", "tensorflow", "keras", "jax", "cupy", *sys.stdlib_module_names}
 _RANDOM = re.compile(
     r"(?:^|\.)(?:rand\w*|normal|uniform|random|choice|choices|sample|permutation|integers|shuffle|bernoulli|poisson)$"
 )

@@ -120,6 +120,18 @@ class Inference(ClassMembers):
                 return self._item(node, frame)
             case ast.Lambda():
                 return [self.function(node, frame.scope.module, frame)]
+            case ast.IfExp():
+                return self.of_all([(node.body, frame), (node.orelse, frame)])
+            case ast.BoolOp():
+                return self.of_all((each, frame) for each in node.values)
+            case ast.BinOp(op=ast.Add()):  # of lists
+                return [value for value in self.of_all([(node.left, frame), (node.right, frame)]) if isinstance(value, Items)]
+            case ast.NamedExpr() | ast.Await() | ast.Starred():
+                return self.values(node.value, frame)
+        return self._written_out(node, frame)
+
+    def _written_out(self, node: ast.expr, frame: CallFrame) -> list[Value]:
+        match node:
             case ast.Tuple() | ast.List() | ast.Set():
                 return [Items(tuple((each, frame) for each in node.elts))]
             case ast.Dict():
@@ -127,12 +139,6 @@ class Inference(ClassMembers):
                 return [Items(tuple((each, frame) for each in node.values), keys)]
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp():
                 return [Items(((node.elt, frame),))]
-            case ast.IfExp():
-                return self.of_all([(node.body, frame), (node.orelse, frame)])
-            case ast.BoolOp():
-                return self.of_all((each, frame) for each in node.values)
-            case ast.NamedExpr() | ast.Await() | ast.Starred():
-                return self.values(node.value, frame)
         return []
 
     def name(self, name: str, frame: CallFrame) -> list[Value]:
@@ -198,6 +204,8 @@ class Inference(ClassMembers):
                 return self.entered(binding.value, frame, binding.path)
             case "for" | "comprehension" if binding.value is not None:
                 return self.items(binding.value, frame, binding.path)
+            case "change" if binding.value is not None:
+                return self.added(binding, frame)
         return []
 
     def entered(self, context: ast.expr, frame: CallFrame, path: tuple[int, ...]) -> list[Value]:

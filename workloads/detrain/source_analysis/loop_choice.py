@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from iotwin.workloads.detrain.source_analysis.call_graph import CallGraph, Sink
 from iotwin.workloads.detrain.source_analysis.data_names import is_parameter_list, names_loader
 from iotwin.workloads.detrain.source_analysis.data_slice import DataSlice, Flow, Source, Strength, is_counter
-from iotwin.workloads.detrain.source_analysis.inference import iterated_argument
+from iotwin.workloads.detrain.source_analysis.inference import Inference, iterated_argument
 from iotwin.workloads.detrain.source_analysis.models import Models
 from iotwin.workloads.detrain.source_analysis.scopes import FOR_LOOPS, ForLoop
 from iotwin.workloads.detrain.source_analysis.sinks import SinkKind
@@ -92,7 +92,11 @@ class LoopChoice:
                 flow.add(self.slice(loop).of(expression, frame))
             source = self._best(flow, loop)
             if source is not None and source.strength > Strength.RANDOM:
-                if isinstance(source.node, FOR_LOOPS) and source.node is not loop.node:
+                if (
+                    isinstance(source.node, FOR_LOOPS)
+                    and self._is_loader(source.node.iter, source.frame)
+                    and source.node is not loop.node
+                ):
                     return BatchLoop(ActiveLoop(source.node, source.frame), source, split=True)
                 if not self._is_piece(source, outer):
                     return BatchLoop(loop, source)
@@ -209,7 +213,7 @@ class LoopChoice:
         if isinstance(node, FOR_LOOPS):
             path = _path_of_data(node)
             iterable, path = self.slice(ActiveLoop(node, frame)).looked_through(node.iter, path, frame)
-            expression = iterable or node.iter
+            expression = _without_zip(iterable or node.iter, frame, self.inference)
         elif isinstance(node, ast.Subscript):
             return node.value, frame
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "next" and node.args:
@@ -246,6 +250,13 @@ class LoopChoice:
 def _path_of_data(node: ForLoop) -> tuple[int, ...]:
     """Return the item of the iterable that has the data: in `for i, batch in enumerate(...)` the second."""
     return (1,) if isinstance(node.target, ast.Tuple) else ()
+
+
+def _without_zip(iterable: ast.expr, frame: CallFrame, inference: Inference) -> ast.expr:
+    """Return the first argument of `zip` that does more than count; other iterables as they are."""
+    if isinstance(iterable, ast.Call) and ast.unparse(iterable.func) == "zip":
+        return next((each for each in iterable.args if not is_counter(each, frame, inference)), iterable)
+    return iterable
 
 
 def _wrapped(value: Value) -> Argument | None:

@@ -23,9 +23,10 @@ _MODEL_PATHS = re.compile(
 # An object as it was made, or as a method such as `to` returned it; the result of calling it is none.
 _OBJECT = re.compile(rf"^[^()]*\(\)(?:\[\])*(?:\.(?:{'|'.join(SELF_RETURNING)})\(\))*$")
 _NAMES = re.compile(
-    r"(?:^|[^a-z])(?:model|net|network|encoder|decoder|generator|discriminator|critic|actor|policy|criterion|loss|loss_fn|lossfn|backbone"
-    r"|head|classifier|unet|gan|vae|netd|netg|mse|bce|cross_entropy|objective|forward)(?:[^a-z]|$)"
+    r"(?:^|[^a-z])(?:model|net|network|encoder|decoder|generator|discriminator|critic|actor|policy|backbone|head|classifier|unet|gan"
+    r"|vae|netd|netg)(?:[^a-z]|$)"
 )
+_LOSSES = re.compile(r"(?:^|[^a-z])(?:criterion|loss|loss_fn|lossfn|mse|bce|cross_entropy|objective|forward)(?:[^a-z]|$)")
 _COMPUTING = re.compile(
     r"^torch\.nn\.|^torch\.nn\.functional\.|^tensorflow\.nn\.|^tensorflow\.reduce_|keras\.(?:losses|ops|activations)|^jax\.nn\."
     r"|^optax\.\w*(?:entropy|loss|error)|functional\."
@@ -40,7 +41,7 @@ class Models:
         self._owners: dict[SourceModule, set[str]] = {}
 
     def is_model(self, expression: ast.expr, frame: CallFrame) -> bool:
-        """Return whether an expression is a model or a loss, by what it may be, what is called on it, or its name."""
+        """Return whether an expression is a model, by what it may be, what is called on it, or its name."""
         values = self._inference.values(expression, frame)
         for value in values:
             if isinstance(value, LocalInstance):
@@ -53,7 +54,7 @@ class Models:
         text = ast.unparse(expression)
         if text in self._owners_of_methods(frame.scope.module):
             return not re.search(r"optim|opt\b|loader|sched|scaler", text.lower())
-        return not values and bool(_NAMES.search(text.lower().rpartition(".")[2]))
+        return not values and _is_named(expression, _NAMES)
 
     def computes(self, call: ast.Call, frame: CallFrame, paths: list[str]) -> bool:
         """Return whether a call runs a model or a loss. `paths`: what it may call of installed packages."""
@@ -61,7 +62,9 @@ class Models:
             return True
         if isinstance(call.func, ast.Attribute) and self.is_model(call.func.value, frame):
             return not call.func.attr.startswith(("sample_batch", "next_batch", "get_batch", "set_", "named_"))
-        return self.is_model(call.func, frame)
+        if self.is_model(call.func, frame):
+            return True
+        return _is_named(call.func, _LOSSES) and not self._inference.values(call.func, frame)
 
     def _owners_of_methods(self, module: SourceModule) -> set[str]:
         """Return the texts of expressions on which the module calls a method that only models have."""
@@ -72,3 +75,11 @@ class Models:
                     found.add(ast.unparse(node.value))
             self._owners[module] = found
         return self._owners[module]
+
+
+def _is_named(expression: ast.expr, names: re.Pattern[str]) -> bool:
+    """Return whether the last name of a dotted name is one of `names`."""
+    if not isinstance(expression, ast.Name | ast.Attribute):
+        return False
+    name = expression.id if isinstance(expression, ast.Name) else expression.attr
+    return bool(names.search(name.lower()))

@@ -15,6 +15,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 FOR_LOOPS = (ast.For, ast.AsyncFor)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+ADDING_METHODS = {"append", "appendleft", "extend", "add", "update", "insert", "put"}  # of containers
 
 # How a name gets its value. "augment": by `+=`; "change": by a method or an item assignment that changes the object.
 BindingKind = Literal["assign", "for", "comprehension", "with", "parameter", "import", "function", "class", "augment", "change"]
@@ -215,7 +216,7 @@ class _Builder:
     def _call(self, node: ast.Call, loops: tuple[Loop, ...], repeated: bool) -> None:
         self._scope.sites.append(CallSite(node, loops, repeated))
         match node.func:
-            case ast.Attribute(value=ast.Name(id=name), attr="append" | "extend" | "add" | "update" | "insert" | "appendleft"):
+            case ast.Attribute(value=ast.Name(id=name), attr=method) if method in ADDING_METHODS:
                 for each in node.args:
                     self._bind(name, Binding("change", node, each))
 
