@@ -14,9 +14,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import dataloader as torch_loader
 
 from iotwin.common.errors import IotwinError
+from iotwin.workloads.detrain.generators import generator_states, set_generator_states
 from iotwin.workloads.detrain.keyed_data import KeyedDataset
 from iotwin.workloads.detrain.keyed_stream import KeyedIterableDataset
-from iotwin.workloads.state.torch_state import TorchGenerators
+from iotwin.workloads.detrain.tensorflow_states import DatasetTracker, TrackedDatasetIterator
 
 
 class IteratorState(NamedTuple):
@@ -130,7 +131,8 @@ class LoaderTracker:
         self._make = DataLoader.__iter__
         self._creating: list[tuple[TrackedIterator, int]] = []
         self._starts: deque[IteratorState] = deque()
-        self.opened: list[TrackedIterator] | None = None  # those that began since `opens`
+        self.opened: list[TrackedIterator | TrackedDatasetIterator] | None = None  # those that began since `opens`
+        self._datasets = DatasetTracker(lambda begun: self.opened.append(begun) if self.opened is not None else None)
         self._patch()
 
     def _patch(self) -> None:
@@ -184,33 +186,48 @@ class LoaderTracker:
         if self._on_batch is not None:
             self._on_batch(indices)
 
-    def opens(self, starts: list[dict[str, Any]] | None) -> None:
+    def opens(self, starts: list[dict[str, Any] | None]) -> None:
         """A loop begins: the iterators that begin from now on start at `starts`, in order; without, at their beginning."""
-        self.opened, self._starts = [], deque(IteratorState(**each) for each in starts or ())
+        self.opened = []
+        self._starts = deque(IteratorState(**each) for each in starts if each and "began" in each)
+        self._datasets.opens([each for each in starts if each and "files" in each])
 
-    def states(self, fetched: bool) -> tuple[list[dict[str, Any]], list[str]]:
+    def about_to_save(self) -> None:
+        """The next batch is saved when it has been fetched: pipelines of tf.data must remember where they are."""
+        for each in self.opened or ():
+            if isinstance(each, TrackedDatasetIterator):
+                each.remember()
+
+    def states(self, fetched: bool) -> tuple[list[dict[str, Any] | None], list[str]]:
         """Return the states of the loop's iterators, and in words which of them cannot start there.
 
         `fetched`: the loop has got a batch from each that it has not trained on.
         """
-        found = [each.state()._replace(position=each.position - fetched)._asdict() for each in self.opened or ()]
-        lost = [index for index, each in enumerate(self.opened or ()) if not each.restorable]
-        return found, [f"data loader {index} of the loop" for index in lost]
+        found = [_state_before(each, fetched) for each in self.opened or ()]
+        return found, [f"data loader {index} of the loop" for index, each in enumerate(found) if each is None]
 
     def opened_all(self) -> None:
         """The loop has its first batch: later iterators are others."""
         self._starts.clear()
+        self._datasets.opened()
+
+
+def _state_before(iterator: TrackedIterator | TrackedDatasetIterator, fetched: bool) -> dict[str, Any] | None:
+    """Return where an iterator was before the batch that was `fetched`; None if it cannot start there."""
+    if isinstance(iterator, TrackedDatasetIterator):
+        return iterator.state(fetched)
+    return iterator.state()._replace(position=iterator.position - fetched)._asdict() if iterator.restorable else None
 
 
 def generators_of(loader: "DataLoader[Any]") -> dict[str, Any]:
     """Return the states of the global generators, and of those that the loader and its samplers have of their own."""
     own = [generator.get_state() for generator in _own_generators(loader)]
-    return {**TorchGenerators().state_dict(), "own": own}
+    return {**generator_states(), "own": own}
 
 
 def set_generators(loader: "DataLoader[Any]", state: dict[str, Any]) -> None:
     """Set the generators to states that `generators_of` returned."""
-    TorchGenerators().load_state_dict(state)
+    set_generator_states(state)
     for generator, own in zip(_own_generators(loader), state["own"], strict=True):
         generator.set_state(own)
 

@@ -3,30 +3,15 @@
 import random
 import sys
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from iotwin.common.errors import IotwinError
 from iotwin.workloads.detrain.nested_values import decode_nested, encode_nested
 from iotwin.workloads.detrain.plain_values import decode, encode
-
-State = dict[str, Any]
-
-
-class Provider(Protocol):
-    """Saves and restores one kind of object. `draws`: its objects are random generators."""
-
-    draws: bool
-
-    def knows(self, value: Any) -> bool:
-        """Return whether an object is of this kind."""
-
-    def save(self, value: Any, unsaved: dict[str, str]) -> Any:
-        """Return the object's state: nested values of tensors, arrays and plain values. `unsaved` gets what it leaves out."""
-
-    def load(self, value: Any, saved: Any) -> None:
-        """Give the object a saved state. Raises IotwinError if it does not fit."""
+from iotwin.workloads.detrain.provider import Provider, State
+from iotwin.workloads.detrain.tensorflow_states import KerasObjects
 
 
 class StateDicts:
@@ -118,9 +103,17 @@ class PythonGenerators:
         value.setstate(decode(saved))
 
 
-PROVIDERS: Sequence[Provider] = (TorchGenerators(), NumpyGenerators(), PythonGenerators(), StateDicts())
+PROVIDERS: Sequence[Provider] = (TorchGenerators(), NumpyGenerators(), PythonGenerators(), StateDicts(), KerasObjects())
 
 
 def provider_of(value: Any) -> Provider | None:
     """Return the provider that knows an object, None if none does."""
     return next((each for each in PROVIDERS if each.knows(value)), None)
+
+
+def is_model(value: Any) -> bool:
+    """Return whether an object is a model, or a layer of one."""
+    torch, keras = sys.modules.get("torch"), sys.modules.get("keras")
+    return (torch is not None and isinstance(value, torch.nn.Module)) or (
+        keras is not None and isinstance(value, keras.layers.Layer)
+    )

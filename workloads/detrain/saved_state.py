@@ -13,7 +13,8 @@ from iotwin.workloads.detrain import script_state
 from iotwin.workloads.detrain.loaders import IteratorState, TrackedIterator
 from iotwin.workloads.detrain.nested_values import decode_nested, encode_nested
 from iotwin.workloads.detrain.plain_values import decode, encode, replace_content
-from iotwin.workloads.detrain.providers import State, provider_of
+from iotwin.workloads.detrain.provider import NotBuilt, State
+from iotwin.workloads.detrain.providers import provider_of
 from iotwin.workloads.detrain.script_state import Part, Walk
 
 _CHANGING = (script_state.PLAIN, script_state.TENSOR, script_state.ARRAY)
@@ -89,11 +90,11 @@ class ScriptState:
     def restore(self, state: State, frame: _Frame, without: frozenset[str] = frozenset()) -> None:
         """Put a captured state back, but for objects whose type's name is in `without`.
 
-        Raises IotwinError if the script has no such object any more, or it does not fit.
+        Raises NotBuilt if the script has no such object (yet), and IotwinError if one does not fit.
         """
         parts = self.parts(frame)
         if missing := [path for path in state["objects"] if path not in parts]:
-            raise IotwinError(f"the checkpoint holds {missing[0]}, which the script does not have; resume with its own script")
+            raise NotBuilt(f"the script has no {missing[0]}")
         chosen = {path: saved for path, saved in state["objects"].items() if type(parts[path].value).__name__ not in without}
         for path in sorted(chosen, key=lambda path: _draws(parts[path].value)):  # loading others may draw
             _load(parts[path], chosen[path])
@@ -141,6 +142,8 @@ def _load(part: Part, saved: Any) -> None:
             provider.load(part.value, saved)
     except IotwinError as error:
         raise IotwinError(f"the checkpoint's {part.path} does not fit the script's: {error}") from None
+    except NotBuilt as missing:
+        raise NotBuilt(f"{part.path} {missing}") from None
 
 
 def _mark(part: Part) -> Any:

@@ -9,14 +9,15 @@ from typing import Any
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.progress import note
+from iotwin.workloads.detrain.generators import generator_states, set_generator_states
 from iotwin.workloads.detrain.loaders import LoaderTracker
 from iotwin.workloads.detrain.machine_manifest import differences
+from iotwin.workloads.detrain.provider import NotBuilt
 from iotwin.workloads.detrain.resumption import REPLAY_DATA, Resumption, certify, check_inputs
 from iotwin.workloads.detrain.saved_state import ScriptState
 from iotwin.workloads.detrain.script_store import ResumePoint, ScriptStore
 from iotwin.workloads.detrain.steps_log import StepsLog, inputs_sha256
 from iotwin.workloads.policies.cadence import LoopPosition, Policy
-from iotwin.workloads.state.torch_state import TorchGenerators
 
 State = dict[str, Any]
 
@@ -61,12 +62,12 @@ class Session:
     def __post_init__(self) -> None:
         self._state = ScriptState(self._assign)
         self._variables: dict[tuple[str, str], Any] = {}  # by function and name: values for the script to take
-        self._generators = TorchGenerators()
         self._epoch_start: State = {}
         self._starts: list[State] = []  # by epoch: the generators' states at its start
         self._item: Any = None  # the batch that a `for` has got
         self._frame: types.FrameType | None = None  # of the loop, during a step
         self._reason: str | None = None  # why the batch that is fetched is saved
+        self._has_built = False  # the run has made a step so that the script's objects have their variables
         self._fetch: State | None = None  # the generators' states before it was fetched
 
     def opens(self, kind: str) -> None:
@@ -74,7 +75,7 @@ class Session:
         if kind == "batch":
             resume = self.resume
             restores = resume is not None and resume.jumps and resume.is_in(self.progress.epoch)
-            self.loaders.opens(resume.state["loop"] if resume and restores else None)
+            self.loaders.opens(resume.state["loop"] if resume and restores else [])
 
     def epochs(self, _: None, values: Iterable[Any]) -> Iterator[Any]:
         """Yield the epochs, from the one on in which the run resumes."""
@@ -93,16 +94,16 @@ class Session:
         progress.epoch, progress.batch = resume.point.epoch if resume and jumps else progress.epoch + 1, -1
         if resume is None:
             if self.store is not None:
-                self._epoch_start = {"plain": self._state.plain(frame), "generators": self._generators.state_dict()}
+                self._epoch_start = {"plain": self._state.plain(frame), "generators": generator_states()}
                 self._starts.append(self._epoch_start["generators"])
             return False
         if not resume.is_in(progress.epoch):
-            self._generators.load_state_dict(resume.state["starts"][progress.epoch])
+            set_generator_states(resume.state["starts"][progress.epoch])
             return False
         start = resume.state["epoch_start"]
         self._state.restore_plain(start.get("plain", {}), self._state.parts(frame))
         if start and "rng" not in self.drop:
-            self._generators.load_state_dict(start["generators"])
+            set_generator_states(start["generators"])
         return True
 
     def batches(self, _: None, values: Iterable[Any]) -> Iterator[Any]:
@@ -120,6 +121,8 @@ class Session:
                 finally:
                     self.loaders.opened_all()
                 yield self._item
+                if self.resume is not None:  # the step has only built the script's objects
+                    yield self._item
         finally:
             self._end_step()
 
@@ -145,7 +148,9 @@ class Session:
         progress.epoch = max(progress.epoch, 0)
         self._state.begin(frame)
         if resume is not None:
-            self._resumes(resume, frame)
+            if not self._resumes(resume, frame):
+                self._frame = None
+                return False
         else:
             progress.batch += 1
             if self.certifies is not None and self.certifies.point[:2] == (progress.epoch, progress.batch):
@@ -188,7 +193,7 @@ class Session:
             raise Skipped
         if resume.state["fetch"] is not None and "rng" not in self.drop:
             self._state.set_generators(resume.state["fetch"]["own"], frame)
-            self._generators.load_state_dict(resume.state["fetch"]["global"])
+            set_generator_states(resume.state["fetch"]["global"])
 
     def _before_fetch(self, frame: types.FrameType) -> None:
         """Decide whether the coming batch is saved; then its loader must begin with the generators as they are now."""
@@ -196,7 +201,8 @@ class Session:
         if self.store is not None and self.resume is None:
             self._reason = self._due(self.progress.batch + 1)
             if self._reason is not None:
-                self._fetch = {"global": self._generators.state_dict(), "own": self._state.generators(frame)}
+                self.loaders.about_to_save()
+                self._fetch = {"global": generator_states(), "own": self._state.generators(frame)}
 
     def _end_step(self) -> None:
         if self._frame is not None:
@@ -223,15 +229,15 @@ class Session:
         loop, unrestorable = self.loaders.states(fetched)
         state |= {
             "loop": loop, "fetch": self._fetch, "epoch_start": self._epoch_start, "starts": self._starts,
-            "global": self._generators.state_dict(), "inputs_sha256": inputs_sha256(self._item), "manifest": self.manifest(),
+            "global": generator_states(), "inputs_sha256": inputs_sha256(self._item), "manifest": self.manifest(),
             "replays_only": [*self._state.unsaved, *unrestorable],
         }  # fmt: skip
         point = ResumePoint(progress.epoch, progress.batch, progress.step)
         self.saved.append(self.store.save(point, reason, state))
         self.policy.restart(time.monotonic())
 
-    def _resumes(self, resume: Resumption, frame: types.FrameType) -> None:
-        """Restore the checkpoint."""
+    def _resumes(self, resume: Resumption, frame: types.FrameType) -> bool:
+        """Restore the checkpoint. Return False if the script's objects make their variables in a step, which must come before."""
         state = resume.state
         self.differs_from_saved = differences(state["manifest"], self.manifest())
         if self.differs_from_saved:
@@ -240,13 +246,20 @@ class Session:
             )
         if "loader" not in self.drop:
             check_inputs(resume, self._item)
-        self._state.restore(state, frame, frozenset({"GradScaler"} if "scaler" in self.drop else ()))
+        try:
+            self._state.restore(state, frame, frozenset({"GradScaler"} if "scaler" in self.drop else ()))
+        except NotBuilt as missing:
+            if self._has_built:
+                raise IotwinError(f"{resume.name}: {missing}; resume with its own script") from None
+            self._has_built = True
+            return False
         if "rng" not in self.drop:
-            self._generators.load_state_dict(state["global"])
+            set_generator_states(state["global"])
         progress = self.progress
         progress.epoch, progress.batch, progress.step = resume.point
         self._epoch_start, self._starts = state["epoch_start"], state["starts"]
         self.resumed, self.resume = resume.point, None
+        return True
 
     def _certifies(self, saved: Resumption, frame: types.FrameType) -> None:
         """Raise IotwinError unless the run from the start has come to the same state as the checkpoint."""

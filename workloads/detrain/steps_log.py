@@ -13,10 +13,12 @@ import torch
 
 from iotwin.common.files import append_line
 from iotwin.workloads.detrain import script_state
+from iotwin.workloads.detrain.generators import generator_states
+from iotwin.workloads.detrain.providers import is_model, provider_of
 from iotwin.workloads.detrain.script_state import Walk, frames_of
 from iotwin.workloads.state.gathering import encode
 from iotwin.workloads.state.nested_state import digest_of
-from iotwin.workloads.state.torch_state import TorchGenerators, as_tensor
+from iotwin.workloads.state.torch_state import TORCH, as_tensor
 
 
 class StepsLog:
@@ -43,19 +45,21 @@ class StepsLog:
     def end(self, frame: types.FrameType | None) -> None:
         """A step has ended; write its line."""
         parameters, optimizers = self._states(frame)
-        rng = hashlib.sha256(encode(TorchGenerators().state_dict())).hexdigest()
+        rng = hashlib.sha256(encode(generator_states())).hexdigest()
         line = {**self._step, "loss": list(self._losses), "parameters_sha256": parameters}
         append_line(self._path, msgspec.json.encode({**line, "optimizer_sha256": optimizers, "rng_sha256": rng}).decode())
 
     def _states(self, frame: types.FrameType | None) -> tuple[str, str]:
-        """Return the digests of all modules' tensors and of all other objects' states."""
-        modules, others = hashlib.sha256(), hashlib.sha256()
-        parts = Walk(frames_of(frame), lambda *_: None).parts()
-        for part in sorted((part for part in parts if part.kind == script_state.OBJECT), key=lambda part: part.path):
-            is_module = isinstance(part.value, torch.nn.Module)
-            content = digest_of(as_tensor(name, each) for name, each in _tensors(part.value.state_dict(), ""))
-            (modules if is_module else others).update(f"{content} ".encode())
-        return modules.hexdigest(), others.hexdigest()
+        """Return the digests of the states of all models, and of all other objects but generators."""
+        models, others = hashlib.sha256(), hashlib.sha256()
+        parts = (part for part in Walk(frames_of(frame), lambda *_: None).parts() if part.kind == script_state.OBJECT)
+        for part in sorted(parts, key=lambda part: part.path):
+            provider = provider_of(part.value)
+            if provider is not None and not provider.draws:
+                tensors, values = TORCH.flatten(provider.save(part.value, {}))
+                digest = models if is_model(part.value) else others
+                digest.update(f"{part.path} {digest_of(tensors)}".encode() + msgspec.json.encode(values))
+        return models.hexdigest(), others.hexdigest()
 
 
 def inputs_sha256(item: Any) -> str | None:
@@ -71,6 +75,8 @@ def _tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
     elif isinstance(value, np.ndarray):
         if value.dtype.kind in "biufc":
             yield path, torch.from_numpy(np.ascontiguousarray(value))
+    elif callable(getattr(value, "numpy", None)) and hasattr(value, "shape"):  # a tensor of TensorFlow
+        yield path, torch.from_numpy(np.ascontiguousarray(value))
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield path, torch.tensor(value)
     elif isinstance(value, dict):

@@ -1,0 +1,167 @@
+"""States of TensorFlow: Keras objects and variables, its random generator, and positions in tf.data pipelines."""
+
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from iotwin.common.errors import IotwinError
+from iotwin.workloads.detrain.plain_values import decode, encode
+from iotwin.workloads.detrain.provider import NotBuilt, State
+
+
+class KerasObjects:
+    """Models, layers, optimizers, metrics and seed generators of Keras, variables and generators of TensorFlow."""
+
+    draws = False
+
+    def knows(self, value: Any) -> bool:
+        keras, tensorflow = sys.modules.get("keras"), sys.modules.get("tensorflow")
+        if keras is not None and hasattr(keras, "random"):
+            kinds = (
+                keras.layers.Layer,
+                keras.optimizers.Optimizer,
+                keras.metrics.Metric,
+                keras.random.SeedGenerator,
+                keras.Variable,
+            )
+            if isinstance(value, kinds):
+                return True
+        if tensorflow is None or not hasattr(tensorflow, "Module"):
+            return False
+        return isinstance(value, tensorflow.Module | tensorflow.Variable | tensorflow.random.Generator)
+
+    def save(self, value: Any, unsaved: dict[str, str]) -> list[np.ndarray[Any, Any]]:
+        return [np.array(each) for each in _variables(value)]
+
+    def load(self, value: Any, saved: list[np.ndarray[Any, Any]]) -> None:
+        variables = _variables(value)
+        if len(variables) < len(saved):
+            raise NotBuilt(f"has {len(variables)} variables instead of {len(saved)}")
+        for variable, content in zip(variables, saved, strict=False):
+            if tuple(variable.shape) != content.shape:
+                raise IotwinError(f"a variable of shape {tuple(variable.shape)} does not take one of {content.shape}")
+            variable.assign(content)
+
+
+def _variables(value: Any) -> list[Any]:
+    """Return the variables of an object in an order that is the same in each run, those of seed generators among them."""
+    if hasattr(value, "state") and not hasattr(value, "variables"):
+        return [value.state]
+    found = getattr(value, "variables", None)
+    return [value] if found is None else list(found)
+
+
+def generator_state() -> State | None:
+    """Return the state of TensorFlow's global generator of seeds, None if the script does not use TensorFlow."""
+    context = _context()
+    if context is None:
+        return None
+    rng = getattr(context, "_rng", None)
+    return {"rng": encode(rng.getstate()) if rng is not None else None}
+
+
+def set_generator_state(state: State | None) -> None:
+    """Set the generator to a state that `generator_state` returned."""
+    rng = getattr(_context(), "_rng", None)
+    if state is not None and state["rng"] is not None and rng is not None:
+        rng.setstate(decode(state["rng"]))
+
+
+def _context() -> Any:
+    if "tensorflow" not in sys.modules:
+        return None
+    from tensorflow.python.eager import context
+
+    return context.context()
+
+
+class TrackedDatasetIterator:
+    """The iterator of a loop over a tf.data pipeline. It starts at a saved state without reading what comes before.
+
+    `passes`: iterators of the pipeline that began before. Each has made its shuffling draw new seeds, so a resumed run makes as
+    many, which read nothing.
+    """
+
+    def __init__(self, dataset: Any, make: Callable[[Any], Any], passes: int, start: State | None) -> None:
+        self.passes, self.position, self._skipped = passes, 0, 0
+        if start is not None:
+            for _ in range(start["passes"] - passes):
+                make(dataset)
+            self.passes, self._skipped = start["passes"], start["position"]
+        self._real = make(dataset)
+        self._remembered: State | None = None
+        if start is not None:
+            self._restore(start["files"])
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self.position += 1
+        if self._skipped:
+            self._skipped -= 1
+            return None
+        return next(self._real)
+
+    def remember(self) -> None:
+        """Save where it is, for a checkpoint that is written when the next batch has been fetched."""
+        import tensorflow as tf
+
+        with tempfile.TemporaryDirectory(prefix="iotwin-") as folder:
+            try:
+                tf.train.Checkpoint(iterator=self._real).write(f"{folder}/iterator")
+            except tf.errors.FailedPreconditionError:  # the pipeline draws random numbers itself
+                self._remembered = None
+                return
+            files = {path.name: np.fromfile(path, np.uint8) for path in Path(folder).iterdir()}
+        self._remembered = {"position": self.position, "passes": self.passes, "files": files}
+
+    def state(self, fetched: bool) -> State | None:
+        """Return where it was before the batch that was `fetched`; None if tf.data cannot save that."""
+        if not fetched:
+            self.remember()
+        return self._remembered
+
+    def _restore(self, files: State) -> None:
+        import tensorflow as tf
+
+        with tempfile.TemporaryDirectory(prefix="iotwin-") as folder:
+            for name, content in files.items():
+                content.tofile(Path(folder) / Path(name).name)
+            tf.train.Checkpoint(iterator=self._real).read(f"{folder}/iterator").assert_consumed()
+
+
+class DatasetTracker:
+    """Lets iterators of tf.data pipelines that begin while a loop opens be tracked. `begun` is called with each."""
+
+    def __init__(self, begun: Callable[[TrackedDatasetIterator], None]) -> None:
+        self._begun, self._make = begun, None
+        self._opening, self._starts = False, deque[State | None]()
+
+    def opens(self, starts: list[State | None]) -> None:
+        """A loop begins, whose iterators start at `starts`, in order."""
+        self._opening, self._starts = True, deque(starts)
+        tensorflow = sys.modules.get("tensorflow")
+        if self._make is None and tensorflow is not None and hasattr(tensorflow, "data"):
+            from tensorflow.python.data.ops.dataset_ops import DatasetV2
+
+            self._make, tracker = DatasetV2.__iter__, self
+            DatasetV2.__iter__ = lambda dataset: tracker._iterator(dataset)
+
+    def opened(self) -> None:
+        """The loop has its first batch: later iterators are others."""
+        self._opening = False
+
+    def _iterator(self, dataset: Any) -> Any:
+        if not self._opening:
+            return self._make(dataset)
+        passes = dataset.__dict__.setdefault("detrain_passes", 0)
+        found = TrackedDatasetIterator(dataset, self._make, passes, self._starts.popleft() if self._starts else None)
+        dataset.__dict__["detrain_passes"] = found.passes + 1
+        self._begun(found)
+        return found
