@@ -1,0 +1,108 @@
+"""The points at which a script is killed: after each update of weights, and before each call that changes its checkpoints."""
+
+import random
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from iotwin.workloads.detrain.court.held_calls import HeldCall
+
+BATCHES, CALLS = "batches", "calls"
+BATCH = "batch"
+# Logs are written all the time, and nothing is resumed from them.
+_LOG = re.compile(r"\.(log|csv|tsv|txt|jsonl|out|err|lock)$|tfevents|(^|/)\.", re.IGNORECASE)
+_NO_DISKS = ("dev", "proc", "sys")
+_TEMPORARY = re.compile(r"\.(tmp|temp|part|partial|new)\b|\btmp|~$", re.IGNORECASE)
+
+
+class KillPoint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A point of a run. Updates count from 1: at `update` = 3, the third has been done and the fourth has not.
+
+    `call`: the index, from 1, among the calls that change checkpoints; the call itself does not happen. None at a batch.
+    """
+
+    at: str  # batch, write, truncate, fsync, rename or unlink
+    update: int
+    call: int | None = None
+    path: str | None = None  # of the checkpoint, relative to the run's folder
+
+    def described(self) -> str:
+        """Return the point in words."""
+        when = f"after update {self.update}"
+        return f"{when}" if self.call is None else f"before {self.at} {self.call}, of {self.path}, {when}"
+
+
+class CallLog:
+    """The calls of a run that change checkpoints, which are all files below `folder` but for logs.
+
+    `updates_log` is the file that gets a line with each update, which is how updates are counted.
+    """
+
+    def __init__(self, folder: Path, updates_log: Path, killed_at: int | None = None) -> None:
+        self.points: list[KillPoint] = []
+        self.renamed: set[str] = set()  # names that files had only until a rename
+        self._outside: set[Path] = set()
+        self._folder, self._log, self._killed_at, self._updates = folder, updates_log, killed_at, 0
+
+    def __call__(self, call: HeldCall) -> bool:
+        """Note a call. Returns True if the run is to be killed before this one."""
+        if call.paths and call.paths[0] == self._log:
+            self._updates += 1
+            return False
+        names = [str(path.relative_to(self._folder)) for path in call.paths if path.is_relative_to(self._folder)]
+        if not names:
+            self._outside.update(call.paths)
+            return False
+        if all(_LOG.search(name) for name in names):
+            return False
+        if call.kind == "rename":
+            self.renamed.add(names[0])
+        self.points.append(KillPoint(call.kind, self._updates, len(self.points) + 1, names[-1]))
+        return len(self.points) == self._killed_at
+
+    def checkpoints(self) -> set[str]:
+        """Return the final names, relative to the folder, of all files written after the first update."""
+        names = {str(point.path) for point in self.points if point.update and point.at != "unlink"}
+        return {name for name in names if name not in self.renamed and not _TEMPORARY.search(name)}
+
+    def outside(self) -> list[Path]:
+        """Return the files elsewhere that were changed and still exist."""
+        paths = (path for path in self._outside if path.is_absolute() and path.parts[1] not in _NO_DISKS)
+        return sorted(path for path in paths if path.is_file())
+
+    def has_whole_checkpoint(self, call: int | None, update: int) -> bool:
+        """Return whether all calls that follow some earlier update were done by the point before `call`, or after `update`."""
+        last_calls = {point.update: point.call or 0 for point in self.points if point.update}
+        if call is None:
+            return any(earlier < update for earlier in last_calls)
+        return any(last < call for last in last_calls.values())
+
+
+def kill_points(updates: int, log: CallLog, kinds: Sequence[str]) -> list[KillPoint]:
+    """Return all points of the kinds BATCHES and CALLS. Calls before the first update prepare data, and are left out."""
+    points = [KillPoint(BATCH, update) for update in range(1, updates + 1)] if BATCHES in kinds else []
+    return points + ([point for point in log.points if point.update] if CALLS in kinds else [])
+
+
+def drawn(points: Sequence[KillPoint], count: int, seed: int) -> list[KillPoint]:
+    """Return `count` of the points in their order: equally many of each kind, if there are so many, spread over the run."""
+    by_kind: dict[str, list[KillPoint]] = defaultdict(list)
+    for point in points:
+        by_kind[point.at].append(point)
+    chosen: list[KillPoint] = []
+    left = min(count, len(points))
+    for index, kind in enumerate(sorted(by_kind, key=lambda kind: len(by_kind[kind]))):
+        share = min(len(by_kind[kind]), -(-left // (len(by_kind) - index)))
+        chosen += _spread(by_kind[kind], share, random.Random(f"{seed} {kind}"))  # noqa: S311 - no secret
+        left -= share
+    return [point for point in points if point in set(chosen)]
+
+
+def _spread(points: Sequence[KillPoint], count: int, draw: random.Random) -> list[KillPoint]:
+    """Return one point of each of `count` equal stretches."""
+    bounds = [round(index * len(points) / count) for index in range(count + 1)] if count else [0]
+    return [points[draw.randrange(begin, end)] for begin, end in pairwise(bounds)]

@@ -1,0 +1,276 @@
+"""Processes that run the script. A server imports what the script imports, once, and forks for each run.
+
+As a program, ``python -m iotwin.workloads.detrain.court.script_process DESCRIPTOR SCRIPT [NAME...]``: the server. Its socket
+brings requests; for each it sends the descriptor of the run's held calls, and later how the run ended.
+"""
+
+import ast
+import atexit
+import builtins
+import contextlib
+import gc
+import importlib
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Self, TypeVar
+
+import msgspec
+
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import open_rewritten
+from iotwin.common.foreign_files import decode_foreign, read_foreign
+from iotwin.common.processes.children import dying_with_us
+from iotwin.common.processes.process_settings import die_with_parent
+from iotwin.workloads.detrain.court.held_calls import CallHolder, HeldCall, hold_own_calls
+
+_MOST_SOURCE_BYTES = 16 << 20
+_MOST_MESSAGE_BYTES = 1 << 20
+_POLL_S = 0.2
+_HASH_SEED = "PYTHONHASHSEED"
+_Message = TypeVar("_Message")
+
+
+class Run(msgspec.Struct, frozen=True):
+    """How the script is run. `folder`: its current folder; `log`: of its updates; `killed_after`: see `observe`."""
+
+    arguments: list[str]
+    folder: str
+    log: str
+    output: str  # file for what it prints
+    errors: str
+    seed: int
+    holds_calls: bool
+    killed_after: int | None = None
+
+
+class _Started(msgspec.Struct):
+    """The process group of a run."""
+
+    group: int
+
+
+class _Ready(msgspec.Struct):
+    """The threads of a server that has imported its modules."""
+
+    threads: int
+
+
+class Ended(msgspec.Struct):
+    """How a run ended. `status`: exit status, -signal if killed by one; `timed_out`: the court killed it for taking too long."""
+
+    status: int
+    timed_out: bool = False
+
+
+class ScriptProcesses:
+    """Runs the script again and again, one run at a time, in processes whose strings have the hash seed `hash_seed`."""
+
+    def __init__(self, script: Path, hash_seed: int) -> None:
+        self._script = script
+        self._environment = {_HASH_SEED: str(hash_seed), **os.environ}
+        self._server: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
+
+    def __enter__(self) -> Self:
+        self._names = imported_names(self._script)
+        self._start(self._names)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def run(self, run: Run, on_call: Callable[[HeldCall], bool], limit_s: float) -> Ended:
+        """Run the script, calling `on_call` with each held call: True kills all processes of the run instead of it.
+
+        Raises IotwinError if the run cannot be started.
+        """
+        self._await_server()
+        self._socket.send(msgspec.json.encode(run))
+        message, descriptors, _, _ = socket.recv_fds(self._socket, _MOST_MESSAGE_BYTES, 1)
+        holder = CallHolder(descriptors[0]) if descriptors else None
+        group = self._decoded(message, _Started).group
+        try:
+            return self._follow(group, holder, on_call, limit_s)
+        finally:
+            _kill_group(group)  # workers that outlived their parent
+            if holder:
+                holder.close()
+
+    def close(self) -> None:
+        """End the server."""
+        if self._server is not None:
+            self._socket.close()
+            self._server.wait()
+            self._server = None
+
+    def _start(self, names: list[str]) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-m", __name__, str(theirs.fileno()), str(self._script), *names]
+            self._server = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], env=self._environment, preexec_fn=dying_with_us(signal.SIGKILL),
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def _await_server(self) -> None:
+        """Wait until the server has imported its modules."""
+        if not self._is_ready and self._receive(_Ready).threads > 1 and self._names:  # a fork would copy only one thread
+            self.close()
+            self._start([])
+            self._receive(_Ready)
+        self._is_ready = True
+
+    def _follow(self, group: int, holder: CallHolder | None, on_call: Callable[[HeldCall], bool], limit_s: float) -> Ended:
+        deadline, timed_out = time.monotonic() + limit_s, False
+        while True:
+            sources: list[socket.socket | CallHolder] = [self._socket, *([holder] if holder else [])]
+            readable, _, _ = select.select(sources, [], [], _POLL_S)
+            if self._socket in readable:
+                ended = self._receive(Ended)
+                return Ended(ended.status, timed_out)
+            if holder in readable and holder and (call := holder.receive()):
+                if on_call(call):
+                    _kill_group(group)
+                else:
+                    holder.let_go(call)
+            if time.monotonic() > deadline and not timed_out:
+                timed_out = True
+                _kill_group(group)
+
+    def _receive(self, kind: type[_Message]) -> _Message:
+        return self._decoded(self._socket.recv(_MOST_MESSAGE_BYTES), kind)
+
+    def _decoded(self, message: bytes, kind: type[_Message]) -> _Message:
+        try:
+            return decode_foreign(message, kind, self._script)
+        except IotwinError:
+            raise IotwinError(f"{self._script}: the process that runs it could not be started, or has died") from None
+
+
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def imported_names(script: Path) -> list[str]:
+    """Return what the script imports from installed packages, to be imported once for all runs: each MODULE or MODULE:NAME.
+
+    A package may import its parts only when they are named. Returns [] if the script sets environment variables, which packages may read when they are imported.
+    """
+    source = read_foreign(script, _MOST_SOURCE_BYTES)
+    if b"environ" in source or b"putenv" in source:
+        return []
+    try:
+        tree = ast.parse(source, str(script))
+    except (SyntaxError, ValueError) as error:
+        raise IotwinError(f"{script}: is no Python program ({error})") from None
+    names: list[str] = []
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names += [f"{node.module}:{alias.name}" for alias in node.names]
+    own = {path.stem for path in script.parent.iterdir()} | set(sys.stdlib_module_names)
+    return list(dict.fromkeys(name for name in names if re.split("[.:]", name)[0] not in own))
+
+
+def _serve(requests: socket.socket, script: Path) -> Run:
+    """Fork for each request. Only a forked process returns, with the run that it must do."""
+    while message := requests.recv(_MOST_MESSAGE_BYTES):
+        run = decode_foreign(message, Run, "the request")
+        parent = os.getpid()
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            die_with_parent(parent, signal.SIGKILL)
+            _prepare(run, requests)
+            return run
+        _, status = os.waitpid(child, 0)
+        requests.send(msgspec.json.encode(Ended(os.waitstatus_to_exitcode(status))))
+    sys.exit()
+
+
+def _prepare(run: Run, requests: socket.socket) -> None:
+    """Enter the run's folder, observe its updates, and have its calls held."""
+    from iotwin.workloads.detrain.court.update_log import observe
+
+    os.chdir(run.folder)
+    for target, path in ((1, run.output), (2, run.errors)):
+        with open_rewritten(Path(path)) as file:
+            os.dup2(file.fileno(), target)
+    observe(Path(run.log), run.seed, run.killed_after)
+    listener = [hold_own_calls()] if run.holds_calls else []
+    socket.send_fds(requests, [msgspec.json.encode(_Started(os.getpid()))], listener)
+    for descriptor in listener:
+        os.close(descriptor)
+    requests.close()
+
+
+def _execute(script: Path, arguments: Sequence[str]) -> None:
+    """Run the script as Python does."""
+    main = ModuleType("__main__")
+    main.__file__, main.__dict__["__builtins__"] = str(script), builtins
+    sys.modules["__main__"] = main
+    sys.argv = [str(script), *arguments]
+    exec(compile(read_foreign(script, _MOST_SOURCE_BYTES), str(script), "exec"), main.__dict__)  # noqa: S102 - the user's script
+
+
+def _status_of(script: Path, arguments: Sequence[str]) -> int:
+    """Run the script, and return the exit status that Python would have."""
+    try:
+        _execute(script, arguments)
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return (error.code or 0) & 0xFF
+        print(error.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def _end(status: int, modules: Sequence[ModuleType]) -> None:
+    """End as Python does, but free only the objects of `modules`: freeing PyTorch takes longer than a small script."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for module in modules:
+        module.__dict__.clear()
+    gc.collect()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
+def main() -> None:
+    """Serve until the socket is closed; in each forked process, run the script."""
+    descriptor, script, *names = sys.argv[1:]
+    requests = socket.socket(fileno=int(descriptor))
+    sys.path[0] = str(Path(script).parent)
+    for name in names:
+        with contextlib.suppress(Exception):  # the script will report the same failure
+            module, _, attribute = name.partition(":")
+            getattr(importlib.import_module(module), attribute or "__name__", None)
+    if "torch" in sys.modules:
+        importlib.import_module("torch._dynamo")  # takes seconds, and the first optimizer imports it
+    gc.freeze()  # forked processes need not search these modules for garbage
+    requests.send(msgspec.json.encode(_Ready(threading.active_count())))
+    run = _serve(requests, Path(script))
+    imported = set(sys.modules)
+    status = _status_of(Path(script), run.arguments)
+    _end(status, [module for name, module in sys.modules.items() if name == "__main__" or name not in imported])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Kills a script at many points, resumes it by its own means each time, and compares it with the uninterrupted run."""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import make_folder
+from iotwin.common.foreign_files import read_foreign_end
+from iotwin.common.removal import remove_own
+from iotwin.workloads.detrain.court.final_files import FinalFiles, compare_files
+from iotwin.workloads.detrain.court.first_difference import Difference, first_difference, resumed_at
+from iotwin.workloads.detrain.court.held_calls import unavailable_reason
+from iotwin.workloads.detrain.court.kill_points import CALLS, CallLog, KillPoint, drawn, kill_points
+from iotwin.workloads.detrain.court.own_resume import resume_arguments, resume_template
+from iotwin.workloads.detrain.court.script_process import Ended, Run, ScriptProcesses
+from iotwin.workloads.detrain.court.update_log import Update, read_updates
+
+EXACT, DIFFERS, FAILS, LOST, NOT_REACHED = "exact", "differs", "does not resume", "lost", "not reached"
+NOT_EXACT, NOT_REPEATABLE = "not exact", "not repeatable"
+_HASH_SEEDS = (1, 2)  # of the strings of Python, for killed and for resumed runs: a restarted process has others
+_LEAST_LIMIT_S, _LIMIT_FACTOR = 120.0, 10.0  # a resumed run that takes longer than that hangs
+_WORK = "{work}"
+
+
+class Case(NamedTuple):
+    """What is judged. `arguments`: of the script, with {work} for its folder; `resume`: None to search for the option."""
+
+    script: Path
+    arguments: list[str]
+    folder: Path
+    resume: str | None
+    kinds: tuple[str, ...]
+    kills: int | None  # None for all
+    seed: int
+
+
+class Kill(msgspec.Struct):
+    """A kill and what came of it. `resumed_at_step`: index from 0 of the first update after it; None if it did not resume."""
+
+    at: str
+    point: KillPoint
+    resumed_at_step: int | None
+    verdict: str
+    first_difference: Difference | None = None
+    bytes_equal: bool | None = None
+    error: str | None = None  # the last line that the script printed on standard error
+
+
+class _Outcome(NamedTuple):
+    """A run that has ended."""
+
+    ended: Ended
+    updates: list[Update]
+    calls: CallLog
+    work: Path
+    errors: Path
+
+    def last_error(self) -> str:
+        lines = [line for line in read_foreign_end(self.errors).splitlines() if line.strip()]
+        return lines[-1].strip() if lines else f"it ended with status {self.ended.status}"
+
+
+class Trial:
+    """The trial of one script. Use as a context manager, which ends the processes that run the script."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self._killed = ScriptProcesses(case.script, _HASH_SEEDS[0])
+        self._resumed = ScriptProcesses(case.script, _HASH_SEEDS[1])
+        self._reason = unavailable_reason()
+        self._holds = self._reason is None
+        self._template = resume_template(case.script) if case.resume is None else case.resume
+        self._limit_s = float("inf")
+
+    def __enter__(self) -> "Trial":
+        self._killed.__enter__()
+        self._resumed.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._killed.close()
+        self._resumed.close()
+
+    def run_uninterrupted(self) -> None:
+        """Run the script twice without a kill. Raises IotwinError if a run fails, or if no weights are updated."""
+        begin = time.monotonic()
+        self._whole = self._checked(self._run(self._killed, self._case.folder / "uninterrupted", self._case.seed))
+        self._limit_s = max(_LEAST_LIMIT_S, _LIMIT_FACTOR * (time.monotonic() - begin))
+        if not self._whole.updates:
+            raise IotwinError(f"{self._case.script}: no optimizer of PyTorch updated weights, so there is nothing to compare")
+        again = self._checked(self._run(self._resumed, self._case.folder / "repeat", self._case.seed))
+        self.repeat_difference = first_difference(self._whole.updates, again.updates, 0)
+        # Files that differ although nothing was killed, such as those with times, prove nothing later.
+        self._varying = set(compare_files(self._whole.work, again.work, self._whole.calls.checkpoints()).differing)
+        self._repeats_bytes = self._files(again.work).bytes_equal
+        remove_own(self._case.folder / "repeat")
+
+    def points(self) -> list[KillPoint]:
+        """Return the points at which the script is killed; [] if two runs differ even without a kill."""
+        if self.repeat_difference:
+            return []
+        points = kill_points(len(self._whole.updates), self._whole.calls, self._case.kinds)
+        if not points:
+            why = self._reason or "it wrote no checkpoint into its folder after its first update"
+            raise IotwinError(f"{self._case.script}: there is nothing to kill it at ({why}); add batches to --kill-at")
+        return points if self._case.kills is None else drawn(points, self._case.kills, self._case.seed)
+
+    def judged(self, points: Sequence[KillPoint]) -> Iterator[Kill]:
+        """Kill and resume the script at each point. The folder of a kill whose verdict is not exact remains."""
+        for index, point in enumerate(points):
+            folder = self._case.folder / "kills" / f"{index:03d}"
+            kill = self._judge(folder, point)
+            if kill.verdict == EXACT:
+                remove_own(folder)
+            yield kill
+
+    def _judge(self, folder: Path, point: KillPoint) -> Kill:
+        killed = self._run(self._killed, folder, self._case.seed, point)
+        if killed.ended.status != -9 or killed.updates != self._whole.updates[: point.update]:
+            return Kill(point.at, point, None, NOT_REACHED, first_difference(self._whole.updates, killed.updates, 0))
+        names = self._whole.calls.checkpoints()
+        arguments = resume_arguments(self._template, killed.work, names)
+        resumed = self._run(self._resumed, folder, self._case.seed + 1, None, arguments)
+        if resumed.ended.status != 0:
+            why = "it did not end in time" if resumed.ended.timed_out else resumed.last_error()
+            return Kill(point.at, point, None, FAILS, error=why)
+        at = resumed_at(self._whole.updates, resumed.updates, point.update)
+        files = self._files(killed.work)
+        difference = first_difference(self._whole.updates, resumed.updates, at) or files.difference
+        verdict = DIFFERS if difference else EXACT
+        if at == 0 and (difference or self._whole.calls.has_whole_checkpoint(point.call, point.update)):
+            verdict = LOST
+        bytes_equal = files.bytes_equal if self._repeats_bytes else None
+        return Kill(point.at, point, at, verdict, difference, bytes_equal)
+
+    def _files(self, work: Path) -> FinalFiles:
+        return compare_files(self._whole.work, work, self._whole.calls.checkpoints() - self._varying)
+
+    def _run(
+        self, processes: ScriptProcesses, folder: Path, seed: int, killed: KillPoint | None = None, resume: Sequence[str] = ()
+    ) -> _Outcome:
+        """Run the script in `folder`/work, to its end or to the point at which it is killed."""
+        work, name = folder / "work", "killed" if killed else "run"
+        make_folder(work)
+        log, output, errors = (folder / f"{name}.{suffix}" for suffix in ("updates", "stdout", "stderr"))
+        calls = CallLog(work, log, killed.call if killed else None)
+        killed_after = killed.update if killed and killed.call is None else None
+        arguments = [word.replace(_WORK, str(work)) for word in [*self._case.arguments, *resume]]
+        run = Run(arguments, str(work), str(log), str(output), str(errors), seed, self._holds, killed_after)
+        ended = processes.run(run, calls, self._limit_s)
+        return _Outcome(ended, read_updates(log), calls, work, errors)
+
+    def _checked(self, outcome: _Outcome) -> _Outcome:
+        if outcome.ended.status:
+            raise IotwinError(
+                f"{self._case.script}: fails without any kill ({outcome.last_error()}); "
+                "it runs in an empty folder, so relative paths in its arguments lead there"
+            )
+        return outcome
+
+    def notes(self) -> list[str]:
+        """Return what limits the trial, in sentences."""
+        notes = [f"no kills at calls: {self._reason}"] if self._reason and CALLS in self._case.kinds else []
+        if elsewhere := self._whole.calls.outside():
+            notes.append(f"{elsewhere[0]} was changed, which all runs share; let the script write below {_WORK}")
+        if not self._whole.calls.checkpoints():
+            notes.append("the script wrote no checkpoint into its folder, so every resumed run began anew")
+        if self._varying:
+            notes.append(f"{', '.join(sorted(self._varying))}: not compared, as two runs without a kill differ")
+        return notes
+
+    def document(self, kills: Sequence[Kill]) -> dict[str, Any]:
+        """Return the document of the command."""
+        exact = sum(kill.verdict == EXACT for kill in kills)
+        verdict = NOT_REPEATABLE if self.repeat_difference else EXACT if exact == len(kills) else NOT_EXACT
+        return {
+            "script": str(self._case.script), "arguments": self._case.arguments, "resume_arguments": self._template,
+            "seed": self._case.seed, "updates": len(self._whole.updates), "calls": len(self._whole.calls.points),
+            "checkpoints": sorted(self._whole.calls.checkpoints()), "repeat_difference": self.repeat_difference,
+            "bytes_repeat": self._repeats_bytes, "notes": self.notes(), "kills": kills, "exact": exact, "verdict": verdict,
+        }  # fmt: skip
