@@ -1,0 +1,32 @@
+"""Finds which parts of a script's state a resumed run needs: it resumes without them and compares the later steps."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from iotwin.workloads.detrain.script_store import ScriptStore
+
+_ALWAYS = ("rng", "loader")  # the global generators, and the loader's position in the epoch
+_KINDS = ("objects", "iterators", "tensors", "plain")
+
+
+def parts_of(script: Path, output: Path, checkpoint: str) -> list[str]:
+    """Return the parts of the state in a checkpoint: `rng`, `loader`, and the paths of objects and variables."""
+    store = ScriptStore(output, {"script": script.name})
+    found = store.find(checkpoint)
+    if found is None:
+        return []
+    _, state = store.read(found)
+    return [*_ALWAYS, *(path for kind in _KINDS for path in state[kind])]
+
+
+def needed(parts: Sequence[str], is_equal: Callable[[Sequence[str]], bool]) -> list[str]:
+    """Return those parts without which alone a resumed run differs.
+
+    `is_equal(without)` resumes without these parts. Parts are first left out together: if that changes nothing, none is needed.
+    """
+    if not parts or is_equal(parts):
+        return []
+    if len(parts) == 1:
+        return list(parts)
+    half = len(parts) // 2
+    return [*needed(parts[:half], is_equal), *needed(parts[half:], is_equal)]

@@ -1,0 +1,152 @@
+"""One run of a script for the verifier: as `iotwin detrain run`, with parts of the state dropped and one step recorded."""
+
+import contextlib
+import random
+import secrets
+import sys
+import types
+from argparse import REMAINDER, ArgumentParser
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+import torch
+
+from iotwin.workloads.detrain import session as sessions
+from iotwin.workloads.detrain import steps_log
+from iotwin.workloads.detrain.options import add_run_options
+from iotwin.workloads.detrain.resumption import RESTORE, Resumption
+from iotwin.workloads.detrain.runner import run_script
+from iotwin.workloads.detrain.verify.step_record import StepRecord
+
+LOADER, WORKERS = "loader", "workers"
+
+
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run. `options`: of a run, then the script and its arguments; `output`: the file for what the script prints.
+
+    * `record`: file for the record of the step at `record_at`, (epoch, batch), after which the run ends.
+    * `without`: paths of parts of the state that are not restored, or LOADER for its position.
+    * `keys_items`: whether data sets are keyed, unless determinism is off.
+    * `threads`: of torch, whatever the script sets.
+    """
+
+    options: list[str]
+    output: str
+    record: str = ""
+    record_at: tuple[int, int] | None = None
+    without: list[str] = []
+    keys_items: bool = True
+    threads: int | None = None
+
+
+class _Recorded(BaseException):
+    """The step that was to be recorded has ended. No `except Exception` of the script catches it."""
+
+
+def run(request: RunRequest) -> None:
+    """Run the script in this process. Exceptions of the script are raised."""
+    parser = ArgumentParser()
+    add_run_options(parser)
+    parser.add_argument("arguments", nargs=REMAINDER)
+    scramble_generators()  # processes that one server has forked begin alike
+    ObservedSession.request = RecordingLog.request = request
+    sessions.Session = ObservedSession  # type: ignore[misc]
+    sessions.check_inputs = lambda *_: None  # type: ignore[attr-defined]  # the verifier compares inputs itself, and goes on
+    steps_log.StepsLog = RecordingLog  # type: ignore[misc]
+    if request.threads is not None:
+        torch.set_num_threads(request.threads)
+        torch.set_num_threads = lambda _: None
+    with contextlib.suppress(_Recorded):
+        run_script(parser.parse_args(request.options))
+
+
+class ObservedSession(sessions.Session):
+    """A session that resumes with other random states than those of a new process, and drops parts of the state."""
+
+    request: ClassVar[RunRequest]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._scrambled = False
+        if not self.request.keys_items:
+            self.loaders._item_seed = None
+
+    def opens(self, kind: str) -> None:
+        """A loop is about to begin."""
+        if self.resume is not None and self.resume.replay == RESTORE and not self._scrambled:
+            scramble_generators()
+            self._scrambled = True
+        if self.resume is not None and LOADER in self.request.without:
+            for each in self.resume.state["loop"]:
+                each["position"] = 0
+            self.resume.state["iterators"].clear()
+        super().opens(kind)
+
+    def _pass_over(self, resume: Resumption, iterator: Iterator[Any], frame: types.FrameType) -> None:
+        if LOADER in self.request.without and resume.is_in(self.progress.epoch):
+            self.progress.batch = resume.point.batch - 1  # as if it had taken the batches before
+        super()._pass_over(resume, iterator, frame)
+        if "rng" in self.drop:
+            scramble_generators()
+
+    def _before_fetch(self, frame: types.FrameType) -> None:
+        super()._before_fetch(frame)
+        if isinstance(self.log, RecordingLog):
+            self.log.before_fetch(max(self.progress.epoch, 0), self.progress.batch + 1)
+
+    def _resumes(self, resume: Resumption, frame: types.FrameType) -> bool:
+        if resume.replay == RESTORE:
+            scramble_generators()
+        for path in self.request.without:
+            for kind in ("objects", "gradients", "iterators", "tensors", "plain"):
+                resume.state[kind].pop(path, None)
+        return super()._resumes(resume, frame)
+
+
+class RecordingLog(steps_log.StepsLog):
+    """A steps log that records one step in detail."""
+
+    request: ClassVar[RunRequest]
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._record = StepRecord(Path(self.request.record)) if self.request.record else None
+        self._records = False  # the present step
+
+    def before_fetch(self, epoch: int, batch: int) -> None:
+        """The batch is about to be fetched by the loop."""
+        if self._record is not None and self.request.record_at == (epoch, batch):
+            self._record.before_fetch()
+
+    def begin(self, epoch: int, batch: int, item: Any) -> None:
+        """A step begins."""
+        super().begin(epoch, batch, item)
+        self._records = self._record is not None and self.request.record_at == (epoch, batch)
+        if self._record is not None and self._records:
+            self._record.begin(sys._getframe(1), self._step["indices"], item)
+
+    def inputs(self, item: Any) -> None:
+        """The loop's body has got its batch."""
+        super().inputs(item)
+        if self._record is not None and self._records:
+            self._record.inputs(self._step["indices"], item)
+
+    def end(self, frame: types.FrameType | None) -> None:
+        """A step has ended. If it was the one to record, the run ends."""
+        if self._record is not None and self._records:
+            self._record.end()
+            self._record = None
+            super().end(frame)
+        if self._records:
+            raise _Recorded
+        super().end(frame)
+
+
+def scramble_generators() -> None:
+    """Give the global generators of Python, numpy and torch states that nobody can predict."""
+    random.seed(secrets.randbits(64))
+    np.random.seed(secrets.randbits(32))
+    torch.manual_seed(secrets.randbits(63))

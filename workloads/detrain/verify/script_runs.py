@@ -1,0 +1,97 @@
+"""Runs a script many times, each in a process of its own. A server imports PyTorch once and forks for each run.
+
+As a program, ``python -m iotwin.workloads.detrain.verify.script_runs DESCRIPTOR``: the server. Its socket brings requests.
+"""
+
+import contextlib
+import importlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import open_rewritten
+from iotwin.common.foreign_files import decode_foreign
+from iotwin.common.processes.children import dying_with_us
+from iotwin.common.processes.process_settings import die_with_parent
+
+if TYPE_CHECKING:
+    from iotwin.workloads.detrain.verify.observed_run import RunRequest
+
+_MOST_MESSAGE_BYTES = 1 << 20
+# What each run would import: optimizers import torch._dynamo when the first one is made.
+_IMPORTED = ("torch._dynamo", "iotwin.workloads.detrain.verify.observed_run", "iotwin.workloads.detrain.discover")
+
+
+class ScriptRuns:
+    """Runs of a script, one at a time, in processes that have `variables` in their environment."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = variables
+
+    def __enter__(self) -> Self:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                env=os.environ | self._variables, preexec_fn=dying_with_us(signal.SIGKILL),
+            )  # fmt: skip
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._socket.close()
+        self._server.wait()
+
+    def run(self, request: "RunRequest") -> int:
+        """Run the script. Return its exit status, -signal if one killed it. Raises IotwinError if the server has died."""
+        with contextlib.suppress(OSError):
+            self._socket.send(msgspec.json.encode(request))
+        if not (reply := self._socket.recv(_MOST_MESSAGE_BYTES)):
+            raise IotwinError("the process that runs the script has died; run the command again")
+        return decode_foreign(reply, int, "the reply of the process that runs the script")
+
+
+def _serve(requests: socket.socket) -> "RunRequest | None":
+    """Fork for each request. Return the request in the forked process, and None in the server when no more come."""
+    from iotwin.workloads.detrain.verify.observed_run import RunRequest
+
+    server = os.getpid()
+    while message := requests.recv(_MOST_MESSAGE_BYTES):
+        request = decode_foreign(message, RunRequest, "the request for a run")
+        if (child := os.fork()) == 0:
+            die_with_parent(server, signal.SIGKILL)
+            return request
+        _, status = os.waitpid(child, 0)
+        requests.send(msgspec.json.encode(os.waitstatus_to_exitcode(status)))
+    return None
+
+
+def main(descriptor: int) -> None:
+    """Serve until the other end of the socket is closed. In a forked process, run the script."""
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    with socket.socket(fileno=descriptor) as requests:
+        request = _serve(requests)
+    if request is None:
+        return
+    with open_rewritten(Path(request.output)) as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    from iotwin.workloads.detrain.verify.observed_run import run
+
+    try:
+        run(request)
+    except IotwinError as error:
+        print(f"detrain: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
