@@ -9,6 +9,7 @@ _MODULES = {
     "KeyedDataset": "keyed_data",
     "CountedSampler": "keyed_data",
     "KeyedIterableDataset": "keyed_stream",
+    **dict.fromkeys(("record_epoch", "record_batch", "ignore_start", "ignore_end", "checkpoint", "next_batch"), "markers"),
 }
 
 

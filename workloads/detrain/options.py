@@ -1,5 +1,6 @@
 """The options of a run of a script, for the command line and for the process that runs the script."""
 
+import os
 import re
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -84,6 +85,8 @@ def check_options(options: Namespace) -> None:
         raise UsageError(f"{options.script}: is no file; name a training script")
     if options.output is None and (options.every or options.at):
         raise UsageError("--every, --at: name a directory for the checkpoints: -o DIR")
+    if (ranks := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise UsageError(f"WORLD_SIZE is {ranks}: a script of several ranks cannot be saved; run it as one process")
     policy_of(options, 0.0)
 
 

@@ -1,5 +1,6 @@
 """Runs a script as Python does, with its loops instrumented in memory."""
 
+import ast
 import hashlib
 import importlib.abc
 import importlib.util
@@ -15,13 +16,15 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder, write_json
 from iotwin.common.foreign_files import read_foreign
 from iotwin.common.progress import note
 from iotwin.workloads.detrain.instrumentation import SURE, Instrumentation, changed_sources, read_instrumentation
 from iotwin.workloads.detrain.options import check_options, policy_of
-from iotwin.workloads.detrain.rewrite import SESSION, batches_begin_without_gradients, instrumented
+from iotwin.workloads.detrain.rewrite import MARKS, SESSION, batches_begin_without_gradients, instrumented
 from iotwin.workloads.detrain.script_store import ScriptStore
 
 if TYPE_CHECKING:
@@ -47,16 +50,26 @@ def run_script(options: Namespace) -> None:
 
 
 def instrumentation_of(options: Namespace) -> Instrumentation:
-    """Return the script's loops, from --inst unless its files have changed since. Raises IotwinError if they are unsure."""
-    from iotwin.workloads.detrain.discover import discover
+    """Return the script's loops, from --inst unless its files have changed since; without lines if it has marks of its own.
+
+    Raises IotwinError if the loops are unsure, or those of a framework.
+    """
+    from iotwin.workloads.detrain.discover import analyse, discover
 
     if options.inst is None:
-        found = discover(options.script)
+        found = analyse(options.script) if is_marked(options.script) else discover(options.script)
     else:
         found = read_instrumentation(options.inst)
         if changed := changed_sources(found):
             note(f"{changed[0]} has changed since {options.inst} was written; the loops are searched again")
             found = discover(options.script)
+    if is_marked(options.script):
+        return msgspec.structs.replace(found, kind="NONE", epoch=None, batch=None, data=None)
+    if found.kind == "FRAMEWORK":
+        at = f" at line {found.update.line}" if found.update else ""
+        raise IotwinError(
+            f"{options.script}: trains by a framework{at}, whose loops are not the script's; use the framework's resume"
+        )
     if found.confidence < SURE and not options.force:
         why = found.reasons[-1] if found.reasons else "several lines may be the loops"
         raise IotwinError(
@@ -65,9 +78,20 @@ def instrumentation_of(options: Namespace) -> Instrumentation:
     return found
 
 
+def is_marked(script: Path) -> bool:
+    """Return whether a script imports marks for its loops (see markers.py)."""
+    try:
+        tree = ast.parse(read_foreign(script, _MOST_SOURCE_BYTES))
+    except (SyntaxError, ValueError):
+        return False
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "iotwin.workloads.detrain")
+    return any(alias.name in MARKS for node in imports for alias in node.names)
+
+
 @contextmanager
 def _session(options: Namespace, found: Instrumentation) -> "Iterator[Session]":
     """Run the `with` block with a session, and write its run.json at the end."""
+    from iotwin.workloads.detrain import markers
     from iotwin.workloads.detrain import session as sessions
     from iotwin.workloads.detrain.determinism import apply
     from iotwin.workloads.detrain.loaders import LoaderTracker
@@ -93,12 +117,14 @@ def _session(options: Namespace, found: Instrumentation) -> "Iterator[Session]":
         return
     output = options.output.absolute()
     make_folder(output)
-    store = ScriptStore(output, {"script": options.script.name}, options.keep)
+    store = ScriptStore(output, {"script": options.script.name}, options.keep, sources_sha256(found))
     with store.store:
         saves = options.every or options.at
         resumed = _resumed(store, options)
         session.store = store if saves else None
         session.resume, session.certifies = (None, resumed) if options.replay == "full" else (resumed, None)
+        if found.batch is None:
+            markers.use(session)
         handler = signal.signal(signal.SIGUSR1, lambda *_: policy.ask()) if saves else None
         try:
             yield session

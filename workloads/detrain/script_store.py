@@ -26,10 +26,13 @@ class ResumePoint(NamedTuple):
 
 
 class ScriptStore:
-    """The store below `output`. `job`: what a checkpoint must share with the script that resumes from it."""
+    """The store below `output`. `job`: what a checkpoint must share with the script that resumes from it.
 
-    def __init__(self, output: Path, job: dict[str, Any], keep: int = 0) -> None:
-        self.directory, self._job = output / FOLDER, job
+    `sources_sha256`: of the files with the script's loops.
+    """
+
+    def __init__(self, output: Path, job: dict[str, Any], keep: int = 0, sources_sha256: str = "") -> None:
+        self.directory, self._job, self._sources_sha256 = output / FOLDER, job, sources_sha256
         self.store = Store(self.directory, Retention(keep))
 
     def save(self, point: ResumePoint, reason: str, state: dict[str, Any]) -> str:
@@ -39,7 +42,7 @@ class ScriptStore:
         position = Position(0, point.epoch, point.batch, 0, 1, 1)
         versions = TORCH.versions | {"numpy": np.__version__, "msgspec": msgspec.__version__}
         manifest = CheckpointManifest(
-            VERSION, point.step, point.epoch, position, 1, code_sha256=str(self._job.get("sources_sha256", "")),
+            VERSION, point.step, point.epoch, position, 1, code_sha256=self._sources_sha256,
             versions=versions, reason=reason, job=self._job,
         )  # fmt: skip
         return self.store.commit(manifest, tensors, {"state": values}).name
@@ -61,6 +64,8 @@ class ScriptStore:
                 raise IotwinError(
                     f"{found.path} is of {what} {manifest.job.get(key)}, this run of {value}; give it its own output"
                 )
+        if manifest.code_sha256 != self._sources_sha256:
+            note(f"the files with the script's loops have changed since {found.name} was saved; later steps may differ")
         tensors, values = read_rank(found, 0)
         state: dict[str, Any] = TORCH.unflatten(values.get("state"), tensors)
         if not isinstance(state, dict) or "epoch_start" not in state:

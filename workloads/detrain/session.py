@@ -87,7 +87,11 @@ class Session:
 
     def epoch(self) -> bool:
         """An epoch begins. Return whether the variables of its function are to be taken from the checkpoint."""
-        frame, progress, resume = sys._getframe(1), self.progress, self.resume
+        return self.begin_epoch(sys._getframe(1))
+
+    def begin_epoch(self, frame: types.FrameType) -> bool:
+        """As `epoch`, for the loop that runs in `frame`."""
+        progress, resume = self.progress, self.resume
         self._end_step()
         self._state.begin(frame)
         jumps = resume is not None and resume.jumps
@@ -141,8 +145,12 @@ class Session:
 
     def batch(self) -> bool:
         """A batch begins. Return whether the variables of its function are to be taken from the checkpoint."""
+        return self.begin_batch(sys._getframe(1))
+
+    def begin_batch(self, frame: types.FrameType) -> bool:
+        """As `batch`, for the loop that runs in `frame`."""
         begin = time.perf_counter()
-        frame, progress, resume = sys._getframe(1), self.progress, self.resume
+        progress, resume = self.progress, self.resume
         self._end_step()
         self._frame = frame
         progress.epoch = max(progress.epoch, 0)
@@ -169,6 +177,11 @@ class Session:
     def take(self, name: str) -> Any:
         """Return that value."""
         return self._variables.pop((sys._getframe(1).f_code.co_name, name))
+
+    def taken_by(self, function: str) -> dict[str, Any]:
+        """Return all values that the checkpoint has for variables of a function."""
+        own = [key for key in self._variables if key[0] == function]
+        return {name: self._variables.pop((function, name)) for _, name in own}
 
     def finish(self) -> None:
         """The script has ended. Raises IotwinError if it has not come to the batch that it was to resume at."""

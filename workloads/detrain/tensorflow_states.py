@@ -140,7 +140,8 @@ class DatasetTracker:
     """Lets iterators of tf.data pipelines that begin while a loop opens be tracked. `begun` is called with each."""
 
     def __init__(self, begun: Callable[[TrackedDatasetIterator], None]) -> None:
-        self._begun, self._make = begun, None
+        self._begun = begun
+        self._make: Any = None
         self._opening, self._starts = False, deque[State | None]()
 
     def opens(self, starts: list[State | None]) -> None:

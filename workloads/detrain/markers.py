@@ -1,0 +1,97 @@
+"""Marks that a script may set itself, where its loops cannot be found in its source.
+
+    from iotwin.workloads.detrain import record_batch, record_epoch
+
+    for epoch in range(epochs):
+        record_epoch(epoch)
+        for batch, (x, y) in enumerate(loader):
+            if not record_batch(batch):
+                continue  # before the checkpoint that the run resumes at
+
+Without ``iotwin detrain run``, these marks of epochs and batches do nothing. With it, they save and resume as instrumented loops
+do. A resumed run gets its earlier batches again, and skips them.
+"""
+
+import ctypes
+import sys
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from iotwin.workloads.detrain.generators import generator_states, set_generator_states
+
+if TYPE_CHECKING:
+    from iotwin.workloads.detrain.session import Session
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_session: "Session | None" = None
+_ignored: list[dict[str, Any]] = []  # the generators' states where parts that are ignored began
+
+
+def use(session: "Session") -> None:
+    """Let the marks work for a run."""
+    global _session
+    _session = session
+    if session.resume is not None:
+        session.resume = session.resume._replace(replay="replay-data")
+
+
+def record_epoch(epoch: int) -> bool:
+    """An epoch (from 0) begins. Return False if the run resumes in a later one; its batches are then skipped."""
+    if _session is None:
+        return True
+    frame = sys._getframe(1)
+    _session.progress.epoch = epoch - 1
+    if _session.begin_epoch(frame):
+        _put_variables(_session, frame)
+    return _session.resume is None or _session.resume.is_in(epoch)
+
+
+def record_batch(batch: int) -> bool:
+    """A batch (from 0) of the epoch begins. Return False if it is to be skipped."""
+    if _session is None:
+        return True
+    resume, frame = _session.resume, sys._getframe(1)
+    _session.progress.batch = batch - 1
+    if resume is not None and resume.is_after(_session.progress.epoch, batch):
+        return False
+    if _session.begin_batch(frame):
+        _put_variables(_session, frame)
+    return True
+
+
+def ignore_start() -> None:
+    """What follows up to `ignore_end`, such as a picture of samples, shall not change what training draws."""
+    _ignored.append(generator_states())
+
+
+def ignore_end() -> None:
+    """The random generators go on as at the last `ignore_start`."""
+    if _ignored:
+        set_generator_states(_ignored.pop())
+
+
+def checkpoint() -> None:
+    """Save before the next batch, besides those batches that the options name."""
+    if _session is not None:
+        _session.policy.ask()
+
+
+def next_batch(function: _Function) -> _Function:
+    """Mark the function that returns the next batch, so that the steps log has its inputs."""
+
+    def marked(*arguments: Any, **options: Any) -> Any:
+        found = function(*arguments, **options)
+        if _session is not None:
+            _session.data(found)
+        return found
+
+    return marked  # type: ignore[return-value]
+
+
+def _put_variables(session: "Session", frame: types.FrameType) -> None:
+    """Give the variables of a running function the values that the checkpoint has for them."""
+    for name, value in session.taken_by(frame.f_code.co_name).items():
+        frame.f_locals[name] = value
+        if sys.version_info < (3, 13):  # later versions write through
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
