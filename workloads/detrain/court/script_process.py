@@ -1,6 +1,6 @@
 """Processes that run the script. A server imports what the script imports, once, and forks for each run.
 
-As a program, ``python -m iotwin.workloads.detrain.court.script_process DESCRIPTOR SCRIPT [NAME...]``: the server. Its socket
+As a program, ``python -m iotwin.workloads.detrain.court.script_process DESCRIPTOR [NAME...]``: the server. Its socket
 brings requests; for each it sends the descriptor of the run's held calls, and later how the run ended.
 """
 
@@ -41,8 +41,9 @@ _Message = TypeVar("_Message")
 
 
 class Run(msgspec.Struct, frozen=True):
-    """How the script is run. `folder`: its current folder; `log`: of its updates; `killed_after`: see `observe`."""
+    """How a script is run. `folder`: its current folder; `log`: of its updates; `killed_after`: see `observe`."""
 
+    script: str
     arguments: list[str]
     folder: str
     log: str
@@ -73,16 +74,15 @@ class Ended(msgspec.Struct):
 
 
 class ScriptProcesses:
-    """Runs the script again and again, one run at a time, in processes whose strings have the hash seed `hash_seed`."""
+    """Runs scripts, one at a time, in processes whose strings have the hash seed `hash_seed`. `names`: see `imported_names`."""
 
-    def __init__(self, script: Path, hash_seed: int) -> None:
-        self._script = script
+    def __init__(self, names: Sequence[str], hash_seed: int) -> None:
+        self._names = names
         self._environment = {_HASH_SEED: str(hash_seed), **os.environ}
         self._server: subprocess.Popen[bytes] | None = None
         self._is_ready = False
 
     def __enter__(self) -> Self:
-        self._names = imported_names(self._script)
         self._start(self._names)
         return self
 
@@ -113,10 +113,10 @@ class ScriptProcesses:
             self._server.wait()
             self._server = None
 
-    def _start(self, names: list[str]) -> None:
+    def _start(self, names: Sequence[str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-m", __name__, str(theirs.fileno()), str(self._script), *names]
+            command = [sys.executable, "-m", __name__, str(theirs.fileno()), *names]
             self._server = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], env=self._environment, preexec_fn=dying_with_us(signal.SIGKILL),
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -152,9 +152,9 @@ class ScriptProcesses:
 
     def _decoded(self, message: bytes, kind: type[_Message]) -> _Message:
         try:
-            return decode_foreign(message, kind, self._script)
+            return decode_foreign(message, kind, "the message")
         except IotwinError:
-            raise IotwinError(f"{self._script}: the process that runs it could not be started, or has died") from None
+            raise IotwinError("the process that runs the script could not be started, or has died") from None
 
 
 def _kill_group(group: int) -> None:
@@ -165,7 +165,8 @@ def _kill_group(group: int) -> None:
 def imported_names(script: Path) -> list[str]:
     """Return what the script imports from installed packages, to be imported once for all runs: each MODULE or MODULE:NAME.
 
-    A package may import its parts only when they are named. Returns [] if the script sets environment variables, which packages may read when they are imported.
+    Names are imported as well, since some packages import their parts only then. Returns [] if the script sets environment
+    variables, which packages may read when they are imported.
     """
     source = read_foreign(script, _MOST_SOURCE_BYTES)
     if b"environ" in source or b"putenv" in source:
@@ -184,7 +185,7 @@ def imported_names(script: Path) -> list[str]:
     return list(dict.fromkeys(name for name in names if re.split("[.:]", name)[0] not in own))
 
 
-def _serve(requests: socket.socket, script: Path) -> Run:
+def _serve(requests: socket.socket) -> Run:
     """Fork for each request. Only a forked process returns, with the run that it must do."""
     while message := requests.recv(_MOST_MESSAGE_BYTES):
         run = decode_foreign(message, Run, "the request")
@@ -222,6 +223,7 @@ def _execute(script: Path, arguments: Sequence[str]) -> None:
     main.__file__, main.__dict__["__builtins__"] = str(script), builtins
     sys.modules["__main__"] = main
     sys.argv = [str(script), *arguments]
+    sys.path[0] = str(script.parent)
     exec(compile(read_foreign(script, _MOST_SOURCE_BYTES), str(script), "exec"), main.__dict__)  # noqa: S102 - the user's script
 
 
@@ -255,9 +257,8 @@ def _end(status: int, modules: Sequence[ModuleType]) -> None:
 
 def main() -> None:
     """Serve until the socket is closed; in each forked process, run the script."""
-    descriptor, script, *names = sys.argv[1:]
+    descriptor, *names = sys.argv[1:]
     requests = socket.socket(fileno=int(descriptor))
-    sys.path[0] = str(Path(script).parent)
     for name in names:
         with contextlib.suppress(Exception):  # the script will report the same failure
             module, _, attribute = name.partition(":")
@@ -266,9 +267,9 @@ def main() -> None:
         importlib.import_module("torch._dynamo")  # takes seconds, and the first optimizer imports it
     gc.freeze()  # forked processes need not search these modules for garbage
     requests.send(msgspec.json.encode(_Ready(threading.active_count())))
-    run = _serve(requests, Path(script))
+    run = _serve(requests)
     imported = set(sys.modules)
-    status = _status_of(Path(script), run.arguments)
+    status = _status_of(Path(run.script), run.arguments)
     _end(status, [module for name, module in sys.modules.items() if name == "__main__" or name not in imported])
 
 

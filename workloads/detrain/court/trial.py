@@ -16,7 +16,7 @@ from iotwin.workloads.detrain.court.first_difference import Difference, first_di
 from iotwin.workloads.detrain.court.held_calls import unavailable_reason
 from iotwin.workloads.detrain.court.kill_points import CALLS, CallLog, KillPoint, drawn, kill_points
 from iotwin.workloads.detrain.court.own_resume import resume_arguments, resume_template
-from iotwin.workloads.detrain.court.script_process import Ended, Run, ScriptProcesses
+from iotwin.workloads.detrain.court.script_process import Ended, Run, ScriptProcesses, imported_names
 from iotwin.workloads.detrain.court.update_log import Update, read_updates
 
 EXACT, DIFFERS, FAILS, LOST, NOT_REACHED = "exact", "differs", "does not resume", "lost", "not reached"
@@ -69,30 +69,31 @@ class Trial:
 
     def __init__(self, case: Case) -> None:
         self._case = case
-        self._killed = ScriptProcesses(case.script, _HASH_SEEDS[0])
-        self._resumed = ScriptProcesses(case.script, _HASH_SEEDS[1])
+        names = imported_names(case.script)
+        self.processes = tuple(ScriptProcesses(names, seed) for seed in _HASH_SEEDS)
         self._reason = unavailable_reason()
         self._holds = self._reason is None
         self._template = resume_template(case.script) if case.resume is None else case.resume
         self._limit_s = float("inf")
+        self._judged = 0
 
     def __enter__(self) -> "Trial":
-        self._killed.__enter__()
-        self._resumed.__enter__()
+        for each in self.processes:
+            each.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._killed.close()
-        self._resumed.close()
+        for each in self.processes:
+            each.close()
 
     def run_uninterrupted(self) -> None:
         """Run the script twice without a kill. Raises IotwinError if a run fails, or if no weights are updated."""
         begin = time.monotonic()
-        self._whole = self._checked(self._run(self._killed, self._case.folder / "uninterrupted", self._case.seed))
+        self._whole = self._checked(self._run(self._case.folder / "uninterrupted", self._case.seed))
         self._limit_s = max(_LEAST_LIMIT_S, _LIMIT_FACTOR * (time.monotonic() - begin))
         if not self._whole.updates:
             raise IotwinError(f"{self._case.script}: no optimizer of PyTorch updated weights, so there is nothing to compare")
-        again = self._checked(self._run(self._resumed, self._case.folder / "repeat", self._case.seed))
+        again = self._checked(self._run(self._case.folder / "repeat", self._case.seed, restarted=True))
         self.repeat_difference = first_difference(self._whole.updates, again.updates, 0)
         # Files that differ although nothing was killed, such as those with times, prove nothing later.
         self._varying = set(compare_files(self._whole.work, again.work, self._whole.calls.checkpoints()).differing)
@@ -111,20 +112,21 @@ class Trial:
 
     def judged(self, points: Sequence[KillPoint]) -> Iterator[Kill]:
         """Kill and resume the script at each point. The folder of a kill whose verdict is not exact remains."""
-        for index, point in enumerate(points):
-            folder = self._case.folder / "kills" / f"{index:03d}"
+        for point in points:
+            folder = self._case.folder / "kills" / f"{self._judged:03d}"
+            self._judged += 1
             kill = self._judge(folder, point)
             if kill.verdict == EXACT:
                 remove_own(folder)
             yield kill
 
     def _judge(self, folder: Path, point: KillPoint) -> Kill:
-        killed = self._run(self._killed, folder, self._case.seed, point)
+        killed = self._run(folder, self._case.seed, point)
         if killed.ended.status != -9 or killed.updates != self._whole.updates[: point.update]:
             return Kill(point.at, point, None, NOT_REACHED, first_difference(self._whole.updates, killed.updates, 0))
         names = self._whole.calls.checkpoints()
         arguments = resume_arguments(self._template, killed.work, names)
-        resumed = self._run(self._resumed, folder, self._case.seed + 1, None, arguments)
+        resumed = self._run(folder, self._case.seed + 1, resume=arguments, restarted=True)
         if resumed.ended.status != 0:
             why = "it did not end in time" if resumed.ended.timed_out else resumed.last_error()
             return Kill(point.at, point, None, FAILS, error=why)
@@ -141,17 +143,19 @@ class Trial:
         return compare_files(self._whole.work, work, self._whole.calls.checkpoints() - self._varying)
 
     def _run(
-        self, processes: ScriptProcesses, folder: Path, seed: int, killed: KillPoint | None = None, resume: Sequence[str] = ()
+        self, folder: Path, seed: int, killed: KillPoint | None = None, resume: Sequence[str] = (), restarted: bool = False
     ) -> _Outcome:
-        """Run the script in `folder`/work, to its end or to the point at which it is killed."""
+        """Run the script in `folder`/work, to its end or to the point at which it is killed. `restarted`: with other hashes."""
         work, name = folder / "work", "killed" if killed else "run"
         make_folder(work)
         log, output, errors = (folder / f"{name}.{suffix}" for suffix in ("updates", "stdout", "stderr"))
         calls = CallLog(work, log, killed.call if killed else None)
         killed_after = killed.update if killed and killed.call is None else None
         arguments = [word.replace(_WORK, str(work)) for word in [*self._case.arguments, *resume]]
-        run = Run(arguments, str(work), str(log), str(output), str(errors), seed, self._holds, killed_after)
-        ended = processes.run(run, calls, self._limit_s)
+        run = Run(
+            str(self._case.script), arguments, str(work), str(log), str(output), str(errors), seed, self._holds, killed_after
+        )
+        ended = self.processes[restarted].run(run, calls, self._limit_s)
         return _Outcome(ended, read_updates(log), calls, work, errors)
 
     def _checked(self, outcome: _Outcome) -> _Outcome:

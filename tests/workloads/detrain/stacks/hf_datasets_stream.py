@@ -54,11 +54,13 @@ def main():
 
     for epoch in range(first_epoch, args.epochs):
         dataset.set_epoch(epoch)
+        total = 0.0
         for step, (x, y) in enumerate(loader):
             loss = nn.functional.cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            total += loss.item()
             if step % 2 == 1:
                 state = {
                     "model": model.state_dict(),
@@ -68,7 +70,7 @@ def main():
                 }
                 torch.save(state, CHECKPOINT + ".tmp")
                 os.replace(CHECKPOINT + ".tmp", CHECKPOINT)
-        print(f"epoch {epoch}: {loss.item():.6f}")
+        print(f"epoch {epoch}: {total:.6f}")
 
 
 if __name__ == "__main__":

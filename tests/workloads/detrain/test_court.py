@@ -1,0 +1,437 @@
+"""The resume court, tried with real scripts that are killed for real, and its parts."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iotwin.commands.detrain.court import DetrainCourtCommand
+from iotwin.common.errors import IotwinError
+from iotwin.workloads.detrain.court import held_calls
+from iotwin.workloads.detrain.court.first_difference import Difference, first_difference, resumed_at
+from iotwin.workloads.detrain.court.held_calls import CallHolder, HeldCall, hold_own_calls
+from iotwin.workloads.detrain.court.kill_points import BATCH, BATCHES, CALLS, CallLog, KillPoint, drawn, kill_points
+from iotwin.workloads.detrain.court.own_resume import newest_checkpoint, resume_arguments, resume_template
+from iotwin.workloads.detrain.court.script_process import imported_names
+from iotwin.workloads.detrain.court.trial import Case, Trial
+from iotwin.workloads.detrain.court.update_log import Update, read_updates
+from tests.conftest import run_iotwin
+
+STACKS = Path(__file__).with_name("stacks")
+UPDATES, CALLS_OF_EXACT = 10, 24  # of torch_exact.py: 2 epochs of 5 batches, 4 checkpoints of 6 calls each
+
+
+def _case(folder, script="torch_exact", arguments=(), kinds=(BATCHES, CALLS), kills=None, resume=None):
+    return Case((STACKS / f"{script}.py").resolve(), list(arguments), folder, resume, kinds, kills, 0)
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """Processes that have imported PyTorch, for all trials."""
+    pytest.importorskip("torch")
+    with Trial(_case(tmp_path_factory.mktemp("none"))) as trial:
+        yield trial.processes
+
+
+def _trial(case, processes):
+    trial = Trial(case)
+    trial.processes = processes
+    trial.run_uninterrupted()
+    return trial
+
+
+@pytest.fixture(scope="module")
+def exact(processes, tmp_path_factory):
+    """The trial of a script that resumes exactly, with its two uninterrupted runs done."""
+    return _trial(_case(tmp_path_factory.mktemp("exact")), processes)
+
+
+@pytest.fixture(scope="module")
+def naive(processes, tmp_path_factory):
+    return _trial(_case(tmp_path_factory.mktemp("naive"), "torch_naive"), processes)
+
+
+def test_every_update_and_every_call_on_a_checkpoint_is_a_kill_point(exact):
+    points = exact.points()
+    assert [point.update for point in points if point.at == BATCH] == list(range(1, UPDATES + 1))
+    calls = [point for point in points if point.call]
+    assert [point.call for point in calls] == list(range(1, CALLS_OF_EXACT + 1))
+    last = calls[-6:]  # of one checkpoint
+    assert {point.update for point in last} == {9}
+    assert [point.at for point in last] == ["write", "write", "write", "write", "fsync", "rename"]
+    assert [point.path for point in last] == ["checkpoints/latest.pt.tmp"] * 5 + ["checkpoints/latest.pt"]
+
+
+def test_exact_script_is_exact_at_points_of_all_kinds(exact):
+    points = drawn(exact.points(), 8, seed=1)
+    kills = list(exact.judged(points))
+    assert {point.at for point in points} == {"batch", "write", "fsync", "rename"}
+    assert [kill.verdict for kill in kills] == ["exact"] * 8, kills
+    # Checkpoints are whole after updates 2, 4, 7 and 9, once the call `rename` has happened.
+    whole = {2: 6, 4: 12, 7: 18, 9: 24}
+    for kill in kills:
+        point = kill.point
+        done = [update for update, call in whole.items() if (point.call > call if point.call else point.update > update)]
+        assert kill.resumed_at_step == max(done, default=0)
+    document = exact.document(kills)
+    assert document["verdict"] == "exact" and document["exact"] == 8
+    assert document["checkpoints"] == ["checkpoints/latest.pt"]
+
+
+def test_naive_resume_is_caught_with_its_first_difference(naive):
+    in_first_epoch, before_any = KillPoint(BATCH, 5), KillPoint(BATCH, 1)
+    in_second_epoch = KillPoint("rename", 9, 16, "last.pt")
+    kills = list(naive.judged([before_any, in_first_epoch, in_second_epoch]))
+    assert [kill.verdict for kill in kills] == ["exact", "differs", "differs"]
+    assert [kill.resumed_at_step for kill in kills] == [0, 4, 7]
+    # The seed gives the first epoch's order again, so there only dropout differs; the second epoch has another order.
+    assert kills[1].first_difference.what == "loss" and kills[1].first_difference.step == 4
+    assert kills[1].first_difference.also == ["weights (Sequential.0.weight)", "optimizer", "rng (torch)"]
+    assert kills[2].first_difference.what == "samples" and kills[2].first_difference.step == 7
+    assert len(kills[2].first_difference.expected[0]) == 8
+    document = naive.document(kills)
+    assert document["verdict"] == "not exact" and document["exact"] == 1
+    assert document["resume_arguments"] == "--resume"
+
+
+def test_observed_script_prints_what_the_plain_script_prints(exact):
+    command = [sys.executable, str(STACKS / "torch_exact.py")]
+    folder = exact._case.folder / "plain"
+    folder.mkdir()
+    plain = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    assert (exact._case.folder / "uninterrupted" / "run.stdout").read_text() == plain.stdout
+    assert plain.stdout.count("epoch") == 2
+
+
+def test_torn_checkpoint_does_not_resume_and_ignored_one_is_lost(processes, tmp_path):
+    """A script that overwrites its checkpoint in place; without its option it begins anew."""
+    trial = _trial(_case(tmp_path, "torch_epochs", ["--seed", "1"]), processes)
+    torn = [point for point in trial.points() if point.at == "write" and point.update == 10]
+    assert len(torn) == 2  # torch.save wrote the first part only
+    (kill,) = trial.judged(torn[1:])
+    assert kill.verdict == "does not resume" and kill.resumed_at_step is None
+    assert "failed finding central directory" in kill.error
+    (kill,) = trial.judged([KillPoint(BATCH, 7)])
+    assert kill.verdict == "differs" and kill.first_difference.what == "order"  # each epoch has all samples
+    trial._template = ""
+    (kill,) = trial.judged([KillPoint(BATCH, 7)])
+    assert kill.verdict == "lost" and kill.resumed_at_step == 0
+
+
+def test_lost_history_is_found_in_the_checkpoint(processes, tmp_path):
+    """The steps are all exact, but a list in the checkpoint begins anew."""
+    source = (STACKS / "torch_exact.py").read_text()
+    assert source.count('state["history"]') == 1
+    script = tmp_path / "forgets.py"
+    script.write_text(source.replace('state["history"]', "[]"))
+    trial = _trial(_case(tmp_path / "trial")._replace(script=script), processes)
+    (kill,) = trial.judged([KillPoint(BATCH, 8)])
+    assert kill.verdict == "differs" and kill.resumed_at_step == 7
+    assert kill.first_difference == Difference(None, "bytes", "checkpoints/latest.pt ['history']")
+
+
+def test_command(tmp_path):
+    """A script without seeds cannot be judged; files that are no scripts are refused in one line."""
+    pytest.importorskip("torch")
+    script = tmp_path / "unseeded.py"
+    script.write_text(
+        "import os, torch\nmodel = torch.nn.Linear(2, 1)\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "inputs = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8).float().view(4, 2)\n"
+        "for _ in range(3):\n    model(inputs).sum().backward()\n    optimizer.step()\n"
+    )
+    done = run_iotwin("detrain", "court", script, "-o", tmp_path / "out", "--kill-at", "batches")
+    if "unknown action" in done.stderr:
+        pytest.skip("the group has no court yet")
+    assert done.returncode == 1
+    assert "two runs without a kill differ at step 0, in samples" in done.stdout
+    assert "not repeatable: 0 of 0 kills exact" in done.stdout
+    done = run_iotwin("detrain", "court", script, "-o", tmp_path / "other", "--kill-at", "writes")
+    assert done.returncode == 2 and "'writes' is neither batches nor calls" in done.stderr
+
+
+def test_document_and_messages(naive, capsys):
+    kill = next(iter(naive.judged([KillPoint(BATCH, 8)])))
+    import msgspec
+
+    DetrainCourtCommand().show(msgspec.to_builtins(naive.document([kill])))
+    line, *_, verdict = capsys.readouterr().out.splitlines()
+    assert line.startswith("killed after update 8: differs (resumed at step 7), first at step 7, in samples ([[")
+    assert verdict == "not exact: 0 of 1 kills exact"
+
+
+def test_script_that_fails_or_trains_nothing_is_refused(processes, tmp_path):
+    for text, message in (
+        ("import torch\nopen('data.txt')\n", "fails without any kill .*No such file.*relative paths"),
+        ("print('no training')\n", "no optimizer of PyTorch updated weights"),
+    ):
+        script = tmp_path / "script.py"
+        script.write_text(text)
+        with pytest.raises(IotwinError, match=message):
+            _trial(_case(tmp_path / "trial")._replace(script=script), processes)
+
+
+# --- parts ---
+
+
+def _held(work):
+    """Run `work` in a process whose calls are held; return them."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            listener = hold_own_calls()
+            socket.send_fds(theirs, [b"-"], [listener])
+            os.close(listener)
+            work()
+        finally:
+            os._exit(0)
+    _, (listener,), _, _ = socket.recv_fds(ours, 1, 1)
+    holder, calls = CallHolder(listener), []
+    while call := holder.receive():  # waits until no process is left
+        calls.append(call)
+        holder.let_go(call)
+    os.waitpid(pid, 0)
+    holder.close()
+    ours.close(), theirs.close()
+    return [(call.kind, *(path.name for path in call.paths)) for call in calls]
+
+
+@pytest.mark.skipif(held_calls.unavailable_reason() is not None, reason="no calls can be held here")
+def test_calls_are_held_whatever_makes_them(tmp_path):
+    def work():
+        os.chdir(tmp_path)
+        descriptor = os.open("a", os.O_WRONLY | os.O_CREAT)
+        os.write(descriptor, b"one")
+        os.pwrite(descriptor, b"two", 5)
+        os.writev(descriptor, [b"three", b"four"])
+        os.ftruncate(descriptor, 4)
+        os.fsync(descriptor)
+        os.fdatasync(descriptor)
+        os.rename("a", "b")  # noqa: PTH104
+        os.replace(tmp_path / "b", "c")  # noqa: PTH105
+        folder = os.open(".", os.O_RDONLY)
+        os.rename("c", "d", src_dir_fd=folder, dst_dir_fd=folder)
+        os.truncate("d", 2)
+        os.unlink("d", dir_fd=folder)
+        os.write(1, b"")  # standard output is never held
+        if os.fork() == 0:
+            os.close(os.open("child", os.O_WRONLY | os.O_CREAT))
+            os.unlink("child")  # noqa: PTH108
+            os._exit(0)
+        os.wait()
+
+    assert _held(work) == [
+        ("write", "a"), ("write", "a"), ("write", "a"), ("truncate", "a"), ("fsync", "a"), ("fsync", "a"),
+        ("rename", "a", "b"), ("rename", "b", "c"), ("rename", "c", "d"), ("truncate", "d"), ("unlink", "d"), ("unlink", "child"),
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(held_calls.unavailable_reason() is not None, reason="no calls can be held here")
+def test_killed_process_never_makes_the_held_call(tmp_path):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    path = tmp_path / "file"
+    pid = os.fork()
+    if pid == 0:
+        listener = hold_own_calls()
+        socket.send_fds(theirs, [b"-"], [listener])
+        os.close(listener)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+        os.write(descriptor, b"first")
+        os.write(descriptor, b"second")
+        os._exit(0)
+    _, (listener,), _, _ = socket.recv_fds(ours, 1, 1)
+    holder = CallHolder(listener)
+    holder.let_go(holder.receive())
+    assert holder.receive().kind == "write"
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert path.read_bytes() == b"first"
+    holder.close()
+    ours.close(), theirs.close()
+
+
+def _call(kind, *names):
+    return HeldCall(kind, tuple(Path("/run/work") / name for name in names), 0)
+
+
+def test_call_log_counts_calls_on_checkpoints_only():
+    log = CallLog(Path("/run/work"), Path("/run/updates"), killed_at=3)
+    update = HeldCall("write", (Path("/run/updates"),), 0)
+    assert not any(
+        log(call) for call in (_call("write", "data.bin"), update, _call("write", "a.pt.tmp"), _call("write", "x.log"))
+    )
+    assert not log(HeldCall("write", (Path("/tmp/elsewhere"),), 0))
+    assert log(_call("rename", "a.pt.tmp", "a.pt"))  # the third
+    assert log.points == [
+        KillPoint("write", 0, 1, "data.bin"), KillPoint("write", 1, 2, "a.pt.tmp"), KillPoint("rename", 1, 3, "a.pt"),
+    ]  # fmt: skip
+    assert log.checkpoints() == {"a.pt"}
+    assert kill_points(2, log, [BATCHES]) == [KillPoint(BATCH, 1), KillPoint(BATCH, 2)]
+    assert kill_points(2, log, [CALLS]) == log.points[1:]
+    # The checkpoint after update 1 is whole once its last call, the third, has happened.
+    assert not log.has_whole_checkpoint(3, 1) and log.has_whole_checkpoint(4, 2)
+    assert not log.has_whole_checkpoint(None, 1) and log.has_whole_checkpoint(None, 2)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["batch", "write", "rename"]), st.integers(1, 50)), unique=True),
+    st.integers(1, 40),
+    st.integers(0, 9),
+)
+def test_drawn_points_are_distinct_in_order_and_of_all_kinds(pairs, count, seed):
+    points = [KillPoint(at, update) for at, update in pairs]
+    chosen = drawn(points, count, seed)
+    assert len(chosen) == min(count, len(points)) and chosen == [point for point in points if point in chosen]
+    assert chosen == drawn(points, count, seed)
+    kinds = {point.at for point in points}
+    if count >= len(kinds):
+        assert {point.at for point in chosen} == kinds
+
+
+def _script(tmp_path, text):
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "template"),
+    [
+        ("'--resume', type=str", "--resume {checkpoint}"), ("'--resume', action='store_true'", "--resume"),
+        ("'-r', '--resume', action=argparse.BooleanOptionalAction", "--resume"), ("'--epochs', type=int", ""),
+        ("'--resume_from_checkpoint'", "--resume_from_checkpoint {checkpoint}"), ("'--load'", "--load {checkpoint}"),
+        ("'--checkpoint-dir'", ""), ("'--auto-resume', action='store_true'", "--auto-resume"),
+        ("'--ckpt_path', default=None", "--ckpt_path {checkpoint}"), ("'--resume-lr', type=float", ""),
+    ],
+)  # fmt: skip
+def test_option_that_resumes_is_found(tmp_path, options, template):
+    assert resume_template(_script(tmp_path, f"p.add_argument({options})\n")) == template
+
+
+def test_likelier_option_wins(tmp_path):
+    text = "p.add_argument('--checkpoint')\np.add_argument('--resume', action='store_true')\n"
+    assert resume_template(_script(tmp_path, text)) == "--resume"
+
+
+def _files(folder, *names):
+    for index, name in enumerate(names):
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_bytes(b"-")
+        os.utime(folder / name, (index, index))
+
+
+def test_newest_checkpoint_is_chosen(tmp_path):
+    names = ["epoch_1.pt", "epoch_2.pt", "best.pt"]
+    _files(tmp_path, *names)
+    assert newest_checkpoint(tmp_path, names) == tmp_path / "epoch_2.pt"
+    assert newest_checkpoint(tmp_path, ["best.pt", "absent.pt"]) == tmp_path / "best.pt"
+    assert newest_checkpoint(tmp_path, ["absent.pt"]) is None
+    _files(tmp_path, "last.ckpt")
+    assert newest_checkpoint(tmp_path, [*names, "last.ckpt"]) == tmp_path / "last.ckpt"
+    folders = ["out/step_2/model.bin", "out/step_2/optimizer.bin", "out/step_4/model.bin"]
+    _files(tmp_path, *folders)
+    assert newest_checkpoint(tmp_path, folders) == tmp_path / "out/step_4"
+    assert resume_arguments("--load {checkpoint} --strict", tmp_path, folders) == [
+        "--load",
+        str(tmp_path / "out/step_4"),
+        "--strict",
+    ]
+    assert resume_arguments("--load {checkpoint}", tmp_path, ["absent.pt"]) == []
+    assert resume_arguments("--resume", tmp_path, []) == ["--resume"]
+
+
+def _update(number, **changes):
+    """The update `number`, after which the weights are called w1, w2 and so on."""
+    values = {
+        "optimizer": 0, "indices": [[number]], "rows": [f"r{number}"], "losses": [f"l{number}"], "weights": {"w": f"w{number}"},
+        "state": f"s{number}", "rng": {"torch": f"t{number}", "python": "same"}, "before": None, "after": f"w{number}",
+    }  # fmt: skip
+    return Update(**(values | changes))
+
+
+_WHOLE = [_update(1, before="w0"), *(_update(number) for number in range(2, 7))]
+
+
+def _resumed(at, **changes):
+    first, *rest = _WHOLE[at:]
+    fields = {name: getattr(first, name) for name in Update.__struct_fields__} | {"before": f"w{at}"} | changes
+    return [Update(**fields), *rest]
+
+
+@given(st.integers(0, 5))
+def test_resumed_run_is_placed_by_its_weights_and_equal_runs_have_no_difference(at):
+    assert resumed_at(_WHOLE, _resumed(at), 6) == at
+    assert first_difference(_WHOLE, _resumed(at), at) is None
+
+
+def test_run_that_did_nothing_has_resumed_at_the_end():
+    assert resumed_at(_WHOLE, [], 6) == 6 and first_difference(_WHOLE, [], 6) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "name"),
+    [
+        ({"indices": [[9]]}, "samples", None), ({"rows": ["other"]}, "inputs", None), ({"losses": ["other"]}, "loss", None),
+        ({"weights": {"w": "other"}}, "weights", "w"), ({"weights": {"w": "w4", "bias": "new"}}, "weights", "bias"),
+        ({"state": "other"}, "optimizer", None), ({"rng": {"torch": "other", "python": "same"}}, "rng", "torch"),
+    ],
+)  # fmt: skip
+def test_each_kind_of_difference_is_named(changes, what, name):
+    difference = first_difference(_WHOLE, _resumed(3, **changes), 3)
+    assert (difference.step, difference.what, difference.name) == (3, what, name)
+
+
+def test_other_differences_of_the_step_are_listed_after_the_first():
+    difference = first_difference(_WHOLE, _resumed(3, losses=["other"], weights={"w": "other"}, state="other"), 3)
+    assert difference.what == "loss" and difference.also == ["weights (w)", "optimizer"]
+    assert (difference.expected, difference.found) == (["l4"], ["other"])
+
+
+def test_same_samples_in_another_order_differ_in_order():
+    resumed = _resumed(3, indices=[[5]])
+    resumed[1] = _update(5, indices=[[4]])
+    assert first_difference(_WHOLE, resumed, 3).what == "order"
+    unknown = [_update(number, indices=None, before="w0" if number == 1 else None) for number in range(1, 7)]
+    swapped = [_update(1, indices=None, before="w0", rows=["r2"]), _update(2, indices=None, rows=["r1"]), *unknown[2:]]
+    assert first_difference(unknown, swapped, 0).what == "order"
+    assert first_difference(unknown, [_update(1, indices=None, before="w0", rows=["r9"]), *unknown[1:]], 0).what == "samples"
+
+
+def test_generator_that_nothing_uses_later_does_not_count():
+    assert first_difference(_WHOLE, _resumed(3, rng={"torch": "t4", "python": "other"}), 3) is None
+    assert first_difference(_WHOLE, _resumed(5, rng={"torch": "other", "python": "same"}), 5) is None  # no update follows
+
+
+def test_too_few_and_too_many_steps_differ():
+    assert first_difference(_WHOLE, _resumed(3)[:2], 3) == Difference(5, "steps", None, [], 6, 5)
+    assert first_difference(_WHOLE, [*_resumed(3), _update(7)], 3) == Difference(6, "steps", None, [], 6, 7)
+
+
+def test_weights_that_no_update_began_with_differ_at_once():
+    resumed = _resumed(3, before="foreign")
+    assert resumed_at(_WHOLE, resumed, 6) == 3  # by the number of its updates
+    assert first_difference(_WHOLE, resumed, 3) == Difference(3, "weights", "before the first update")
+
+
+def test_log_without_its_last_line_end_has_one_update_less(tmp_path):
+    import msgspec
+
+    line = msgspec.json.encode(_WHOLE[0])
+    (tmp_path / "log").write_bytes(line + b"\n" + line[:20])
+    assert read_updates(tmp_path / "log") == _WHOLE[:1]
+    assert read_updates(tmp_path / "absent") == []
+
+
+def test_names_that_a_script_imports_from_packages(tmp_path):
+    (tmp_path / "mine.py").touch()
+    text = "import os\nimport torch.nn as nn\nfrom torch import optim\nfrom mine import x\nimport numpy, torch\n"
+    assert imported_names(_script(tmp_path, text)) == ["torch.nn", "torch:optim", "numpy", "torch"]
+    assert imported_names(_script(tmp_path, text + "os.environ['A'] = '1'\n")) == []
+    with pytest.raises(IotwinError, match="is no Python program"):
+        imported_names(_script(tmp_path, "def (:\n"))
