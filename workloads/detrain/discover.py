@@ -8,11 +8,11 @@ import msgspec
 
 from iotwin.common.errors import IotwinError
 from iotwin.workloads.detrain.instrumentation import (
+    BatchSource,
     CallLine,
     Instrumentation,
     Kind,
-    Line,
-    Loader,
+    SourceLine,
     Wrapper,
     source_sha256,
 )
@@ -59,7 +59,7 @@ def analyse(script: Path) -> Instrumentation:
     return msgspec.structs.replace(found, source_sha256=digest, sources=sources, seconds=time.perf_counter() - begin)
 
 
-def _lines(found: Instrumentation) -> list[Line]:
+def _lines(found: Instrumentation) -> list[SourceLine]:
     return [line for line in (found.epoch, found.batch, found.data, found.update, *found.sinks) if line is not None]
 
 
@@ -76,7 +76,7 @@ def _without_loop(graph: CallGraph) -> Instrumentation:
         )
     else:
         reason = "no call that updates weights is reached from the script's first line"
-    reasons = [reason, *graph.dynamic, *graph.inference.modules.unread, *_packages_that_may_train(graph)]
+    reasons = [reason, *graph.dynamic, *graph.inference.modules.errors, *_packages_that_may_train(graph)]
     return msgspec.structs.replace(_document(graph, "NONE"), sinks=_call_lines(updates), reasons=reasons)
 
 
@@ -112,8 +112,8 @@ def _described(graph: CallGraph, choice: LoopChoice, batches: list[BatchLoop], f
     )
 
 
-def _loop_line(loop: ActiveLoop) -> Line:
-    return Line(str(loop.module.path), loop.line)
+def _loop_line(loop: ActiveLoop) -> SourceLine:
+    return SourceLine(str(loop.module.path), loop.line)
 
 
 def _statement_line(node: ast.AST, frame: CallFrame) -> int:
@@ -195,9 +195,9 @@ def _wrapper(chosen: BatchLoop, source: Source | None, update: Sink) -> Wrapper 
     return Wrapper(scope.module.name, scope.name)
 
 
-def _loader(choice: LoopChoice, source: Source, around: ActiveLoop) -> Loader:
+def _loader(choice: LoopChoice, source: Source, around: ActiveLoop) -> BatchSource:
     expression, frame = choice.loader_of(source)
-    return Loader(_text(expression), not choice.is_made_within(expression, frame, around))
+    return BatchSource(_text(expression), not choice.is_made_within(expression, frame, around))
 
 
 def _judged(
@@ -213,7 +213,7 @@ def _judged(
         (0.9, update.kind is SinkKind.GRADIENT, "no call of an optimizer is seen, only gradients"),
         (0.6, update.kind is SinkKind.WEAK, "gradients are computed, but no update of the weights is seen"),
         (0.8, bool(graph.dynamic), "; ".join(graph.dynamic)),
-        (0.7, bool(graph.inference.modules.unread), "; ".join(graph.inference.modules.unread)),
+        (0.7, bool(graph.inference.modules.errors), "; ".join(graph.inference.modules.errors)),
         (0.6, graph.truncated, "the script has more ways through its functions than were followed"),
     ):
         if holds:

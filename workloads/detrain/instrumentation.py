@@ -12,20 +12,20 @@ from iotwin.common.foreign_files import read_foreign, read_foreign_struct
 
 VERSION = 1
 SURE = 0.5  # below this confidence a script runs only with --force
-_MOST_SOURCE_BYTES = 16 << 20
+MOST_SOURCE_BYTES = 16 << 20
 
 # How a script gets its batches.
 Kind = Literal["FOR_OVER_LOADER", "NEXT_CALL", "INDEXED", "GENERATOR", "FRAMEWORK", "NONE"]
 
 
-class Line(msgspec.Struct, frozen=True):
+class SourceLine(msgspec.Struct, frozen=True):
     """A line of a source file, from 1: where the statement begins."""
 
     file: str  # absolute path
     line: Annotated[int, msgspec.Meta(ge=1)]
 
 
-class CallLine(Line, frozen=True):
+class CallLine(SourceLine, frozen=True):
     """A line with the text of the call there, such as `next(batches)`."""
 
     call: str = ""
@@ -38,7 +38,7 @@ class Wrapper(msgspec.Struct, frozen=True):
     function: str
 
 
-class Loader(msgspec.Struct, frozen=True):
+class BatchSource(msgspec.Struct, frozen=True):
     """The object that yields the batches. `persistent`: it lives longer than an epoch."""
 
     name: str
@@ -58,13 +58,13 @@ class Instrumentation(msgspec.Struct, frozen=True, kw_only=True):
     source_sha256: str  # of the script
     sources: dict[str, str]
     kind: Kind
-    epoch: Line | None = None
-    batch: Line | None = None
+    epoch: SourceLine | None = None
+    batch: SourceLine | None = None
     data: CallLine | None = None
     update: CallLine | None = None
     sinks: list[CallLine] = []
     wrapper: Wrapper | None = None
-    loader: Loader | None = None
+    loader: BatchSource | None = None
     confidence: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     confirmed: bool | None = None
     iterations: int = 0
@@ -75,7 +75,7 @@ class Instrumentation(msgspec.Struct, frozen=True, kw_only=True):
 
 def source_sha256(path: Path) -> str:
     """Return the SHA-256 of a source file. Raises IotwinError if it cannot be read."""
-    return hashlib.sha256(read_foreign(path, _MOST_SOURCE_BYTES)).hexdigest()
+    return hashlib.sha256(read_foreign(path, MOST_SOURCE_BYTES)).hexdigest()
 
 
 def read_instrumentation(path: Path) -> Instrumentation:

@@ -91,7 +91,7 @@ class TrackedIterator:
 
     @property
     def restorable(self) -> bool:
-        """False if only reading tells what comes next."""
+        """False if what comes next is only known by reading."""
         return not isinstance(self.loader.dataset, IterableDataset)
 
     def __iter__(self) -> "TrackedIterator":
@@ -170,7 +170,7 @@ class LoaderTracker:
         return made
 
     def passes_of(self, loader: "DataLoader[Any]", passes: int | None) -> int:
-        """Return how many iterators of `loader` began before, or tell it that there were `passes`; key its items by that."""
+        """Return how many iterators of `loader` began before, or set that to `passes`; key its items by that."""
         found: int = loader.__dict__.get("detrain_passes", 0) if passes is None else passes
         loader.__dict__["detrain_passes"] = found + 1
         if self._item_seed is not None:
@@ -220,7 +220,7 @@ def _state_before(iterator: TrackedIterator | TrackedDatasetIterator, fetched: b
 
 
 def generators_of(loader: "DataLoader[Any]") -> dict[str, Any]:
-    """Return the states of the global generators, and of those that the loader and its samplers have of their own."""
+    """Return the states of the global generators, and those of the loader's and its samplers' own generators."""
     own = [generator.get_state() for generator in _own_generators(loader)]
     return {**generator_states(), "own": own}
 

@@ -24,7 +24,7 @@ class Every(NamedTuple):
 
 
 def every(text: str) -> Every:
-    """Return what a text such as 2epochs, 100batches or 5min says. Raises UsageError if it is no period."""
+    """Return what a text such as 2epochs, 100batches or 5min means. Raises UsageError if it is no period."""
     match = _EVERY.fullmatch(text)
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"--every '{text}' is no period; give one such as 2epochs, 100batches, 5min or 30s")
@@ -91,7 +91,7 @@ def check_options(options: Namespace) -> None:
 
 
 def policy_of(options: Namespace, now: float) -> Policy:
-    """Return when checkpoints are due. Raises UsageError for a text that says no period or no batches."""
+    """Return when checkpoints are due. Raises UsageError for a text that is no period or no list of batches."""
     period = every(options.every) if options.every else None
     count = int(period.amount) if period and period.unit != "s" else 0
     return Policy(

@@ -1,4 +1,4 @@
-"""Saves and restores objects of a script that have a state of their own: models, optimizers, random generators."""
+"""Saves and restores the objects of a script that have a state: models, optimizers, random generators."""
 
 import random
 import sys
@@ -53,7 +53,7 @@ class StateDicts:
                     modules[prefix]._buffers[name].copy_(tensor)
 
 
-class TorchGenerators:
+class OwnTorchGenerators:
     """Generators of torch."""
 
     draws = True
@@ -69,7 +69,7 @@ class TorchGenerators:
         value.set_state(saved)
 
 
-class NumpyGenerators:
+class OwnNumpyGenerators:
     """Generators of numpy, of the new and the old kind."""
 
     draws = True
@@ -88,7 +88,7 @@ class NumpyGenerators:
             value.set_state(decode_nested(saved))
 
 
-class PythonGenerators:
+class OwnPythonGenerators:
     """Generators of Python."""
 
     draws = True
@@ -103,7 +103,7 @@ class PythonGenerators:
         value.setstate(decode(saved))
 
 
-PROVIDERS: Sequence[Provider] = (TorchGenerators(), NumpyGenerators(), PythonGenerators(), StateDicts(), KerasObjects())
+PROVIDERS: Sequence[Provider] = (OwnTorchGenerators(), OwnNumpyGenerators(), OwnPythonGenerators(), StateDicts(), KerasObjects())
 
 
 def provider_of(value: Any) -> Provider | None:

@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from iotwin.common.errors import IotwinError
-from iotwin.workloads.detrain.instrumentation import Instrumentation, Line
+from iotwin.common.foreign_files import read_foreign
+from iotwin.workloads.detrain.instrumentation import MOST_SOURCE_BYTES, Instrumentation, SourceLine
 
 SESSION = "__detrain__"  # name of the session in instrumented modules
-MARKS = ("record_epoch", "record_batch")  # a script that imports these says itself where its loops are
+MARKS = ("record_epoch", "record_batch")  # a script that imports these marks its loops itself
 _Loop = ast.For | ast.AsyncFor | ast.While
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
@@ -25,7 +26,7 @@ def instrumented(source: bytes, path: Path, found: Instrumentation) -> ast.Modul
     Raises IotwinError if a line is no longer that of a loop.
     """
     tree = ast.parse(source, str(path))
-    here = _Lines(path)
+    here = _LoopLines(path)
     for loop, function in _loops(tree, None):
         if here.is_at(found.batch, loop):
             _instrument_batches(loop, function, tree, found, here)
@@ -45,7 +46,7 @@ def batches_begin_without_gradients(found: Instrumentation) -> bool:
     """
     if found.batch is None:
         return False
-    tree = ast.parse(Path(found.batch.file).read_bytes())
+    tree = ast.parse(read_foreign(Path(found.batch.file), MOST_SOURCE_BYTES))
     loop = next((each for each, _ in _loops(tree, None) if each.lineno == found.batch.line), None)
     if loop is None:
         return False
@@ -54,22 +55,22 @@ def batches_begin_without_gradients(found: Instrumentation) -> bool:
     return bool(zeroed) and stepped <= zeroed
 
 
-class _Lines:
+class _LoopLines:
     """Which loops of one file have been found by their lines."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._seen = path, set[int]()
 
-    def has(self, line: Line | None) -> bool:
+    def has(self, line: SourceLine | None) -> bool:
         return line is not None and Path(line.file) == self._path
 
-    def is_at(self, line: Line | None, loop: _Loop) -> bool:
+    def is_at(self, line: SourceLine | None, loop: _Loop) -> bool:
         if line is None or not self.has(line) or loop.lineno != line.line:
             return False
         self._seen.add(line.line)
         return True
 
-    def check(self, line: Line | None, what: str) -> None:
+    def check(self, line: SourceLine | None, what: str) -> None:
         if line is not None and self.has(line) and line.line not in self._seen:
             raise IotwinError(f"{line.file}:{line.line}: is no loop, but the {what} loop was there; discover the script again")
 
@@ -82,7 +83,9 @@ def _loops(node: ast.AST, function: ast.AST | None) -> Iterator[tuple[_Loop, ast
         yield from _loops(child, child if isinstance(child, _SCOPES) else function)
 
 
-def _instrument_batches(loop: _Loop, function: ast.AST | None, tree: ast.Module, found: Instrumentation, here: _Lines) -> None:
+def _instrument_batches(
+    loop: _Loop, function: ast.AST | None, tree: ast.Module, found: Instrumentation, here: _LoopLines
+) -> None:
     around = next((outer for outer, own in _loops(tree, None) if own is function and here.is_at(found.epoch, outer)), loop)
     inside = {name for name in _assigned(around, function) if name not in _targets(loop)}
     data, skip = found.data, []

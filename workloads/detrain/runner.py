@@ -22,7 +22,13 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder, write_json
 from iotwin.common.foreign_files import read_foreign
 from iotwin.common.progress import note
-from iotwin.workloads.detrain.instrumentation import SURE, Instrumentation, changed_sources, read_instrumentation
+from iotwin.workloads.detrain.instrumentation import (
+    MOST_SOURCE_BYTES,
+    SURE,
+    Instrumentation,
+    changed_sources,
+    read_instrumentation,
+)
 from iotwin.workloads.detrain.options import check_options, policy_of
 from iotwin.workloads.detrain.rewrite import MARKS, SESSION, batches_begin_without_gradients, instrumented
 from iotwin.workloads.detrain.script_store import ScriptStore
@@ -32,7 +38,6 @@ if TYPE_CHECKING:
     from iotwin.workloads.detrain.resumption import Resumption
     from iotwin.workloads.detrain.session import Session
 
-_MOST_SOURCE_BYTES = 16 << 20
 RUN = "run.json"
 
 
@@ -50,7 +55,7 @@ def run_script(options: Namespace) -> None:
 
 
 def instrumentation_of(options: Namespace) -> Instrumentation:
-    """Return the script's loops, from --inst unless its files have changed since; without lines if it has marks of its own.
+    """Return the script's loops, from --inst unless its files have changed since; without lines if the script marks them.
 
     Raises IotwinError if the loops are unsure, or those of a framework.
     """
@@ -73,7 +78,7 @@ def instrumentation_of(options: Namespace) -> Instrumentation:
     if found.confidence < SURE and not options.force:
         why = found.reasons[-1] if found.reasons else "several lines may be the loops"
         raise IotwinError(
-            f"{options.script}: it is unsure which lines are its loops ({why}); look at iotwin detrain discover, or --force"
+            f"{options.script}: it is unsure which lines are its loops ({why}); see them by iotwin detrain discover, or give --force"
         )
     return found
 
@@ -81,7 +86,7 @@ def instrumentation_of(options: Namespace) -> Instrumentation:
 def is_marked(script: Path) -> bool:
     """Return whether a script imports marks for its loops (see markers.py)."""
     try:
-        tree = ast.parse(read_foreign(script, _MOST_SOURCE_BYTES))
+        tree = ast.parse(read_foreign(script, MOST_SOURCE_BYTES))
     except (SyntaxError, ValueError):
         return False
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "iotwin.workloads.detrain")
@@ -184,7 +189,7 @@ class _Code:
         return {line.file for line in lines if line is not None}
 
     def compiled(self, path: Path) -> types.CodeType:
-        source = read_foreign(path, _MOST_SOURCE_BYTES)
+        source = read_foreign(path, MOST_SOURCE_BYTES)
         tree = instrumented(source, path, self.found) if str(path) in self.files() else source
         try:
             return compile(tree, str(path), "exec", dont_inherit=True)

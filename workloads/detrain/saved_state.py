@@ -54,7 +54,7 @@ class ScriptState:
             elif part.kind == script_state.ITERATOR:
                 state["iterators"][part.path] = encode_nested(part.value.state()._asdict(), self.unsaved)
                 if not part.value.restorable:
-                    self.unsaved[part.path] = "its data set only tells its samples one after another"
+                    self.unsaved[part.path] = "its data set only gives its samples one after another"
             elif part.kind == script_state.LOST:
                 self.unsaved[part.path] = f"a {type(part.value).__name__} has no state that can be saved"
             elif self._changed(part):
@@ -147,7 +147,7 @@ def _load(part: Part, saved: Any) -> None:
 
 
 def _mark(part: Part) -> Any:
-    """Return what tells whether a value has changed. A tensor is held, so that no other one gets its identity."""
+    """Return a value's mark: if it is another one later, the value has changed. A tensor is held, so that no other one gets its identity."""
     value = part.value
     if part.kind == script_state.TENSOR:
         return value, None if value.is_inference() else value._version

@@ -1,7 +1,6 @@
 """States of TensorFlow: Keras objects and variables, its random generator, and positions in tf.data pipelines."""
 
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from iotwin.common.errors import IotwinError
+from iotwin.common.files import scratch_folder
 from iotwin.workloads.detrain.plain_values import decode, encode
 from iotwin.workloads.detrain.provider import NotBuilt, State
 
@@ -112,13 +112,13 @@ class TrackedDatasetIterator:
         """Save where it is, for a checkpoint that is written when the next batch has been fetched."""
         import tensorflow as tf
 
-        with tempfile.TemporaryDirectory(prefix="iotwin-") as folder:
+        with scratch_folder() as folder:
             try:
                 tf.train.Checkpoint(iterator=self._real).write(f"{folder}/iterator")
             except tf.errors.FailedPreconditionError:  # the pipeline draws random numbers itself
                 self._remembered = None
                 return
-            files = {path.name: np.fromfile(path, np.uint8) for path in Path(folder).iterdir()}
+            files = {path.name: np.fromfile(path, np.uint8) for path in folder.iterdir()}
         self._remembered = {"position": self.position, "passes": self.passes, "files": files}
 
     def state(self, fetched: bool) -> State | None:
@@ -130,9 +130,9 @@ class TrackedDatasetIterator:
     def _restore(self, files: State) -> None:
         import tensorflow as tf
 
-        with tempfile.TemporaryDirectory(prefix="iotwin-") as folder:
+        with scratch_folder() as folder:
             for name, content in files.items():
-                content.tofile(Path(folder) / Path(name).name)
+                content.tofile(folder / Path(name).name)
             tf.train.Checkpoint(iterator=self._real).read(f"{folder}/iterator").assert_consumed()
 
 

@@ -2,12 +2,11 @@
 
 import functools
 import site
+import sys
 import sysconfig
 import types
 from pathlib import Path
 from typing import NamedTuple
-
-import iotwin
 
 _PATHS = sysconfig.get_paths()
 _STANDARD = (_PATHS["stdlib"], _PATHS["platstdlib"])
@@ -23,7 +22,7 @@ _WORKLOADS = Path(__file__).resolve().parents[2]
 # This package but for its training jobs, which are scripts as others are.
 _OWN = (
     *(str(each) for name in ("detrain", "state", "policies") for each in [_WORKLOADS / name]),
-    *(str(each) for each in Path(iotwin.__file__).parent.iterdir() if each.is_dir() and each.resolve() != _WORKLOADS),
+    *(str(each) for each in Path(str(sys.modules["iotwin"].__file__)).parent.iterdir() if each.is_dir() and each.resolve() != _WORKLOADS),
 )
 _PACKAGE_FOLDERS = _folders((*_PACKAGES, *_OWN))
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from iotwin.workloads.detrain.source_analysis.arguments import Keywords, arguments_of
 from iotwin.workloads.detrain.source_analysis.inference import MOST_DEPTH, Inference
-from iotwin.workloads.detrain.source_analysis.reaching_names import mentioned, reaching_names
+from iotwin.workloads.detrain.source_analysis.reaching_names import ReachingNames
 from iotwin.workloads.detrain.source_analysis.scopes import FUNCTIONS
 from iotwin.workloads.detrain.source_analysis.sinks import SinkKind, sink_of
 from iotwin.workloads.detrain.source_analysis.values import (
@@ -65,8 +65,7 @@ class CallGraph:
         self.frames: list[CallFrame] = []
         self.truncated = False
         self.unreached = False  # sinks were found only in functions that nothing is seen to call
-        self._reaching = reaching_names(inference.modules)
-        self._may_reach: dict[ast.AST, bool] = {}
+        self._reaching = ReachingNames(inference.modules)
         self._active: list[object] = []
         self._done: set[CallFrame] = set()
         self._imported: set[object] = set()
@@ -80,19 +79,14 @@ class CallGraph:
 
     def _walk_all_functions(self, entry: CallFrame) -> None:
         nodes = [each for each in entry.scope.module.nodes if isinstance(each, FUNCTIONS)]
-        called = {name for node in nodes for name in mentioned(node)}
+        called = {name for node in entry.scope.module.nodes if isinstance(node, ast.Call) for name in _names(node.func)}
         for node in nodes:
-            if isinstance(node, ast.Lambda) or node.name in called or not self._may_reach_node(node):
+            if isinstance(node, ast.Lambda) or node.name in called or not self._reaching.reached_by(node, entry.scope.module):
                 continue
             function = self.inference.function(node, entry.scope.module, None)
             if function.scope.parent is entry.scope:
                 self._walk(self.inference.frame_of(function, None, None, ([], [])), _Around())
         self.unreached = bool(self.sinks)
-
-    def _may_reach_node(self, node: ast.AST) -> bool:
-        if node not in self._may_reach:
-            self._may_reach[node] = not self._reaching.isdisjoint(mentioned(node))
-        return self._may_reach[node]
 
     def _walk(self, frame: CallFrame, around: _Around) -> None:
         if frame in self._done:
@@ -156,7 +150,7 @@ class CallGraph:
         given: tuple[list[Argument], Keywords],
         around: _Around,
     ) -> None:
-        if function.scope in self._active or not self._may_reach_node(function.scope.node):
+        if function.scope in self._active or not self._reaching.reached_by(function.scope.node, function.scope.module):
             return
         self._walk(self.inference.frame_of(function, call, frame, given), around)
 
@@ -200,7 +194,8 @@ class CallGraph:
         found = paths & {"builtins.exec", "runpy.run_path", "runpy.run_module"}
         if found and not (call.args and isinstance(call.args[0], ast.Constant) and not call.args[0].value):
             where = f"{frame.scope.module.path}:{call.lineno}"
-            self.dynamic.append(f"{where}: {sorted(found)[0].removeprefix('builtins.')} runs code that is not read")
+            reason = f"{where}: {sorted(found)[0].removeprefix('builtins.')} runs code that is not read"
+            self.dynamic += [reason] if reason not in self.dynamic else []
 
 
 def _callback_arguments(call: ast.Call, position: int, frame: CallFrame) -> tuple[list[Argument], Keywords]:
@@ -224,3 +219,9 @@ def _callback_arguments(call: ast.Call, position: int, frame: CallFrame) -> tupl
         rank: list[Argument] = [(ast.Constant(0), frame)] if ast.unparse(call.func).endswith("spawn") else []
         return [*rank, *((each, frame) for each in packed.elts)], named
     return [(each, frame) for each in follow if not isinstance(each, ast.Starred)], named
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} | {
+        each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)
+    }

@@ -1,42 +1,87 @@
-"""Parses a script and the modules that it imports from its own folders. Nothing is imported or run."""
+"""Finds and parses a script and the modules that it imports from its own folders. Nothing is imported or run."""
 
 import ast
+import re
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import read_foreign
 
 MOST_SOURCE_BYTES = 16 << 20
-_MOST_MODULES = 500
+_MOST_MODULES = 2000
+_MOST_FOLDERS_ABOVE = 3
 _INSTALLED = {"site-packages", "dist-packages"}
+_IMPORT = re.compile(
+    r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]*\)|(?:[^\n\\]|\\\n)*)|import[ \t]+([^\n]+))", re.MULTILINE
+)
+_NAME = re.compile(r"[^\W\d]\w*")
 
 
 class SourceModule:
-    """A parsed file. `name`: the dotted name that an import uses; `__main__` for the script.
+    """A Python file, which is parsed at the first use of its tree. `name`: the dotted name that an import uses.
 
-    A folder without `__init__.py` is a module with an empty tree.
+    The script itself is called `__main__`. A folder without `__init__.py` is a module with an empty tree.
     """
 
-    def __init__(self, path: Path, name: str, tree: ast.Module) -> None:
-        self.path, self.name, self.tree = path, name, tree
-        self._parents: dict[ast.AST, ast.AST] | None = None
-        self.nodes = list(ast.walk(tree))
+    def __init__(self, path: Path, name: str, source: bytes) -> None:
+        self.path, self.name, self.source = path, name, source
+        self.error: str | None = None
 
     @property
     def is_entry(self) -> bool:
         """True for the script itself."""
         return self.name == "__main__"
 
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The syntax tree, empty if the file is no Python; `error` is then set."""
+        try:
+            return _parsed(self.source, self.path)
+        except IotwinError as error:
+            self.error = str(error)
+            return ast.Module([], [])
+
+    @cached_property
+    def text(self) -> str:
+        """The source, with wrong characters replaced."""
+        return self.source.decode("utf-8", "replace")
+
+    @cached_property
+    def words(self) -> set[str]:
+        """All names in the text, those in comments and strings included."""
+        return set(_NAME.findall(self.text))
+
+    @cached_property
+    def imports(self) -> list[tuple[str, str, str]]:
+        """The import statements in the text: the module and the names of `from ... import ...`, or what `import` names."""
+        return _IMPORT.findall(self.text)
+
+    @cached_property
+    def packages(self) -> set[str]:
+        """The first names of all imported modules."""
+        names = [base for base, _, _ in self.imports] + [
+            name.strip() for _, _, plain in self.imports for name in plain.split(",")
+        ]
+        return {match[0] for match in map(_NAME.match, names) if match}
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the tree."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def _parents(self) -> dict[ast.AST, ast.AST]:
+        return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+
     def parent(self, node: ast.AST) -> ast.AST | None:
         """Return the node that directly contains `node`, None for the module's tree."""
-        if self._parents is None:
-            self._parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
         return self._parents.get(node)
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes that contain `node`, innermost first."""
-        while (above := self.parent(node)) is not None:
+        while (above := self._parents.get(node)) is not None:
             yield above
             node = above
 
@@ -45,50 +90,53 @@ class SourceModule:
         return next(each for each in (node, *self.ancestors(node)) if isinstance(each, ast.stmt))
 
 
-def parse(path: Path) -> ast.Module:
-    """Return the syntax tree of a Python file. Raises IotwinError if it cannot be read or is no Python 3.11."""
-    try:
-        source = read_foreign(path, MOST_SOURCE_BYTES)
-    except (FileNotFoundError, NotADirectoryError):
-        raise IotwinError(f"{path} does not exist; give the path of a training script") from None
-    try:
-        tree = ast.parse(source, str(path))
-    except SyntaxError as error:
-        raise IotwinError(f"{path}:{error.lineno or 1}: is no Python that this version reads ({error.msg})") from None
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise IotwinError(f"{path}: is no Python that this version reads ({error or 'nested too deeply'})") from None
-    return tree
-
-
 class LocalModules:
-    """The script and the modules that it imports, directly or not, from the folders that Python searches for the script.
+    """The script and the modules that it imports, directly or not, from its own folder and from packages around it.
 
-    `unread`: reasons why local files could not be parsed. Installed packages are never read.
+    Installed packages are never read.
     """
 
     def __init__(self, script: Path) -> None:
-        self.unread: list[str] = []
+        """Raises IotwinError if the script cannot be read or is no Python."""
         self._by_path: dict[Path, SourceModule | None] = {}
+        self._named: dict[str, SourceModule | None] = {}
         self._found: dict[tuple[Path, str], SourceModule | None] = {}
         path = script.resolve()
-        self.entry = SourceModule(path, "__main__", parse(path))
+        self.entry = SourceModule(path, "__main__", _read(path))
+        if not self.entry.tree.body and self.entry.error:
+            raise IotwinError(self.entry.error)
         self._by_path[path] = self.entry
-        self._roots = [path.parent]
-        above = path.parent
-        while (above / "__init__.py").is_file():  # the script belongs to a package: `python -m package.script` imports from above
-            above = above.parent
-        self._roots += [above, *_added_roots(self.entry.tree, path.parent)]
+        self._roots = _search_folders(path, self.entry.tree)
         self._load_imports()
 
     def all(self) -> list[SourceModule]:
-        """Return all modules that were parsed, the script first."""
+        """Return all modules that were found, the script first."""
         return [module for module in self._by_path.values() if module is not None]
+
+    @cached_property
+    def packages(self) -> set[str]:
+        """The first names of all modules that any of the modules imports."""
+        return set[str]().union(*(module.packages for module in self.all()))
+
+    @property
+    def errors(self) -> list[str]:
+        """Reasons why files could not be parsed."""
+        return [module.error for module in self.all() if module.error]
 
     def named(self, name: str) -> SourceModule | None:
         """Return the local module with this dotted name; None if it is not local."""
-        for root in dict.fromkeys(self._roots):
+        if name not in self._named:
+            self._named[name] = self._anywhere(name)
+        return self._named[name]
+
+    def _anywhere(self, name: str) -> SourceModule | None:
+        for root in self._roots:
             if found := self._beneath(root, name):
                 return found
+        for above in list(self._roots[0].parents)[:_MOST_FOLDERS_ABOVE]:  # a package that was installed from where it lies
+            for root in (above, above / "src"):
+                if (root / name.partition(".")[0] / "__init__.py").is_file():
+                    return self._beneath(root, name)
         return None
 
     def imported(self, module: SourceModule, name: str | None, level: int) -> SourceModule | None:
@@ -102,9 +150,9 @@ class LocalModules:
 
     def submodule(self, module: SourceModule, name: str) -> SourceModule | None:
         """Return the module `name` of a local package; None if there is none."""
-        if module.path.is_dir():
-            return self._beneath(module.path, name)
-        return self._beneath(module.path.parent, name) if module.path.name == "__init__.py" else None
+        if module.path.name == "__init__.py":
+            return self._beneath(module.path.parent, name)
+        return self._beneath(module.path, name) if module.path.is_dir() else None
 
     def _beneath(self, folder: Path, name: str) -> SourceModule | None:
         if (folder, name) not in self._found:
@@ -119,50 +167,73 @@ class LocalModules:
             path = path / part if (path / part).is_dir() else path / f"{part}.py"
         if path.is_dir():
             path = path / "__init__.py" if (path / "__init__.py").is_file() else path
-        return self._parsed(path, name)
+        return self._loaded(path.resolve(), name)
 
-    def _parsed(self, path: Path, name: str) -> SourceModule | None:
-        path = path.resolve()
+    def _loaded(self, path: Path, name: str) -> SourceModule | None:
         if path in self._by_path:
             return self._by_path[path]
         if not path.exists() or _INSTALLED & set(path.parts) or len(self._by_path) >= _MOST_MODULES:
             return None
         self._by_path[path] = None
         try:
-            tree = ast.Module([], []) if path.is_dir() else parse(path)
-        except IotwinError as error:
-            self.unread.append(str(error))
+            source = b"" if path.is_dir() else _read(path)
+        except IotwinError:
             return None
-        module = SourceModule(path, name or path.parent.name, tree)
-        self._by_path[path] = module
-        return module
+        self._by_path[path] = SourceModule(path, name or path.parent.name, source)
+        return self._by_path[path]
 
     def _load_imports(self) -> None:
-        """Parse all modules that can be reached by imports."""
+        """Find all modules that can be reached by imports. Their text shows them, so that few need to be parsed."""
         done: set[Path] = set()
         while left := [module for module in self.all() if module.path not in done]:
             for module in left:
                 done.add(module.path)
-                for node in module.nodes:
-                    self._load(module, node)
+                for base, names, plain in module.imports:
+                    self._load(module, base, names, plain)
 
-    def _load(self, module: SourceModule, node: ast.AST) -> None:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                for end in range(alias.name.count(".") + 1):
-                    self.named(".".join(alias.name.split(".")[: end + 1]))
-        elif isinstance(node, ast.ImportFrom):
-            base = self.imported(module, node.module, node.level)
-            for alias in node.names if base is not None else []:
-                self.submodule(base, alias.name)  # type: ignore[arg-type]
+    def _load(self, module: SourceModule, base: str, names: str, plain: str) -> None:
+        for name in plain.split(","):
+            parts = name.partition("#")[0].split()[:1]
+            for end in range(len(parts[0].split("."))) if parts else ():
+                self.named(".".join(parts[0].split(".")[: end + 1]))
+        if base:
+            level = len(base) - len(base.lstrip("."))
+            package = self.imported(module, base.lstrip(".") or None, level)
+            if package is not None:
+                for name in _NAME.findall(names):
+                    self.submodule(package, name)
 
 
-def _added_roots(tree: ast.Module, folder: Path) -> list[Path]:
-    """Return the folders that the script may add to `sys.path`, guessed from the constants in the calls that do so."""
-    found: list[Path] = []
+def _read(path: Path) -> bytes:
+    try:
+        return read_foreign(path, MOST_SOURCE_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        raise IotwinError(f"{path} does not exist; give the path of a training script") from None
+
+
+def _parsed(source: bytes, path: Path) -> ast.Module:
+    try:
+        return ast.parse(source, str(path))
+    except SyntaxError as error:
+        raise IotwinError(f"{path}:{error.lineno or 1}: is no Python that this version reads ({error.msg})") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise IotwinError(f"{path}: is no Python that this version reads ({error or 'nested too deeply'})") from None
+
+
+def _search_folders(script: Path, tree: ast.Module) -> list[Path]:
+    """Return the folders in which Python searches modules for the script.
+
+    They are its own folder, the folder of the package that contains it, since `python -m package.script` imports from there, and
+    what the script may add to `sys.path`, guessed from the constants in the calls that do so.
+    """
+    above = script.parent
+    while (above / "__init__.py").is_file():
+        above = above.parent
+    found = [script.parent, above]
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or ast.unparse(node.func) not in ("sys.path.append", "sys.path.insert"):
             continue
         named = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-        found += [folder / each for each in named if "\0" not in each and (folder / each).is_dir()] + [folder.parent]
-    return found
+        found += [script.parent / each for each in named if "\0" not in each and (script.parent / each).is_dir()]
+        found.append(script.parent.parent)
+    return list(dict.fromkeys(found))

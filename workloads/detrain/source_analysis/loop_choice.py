@@ -71,12 +71,11 @@ class LoopChoice:
         return self._slices[loop]
 
     def _deciding(self) -> list[Sink]:
-        """Return the sinks that decide about loops: updates, and gradients without any update in their loops."""
+        """Return the sinks that decide about loops: updates; gradients only if the script updates no weights by a known call."""
         sinks = [each for each in self._graph.sinks if each.kind is not SinkKind.FRAMEWORK and each.loops]
         updates = [each for each in sinks if each.kind is SinkKind.UPDATE and not _is_within_update(each)]
         for kind in (SinkKind.GRADIENT, SinkKind.WEAK):
-            covered = {loop.node for update in updates for loop in update.loops}
-            updates += [each for each in sinks if each.kind is kind and not covered & {loop.node for loop in each.loops}]
+            updates = updates or [each for each in sinks if each.kind is kind]
         return updates
 
     def _chosen(self, sink: Sink) -> BatchLoop | None:

@@ -1,76 +1,282 @@
-"""Names whose call may lead to an update of weights, so that all other functions need not be followed."""
+"""Names of functions that may lead to an update of weights, so that all other functions need not be followed."""
 
 import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from iotwin.workloads.detrain.source_analysis.local_modules import LocalModules
+from iotwin.workloads.detrain.source_analysis.local_modules import LocalModules, SourceModule
 from iotwin.workloads.detrain.source_analysis.scopes import FUNCTIONS
-from iotwin.workloads.detrain.source_analysis.sinks import SINK_NAMES
+from iotwin.workloads.detrain.source_analysis.sinks import ALWAYS, sink_names
 
+_FUNCTIONS = {"train_on_batch"}  # sinks that may be functions
 _METHODS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_CONTAINERS = (ast.Dict, ast.List, ast.Tuple, ast.Set, ast.IfExp, ast.BoolOp)
 
 
-def mentioned(node: ast.AST) -> set[str]:
-    """Return all names and attribute names in the code of a function, module or class."""
-    found = set()
-    for each in ast.walk(node):
-        if isinstance(each, ast.Name):
-            found.add(each.id)
-        elif isinstance(each, ast.Attribute):
-            found.add(each.attr)
-        elif isinstance(each, ast.ImportFrom):
-            found |= {alias.name for alias in each.names}
-    return found
+@dataclass
+class Mentions:
+    """Names that some code calls or passes on.
 
-
-def reaching_names(modules: LocalModules) -> set[str]:
-    """Return the names of sinks, of functions that mention such a name, and so on.
-
-    A function that is passed on has other names too: those of parameters and assigned variables that are called. Objects that are
-    called like functions make their `__call__` reach whatever calls anything. The result may have too many names, never too few.
+    `functions`: by name, or as a member of a module; `variables`: parameters and other local variables; `methods`: as an attribute of
+    an object; `makers`: called to make a value; `sink`: a sink is called; `items`: an item of a container, or a result, is called.
     """
-    bodies: list[tuple[str, set[str]]] = []
-    aliases: set[str] = set()
-    called: set[str] = set()
-    passed: set[str] = set()
-    for module in modules.all():
-        for node in module.nodes:
+
+    functions: set[str] = field(default_factory=set)
+    variables: set[str] = field(default_factory=set)
+    methods: set[str] = field(default_factory=set)
+    makers: set[str] = field(default_factory=set)
+    sink: bool = False
+    items: bool = False
+
+
+@dataclass
+class _Facts:
+    """What the modules define and pass on."""
+
+    bodies: list[tuple[str, bool, Mentions]] = field(default_factory=list)  # name, whether it is a method's, what it mentions
+    assigned: list[tuple[str, bool, Mentions]] = field(default_factory=list)  # target, whether it is an attribute, value
+    passed: list[tuple[str, int | str, Mentions]] = field(default_factory=list)  # callee, position or keyword, argument
+    returned: list[tuple[str, Mentions]] = field(default_factory=list)  # function, what it returns
+    parameters: dict[str, list[list[str]]] = field(default_factory=dict)  # of functions, methods and classes, by name
+    called: set[str] = field(default_factory=set)
+
+
+class ReachingNames:
+    """The names whose call may lead to a sink: of sinks, of functions that mention such a name, and so on.
+
+    A function that is passed on has other names too: the parameters and variables that get it. The names may be too many.
+    """
+
+    def __init__(self, modules: LocalModules) -> None:
+        self._modules = modules
+        self._functions: set[str] = set()  # and classes
+        self._variables: set[str] = set()  # parameters and variables that may be such a function
+        self._methods: set[str] = set()
+        self._makers: set[str] = set()  # functions and classes that return such a function, or an object that is called
+        self._items = False  # some are items of lists or dicts
+        self._facts = _Facts()
+        self._mentions: dict[ast.AST, Mentions] = {}
+        unread = modules.all()
+        while True:
+            new = [module for module in unread if self._may_mention(module)]
+            for module in new:
+                _Collector(module, sink_names(module, modules), self._facts).collect()
+            unread = [module for module in unread if module not in new]
+            if not self._grow() and not new:
+                return
+
+    def reached_by(self, node: ast.AST, module: SourceModule) -> bool:
+        """Return whether the code of a function of a module may lead to a sink."""
+        if node not in self._mentions:
+            self._mentions[node] = _Reader(module, sink_names(module, self._modules)).of(node)
+        return self._are_in(self._mentions[node])
+
+    def _may_mention(self, module: SourceModule) -> bool:
+        if not module.words.isdisjoint(self._functions | self._variables | self._methods | self._makers):
+            return True
+        sinks = sink_names(module, self._modules) & module.words
+        return any(f".{name}(" in module.text for name in sinks) or bool(_FUNCTIONS & sinks)
+
+    def _are_in(self, mentions: Mentions) -> bool:
+        return (
+            mentions.sink
+            or not self._functions.isdisjoint(mentions.functions)
+            or not self._variables.isdisjoint(mentions.functions | mentions.variables)
+            or not self._methods.isdisjoint(mentions.methods)
+            or (self._items and mentions.items)
+        )
+
+    def _is_function(self, value: Mentions) -> bool:
+        """Return whether a value may be a function that leads to a sink."""
+        return self._are_in(value) or not self._makers.isdisjoint(value.makers)
+
+    def _size(self) -> tuple[int, ...]:
+        return len(self._functions), len(self._variables), len(self._methods), len(self._makers), self._items
+
+    def _grow(self) -> bool:
+        """Add the names that the known ones lead to. Return whether there was any."""
+        before = size = self._size()
+        while True:
+            for name, is_method, mentions in self._facts.bodies:
+                if self._are_in(mentions):
+                    self._add(name, self._methods if is_method else self._functions)
+            for name, is_attribute, value in self._facts.assigned:
+                if name in self._facts.called and self._is_function(value):
+                    self._add(name, self._methods if is_attribute else self._variables)
+            for name, value in self._facts.returned:
+                if self._is_function(value):
+                    self._makers.add(name)
+            for callee, position, argument in self._facts.passed:
+                if self._is_function(argument):
+                    self._pass(callee, position)
+            if size == self._size():
+                return size != before
+            size = self._size()
+
+    def _add(self, name: str, names: set[str]) -> None:
+        # Special methods are called by other names: that of the class, or of what holds the object. Sinks are known anyway.
+        if not name.startswith("__") and name not in ALWAYS:
+            names.add(name)
+
+    def _pass(self, callee: str, position: int | str) -> None:
+        if callee == "":
+            self._items = True
+        elif isinstance(position, str):
+            if position in self._facts.called:
+                self._variables.add(position)
+        else:
+            for names in self._facts.parameters.get(callee, []):
+                if position < len(names) and names[position] in self._facts.called:
+                    self._variables.add(names[position])
+
+
+class _Reader:
+    """Finds the mentions in code of a module."""
+
+    def __init__(self, module: SourceModule, sinks: set[str]) -> None:
+        imports = [node for node in module.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+        self._imported = {(alias.asname or alias.name).partition(".")[0] for node in imports for alias in node.names}
+        self._module, self._sinks = module, sinks
+        self._locals: dict[ast.AST, set[str]] = {}
+
+    def of(self, node: ast.AST) -> Mentions:
+        """Return what the code at `node` mentions."""
+        found = Mentions()
+        for each in ast.walk(node):
+            if isinstance(each, ast.Call):
+                self._call(each, found)
+            for value in _passed_on(each):
+                self._add(value, found)
+        return found
+
+    def value(self, node: ast.AST) -> Mentions:
+        """Return what functions the value of an expression may be."""
+        found = Mentions()
+        if isinstance(node, ast.Lambda):
+            return self.of(node)
+        if isinstance(node, ast.Call):
+            found.makers.add(_last_name(node.func))
+            for each in (*node.args, *(keyword.value for keyword in node.keywords)):
+                self._add(each, found)
+        for each in ast.iter_child_nodes(node) if isinstance(node, _CONTAINERS) else [node]:
+            self._add(each, found)
+        return found
+
+    def _locals_around(self, node: ast.AST) -> set[str]:
+        """Return the parameters and variables of all functions around a node."""
+        function = next((each for each in self._module.ancestors(node) if isinstance(each, FUNCTIONS)), None)
+        if function is None:
+            return set()
+        if function not in self._locals:
+            inner = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
+            inner |= {each.id for each in ast.walk(function) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+            self._locals[function] = inner | self._locals_around(function)
+        return self._locals[function]
+
+    def _call(self, call: ast.Call, found: Mentions) -> None:
+        name = _last_name(call.func)
+        found.sink |= name in self._sinks and (isinstance(call.func, ast.Attribute) or name in _FUNCTIONS)
+        found.items |= not name
+        self._add(call.func, found)
+
+    def _add(self, node: ast.AST, found: Mentions) -> None:
+        if isinstance(node, ast.Name):
+            (found.variables if node.id in self._locals_around(node) else found.functions).add(node.id)
+        elif isinstance(node, ast.Attribute):
+            root: ast.expr = node
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            of_module = isinstance(root, ast.Name) and root.id in self._imported
+            (found.functions if of_module else found.methods).add(node.attr)
+
+
+class _Collector:
+    """Adds what a module defines and passes on to the facts."""
+
+    def __init__(self, module: SourceModule, sinks: set[str], facts: _Facts) -> None:
+        self._module, self._facts = module, facts
+        self._reader = _Reader(module, sinks)
+
+    def collect(self) -> None:
+        """Read the module."""
+        facts = self._facts
+        for node in self._module.nodes:
             if isinstance(node, _METHODS):
-                bodies.append((node.name, mentioned(node)))
+                self._function(node)
             elif isinstance(node, ast.ClassDef):
-                implicit = [each for each in node.body if isinstance(each, _METHODS) and each.name.startswith("__")]
-                bodies.append((node.name, {name for each in implicit for name in mentioned(each)}))
-            elif isinstance(node, ast.Lambda):
-                bodies.append(("", mentioned(node)))  # `_last_name` gives a lambda that is passed on the same name
-            aliases |= _bound(node)
-            if isinstance(node, ast.Call):
-                called |= {_last_name(node.func)}
-                passed |= {_last_name(each) for each in (*node.args, *(keyword.value for keyword in node.keywords))}
-            elif isinstance(node, ast.Assign | ast.Return | ast.Dict | ast.List | ast.Tuple):
-                passed |= {_last_name(each) for each in ast.iter_child_nodes(node)}
-    return _closed(bodies, passed, aliases & called)
+                self._class(node)
+            elif isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr):
+                self._assignment(node)
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                for alias in node.names:
+                    if alias.asname:
+                        facts.assigned.append((alias.asname, False, Mentions(functions={alias.name.rpartition(".")[2]})))
+                        facts.called.add(alias.asname)
+            elif isinstance(node, ast.Call):
+                self._call(node)
+            elif isinstance(node, ast.Dict | ast.List | ast.Tuple):
+                facts.passed.append(("", 0, self._reader.value(node)))
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        is_method = isinstance(self._module.parent(node), ast.ClassDef)
+        self._facts.bodies.append((node.name, is_method, self._reader.of(node)))
+        self._parameters(node.name, node, 1 if is_method else 0)
+        for each in ast.walk(node):
+            if isinstance(each, ast.Return) and each.value is not None:
+                self._facts.returned.append((node.name, self._reader.value(each.value)))
+
+    def _class(self, node: ast.ClassDef) -> None:
+        for each in node.body:
+            if isinstance(each, _METHODS) and each.name.startswith("__"):
+                mentions = self._reader.of(each)
+                self._facts.bodies.append((node.name, False, mentions))
+                if each.name == "__init__":
+                    self._parameters(node.name, each, 1)
+                elif each.name == "__call__":
+                    self._facts.returned.append((node.name, mentions))
+        bases = Mentions(functions={_last_name(base) for base in node.bases}, makers={_last_name(base) for base in node.bases})
+        self._facts.returned.append((node.name, Mentions(makers=bases.makers)))
+        self._facts.bodies.append((node.name, False, Mentions(functions=bases.functions)))
+
+    def _assignment(self, node: ast.Assign | ast.AnnAssign | ast.NamedExpr) -> None:
+        if node.value is None or isinstance(node.value, ast.Constant):
+            return
+        value = self._reader.value(node.value)
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            for each in ast.walk(target):
+                if isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Store):
+                    self._facts.assigned.append((_last_name(each), isinstance(each, ast.Attribute), value))
+
+    def _call(self, node: ast.Call) -> None:
+        callee = _last_name(node.func)
+        self._facts.called.add(callee)
+        for index, each in enumerate(node.args):
+            self._facts.passed.append((callee or "()", index, self._reader.value(each)))
+        for keyword in node.keywords:
+            if keyword.arg is not None:
+                self._facts.passed.append((callee or "()", keyword.arg, self._reader.value(keyword.value)))
+
+    def _parameters(self, name: str, node: ast.AST, skipped: int) -> None:
+        if isinstance(node, FUNCTIONS):
+            names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+            self._facts.parameters.setdefault(name, []).append(names[skipped:])
 
 
-def _closed(bodies: list[tuple[str, set[str]]], passed: set[str], aliases: set[str]) -> set[str]:
-    found, grown = set(SINK_NAMES), True
-    while grown:
-        new = {name for name, names in bodies if name not in found and names & found}
-        if "__call__" in new:
-            return found.union(*(names for _, names in bodies), (name for name, _ in bodies))
-        if (found | new) & passed - SINK_NAMES and not aliases <= found:
-            new |= aliases
-        grown = bool(new)
-        found |= new
-    return found
-
-
-def _bound(node: ast.AST) -> set[str]:
-    """Return the names of parameters, and the names that an assignment or a loop binds."""
-    if isinstance(node, FUNCTIONS):
-        arguments = node.args
-        return {each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
-    if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-        return {_last_name(node)}
-    return set()
+def _passed_on(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the expressions that a node passes to a call, assigns, returns or stores."""
+    match node:
+        case ast.Call():
+            yield from node.args
+            yield from (keyword.value for keyword in node.keywords)
+        case ast.Assign() | ast.AnnAssign() | ast.Return() | ast.keyword() | ast.NamedExpr():
+            if node.value is not None:
+                yield node.value
+        case ast.List() | ast.Tuple() | ast.Set():
+            yield from node.elts
+        case ast.Dict():
+            yield from node.values
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            yield from node.decorator_list
 
 
 def _last_name(node: ast.AST) -> str:

@@ -5,6 +5,7 @@ import re
 from enum import Enum
 
 from iotwin.workloads.detrain.source_analysis.inference import Inference
+from iotwin.workloads.detrain.source_analysis.local_modules import LocalModules, SourceModule
 from iotwin.workloads.detrain.source_analysis.values import CallFrame, LocalClass, LocalFunction, LocalInstance, Outside, Value
 
 
@@ -17,14 +18,14 @@ class SinkKind(Enum):
     WEAK = "weak"  # computes gradients for some other end, perhaps
 
 
-# Names that may belong to a sink, whatever they are called on. Functions without any of them need not be read.
-SINK_NAMES = {
-    "step", "backward", "manual_backward", "apply_gradients", "apply", "train_on_batch", "gradient", "grad", "value_and_grad",
-    "minimize", "fit", "train", "fit_one_cycle", "fine_tune", "fit_generator", "apply_updates", "run",
-}  # fmt: skip
+# Methods that update weights or compute gradients, whatever package is used.
+ALWAYS = {"step", "backward", "manual_backward", "apply_gradients", "train_on_batch", "gradient", "minimize", "apply_updates"}
+_FITS = {"fit", "fit_one_cycle", "fine_tune", "fit_generator"}
+_TRAIN = {"train": {"transformers", "trl", "ultralytics", "setfit", "sentence_transformers", "mmengine"}, "run": {"ignite"}}
+_OF_TENSORFLOW = {"apply"}
+_OF_AUTOGRAD = {"grad", "value_and_grad"}
 _UPDATES = {"apply_gradients", "train_on_batch", "apply_updates"}
 _UPDATES_OF_OPTIMIZERS = {"step", "apply", "minimize"}
-_FITS = {"fit", "fit_generator", "fit_one_cycle", "fine_tune", "train", "run"}
 _OPTIMIZER = re.compile(
     r"(?:^|[^a-z])(?:[a-z]?opt(?:s|im\w*|[a-z])?|\w*optim\w*|solver|engine|adam\w*|sgd|lbfgs|gradscaler)(?:[^a-z]|$)"
 )
@@ -39,6 +40,20 @@ _TRAINERS = re.compile(
 )
 
 
+def sink_names(module: SourceModule, modules: LocalModules) -> set[str]:
+    """Return the names of methods whose calls in `module` may be sinks, as far as the imported packages have such methods."""
+    found = set(ALWAYS)
+    packages = modules.packages
+    if packages & _FRAMEWORKS:
+        found |= _FITS
+    found |= {name for name, of in _TRAIN.items() if packages & of}
+    if module.packages & {"tensorflow", "keras"}:
+        found |= _OF_TENSORFLOW
+    if "jax" in module.packages or "autograd" in module.words:
+        found |= _OF_AUTOGRAD
+    return found
+
+
 def sink_of(call: ast.Call, frame: CallFrame, inference: Inference) -> SinkKind | None:
     """Return what a call does to weights, None if nothing. Calls of local functions count by their name only if that is clear."""
     if isinstance(call.func, ast.Name):
@@ -46,7 +61,7 @@ def sink_of(call: ast.Call, frame: CallFrame, inference: Inference) -> SinkKind 
     if not isinstance(call.func, ast.Attribute):
         return None
     name, owner = call.func.attr, call.func.value
-    if name not in SINK_NAMES:
+    if name not in sink_names(frame.scope.module, inference.modules):
         return None
     values = inference.values(owner, frame)
     if any(isinstance(each, Outside) and each.path.startswith("torch.autograd") for each in values):
@@ -59,7 +74,7 @@ def sink_of(call: ast.Call, frame: CallFrame, inference: Inference) -> SinkKind 
         return SinkKind.UPDATE
     if name in _UPDATES_OF_OPTIMIZERS and is_optimizer(owner, values, name):
         return SinkKind.UPDATE
-    if name in _FITS and _is_trainer(owner, values, name, inference):
+    if name in {*_FITS, *_TRAIN} and _is_trainer(owner, values, name, inference):
         return SinkKind.FRAMEWORK
     return None
 
@@ -143,20 +158,14 @@ def _of_framework(path: str, method: str) -> bool:
     if package not in _FRAMEWORKS:
         return False
     if method == "train":
-        return "Trainer" in path or package in ("ultralytics", "setfit", "mmengine")
+        return "Trainer" in path or "YOLO()" in path or (package == "mmengine" and "Runner" in path)
     if method == "run":
         return package == "ignite" and "Engine" in path
     return not re.search(r"Normalization|TextVectorization|StringLookup|Tokenizer|preprocessing|\.adapt", path)
 
 
 def _imports_framework(inference: Inference) -> bool:
-    for module in inference.modules.all():
-        for node in module.nodes:
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            if any(each.partition(".")[0] in _FRAMEWORKS for each in names):
-                return True
-    return False
+    return bool(inference.modules.packages & _FRAMEWORKS)
 
 
 def _path_has(value: Value, word: str) -> bool:

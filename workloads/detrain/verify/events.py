@@ -1,5 +1,6 @@
 """The events of a recorded step, and the first one that differs between two runs."""
 
+from collections.abc import Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -32,18 +33,10 @@ def read_events(path: Path) -> list[Event]:
 def first_differing_event(step: int, reference: list[Event], found: list[Event]) -> StepDifference | None:
     """Return what differs first in the records of one step, None if no value differs.
 
-    An operation of one run alone counts only if it draws random numbers: a resumed run may, for example, make a constant again.
+    Operations of one run alone count only if they draw random numbers, change a tensor with a name, or if the next value differs.
+    Others are harmless: a resumed run may, for example, make a constant again.
     """
-    expected_keys, found_keys = ([(event.what, event.name, event.op) for event in events] for events in (reference, found))
-    blocks = SequenceMatcher(None, expected_keys, found_keys, autojunk=False).get_matching_blocks()
-    begin, begin_found = 0, 0
-    pairs: list[tuple[Event, Event | None]] = []
-    for block in blocks:
-        alone = [*reference[begin : block.a], *found[begin_found : block.b]]
-        pairs += [(event, None) for event in alone if event.draws or not event.op][:1]
-        begin, begin_found = block.a + block.size, block.b + block.size
-        pairs += zip(reference[block.a : begin], found[block.b : begin_found], strict=True)
-    differing = [expected for expected, actual in pairs if actual is None or expected.sha256 != actual.sha256]
+    differing = list(_differing(reference, found))
     if not differing:
         return None
     first = differing[0]
@@ -51,3 +44,23 @@ def first_differing_event(step: int, reference: list[Event], found: list[Event])
     name = first.name or next((event.name for event in differing if event.what == first.what and event.name), "")
     # Equal generators draw equal numbers.
     return StepDifference(step, "rng" if first.draws else first.what, name, first.op)
+
+
+def _differing(reference: list[Event], found: list[Event]) -> Iterator[Event]:
+    """Yield the events of which the other run has none, or one with another value."""
+    expected_keys, found_keys = ([(event.what, event.name, event.op) for event in events] for events in (reference, found))
+    blocks = SequenceMatcher(None, expected_keys, found_keys, autojunk=False).get_matching_blocks()
+    begin, begin_found = 0, 0
+    for block in blocks:
+        alone = [*reference[begin : block.a], *found[begin_found : block.b]]
+        yield from (event for event in alone if _counts(event))
+        begin, begin_found = block.a + block.size, block.b + block.size
+        for expected, actual in zip(reference[block.a : begin], found[block.b : begin_found], strict=True):
+            if expected.sha256 != actual.sha256:
+                yield from (event for event in alone if event.what == expected.what)  # the operation that caused it
+                yield expected
+            alone = []
+
+
+def _counts(event: Event) -> bool:
+    return event.draws or not event.op or (event.name != "" and event.what != "loss")

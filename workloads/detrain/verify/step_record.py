@@ -23,6 +23,8 @@ from iotwin.workloads.detrain.verify.compared_steps import What
 from iotwin.workloads.detrain.verify.events import Event
 from iotwin.workloads.state.torch_state import TorchGenerators
 
+_UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::resize")  # operations whose results hold any content
+
 
 class StepRecord:
     """The events of one step, in the order in which they happen. It is written when the step ends."""
@@ -61,8 +63,9 @@ class StepRecord:
     def inputs(self, indices: Any, item: Any) -> None:
         """The step has got its batch."""
         self._add("indices", "", "", repr(indices).encode())
-        for path, content in _leaves(item, ""):
-            self._add("input", path, "", content)
+        with self._pause():
+            for path, content in _leaves(item, ""):
+                self._add("input", path, "", content)
         self._phase = "loss"
 
     def end(self) -> None:
@@ -117,7 +120,7 @@ class StepRecord:
 
     def operation(self, op: Any, results: Any) -> None:
         """Record the tensors that an operation has returned or changed."""
-        if self._paused:
+        if self._paused or op.name().startswith(_UNINITIALISED):
             return
         with self._pause():
             for tensor in results:

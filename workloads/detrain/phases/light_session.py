@@ -1,0 +1,201 @@
+"""What the instrumented loops of a traced script call: it logs where phases begin and end, and does nothing else.
+
+This code runs within the traced job, before the script's first line. So it imports only modules that are built into the
+interpreter, for which Python reads no file.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import builtins
+import posix
+import sys
+import time
+
+TYPE_CHECKING = False  # `typing` would be read from a file
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any
+
+_STDOUT = 1
+_HELD = ("step", "checkpoint")  # the ends of these phases are written with the next line, so that a step costs one write
+
+
+class PhaseSession:
+    """Logs the phases of one process. `output`: a descriptor that is free to use, for a copy of stdout.
+
+    `has_epochs`: the script has a loop around its batch loop; otherwise all its batches are one block of steps. `is_for`: the
+    batch loop is a `for`, whose iterator shows its begin and end. `fetches`: the body of the loop gets the batch, and reports it
+    by `data`. Epochs count from 1, and so do the steps of each epoch.
+    """
+
+    class Skipped(BaseException):
+        """Never raised: no part of an epoch is skipped."""
+
+    def __init__(self, output: int, has_epochs: bool, is_for: bool, fetches: bool) -> None:
+        try:
+            posix.dup2(_STDOUT, output, False)  # remains the job's stdout if the script redirects its own
+        except OSError:  # beyond the limit on descriptors, or there is no stdout
+            output = _STDOUT
+        self._output, self._key = output, "epoch" if has_epochs else "block"
+        self._has_epochs, self._is_for, self._fetches = has_epochs, is_for, fetches
+        self._epoch = self._step = 0
+        self._open: set[str] = set()  # phases that have begun
+        self._held = ""  # lines to write with the next one
+        self._saved = ""  # the key of the last held line
+        self._thread, self._is_forked, self._rank = _thread.get_ident(), False, _rank(False)
+        atexit.register(self._end_pass)
+        posix.register_at_fork(after_in_child=self._fork)
+
+    def opens(self, kind: str) -> None:
+        """The iterator of a loop is about to be made."""
+        if kind == "batch":
+            self._begin_pass()
+
+    def epochs(self, _: None, values: Iterable[Any]) -> Iterator[Any]:
+        """Yield the epochs."""
+        try:
+            for value in values:  # noqa: UP028 - `yield from` would close a file that is left early
+                yield value
+        finally:
+            self._end_pass()
+
+    def epoch(self) -> bool:
+        """An epoch begins. Return False: no variable changes."""
+        if not self._is_for:
+            self._begin_pass()
+        return False
+
+    def batches(self, _: None, values: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches of one pass. A step is the time that the loop spends on each."""
+        own = self._epoch
+        try:
+            for value in values:
+                if not self._fetches:
+                    self._begin_step()
+                yield value
+                self._end("step")
+        finally:
+            if self._epoch == own:  # else the iterator of an earlier pass is closed late
+                self._end_pass()
+
+    def batch(self) -> bool:
+        """The body of the batch loop begins. Return False: no variable changes."""
+        if not self._is_for:
+            if not self._open and not self._has_epochs:
+                self._begin_pass()
+            self._end("step")
+            if not self._fetches:
+                self._begin_step()
+        return False
+
+    def data(self, *_: Any) -> None:
+        """The body has got a batch."""
+        self._begin_step()
+
+    def skips(self) -> bool:
+        """Return False: all batches are trained on."""
+        return False
+
+    def has(self, _: str) -> bool:
+        """Return False: no variable changes."""
+        return False
+
+    def take(self, name: str) -> Any:
+        """Never called, as `has` returns False."""
+        raise KeyError(name)
+
+    def evaluates(self, values: Iterable[Any]) -> Iterable[Any]:
+        """Return the `values` of a loop that evaluates; the phase lasts while they are iterated over."""
+        return values if "evaluation" in self._open else self._evaluation(values)
+
+    def _evaluation(self, values: Iterable[Any]) -> Iterator[Any]:
+        self._begin("evaluation")
+        try:
+            for value in values:  # noqa: UP028 - as above
+                yield value
+        finally:
+            self._end("evaluation")
+
+    def saves(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that does as `function` and logs a checkpoint, unless training does not wait for it."""
+        if _thread.get_ident() != self._thread or "checkpoint" in self._open:
+            return function
+
+        def save(*arguments: Any, **options: Any) -> Any:
+            self._begin("checkpoint")
+            try:
+                return function(*arguments, **options)
+            finally:
+                self._end("checkpoint")
+
+        return save
+
+    def _begin_pass(self) -> None:
+        self._end_pass()
+        self._rank = _rank(self._is_forked)
+        self._epoch, self._step = self._epoch + 1, 0
+        self._begin(self._key)
+
+    def _end_pass(self) -> None:
+        self._end("step")
+        self._end(self._key)
+        self._write("")
+
+    def _begin_step(self) -> None:
+        self._end("step")
+        self._step += 1
+        self._begin("step")
+
+    def _begin(self, key: str) -> None:
+        self._open.add(key)
+        if key == self._saved == "checkpoint":  # a checkpoint of several files
+            self._held, self._saved = "", ""
+        else:
+            self._write(self._line(key, "START"))
+
+    def _end(self, key: str) -> None:
+        if key not in self._open:
+            return
+        self._open.discard(key)
+        self._held, self._saved = self._held + self._line(key, "END"), key
+        if key not in _HELD:
+            self._write("")
+
+    def _line(self, key: str, edge: str) -> str:
+        """Return the line that `key` begins or ends now, as common/mllog.py writes it."""
+        now_ns = time.time_ns()
+        numbers = f', "epoch_num": {self._epoch}' if self._has_epochs and self._epoch else ""
+        if key == "step":
+            numbers += f', "step_num": {self._step}'
+        return (
+            f':::MLLOG {{"namespace": "iotwin", "time_ms": {now_ns // 1_000_000}, "time_ns": {now_ns}, "event_type": '
+            f'"INTERVAL_{edge}", "key": "{key}", "value": null, "metadata": {{"rank": {self._rank}{numbers}}}}}\n'
+        )
+
+    def _write(self, line: str) -> None:
+        text, self._held, self._saved = self._held + line, "", ""
+        if text and self._rank is not None:
+            try:
+                posix.write(self._output, text.encode())
+            except OSError:  # the job runs on without phases
+                self._rank = None
+
+    def _fork(self) -> None:
+        self._open.clear()
+        self._held, self._is_forked, self._rank = "", True, None
+
+
+def _rank(is_forked: bool) -> int | None:
+    """Return the rank of this process in its job; None in a forked process whose rank is unknown, such as a loader."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    rank: bytes = posix.environ.get(b"RANK", b"0")
+    return None if is_forked else int(rank) if rank.isdigit() else 0
+
+
+def begin(name: str, output: int, has_epochs: bool, is_for: bool, fetches: bool) -> None:
+    """Make a session that all instrumented modules know by this `name`."""
+    setattr(builtins, name, PhaseSession(output, has_epochs, is_for, fetches))

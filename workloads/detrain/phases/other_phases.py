@@ -1,0 +1,76 @@
+"""Finds, in the source of a script, the loops that evaluate and the calls that save, if that is certain."""
+
+import ast
+from collections.abc import Iterable, Iterator
+
+from iotwin.workloads.detrain.rewrite import SESSION
+
+_FROZEN = ("no_grad", "inference_mode")  # contexts and decorators of torch in which nothing is trained
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+def label_evaluations(tree: ast.Module) -> list[int]:
+    """Insert calls of the session into the loops of a module that evaluate. Return their lines.
+
+    Such a loop computes no gradients, as `torch.no_grad()` or `torch.inference_mode()` is around it. And of the calls
+    `model.train()` and `model.eval()` of its function that stand before it, the last one is `eval`.
+    """
+    lines = []
+    for scope in ast.walk(tree):
+        if isinstance(scope, ast.Module | _Function):
+            modes = sorted(_modes(scope.body))
+            frozen = not isinstance(scope, ast.Module) and _is_frozen(scope.decorator_list)
+            for loop in _outermost(scope.body, frozen):
+                before = [is_evaluation for line, is_evaluation in modes if line < loop.lineno]
+                if before and before[-1]:
+                    loop.iter = _called("evaluates", loop.iter)
+                    lines.append(loop.lineno)
+    ast.fix_missing_locations(tree)
+    return lines
+
+
+def label_saves(tree: ast.Module) -> list[int]:
+    """Let the session see the calls of `torch.save` in a module. Return their lines."""
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.save":
+            node.func = _called("saves", node.func)
+            lines.append(node.lineno)
+    ast.fix_missing_locations(tree)
+    return lines
+
+
+def _modes(body: Iterable[ast.stmt]) -> Iterator[tuple[int, bool]]:
+    """Yield the line of each call of `eval` or `train` without arguments, and whether it is `eval`."""
+    for node in _within(body):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not (node.args or node.keywords):
+            yield from ((node.lineno, mode == "eval") for mode in ("eval", "train") if mode == node.func.attr)
+
+
+def _within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yield the nodes and all below them, except the content of functions and classes."""
+    for node in nodes:
+        yield node
+        if not isinstance(node, _SCOPES):
+            yield from _within(ast.iter_child_nodes(node))
+
+
+def _outermost(nodes: Iterable[ast.AST], frozen: bool) -> Iterator[ast.For]:
+    """Yield the outermost `for` loops in which no gradients are computed."""
+    for node in nodes:
+        if isinstance(node, ast.For) and frozen:
+            yield node
+        elif not isinstance(node, _SCOPES):
+            inside = isinstance(node, ast.With) and _is_frozen(item.context_expr for item in node.items)
+            yield from _outermost(ast.iter_child_nodes(node), frozen or inside)
+
+
+def _is_frozen(expressions: Iterable[ast.expr]) -> bool:
+    called = (each.func if isinstance(each, ast.Call) else each for each in expressions)
+    return any(ast.unparse(each).rpartition(".")[2] in _FROZEN for each in called)
+
+
+def _called(name: str, argument: ast.expr) -> ast.Call:
+    method = ast.Attribute(ast.Name(SESSION, ast.Load()), name, ast.Load())
+    return ast.copy_location(ast.Call(method, [argument], []), argument)
