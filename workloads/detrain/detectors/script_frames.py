@@ -17,6 +17,7 @@ def _folders(paths: tuple[str, ...]) -> tuple[str, ...]:
     return tuple({f"{Path(each).resolve()}/" for each in paths})
 
 
+_SEARCHED = tuple(f"{each}/" for each in (*_STANDARD, *_PACKAGES))
 _STANDARD_FOLDERS = _folders(_STANDARD)
 _WORKLOADS = Path(__file__).resolve().parents[2]
 # This package but for its training jobs, which are scripts as others are.
@@ -57,7 +58,10 @@ def script_line(frame: types.FrameType | None) -> ScriptLine | None:
 @functools.cache
 def is_script(file: str) -> bool:
     """Return whether a source file belongs to the script: it is neither in an installed package nor in the standard library."""
-    return bool(file) and not file.startswith("<") and not _resolved(file).startswith((*_STANDARD_FOLDERS, *_PACKAGE_FOLDERS))
+    # Most files are where Python searches for packages; resolving the paths of thousands takes long.
+    if not file or file.startswith(("<", *_SEARCHED)):
+        return False
+    return not _resolved(file).startswith((*_STANDARD_FOLDERS, *_PACKAGE_FOLDERS))
 
 
 @functools.cache

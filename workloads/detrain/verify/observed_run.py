@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 import torch
 
+from iotwin.common.detrain_options import add_run_options
 from iotwin.workloads.detrain import session as sessions
 from iotwin.workloads.detrain import steps_log
-from iotwin.workloads.detrain.options import add_run_options
 from iotwin.workloads.detrain.resumption import RESTORE, Resumption
 from iotwin.workloads.detrain.runner import run_script
 from iotwin.workloads.detrain.verify.step_record import StepRecord

@@ -1,0 +1,236 @@
+"""Reruns and resumed runs are compared step by step; runs that lack a part of their state are caught, and the part is named."""
+
+import json
+from argparse import ArgumentParser
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iotwin.commands.detrain.verify import DetrainVerifyCommand
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.workloads.detrain.discover import discover
+from iotwin.workloads.detrain.instrumentation import write_instrumentation
+from iotwin.workloads.detrain.verify.compared_steps import LoggedStep, StepDifference, first_difference, read_steps
+from iotwin.workloads.detrain.verify.needed_state import needed, parts_of
+from iotwin.workloads.detrain.verify.verification import VerifiedScript, Verifier, resume_points
+
+pytestmark = pytest.mark.torch
+SCRIPT = """
+import random
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+
+class Points(Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.tensor([index / 12, random.random()]), index % 2
+
+
+def main():
+    if "fail" in sys.argv:
+        raise ValueError("on request")
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.3), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+    unused = nn.Linear(2, 2)
+    loader = DataLoader(Points(), batch_size=3, shuffle=True)
+    for epoch in range(2):
+        for x, label in loader:
+            loss = nn.functional.cross_entropy(model(x), label)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+    print("the end of", *sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()
+"""
+POINTS = [(epoch, batch) for epoch in range(2) for batch in range(4)]
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("script")
+    (folder / "train.py").write_text(SCRIPT)
+    return folder / "train.py"
+
+
+@pytest.fixture(scope="module")
+def verifier(script, tmp_path_factory):
+    """Yield a verifier that has run the script and saved two checkpoints."""
+    output = tmp_path_factory.mktemp("output")
+    write_instrumentation(output / "inst.json", discover(script))
+    verified = VerifiedScript(script, ["its", "arguments"], output, output / "inst.json", "strict", 5)
+    with Verifier(verified, None) as verifier:
+        assert [(step.epoch, step.batch) for step in verifier.run_reference()] == POINTS
+        assert (output / "runs" / "reference.txt").read_text() == "the end of its arguments\n"
+        assert verifier.save_at([(1, 1)]) == {"equal": True, "first_difference": None, "error": None}
+        yield verifier
+
+
+def test_a_resumed_run_is_equal(verifier):
+    found = verifier.resume((1, 1), None)
+    expected = {"epoch": 1, "batch": 1, "replay": "restore", "workers": None, "equal": True, "first_difference": None}
+    assert found == {**expected, "differs_from_saved": [], "error": None}
+
+
+@pytest.mark.parametrize(
+    ("without", "expected"),
+    [
+        ("rng", StepDifference(5, "rng", "python")),
+        ("loader", StepDifference(5, "indices")),
+        ("main().optimizer", StepDifference(5, "optimizer", "main().optimizer.state.0.momentum_buffer")),
+    ],
+)
+def test_a_resumed_run_without_a_part_of_its_state_is_caught(verifier, without, expected):
+    found = verifier.resume((1, 1), None, [without])
+    assert not found["equal"] and found["error"] is None and found["first_difference"] == expected
+
+
+def test_a_part_that_changes_nothing_is_not_needed(verifier, script):
+    parts = parts_of(script, verifier.saved_in, verifier.checkpoint((1, 1)))
+    assert parts[:2] == ["rng", "loader"]
+    assert {"main().model", "main().optimizer", "main().schedule", "main().unused"} <= set(parts)
+    assert verifier.resume((1, 1), None, ["main().unused"])["equal"]
+
+
+def test_a_point_without_checkpoint(verifier):
+    with pytest.raises(IotwinError, match="epoch 1, batch 3: the script has saved no checkpoint"):
+        verifier.resume((1, 3), None)
+
+
+def verify(*words):
+    """Run the command and return its outcome."""
+    command, parser = DetrainVerifyCommand(), ArgumentParser()
+    command.prepare_parser(parser)
+    return command, command.run(parser.parse_args([str(word) for word in words]))
+
+
+def test_the_command_writes_its_document_and_fails_without_a_part(script, tmp_path, capsys):
+    output = tmp_path / "check"
+    options = ["--reruns", 1, "--resume-at", "1:2", "--drop", "scaler", "--workers", 0]
+    command, outcome = verify(script, "-o", output, *options)
+    document = outcome.document
+    assert json.loads((output / "verification.json").read_text()) == document
+    assert outcome.exit_status == 0 and document["equal"], "the script has no scaler"
+    assert document["steps"] == len(POINTS) and document["dropped"] == "scaler" and document["variance"] is None
+    assert [each["workers"] for each in document["resumes"]] == [0] and document["manifest"]["determinism"] == "strict"
+    command.show(document)
+    assert capsys.readouterr().out == "8 steps; 1 of 1 reruns and 1 of 1 resumed runs are equal bit for bit\n"
+    difference = {"step": 6, "what": "gradient", "name": "fc", "op": "aten.mm"}
+    other = {**document["resumes"][0], "equal": False, "first_difference": difference}
+    elsewhere = {**other, "first_difference": None, "differs_from_saved": ["threads: 2, here 1"]}
+    failed = {**other, "error": "no memory"}
+    command.show({**document, "resumes": [other, elsewhere, failed], "needed_state": ["rng", "main().model"]})
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "resumed at 1:2, 0 workers: differs from step 6 on, first in gradient of fc, computed by aten.mm",
+        "resumed at 1:2, 0 workers: equal, but not under the same conditions: threads: 2, here 1",
+        "resumed at 1:2, 0 workers: failed: no memory",
+        "a resumed run needs: rng, main().model",
+    ]
+
+
+def test_a_script_that_fails_is_reported_in_one_line(verifier):
+    failing = Verifier(verifier._script._replace(arguments=["fail"]), None)
+    failing._runs = verifier._runs
+    with pytest.raises(IotwinError, match="must run to its end to be verified, but it failed: ValueError: on request"):
+        failing.run_reference()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--workers", "0,x"], "--workers: 'x' is no number"), (["--workers", "-1"], "--workers: '-1' is no number")],
+)
+def test_wrong_options(script, tmp_path, words, message):
+    with pytest.raises(UsageError, match=message):
+        verify(script, "-o", tmp_path / "check", f"{words[0]}={words[1]}")
+    with pytest.raises(UsageError, match="is no file"):
+        verify(tmp_path, "-o", tmp_path / "check")
+
+
+STEPS = [SimpleNamespace(epoch=epoch, batch=batch) for epoch, batch in POINTS]
+
+
+@given(st.integers(1, 12), st.integers(0, 2**40))
+def test_a_sample_of_points(count, seed):
+    found = resume_points(f"sample:{count}", STEPS, seed)
+    assert found == sorted(set(found)) and set(found) <= set(POINTS) and len(found) == min(count, len(POINTS))
+    assert {(1, 0), (1, 3)} <= set(found) or count < 3
+
+
+def test_points_to_resume_at():
+    assert resume_points("all", STEPS, 0) == POINTS
+    assert resume_points("1:2,0:1", STEPS, 0) == [(1, 2), (0, 1)]
+    for text, message in {
+        "0:9": "no batch 9 in epoch 0",
+        "sample:0": "above 0",
+        "sample:x": "above 0",
+        "some": "lists no batch",
+    }.items():
+        with pytest.raises(UsageError, match=message):
+            resume_points(text, STEPS, 0)
+
+
+@given(st.sets(st.integers(0, 20)), st.integers(1, 20))
+def test_needed_parts_are_found(wanted, count):
+    parts = [str(number) for number in range(count)]
+    asked = []
+
+    def is_equal(without):
+        asked.append(without)
+        return not any(int(part) in wanted for part in without)
+
+    assert needed(parts, is_equal) == [part for part in parts if int(part) in wanted]
+    assert len(asked) <= 1 + 2 * 5 * len(wanted), "parts that are not needed are left out together"
+
+
+STEP = LoggedStep(0, 0, [1, 2], "input", ["0x1p+0"], "parameters", "optimizer", "rng")
+CHANGES = {
+    "indices": {"indices": [2, 1]},
+    "input": {"inputs_sha256": None},
+    "loss": {"loss": ["0x1p+0", "0x1p+1"]},
+    "parameter": {"parameters_sha256": "other"},
+    "optimizer": {"optimizer_sha256": "other"},
+    "rng": {"rng_sha256": "other"},
+}
+
+
+@given(st.lists(st.tuples(st.sampled_from(list(CHANGES)), st.integers(2, 5)), max_size=8))
+def test_the_first_cause_is_reported(changes):
+    reference = [msgspec.structs.replace(STEP, batch=batch) for batch in range(6)]
+    found = reference[2:]
+    for what, step in changes:
+        found[step - 2] = msgspec.structs.replace(found[step - 2], **CHANGES[what])
+    order = list(CHANGES)
+    first = min(((step, order.index(what)) for what, step in changes), default=None)
+    expected = None if first is None else StepDifference(first[0], order[first[1]])
+    assert first_difference(reference, found, 2) == expected
+
+
+def test_missing_and_further_steps():
+    steps = [msgspec.structs.replace(STEP, batch=batch) for batch in range(4)]
+    assert first_difference(steps, steps[1:3], 1) == StepDifference(3, "indices", "number of steps")
+    assert first_difference(steps[:3], steps) == StepDifference(3, "indices", "number of steps")
+    assert first_difference(steps, steps[2:], 1) == StepDifference(1, "indices")
+
+
+def test_a_log_of_steps(tmp_path):
+    (tmp_path / "log").write_bytes(msgspec.json.encode(STEP) + b"\n")
+    assert read_steps(tmp_path / "log") == [STEP]
+    (tmp_path / "log").write_text("{}\n")
+    with pytest.raises(IotwinError, match="epoch"):
+        read_steps(tmp_path / "log")
+    with pytest.raises(IotwinError, match="has logged no step"):
+        read_steps(tmp_path / "nothing")
