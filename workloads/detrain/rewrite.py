@@ -6,7 +6,7 @@ from pathlib import Path
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import read_foreign
-from iotwin.workloads.detrain.instrumentation import MOST_SOURCE_BYTES, Instrumentation, SourceLine
+from iotwin.workloads.detrain.instrumentation import MOST_SOURCE_BYTES, CallLine, Instrumentation, SourceLine
 
 SESSION = "__detrain__"  # name of the session in instrumented modules
 MARKS = ("record_epoch", "record_batch")  # a script that imports these marks its loops itself
@@ -53,6 +53,40 @@ def batches_begin_without_gradients(found: Instrumentation) -> bool:
     zeroed = {_receiver(call) for call in _calls(loop, "zero_grad", conditional=False)}
     stepped = {_receiver(call) for call in _calls(loop, "step", conditional=True)}
     return bool(zeroed) and stepped <= zeroed
+
+
+def lines_run_again(found: Instrumentation) -> list[CallLine]:
+    """Return the statements that a resumed run executes again: those of an epoch before its first batch."""
+    if found.epoch is None or found.batch is None:
+        return []
+    trees = {file: ast.parse(read_foreign(Path(file), MOST_SOURCE_BYTES)) for file in {found.epoch.file, found.batch.file}}
+    at = {
+        line: next((each for each in _loops(trees[line.file], None) if each[0].lineno == line.line), None)
+        for line in (found.epoch, found.batch)
+    }
+    epoch, batch = at[found.epoch], at[found.batch]
+    if epoch is None or batch is None:
+        return []
+    before = [(found.epoch.file, each) for each in _before(epoch[0].body, batch)]
+    if batch[1] is not epoch[1] and isinstance(batch[1], ast.FunctionDef):
+        before += [(found.batch.file, each) for each in _before(batch[1].body, batch)]
+    return [CallLine(file, each.lineno, ast.unparse(each).splitlines()[0]) for file, each in before]
+
+
+def _before(body: list[ast.stmt], batch: tuple[_Loop, ast.AST | None]) -> list[ast.stmt]:
+    """Return the statements of a body before the one with the batch loop, or with a call of the function that it is in."""
+    loop, function = batch
+    name = getattr(function, "name", None)
+
+    def comes_to(statement: ast.stmt) -> bool:
+        inside = list(ast.walk(statement))
+        calls = (each.func for each in inside if isinstance(each, ast.Call))
+        return any(each is loop or (isinstance(each, _Loop) and each.lineno == loop.lineno) for each in inside) or any(
+            name is not None and name == getattr(call, "attr", getattr(call, "id", None)) for call in calls
+        )
+
+    at = next((index for index, each in enumerate(body) if comes_to(each)), len(body))
+    return [each for each in body[:at] if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))]
 
 
 class _LoopLines:

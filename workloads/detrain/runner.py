@@ -30,7 +30,7 @@ from iotwin.workloads.detrain.instrumentation import (
     read_instrumentation,
 )
 from iotwin.workloads.detrain.options import check_options, policy_of
-from iotwin.workloads.detrain.rewrite import MARKS, SESSION, batches_begin_without_gradients, instrumented
+from iotwin.workloads.detrain.rewrite import MARKS, SESSION, batches_begin_without_gradients, instrumented, lines_run_again
 from iotwin.workloads.detrain.script_store import ScriptStore
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def instrumentation_of(options: Namespace) -> Instrumentation:
     if found.confidence < SURE and not options.force:
         why = found.reasons[-1] if found.reasons else "several lines may be the loops"
         raise IotwinError(
-            f"{options.script}: it is unsure which lines are its loops ({why}); see them by iotwin detrain discover, or give --force"
+            f"{options.script}: it is unsure which lines are its loops ({why}); see iotwin detrain discover, or give --force"
         )
     return found
 
@@ -137,7 +137,7 @@ def _session(options: Namespace, found: Instrumentation) -> "Iterator[Session]":
         finally:
             if handler is not None:
                 signal.signal(signal.SIGUSR1, handler)
-            write_json(output / RUN, _document(options, session, resumed, profile))
+            write_json(output / RUN, _document(options, found, session, resumed, profile))
 
 
 def _resumed(store: ScriptStore, options: Namespace) -> "Resumption | None":
@@ -159,13 +159,16 @@ def _resumed(store: ScriptStore, options: Namespace) -> "Resumption | None":
     return Resumption(found.name, point, state, replay)
 
 
-def _document(options: Namespace, session: "Session", resumed: "Resumption | None", profile: "AppliedProfile") -> dict[str, Any]:
+def _document(
+    options: Namespace, found: Instrumentation, session: "Session", resumed: "Resumption | None", profile: "AppliedProfile"
+) -> dict[str, Any]:
     """Return the content of run.json."""
     steps = session.progress.step - (session.resumed.step if session.resumed else 0)
     return {
         "script": str(options.script),
         "resumed_from": resumed.name if resumed else None,
         "replay": resumed.replay if resumed else None,
+        "replayed_side_effects": msgspec.to_builtins(lines_run_again(found)) if session.resumed else [],
         "differs_from_saved": session.differs_from_saved,
         "epochs": session.progress.epoch + 1,
         "steps": session.progress.step,

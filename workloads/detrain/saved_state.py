@@ -147,7 +147,10 @@ def _load(part: Part, saved: Any) -> None:
 
 
 def _mark(part: Part) -> Any:
-    """Return a value's mark: if it is another one later, the value has changed. A tensor is held, so that no other one gets its identity."""
+    """Return a value's mark: if it is another one later, the value has changed.
+
+    A tensor is held, so that no other one gets its identity.
+    """
     value = part.value
     if part.kind == script_state.TENSOR:
         return value, None if value.is_inference() else value._version
