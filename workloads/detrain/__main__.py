@@ -3,8 +3,8 @@
 import sys
 from argparse import REMAINDER, ArgumentParser
 
+from iotwin.common.detrain_options import add_run_options
 from iotwin.common.errors import IotwinError
-from iotwin.workloads.detrain.options import add_run_options
 from iotwin.workloads.detrain.runner import run_script
 
 

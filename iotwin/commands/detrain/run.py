@@ -9,9 +9,9 @@ from typing import Any
 
 from iotwin.command import Command, Outcome
 from iotwin.commands.detrain.script_arguments import add_script_arguments
+from iotwin.common.detrain_options import add_run_options, as_arguments
 from iotwin.common.foreign_files import read_foreign_json
 from iotwin.common.processes.children import dying_with_us
-from iotwin.workloads.detrain.options import add_run_options, as_arguments, check_options
 
 
 class DetrainRunCommand(Command):
@@ -27,6 +27,7 @@ class DetrainRunCommand(Command):
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.workloads.detrain.determinism import environment
+        from iotwin.workloads.detrain.options import check_options
 
         check_options(args)
         command = [sys.executable, "-m", "iotwin.workloads.detrain", *as_arguments(args)]
