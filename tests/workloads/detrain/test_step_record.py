@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from iotwin.workloads.detrain.verify.events import Event, first_differing_event, read_events
+from iotwin.workloads.detrain.verify.events import StepEvent, first_differing_event, read_events
 from iotwin.workloads.detrain.verify.step_record import StepRecord
 
 pytestmark = pytest.mark.torch
@@ -186,11 +186,13 @@ def test_recording_changes_nothing_and_ends(tmp_path):
 
 
 def test_events_of_one_run_alone():
-    constant = Event("loss", "", "aten.full.default", "a")
-    mul, other = Event("loss", "", "aten.mul.Tensor", "b"), Event("loss", "net", "aten.mul.Tensor", "c")
-    draw = Event("loss", "net", "aten.rand.default", "d", True)
-    state = Event("optimizer", "state.0", "", "e")
+    constant = StepEvent("loss", "", "aten.full.default", "a")
+    mul, other = StepEvent("loss", "", "aten.mul.Tensor", "b"), StepEvent("loss", "net", "aten.mul.Tensor", "c")
+    draw = StepEvent("loss", "net", "aten.rand.default", "d", True)
+    state = StepEvent("optimizer", "state.0", "", "e")
     assert first_differing_event(STEP, [mul], [constant, mul]) is None
-    assert first_differing_event(STEP, [mul, other], [constant, mul, Event("loss", "net", "aten.mul.Tensor", "x")]).name == "net"
+    assert (
+        first_differing_event(STEP, [mul, other], [constant, mul, StepEvent("loss", "net", "aten.mul.Tensor", "x")]).name == "net"
+    )
     assert first_differing_event(STEP, [mul], [mul, draw]).what == "rng"
     assert first_differing_event(STEP, [state, mul], [mul]).name == "state.0"

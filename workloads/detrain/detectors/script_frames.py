@@ -21,9 +21,10 @@ _SEARCHED = tuple(f"{each}/" for each in (*_STANDARD, *_PACKAGES))
 _STANDARD_FOLDERS = _folders(_STANDARD)
 _WORKLOADS = Path(__file__).resolve().parents[2]
 # This package but for its training jobs, which are scripts as others are.
+_ROOMS = [each for each in Path(str(sys.modules["iotwin"].__file__)).parent.iterdir() if each.is_dir()]
 _OWN = (
-    *(str(each) for name in ("detrain", "state", "policies") for each in [_WORKLOADS / name]),
-    *(str(each) for each in Path(str(sys.modules["iotwin"].__file__)).parent.iterdir() if each.is_dir() and each.resolve() != _WORKLOADS),
+    *(str(_WORKLOADS / name) for name in ("detrain", "state", "policies")),
+    *(str(each) for each in _ROOMS if each.resolve() != _WORKLOADS),
 )
 _PACKAGE_FOLDERS = _folders((*_PACKAGES, *_OWN))
 

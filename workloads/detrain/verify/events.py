@@ -12,7 +12,7 @@ from iotwin.workloads.detrain.verify.compared_steps import StepDifference, What
 _MOST_LINE_BYTES = 1 << 20
 
 
-class Event(msgspec.Struct, frozen=True, array_like=True):
+class StepEvent(msgspec.Struct, frozen=True, array_like=True):
     """Something that a step computed or found: `what` it belongs to, the tensor's or module's `name`, the operation, a digest.
 
     `draws`: the operation draws random numbers.
@@ -25,12 +25,12 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     draws: bool = False
 
 
-def read_events(path: Path) -> list[Event]:
+def read_events(path: Path) -> list[StepEvent]:
     """Read the record of a step. Raises IotwinError if it is none, and FileNotFoundError."""
-    return [decode_foreign(line, Event, path) for line in read_foreign_lines(path, _MOST_LINE_BYTES)]
+    return [decode_foreign(line, StepEvent, path) for line in read_foreign_lines(path, _MOST_LINE_BYTES)]
 
 
-def first_differing_event(step: int, reference: list[Event], found: list[Event]) -> StepDifference | None:
+def first_differing_event(step: int, reference: list[StepEvent], found: list[StepEvent]) -> StepDifference | None:
     """Return what differs first in the records of one step, None if no value differs.
 
     Operations of one run alone count only if they draw random numbers, change a tensor with a name, or if the next value differs.
@@ -46,7 +46,7 @@ def first_differing_event(step: int, reference: list[Event], found: list[Event])
     return StepDifference(step, "rng" if first.draws else first.what, name, first.op)
 
 
-def _differing(reference: list[Event], found: list[Event]) -> Iterator[Event]:
+def _differing(reference: list[StepEvent], found: list[StepEvent]) -> Iterator[StepEvent]:
     """Yield the events of which the other run has none, or one with another value."""
     expected_keys, found_keys = ([(event.what, event.name, event.op) for event in events] for events in (reference, found))
     blocks = SequenceMatcher(None, expected_keys, found_keys, autojunk=False).get_matching_blocks()
@@ -62,5 +62,5 @@ def _differing(reference: list[Event], found: list[Event]) -> Iterator[Event]:
             alone = []
 
 
-def _counts(event: Event) -> bool:
+def _counts(event: StepEvent) -> bool:
     return event.draws or not event.op or (event.name != "" and event.what != "loss")

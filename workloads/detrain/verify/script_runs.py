@@ -1,4 +1,4 @@
-"""Runs a script many times, each in a process of its own. A server imports PyTorch once and forks for each run.
+"""Runs a script many times, each time in a new process. A server imports PyTorch once and forks for each run.
 
 As a program, ``python -m iotwin.workloads.detrain.verify.script_runs DESCRIPTOR``: the server. Its socket brings requests.
 """

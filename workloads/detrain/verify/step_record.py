@@ -20,7 +20,7 @@ from iotwin.workloads.detrain import script_state
 from iotwin.workloads.detrain.providers import provider_of
 from iotwin.workloads.detrain.script_state import Part, Walk, frames_of
 from iotwin.workloads.detrain.verify.compared_steps import What
-from iotwin.workloads.detrain.verify.events import Event
+from iotwin.workloads.detrain.verify.events import StepEvent
 from iotwin.workloads.state.torch_state import TorchGenerators
 
 _UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::resize")  # operations whose results hold any content
@@ -31,7 +31,7 @@ class StepRecord:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._events: list[Event] = []
+        self._events: list[StepEvent] = []
         self._mode = _EachOperation(self)
         self._removed_later: list[Any] = []  # handles of hooks
         self._modules: list[str] = []  # names of the modules whose `forward` is running, outermost first
@@ -80,7 +80,7 @@ class StepRecord:
     # States
 
     def _add(self, what: What, name: str, op: str, content: bytes, draws: bool = False) -> None:
-        self._events.append(Event(what, name, op, hashlib.sha256(content).hexdigest(), draws))
+        self._events.append(StepEvent(what, name, op, hashlib.sha256(content).hexdigest(), draws))
 
     def _add_generators(self) -> None:
         for name, state in TorchGenerators().state_dict().items():

@@ -13,7 +13,7 @@ from iotwin.common.foreign_files import read_foreign_end, read_foreign_json
 from iotwin.workloads.detrain.determinism import OFF, environment
 from iotwin.workloads.detrain.script_store import FOLDER
 from iotwin.workloads.detrain.verify.compared_steps import LoggedStep, StepDifference, first_difference, read_steps
-from iotwin.workloads.detrain.verify.events import Event, first_differing_event, read_events
+from iotwin.workloads.detrain.verify.events import StepEvent, first_differing_event, read_events
 from iotwin.workloads.detrain.verify.observed_run import LOADER, RunRequest
 from iotwin.workloads.detrain.verify.script_runs import ScriptRuns
 
@@ -48,7 +48,7 @@ class Verifier:
 
     def __init__(self, script: VerifiedScript, drop: str | None) -> None:
         self._script, self._drop = script, drop
-        self._reference_events: dict[int, list[Event]] = {}
+        self._reference_events: dict[int, list[StepEvent]] = {}
         self._count = 0
 
     def __enter__(self) -> Self:
@@ -173,7 +173,7 @@ class Verifier:
         located = first_differing_event(step, expected, found) if expected and found else None
         return located or difference
 
-    def _events(self, folder: str, options: Sequence[str], step: int, observed: dict[str, Any]) -> list[Event]:
+    def _events(self, folder: str, options: Sequence[str], step: int, observed: dict[str, Any]) -> list[StepEvent]:
         """Return the events of a step, none if the run does not come to it."""
         at, name = self.reference.steps[step], self._new_name("recorded")
         record = self._script.output / "runs" / f"{name}.record"
