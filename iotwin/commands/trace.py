@@ -39,6 +39,12 @@ class TraceCommand(Command):
             help="what to record, a list of: data, metadata, mmap, async, block, gpu; or all (default data,async)",
         )
         parser.add_argument(
+            "--phases",
+            choices=("auto", "logged", "none"),
+            default="logged",
+            help="auto: label the loops of a Python script that logs none; logged: those that the job logs (default); none",
+        )
+        parser.add_argument(
             "--live",
             action="store_true",
             help="show rates, latencies, files and losses while it runs, not the job's output",
@@ -57,7 +63,7 @@ class TraceCommand(Command):
         command = args.words[1:] if args.words[:1] == ["--"] else args.words
         if args.all or args.container or args.image:
             _accept_interrupts()
-        make_target = _target(args, command)
+        make_target = _labelled(_target(args, command), args, command)
         interval_ns = parse_duration(args.interval)
         if interval_ns < 1_000_000:
             raise UsageError(f"--interval {args.interval} is too short; take 1ms or more")
@@ -71,6 +77,7 @@ class TraceCommand(Command):
             duration_ns=None if args.duration is None else parse_duration(args.duration),
             live=args.live and not (args.quiet or args.json),
             grace_ns=None if args.grace is None else parse_duration(args.grace),
+            ignore_phases=args.phases == "none",
         )
         try:
             manifest = trace_target(make_target, args.output, options)
@@ -204,6 +211,16 @@ def _target(args: Namespace, command: list[str]) -> "Callable[[], TraceTarget]":
     return lambda: CommandTarget(command)
 
 
+def _labelled(make_target: "Callable[[], TraceTarget]", args: Namespace, command: list[str]) -> "Callable[[], TraceTarget]":
+    """Return the function that makes the target whose loops are labelled if `--phases auto` asks for that, else `make_target`."""
+    if args.phases != "auto":
+        return make_target
+    from iotwin.loops.labelled_target import LabelledCommand, not_labelled
+
+    starts_elsewhere = args.image or args.container or args.all or args.pid is not None or args.cgroup
+    return (lambda: not_labelled(make_target())) if starts_elsewhere else lambda: LabelledCommand(command)
+
+
 def _trace_jobs(args: Namespace) -> Outcome:
     """Trace the jobs of a YAML file. The exit status is the status of the first job that failed, else 0."""
     from iotwin.loops.jobs import read_jobs, trace_jobs
@@ -211,6 +228,7 @@ def _trace_jobs(args: Namespace) -> Outcome:
     if args.words:
         raise UsageError("--jobs names the commands; leave out what stands after the options")
     common = ["--backend", args.backend, "--interval", args.interval, "--detail", args.detail]
+    common += ["--phases", args.phases]
     common += ["--duration", args.duration] if args.duration else []
     common += ["--force"] if args.force else []
     documents = trace_jobs(read_jobs(args.jobs), args.output, common)

@@ -116,9 +116,10 @@ class FileTable:
             if record is None or (inherited and file_type == TYPE_PIPE):  # /dev/stdout is the inherited pipe
                 record = inherited
             nameless = b"/memfd:" if device == _MEMORY_DEVICE else _UNNAMED if file_type else b"anon_inode:"
-            path = record.text if record else nameless + b"[%d]" % inode
+            is_named = record is not None and device != _MEMORY_DEVICE  # if it is opened again, by /proc, it is recorded as /
+            path = record.text if record and is_named else nameless + b"[%d]" % inode
             known = self._add(path, file_type, record.size if record else None)
-            if record:
+            if record and is_named:
                 self._in_folder.setdefault(path.rpartition(b"/")[0], set()).add(known)
             self._rows[known] |= {
                 "since_ns": record.time_ns if record else 0,

@@ -44,6 +44,7 @@ from iotwin.trace_store.syscalls import CALLS, NUMBER_OF_OP, OPEN_KINDS
 from iotwin.trace_store.trace_directory import leftovers
 from iotwin.trace_store.writer import write_events, write_table
 
+NO_PHASES = "none"  # value of the parameter `phases` of a trace without the phases that its job logged
 _CLOCK_SLACK_NS = 3_600_000_000_000  # an event that begins more than an hour after the last clock reading is damaged
 _MOST_PID = 1 << 22  # the kernel's greatest pid_max
 _MOST_REQUESTED = np.uint64((1 << 62) - 1)  # the limit of table_checks.py
@@ -280,7 +281,11 @@ def _write_log_tables(directory: Path, manifest: Manifest) -> None:
         span_ns = manifest.clock[0].realtime_ns, manifest.clock[-1].realtime_ns
         try:
             logged = read_log(_logs(directory), one_by_one(realtime_to_monotonic(manifest.clock)), span_ns)
-            phases, parts = rows_table(logged.phases, schema.PHASES), rows_table(logged.parts, schema.PARTS)
+            parts = rows_table(logged.parts, schema.PARTS)
+            if manifest.parameters.get("phases") == NO_PHASES:
+                manifest.notes.append("the phases in the job's log are left out (--phases none)")
+            else:
+                phases = rows_table(logged.phases, schema.PHASES)
             if logged.torn:
                 manifest.notes.append(f"{logged.torn} MLLOG lines of the job's output were torn and left out")
         except (ArithmeticError, ValueError, TypeError, LookupError, OSError, RecursionError, pa.ArrowException) as error:

@@ -13,7 +13,7 @@ from iotwin.common.progress import note
 from iotwin.common.signals import interrupts_held
 from iotwin.trace_store.manifest import Manifest, write_manifest
 from iotwin.trace_store.raw.file_table import readable
-from iotwin.trace_store.raw.finish import finish_trace
+from iotwin.trace_store.raw.finish import NO_PHASES, finish_trace
 from iotwin.trace_store.raw.recording import RAW, Recording, refuse_unusable
 from iotwin.trace_store.syscalls import DEFAULT_DETAIL
 from iotwin.tracing_tools.backend_base import Backend
@@ -58,6 +58,7 @@ class TraceOptions:
     duration_ns: int | None = None  # end the trace after this time; the target continues
     grace_ns: int | None = None  # how long the job may take to end after the first interrupt; None: any time
     live: bool = False  # show the live view instead of the job's output
+    ignore_phases: bool = False  # leave out the phases in the job's log
 
 
 def trace_command(command: list[str], directory: Path, options: TraceOptions, limits: LimitedCgroups | None = None) -> Manifest:
@@ -98,6 +99,7 @@ def _trace(
             target=target.describe(),
             workload=None if options.workload is None else readable(os.fsencode(options.workload)),
             tool_version=version(),
+            parameters={"phases": NO_PHASES} if options.ignore_phases else {},
         )
         interruption = Interruption(target, options.grace_ns, manifest.notes)
         try:

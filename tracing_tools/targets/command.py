@@ -55,8 +55,12 @@ class CommandTarget(TraceTarget):
 
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
         """Start the process that executes the command after `release`."""
-        self._started = StartedCommand(backend.wrap(self._command, raw), logs, self._user, self._command_limits)
+        self._started = StartedCommand(backend.wrap(self.executed(), raw), logs, self._user, self._command_limits)
         self.root_pid = self._started.pid
+
+    def executed(self) -> list[str]:
+        """Return the words to execute. A subclass may execute others than those that `describe` returns."""
+        return self._command
 
     def attach(self, backend: Backend) -> None:
         """Move the command's process into its cgroups, and let the backend follow it."""

@@ -111,11 +111,14 @@ class _Stream:
 
 
 def for_people(content: memoryview) -> memoryview:
-    """Return `content` without the log lines that only tracers read. The job writes each of these lines as a whole."""
+    """Return `content` without the log lines that only tracers read. The job writes each of these lines as a whole.
+
+    Such a line may begin in the middle of another one, whose rest is still in the job's buffer and comes after it.
+    """
     if FOR_TRACERS not in bytes(content):
         return content
-    lines = bytes(content).splitlines(keepends=True)
-    return memoryview(b"".join(line for line in lines if not line.startswith(FOR_TRACERS)))
+    first, *others = bytes(content).split(FOR_TRACERS)
+    return memoryview(b"".join([first, *(each.partition(b"\n")[2] for each in others)]))
 
 
 def _is_file(descriptor: int) -> bool:

@@ -52,3 +52,11 @@ def test_lines_for_tracers_are_logged_and_shown_on_no_terminal(tmp_path, on_term
     assert (tmp_path / "stdout").read_bytes() == printed
     assert seen.count(b":::MLLOG") == (1 if on_terminal else 3)
     assert seen.startswith(b"epoch 1\n") and seen.endswith(b"half a line") and b'"seed"' in seen
+
+
+def test_a_line_for_tracers_within_another_line_leaves_it_whole():
+    """A job's buffer is flushed when it is full, whatever line that cuts."""
+    stream = io.StringIO()
+    mllog.MlLog(stream, mllog.FOR_TRACERS).start("step", step_num=1)
+    line = stream.getvalue().encode()
+    assert bytes(output_keeper.for_people(memoryview(b"lo" + line + b"ss 0.5\n" + 2 * line + b"end"))) == b"loss 0.5\nend"

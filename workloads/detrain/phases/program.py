@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.abc import InspectLoader
 from pathlib import Path
+from types import CodeType
 from typing import Any, cast
 
 from iotwin.common.errors import IotwinError
@@ -133,11 +134,12 @@ def _facts(trees: dict[Path, ast.Module], found: Instrumentation) -> tuple[bool,
     return not isinstance(loop, ast.While), any(ast.unparse(each) == f"{SESSION}.data" for each in calls)
 
 
-def _code_of(module: str) -> Any:
-    """Return the code of a module of this package, which is not imported."""
+def _code_of(module: str) -> CodeType:
+    """Return the code of a module of this package, which is not imported. Its file has no name that Python would look for."""
     name = f"{_PACKAGE}.{module}"
     spec = importlib.util.find_spec(name)
-    return cast(InspectLoader, spec.loader if spec else None).get_code(name)
+    source = cast(InspectLoader, spec.loader if spec else None).get_source(name) or ""
+    return compile(source, f"<{name}>", "exec", dont_inherit=True)
 
 
 def _begin_with(tree: ast.Module, settings: dict[str, Any]) -> None:

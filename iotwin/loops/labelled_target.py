@@ -1,0 +1,116 @@
+"""The target of `iotwin trace --phases auto`: a command whose script logs its phases, although it has no lines that do so."""
+
+import contextlib
+import fcntl
+import os
+import signal
+
+import msgspec
+
+from iotwin.common.errors import IotwinError
+from iotwin.common.foreign_files import decode_foreign
+from iotwin.tracing_tools.recorder.unprivileged_process import fork_apart, leave_root
+from iotwin.tracing_tools.targets.command import CommandTarget
+from iotwin.tracing_tools.targets.target import TraceTarget
+from iotwin.tracing_tools.targets.user import User, invoking_user
+
+_LEAST_DESCRIPTOR = 200  # beyond those of the job, which so get the same numbers as without labels
+_PIECE_BYTES = 1 << 16
+_UNLABELLED = "--phases auto labels nothing"
+
+
+class _Answer(msgspec.Struct):
+    """What the process that reads the script found. `words`: the command to run; none if the script is not labelled."""
+
+    words: list[str]
+    note: str
+
+
+class LabelledCommand(CommandTarget):
+    """A command that runs a Python script, with the loops of the script labelled if it is sure which lines they are.
+
+    Else it is run as it is, and a note gives the reason. The program with the labels is in memory, where the job finds it at a
+    descriptor.
+    """
+
+    def __init__(self, command: list[str]) -> None:
+        super().__init__(command)
+        self._program = -1
+        self._labelled = command
+        try:
+            self._program = _memory()
+            answer = _ask(command, self._program, invoking_user())
+        except OSError as error:
+            answer = _Answer([], f"there is no memory for the program ({error.strerror})")
+        if answer.words:
+            self._labelled = answer.words
+            self.notes.append(answer.note)
+        else:
+            self.notes.append(f"{_UNLABELLED}: {answer.note}")
+
+    def executed(self) -> list[str]:
+        """Return the command that runs the labelled script."""
+        return self._labelled
+
+    def close(self) -> None:
+        """Close the program, too."""
+        super().close()
+        if self._program >= 0:
+            os.close(self._program)
+            self._program = -1
+
+
+def not_labelled(target: TraceTarget) -> TraceTarget:
+    """Return the `target`, with a note that its loops are not labelled."""
+    target.notes.append(f"{_UNLABELLED}: it needs a command that iotwin starts itself, as python train.py")
+    return target
+
+
+def _memory() -> int:
+    """Return a descriptor of an empty file in memory, which the job inherits."""
+    made = os.memfd_create("iotwin-phases")
+    try:
+        return fcntl.fcntl(made, fcntl.F_DUPFD, _LEAST_DESCRIPTOR)
+    finally:
+        os.close(made)
+
+
+def _ask(command: list[str], program: int, user: User | None) -> _Answer:
+    """Read the script in a process of `user`, as it may be anybody's, and write the labelled program."""
+    import iotwin.workloads.detrain.phases.program  # noqa: F401 - imported before the process gives up root
+
+    answers, ours = os.pipe()
+    child = fork_apart(lambda: _answer(command, program, ours, user))
+    os.close(ours)
+    try:
+        content = b"".join(iter(lambda: os.read(answers, _PIECE_BYTES), b""))
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        os.close(answers)
+        os.waitpid(child, 0)
+    if not content:
+        return _Answer([], "the process that reads the script was ended")
+    return decode_foreign(content, _Answer, "the answer of the process that reads the script")
+
+
+def _answer(command: list[str], program: int, answers: int, user: User | None) -> None:
+    """Run in the forked process: write the program to the descriptor `program`, and the answer to `answers`."""
+    from iotwin.workloads.detrain.phases.program import labelled_command
+
+    leave_root(user, {program, answers}, signal.SIG_DFL)
+    try:
+        made = labelled_command(command, program)
+        answer = _Answer(made.words, made.note)
+        left = made.program
+        while left:
+            left = left[os.write(program, left) :]
+    except IotwinError as error:
+        answer = _Answer([], str(error))
+    except Exception as error:  # whatever is in the script, it is traced
+        answer = _Answer([], f"its source could not be analysed ({type(error).__name__}: {error})")
+    with contextlib.suppress(OSError):
+        content = msgspec.json.encode(answer)
+        while content:
+            content = content[os.write(answers, content) :]
