@@ -71,7 +71,7 @@ class DetrainCourtCommand(Command):
 def _case(args: Namespace) -> Any:
     from iotwin.common.errors import UsageError
     from iotwin.workloads.detrain.court.kill_points import BATCHES, CALLS
-    from iotwin.workloads.detrain.court.trial import Case
+    from iotwin.workloads.detrain.court.trial import CourtCase
 
     if not args.script.is_file():
         raise UsageError(f"{args.script} is not a file")
@@ -81,7 +81,7 @@ def _case(args: Namespace) -> Any:
     if args.kills != "all" and not (args.kills.isdecimal() and int(args.kills)):
         raise UsageError(f"--kills: '{args.kills}' is neither a number above 0 nor all")
     kills = None if args.kills == "all" else int(args.kills)
-    return Case(args.script.resolve(), args.arguments, args.output.resolve(), args.resume_args, kinds, kills, args.seed)
+    return CourtCase(args.script.resolve(), args.arguments, args.output.resolve(), args.resume_args, kinds, kills, args.seed)
 
 
 def _described(difference: dict[str, Any]) -> str:

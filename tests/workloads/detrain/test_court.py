@@ -18,9 +18,9 @@ from iotwin.workloads.detrain.court.first_difference import Difference, first_di
 from iotwin.workloads.detrain.court.held_calls import CallHolder, HeldCall, hold_own_calls
 from iotwin.workloads.detrain.court.kill_points import BATCH, BATCHES, CALLS, CallLog, KillPoint, drawn, kill_points
 from iotwin.workloads.detrain.court.own_resume import newest_checkpoint, resume_arguments, resume_template
-from iotwin.workloads.detrain.court.script_process import imported_names
-from iotwin.workloads.detrain.court.trial import Case, Trial
-from iotwin.workloads.detrain.court.update_log import Update, read_updates
+from iotwin.workloads.detrain.court.script_process import Ended, Run, imported_names
+from iotwin.workloads.detrain.court.trial import CourtCase, Trial
+from iotwin.workloads.detrain.court.update_log import Update, read_updates, rows_of, tensor_digest
 from tests.conftest import run_iotwin
 
 STACKS = Path(__file__).with_name("stacks")
@@ -28,7 +28,7 @@ UPDATES, CALLS_OF_EXACT = 10, 24  # of torch_exact.py: 2 epochs of 5 batches, 4 
 
 
 def _case(folder, script="torch_exact", arguments=(), kinds=(BATCHES, CALLS), kills=None, resume=None):
-    return Case((STACKS / f"{script}.py").resolve(), list(arguments), folder, resume, kinds, kills, 0)
+    return CourtCase((STACKS / f"{script}.py").resolve(), list(arguments), folder, resume, kinds, kills, 0)
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +146,6 @@ def test_command(tmp_path):
         "for _ in range(3):\n    model(inputs).sum().backward()\n    optimizer.step()\n"
     )
     done = run_iotwin("detrain", "court", script, "-o", tmp_path / "out", "--kill-at", "batches")
-    if "unknown action" in done.stderr:
-        pytest.skip("the group has no court yet")
     assert done.returncode == 1
     assert "two runs without a kill differ at step 0, in samples" in done.stdout
     assert "not repeatable: 0 of 0 kills exact" in done.stdout
@@ -174,6 +172,85 @@ def test_script_that_fails_or_trains_nothing_is_refused(processes, tmp_path):
         script.write_text(text)
         with pytest.raises(IotwinError, match=message):
             _trial(_case(tmp_path / "trial")._replace(script=script), processes)
+
+
+_OBSERVED = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.out = torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)
+    def forward(self, *, x, y):
+        return (self.out(self.norm(x)) - y).square().mean()
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(8, 3), torch.randn(8, 1))
+train, test = DataLoader(data, 2, num_workers=int(sys.argv[1])), DataLoader(data, 4)
+net, other = Net(), torch.nn.Linear(1, 1)
+first, second = torch.optim.Adam(net.parameters()), torch.optim.SGD(other.parameters(), 0.1)
+for index, (x, y) in enumerate(train):
+    net(x=x, y=y).backward()
+    if index % 2:
+        first.step()
+        other(torch.ones(1, 1)).backward()
+        second.step()
+        for x, y in test:  # with gradients, which are not used
+            net.eval()(x=x, y=y)
+        net.train()
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_updates_have_the_samples_that_were_trained_on(processes, tmp_path, workers):
+    script, log = _script(tmp_path, _OBSERVED), tmp_path / "updates"
+    run = Run(str(script), [str(workers)], str(tmp_path), str(log), str(tmp_path / "out"), str(tmp_path / "err"), 5, False)
+    ended = processes[0].run(run, lambda call: False, 300.0)
+    assert ended.status == 0, (tmp_path / "err").read_text()
+    updates = read_updates(log)
+    assert [update.optimizer for update in updates] == [0, 1, 0, 1]
+    assert [update.indices for update in updates] == [[[0, 1], [2, 3]], None, [[4, 5], [6, 7]], None]
+    assert [len(update.rows) for update in updates] == [4, 1, 4, 1]
+    assert [len(update.losses) for update in updates] == [2, 1, 2, 1]
+    net = [name for name in updates[0].weights if name.startswith("Net.")]
+    assert net == [
+        "Net.norm.weight", "Net.norm.bias", "Net.out.weight", "Net.out.bias",
+        "Net.norm.running_mean", "Net.norm.running_var", "Net.norm.num_batches_tracked",
+    ]  # fmt: skip
+    assert updates[0].weights["Net.norm.running_mean"] != updates[2].weights["Net.norm.running_mean"]
+    assert [update.before is None for update in updates] == [False, False, True, True]
+    assert updates[0].before != updates[0].after != updates[2].after
+    assert updates[0].rng["python"] == updates[3].rng["python"] and updates[0].state != updates[2].state
+
+
+def test_digests_depend_on_type_shape_and_every_element(processes):
+    import torch
+
+    tensor = torch.arange(6.0).view(2, 3)
+    others = [tensor.view(3, 2), tensor.double(), tensor + torch.eye(6)[5].view(2, 3), tensor.to(torch.bfloat16), tensor[:1]]
+    assert len({tensor_digest(each) for each in [tensor, *others]}) == 6
+    assert tensor_digest(tensor.t().contiguous().t()) == tensor_digest(tensor)
+    assert rows_of([tensor, {"y": torch.tensor([5, 6])}])[0] == rows_of([tensor[:1], torch.tensor([5])])[0]
+    assert rows_of([[tensor[0], tensor[1]]]) != rows_of([[tensor[1], tensor[0]]])
+
+
+def test_run_that_takes_too_long_is_killed(processes, tmp_path):
+    script = _script(tmp_path, "import time\ntime.sleep(1000)\n")
+    run = Run(str(script), [], str(tmp_path), str(tmp_path / "log"), str(tmp_path / "out"), str(tmp_path / "err"), 0, True)
+    assert processes[0].run(run, lambda call: False, 0.2) == Ended(-signal.SIGKILL, True)
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"), [("raise SystemExit(3)", 3), ("raise SystemExit('why')", 1), ("1 / 0", 1), ("", 0)]
+)
+def test_script_ends_as_under_python(processes, tmp_path, ending, status):
+    text = f"import atexit\natexit.register(print, 'registered')\nfile = open('unclosed.txt', 'w')\nfile.write('all')\n{ending}\n"
+    script = _script(tmp_path, text)
+    run = Run(str(script), [], str(tmp_path), str(tmp_path / "log"), str(tmp_path / "out"), str(tmp_path / "err"), 0, False)
+    assert processes[1].run(run, lambda call: False, 300.0) == Ended(status, False)
+    assert (tmp_path / "out").read_text() == "registered\n" and (tmp_path / "unclosed.txt").read_text() == "all"
+    plain = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
+    assert plain.returncode == status
+    assert (tmp_path / "err").read_text().splitlines()[-1:] == plain.stderr.splitlines()[-1:]
 
 
 # --- parts ---

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from iotwin.common.foreign_files import open_foreign
 from iotwin.workloads.detrain.court.first_difference import Difference
 
 _CHUNK_BYTES = 1 << 20
@@ -55,7 +56,7 @@ def _counterpart(folder: Path, name: str) -> Path | None:
 def _same_bytes(path: Path, other: Path) -> bool:
     if path.stat().st_size != other.stat().st_size:
         return False
-    with path.open("rb") as file, other.open("rb") as found:
+    with open_foreign(path) as file, open_foreign(other) as found:
         while chunk := file.read(_CHUNK_BYTES):
             if chunk != found.read(_CHUNK_BYTES):
                 return False

@@ -163,7 +163,7 @@ def _kill_group(group: int) -> None:
 
 
 def imported_names(script: Path) -> list[str]:
-    """Return what the script imports from installed packages, to be imported once for all runs: each MODULE or MODULE:NAME.
+    """Return what the script imports from installed packages, to be imported before all runs: each MODULE or MODULE:NAME.
 
     Names are imported as well, since some packages import their parts only then. Returns [] if the script sets environment
     variables, which packages may read when they are imported.

@@ -26,7 +26,7 @@ _LEAST_LIMIT_S, _LIMIT_FACTOR = 120.0, 10.0  # a resumed run that takes longer t
 _WORK = "{work}"
 
 
-class Case(NamedTuple):
+class CourtCase(NamedTuple):
     """What is judged. `arguments`: of the script, with {work} for its folder; `resume`: None to search for the option."""
 
     script: Path
@@ -67,7 +67,7 @@ class _Outcome(NamedTuple):
 class Trial:
     """The trial of one script. Use as a context manager, which ends the processes that run the script."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: CourtCase) -> None:
         self._case = case
         names = imported_names(case.script)
         self.processes = tuple(ScriptProcesses(names, seed) for seed in _HASH_SEEDS)
@@ -95,7 +95,7 @@ class Trial:
             raise IotwinError(f"{self._case.script}: no optimizer of PyTorch updated weights, so there is nothing to compare")
         again = self._checked(self._run(self._case.folder / "repeat", self._case.seed, restarted=True))
         self.repeat_difference = first_difference(self._whole.updates, again.updates, 0)
-        # Files that differ although nothing was killed, such as those with times, prove nothing later.
+        # Files that differ although nothing was killed, such as those with times, are not compared later.
         self._varying = set(compare_files(self._whole.work, again.work, self._whole.calls.checkpoints()).differing)
         self._repeats_bytes = self._files(again.work).bytes_equal
         remove_own(self._case.folder / "repeat")

@@ -41,11 +41,12 @@ def main():
         optimizer.load_state_dict(state["optimizer"])
         dataloader.load_state_dict(state["dataloader"])
         first_epoch = state["epoch"]
-        if args.rng:
-            torch.set_rng_state(state["rng"])
 
     for epoch in range(first_epoch, args.epochs):
-        for step, (x, y) in enumerate(dataloader):
+        batches = iter(dataloader)  # draws a seed for workers
+        if args.rng and args.resume and epoch == first_epoch and "state" in locals():
+            torch.set_rng_state(state["rng"])
+        for step, (x, y) in enumerate(batches):
             loss = nn.functional.mse_loss(model(x), y)
             optimizer.zero_grad()
             loss.backward()
