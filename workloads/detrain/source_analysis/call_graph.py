@@ -68,11 +68,12 @@ class CallGraph:
         self._reaching = ReachingNames(inference.modules)
         self._active: list[object] = []
         self._done: set[CallFrame] = set()
-        self._imported: set[object] = set()
 
     def follow(self) -> None:
         """Find the sinks. If the script's first line leads to none, start from every function of the script."""
         entry = self.inference.module_frame(self.inference.modules.entry)
+        for module in self._reaching.run_at_import():
+            self._walk(self.inference.module_frame(module), _Around())
         self._walk(entry, _Around())
         if not self.sinks:
             self._walk_all_functions(entry)
@@ -97,25 +98,10 @@ class CallGraph:
         self._done.add(frame)
         self.frames.append(frame)
         self._active.append(frame.scope)
-        for node, own in frame.scope.imports:
-            self._walk_imported(node, frame, (*around.loops, *(ActiveLoop(each, frame) for each in own)))
         for site in frame.scope.sites:
             loops = (*around.loops, *(ActiveLoop(each, frame) for each in site.loops))
             self._site(site.call, frame, _Around(loops, around.repeated or site.repeated, around.within))
         self._active.pop()
-
-    def _walk_imported(self, node: ast.Import | ast.ImportFrom, frame: CallFrame, loops: tuple[ActiveLoop, ...]) -> None:
-        """Follow the top level of the modules that an import runs."""
-        modules, module = self.inference.modules, frame.scope.module
-        if isinstance(node, ast.Import):
-            found = [modules.named(alias.name) for alias in node.names]
-        else:
-            base = modules.imported(module, node.module, node.level)
-            found = [base, *(modules.submodule(base, alias.name) for alias in node.names)] if base is not None else []
-        for each in found:
-            if each is not None and each not in self._imported and not each.is_entry:
-                self._imported.add(each)
-                self._walk(self.inference.module_frame(each), _Around(loops))
 
     def _site(self, call: ast.Call, frame: CallFrame, around: _Around) -> None:
         kind = sink_of(call, frame, self.inference)

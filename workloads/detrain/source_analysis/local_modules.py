@@ -67,21 +67,45 @@ class SourceModule:
         return {match[0] for match in map(_NAME.match, names) if match}
 
     @cached_property
+    def _index(self) -> tuple[list[ast.AST], dict[ast.AST, ast.AST], dict[ast.AST, tuple[int, int]]]:
+        """All nodes, each before what it contains; the parent of each; and which range of the nodes each consists of."""
+        nodes: list[ast.AST] = []
+        parents: dict[ast.AST, ast.AST] = {}
+        begins: dict[ast.AST, int] = {}
+        ranges: dict[ast.AST, tuple[int, int]] = {}
+        left: list[tuple[ast.AST, bool]] = [(self.tree, False)]
+        while left:
+            node, is_done = left.pop()
+            if is_done:
+                ranges[node] = (begins[node], len(nodes))
+                continue
+            begins[node] = len(nodes)
+            nodes.append(node)
+            left.append((node, True))
+            children = list(ast.iter_child_nodes(node))
+            for child in reversed(children):
+                parents[child] = node
+                left.append((child, False))
+        return nodes, parents, ranges
+
+    @property
     def nodes(self) -> list[ast.AST]:
         """All nodes of the tree."""
-        return list(ast.walk(self.tree))
+        return self._index[0]
 
-    @cached_property
-    def _parents(self) -> dict[ast.AST, ast.AST]:
-        return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+    def within(self, node: ast.AST) -> list[ast.AST]:
+        """Return the node and all that it contains."""
+        begin, end = self._index[2][node]
+        return self._index[0][begin:end]
 
     def parent(self, node: ast.AST) -> ast.AST | None:
         """Return the node that directly contains `node`, None for the module's tree."""
-        return self._parents.get(node)
+        return self._index[1].get(node)
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes that contain `node`, innermost first."""
-        while (above := self._parents.get(node)) is not None:
+        parents = self._index[1]
+        while (above := parents.get(node)) is not None:
             yield above
             node = above
 

@@ -36,6 +36,11 @@ class BatchLoop:
     sinks: list[Sink] = field(default_factory=list)  # all sinks within the loop
     epochs: list[ActiveLoop | None] = field(default_factory=list)
 
+    @property
+    def is_over_loader(self) -> bool:
+        """True if the loop is a `for` over what yields the batches."""
+        return self.source is not None and self.source.node is self.loop.node
+
 
 class LoopChoice:
     """The batch loops of a script."""
@@ -119,7 +124,11 @@ class LoopChoice:
                     return BatchLoop(loop, Source(node, loop.frame, Strength.PLAIN), guessed=True)
         for loop in reversed(loops):
             if self._inputs(loop, sink) and not self._runs_over_parts(loop, []):
-                return BatchLoop(loop, None, guessed=True)
+                return BatchLoop(loop, None)
+        for loop in reversed(loops):
+            for site in loop.frame.scope.sites:
+                if loop.node in site.loops and ast.unparse(site.call.func) == "next":
+                    return BatchLoop(loop, Source(site.call, loop.frame, Strength.PLAIN), guessed=True)
         return BatchLoop(loops[-1], None, guessed=True) if loops else None
 
     def _within_one_training(self, sink: Sink) -> list[ActiveLoop]:

@@ -1,7 +1,7 @@
 """Names of functions that may lead to an update of weights, so that all other functions need not be followed."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from iotwin.workloads.detrain.source_analysis.local_modules import LocalModules, SourceModule
@@ -17,8 +17,8 @@ _CONTAINERS = (ast.Dict, ast.List, ast.Tuple, ast.Set, ast.IfExp, ast.BoolOp)
 class Mentions:
     """Names that some code calls or passes on.
 
-    `functions`: by name, or as a member of a module; `variables`: parameters and other local variables; `methods`: as an attribute of
-    an object; `makers`: called to make a value; `sink`: a sink is called; `items`: an item of a container, or a result, is called.
+    `functions`: by name, or as a member of a module; `variables`: parameters and local variables; `methods`: attributes of
+    objects; `makers`: called to make a value; `sink`: a sink is called; `items`: an item of a container, or a result, is called.
     """
 
     functions: set[str] = field(default_factory=set)
@@ -56,11 +56,14 @@ class ReachingNames:
         self._items = False  # some are items of lists or dicts
         self._facts = _Facts()
         self._mentions: dict[ast.AST, Mentions] = {}
+        self._readers: dict[SourceModule, _Reader] = {}
+        self._read: list[SourceModule] = []
         unread = modules.all()
         while True:
             new = [module for module in unread if self._may_mention(module)]
             for module in new:
-                _Collector(module, sink_names(module, modules), self._facts).collect()
+                _Collector(module, self._reader(module), self._facts).collect()
+            self._read += new
             unread = [module for module in unread if module not in new]
             if not self._grow() and not new:
                 return
@@ -68,8 +71,24 @@ class ReachingNames:
     def reached_by(self, node: ast.AST, module: SourceModule) -> bool:
         """Return whether the code of a function of a module may lead to a sink."""
         if node not in self._mentions:
-            self._mentions[node] = _Reader(module, sink_names(module, self._modules)).of(node)
+            self._mentions[node] = self._reader(module).of(node)
         return self._are_in(self._mentions[node])
+
+    def _reader(self, module: SourceModule) -> "_Reader":
+        if module not in self._readers:
+            self._readers[module] = _Reader(module, sink_names(module, self._modules))
+        return self._readers[module]
+
+    def run_at_import(self) -> list[SourceModule]:
+        """Return the modules, besides the script, whose top level may lead to a sink."""
+        found = []
+        for module in self._read:
+            top = [
+                each for each in module.tree.body if not isinstance(each, (*_METHODS, ast.ClassDef, ast.Import, ast.ImportFrom))
+            ]
+            if not module.is_entry and any(self.reached_by(each, module) for each in top):
+                found.append(module)
+        return found
 
     def _may_mention(self, module: SourceModule) -> bool:
         if not module.words.isdisjoint(self._functions | self._variables | self._methods | self._makers):
@@ -142,24 +161,27 @@ class _Reader:
     def of(self, node: ast.AST) -> Mentions:
         """Return what the code at `node` mentions."""
         found = Mentions()
-        for each in ast.walk(node):
+        nodes = self._module.within(node)
+        names = self._locals_around(node) | _bound(nodes)
+        for each in nodes:
             if isinstance(each, ast.Call):
-                self._call(each, found)
+                self._call(each, found, names)
             for value in _passed_on(each):
-                self._add(value, found)
+                self._add(value, found, names)
         return found
 
     def value(self, node: ast.AST) -> Mentions:
         """Return what functions the value of an expression may be."""
         found = Mentions()
+        names = self._locals_around(node)
         if isinstance(node, ast.Lambda):
             return self.of(node)
         if isinstance(node, ast.Call):
             found.makers.add(_last_name(node.func))
             for each in (*node.args, *(keyword.value for keyword in node.keywords)):
-                self._add(each, found)
-        for each in ast.iter_child_nodes(node) if isinstance(node, _CONTAINERS) else [node]:
-            self._add(each, found)
+                self._add(each, found, names)
+        for part in ast.iter_child_nodes(node) if isinstance(node, _CONTAINERS) else [node]:
+            self._add(part, found, names)
         return found
 
     def _locals_around(self, node: ast.AST) -> set[str]:
@@ -168,20 +190,18 @@ class _Reader:
         if function is None:
             return set()
         if function not in self._locals:
-            inner = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
-            inner |= {each.id for each in ast.walk(function) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
-            self._locals[function] = inner | self._locals_around(function)
+            self._locals[function] = _bound(self._module.within(function)) | self._locals_around(function)
         return self._locals[function]
 
-    def _call(self, call: ast.Call, found: Mentions) -> None:
+    def _call(self, call: ast.Call, found: Mentions, names: set[str]) -> None:
         name = _last_name(call.func)
         found.sink |= name in self._sinks and (isinstance(call.func, ast.Attribute) or name in _FUNCTIONS)
         found.items |= not name
-        self._add(call.func, found)
+        self._add(call.func, found, names)
 
-    def _add(self, node: ast.AST, found: Mentions) -> None:
+    def _add(self, node: ast.AST, found: Mentions, names: set[str]) -> None:
         if isinstance(node, ast.Name):
-            (found.variables if node.id in self._locals_around(node) else found.functions).add(node.id)
+            (found.variables if node.id in names else found.functions).add(node.id)
         elif isinstance(node, ast.Attribute):
             root: ast.expr = node
             while isinstance(root, ast.Attribute):
@@ -193,9 +213,8 @@ class _Reader:
 class _Collector:
     """Adds what a module defines and passes on to the facts."""
 
-    def __init__(self, module: SourceModule, sinks: set[str], facts: _Facts) -> None:
-        self._module, self._facts = module, facts
-        self._reader = _Reader(module, sinks)
+    def __init__(self, module: SourceModule, reader: _Reader, facts: _Facts) -> None:
+        self._module, self._reader, self._facts = module, reader, facts
 
     def collect(self) -> None:
         """Read the module."""
@@ -221,7 +240,7 @@ class _Collector:
         is_method = isinstance(self._module.parent(node), ast.ClassDef)
         self._facts.bodies.append((node.name, is_method, self._reader.of(node)))
         self._parameters(node.name, node, 1 if is_method else 0)
-        for each in ast.walk(node):
+        for each in self._module.within(node):
             if isinstance(each, ast.Return) and each.value is not None:
                 self._facts.returned.append((node.name, self._reader.value(each.value)))
 
@@ -260,6 +279,17 @@ class _Collector:
         if isinstance(node, FUNCTIONS):
             names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
             self._facts.parameters.setdefault(name, []).append(names[skipped:])
+
+
+def _bound(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the parameters and variables among nodes."""
+    found = set()
+    for each in nodes:
+        if isinstance(each, ast.arg):
+            found.add(each.arg)
+        elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+            found.add(each.id)
+    return found
 
 
 def _passed_on(node: ast.AST) -> Iterator[ast.AST]:

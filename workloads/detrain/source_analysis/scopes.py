@@ -54,7 +54,6 @@ class CodeScope:
     yields: list[ast.expr] = field(default_factory=list)
     is_generator: bool = False
     sites: list[CallSite] = field(default_factory=list)
-    imports: list[tuple[ast.Import | ast.ImportFrom, tuple[Loop, ...]]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -233,7 +232,6 @@ class _Builder:
             case ast.withitem(optional_vars=ast.expr()):
                 self._targets("with", cast(ast.expr, node.optional_vars), node.context_expr, node)
             case ast.Import() | ast.ImportFrom():
-                self._scope.imports.append((node, loops))
                 for alias in node.names:
                     name = alias.asname or (alias.name.partition(".")[0] if isinstance(node, ast.Import) else alias.name)
                     self._bind(name, Binding("import", node, ast.Constant(alias.name if alias.asname else name)))
