@@ -349,6 +349,9 @@ def test_call_log_counts_calls_on_checkpoints_only():
         KillPoint("write", 0, 1, "data.bin"), KillPoint("write", 1, 2, "a.pt.tmp"), KillPoint("rename", 1, 3, "a.pt"),
     ]  # fmt: skip
     assert log.checkpoints() == {"a.pt"}
+    moved_in = CallLog(Path("/run/work"), Path("/run/updates"))
+    assert not any(moved_in(call) for call in (update, HeldCall("rename", (Path("/tmp/x"), Path("/run/work/b.pt")), 0)))
+    assert moved_in.checkpoints() == {"b.pt"}
     assert kill_points(2, log, [BATCHES]) == [KillPoint(BATCH, 1), KillPoint(BATCH, 2)]
     assert kill_points(2, log, [CALLS]) == log.points[1:]
     # The checkpoint after update 1 is whole once its last call, the third, has happened.

@@ -59,7 +59,7 @@ class CallLog:
             return False
         if all(_LOG.search(name) for name in names):
             return False
-        if call.kind == "rename":
+        if call.kind == "rename" and len(names) == len(call.paths):
             self.renamed.add(names[0])
         self.points.append(KillPoint(call.kind, self._updates, len(self.points) + 1, names[-1]))
         return len(self.points) == self._killed_at

@@ -23,6 +23,7 @@ EXACT, DIFFERS, FAILS, LOST, NOT_REACHED = "exact", "differs", "does not resume"
 NOT_EXACT, NOT_REPEATABLE = "not exact", "not repeatable"
 _HASH_SEEDS = (1, 2)  # of the strings of Python, for killed and for resumed runs: a restarted process has others
 _LEAST_LIMIT_S, _LIMIT_FACTOR = 120.0, 10.0  # a resumed run that takes longer than that hangs
+_NEXT_SECOND_S = 1.1
 _WORK = "{work}"
 
 
@@ -93,6 +94,8 @@ class Trial:
         self._limit_s = max(_LEAST_LIMIT_S, _LIMIT_FACTOR * (time.monotonic() - begin))
         if not self._whole.updates:
             raise IotwinError(f"{self._case.script}: no optimizer of PyTorch updated weights, so there is nothing to compare")
+        # Names and files may have the time in seconds, and two runs in the same second would hide that.
+        time.sleep(max(0.0, begin + _NEXT_SECOND_S - time.monotonic()))
         again = self._checked(self._run(self._case.folder / "repeat", self._case.seed, restarted=True))
         self.repeat_difference = first_difference(self._whole.updates, again.updates, 0)
         # Files that differ although nothing was killed, such as those with times, are not compared later.

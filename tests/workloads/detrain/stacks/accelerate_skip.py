@@ -4,7 +4,7 @@ import argparse
 import os
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import set_seed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -15,13 +15,13 @@ def main():
     parser.add_argument("--num_epochs", type=int, default=2)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--seedable", action="store_true", help="use_seedable_sampler=True")
+    parser.add_argument("--stateful", action="store_true", help="use_stateful_dataloader=True")
     parser.add_argument("--resume_from_checkpoint", type=str, default=None)
     args = parser.parse_args()
     torch.set_num_threads(1)
     set_seed(42)
-    from accelerate import DataLoaderConfiguration
-
-    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=args.seedable))
+    config = DataLoaderConfiguration(use_seedable_sampler=args.seedable, use_stateful_dataloader=args.stateful)
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
     x = torch.randn(40, 4)
     train_dataloader = DataLoader(TensorDataset(x, x.prod(1, keepdim=True)), shuffle=True, batch_size=8, num_workers=args.workers)
     model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1))
@@ -38,7 +38,7 @@ def main():
 
     for epoch in range(starting_epoch, args.num_epochs):
         model.train()
-        if resume_step is not None and epoch == starting_epoch:
+        if resume_step is not None and epoch == starting_epoch and not args.stateful:
             active_dataloader = accelerator.skip_first_batches(train_dataloader, resume_step)
         else:
             active_dataloader = train_dataloader

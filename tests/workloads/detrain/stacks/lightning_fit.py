@@ -35,12 +35,16 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--stateful", action="store_true", help="load by torchdata's StatefulDataLoader")
     args = parser.parse_args()
     torch.set_num_threads(1)
     L.seed_everything(7, workers=True, verbose=False)
     x = torch.randn(48, 4)
     y = x.sum(1, keepdim=True)
-    train = DataLoader(TensorDataset(x[:40], y[:40]), batch_size=8, shuffle=True, num_workers=args.workers)
+    loader = DataLoader
+    if args.stateful:
+        from torchdata.stateful_dataloader import StatefulDataLoader as loader
+    train = loader(TensorDataset(x[:40], y[:40]), batch_size=8, shuffle=True, num_workers=args.workers)
     valid = DataLoader(TensorDataset(x[40:], y[40:]), batch_size=8)
     checkpoint = ModelCheckpoint(dirpath="checkpoints", every_n_train_steps=2, save_last=True, save_top_k=1)
     trainer = L.Trainer(

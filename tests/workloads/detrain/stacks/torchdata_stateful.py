@@ -34,7 +34,7 @@ def main():
     dataloader = StatefulDataLoader(Squares(), batch_size=8, shuffle=True, num_workers=args.workers)
     model = nn.Sequential(nn.Linear(1, 16), nn.ReLU(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    first_epoch = 0
+    first_epoch, state = 0, None
     if args.resume and os.path.exists(CHECKPOINT):
         state = torch.load(CHECKPOINT, weights_only=False)
         model.load_state_dict(state["model"])
@@ -44,7 +44,7 @@ def main():
 
     for epoch in range(first_epoch, args.epochs):
         batches = iter(dataloader)  # draws a seed for workers
-        if args.rng and args.resume and epoch == first_epoch and "state" in locals():
+        if args.rng and args.resume and epoch == first_epoch and state:
             torch.set_rng_state(state["rng"])
         for step, (x, y) in enumerate(batches):
             loss = nn.functional.mse_loss(model(x), y)
