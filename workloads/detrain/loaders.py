@@ -21,10 +21,15 @@ from iotwin.workloads.detrain.tensorflow_states import DatasetTracker, TrackedDa
 
 
 class IteratorState(NamedTuple):
-    """Where an iterator is: batches that it has yielded, the generators' states when it began, and its loader's passes before."""
+    """Where an iterator is.
+
+    `position`: batches that it has yielded; `began`, `drawn`: the generators' states before it was made, and before its first
+    indices were drawn; `passes`: iterators of its loader before.
+    """
 
     position: int
     began: dict[str, Any]
+    drawn: dict[str, Any]
     passes: int
 
 
@@ -61,28 +66,28 @@ class TrackedIterator:
         self.position, self._placeholders = 0, start.position if start else 0
         self.passes = self._tracker.passes_of(self.loader, start.passes if start else None)
         self.requested.clear()
-        self._real: Any = None
-        # With worker processes, the indices of the first batches are drawn when the iterator is made, else with the first batch.
-        if self.reads_ahead:
-            self._draw_from(start)
-        self._real = self._tracker.begin(self, self._placeholders if self.reads_ahead else 0)
-        self._drawn = self.reads_ahead
-        if start is not None and not self.reads_ahead:
-            self._draw_from(start)
-            self._drawn = True
-            for _ in range(self._placeholders):
-                next(self._real._sampler_iter)
-
-    def _draw_from(self, start: IteratorState | None) -> None:
+        self._start_state = start
+        self._drawn: dict[str, Any] | None = None
         if start is not None:
             set_generators(self.loader, start.began)
-        self.began = generators_of(self.loader)
+        self._began = generators_of(self.loader)
+        self._real: Any = None
+        self._real = self._tracker.make(self)
+        if start is not None and not self.reads_ahead:
+            self.draw(lambda: next(self._real._sampler_iter))
+
+    def draw(self, next_index: Callable[[], object]) -> None:
+        """Draw the indices of the batches that are not read, before others are drawn."""
+        if self._drawn is None:
+            if self._start_state is not None:
+                set_generators(self.loader, self._start_state.drawn)
+            self._drawn = generators_of(self.loader)
+            for _ in range(self._placeholders):
+                next_index()
 
     def state(self) -> IteratorState:
         """Return where it is."""
-        if not self._drawn:
-            self._draw_from(None)
-        return IteratorState(self.position, self.began, self.passes)
+        return IteratorState(self.position, self._began, self._drawn or generators_of(self.loader), self.passes)
 
     def go_to(self, state: IteratorState) -> None:
         """Begin anew, and go on as an iterator in this state does, without reading what it had yielded."""
@@ -102,9 +107,6 @@ class TrackedIterator:
             self._placeholders -= 1
             self.position += 1
             return Placeholder()
-        if not self._drawn:
-            self._draw_from(None)
-            self._drawn = True
         item = next(self._real)
         self.position += 1
         self._tracker.yielded(self)
@@ -129,7 +131,7 @@ class LoaderTracker:
     ) -> None:
         self._on_batch, self._workers, self._item_seed = on_batch, workers, item_seed
         self._make = DataLoader.__iter__
-        self._creating: list[tuple[TrackedIterator, int]] = []
+        self._making: list[TrackedIterator] = []
         self._starts: deque[IteratorState] = deque()
         self.opened: list[TrackedIterator | TrackedDatasetIterator] | None = None  # those that began since `opens`
         self._datasets = DatasetTracker(lambda begun: self.opened.append(begun) if self.opened is not None else None)
@@ -145,11 +147,9 @@ class LoaderTracker:
             return found
 
         def indices(iterator: Any) -> Any:
-            if tracker._creating:
-                iterator.detrain_owner, skipped = tracker._creating[-1]
-                tracker._creating[-1] = iterator.detrain_owner, 0
-                for _ in range(skipped):
-                    next_index(iterator)
+            if tracker._making:
+                iterator.detrain_owner = tracker._making[-1]
+            iterator.detrain_owner.draw(lambda: next_index(iterator))
             found = next_index(iterator)
             iterator.detrain_owner.requested.append(found)
             return found
@@ -159,13 +159,13 @@ class LoaderTracker:
         DataLoader.__iter__ = begun
         torch_loader._BaseDataLoaderIter._next_index = indices
 
-    def begin(self, owner: TrackedIterator, skipped: int) -> Any:
-        """Return the iterator that DataLoader makes, which does not read its first `skipped` batches."""
-        self._creating.append((owner, skipped))
+    def make(self, owner: TrackedIterator) -> Any:
+        """Return the iterator that DataLoader makes."""
+        self._making.append(owner)
         try:
             made = self._make(owner.loader)
         finally:
-            self._creating.pop()
+            self._making.pop()
         made.detrain_owner = owner
         return made
 
@@ -189,7 +189,7 @@ class LoaderTracker:
     def opens(self, starts: list[dict[str, Any] | None]) -> None:
         """A loop begins: the iterators that begin from now on start at `starts`, in order; without, at their beginning."""
         self.opened = []
-        self._starts = deque(IteratorState(**each) for each in starts if each and "began" in each)
+        self._starts = deque(IteratorState(**each) for each in starts if each and "drawn" in each)
         self._datasets.opens([each for each in starts if each and "files" in each])
 
     def about_to_save(self) -> None:

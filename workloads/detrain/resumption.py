@@ -36,9 +36,10 @@ def check_inputs(saved: Resumption, item: Any) -> None:
     """Raise IotwinError if the batch that the loop has got, if it has one, is not the checkpoint's."""
     wanted = saved.state["inputs_sha256"]
     if item is not None and wanted is not None and wanted != inputs_sha256(item):
+        other = REPLAY_DATA if saved.jumps else FULL
         raise IotwinError(
             f"the loader gives another batch {saved.point.batch} of epoch {saved.point.epoch} than before: its samples do not "
-            "depend on the generators' states alone; resume with --replay full, or run with --determinism seeded from the start"
+            f"depend on the generators' states alone; resume with --replay {other}, or run with --determinism seeded from the start"
         )
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.errors import IotwinError, UsageError, in_one_line
 from iotwin.common.files import make_folder, write_json
 from iotwin.common.foreign_files import read_foreign
 from iotwin.common.progress import note
@@ -64,7 +64,8 @@ def instrumentation_of(options: Namespace) -> Instrumentation:
     if options.inst is None:
         found = analyse(options.script) if is_marked(options.script) else discover(options.script)
     else:
-        found = read_instrumentation(options.inst)
+        with in_one_line(f"--inst {options.inst}", "name a file that iotwin detrain discover wrote"):
+            found = read_instrumentation(options.inst)
         if changed := changed_sources(found):
             note(f"{changed[0]} has changed since {options.inst} was written; the loops are searched again")
             found = discover(options.script)
