@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.abc import InspectLoader
 from pathlib import Path
-from types import CodeType
 from typing import Any, cast
 
 from iotwin.common.errors import IotwinError
@@ -24,6 +23,18 @@ _HEADER = bytes(12)  # of a .pyc file after its magic number: no flags, time or 
 _LOGS_ITSELF = "mllog"  # in the source of a script that logs phases, in any case of letters
 _WORDS = {"no_grad", "inference_mode", "save"}  # of modules that may have an evaluation or a checkpoint
 _PACKAGE = __name__.rpartition(".")[0]
+
+
+def _code_of(module: str) -> bytes:
+    """Return the marshalled code of a module of this package. Its file has a name that Python will not look for."""
+    name = f"{_PACKAGE}.{module}"
+    spec = importlib.util.find_spec(name)
+    source = cast(InspectLoader, spec.loader if spec else None).get_source(name) or ""
+    return marshal.dumps(compile(source, f"<{name}>", "exec", dont_inherit=True))
+
+
+# Read at the import: later, this process may be one of a user who cannot read iotwin's files.
+_SESSION, _START = _code_of("light_session"), _code_of("start")
 
 
 @dataclass(frozen=True)
@@ -81,7 +92,7 @@ def labelled_command(words: Sequence[str], descriptor: int) -> LabelledCommand:
         raise IotwinError(f"{command.program} is {python.tag}, but iotwin runs on {sys.implementation.cache_tag}")
     if command.script is not None:
         script, argv = Path(command.script), command.script
-        folder, file = str(script.resolve().parent), os.path.join(os.getcwd(), script)  # noqa: PTH109, PTH118 - as Python does
+        folder, file = str(script.resolve().parent), os.path.join(os.getcwd(), argv)  # noqa: PTH109, PTH118 - as Python does
     else:
         script, argv, folder, file = module_file(command.module or "", python), "-m", str(Path.cwd()), None
     found = _sure_loops(script)
@@ -89,7 +100,7 @@ def labelled_command(words: Sequence[str], descriptor: int) -> LabelledCommand:
     entry = _add_all(modules, script, found)
     others = (path for path in modules.trees if file is None or path != entry)
     settings = {
-        "session": marshal.dumps(_code_of("light_session")),
+        "session": _SESSION,
         "session_settings": (SESSION, descriptor, found.epoch is not None, *_facts(modules.trees, found)),
         "argv": argv,
         "command": list(words),
@@ -134,18 +145,9 @@ def _facts(trees: dict[Path, ast.Module], found: Instrumentation) -> tuple[bool,
     return not isinstance(loop, ast.While), any(ast.unparse(each) == f"{SESSION}.data" for each in calls)
 
 
-def _code_of(module: str) -> CodeType:
-    """Return the code of a module of this package, which is not imported. Its file has no name that Python would look for."""
-    name = f"{_PACKAGE}.{module}"
-    spec = importlib.util.find_spec(name)
-    source = cast(InspectLoader, spec.loader if spec else None).get_source(name) or ""
-    return compile(source, f"<{name}>", "exec", dont_inherit=True)
-
-
 def _begin_with(tree: ast.Module, settings: dict[str, Any]) -> None:
     """Let a module begin with the code of start.py, behind its docstring and what must come first."""
-    code = marshal.dumps(_code_of("start"))
-    text = f"(lambda names: (exec(__import__('marshal').loads({code!r}), names), names['start']({settings!r})))({{}})"
+    text = f"(lambda names: (exec(__import__('marshal').loads({_START!r}), names), names['start']({settings!r})))({{}})"
     at = 0
     for at, statement in enumerate(tree.body):  # noqa: B007 - used after the loop
         text_alone = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
