@@ -3,9 +3,9 @@
     from iotwin.workloads.detrain import record_batch, record_epoch
 
     for epoch in range(epochs):
-        record_epoch(epoch)
-        for batch, (x, y) in enumerate(loader):
-            if not record_batch(batch):
+        record_epoch()
+        for x, y in loader:
+            if not record_batch():
                 continue  # before the checkpoint that the run resumes at
 
 Without ``iotwin detrain run``, these marks of epochs and batches do nothing. With it, they save and resume as instrumented loops
@@ -36,24 +36,33 @@ def use(session: "Session") -> None:
         session.resume = session.resume._replace(replay="replay-data")
 
 
-def record_epoch(epoch: int) -> bool:
-    """An epoch (from 0) begins. Return False if the run resumes in a later one; its batches are then skipped."""
+def record_epoch(epoch: int | None = None) -> bool:
+    """An epoch begins. Return False if the run resumes in a later one; its batches are then skipped.
+
+    `epoch`: its index, from 0; by default epochs are counted.
+    """
     if _session is None:
         return True
     frame = sys._getframe(1)
-    _session.progress.epoch = epoch - 1
+    if epoch is not None:
+        _session.progress.epoch = epoch - 1
     if _session.begin_epoch(frame):
         _put_variables(_session, frame)
-    return _session.resume is None or _session.resume.is_in(epoch)
+    return _session.resume is None or _session.resume.is_in(_session.progress.epoch)
 
 
-def record_batch(batch: int) -> bool:
-    """A batch (from 0) of the epoch begins. Return False if it is to be skipped."""
+def record_batch(batch: int | None = None) -> bool:
+    """A batch begins. Return False if it is to be skipped.
+
+    `batch`: its index in the epoch, from 0; by default batches are counted.
+    """
     if _session is None:
         return True
-    resume, frame = _session.resume, sys._getframe(1)
-    _session.progress.batch = batch - 1
-    if resume is not None and resume.is_after(_session.progress.epoch, batch):
+    progress, resume, frame = _session.progress, _session.resume, sys._getframe(1)
+    if batch is not None:
+        progress.batch = batch - 1
+    if resume is not None and resume.is_after(progress.epoch, progress.batch + 1):
+        progress.batch += 1
         return False
     if _session.begin_batch(frame):
         _put_variables(_session, frame)

@@ -39,7 +39,8 @@ def check_inputs(saved: Resumption, item: Any) -> None:
         other = REPLAY_DATA if saved.jumps else FULL
         raise IotwinError(
             f"the loader gives another batch {saved.point.batch} of epoch {saved.point.epoch} than before: its samples do not "
-            f"depend on the generators' states alone; resume with --replay {other}, or run with --determinism seeded from the start"
+            f"depend on the generators' states alone; resume with --replay {other}, or run with --determinism seeded from the "
+            "start"
         )
 
 

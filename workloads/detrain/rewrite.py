@@ -89,6 +89,26 @@ def _before(body: list[ast.stmt], batch: tuple[_Loop, ast.AST | None]) -> list[a
     return [each for each in body[:at] if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))]
 
 
+def first_statement(path: Path, line: int) -> tuple[int, int]:
+    """Return line and column of the first statement in the body of the loop at `line` of a file.
+
+    Raises IotwinError if there is no loop, or its body is in the same line.
+    """
+    tree = ast.parse(read_foreign(path, MOST_SOURCE_BYTES))
+    loop = next((each for each, _ in _loops(tree, None) if each.lineno == line), None)
+    if loop is None or loop.body[0].lineno == line:
+        raise IotwinError(f"{path}:{line}: is no loop with a body in lines below it; discover the script again")
+    return loop.body[0].lineno, loop.body[0].col_offset
+
+
+def import_line(path: Path) -> int:
+    """Return the line of a file before which an import can be added: that of its first statement but `from __future__`."""
+    body = ast.parse(read_foreign(path, MOST_SOURCE_BYTES)).body
+    is_future = [isinstance(each, ast.ImportFrom) and each.module == "__future__" for each in body]
+    is_text = [isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant) for each in body]
+    return next((each.lineno for each, *no in zip(body, is_future, is_text, strict=True) if not any(no)), 1)
+
+
 class _LoopLines:
     """Which loops of one file have been found by their lines."""
 
