@@ -12,7 +12,7 @@ _EPOCH, _BATCH = "record_epoch()", "if not record_batch():"
 
 
 def marks_patch(found: Instrumentation) -> str:
-    """Return the diff that adds the marks, for `patch -p1` in this directory. Raises IotwinError if a line is no loop's any more."""
+    """Return the diff that adds the marks, for `patch -p1` here. Raises IotwinError if a line is no loop's any more."""
     if found.batch is None:
         raise IotwinError(f"{found.script}: has no loop that marks could be put into")
     changes: dict[str, dict[int, list[str]]] = {}
