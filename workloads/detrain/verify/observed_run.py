@@ -80,8 +80,9 @@ class ObservedSession(sessions.Session):
             scramble_generators()
             self._scrambled = True
         if self.resume is not None and LOADER in self.request.without:
-            for each in self.resume.state["loop"]:
-                each["position"] = 0
+            # An iterator without state begins at its beginning; that of a DataLoader with position 0 also takes the same order.
+            loop = self.resume.state["loop"]
+            loop[:] = [{**each, "position": 0} if each and "position" in each else None for each in loop]
             self.resume.state["iterators"].clear()
         super().opens(kind)
 
