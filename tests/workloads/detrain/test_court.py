@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from iotwin.commands.detrain.court import DetrainCourtCommand
 from iotwin.common.errors import IotwinError
 from iotwin.workloads.detrain.court import held_calls
+from iotwin.workloads.detrain.court.final_files import FinalFiles, compare_files
 from iotwin.workloads.detrain.court.first_difference import Difference, first_difference, resumed_at
 from iotwin.workloads.detrain.court.held_calls import CallHolder, HeldCall, hold_own_calls
 from iotwin.workloads.detrain.court.kill_points import BATCH, BATCHES, CALLS, CallLog, KillPoint, drawn, kill_points
@@ -497,6 +498,53 @@ def test_weights_that_no_update_began_with_differ_at_once():
     resumed = _resumed(3, before="foreign")
     assert resumed_at(_WHOLE, resumed, 6) == 3  # by the number of its updates
     assert first_difference(_WHOLE, resumed, 3) == Difference(3, "weights", "before the first update")
+
+
+def test_of_equal_weights_the_number_of_updates_decides_else_the_last_before_the_kill():
+    """As while the learning rate is 0: updates 3 to 5 leave the weights as they are."""
+    still = [*_WHOLE[:2], *(_update(number, weights={"w": "w2"}, after="w2") for number in (3, 4, 5)), _WHOLE[5]]
+    assert resumed_at(still, [_update(4, before="w2"), *still[4:]], 6) == 3  # 3 updates were left
+    assert resumed_at(still, [_update(3, before="w2")] * 7, 4) == 4
+    assert resumed_at(still, [_update(3, before="w2")] * 7, 1) == 2
+    two = [
+        _update(1, before="a0"),
+        _update(1, before="b0", optimizer=1, after="b1"),
+        _update(2),
+        _update(2, optimizer=1, after="b2"),
+    ]
+    assert resumed_at(two, [_update(2, optimizer=1, before="b1", after="b2")], 4) == 3  # the second optimizer's second update
+
+
+def test_final_files_are_equal_by_value_if_not_by_byte(tmp_path, processes):
+    import numpy as np
+    import torch
+
+    expected, found = tmp_path / "expected", tmp_path / "found"
+    for folder in (expected, found, found / "version_1"):
+        folder.mkdir()
+    state = {"nan": float("nan"), "array": np.arange(3), "list": [torch.ones(2), {"a": 1}]}
+    turned = {key: state[key] for key in reversed(state)}
+    names = ["state.pt", "moved.pt", "notes.bin", "gone.pt"]
+
+    def compared(other, notes=b"same"):
+        for folder, value in ((expected, state), (found, other)):
+            torch.save(value, folder / "state.pt")
+            (folder / "notes.bin").write_bytes(b"same" if folder is expected else notes)
+        for path in (expected / "moved.pt", found / "version_1" / "moved.pt"):
+            torch.save(state, path)
+        return compare_files(expected, found, names)
+
+    assert compared(state) == FinalFiles(True, None, [])
+    assert compared(turned) == FinalFiles(False, None, [])
+    for other, at in (
+        (turned | {"nan": 0.0}, "['nan']"), (turned | {"array": np.arange(3) + 1}, "['array']"), (turned | {"more": 1}, "['more']"),
+        (turned | {"list": [torch.ones(2), {"a": 2}]}, "['list'][1]['a']"), (turned | {"list": [torch.zeros(2)]}, "['list']"),
+        (turned | {"list": [torch.ones(2).double(), {"a": 1}]}, "['list'][0]"),
+    ):  # fmt: skip
+        assert compared(other) == FinalFiles(False, Difference(None, "bytes", f"state.pt {at}"), ["state.pt"])
+    assert compared(state, b"other") == FinalFiles(False, Difference(None, "bytes", "notes.bin"), ["notes.bin"])
+    (expected / "gone.pt").touch()
+    assert compared(state) == FinalFiles(False, Difference(None, "bytes", "gone.pt is missing"), ["gone.pt"])
 
 
 def test_log_without_its_last_line_end_has_one_update_less(tmp_path):

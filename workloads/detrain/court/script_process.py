@@ -37,6 +37,7 @@ _MOST_SOURCE_BYTES = 16 << 20
 _MOST_MESSAGE_BYTES = 1 << 20
 _POLL_S = 0.2
 _HASH_SEED = "PYTHONHASHSEED"
+_CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # a package that asks for GPUs then leaves CUDA alone, which survives no fork
 _Message = TypeVar("_Message")
 
 
@@ -78,7 +79,7 @@ class ScriptProcesses:
 
     def __init__(self, names: Sequence[str], hash_seed: int) -> None:
         self._names = names
-        self._environment = {_HASH_SEED: str(hash_seed), **os.environ}
+        self._environment = {_HASH_SEED: str(hash_seed), _CUDA_CHECK: "1", **os.environ}
         self._server: subprocess.Popen[bytes] | None = None
         self._is_ready = False
 
