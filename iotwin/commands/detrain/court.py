@@ -8,6 +8,7 @@ from iotwin.command import Command, Outcome, at_least
 from iotwin.commands.detrain.script_arguments import add_script_arguments
 
 _RESULT = "court.json"
+_MOST_CHARACTERS = 40  # of a value on a line for a person; the document has all
 
 
 class DetrainCourtCommand(Command):
@@ -87,9 +88,14 @@ def _case(args: Namespace) -> Any:
 def _described(difference: dict[str, Any]) -> str:
     where = "the end" if difference["step"] is None else f"step {difference['step']}"
     name = f" of {difference['name']}" if difference["name"] else ""
-    values = "" if difference["expected"] is None else f" ({difference['expected']} became {difference['found']})"
+    values = "" if difference["expected"] is None else f" ({_short(difference['expected'])} became {_short(difference['found'])})"
     also = f", and {', '.join(difference['also'])}" if difference["also"] else ""
     return f"{where}, in {difference['what']}{name}{values}{also}"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
 def _point(kill: dict[str, Any]) -> str:

@@ -537,7 +537,8 @@ def test_final_files_are_equal_by_value_if_not_by_byte(tmp_path, processes):
     assert compared(state) == FinalFiles(True, None, [])
     assert compared(turned) == FinalFiles(False, None, [])
     for other, at in (
-        (turned | {"nan": 0.0}, "['nan']"), (turned | {"array": np.arange(3) + 1}, "['array']"), (turned | {"more": 1}, "['more']"),
+        (turned | {"nan": 0.0}, "['nan']"), (turned | {"array": np.arange(3) + 1}, "['array']"),
+        (turned | {"more": 1}, "['more']"),
         (turned | {"list": [torch.ones(2), {"a": 2}]}, "['list'][1]['a']"), (turned | {"list": [torch.zeros(2)]}, "['list']"),
         (turned | {"list": [torch.ones(2).double(), {"a": 1}]}, "['list'][0]"),
     ):  # fmt: skip

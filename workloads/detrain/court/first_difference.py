@@ -23,13 +23,6 @@ class Difference(msgspec.Struct, frozen=True):
     expected: Any = None
     found: Any = None
 
-    def described(self) -> str:
-        """Return the difference in words."""
-        where = "at the end" if self.step is None else f"step {self.step}"
-        name = f" ({self.name})" if self.name else ""
-        values = "" if self.expected is None else f": {self.expected} became {self.found}"
-        return f"{where}: {self.what}{name}{values}"
-
 
 def resumed_at(reference: Sequence[Update], resumed: Sequence[Update], killed_after: int) -> int:
     """Return the index, from 0, of the update that the resumed run did first; the number of all updates if it did none.

@@ -30,11 +30,6 @@ class KillPoint(msgspec.Struct, frozen=True, omit_defaults=True):
     call: int | None = None
     path: str | None = None  # of the checkpoint, relative to the run's folder
 
-    def described(self) -> str:
-        """Return the point in words."""
-        when = f"after update {self.update}"
-        return f"{when}" if self.call is None else f"before {self.at} {self.call}, of {self.path}, {when}"
-
 
 class CallLog:
     """The calls of a run that change checkpoints, which are all files below `folder` but for logs.
