@@ -215,10 +215,10 @@ def _labelled(make_target: "Callable[[], TraceTarget]", args: Namespace, command
     """Return the function that makes the target whose loops are labelled if `--phases auto` asks for that, else `make_target`."""
     if args.phases != "auto":
         return make_target
-    from iotwin.loops.labelled_target import LabelledCommand, not_labelled
+    from iotwin.loops.labelled_target import LabelledTarget, not_labelled
 
     starts_elsewhere = args.image or args.container or args.all or args.pid is not None or args.cgroup
-    return (lambda: not_labelled(make_target())) if starts_elsewhere else lambda: LabelledCommand(command)
+    return (lambda: not_labelled(make_target())) if starts_elsewhere else lambda: LabelledTarget(command)
 
 
 def _trace_jobs(args: Namespace) -> Outcome:

@@ -26,7 +26,7 @@ class _Answer(msgspec.Struct):
     note: str
 
 
-class LabelledCommand(CommandTarget):
+class LabelledTarget(CommandTarget):
     """A command that runs a Python script, with the loops of the script labelled if it is sure which lines they are.
 
     Else it is run as it is, and a note gives the reason. The program with the labels is in memory, where the job finds it at a
