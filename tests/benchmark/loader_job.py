@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from iotwin.trace_store import schema
 from iotwin.trace_store.reader import Trace
 from tests.benchmark.made_trace import START_NS, Made
 from tests.synthetic import MILLISECOND
@@ -29,6 +30,7 @@ class LoaderJob:
     keeps_two: bool = (
         False  # reads the checkpoint of the epoch before when it has saved another one, and removes the one before it
     )
+    tries_folder: bool = False  # the thread that sends a loader's first batch writes a temporary file while samples are read
     mask_bytes: int = 0  # each sample also has a mask of so many bytes, in another file that is read after the image
 
     def trace(self, folder: Path) -> Trace:
@@ -82,6 +84,8 @@ class LoaderJob:
             made.call(asked, RANK, "write", crew.requests[loader], None, 30 + self.batch, 0.05)
             begin = max(asked + 0.1, crew.free[loader])
             begin = made.call(begin, crew.pids[loader], "read", crew.requests[loader], None, 30 + self.batch, 0.05) + 0.1
+            if self.tries_folder and index < self.loaders:
+                self._try_folder(made, begin, crew.pids[loader])
             for file in batches[index]:
                 if self.shards:
                     offset, crew.read[loader] = crew.read[loader], crew.read[loader] + self.file_bytes
@@ -108,6 +112,13 @@ class LoaderJob:
             if self.save_after and step % self.save_after == 0:
                 now = made.write_file(now, RANK, f"{self.root}/out/step_{step}.pt", 200_000)
         return now, step
+
+    def _try_folder(self, made: Made, now: float, loader: int) -> None:
+        """Let another thread of a loader open, write, close and remove a file, each during another sample."""
+        file = made.file(f"{self.root}/out/try{loader}", "other")
+        for number, op in enumerate(("openat", "write", "close", "unlink")):
+            flags = schema.FLAG_CREATE | schema.FLAG_WRITABLE if op == "openat" else 0
+            made.call(now + number, loader, op, file, None, 4 if op == "write" else 0, tid=loader + 5000, flags=flags)
 
 
 @dataclass

@@ -70,7 +70,7 @@ class RankLine:
         self._deal = Deal(recording, builder, self._loaders)
         self._live: dict[int, NewLoader] = {}  # by the recorded loader in whose place it is
         self._more: dict[int, list[NewLoader]] = {}  # further ones, by the last recorded loader of the pass
-        self._pipes: list[tuple[int, int]] = []
+        self._pipes: list[tuple[int, int]] = []  # those of loaders that have ended
         self._children: dict[int, int] = {}
         self._slots: dict[int, tuple[int, list[int]]] = {}  # by recorded loader: its slot, and its pass's loaders
         for each in self._passes:
@@ -235,20 +235,20 @@ class RankLine:
         slot, loaders = self._slots[loader]
         count = self._count(loaders)
         if slot < count:
-            self._live[loader] = self._new_loader(loader, slot)
+            self._live[loader] = self._new_loader(loader)
         if slot == len(loaders) - 1:
-            self._more[loader] = [self._new_loader(loaders[each % len(loaders)], each) for each in range(len(loaders), count)]
+            self._more[loader] = [self._new_loader(loaders[each % len(loaders)]) for each in range(len(loaders), count)]
 
-    def _new_loader(self, like: int, slot: int) -> NewLoader:
-        while len(self._pipes) <= slot:
-            self._pipes.append((self._builder.new_pipe(), self._builder.new_pipe()))
-        new = NewLoader(self._builder, self._line.process, self._loaders[like], self._pipes[slot])
+    def _new_loader(self, like: int) -> NewLoader:
+        pipes = self._pipes.pop() if self._pipes else (self._builder.new_pipe(), self._builder.new_pipe())
+        new = NewLoader(self._builder, self._line.process, self._loaders[like], pipes)
         self._line.main.add(Op.START, new.line.process)
         return new
 
     def _join_loader(self, loader: int) -> None:
         for new in [*filter(None, [self._live.pop(loader, None)]), *self._more.pop(loader, [])]:
             new.end()
+            self._pipes.append((new.requests, new.results))
             self._line.main.add(Op.JOIN, new.line.process)
 
     def _play_pass(self, number: int, copy: int) -> None:
@@ -277,6 +277,8 @@ class RankLine:
                     self._line.main.add(Op.MEET, 0)
                 self._play_rare_step(epoch, index, len(dealt))
                 self._step += 1
+        if not each.depth:  # these loaders have read for this pass alone
+            self._pipes += [(loader.requests, loader.results) for loader in loaders]
 
     def _play_rare_step(self, epoch: int, index: int, count: int) -> None:
         """Append what few steps are followed by, such as a checkpoint, if that is due after step `index` of `count`."""
@@ -313,13 +315,13 @@ class RankLine:
         if not count:
             return []
         if not each.depth:  # the rank has read by itself
-            return [self._new_loader(self._line.process, slot) for slot in range(count)]
+            return [self._new_loader(self._line.process) for _ in range(count)]
         for loader in each.loaders[:count]:
             if loader not in self._live:
-                self._live[loader] = self._new_loader(loader, each.loaders.index(loader))
+                self._live[loader] = self._new_loader(loader)
         further = self._more.setdefault(each.loaders[-1], [])
         for slot in range(len(each.loaders) + len(further), count):
-            further.append(self._new_loader(each.loaders[slot % len(each.loaders)], slot))
+            further.append(self._new_loader(each.loaders[slot % len(each.loaders)]))
         return [*(self._live[loader] for loader in each.loaders[:count]), *further]
 
     def _ahead(self, each: _Pass, count: int, batches: int) -> int:

@@ -189,11 +189,12 @@ class RowBuilder:
         return np.concatenate([self._recording.columns[name].astype(np.int64), new])
 
     def _without_missing(self, columns: dict[str, NDArray[Any]]) -> list[RecordedFile]:
-        """Return the files; one that no row makes any more exists from the start, for those that open it."""
+        """Return the files; one that rows use and none makes any more exists from the start, for those that open it."""
+        used = np.unique(columns["subject"][columns["op"] < Op.PIPE_WRITE])
         creates = (columns["op"] == Op.OPEN) & (columns["flags"] & FLAG_CREATE > 0)
-        made = set(columns["subject"][creates].tolist())
+        missing = set(np.setdiff1d(used, columns["subject"][creates]).tolist())
         return [
-            msgspec.structs.replace(file, made=False) if file.made and index not in made else file
+            msgspec.structs.replace(file, made=False) if file.made and index in missing else file
             for index, file in enumerate(self.files)
         ]
 

@@ -93,6 +93,15 @@ def test_loaders_that_live_through_all_epochs_still_do(tmp_path, loaders):
     assert sum(reads(after).values()) * 3 == sum(reads(before).values()) * 4
 
 
+def test_loaders_that_live_at_the_same_time_share_no_pipe(tmp_path):
+    """Those of training live through all epochs; an evaluation between two epochs has other ones."""
+    before = recorded(tmp_path, LoaderJob(persistent=True, epochs=3, evaluated=8, evaluate_every=2))
+    of = edit(before, Edits(batch=2)).columns
+    on_pipe = np.isin(of["op"], [Op.PIPE_WRITE, Op.PIPE_READ]) & (of["thread"] > 0)
+    of_loader = [set(of["subject"][on_pipe & (of["thread"] == thread)].tolist()) for thread in np.unique(of["thread"][on_pipe])]
+    assert len(of_loader) == 4 and len(set.union(*of_loader)) == 8
+
+
 @pytest.mark.parametrize("scale", [0.25, 2.0])
 def test_computation_is_scaled_and_nothing_else(tmp_path, scale):
     before = recorded(tmp_path)
@@ -126,6 +135,18 @@ def test_a_repeated_epoch_is_shuffled_if_epochs_are(tmp_path):
     opened = after.columns["subject"][on_data(after, Op.OPEN)]
     epochs = [opened[at : at + 24].tolist() for at in range(0, 4 * 32, 32)]
     assert len({tuple(each) for each in epochs}) == 4 and all(sorted(each) == sorted(epochs[0]) for each in epochs)
+
+
+@pytest.mark.parametrize("change", [Edits(epochs=5), Edits(samples=3), Edits(loaders=5), Edits(batch=0.5)])
+def test_each_loader_tries_the_folder_of_temporary_files_once(tmp_path, change):
+    """A thread of the loader does so while samples are read that go to other loaders, batches and epochs."""
+    after = edit(recorded(tmp_path, LoaderJob(tries_folder=True)), change)
+    of = after.columns
+    on_file = of["op"] < Op.PIPE_WRITE
+    tried = np.array(["try" in file.name for file in after.header.files])
+    on_tries = on_file & tried[np.where(on_file, of["subject"], 0)]
+    found = [of["op"][on_tries & (of["thread"] == thread)].tolist() for thread in np.unique(of["thread"][on_tries])]
+    assert found == [[Op.OPEN, Op.WRITE, Op.CLOSE, Op.UNLINK]] * count(after, Op.START)
 
 
 @pytest.mark.parametrize("factor", [0.5, 2, 3])
