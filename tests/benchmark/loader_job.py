@@ -30,7 +30,9 @@ class LoaderJob:
     keeps_two: bool = (
         False  # reads the checkpoint of the epoch before when it has saved another one, and removes the one before it
     )
+    sends_apart: bool = False  # the first requests of a pass are sent by a thread for each loader, one after the other
     tries_folder: bool = False  # the thread that sends a loader's first batch writes a temporary file while samples are read
+    mapped: bool = False  # the job maps all files at its beginning, and a loader reads a sample by a page fault
     mask_bytes: int = 0  # each sample also has a mask of so many bytes, in another file that is read after the image
 
     def trace(self, folder: Path) -> Trace:
@@ -42,6 +44,8 @@ class LoaderJob:
         names = [each["path"].replace(".jpg", ".png") for each in made.files] if self.mask_bytes else []
         self._masks = [made.file(name, size=self.mask_bytes) for name in names]
         self._shards = [made.file(f"{self.root}/{i}.tar", size=self.files * self.file_bytes) for i in range(self.loaders)]
+        for file in [*self._training, *self._held] if self.mapped else ():
+            now = made.call(now, RANK, "mmap", file, 0, self.file_bytes, 0.01)
         crew = None
         for epoch in range(self.epochs):
             stride = (5, 7, 19)[epoch % 3]
@@ -90,6 +94,8 @@ class LoaderJob:
                 if self.shards:
                     offset, crew.read[loader] = crew.read[loader], crew.read[loader] + self.file_bytes
                     begin = made.call(begin, crew.pids[loader], "read", self._shards[loader], offset, self.file_bytes) + 0.5
+                elif self.mapped:
+                    begin = made.call(begin, crew.pids[loader], "page_fault", file, 0, 1 << 16) + 0.5
                 else:
                     begin = made.read_file(begin, crew.pids[loader], file) + 0.5
                     for mask in self._masks[file : file + 1] if self.mask_bytes else ():
@@ -98,7 +104,8 @@ class LoaderJob:
             crew.free[loader] = delivered[index] + 0.05
 
         ahead = 2 * self.loaders
-        for index in range(min(ahead, len(batches))):
+        first = range(min(ahead, len(batches)))
+        for index in sorted(first, key=lambda index: index % self.loaders) if self.sends_apart else first:
             serve(index, now)
             now += 0.2
         for index, batch in enumerate(batches):

@@ -10,7 +10,8 @@ from iotwin.benchmark.emulator.recorded.edits.edit import edit
 from iotwin.benchmark.emulator.recorded.edits.edits import Edits, edits_of
 from iotwin.benchmark.fit import fit
 from iotwin.common.errors import UsageError
-from iotwin.loops.emulation import EmulationOptions, run_workload
+from iotwin.loops import page_cache
+from iotwin.loops.emulation import EmulationOptions, make_copies, run_workload
 from iotwin.loops.what_if import ask
 from iotwin.workload_yaml import Config, TwinRecorded, dump, load
 from iotwin.workload_yaml.recorded_structure import structure_of
@@ -267,6 +268,15 @@ def twin(folder: Path, job: LoaderJob = JOB) -> Path:
     made.config.checkpoint.checkpoint_folder, made.config.output.folder = str(folder / "made"), str(folder / "results")
     dump(made.config, folder / "twin.yaml")
     return folder / "twin.yaml"
+
+
+def test_copies_of_mapped_data_are_cached_as_the_job_found_its_data(tmp_path, monkeypatch):
+    cached: list[tuple[str, list[tuple[int, int]]]] = []
+    monkeypatch.setattr(page_cache, "cache_in_pages", lambda path, stretches: cached.append((path.name, stretches)))
+    config = load(twin(tmp_path, LoaderJob(mapped=True)))
+    config.dataset.num_files_train = 48
+    make_copies(config, config.twin.recorded.file, 1)
+    assert sorted(cached) == sorted((f"{i}-copy1.jpg", [(0, page_cache.FOLIO_BYTES)]) for i in range(24))
 
 
 @pytest.mark.parametrize(
