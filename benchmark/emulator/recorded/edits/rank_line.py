@@ -1,5 +1,6 @@
 """The edited rank: what it does before, between and after its passes, and in their steps on batches that are dealt anew."""
 
+import math
 from dataclasses import replace
 from functools import reduce
 
@@ -82,6 +83,8 @@ class RankLine:
         self._step = 0
         self._shuffled = [self._is_shuffled(training) for training in (False, True)]
         self._streamed = self._is_streamed()
+        columns = recording.columns
+        self._mapped = np.unique(columns["subject"][(columns["op"] == Op.TOUCH) & (columns["batch"] >= 0)])
 
     def _cut(self, rows: ProcessRows) -> None:
         """Cut the rank's rows into what comes before, in, between and after its passes."""
@@ -204,10 +207,22 @@ class RankLine:
             rows, at = stretch.rows[first:end], stretch.at[first:end]
             part = replace(stretch, rows=rows, at=at, begin=begin, end=reading, others=others)
             self._line.play(part, factor, self._subjects(part, copy), waits)
+            self._repeat_on_copies(part)
             if not is_last:
                 row = int(stretch.rows[end])
                 self._special(Op(op[row]), int(subject[row]), row, copy)
             begin, first, others = reading, end + 1, []
+
+    def _repeat_on_copies(self, stretch: Stretch) -> None:
+        """Append once more, on the copies of files that loaders map, what the rank did with these files: to open and map them.
+
+        Loaders that are forked later then have the maps of the copies, too.
+        """
+        op, subject = (self._recording.columns[name][stretch.rows] for name in ("op", "subject"))
+        rows = stretch.rows[(op < Op.PIPE_WRITE) & np.isin(subject, self._mapped)]
+        for copy in range(1, math.ceil(self._edits.samples)):
+            subjects = self._builder.on_copies(f"-copy{copy}", stretch.begin_ns, stretch.end_ns, data=True)
+            self._line.main.take(rows, np.zeros(len(rows), np.int64), subjects(rows))
 
     def _special(self, op: Op, subject: int, row: int, copy: int) -> None:
         """Append the start or end of a process, or a mark of the log."""

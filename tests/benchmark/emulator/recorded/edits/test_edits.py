@@ -160,6 +160,14 @@ def test_more_samples_lie_on_copies_of_their_files(tmp_path, factor):
     assert all(key[0].replace("-copy1", "").replace("-copy2", "") in {name for name, _, _ in reads(before)} for key in copies)
 
 
+def test_a_rank_maps_copies_as_it_maps_their_files_before_loaders_are_forked(tmp_path):
+    before = recorded(tmp_path, LoaderJob(mapped=True))
+    of = edit(before, Edits(samples=3)).columns
+    maps = np.flatnonzero(of["op"] == Op.MAP)
+    assert len(maps) == 3 * count(before, Op.MAP) == len(set(of["subject"][maps])) and not of["thread"][maps].any()
+    assert maps.max() < np.flatnonzero(of["op"] == Op.START).min()
+
+
 def test_ranks_share_the_samples_meet_and_the_first_one_saves(tmp_path):
     before = recorded(tmp_path)
     ranks = [edit(before, Edits(ranks=2), rank) for rank in range(2)]
@@ -276,6 +284,7 @@ def test_copies_of_mapped_data_are_cached_as_the_job_found_its_data(tmp_path, mo
     config = load(twin(tmp_path, LoaderJob(mapped=True)))
     config.dataset.num_files_train = 48
     make_copies(config, config.twin.recorded.file, 1)
+    make_copies(config, config.twin.recorded.file, 1)  # those that exist are left as they are
     assert sorted(cached) == sorted((f"{i}-copy1.jpg", [(0, page_cache.FOLIO_BYTES)]) for i in range(24))
 
 
