@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from iotwin.benchmark.emulator.recorded.edits.edits import Edits, copies_folder, edits_of
 from iotwin.benchmark.emulator.recorded.edits.rank_line import RankLine
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder
+from iotwin.benchmark.emulator.recorded.edits.silent_touches import with_silent_touches
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.workload_yaml import Config
 from iotwin.workload_yaml.recorded_structure import structure_of
@@ -32,6 +33,7 @@ def edit(recording: TwinRecording, edits: Edits, rank: int = 0) -> TwinRecording
 
 
 def _edited(recording: TwinRecording, edits: Edits, rank: int) -> TwinRecording:
+    recording = with_silent_touches(recording)
     batches = recording.batches
     ranks = list(dict.fromkeys(each.process for each in batches.passes))
     loaders = set(batches.loader) - set(ranks)
