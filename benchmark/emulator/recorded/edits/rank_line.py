@@ -231,7 +231,10 @@ class RankLine:
                 np.array([row]), np.zeros(1, np.int64), np.array([self._builder.mark(subject, copy * self._period)])
             )
         elif subject in self._slots:
-            (self._start_loader if op == Op.START else self._join_loader)(subject)
+            if op == Op.START:
+                self._start_loader(subject, self._fork_ns(row))
+            else:
+                self._join_loader(subject)
         elif op == Op.START:
             self._children[subject] = self._builder.start_of(subject, subject in self._children)
             self._line.main.add(op, self._children[subject])
@@ -246,15 +249,27 @@ class RankLine:
         usual = max((len(self._passes[number].loaders) for number in self._training), default=1)
         return asked if len(loaders) == usual else max(1, round(asked * len(loaders) / usual)) if asked else 0
 
-    def _start_loader(self, loader: int) -> None:
+    def _fork_ns(self, row: int) -> int:
+        """Return how long after another loader the rank started the one of `row`; 0 if it did something else in between."""
+        op, at_ns = self._recording.columns["op"], self._recording.columns["at_ns"]
+        return int(at_ns[row] - at_ns[row - 1]) if row and op[row - 1] == op[row] == Op.START else 0
+
+    def _start_loader(self, loader: int, fork_ns: int) -> None:
+        """Start a loader in place of a recorded one, and after the last one of a pass further ones, for `fork_ns` each.
+
+        If loaders are left out, so is the time for which the rank forked each of them.
+        """
         slot, loaders = self._slots[loader]
         count = self._count(loaders)
         if slot < count:
             self._live[loader] = self._new_loader(loader)
+        elif slot:
+            self._line.main.delay(-fork_ns)
         if slot == len(loaders) - 1:
-            self._more[loader] = [self._new_loader(loaders[each % len(loaders)]) for each in range(len(loaders), count)]
+            self._more[loader] = [self._new_loader(loaders[each % len(loaders)], fork_ns) for each in range(len(loaders), count)]
 
-    def _new_loader(self, like: int) -> NewLoader:
+    def _new_loader(self, like: int, fork_ns: int = 0) -> NewLoader:
+        self._line.main.delay(fork_ns)
         pipes = self._pipes.pop() if self._pipes else (self._builder.new_pipe(), self._builder.new_pipe())
         new = NewLoader(self._builder, self._line.process, self._loaders[like], pipes)
         self._line.main.add(Op.START, new.line.process)

@@ -29,8 +29,8 @@ class ThreadRows:
         self._delay_ns = 0
 
     def delay(self, think_ns: int) -> None:
-        """Let the thread think for so long before its next row."""
-        self._delay_ns += think_ns
+        """Let the thread think for so long before its next row; for less time than so far, if `think_ns` is negative."""
+        self._delay_ns = max(self._delay_ns + think_ns, 0)
 
     def take(self, rows: _Ints, think_ns: _Ints, subjects: _Ints | None = None) -> None:
         """Append original `rows` with their times of thinking. `subjects`: new ones, AS_RECORDED for those of the rows."""

@@ -94,6 +94,19 @@ def test_loaders_that_live_through_all_epochs_still_do(tmp_path, loaders):
     assert sum(reads(after).values()) * 3 == sum(reads(before).values()) * 4
 
 
+@pytest.mark.parametrize("loaders", [1, 2, 5])
+def test_each_loader_takes_as_long_to_start_as_the_recorded_ones(tmp_path, loaders):
+    def thinks_ms(made: TwinRecording) -> list[float]:
+        """Of the first epoch's starts but the first, and of the first request."""
+        begin = int(np.flatnonzero(made.columns["op"] == Op.START)[0]) + 1
+        end = int(np.flatnonzero(made.columns["op"] == Op.PIPE_WRITE)[0]) + 1
+        return (made.columns["think_ns"][begin:end] / 1e6).round(3).tolist()
+
+    before = recorded(tmp_path)
+    start_ms, request_ms = thinks_ms(before)
+    assert thinks_ms(edit(before, Edits(loaders=loaders, batch=0.5))) == [start_ms] * (loaders - 1) + [request_ms]
+
+
 def test_loaders_that_live_at_the_same_time_share_no_pipe(tmp_path):
     """Those of training live through all epochs; an evaluation between two epochs has other ones."""
     before = recorded(tmp_path, LoaderJob(persistent=True, epochs=3, evaluated=8, evaluate_every=2))
