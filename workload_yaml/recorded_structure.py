@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from iotwin.workload_yaml.recording import RecordedBatches
 
 MOST_PREFETCHED = 8  # batches a loader; PyTorch's default is 2
+_NEARLY_ALL = 0.9  # of the batches of a pass
 UNKNOWN_SAMPLES = 1  # batch size of a job whose samples are unknown: an edited batch size is then a factor
 
 
@@ -61,6 +62,6 @@ def is_requested_at_once(depth: int, batches: int, loaders: int) -> bool:
     """Return whether all batches of a pass were requested at once, by far more than loaders prefetch.
 
     `depth`: the most batches that were requested and not yet taken. Loaders may have answered a first request each before the
-    last one was made. No request shows when the rank took a batch.
+    last one was made; on a busy machine, a few more. No request shows when the rank took a batch.
     """
-    return depth >= batches - loaders and depth > MOST_PREFETCHED * loaders
+    return depth >= min(batches - loaders, _NEARLY_ALL * batches) and depth > MOST_PREFETCHED * loaders

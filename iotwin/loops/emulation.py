@@ -1,6 +1,7 @@
 """Run an emulated workload, from generating its data set to writing the results."""
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -132,16 +133,21 @@ def _replay(config: "Config", options: EmulationOptions) -> dict[str, Any]:
 def make_copies(config: "Config", file: str, ranks: int) -> None:
     """Write the copies of the data set's files that a twin with more samples than its job reads, unless they exist.
 
-    `file`: path of the twin's recording.
+    `file`: path of the twin's recording. New copies that the twin maps are cached as the job found its data.
     """
     from iotwin.benchmark.emulator.recorded.edits.edit import copies_needed
     from iotwin.datagen.generate import generate
     from iotwin.datagen.layouts import RecordedLayout
+    from iotwin.datagen.manifest import MANIFEST_NAME
+    from iotwin.loops.page_cache import cache_in_pages, faults_of_recording, found_in_pages
 
-    files, folder = copies_needed(config, file, ranks)
-    if files:
+    if needed := copies_needed(config, file, ranks):
+        files, folder, edited = needed
+        are_new = not os.path.lexists(folder / MANIFEST_NAME)
         note(f"{folder}: {len(files)} copies of the data set's files, {format_size(float(sum(size for _, size in files)))}")
         generate(RecordedLayout(tuple(files)), folder, samples=len(files))
+        for name, stretches in found_in_pages(faults_of_recording(edited), files) if are_new else ():
+            cache_in_pages(folder / name, stretches)
 
 
 def _generate(config: "Config", as_dlio: bool) -> dict[str, Any]:

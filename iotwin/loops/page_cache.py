@@ -4,11 +4,15 @@ import mmap
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from iotwin.common.foreign_files import open_foreign
+
+if TYPE_CHECKING:
+    from iotwin.workload_yaml.recording import TwinRecording
 
 FOLIO_BYTES = 2 << 20  # largest folio: a run of pages that the cache handles as one, beginning at a multiple of its size
 _PIECE_BYTES = 1 << 16  # bytes that a page fault maps (fault-around)
@@ -36,17 +40,18 @@ def cache_in_pages(path: Path, stretches: Sequence[tuple[int, int]]) -> None:
                 offset, size = offset + len(part), size - len(part)
 
 
-def found_in_pages(recording: Path, twin: Path, files: Sequence[tuple[str, int]]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+def found_in_pages(touched: pd.DataFrame, files: Sequence[tuple[str, int]]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
     """Yield (name, stretches) for each file that the job found cached in single pages; a stretch is (offset, bytes).
 
-    `files` are pairs (name, bytes). If data were read from disk, a page fault also maps the pages around the touched one. If data
-    were just written, and are cached in large folios, the trace shows one page for each fault. A file may be cached in both ways,
-    so each stretch of FOLIO_BYTES is judged separately, and one without faults like the majority.
+    `touched`: the page faults (see `faults_of_twin`). `files` are pairs (name, bytes).
+
+    If data were read from disk, a page fault also maps the pages around the touched one. If data were just written, and are
+    cached in large folios, the trace shows one page for each fault. A file may be cached in both ways, so each stretch of
+    FOLIO_BYTES is judged separately, and one without faults like the majority.
     """
-    touched = _page_faults(recording, twin)
     if touched.empty:
         return
-    touched["stretch"] = touched["offset"] // FOLIO_BYTES
+    touched = touched.assign(stretch=touched["offset"] // FOLIO_BYTES)
     several = touched.groupby(["name", "stretch"])["size"].median() > mmap.PAGESIZE
     mostly = bool(several.mean() > 0.5)
     for name, size in files:
@@ -58,20 +63,26 @@ def found_in_pages(recording: Path, twin: Path, files: Sequence[tuple[str, int]]
             yield name, [(int(stretch) * FOLIO_BYTES, FOLIO_BYTES) for stretch in np.flatnonzero(in_pages)]
 
 
-def _page_faults(recording: Path, twin: Path) -> pd.DataFrame:
+def faults_of_twin(recording: Path, twin: Path) -> pd.DataFrame:
     """Return the name, offset and bytes of each page fault of the twin; no rows if the twin maps no file."""
     from iotwin.workload_yaml import load
     from iotwin.workload_yaml.listed_reads import parse
-    from iotwin.workload_yaml.recording import Op, read_recording
+    from iotwin.workload_yaml.recording import read_recording
 
     if recording.exists():
-        kept = read_recording(recording)
-        touches = kept.columns["op"] == Op.TOUCH
-        names = pd.Series([file.name for file in kept.header.files], dtype=object)
-        subject, offset, size = (kept.columns[column][touches] for column in ("subject", "offset", "size"))
-        return pd.DataFrame({"name": names.to_numpy()[subject], "offset": offset, "size": size})
+        return faults_of_recording(read_recording(recording))
     loaded = load(twin).twin if twin.exists() else None
     listed = (loaded.train_reads or []) if loaded and loaded.reader.mmap else []
     files = (loaded.train_files or []) if loaded else []
     rows = [(files[read.file], read.offset, read.size_bytes) for reads in listed for read in parse(reads)]
     return pd.DataFrame(rows, columns=["name", "offset", "size"])
+
+
+def faults_of_recording(recording: "TwinRecording") -> pd.DataFrame:
+    """Return the name, offset and bytes of each page fault of the recording; no rows if it maps no file."""
+    from iotwin.workload_yaml.recording import Op
+
+    touches = recording.columns["op"] == Op.TOUCH
+    names = pd.Series([file.name for file in recording.header.files], dtype=object)
+    subject, offset, size = (recording.columns[column][touches] for column in ("subject", "offset", "size"))
+    return pd.DataFrame({"name": names.to_numpy()[subject], "offset": offset, "size": size})

@@ -11,7 +11,7 @@ from iotwin.common.progress import note
 from iotwin.common.result_folder import MadeFolder
 from iotwin.common.units import format_size
 from iotwin.loops.kept_cache import kept_cached
-from iotwin.loops.page_cache import cache_in_pages, found_in_pages
+from iotwin.loops.page_cache import cache_in_pages, faults_of_twin, found_in_pages
 from iotwin.loops.traced import run_traced
 from iotwin.own_command import own_command
 from iotwin.trace_store.reader import Trace
@@ -86,7 +86,7 @@ def generate_data(directory: Path) -> list[Path]:
         make_folder(directory / DATA, below=directory)
         return []
     generate(layout, directory / DATA, samples=len(layout.files))
-    for file, stretches in found_in_pages(directory / RECORDING, directory / TWIN, layout.files):
+    for file, stretches in found_in_pages(faults_of_twin(directory / RECORDING, directory / TWIN), layout.files):
         cache_in_pages(directory / DATA / file, stretches)
     return [directory / DATA / name for name, _ in layout.files]
 

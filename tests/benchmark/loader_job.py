@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from iotwin.trace_store import schema
 from iotwin.trace_store.reader import Trace
 from tests.benchmark.made_trace import START_NS, Made
 from tests.synthetic import MILLISECOND
@@ -29,6 +30,9 @@ class LoaderJob:
     keeps_two: bool = (
         False  # reads the checkpoint of the epoch before when it has saved another one, and removes the one before it
     )
+    sends_apart: bool = False  # the first requests of a pass are sent by a thread for each loader, one after the other
+    tries_folder: bool = False  # the thread that sends a loader's first batch writes a temporary file while samples are read
+    mapped: bool = False  # the job maps all files at its beginning, and a loader reads a sample by a page fault
     mask_bytes: int = 0  # each sample also has a mask of so many bytes, in another file that is read after the image
 
     def trace(self, folder: Path) -> Trace:
@@ -40,6 +44,8 @@ class LoaderJob:
         names = [each["path"].replace(".jpg", ".png") for each in made.files] if self.mask_bytes else []
         self._masks = [made.file(name, size=self.mask_bytes) for name in names]
         self._shards = [made.file(f"{self.root}/{i}.tar", size=self.files * self.file_bytes) for i in range(self.loaders)]
+        for file in [*self._training, *self._held] if self.mapped else ():
+            now = made.call(now, RANK, "mmap", file, 0, self.file_bytes, 0.01)
         crew = None
         for epoch in range(self.epochs):
             stride = (5, 7, 19)[epoch % 3]
@@ -82,10 +88,14 @@ class LoaderJob:
             made.call(asked, RANK, "write", crew.requests[loader], None, 30 + self.batch, 0.05)
             begin = max(asked + 0.1, crew.free[loader])
             begin = made.call(begin, crew.pids[loader], "read", crew.requests[loader], None, 30 + self.batch, 0.05) + 0.1
+            if self.tries_folder and index < self.loaders:
+                self._try_folder(made, begin, crew.pids[loader])
             for file in batches[index]:
                 if self.shards:
                     offset, crew.read[loader] = crew.read[loader], crew.read[loader] + self.file_bytes
                     begin = made.call(begin, crew.pids[loader], "read", self._shards[loader], offset, self.file_bytes) + 0.5
+                elif self.mapped:
+                    begin = made.call(begin, crew.pids[loader], "page_fault", file, 0, 1 << 16) + 0.5
                 else:
                     begin = made.read_file(begin, crew.pids[loader], file) + 0.5
                     for mask in self._masks[file : file + 1] if self.mask_bytes else ():
@@ -94,7 +104,8 @@ class LoaderJob:
             crew.free[loader] = delivered[index] + 0.05
 
         ahead = 2 * self.loaders
-        for index in range(min(ahead, len(batches))):
+        first = range(min(ahead, len(batches)))
+        for index in sorted(first, key=lambda index: index % self.loaders) if self.sends_apart else first:
             serve(index, now)
             now += 0.2
         for index, batch in enumerate(batches):
@@ -108,6 +119,13 @@ class LoaderJob:
             if self.save_after and step % self.save_after == 0:
                 now = made.write_file(now, RANK, f"{self.root}/out/step_{step}.pt", 200_000)
         return now, step
+
+    def _try_folder(self, made: Made, now: float, loader: int) -> None:
+        """Let another thread of a loader open, write, close and remove a file, each during another sample."""
+        file = made.file(f"{self.root}/out/try{loader}", "other")
+        for number, op in enumerate(("openat", "write", "close", "unlink")):
+            flags = schema.FLAG_CREATE | schema.FLAG_WRITABLE if op == "openat" else 0
+            made.call(now + number, loader, op, file, None, 4 if op == "write" else 0, tid=loader + 5000, flags=flags)
 
 
 @dataclass

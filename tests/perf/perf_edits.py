@@ -20,6 +20,7 @@ from iotwin.benchmark.fit.look import look
 from iotwin.benchmark.fit.passes import find_passes
 from iotwin.common.errors import IotwinError
 from iotwin.loops.emulation import make_copies
+from iotwin.loops.kept_cache import kept_cached
 from iotwin.own_command import own_command
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim import compare
@@ -111,7 +112,8 @@ def _copy_data(twin: Path, override: str) -> None:
 def _emulate(job: UnseenJob, twin: Path, override: str, folder: Path) -> Trace:
     outputs = [f"++workload.checkpoint.checkpoint_folder={folder}/saved", f"++workload.output.folder={folder}/output"]
     command = [sys.executable, "-m", "iotwin", "emulate", str(twin), override, *outputs]
-    manifest = trace_command(command, folder / "twin.trace", TraceOptions(forward_output=False, detail=job.groups))
+    with kept_cached(job.mapped()):
+        manifest = trace_command(command, folder / "twin.trace", TraceOptions(forward_output=False, detail=job.groups))
     assert manifest.exit_status == 0, (folder / "twin.trace" / "logs" / "stderr").read_text().strip()
     return Trace(folder / "twin.trace")
 

@@ -102,14 +102,14 @@ class UnseenJob:
         """Run it, with its options `changed`, and return the trace; of the first run always the same."""
         trace = self.folder / f"{seed}{''.join(changed)}.trace"
         if not trace.exists():
-            with kept_cached(self._mapped()):
+            with kept_cached(self.mapped()):
                 manifest = trace_command(
                     self._command(seed, *changed), trace, TraceOptions(forward_output=False, detail=self.groups)
                 )
             assert manifest.exit_status == 0, (trace / "logs" / "stderr").read_text()
         return trace
 
-    def _mapped(self) -> list[Path]:
+    def mapped(self) -> list[Path]:
         """Return the files that the job maps, in the page cache as data that have been read, not as they were just written."""
         if self._program[0] not in _MAPPED:
             return []

@@ -1,6 +1,8 @@
 """The values of a recorded job that an edit starts from."""
 
-from iotwin.workload_yaml.recorded_structure import structure_of
+import pytest
+
+from iotwin.workload_yaml.recorded_structure import is_requested_at_once, structure_of
 from iotwin.workload_yaml.recording import RecordedBatches, RecordedPass
 
 
@@ -21,3 +23,11 @@ def test_the_short_first_epoch_of_a_resumed_job_hides_neither_samples_nor_prefet
 
 def test_a_step_computes_without_its_wait_for_data():
     assert structure_of(batches([6], [4])).computation_s == 0.003
+
+
+@pytest.mark.parametrize(
+    ("depth", "batches", "loaders", "expected"),
+    [(60, 60, 2, True), (58, 60, 2, True), (55, 60, 2, True), (40, 60, 2, False), (17, 20, 1, False), (16, 16, 2, False)],
+)
+def test_all_batches_are_requested_at_once_if_nearly_all_were_before_the_first_was_taken(depth, batches, loaders, expected):
+    assert is_requested_at_once(depth, batches, loaders) == expected

@@ -75,11 +75,16 @@ def _even_steps(ready: _Ints, end_ns: int) -> tuple[_Ints, _Ints]:
 
 
 def _end_of_loop(rows: pd.DataFrame, requested: _Ints, next_ns: int) -> int:
-    """Return when the rank stopped its loaders, after its last step; 0 if they went on, or stopped in a later pass."""
+    """Return when the rank stopped its loaders, after its last step; 0 if they went on, or stopped in a later pass.
+
+    Loaders that have served an earlier pass live on after the loop: the rank stops them when it ends.
+    """
     sent = rows[rows["op"] == Op.PIPE_WRITE]
     pipes = sent.loc[sent["at"].isin(requested), "subject"].unique()
-    later = sent[(sent["at"] > requested[-1]) & sent["subject"].isin(pipes)]
-    stopped = len(later) and later["subject"].is_unique and later["at"].min() < next_ns
+    sent = sent[sent["subject"].isin(pipes)]
+    later = sent[sent["at"] > requested[-1]]
+    served = (sent["at"] < requested.min()).any()
+    stopped = len(later) and later["subject"].is_unique and later["at"].min() < next_ns and not served
     return int(later["at"].min()) if stopped else 0
 
 

@@ -9,7 +9,7 @@ import pytest
 from iotwin import workload_yaml as c
 from iotwin.datagen.datasets.recorded import write_recipe
 from iotwin.loops import twin
-from iotwin.loops.page_cache import FOLIO_BYTES, cache_in_pages, found_in_pages
+from iotwin.loops.page_cache import FOLIO_BYTES, cache_in_pages, faults_of_twin, found_in_pages
 from iotwin.workload_yaml.recording import Op, RecordedFile, write_recording
 from tests.benchmark.recordings import recording, row
 
@@ -45,7 +45,11 @@ def test_mapped_data_are_found_new_or_read_as_the_job_found_its_own(tmp_path, ma
     """Of the job's three faults one brought more, or less, than the others."""
     brought = [fault_bytes, 4096 + 65_536 - fault_bytes, fault_bytes]
     _write(tmp_path, [(0, size) for size in brought], 200_000, recorded, maps)
-    in_pages = dict(found_in_pages(tmp_path / "twin.recording", tmp_path / "twin.yaml", [("a.bin", 200_000), ("b.bin", 1_000)]))
+    in_pages = dict(
+        found_in_pages(
+            faults_of_twin(tmp_path / "twin.recording", tmp_path / "twin.yaml"), [("a.bin", 200_000), ("b.bin", 1_000)]
+        )
+    )
     assert in_pages == ({"a.bin": [(0, FOLIO_BYTES)], "b.bin": [(0, FOLIO_BYTES)]} if read_before else {})
 
 
@@ -54,7 +58,9 @@ def test_of_a_file_that_was_read_in_part_that_part_is_found_read(tmp_path, recor
     """More faults than elsewhere lie in the part that was read, as each maps less."""
     around = [(2 * FOLIO_BYTES + offset, 65_536) for offset in range(0, 10 * 65_536, 65_536)]
     _write(tmp_path, [*((stretch * FOLIO_BYTES, 4096) for stretch in (0, 1, 3)), *around], 5 * FOLIO_BYTES, recorded)
-    found = found_in_pages(tmp_path / "twin.recording", tmp_path / "twin.yaml", [("a.bin", 5 * FOLIO_BYTES), ("b.bin", 1_000)])
+    found = found_in_pages(
+        faults_of_twin(tmp_path / "twin.recording", tmp_path / "twin.yaml"), [("a.bin", 5 * FOLIO_BYTES), ("b.bin", 1_000)]
+    )
     assert dict(found) == {"a.bin": [(2 * FOLIO_BYTES, FOLIO_BYTES)]}
 
 

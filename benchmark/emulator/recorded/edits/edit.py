@@ -1,6 +1,7 @@
 """Edit a recording: make its ranks and loaders anew, and take over its other processes as they were."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 from iotwin.benchmark.emulator.recorded.edits.edits import Edits, copies_folder, edits_of
 from iotwin.benchmark.emulator.recorded.edits.rank_line import RankLine
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder
+from iotwin.benchmark.emulator.recorded.edits.silent_touches import with_silent_touches
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.workload_yaml import Config
 from iotwin.workload_yaml.recorded_structure import structure_of
@@ -31,6 +33,7 @@ def edit(recording: TwinRecording, edits: Edits, rank: int = 0) -> TwinRecording
 
 
 def _edited(recording: TwinRecording, edits: Edits, rank: int) -> TwinRecording:
+    recording = with_silent_touches(recording)
     batches = recording.batches
     ranks = list(dict.fromkeys(each.process for each in batches.passes))
     loaders = set(batches.loader) - set(ranks)
@@ -44,17 +47,23 @@ def _edited(recording: TwinRecording, edits: Edits, rank: int) -> TwinRecording:
     return builder.finish(round(edits.batch))
 
 
-def copies_needed(config: Config, file: str, ranks: int) -> tuple[list[tuple[str, int]], Path]:
-    """Return the copies of the data set's files that a twin with more samples reads, as (name, bytes), and their folder.
+class Copies(NamedTuple):
+    """Copies of the data set's files, as (name, bytes), their folder, and the edited recording that reads them."""
 
-    `file`: path of its recording.
-    """
+    files: list[tuple[str, int]]
+    folder: Path
+    edited: TwinRecording
+
+
+def copies_needed(config: Config, file: str, ranks: int) -> Copies | None:
+    """Return the copies that a twin with more samples reads; None if it reads none. `file`: path of its recording."""
     recording = read_recording(Path(file))
     edits = edits_of(config, recording.header, ranks)
     if edits is None or edits.samples <= 1:
-        return [], Path()
-    files = edit(recording, edits._replace(ranks=1)).header.files[len(recording.header.files) :]
-    return [(file.name, file.size_bytes) for file in files if not file.written], copies_folder(config, edits)
+        return None
+    edited = edit(recording, edits._replace(ranks=1))
+    files = [(file.name, file.size_bytes) for file in edited.header.files[len(recording.header.files) :] if not file.written]
+    return Copies(files, copies_folder(config, edits), edited) if files else None
 
 
 def _kept(recording: TwinRecording, ranks: set[int], loaders: set[int], writes_nothing: bool) -> NDArray[np.bool_]:

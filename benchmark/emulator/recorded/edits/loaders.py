@@ -1,6 +1,7 @@
 """Loader processes of a recording, cut into the samples that they read, and new ones that read samples dealt anew."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -27,8 +28,10 @@ class RecordedLoader:
     """A loader of the recording, or a rank that reads by itself. `batches`: those that it read, in order."""
 
     def __init__(self, recording: TwinRecording, process: int, batches: _Ints, kept: NDArray[np.bool_]) -> None:
-        own, rows = recording.batches, ProcessRows(recording, process, kept)
+        own = recording.batches
         received, delivered = (np.array(each, np.int64)[batches] for each in (own.received_ns, own.delivered_ns))
+        writes = self._writes_beside(recording, process, int(received[0]))
+        rows = ProcessRows(recording, process, kept & ~writes)
         samples = np.array(own.samples, np.int64)[batches]
         starts = [self._starts(recording, process, *each) for each in zip(batches, received, delivered, samples, strict=True)]
         moments = [0]
@@ -36,6 +39,9 @@ class RecordedLoader:
             moments += [begin, *cuts, end]
         stretches = rows.cut(np.maximum.accumulate(np.array([*moments, max(rows.end_ns, moments[-1] + 1)], np.int64)))
         self.prologue, self.set_up, self.epilogue = stretches[0], stretches[1], stretches[-1]
+        # A thread that sends batches may write, as one that tries a temporary folder does: once, whatever was read then.
+        [written] = ProcessRows(recording, process, kept & writes).cut(np.array([received[0], moments[-1] + 1]))
+        self.once = replace(_nothing(), begin_ns=written.begin_ns, end_ns=written.end_ns, others=written.others)
         self.parts: dict[int, list[Stretch]] = {}
         self.after: dict[int, Stretch] = {}  # what followed the delivery, up to the next request
         at = 1
@@ -51,7 +57,22 @@ class RecordedLoader:
     def keep_samples_alone(self) -> None:
         """Forget all but the samples: what a rank that reads by itself does besides is no loader's."""
         self.after.clear()
-        self.prologue = self.epilogue = Stretch(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, 0, 0, 0)
+        self.prologue = self.epilogue = self.once = _nothing()
+
+    @staticmethod
+    def _writes_beside(recording: TwinRecording, process: int, since_ns: int) -> NDArray[np.bool_]:
+        """Return the mask of rows on written files, since `since_ns`, of a loader's threads other than its main thread.
+
+        A rank's threads that write do so for its steps, so that the mask has none of their rows.
+        """
+        header, columns = recording.header, recording.columns
+        if any(each.process == process for each in recording.batches.passes):
+            return np.zeros(recording.rows, np.bool_)
+        others = np.flatnonzero(np.array(header.threads) == process)[1:]
+        on_file = columns["op"] < Op.PIPE_WRITE
+        written = np.array([file.written for file in header.files] or [False])[np.where(on_file, columns["subject"], 0)]
+        found: NDArray[np.bool_] = np.isin(columns["thread"], others) & on_file & written & (columns["at_ns"] >= since_ns)
+        return found
 
     @staticmethod
     def _starts(recording: TwinRecording, process: int, batch: int, begin_ns: int, end_ns: int, samples: int) -> list[int]:
@@ -74,22 +95,29 @@ class RecordedLoader:
         return cuts
 
 
+def _nothing() -> Stretch:
+    return Stretch(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, 0, 0, 0)
+
+
 class NewLoader:
     """Reads dealt samples as a new process does, whose set-up and end are those of the recorded loader `like`."""
 
     def __init__(self, builder: RowBuilder, parent: int, like: RecordedLoader, pipes: tuple[int, int]) -> None:
         self.line = ProcessLine(builder, builder.new_process(parent))
-        self._like, self._fresh = like, True
+        self._builder, self._like, self._fresh = builder, like, True
         self.requests, self.results = pipes
         self.line.play(like.prologue)
 
     def serve(self, samples: Sequence[DealtSample], deal: "Deal") -> None:
         """Wait for a request, read the samples and deliver them."""
         self.line.main.add(Op.PIPE_READ, self.requests, 1)
-        if self._fresh:
+        first, self._fresh = self._fresh, False
+        if first:
             self.line.play(self._like.set_up)
-            self._fresh = False
         after = deal.read(self.line, samples)
+        if first:
+            once, tag = self._like.once, f"-loader{self.line.process}"
+            self.line.play(once, subjects=self._builder.on_copies(tag, once.begin_ns, once.end_ns, data=False), waits=False)
         self.line.main.add(Op.PIPE_WRITE, self.results, 1)
         for stretch in after:
             self.line.play(stretch, waits=False)

@@ -1,5 +1,6 @@
 """The edited rank: what it does before, between and after its passes, and in their steps on batches that are dealt anew."""
 
+import math
 from dataclasses import replace
 from functools import reduce
 
@@ -70,7 +71,7 @@ class RankLine:
         self._deal = Deal(recording, builder, self._loaders)
         self._live: dict[int, NewLoader] = {}  # by the recorded loader in whose place it is
         self._more: dict[int, list[NewLoader]] = {}  # further ones, by the last recorded loader of the pass
-        self._pipes: list[tuple[int, int]] = []
+        self._pipes: list[tuple[int, int]] = []  # those of loaders that have ended
         self._children: dict[int, int] = {}
         self._slots: dict[int, tuple[int, list[int]]] = {}  # by recorded loader: its slot, and its pass's loaders
         for each in self._passes:
@@ -82,6 +83,8 @@ class RankLine:
         self._step = 0
         self._shuffled = [self._is_shuffled(training) for training in (False, True)]
         self._streamed = self._is_streamed()
+        columns = recording.columns
+        self._mapped = np.unique(columns["subject"][(columns["op"] == Op.TOUCH) & (columns["batch"] >= 0)])
 
     def _cut(self, rows: ProcessRows) -> None:
         """Cut the rank's rows into what comes before, in, between and after its passes."""
@@ -204,10 +207,22 @@ class RankLine:
             rows, at = stretch.rows[first:end], stretch.at[first:end]
             part = replace(stretch, rows=rows, at=at, begin=begin, end=reading, others=others)
             self._line.play(part, factor, self._subjects(part, copy), waits)
+            self._repeat_on_copies(part)
             if not is_last:
                 row = int(stretch.rows[end])
                 self._special(Op(op[row]), int(subject[row]), row, copy)
             begin, first, others = reading, end + 1, []
+
+    def _repeat_on_copies(self, stretch: Stretch) -> None:
+        """Append once more, on the copies of files that loaders map, what the rank did with these files: to open and map them.
+
+        Loaders that are forked later then have the maps of the copies, too.
+        """
+        op, subject = (self._recording.columns[name][stretch.rows] for name in ("op", "subject"))
+        rows = stretch.rows[(op < Op.PIPE_WRITE) & np.isin(subject, self._mapped)]
+        for copy in range(1, math.ceil(self._edits.samples)):
+            subjects = self._builder.on_copies(f"-copy{copy}", stretch.begin_ns, stretch.end_ns, data=True)
+            self._line.main.take(rows, np.zeros(len(rows), np.int64), subjects(rows))
 
     def _special(self, op: Op, subject: int, row: int, copy: int) -> None:
         """Append the start or end of a process, or a mark of the log."""
@@ -216,7 +231,10 @@ class RankLine:
                 np.array([row]), np.zeros(1, np.int64), np.array([self._builder.mark(subject, copy * self._period)])
             )
         elif subject in self._slots:
-            (self._start_loader if op == Op.START else self._join_loader)(subject)
+            if op == Op.START:
+                self._start_loader(subject, self._fork_ns(row))
+            else:
+                self._join_loader(subject)
         elif op == Op.START:
             self._children[subject] = self._builder.start_of(subject, subject in self._children)
             self._line.main.add(op, self._children[subject])
@@ -231,24 +249,36 @@ class RankLine:
         usual = max((len(self._passes[number].loaders) for number in self._training), default=1)
         return asked if len(loaders) == usual else max(1, round(asked * len(loaders) / usual)) if asked else 0
 
-    def _start_loader(self, loader: int) -> None:
+    def _fork_ns(self, row: int) -> int:
+        """Return how long after another loader the rank started the one of `row`; 0 if it did something else in between."""
+        op, at_ns = self._recording.columns["op"], self._recording.columns["at_ns"]
+        return int(at_ns[row] - at_ns[row - 1]) if row and op[row - 1] == op[row] == Op.START else 0
+
+    def _start_loader(self, loader: int, fork_ns: int) -> None:
+        """Start a loader in place of a recorded one, and after the last one of a pass further ones, for `fork_ns` each.
+
+        If loaders are left out, so is the time for which the rank forked each of them.
+        """
         slot, loaders = self._slots[loader]
         count = self._count(loaders)
         if slot < count:
-            self._live[loader] = self._new_loader(loader, slot)
+            self._live[loader] = self._new_loader(loader)
+        elif slot:
+            self._line.main.delay(-fork_ns)
         if slot == len(loaders) - 1:
-            self._more[loader] = [self._new_loader(loaders[each % len(loaders)], each) for each in range(len(loaders), count)]
+            self._more[loader] = [self._new_loader(loaders[each % len(loaders)], fork_ns) for each in range(len(loaders), count)]
 
-    def _new_loader(self, like: int, slot: int) -> NewLoader:
-        while len(self._pipes) <= slot:
-            self._pipes.append((self._builder.new_pipe(), self._builder.new_pipe()))
-        new = NewLoader(self._builder, self._line.process, self._loaders[like], self._pipes[slot])
+    def _new_loader(self, like: int, fork_ns: int = 0) -> NewLoader:
+        self._line.main.delay(fork_ns)
+        pipes = self._pipes.pop() if self._pipes else (self._builder.new_pipe(), self._builder.new_pipe())
+        new = NewLoader(self._builder, self._line.process, self._loaders[like], pipes)
         self._line.main.add(Op.START, new.line.process)
         return new
 
     def _join_loader(self, loader: int) -> None:
         for new in [*filter(None, [self._live.pop(loader, None)]), *self._more.pop(loader, [])]:
             new.end()
+            self._pipes.append((new.requests, new.results))
             self._line.main.add(Op.JOIN, new.line.process)
 
     def _play_pass(self, number: int, copy: int) -> None:
@@ -277,6 +307,8 @@ class RankLine:
                     self._line.main.add(Op.MEET, 0)
                 self._play_rare_step(epoch, index, len(dealt))
                 self._step += 1
+        if not each.depth:  # these loaders have read for this pass alone
+            self._pipes += [(loader.requests, loader.results) for loader in loaders]
 
     def _play_rare_step(self, epoch: int, index: int, count: int) -> None:
         """Append what few steps are followed by, such as a checkpoint, if that is due after step `index` of `count`."""
@@ -313,13 +345,13 @@ class RankLine:
         if not count:
             return []
         if not each.depth:  # the rank has read by itself
-            return [self._new_loader(self._line.process, slot) for slot in range(count)]
+            return [self._new_loader(self._line.process) for _ in range(count)]
         for loader in each.loaders[:count]:
             if loader not in self._live:
-                self._live[loader] = self._new_loader(loader, each.loaders.index(loader))
+                self._live[loader] = self._new_loader(loader)
         further = self._more.setdefault(each.loaders[-1], [])
         for slot in range(len(each.loaders) + len(further), count):
-            further.append(self._new_loader(each.loaders[slot % len(each.loaders)], slot))
+            further.append(self._new_loader(each.loaders[slot % len(each.loaders)]))
         return [*(self._live[loader] for loader in each.loaders[:count]), *further]
 
     def _ahead(self, each: _Pass, count: int, batches: int) -> int:

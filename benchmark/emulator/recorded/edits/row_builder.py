@@ -29,8 +29,8 @@ class ThreadRows:
         self._delay_ns = 0
 
     def delay(self, think_ns: int) -> None:
-        """Let the thread think for so long before its next row."""
-        self._delay_ns += think_ns
+        """Let the thread think for so long before its next row; for less time than so far, if `think_ns` is negative."""
+        self._delay_ns = max(self._delay_ns + think_ns, 0)
 
     def take(self, rows: _Ints, think_ns: _Ints, subjects: _Ints | None = None) -> None:
         """Append original `rows` with their times of thinking. `subjects`: new ones, AS_RECORDED for those of the rows."""
@@ -189,11 +189,12 @@ class RowBuilder:
         return np.concatenate([self._recording.columns[name].astype(np.int64), new])
 
     def _without_missing(self, columns: dict[str, NDArray[Any]]) -> list[RecordedFile]:
-        """Return the files; one that no row makes any more exists from the start, for those that open it."""
+        """Return the files; one that rows use and none makes any more exists from the start, for those that open it."""
+        used = np.unique(columns["subject"][columns["op"] < Op.PIPE_WRITE])
         creates = (columns["op"] == Op.OPEN) & (columns["flags"] & FLAG_CREATE > 0)
-        made = set(columns["subject"][creates].tolist())
+        missing = set(np.setdiff1d(used, columns["subject"][creates]).tolist())
         return [
-            msgspec.structs.replace(file, made=False) if file.made and index not in made else file
+            msgspec.structs.replace(file, made=False) if file.made and index in missing else file
             for index, file in enumerate(self.files)
         ]
 

@@ -1,10 +1,11 @@
 """When a rank took each batch, and when its computation ended."""
 
 import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iotwin.benchmark.fit.recorded.taken_times import with_computation
+from iotwin.benchmark.fit.recorded.taken_times import NEVER_NS, with_computation
 from iotwin.workload_yaml.recording import Op
 
 MS = 1_000_000
@@ -18,6 +19,19 @@ def test_a_computation_ends_where_the_rank_begins_to_wait_for_the_next_batch():
     found = with_computation(part, rows, 0, 250 * MS)
     assert (found["taken_ns"] // MS).tolist() == [50, 140, 230]
     assert (found["computed_ns"] // MS).tolist() == [70, 160, 250]
+
+
+@pytest.mark.parametrize(("before", "computed_ms"), [([], 600), ([0], 350)])
+def test_loaders_that_are_stopped_end_the_last_step_unless_they_live_through_passes(before: list[int], computed_ms: int):
+    requested = [100, 150, 240]
+    part = pd.DataFrame({"requested_ns": requested, "delivered_ns": [149, 239, 329], "read_ns": [150, 240, 330]}) * MS
+    waits = pd.DataFrame({"at": [101, 170, 260], "end": [150, 240, 330], "op": Op.POLL, "subject": 0})
+    sent = pd.DataFrame({"at": [*before, *requested, 600], "op": Op.PIPE_WRITE, "subject": 1})
+    saved = pd.DataFrame({"at": [350], "op": Op.OPEN, "subject": 0})
+    rows = pd.concat([waits, sent.assign(end=sent["at"]), saved.assign(end=saved["at"])]).sort_values("at").assign(thread=0)
+    rows[["at", "end"]] *= MS
+    found = with_computation(part.assign(loader=0), rows, 0, NEVER_NS)
+    assert found["computed_ns"].iloc[-1] == computed_ms * MS
 
 
 @given(delivered=st.lists(st.integers(1, 10_000), min_size=20, max_size=40), step=st.integers(1, 5000))

@@ -10,7 +10,8 @@ from iotwin.benchmark.emulator.recorded.edits.edit import edit
 from iotwin.benchmark.emulator.recorded.edits.edits import Edits, edits_of
 from iotwin.benchmark.fit import fit
 from iotwin.common.errors import UsageError
-from iotwin.loops.emulation import EmulationOptions, run_workload
+from iotwin.loops import page_cache
+from iotwin.loops.emulation import EmulationOptions, make_copies, run_workload
 from iotwin.loops.what_if import ask
 from iotwin.workload_yaml import Config, TwinRecorded, dump, load
 from iotwin.workload_yaml.recorded_structure import structure_of
@@ -93,6 +94,28 @@ def test_loaders_that_live_through_all_epochs_still_do(tmp_path, loaders):
     assert sum(reads(after).values()) * 3 == sum(reads(before).values()) * 4
 
 
+@pytest.mark.parametrize("loaders", [1, 2, 5])
+def test_each_loader_takes_as_long_to_start_as_the_recorded_ones(tmp_path, loaders):
+    def thinks_ms(made: TwinRecording) -> list[float]:
+        """Of the first epoch's starts but the first, and of the first request."""
+        begin = int(np.flatnonzero(made.columns["op"] == Op.START)[0]) + 1
+        end = int(np.flatnonzero(made.columns["op"] == Op.PIPE_WRITE)[0]) + 1
+        return (made.columns["think_ns"][begin:end] / 1e6).round(3).tolist()
+
+    before = recorded(tmp_path)
+    start_ms, request_ms = thinks_ms(before)
+    assert thinks_ms(edit(before, Edits(loaders=loaders, batch=0.5))) == [start_ms] * (loaders - 1) + [request_ms]
+
+
+def test_loaders_that_live_at_the_same_time_share_no_pipe(tmp_path):
+    """Those of training live through all epochs; an evaluation between two epochs has other ones."""
+    before = recorded(tmp_path, LoaderJob(persistent=True, epochs=3, evaluated=8, evaluate_every=2))
+    of = edit(before, Edits(batch=2)).columns
+    on_pipe = np.isin(of["op"], [Op.PIPE_WRITE, Op.PIPE_READ]) & (of["thread"] > 0)
+    of_loader = [set(of["subject"][on_pipe & (of["thread"] == thread)].tolist()) for thread in np.unique(of["thread"][on_pipe])]
+    assert len(of_loader) == 4 and len(set.union(*of_loader)) == 8
+
+
 @pytest.mark.parametrize("scale", [0.25, 2.0])
 def test_computation_is_scaled_and_nothing_else(tmp_path, scale):
     before = recorded(tmp_path)
@@ -128,6 +151,18 @@ def test_a_repeated_epoch_is_shuffled_if_epochs_are(tmp_path):
     assert len({tuple(each) for each in epochs}) == 4 and all(sorted(each) == sorted(epochs[0]) for each in epochs)
 
 
+@pytest.mark.parametrize("change", [Edits(epochs=5), Edits(samples=3), Edits(loaders=5), Edits(batch=0.5)])
+def test_each_loader_tries_the_folder_of_temporary_files_once(tmp_path, change):
+    """A thread of the loader does so while samples are read that go to other loaders, batches and epochs."""
+    after = edit(recorded(tmp_path, LoaderJob(tries_folder=True)), change)
+    of = after.columns
+    on_file = of["op"] < Op.PIPE_WRITE
+    tried = np.array(["try" in file.name for file in after.header.files])
+    on_tries = on_file & tried[np.where(on_file, of["subject"], 0)]
+    found = [of["op"][on_tries & (of["thread"] == thread)].tolist() for thread in np.unique(of["thread"][on_tries])]
+    assert found == [[Op.OPEN, Op.WRITE, Op.CLOSE, Op.UNLINK]] * count(after, Op.START)
+
+
 @pytest.mark.parametrize("factor", [0.5, 2, 3])
 def test_more_samples_lie_on_copies_of_their_files(tmp_path, factor):
     before = recorded(tmp_path)
@@ -136,6 +171,14 @@ def test_more_samples_lie_on_copies_of_their_files(tmp_path, factor):
     assert sum(reads(after).values()) == factor * sum(reads(before).values())
     assert len(copies) == max(factor - 1, 0) * len(reads(before))
     assert all(key[0].replace("-copy1", "").replace("-copy2", "") in {name for name, _, _ in reads(before)} for key in copies)
+
+
+def test_a_rank_maps_copies_as_it_maps_their_files_before_loaders_are_forked(tmp_path):
+    before = recorded(tmp_path, LoaderJob(mapped=True))
+    of = edit(before, Edits(samples=3)).columns
+    maps = np.flatnonzero(of["op"] == Op.MAP)
+    assert len(maps) == 3 * count(before, Op.MAP) == len(set(of["subject"][maps])) and not of["thread"][maps].any()
+    assert maps.max() < np.flatnonzero(of["op"] == Op.START).min()
 
 
 def test_ranks_share_the_samples_meet_and_the_first_one_saves(tmp_path):
@@ -246,6 +289,16 @@ def twin(folder: Path, job: LoaderJob = JOB) -> Path:
     made.config.checkpoint.checkpoint_folder, made.config.output.folder = str(folder / "made"), str(folder / "results")
     dump(made.config, folder / "twin.yaml")
     return folder / "twin.yaml"
+
+
+def test_copies_of_mapped_data_are_cached_as_the_job_found_its_data(tmp_path, monkeypatch):
+    cached: list[tuple[str, list[tuple[int, int]]]] = []
+    monkeypatch.setattr(page_cache, "cache_in_pages", lambda path, stretches: cached.append((path.name, stretches)))
+    config = load(twin(tmp_path, LoaderJob(mapped=True)))
+    config.dataset.num_files_train = 48
+    make_copies(config, config.twin.recorded.file, 1)
+    make_copies(config, config.twin.recorded.file, 1)  # those that exist are left as they are
+    assert sorted(cached) == sorted((f"{i}-copy1.jpg", [(0, page_cache.FOLIO_BYTES)]) for i in range(24))
 
 
 @pytest.mark.parametrize(
