@@ -10,7 +10,6 @@ from typing import Any
 from iotwin.command import Command, Outcome
 from iotwin.commands.detrain.script_arguments import add_script_arguments
 from iotwin.common.detrain_options import add_run_options, as_arguments
-from iotwin.common.foreign_files import read_foreign_json
 from iotwin.common.processes.children import dying_with_us
 
 
@@ -19,13 +18,14 @@ class DetrainRunCommand(Command):
     help = "run a training script so that it saves its state and resumes at any batch; needs PyTorch"
     epilog = """examples:
   iotwin detrain run train.py -o run --every 100batches -- --epochs 10
-  iotwin detrain run train.py -o run                      (resumes at the newest checkpoint)"""
+  iotwin detrain run train.py -o run --resume step-200"""
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         add_run_options(parser)
         add_script_arguments(parser)
 
     def run(self, args: Namespace) -> Outcome:
+        from iotwin.common.foreign_files import read_foreign_json
         from iotwin.workloads.detrain.determinism import environment
         from iotwin.workloads.detrain.options import check_options
 

@@ -18,7 +18,7 @@ class DetrainVerifyCommand(Command):
     epilog = """examples:
   iotwin detrain verify train.py -o check -- --epochs 2
   iotwin detrain verify train.py -o check --resume-at all --workers 0,1,4
-  iotwin detrain verify train.py -o check --drop rng     (must fail)"""
+  iotwin detrain verify train.py -o check --drop rng"""
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         parser.add_argument("script", type=Path, metavar="SCRIPT", help="a training script; its files remain as they are")
