@@ -22,7 +22,7 @@ from iotwin.common.terminal import cleaned_streams
 # The commands, in the order in which a newcomer needs them.
 _COMMANDS = (
     "doctor", "demo", "generate", "trace", "info", "stats", "import", "recover", "merge", "fit", "emulate", "compare",
-    "twin", "checkpoints", "checkfreq", "dtr", "plot", "report", "view", "scale", "run", "export", "attach-profile",
+    "twin", "checkpoints", "checkfreq", "detrain", "dtr", "plot", "report", "view", "scale", "run", "export", "attach-profile",
     "pipedream", "completion",
 )  # fmt: skip
 _MODULES = {"import": "import_trace", "attach-profile": "attach_profile"}  # names of modules that differ from the command's name

@@ -328,6 +328,8 @@ class Inference(ClassMembers):
         found: list[Value] = []
         for called in self.called(node, frame):
             match called:
+                case LocalFunction() if called.scope.name == "Accelerator.prepare":  # returns what it is given, in order
+                    found += self._prepared(node, frame)
                 case LocalFunction():
                     found += self._returned(called, self.call_frame(called, node, frame), node)
                 case LocalClass():
@@ -366,12 +368,16 @@ class Inference(ClassMembers):
                 return self.items(node.args[0], frame, ())
         if path in _TRANSPARENT and arguments:
             return self.of_all(arguments[1:] if path == "typing.cast" else arguments[:1]) or [Outside(f"{path}()", node, frame)]
-        if path.endswith(".prepare") and arguments:  # accelerate returns what it is given, in order
-            return self.values(node.args[0], frame) if len(arguments) == 1 else [Items(tuple(arguments))]
+        if path == "accelerate.Accelerator().prepare":
+            return self._prepared(node, frame)
         functions = [value for value in self.of_all(arguments[:1]) if isinstance(value, LocalFunction)]
         if functions and path.startswith(("jax.", "torch.", "tensorflow.", "numba.")):
             return [*functions]
         return [Outside(f"{path}()", node, frame)]
+
+    def _prepared(self, node: ast.Call, frame: CallFrame) -> list[Value]:
+        arguments = tuple((each, frame) for each in node.args)
+        return self.of_all(arguments) if len(arguments) == 1 else [Items(arguments)]
 
     def _super(self, frame: CallFrame) -> list[Value]:
         current: CallFrame | None = frame

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import read_foreign
+from iotwin.workloads.detrain.instrumentation import MOST_SOURCE_BYTES
 
-MOST_SOURCE_BYTES = 16 << 20
 _MOST_MODULES = 2000
 _MOST_FOLDERS_ABOVE = 3
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -38,7 +38,7 @@ class SourceModule:
     def tree(self) -> ast.Module:
         """The syntax tree, empty if the file is no Python; `error` is then set."""
         try:
-            return _parsed(self.source, self.path)
+            return parsed(self.source, self.path)
         except IotwinError as error:
             self.error = str(error)
             return ast.Module([], [])
@@ -235,7 +235,8 @@ def _read(path: Path) -> bytes:
         raise IotwinError(f"{path} does not exist; give the path of a training script") from None
 
 
-def _parsed(source: bytes, path: Path) -> ast.Module:
+def parsed(source: bytes, path: Path) -> ast.Module:
+    """Return the syntax tree of a Python file. Raises IotwinError if it is none, in one line with the place of the error."""
     try:
         return ast.parse(source, str(path))
     except SyntaxError as error:

@@ -6,7 +6,14 @@ import re
 from iotwin.workloads.detrain.source_analysis.attributes import SELF_RETURNING
 from iotwin.workloads.detrain.source_analysis.inference import Inference
 from iotwin.workloads.detrain.source_analysis.local_modules import SourceModule
-from iotwin.workloads.detrain.source_analysis.values import CallFrame, LocalClass, LocalFunction, LocalInstance, Outside
+from iotwin.workloads.detrain.source_analysis.values import (
+    CallFrame,
+    LocalClass,
+    LocalFunction,
+    LocalInstance,
+    Outside,
+    Value,
+)
 
 # What scripts call only on models.
 _METHODS_OF_MODELS = {
@@ -43,18 +50,23 @@ class Models:
     def is_model(self, expression: ast.expr, frame: CallFrame) -> bool:
         """Return whether an expression is a model, by what it may be, what is called on it, or its name."""
         values = self._inference.values(expression, frame)
-        for value in values:
-            if isinstance(value, LocalInstance):
-                if any(_MODEL_BASES.search(base) for base in self._inference.foreign_bases(value.local_class)):
-                    return True
-            elif isinstance(value, Outside) and _MODEL_PATHS.search(value.path):
-                return "utils.data" not in value.path and bool(_OBJECT.search(value.path))
-        if any(isinstance(value, LocalFunction | LocalClass) for value in values):
-            return False
+        known = {self._value_is_model(value) for value in values} - {None}
+        if len(known) == 1:  # else the values contradict one another
+            return bool(known.pop())
         text = ast.unparse(expression)
         if text in self._owners_of_methods(frame.scope.module):
             return not re.search(r"optim|opt\b|loader|sched|scaler", text.lower())
         return not values and _is_named(expression, _NAMES)
+
+    def _value_is_model(self, value: Value) -> bool | None:
+        match value:
+            case LocalInstance():
+                return True if any(map(_MODEL_BASES.search, self._inference.foreign_bases(value.local_class))) else None
+            case Outside() if _MODEL_PATHS.search(value.path):
+                return "utils.data" not in value.path and bool(_OBJECT.search(value.path))
+            case LocalFunction() | LocalClass():
+                return False
+        return None
 
     def computes(self, call: ast.Call, frame: CallFrame, paths: list[str]) -> bool:
         """Return whether a call runs a model or a loss. `paths`: what it may call of installed packages."""
