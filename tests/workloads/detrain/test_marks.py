@@ -1,0 +1,61 @@
+"""Marks that a script sets itself, and the patch that puts them into a script."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from iotwin.workloads.detrain.discover import discover
+from iotwin.workloads.detrain.marks_patch import marks_patch
+
+SCRIPT = """from __future__ import annotations
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def main():
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    loader = DataLoader(TensorDataset(torch.randn(24, 4), torch.randn(24, 1)), 4, shuffle=True)
+    total = 0.0
+    for epoch in range(3):
+        losses = []
+        for x, y in loader:
+            loss = (model(x) - y).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+            losses.append(loss.item())
+        print(epoch, total.hex(), len(losses))
+
+
+main()
+"""
+
+
+def run(*words: object, folder: Path) -> str:
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_patched_script_runs_as_before_and_resumes_equal(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (script := tmp_path / "train.py").write_text(SCRIPT)
+    whole = run(script, folder=tmp_path)
+    patch = marks_patch(discover(script))
+    subprocess.run(["patch", "-s", "-p1"], input=patch, cwd=tmp_path, text=True, check=True)
+    added = [line[1:] for line in patch.splitlines() if line.startswith("+") and not line.startswith("+++")]
+    assert [line.strip() for line in added] == [
+        "from iotwin.workloads.detrain import record_batch, record_epoch", "record_epoch()", "if not record_batch():", "continue",
+    ]  # fmt: skip
+    assert run(script, folder=tmp_path) == whole
+    marked = ("-m", "iotwin.workloads.detrain", "-o", "run")
+    assert run(*marked, "--at", "1:2", script, folder=tmp_path) == whole
+    resumed = run(*marked, script, folder=tmp_path)
+    assert resumed.splitlines()[1:] == whole.splitlines()[1:]
+    assert resumed.splitlines()[0] == f"0 {(0.0).hex()} 0", "batches before the checkpoint are skipped"
