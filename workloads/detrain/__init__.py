@@ -5,10 +5,10 @@ from typing import Any
 
 # The names that training scripts use, and their modules, which are imported when a name is first used: they import torch.
 _MODULES = {
-    "keyed": "keyed_data",
-    "KeyedDataset": "keyed_data",
-    "CountedSampler": "keyed_data",
-    "KeyedIterableDataset": "keyed_stream",
+    "keyed": "randomness.keyed_data",
+    "KeyedDataset": "randomness.keyed_data",
+    "CountedSampler": "randomness.keyed_data",
+    "KeyedIterableDataset": "randomness.keyed_stream",
     **dict.fromkeys(("record_epoch", "record_batch", "ignore_start", "ignore_end", "checkpoint", "next_batch"), "markers"),
 }
 

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import dataloader as torch_loader
 
 from iotwin.common.errors import IotwinError
-from iotwin.workloads.detrain.generators import generator_states, set_generator_states
-from iotwin.workloads.detrain.keyed_data import KeyedDataset
-from iotwin.workloads.detrain.keyed_stream import KeyedIterableDataset
-from iotwin.workloads.detrain.tensorflow_states import DatasetTracker, TrackedDatasetIterator
+from iotwin.workloads.detrain.randomness.keyed_data import KeyedDataset
+from iotwin.workloads.detrain.randomness.keyed_stream import KeyedIterableDataset
+from iotwin.workloads.detrain.saving.generators import generator_states, set_generator_states
+from iotwin.workloads.detrain.saving.tensorflow_states import DatasetTracker, TrackedDatasetIterator
 
 
 class IteratorState(NamedTuple):

@@ -18,7 +18,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from iotwin.workloads.detrain.generators import generator_states, set_generator_states
+from iotwin.workloads.detrain.saving.generators import generator_states, set_generator_states
 
 if TYPE_CHECKING:
     from iotwin.workloads.detrain.session import Session

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from iotwin.common.errors import IotwinError
-from iotwin.workloads.detrain.script_store import ResumePoint
+from iotwin.workloads.detrain.saving.script_store import ResumePoint
 from iotwin.workloads.detrain.steps_log import inputs_sha256
 from iotwin.workloads.state.gathering import encode
 

@@ -31,10 +31,10 @@ from iotwin.workloads.detrain.instrumentation import (
 )
 from iotwin.workloads.detrain.options import check_options, policy_of
 from iotwin.workloads.detrain.rewrite import MARKS, SESSION, batches_begin_without_gradients, instrumented, lines_run_again
-from iotwin.workloads.detrain.script_store import ScriptStore
+from iotwin.workloads.detrain.saving.script_store import ScriptStore
 
 if TYPE_CHECKING:
-    from iotwin.workloads.detrain.determinism import AppliedProfile
+    from iotwin.workloads.detrain.randomness.determinism import AppliedProfile
     from iotwin.workloads.detrain.resumption import Resumption
     from iotwin.workloads.detrain.session import Session
 
@@ -99,9 +99,9 @@ def _session(options: Namespace, found: Instrumentation) -> "Iterator[Session]":
     """Run the `with` block with a session, and write its run.json at the end."""
     from iotwin.workloads.detrain import markers
     from iotwin.workloads.detrain import session as sessions
-    from iotwin.workloads.detrain.determinism import apply
     from iotwin.workloads.detrain.loaders import LoaderTracker
-    from iotwin.workloads.detrain.machine_manifest import manifest
+    from iotwin.workloads.detrain.randomness.determinism import apply
+    from iotwin.workloads.detrain.randomness.machine_manifest import manifest
     from iotwin.workloads.detrain.steps_log import StepsLog
 
     profile = apply(options.determinism, options.seed)

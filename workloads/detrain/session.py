@@ -9,13 +9,13 @@ from typing import Any
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.progress import note
-from iotwin.workloads.detrain.generators import generator_states, set_generator_states
 from iotwin.workloads.detrain.loaders import LoaderTracker
-from iotwin.workloads.detrain.machine_manifest import differences
-from iotwin.workloads.detrain.provider import NotBuilt
+from iotwin.workloads.detrain.randomness.machine_manifest import differences
 from iotwin.workloads.detrain.resumption import REPLAY_DATA, Resumption, certify, check_inputs
-from iotwin.workloads.detrain.saved_state import ScriptState
-from iotwin.workloads.detrain.script_store import ResumePoint, ScriptStore
+from iotwin.workloads.detrain.saving.generators import generator_states, set_generator_states
+from iotwin.workloads.detrain.saving.provider import NotBuilt
+from iotwin.workloads.detrain.saving.saved_state import ScriptState
+from iotwin.workloads.detrain.saving.script_store import ResumePoint, ScriptStore
 from iotwin.workloads.detrain.steps_log import StepsLog, inputs_sha256
 from iotwin.workloads.policies.cadence import LoopPosition, Policy
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from iotwin.common.files import append_line
-from iotwin.workloads.detrain import script_state
-from iotwin.workloads.detrain.generators import generator_states
-from iotwin.workloads.detrain.providers import is_model, provider_of
-from iotwin.workloads.detrain.script_state import Walk, frames_of
+from iotwin.workloads.detrain.saving import script_state
+from iotwin.workloads.detrain.saving.generators import generator_states
+from iotwin.workloads.detrain.saving.providers import is_model, provider_of
+from iotwin.workloads.detrain.saving.script_state import Walk, frames_of
 from iotwin.workloads.state.gathering import encode
 from iotwin.workloads.state.nested_state import digest_of
 from iotwin.workloads.state.torch_state import TORCH, as_tensor

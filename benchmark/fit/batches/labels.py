@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from iotwin.benchmark.fit.batches.bursts import batches_by_pauses
 from iotwin.benchmark.fit.batches.deliveries import deliveries, delivery_of, requests_of
+from iotwin.benchmark.fit.batches.logged_steps import batches_of_steps
 from iotwin.benchmark.fit.look import Job
 from iotwin.common.units import format_size
 from iotwin.trace_store import schema
@@ -56,6 +57,9 @@ def label_calls(job: Job) -> pd.DataFrame:
     if len(delivered):  # a rank without loaders never reads ahead, even if it reads on in a file
         turns = _turns(calls, delivered, requests)
         streamed = served & _is_streamed(calls[served], turns, job.is_mapped()).reindex(calls.index, fill_value=False)
+    elif not served.any():
+        calls.loc[is_data, "batch"] = batches_of_steps(job, calls[is_data])
+        streamed = calls["batch"] >= 0
     dealt = served & ~streamed
     streamed |= is_data & ~served & _is_in_readers_thread(job, calls)
     calls.loc[streamed, "label"] = int(Label.STREAMED)

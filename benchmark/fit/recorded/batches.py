@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from iotwin.benchmark.fit.batches.deliveries import LENGTH_BYTES, deliveries, requests_of
+from iotwin.benchmark.fit.batches.logged_steps import logged_steps
 from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.recorded.batch_passes import (
     are_training,
@@ -37,20 +38,15 @@ def find_batches(job: Job, calls: pd.DataFrame, tree: Tree, rows: pd.DataFrame) 
     """
     delivered = deliveries(job)
     found = _with_reads(_delivered(job, delivered, tree), calls) if len(delivered) else _read_by_ranks(calls, tree)
-    index = np.full(2 + max((int(each["batch"].max()) for each in (calls, found) if len(each)), default=-1), -1, np.int64)
-    passes: list[pd.DataFrame] = []
-    evaluations = logged_evaluations(job)
-    for process in sorted(found["process"].unique().tolist()):
-        own = found[found["process"] == process].sort_values("requested_ns", kind="stable")
-        of_process = rows[np.array(tree.process, np.int64)[rows["thread"]] == process]
-        parts = [_in_turn(part) for _, part in own.groupby(pass_numbers(own, evaluations), sort=True)]
-        begins = [*(begin_of_pass(tree, before, part) for before, part in pairwise(parts)), NEVER_NS]
-        for number, (part, begin_ns) in enumerate(zip(parts, begins, strict=True)):
-            next_ns = min(begin_ns, logged_end(job, int(part["delivered_ns"].max())))
-            passes.append(with_computation(part.assign(number=number), of_process, tree.main(process), next_ns))
+    if found.empty and not len(delivered) and (calls["batch"] >= 0).any():
+        passes = _passes_of_steps(job, tree)
+        training = [True] * len(passes)
+    else:
+        passes = _passes(job, found, tree, rows)
+        training = are_training(job, calls, passes) if passes else []
+    index = np.full(2 + max((int(each["batch"].max()) for each in (calls, *passes) if len(each)), default=-1), -1, np.int64)
     if not passes:
         return None, index
-    training = are_training(job, calls, passes)
     whole = pd.concat(passes)
     index[whole["batch"]] = np.arange(len(whole))
     samples = calls[calls["sample"] >= 0].groupby("batch")["sample"].max().reindex(whole["batch"]).fillna(-1).astype(np.int64) + 1
@@ -66,6 +62,37 @@ def find_batches(job: Job, calls: pd.DataFrame, tree: Tree, rows: pd.DataFrame) 
         **{name: (whole[name] - tree.begin_ns[0]).clip(lower=0).tolist() for name in _TIMES},
     )
     return document, index
+
+
+def _passes(job: Job, found: pd.DataFrame, tree: Tree, rows: pd.DataFrame) -> list[pd.DataFrame]:
+    """Return the batches of each pass of each rank, with their times, `depth` and the `number` of the pass."""
+    passes: list[pd.DataFrame] = []
+    evaluations = logged_evaluations(job)
+    for process in sorted(found["process"].unique().tolist()):
+        own = found[found["process"] == process].sort_values("requested_ns", kind="stable")
+        of_process = rows[np.array(tree.process, np.int64)[rows["thread"]] == process]
+        parts = [_in_turn(part) for _, part in own.groupby(pass_numbers(own, evaluations), sort=True)]
+        begins = [*(begin_of_pass(tree, before, part) for before, part in pairwise(parts)), NEVER_NS]
+        for number, (part, begin_ns) in enumerate(zip(parts, begins, strict=True)):
+            next_ns = min(begin_ns, logged_end(job, int(part["delivered_ns"].max())))
+            passes.append(with_computation(part.assign(number=number), of_process, tree.main(process), next_ns))
+    return passes
+
+
+def _passes_of_steps(job: Job, tree: Tree) -> list[pd.DataFrame]:
+    """Return a batch for each step that the only rank logged, by pass, with the columns of `_passes`.
+
+    A batch has the number that label_calls gives its calls.
+    """
+    steps = logged_steps(job)
+    steps = steps[steps["pid"].isin(tree.pids)]
+    process = steps["pid"].map({pid: number for number, pid in enumerate(tree.pids)})
+    batches = pd.DataFrame({
+        "batch": steps.index, "process": process, "loader": process, "requested_ns": steps["wanted_ns"],
+        "received_ns": steps["wanted_ns"], "delivered_ns": steps["start_ns"], "taken_ns": steps["start_ns"],
+        "computed_ns": steps["end_ns"], "depth": 0, "number": steps["pass"],
+    })  # fmt: skip
+    return [part for _, part in batches.groupby("number")]
 
 
 def _in_turn(part: pd.DataFrame) -> pd.DataFrame:

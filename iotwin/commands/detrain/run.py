@@ -26,8 +26,8 @@ class DetrainRunCommand(Command):
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.common.foreign_files import read_foreign_json
-        from iotwin.workloads.detrain.determinism import environment
         from iotwin.workloads.detrain.options import check_options
+        from iotwin.workloads.detrain.randomness.determinism import environment
 
         check_options(args)
         command = [sys.executable, "-m", "iotwin.workloads.detrain", *as_arguments(args)]

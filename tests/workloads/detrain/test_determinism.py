@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from iotwin.workloads.detrain.detectors.after_import import after_import
 from iotwin.workloads.detrain.detectors.findings import Findings
 from iotwin.workloads.detrain.detectors.script_frames import is_script, is_standard
-from iotwin.workloads.detrain.determinism import environment
-from iotwin.workloads.detrain.machine_manifest import differences, manifest
+from iotwin.workloads.detrain.randomness.determinism import environment
+from iotwin.workloads.detrain.randomness.machine_manifest import differences, manifest
 
 pytestmark = pytest.mark.torch
 SEED = 7
 # Runs a script under a profile. The last line of the output is what was found.
 RUN = """
 import json, runpy, sys
-from iotwin.workloads.detrain.determinism import apply
+from iotwin.workloads.detrain.randomness.determinism import apply
 script, profile, fix_entropy = sys.argv[1:]
 applied = apply(profile, 7, fix_entropy == "True")
 assert not {"torch", "tensorflow"} & set(sys.modules), "only the script imports them"

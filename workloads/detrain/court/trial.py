@@ -95,7 +95,7 @@ class Trial:
         if not self._whole.updates:
             raise IotwinError(f"{self._case.script}: no optimizer of PyTorch updated weights, so there is nothing to compare")
         # Names and files may have the time in seconds, and two runs in the same second would hide that.
-        time.sleep(max(0.0, begin + _NEXT_SECOND_S - time.monotonic()))
+        time.sleep(_NEXT_SECOND_S)
         again = self._checked(self._run(self._case.folder / "repeat", self._case.seed, restarted=True))
         self.repeat_difference = first_difference(self._whole.updates, again.updates, 0)
         # Files that differ although nothing was killed, such as those with times, are not compared later.

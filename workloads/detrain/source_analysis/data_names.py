@@ -32,8 +32,9 @@ _METHODS_OF_VALUES = {
 }  # fmt: skip
 _PARAMETERS = re.compile(
     r"param|optim|(?:^|[^a-z])opts?(?:[^a-z]|$)|(?:^|[._])(?:models|nets|networks|modules|layers|children|schedulers|discriminators"
-    r"|critics|losses|loss|param_groups|grads|gradients|variables|trainable_variables|trainable_weights|callbacks|hooks|metrics|meters)\b"
+    r"|critics|grads|gradients|variables|trainable_variables|trainable_weights|callbacks|hooks|metrics|meters)\b"
 )
+_LOSSES = re.compile(r"(?:^|[._])loss(?:es)?\b")
 
 
 def gets_data(name: str) -> bool:
@@ -68,5 +69,10 @@ def is_method_of_values(name: str) -> bool:
 
 
 def is_parameter_list(expression: ast.expr) -> bool:
-    """Return whether an expression's text suggests parameters, models, optimizers or losses."""
+    """Return whether an expression's text suggests parameters, models or optimizers."""
     return bool(_PARAMETERS.search(ast.unparse(expression).lower()))
+
+
+def is_list_of_losses(expression: ast.expr) -> bool:
+    """Return whether an expression's text suggests losses."""
+    return bool(_LOSSES.search(ast.unparse(expression).lower()))

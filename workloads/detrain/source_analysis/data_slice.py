@@ -224,7 +224,7 @@ class DataSlice:
             if not isinstance(iterable, ast.Call) or not iterable.args:
                 break
             names = [each.path for each in self._inference.called(iterable, frame) if isinstance(each, Outside)]
-            name = names[0] if names else ""
+            name = names[0] if names else ast.unparse(iterable.func)  # a local progress bar is recognised by its name
             if name == "builtins.enumerate":
                 if path[:1] == (0,):
                     return None, ()

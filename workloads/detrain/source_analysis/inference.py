@@ -139,6 +139,8 @@ class Inference(ClassMembers):
                 return [Items(tuple((each, frame) for each in node.values), keys)]
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp():
                 return [Items(((node.elt, frame),))]
+            case ast.DictComp():
+                return [Items(((node.value, frame),), (None,))]
         return []
 
     def name(self, name: str, frame: CallFrame) -> list[Value]:
@@ -318,7 +320,7 @@ class Inference(ClassMembers):
 
     def _element(self, items: Items, index: object) -> list[Value]:
         if items.keys:
-            chosen = [each for each, key in zip(items.elements, items.keys, strict=True) if index is None or key == index]
+            chosen = [each for each, key in zip(items.elements, items.keys, strict=True) if index is None or key in (None, index)]
             return self.of_all(chosen)
         if isinstance(index, int) and -len(items.elements) <= index < len(items.elements):
             return self.of_all([items.elements[index]])

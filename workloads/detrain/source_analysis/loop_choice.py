@@ -4,7 +4,7 @@ import ast
 from dataclasses import dataclass, field
 
 from iotwin.workloads.detrain.source_analysis.call_graph import CallGraph, Sink
-from iotwin.workloads.detrain.source_analysis.data_names import is_parameter_list, names_loader
+from iotwin.workloads.detrain.source_analysis.data_names import is_list_of_losses, is_parameter_list, names_loader
 from iotwin.workloads.detrain.source_analysis.data_slice import DataSlice, Flow, Source, Strength, is_counter
 from iotwin.workloads.detrain.source_analysis.inference import Inference, iterated_argument
 from iotwin.workloads.detrain.source_analysis.models import Models
@@ -88,7 +88,7 @@ class LoopChoice:
         weak: BatchLoop | None = None
         for depth in reversed(range(len(loops))):
             loop, outer = loops[depth], loops[:depth]
-            inputs = self._inputs(loop, sink)
+            inputs = self._inputs(loop)
             if not inputs or self._runs_over_parts(loop, outer):
                 continue
             flow = Flow()
@@ -123,7 +123,7 @@ class LoopChoice:
                 ):
                     return BatchLoop(loop, Source(node, loop.frame, Strength.PLAIN), guessed=True)
         for loop in reversed(loops):
-            if self._inputs(loop, sink) and not self._runs_over_parts(loop, []):
+            if self._inputs(loop) and not self._runs_over_parts(loop, []):
                 return BatchLoop(loop, None)
         for loop in reversed(loops):
             for site in loop.frame.scope.sites:
@@ -150,9 +150,10 @@ class LoopChoice:
                     found.append((value.call, value.frame))
         return found
 
-    def _inputs(self, loop: ActiveLoop, sink: Sink) -> list[tuple[ast.expr, CallFrame]]:
+    def _inputs(self, loop: ActiveLoop) -> list[Argument]:
         """Return the losses from which gradients are computed within the loop, and the data of an update that gets some."""
-        found: list[tuple[ast.expr, CallFrame]] = []
+        found: list[Argument] = []
+        steps: list[Argument] = []
         for each in self._graph.sinks:
             if loop.node not in {around.node for around in each.loops} or each.kind is SinkKind.FRAMEWORK:
                 continue
@@ -161,12 +162,12 @@ class LoopChoice:
             function = each.call.func
             given = [*each.call.args, *(keyword.value for keyword in each.call.keywords)]
             if each.kind is SinkKind.UPDATE:
-                name = function.attr if isinstance(function, ast.Attribute) else ""
-                found += [(argument, each.frame) for argument in given] if name != "step" else []
+                is_step = isinstance(function, ast.Attribute) and function.attr == "step"
+                (steps if is_step else found).extend((argument, each.frame) for argument in given)
             else:
                 owner = [function.value] if isinstance(function, ast.Attribute) else []
                 found += [(argument, each.frame) for argument in (*owner, *given)]
-        return found
+        return found or steps  # `step` gets gradients only from scripts that compute them by themselves
 
     def _runs_over_parts(self, loop: ActiveLoop, outer: list[ActiveLoop]) -> bool:
         """Return whether a `for` runs over parameters, optimizers, models, or losses of one batch."""
@@ -174,7 +175,8 @@ class LoopChoice:
         if not isinstance(node, FOR_LOOPS):
             return False
         iterable, _ = self.slice(loop).looked_through(node.iter, _path_of_data(node), loop.frame)
-        if iterable is not None and is_parameter_list(iterable) and not names_loader(ast.unparse(iterable)):
+        is_loader = iterable is None or names_loader(ast.unparse(iterable))
+        if not is_loader and iterable is not None and (is_parameter_list(iterable) or is_list_of_losses(iterable)):
             return True
         return any(self.slice(each).of(node.iter, loop.frame).computed for each in outer)
 
@@ -222,6 +224,7 @@ class LoopChoice:
             path = _path_of_data(node)
             iterable, path = self.slice(ActiveLoop(node, frame)).looked_through(node.iter, path, frame)
             expression = _without_zip(iterable or node.iter, frame, self.inference)
+            expression = self.slice(ActiveLoop(node, frame)).looked_through(expression, (), frame)[0] or expression
         elif isinstance(node, ast.Subscript):
             return node.value, frame
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "next" and node.args:
@@ -263,7 +266,9 @@ def _path_of_data(node: ForLoop) -> tuple[int, ...]:
 def _without_zip(iterable: ast.expr, frame: CallFrame, inference: Inference) -> ast.expr:
     """Return the first argument of `zip` that does more than count; other iterables as they are."""
     if isinstance(iterable, ast.Call) and ast.unparse(iterable.func) == "zip":
-        return next((each for each in iterable.args if not is_counter(each, frame, inference)), iterable)
+        data = [each for each in iterable.args if not is_counter(each, frame, inference)]
+        loaders = [each for each in data if names_loader(ast.unparse(each))]
+        return (loaders or data or [iterable])[0]
     return iterable
 
 

@@ -54,7 +54,7 @@ class Models:
         if len(known) == 1:  # else the values contradict one another
             return bool(known.pop())
         text = ast.unparse(expression)
-        if text in self._owners_of_methods(frame.scope.module):
+        if text != "self" and text in self._owners_of_methods(frame.scope.module):  # each class has another self
             return not re.search(r"optim|opt\b|loader|sched|scaler", text.lower())
         return not values and _is_named(expression, _NAMES)
 

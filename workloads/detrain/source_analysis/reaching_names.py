@@ -53,6 +53,7 @@ class ReachingNames:
         self._variables: set[str] = set()  # parameters and variables that may be such a function
         self._methods: set[str] = set()
         self._makers: set[str] = set()  # functions and classes that return such a function, or an object that is called
+        self._called: set[str] = set()
         self._items = False  # some are items of lists or dicts
         self._facts = _Facts()
         self._mentions: dict[ast.AST, Mentions] = {}
@@ -115,15 +116,19 @@ class ReachingNames:
     def _grow(self) -> bool:
         """Add the names that the known ones lead to. Return whether there was any."""
         before = size = self._size()
+        self._called |= self._facts.called
+        self._find_called()
         while True:
             for name, is_method, mentions in self._facts.bodies:
-                if self._are_in(mentions):
-                    self._add(name, self._methods if is_method else self._functions)
+                names = self._methods if is_method else self._functions
+                if name not in names and self._are_in(mentions):
+                    self._add(name, names)
             for name, is_attribute, value in self._facts.assigned:
-                if name in self._facts.called and self._is_function(value):
-                    self._add(name, self._methods if is_attribute else self._variables)
+                names = self._methods if is_attribute else self._variables
+                if name in self._called and name not in names and self._is_function(value):
+                    self._add(name, names)
             for name, value in self._facts.returned:
-                if self._is_function(value):
+                if name not in self._makers and self._is_function(value):
                     self._makers.add(name)
             for callee, position, argument in self._facts.passed:
                 if self._is_function(argument):
@@ -140,13 +145,26 @@ class ReachingNames:
     def _pass(self, callee: str, position: int | str) -> None:
         if callee == "":
             self._items = True
-        elif isinstance(position, str):
-            if position in self._facts.called:
-                self._variables.add(position)
         else:
-            for names in self._facts.parameters.get(callee, []):
-                if position < len(names) and names[position] in self._facts.called:
-                    self._variables.add(names[position])
+            self._variables |= self._called.intersection(self._parameters(callee, position))
+
+    def _parameters(self, callee: str, position: int | str) -> set[str]:
+        """Return the names of the parameters of functions called `callee` that an argument goes to."""
+        if isinstance(position, str):
+            return {position}
+        return {name for names in self._facts.parameters.get(callee, []) for name in names[position : position + 1]}
+
+    def _find_called(self) -> None:
+        """Add the names of variables whose value some code calls, perhaps after it was passed on or assigned."""
+        grown = -1
+        while grown != len(self._called):
+            grown = len(self._called)
+            for name, _, value in self._facts.assigned:
+                if name in self._called:
+                    self._called |= value.functions | value.variables | value.methods
+            for callee, position, argument in self._facts.passed:
+                if not self._called.isdisjoint(self._parameters(callee, position)):
+                    self._called |= argument.functions | argument.variables | argument.methods
 
 
 class _Reader:
@@ -208,6 +226,8 @@ class _Reader:
                 root = root.value
             of_module = isinstance(root, ast.Name) and root.id in self._imported
             (found.functions if of_module else found.methods).add(node.attr)
+        elif isinstance(node, ast.Subscript):
+            found.items = True
 
 
 class _Collector:
@@ -229,8 +249,8 @@ class _Collector:
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 for alias in node.names:
                     if alias.asname:
-                        facts.assigned.append((alias.asname, False, Mentions(functions={alias.name.rpartition(".")[2]})))
                         facts.called.add(alias.asname)
+                        facts.assigned.append((alias.asname, False, Mentions(functions={alias.name.rpartition(".")[2]})))
             elif isinstance(node, ast.Call):
                 self._call(node)
             elif isinstance(node, ast.Dict | ast.List | ast.Tuple):

@@ -125,7 +125,7 @@ def _value_is_optimizer(value: Value) -> bool | None:
             return False if path.startswith(("gym", "torch.nn", "builtins.")) and "()" in path and path.count(".") < 3 else None
         case LocalInstance():
             name = value.local_class.node.name.lower()
-            if "sched" in name:
+            if name.endswith(("scheduler", "sched")):
                 return False
             return True if "opt" in name or "adam" in name or name == "sgd" else None
         case LocalClass() | LocalFunction():

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from iotwin.workloads.detrain.script_store import ScriptStore
+from iotwin.workloads.detrain.saving.script_store import ScriptStore
 
 _ALWAYS = ("rng", "loader")  # the global generators, and the loader's position in the epoch
 _KINDS = ("objects", "iterators", "tensors", "plain")

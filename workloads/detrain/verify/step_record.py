@@ -16,9 +16,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from iotwin.common.files import write_whole
-from iotwin.workloads.detrain import script_state
-from iotwin.workloads.detrain.providers import provider_of
-from iotwin.workloads.detrain.script_state import Part, Walk, frames_of
+from iotwin.workloads.detrain.saving import script_state
+from iotwin.workloads.detrain.saving.providers import provider_of
+from iotwin.workloads.detrain.saving.script_state import Part, Walk, frames_of
 from iotwin.workloads.detrain.verify.compared_steps import What
 from iotwin.workloads.detrain.verify.events import StepEvent
 from iotwin.workloads.state.torch_state import TorchGenerators

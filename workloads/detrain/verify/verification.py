@@ -10,8 +10,8 @@ from iotwin.common.checkpoints import checkpoints
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder
 from iotwin.common.foreign_files import read_foreign_end, read_foreign_json
-from iotwin.workloads.detrain.determinism import OFF, environment
-from iotwin.workloads.detrain.script_store import FOLDER
+from iotwin.workloads.detrain.randomness.determinism import OFF, environment
+from iotwin.workloads.detrain.saving.script_store import FOLDER
 from iotwin.workloads.detrain.verify.compared_steps import LoggedStep, StepDifference, first_difference, read_steps
 from iotwin.workloads.detrain.verify.events import StepEvent, first_differing_event, read_events
 from iotwin.workloads.detrain.verify.observed_run import LOADER, RunRequest

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from iotwin.workloads.detrain.plain_values import decode, encode, is_plain
+from iotwin.workloads.detrain.saving.plain_values import decode, encode, is_plain
 
 _ITEMS, _LIST, _TUPLE = "$items", "$list", "$tuple"
 

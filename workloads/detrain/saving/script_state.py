@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, Sampler
 
 from iotwin.workloads.detrain.detectors.script_frames import is_script
 from iotwin.workloads.detrain.loaders import TrackedIterator
-from iotwin.workloads.detrain.plain_values import is_plain
-from iotwin.workloads.detrain.providers import provider_of
+from iotwin.workloads.detrain.saving.plain_values import is_plain
+from iotwin.workloads.detrain.saving.providers import provider_of
 
 OBJECT, ITERATOR, TENSOR, ARRAY, PLAIN, LOST = "object", "iterator", "tensor", "array", "plain", "lost"
 _MOST_DEPTH = 8  # attributes and elements between a variable and a part of the state

@@ -10,8 +10,8 @@ import numpy as np
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import scratch_folder
-from iotwin.workloads.detrain.plain_values import decode, encode
-from iotwin.workloads.detrain.provider import NotBuilt, State
+from iotwin.workloads.detrain.saving.plain_values import decode, encode
+from iotwin.workloads.detrain.saving.provider import NotBuilt, State
 
 
 class KerasObjects:

@@ -9,13 +9,13 @@ import torch
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.tensor_file import crc32c
-from iotwin.workloads.detrain import script_state
 from iotwin.workloads.detrain.loaders import IteratorState, TrackedIterator
-from iotwin.workloads.detrain.nested_values import decode_nested, encode_nested
-from iotwin.workloads.detrain.plain_values import decode, encode, replace_content
-from iotwin.workloads.detrain.provider import NotBuilt, State
-from iotwin.workloads.detrain.providers import provider_of
-from iotwin.workloads.detrain.script_state import Part, Walk
+from iotwin.workloads.detrain.saving import script_state
+from iotwin.workloads.detrain.saving.nested_values import decode_nested, encode_nested
+from iotwin.workloads.detrain.saving.plain_values import decode, encode, replace_content
+from iotwin.workloads.detrain.saving.provider import NotBuilt, State
+from iotwin.workloads.detrain.saving.providers import provider_of
+from iotwin.workloads.detrain.saving.script_state import Part, Walk
 
 _CHANGING = (script_state.PLAIN, script_state.TENSOR, script_state.ARRAY)
 _Frame = types.FrameType | None

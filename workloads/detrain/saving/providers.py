@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from iotwin.common.errors import IotwinError
-from iotwin.workloads.detrain.nested_values import decode_nested, encode_nested
-from iotwin.workloads.detrain.plain_values import decode, encode
-from iotwin.workloads.detrain.provider import Provider, State
-from iotwin.workloads.detrain.tensorflow_states import KerasObjects
+from iotwin.workloads.detrain.saving.nested_values import decode_nested, encode_nested
+from iotwin.workloads.detrain.saving.plain_values import decode, encode
+from iotwin.workloads.detrain.saving.provider import Provider, State
+from iotwin.workloads.detrain.saving.tensorflow_states import KerasObjects
 
 
 class StateDicts:

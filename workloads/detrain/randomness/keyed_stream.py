@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from iotwin.workloads.detrain.keyed_data import GlobalGenerators, keyed, shared_epoch
+from iotwin.workloads.detrain.randomness.keyed_data import GlobalGenerators, keyed, shared_epoch
 
 
 class KeyedIterableDataset(IterableDataset):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from iotwin.workloads.detrain import tensorflow_states
+from iotwin.workloads.detrain.saving import tensorflow_states
 from iotwin.workloads.state.torch_state import TorchGenerators
 
 

@@ -1,0 +1,183 @@
+"""Objects and containers that training has made, as values that a checkpoint can hold, and made again in a later process.
+
+Objects that the script makes before its loop are not made again: a value refers to them by their path.
+"""
+
+import copy
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from iotwin.common.errors import IotwinError
+from iotwin.workloads.detrain.saving.plain_values import decode, encode, is_plain
+from iotwin.workloads.detrain.saving.script_state import Part, attributes_of, is_users_class
+from iotwin.workloads.detrain.saving.tensor_values import can_be_saved, made_tensor, saved_tensor
+
+Made = Any  # JSON values and tensors
+_MARK = "$made"  # key of a dict that stands for a value; the others are plain values
+_MOST_DEPTH = 50
+_SEQUENCES = {"list": list, "tuple": tuple, "deque": deque}
+_DICTS = {"dict": dict, "OrderedDict": OrderedDict, "defaultdict": defaultdict, "Counter": Counter}
+
+
+class CannotBeMade(Exception):
+    """A value is, or holds, an object of which nothing is known."""
+
+
+class Recorder:
+    """Records values. `paths`: those of all objects that a walk has found, by identity; `exists`: whether to refer to one by path.
+
+    `like` returns the path of a module of the same kind that the script makes before its loop, None if there is none.
+    """
+
+    def __init__(
+        self, paths: Mapping[int, str], exists: Callable[[str, Any], bool], like: Callable[[torch.nn.Module], str | None]
+    ) -> None:
+        self._paths, self._exists, self._like = paths, exists, like
+
+    def record(self, value: Any, path: str, depth: int = 0) -> Made:
+        """Return what makes the value that is at `path`. Raises CannotBeMade."""
+        known = self._paths.get(id(value))
+        if known is not None and (known != path or self._exists(path, value)):
+            return {_MARK: "part", "path": known}
+        if is_plain(value):
+            return encode(value)
+        if isinstance(value, torch.Tensor | np.ndarray) and can_be_saved(value):
+            return {_MARK: "tensor", "content": saved_tensor(value)}
+        if isinstance(value, torch.nn.Module):
+            like = self._like(value)
+            if like is not None:
+                return {_MARK: "copy", "of": like}
+        elif depth < _MOST_DEPTH:
+            return self._recorded(value, path, depth + 1)
+        raise CannotBeMade(f"{path} is a {type(value).__name__}")
+
+    def _recorded(self, value: Any, path: str, depth: int) -> Made:
+        kind = type(value)
+        if kind.__name__ in _SEQUENCES and kind is _SEQUENCES[kind.__name__]:
+            items = [self.record(each, f"{path}[{index}]", depth) for index, each in enumerate(value)]
+            return {_MARK: kind.__name__, "items": items, **({"most": value.maxlen} if isinstance(value, deque) else {})}
+        if kind.__name__ in _DICTS and kind is _DICTS[kind.__name__] and all(map(is_plain, value)):
+            pairs = [[encode(key), self.record(each, f"{path}[{key!r}]", depth)] for key, each in value.items()]
+            factory = self.record(value.default_factory, "", depth) if isinstance(value, defaultdict) else None
+            return {_MARK: kind.__name__, "items": pairs, "factory": factory}
+        if isinstance(value, tuple) and hasattr(kind, "_fields") and is_users_class(kind):
+            items = [self.record(each, f"{path}[{index}]", depth) for index, each in enumerate(value)]
+            return {_MARK: "named tuple", "items": items, "class": _name_of(kind, path)}
+        if isinstance(value, type) or callable(value) and hasattr(value, "__qualname__"):
+            return {_MARK: "name", "name": _name_of(value, path)}
+        if is_users_class(kind) and not isinstance(value, list | dict | set | tuple):
+            attributes = {name: self.record(each, f"{path}.{name}", depth) for name, each in attributes_of(value)}
+            return {_MARK: "object", "class": _name_of(kind, path), "attributes": attributes}
+        raise CannotBeMade(f"{path} is a {kind.__name__}")
+
+
+def _name_of(value: Any, path: str) -> str:
+    """Return the name of a function or class, by which a later process finds it."""
+    name = f"{value.__module__}:{value.__qualname__}"
+    if _named(name) is not value:
+        raise CannotBeMade(f"{path} is {name}, which has no name in its module")
+    return name
+
+
+def _named(name: str) -> Any:
+    module, _, inside = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for each in inside.split("."):
+        found = getattr(found, each, None)
+    return found
+
+
+class Maker:
+    """Makes the values of `made`, by path, in a process that has `parts`. Objects that are there and of the same class are reused."""
+
+    def __init__(self, made: Mapping[str, Made], parts: Mapping[str, Part]) -> None:
+        self._parts = parts
+        self._nodes = {path: node for root, value in made.items() for path, node in _nodes(root, value)}
+        self._done: dict[str, Any] = {}
+
+    def value(self, path: str) -> Any:
+        """Return the value at a path. Raises IotwinError if nothing is there."""
+        if path in self._done:
+            return self._done[path]
+        if path in self._nodes:
+            return self._make(path, self._nodes[path])
+        if path in self._parts:
+            return self._parts[path].value
+        raise IotwinError(f"the script has no {path}, which training made before; resume with --replay full")
+
+    def has(self, path: str) -> bool:
+        """Return whether there is a value at a path."""
+        return path in self._nodes or path in self._parts
+
+    def _make(self, path: str, node: Made) -> Any:
+        kind = node.get(_MARK) if isinstance(node, dict) else None
+        if kind == "part" and node["path"] != path:
+            found = self.value(node["path"])
+        elif kind == "tensor":
+            found = made_tensor(node["content"])
+        elif kind == "copy":
+            found = copy.deepcopy(self.value(node["of"]))
+        elif kind in _SEQUENCES or kind in _DICTS:
+            found = self._container(kind, path, node)
+        elif kind in ("name", "object", "named tuple"):
+            found = self._of_script(kind, path, node)
+        else:
+            found = decode(node)
+        self._done[path] = found
+        return found
+
+    def _container(self, kind: str, path: str, node: Made) -> Any:
+        if kind == "tuple":
+            return tuple(self.value(f"{path}[{index}]") for index in range(len(node["items"])))
+        empty = self._reused(path, _SEQUENCES.get(kind) or _DICTS[kind])
+        if empty is None:
+            empty = deque(maxlen=node["most"]) if kind == "deque" else (_SEQUENCES.get(kind) or _DICTS[kind])()
+        empty.clear()
+        self._done[path] = empty  # what it holds may refer to it
+        if kind in _SEQUENCES:
+            empty.extend(self.value(f"{path}[{index}]") for index in range(len(node["items"])))
+            return empty
+        for key in (decode(key) for key, _ in node["items"]):
+            empty[key] = self.value(f"{path}[{key!r}]")
+        if isinstance(empty, defaultdict) and empty.default_factory is None and node["factory"] is not None:
+            empty.default_factory = self._make("", node["factory"])
+        return empty
+
+    def _of_script(self, kind: str, path: str, node: Made) -> Any:
+        """Return a function, a class, or an instance of a class of the script."""
+        named = _named(node["name" if kind == "name" else "class"])
+        if kind == "name" and callable(named):
+            return named
+        if not is_users_class(named):
+            raise IotwinError(f"the checkpoint's {path} is of {node.get('class', node.get('name'))}, which the script does not have")
+        if kind == "named tuple":
+            return tuple.__new__(named, [self.value(f"{path}[{index}]") for index in range(len(node["items"]))])
+        found = self._reused(path, named) or named.__new__(named)
+        self._done[path] = found
+        for name in node["attributes"]:
+            object.__setattr__(found, name, self.value(f"{path}.{name}"))
+        return found
+
+    def _reused(self, path: str, kind: type) -> Any:
+        value = self._parts[path].value if path in self._parts else None
+        return value if type(value) is kind else None
+
+
+def _nodes(path: str, node: Made) -> Iterator[tuple[str, Made]]:
+    """Yield a recorded value and all that are in it, with their paths."""
+    yield path, node
+    kind = node.get(_MARK) if isinstance(node, dict) else None
+    if kind in _SEQUENCES or kind == "named tuple":
+        for index, each in enumerate(node["items"]):
+            yield from _nodes(f"{path}[{index}]", each)
+    elif kind in _DICTS:
+        for key, each in node["items"]:
+            yield from _nodes(f"{path}[{decode(key)!r}]", each)
+    elif kind == "object":
+        for name, each in node["attributes"].items():
+            yield from _nodes(f"{path}.{name}", each)

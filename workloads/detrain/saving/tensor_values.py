@@ -1,0 +1,50 @@
+"""Tensors and arrays of a script as values that a checkpoint can hold, and back."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from iotwin.common.tensor_file import ITEM_BYTES
+from iotwin.workloads.detrain.saving.script_state import Part
+
+State = dict[str, Any]
+_TYPES = {getattr(torch, name) for name in ITEM_BYTES}
+
+
+def can_be_saved(value: Any) -> bool:
+    """Return whether a checkpoint can hold a tensor or array."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biufcSUmM"
+    return value.layout == torch.strided and value.dtype in _TYPES and value.device.type != "meta"
+
+
+def saved_tensor(value: Any) -> State:
+    """Return a tensor with its gradient if it is a leaf, or an array, as a checkpoint holds it."""
+    if isinstance(value, np.ndarray):
+        content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        return {"array": content, "type": value.dtype.str, "shape": list(value.shape)}
+    leaf = value.is_leaf and value.requires_grad
+    return {"data": value.detach(), "requires_grad": leaf, "grad": value.grad if leaf else None}
+
+
+def made_tensor(saved: State) -> Any:
+    """Return a new tensor or array."""
+    if "array" in saved:
+        return saved["array"].copy().view(np.dtype(saved["type"])).reshape(saved["shape"])
+    made = saved["data"].clone().requires_grad_(saved["requires_grad"])
+    made.grad = saved["grad"]
+    return made
+
+
+def put_tensor(part: Part, saved: State) -> None:
+    """Give a tensor or array its content in place, so that all who hold it see it; replace one of another shape."""
+    held, new = part.value, made_tensor(saved)
+    if type(held) is not type(new) or held.shape != new.shape or held.dtype != new.dtype:
+        part.put(new)
+    elif isinstance(held, torch.Tensor):
+        with torch.no_grad():
+            held.copy_(new)
+        held.grad = saved["grad"]
+    else:
+        held[...] = new
