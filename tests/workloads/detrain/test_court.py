@@ -497,6 +497,7 @@ def test_too_few_and_too_many_steps_differ():
 def test_weights_that_no_update_began_with_differ_at_once():
     resumed = _resumed(3, before="foreign")
     assert resumed_at(_WHOLE, resumed, 6) == 3  # by the number of its updates
+    assert resumed_at(_WHOLE, [*resumed, *resumed], 6) == 0
     assert first_difference(_WHOLE, resumed, 3) == Difference(3, "weights", "before the first update")
 
 
