@@ -20,8 +20,9 @@ _DATA = re.compile(
 _LOADER = re.compile(
     r"loader|(?:^|[^a-z])dl(?:[^a-z]|$)|batches|data_?iter|dataset|dataload|(?:^|[^a-z])(?:data|ds|reader|stream|feed)(?:[^a-z]|$)"
 )
-_INDEX = re.compile(
-    rf"{_WORD_BEGIN}(?:i|j|k|n|b|t|idx\w*|ind|inds|index\w*|indices|ids?|number|num|step|key|keys|pos|position|perm){_WORD_END}"
+_CHOICE = re.compile(
+    rf"{_WORD_BEGIN}(?:i|j|k|n|b|t|f|idx\w*|ind|inds|index\w*|indices|ids?|number|num|step|key|keys|pos|position|perm|files?|filenames?"
+    rf"|fnames?|paths?|shards?|urls?|names?|uri){_WORD_END}"
 )
 _LOOKUPS = {"index_select", "narrow", "take", "gather", "take_along_axis", "dynamic_slice", "dynamic_slice_in_dim", "iloc"}
 _METHODS_OF_VALUES = {
@@ -53,9 +54,9 @@ def names_loader(text: str) -> bool:
     return bool(_LOADER.search(text.lower()))
 
 
-def is_index_name(name: str) -> bool:
-    """Return whether a variable's name suggests an index."""
-    return bool(_INDEX.search(name.lower()))
+def chooses_data(name: str) -> bool:
+    """Return whether a variable's name suggests an index or the name of a file."""
+    return bool(_CHOICE.search(name.lower()))
 
 
 def looks_up_by_index(name: str) -> bool:

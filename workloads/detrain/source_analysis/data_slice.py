@@ -9,8 +9,8 @@ from enum import IntEnum
 
 from iotwin.workloads.detrain.source_analysis.arguments import default_of
 from iotwin.workloads.detrain.source_analysis.data_names import (
+    chooses_data,
     gets_data,
-    is_index_name,
     is_method_of_values,
     is_parameter_list,
     looks_up_by_index,
@@ -377,12 +377,14 @@ class DataSlice:
         return False
 
     def _is_lookup(self, node: ast.Call, frame: CallFrame, arguments: Flow) -> bool:
-        """Return whether the call gets the batch that an index chooses, where the index itself comes from a loop or a sampler."""
-        if not isinstance(node.func, ast.Attribute) or not gets_data(node.func.attr) or self.of(node.func.value, frame).clear:
+        """Return whether the call gets the batch that an index or file name chooses, which a loop or a sampler yields."""
+        name = ast.unparse(node.func).rpartition(".")[2]
+        if not gets_data(name):
             return False
-        if self._models.is_model(node.func.value, frame):
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        if owner is not None and (self._models.is_model(owner, frame) or self.of(owner, frame).clear):
             return False
-        return any(is_index_name(each) for argument in node.args for each in _names(argument))
+        return any(chooses_data(each) for argument in node.args for each in _names(argument))
 
     def _source(
         self, node: ast.Call, frame: CallFrame, text: str, paths: list[str], is_local: bool, arguments: Flow, inner: Flow

@@ -8,7 +8,7 @@ from iotwin.workloads.detrain.source_analysis.data_names import is_list_of_losse
 from iotwin.workloads.detrain.source_analysis.data_slice import DataSlice, Flow, Source, Strength, is_counter
 from iotwin.workloads.detrain.source_analysis.inference import Inference, iterated_argument
 from iotwin.workloads.detrain.source_analysis.models import Models
-from iotwin.workloads.detrain.source_analysis.scopes import FOR_LOOPS, ForLoop
+from iotwin.workloads.detrain.source_analysis.scopes import FOR_LOOPS
 from iotwin.workloads.detrain.source_analysis.sinks import SinkKind
 from iotwin.workloads.detrain.source_analysis.values import (
     ActiveLoop,
@@ -115,7 +115,7 @@ class LoopChoice:
         for loop in reversed(loops):
             node = loop.node
             if isinstance(node, FOR_LOOPS) and not is_parameter_list(node.iter):
-                iterable, _ = self.slice(loop).looked_through(node.iter, _path_of_data(node), loop.frame)
+                iterable, _ = self.slice(loop).looked_through(node.iter, (), loop.frame)
                 if (
                     iterable is not None
                     and not is_counter(iterable, loop.frame, self.inference)
@@ -174,7 +174,7 @@ class LoopChoice:
         node = loop.node
         if not isinstance(node, FOR_LOOPS):
             return False
-        iterable, _ = self.slice(loop).looked_through(node.iter, _path_of_data(node), loop.frame)
+        iterable, _ = self.slice(loop).looked_through(node.iter, (), loop.frame)
         is_loader = iterable is None or names_loader(ast.unparse(iterable))
         if not is_loader and iterable is not None and (is_parameter_list(iterable) or is_list_of_losses(iterable)):
             return True
@@ -221,8 +221,7 @@ class LoopChoice:
         """Return the expression of the object that yields the batches, within enumerate, iter, tqdm and the like."""
         node, frame = source.node, source.frame
         if isinstance(node, FOR_LOOPS):
-            path = _path_of_data(node)
-            iterable, path = self.slice(ActiveLoop(node, frame)).looked_through(node.iter, path, frame)
+            iterable, _ = self.slice(ActiveLoop(node, frame)).looked_through(node.iter, (), frame)
             expression = _without_zip(iterable or node.iter, frame, self.inference)
             expression = self.slice(ActiveLoop(node, frame)).looked_through(expression, (), frame)[0] or expression
         elif isinstance(node, ast.Subscript):
@@ -230,7 +229,8 @@ class LoopChoice:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "next" and node.args:
             expression = node.args[0]
         elif isinstance(node, ast.Call):
-            return (node.func.value if isinstance(node.func, ast.Attribute) else node.func), frame
+            of_object = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) != "self"
+            return (node.func.value if of_object and isinstance(node.func, ast.Attribute) else node.func), frame
         else:
             return node, frame
         for _ in range(5):
@@ -256,11 +256,6 @@ class LoopChoice:
                     loop.contains(each.node, home) for each in home.scope.bindings[expression.id] if each.kind != "parameter"
                 )
         return False
-
-
-def _path_of_data(node: ForLoop) -> tuple[int, ...]:
-    """Return the item of the iterable that has the data: in `for i, batch in enumerate(...)` the second."""
-    return (1,) if isinstance(node.target, ast.Tuple) else ()
 
 
 def _without_zip(iterable: ast.expr, frame: CallFrame, inference: Inference) -> ast.expr:

@@ -1,0 +1,1 @@
+"""Functions for an epoch, in modules of their own."""

@@ -1,0 +1,1 @@
+"""A trainer that fetches and trains in one method."""
