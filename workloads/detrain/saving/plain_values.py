@@ -1,6 +1,7 @@
 """Plain values of a script, such as counters, best scores and histories: as JSON for checkpoints, and back, bit for bit."""
 
 import math
+import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +37,7 @@ def encode(value: Any) -> Any:
     if isinstance(value, int):
         return value if -_EXACT < value < _EXACT else {_MARK: "int", "hex": hex(value)}
     if isinstance(value, float):
-        return value if math.isfinite(value) else {_MARK: "float", "text": repr(value)}
+        return value if math.isfinite(value) else {_MARK: "float", "bytes": struct.pack("<d", value).hex()}
     if isinstance(value, bytes):
         return {_MARK: "bytes", "hex": value.hex()}
     if isinstance(value, complex):
@@ -63,14 +64,14 @@ def decode(value: Any) -> Any:
         if kind in _SEQUENCES:
             return _SEQUENCES[kind](decode(each) for each in value["items"])
         return _DECODED[kind](value)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, struct.error) as error:
         raise IotwinError(f"the checkpoint holds a value that is none: {error!r}") from None
 
 
 _DECODED: dict[str, Callable[[Any], Any]] = {
     "scalar": lambda value: np.frombuffer(bytes.fromhex(value["bytes"]), value["type"])[0],
     "int": lambda value: int(value["hex"], 16),
-    "float": lambda value: float(value["text"]),
+    "float": lambda value: struct.unpack("<d", bytes.fromhex(value["bytes"]))[0],
     "bytes": lambda value: bytes.fromhex(value["hex"]),
     "complex": lambda value: complex(*map(decode, value["parts"])),
     "dict": lambda value: {decode(key): decode(each) for key, each in value["items"]},
