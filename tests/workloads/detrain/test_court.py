@@ -125,6 +125,21 @@ def test_torn_checkpoint_does_not_resume_and_ignored_one_is_lost(processes, tmp_
     assert kill.verdict == "lost" and kill.resumed_at_step == 0
 
 
+def test_without_held_calls_the_script_is_killed_after_updates_only(processes, tmp_path):
+    trial = Trial(_case(tmp_path, kinds=(CALLS, BATCHES)))
+    trial.processes, trial._holds, trial._reason = processes, False, "the reason"
+    trial.run_uninterrupted()
+    points = trial.points()
+    assert [point.at for point in points] == [BATCH] * UPDATES
+    (kill,) = trial.judged(points[4:5])
+    assert kill.verdict == "exact" and kill.resumed_at_step == 4
+    assert trial.notes() == ["no kills at calls: the reason"]
+    assert trial.document([kill])["checkpoints"] == ["checkpoints/latest.pt"]
+    trial._case = trial._case._replace(kinds=(CALLS,))
+    with pytest.raises(IotwinError, match="nothing to kill it at .the reason."):
+        trial.points()
+
+
 def test_lost_history_is_found_in_the_checkpoint(processes, tmp_path):
     """The steps are all exact, but a list in the checkpoint begins anew."""
     source = (STACKS / "torch_exact.py").read_text()
@@ -311,6 +326,28 @@ def test_calls_are_held_whatever_makes_them(tmp_path):
 
 
 @pytest.mark.skipif(held_calls.unavailable_reason() is not None, reason="no calls can be held here")
+def test_reason_is_known_if_the_calls_are_held_already():
+    """A process can have one listener only, as a script under a debugger of this kind has."""
+    readable, writable = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        listener = hold_own_calls()
+        holder = CallHolder(listener)
+        if os.fork() == 0:
+            os.write(2, b"")  # never held
+            os.close(listener)
+            os.dup2(writable, 2)
+            os.write(2, (held_calls.unavailable_reason() or "").encode())
+            os._exit(0)
+        os.wait()
+        holder.close()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert b"may not have its calls held" in os.read(readable, 1000)
+    os.close(readable), os.close(writable)
+
+
+@pytest.mark.skipif(held_calls.unavailable_reason() is not None, reason="no calls can be held here")
 def test_killed_process_never_makes_the_held_call(tmp_path):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     path = tmp_path / "file"
@@ -338,6 +375,14 @@ def _call(kind, *names):
     return HeldCall(kind, tuple(Path("/run/work") / name for name in names), 0)
 
 
+def test_files_outside_of_the_folder_are_noted(tmp_path):
+    log = CallLog(tmp_path / "work", tmp_path / "updates")
+    (tmp_path / "shared.pt").touch()
+    for path in (tmp_path / "shared.pt", tmp_path / "gone", Path("/dev/null"), Path("/proc/self/comm"), Path("pipe:[5]")):
+        assert not log(HeldCall("write", (path,), 0))
+    assert log.outside() == [tmp_path / "shared.pt"] and log.points == []
+
+
 def test_call_log_counts_calls_on_checkpoints_only():
     log = CallLog(Path("/run/work"), Path("/run/updates"), killed_at=3)
     update = HeldCall("write", (Path("/run/updates"),), 0)
@@ -350,6 +395,9 @@ def test_call_log_counts_calls_on_checkpoints_only():
         KillPoint("write", 0, 1, "data.bin"), KillPoint("write", 1, 2, "a.pt.tmp"), KillPoint("rename", 1, 3, "a.pt"),
     ]  # fmt: skip
     assert log.checkpoints() == {"a.pt"}
+    named_as_log = CallLog(Path("/run/work"), Path("/run/updates"))
+    assert not any(named_as_log(call) for call in (update, _call("rename", "part.txt", "c.pt"), _call("unlink", "d.txt")))
+    assert named_as_log.points == [KillPoint("rename", 1, 1, "c.pt")]
     moved_in = CallLog(Path("/run/work"), Path("/run/updates"))
     assert not any(moved_in(call) for call in (update, HeldCall("rename", (Path("/tmp/x"), Path("/run/work/b.pt")), 0)))
     assert moved_in.checkpoints() == {"b.pt"}

@@ -64,7 +64,17 @@ def unavailable_reason() -> str | None:
         actions = Path("/proc/sys/kernel/seccomp/actions_avail").read_text()
     except OSError:
         actions = ""
-    return None if "user_notif" in actions else "this kernel has no seccomp with user notification (Linux 5.5)"
+    if "user_notif" not in actions:
+        return "this kernel has no seccomp with user notification (Linux 5.5)"
+    child = os.fork()  # a filter is for life, so another process tries
+    if child == 0:
+        try:
+            hold_own_calls()
+        except IotwinError:
+            os._exit(1)
+        os._exit(0)
+    refused = os.waitpid(child, 0)[1]
+    return "this process may not have its calls held, as in a container whose seccomp profile forbids it" if refused else None
 
 
 def hold_own_calls() -> int:

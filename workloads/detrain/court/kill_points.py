@@ -3,7 +3,7 @@
 import random
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -62,7 +62,7 @@ class CallLog:
     def checkpoints(self) -> set[str]:
         """Return the final names, relative to the folder, of all files written after the first update."""
         names = {str(point.path) for point in self.points if point.update and point.at != "unlink"}
-        return {name for name in names if name not in self.renamed and not _TEMPORARY.search(name)}
+        return _final(names - self.renamed)
 
     def outside(self) -> list[Path]:
         """Return the files elsewhere that were changed and still exist."""
@@ -75,6 +75,15 @@ class CallLog:
         if call is None:
             return any(earlier < update for earlier in last_calls)
         return any(last < call for last in last_calls.values())
+
+
+def checkpoints_in(folder: Path) -> set[str]:
+    """Return the names of the files below `folder` that may be checkpoints, for runs whose calls were not held."""
+    return _final(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def _final(names: Iterable[str]) -> set[str]:
+    return {name for name in names if not _LOG.search(name) and not _TEMPORARY.search(name)}
 
 
 def kill_points(updates: int, log: CallLog, kinds: Sequence[str]) -> list[KillPoint]:

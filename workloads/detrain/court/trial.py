@@ -14,7 +14,7 @@ from iotwin.common.removal import remove_own
 from iotwin.workloads.detrain.court.final_files import FinalFiles, compare_files
 from iotwin.workloads.detrain.court.first_difference import Difference, first_difference, resumed_at
 from iotwin.workloads.detrain.court.held_calls import unavailable_reason
-from iotwin.workloads.detrain.court.kill_points import CALLS, CallLog, KillPoint, drawn, kill_points
+from iotwin.workloads.detrain.court.kill_points import CALLS, CallLog, KillPoint, checkpoints_in, drawn, kill_points
 from iotwin.workloads.detrain.court.own_resume import resume_arguments, resume_template
 from iotwin.workloads.detrain.court.script_process import Ended, Run, ScriptProcesses, imported_names
 from iotwin.workloads.detrain.court.update_log import Update, read_updates
@@ -92,6 +92,7 @@ class Trial:
         begin = time.monotonic()
         self._whole = self._checked(self._run(self._case.folder / "uninterrupted", self._case.seed))
         self._limit_s = max(_LEAST_LIMIT_S, _LIMIT_FACTOR * (time.monotonic() - begin))
+        self._checkpoints = self._whole.calls.checkpoints() if self._holds else checkpoints_in(self._whole.work)
         if not self._whole.updates:
             raise IotwinError(f"{self._case.script}: no optimizer of PyTorch updated weights, so there is nothing to compare")
         # Names and files may have the time in seconds, and two runs in the same second would hide that.
@@ -99,7 +100,7 @@ class Trial:
         again = self._checked(self._run(self._case.folder / "repeat", self._case.seed, restarted=True))
         self.repeat_difference = first_difference(self._whole.updates, again.updates, 0)
         # Files that differ although nothing was killed, such as those with times, are not compared later.
-        self._varying = set(compare_files(self._whole.work, again.work, self._whole.calls.checkpoints()).differing)
+        self._varying = set(compare_files(self._whole.work, again.work, self._checkpoints).differing)
         self._repeats_bytes = self._files(again.work).bytes_equal
         remove_own(self._case.folder / "repeat")
 
@@ -127,8 +128,7 @@ class Trial:
         killed = self._run(folder, self._case.seed, point)
         if killed.ended.status != -9 or killed.updates != self._whole.updates[: point.update]:
             return Kill(point.at, point, None, NOT_REACHED, first_difference(self._whole.updates, killed.updates, 0))
-        names = self._whole.calls.checkpoints()
-        arguments = resume_arguments(self._template, killed.work, names)
+        arguments = resume_arguments(self._template, killed.work, self._checkpoints)
         resumed = self._run(folder, self._case.seed + 1, resume=arguments, restarted=True)
         if resumed.ended.status != 0:
             why = "it did not end in time" if resumed.ended.timed_out else resumed.last_error()
@@ -143,7 +143,7 @@ class Trial:
         return Kill(point.at, point, at, verdict, difference, bytes_equal)
 
     def _files(self, work: Path) -> FinalFiles:
-        return compare_files(self._whole.work, work, self._whole.calls.checkpoints() - self._varying)
+        return compare_files(self._whole.work, work, self._checkpoints - self._varying)
 
     def _run(
         self, folder: Path, seed: int, killed: KillPoint | None = None, resume: Sequence[str] = (), restarted: bool = False
@@ -174,7 +174,7 @@ class Trial:
         notes = [f"no kills at calls: {self._reason}"] if self._reason and CALLS in self._case.kinds else []
         if elsewhere := self._whole.calls.outside():
             notes.append(f"{elsewhere[0]} was changed, which all runs share; let the script write below {_WORK}")
-        if not self._whole.calls.checkpoints():
+        if not self._checkpoints:
             notes.append("the script wrote no checkpoint into its folder, so every resumed run began anew")
         if self._varying:
             notes.append(f"{', '.join(sorted(self._varying))}: not compared, as two runs without a kill differ")
@@ -187,6 +187,6 @@ class Trial:
         return {
             "script": str(self._case.script), "arguments": self._case.arguments, "resume_arguments": self._template,
             "seed": self._case.seed, "updates": len(self._whole.updates), "calls": len(self._whole.calls.points),
-            "checkpoints": sorted(self._whole.calls.checkpoints()), "repeat_difference": self.repeat_difference,
+            "checkpoints": sorted(self._checkpoints), "repeat_difference": self.repeat_difference,
             "bytes_repeat": self._repeats_bytes, "notes": self.notes(), "kills": kills, "exact": exact, "verdict": verdict,
         }  # fmt: skip
