@@ -366,6 +366,9 @@ class Inference(ClassMembers):
                 return self.attribute(self.values(node.args[0], frame), str(node.args[1].value), node, frame)
             case "functools.partial" if arguments:
                 return self._partial(node, frame)
+            case "builtins.dict" if node.keywords:
+                named = [(each.value, frame) for each in node.keywords]
+                return [Items(tuple(named), tuple(each.arg for each in node.keywords))]
             case "builtins.next" if arguments:
                 return self.items(node.args[0], frame, ())
         if path in _TRANSPARENT and arguments:

@@ -138,8 +138,8 @@ class ReachingNames:
             size = self._size()
 
     def _add(self, name: str, names: set[str]) -> None:
-        # Special methods are called by other names: that of the class, or of what holds the object. Sinks are known anyway.
-        if not name.startswith("__") and name not in ALWAYS:
+        # Special methods are called by other names: that of the class, or of what holds the object. Calls of sinks count anyway.
+        if not name.startswith("__") and not (names is self._methods and name in ALWAYS):
             names.add(name)
 
     def _pass(self, callee: str, position: int | str) -> None:

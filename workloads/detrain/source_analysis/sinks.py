@@ -122,7 +122,7 @@ def _value_is_optimizer(value: Value) -> bool | None:
                 r"\boptim\b|optimizers?\b|GradScaler|Adam|SGD|LBFGS|deepspeed|gluon\.Trainer|Optimizer|AdamW|Lion\b", path
             ):
                 return True
-            return False if path.startswith(("gym", "torch.nn", "builtins.")) and "()" in path and path.count(".") < 3 else None
+            return False if re.match(r"(?:gym\w*|torch\.nn)\.\w+\(\)$", path) else None
         case LocalInstance():
             name = value.local_class.node.name.lower()
             if name.endswith(("scheduler", "sched")):
