@@ -13,8 +13,10 @@ from iotwin.commands.detrain.verify import DetrainVerifyCommand
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.workloads.detrain.discover import discover
 from iotwin.workloads.detrain.instrumentation import write_instrumentation
+from iotwin.workloads.detrain.randomness.determinism import environment
 from iotwin.workloads.detrain.verify.compared_steps import LoggedStep, StepDifference, first_difference, read_steps
 from iotwin.workloads.detrain.verify.needed_state import needed, parts_of
+from iotwin.workloads.detrain.verify.script_runs import ScriptRuns
 from iotwin.workloads.detrain.verify.verification import VerifiedScript, Verifier, resume_points
 
 pytestmark = pytest.mark.torch
@@ -73,15 +75,16 @@ def verifier(script, tmp_path_factory):
     output = tmp_path_factory.mktemp("output")
     write_instrumentation(output / "inst.json", discover(script))
     verified = VerifiedScript(script, ["its", "arguments"], output, output / "inst.json", "strict", 5)
-    with Verifier(verified, None) as verifier:
+    with ScriptRuns(environment("strict", 5)) as server:
+        verifier = Verifier(verified, server)
         assert [(step.epoch, step.batch) for step in verifier.run_reference()] == POINTS
         assert (output / "runs" / "reference.txt").read_text() == "the end of its arguments\n"
-        assert verifier.save_at([(1, 1)]) == {"equal": True, "first_difference": None, "error": None}
+        assert verifier.save_at([(1, 1)]) == {"equal": True, "workers": None, "first_difference": None, "error": None}
         yield verifier
 
 
 def test_a_resumed_run_is_equal(verifier):
-    found = verifier.resume((1, 1), None)
+    found = verifier.resume((1, 1))
     expected = {"epoch": 1, "batch": 1, "replay": "restore", "workers": None, "equal": True, "first_difference": None}
     assert found == {**expected, "differs_from_saved": [], "error": None}
 
@@ -95,7 +98,7 @@ def test_a_resumed_run_is_equal(verifier):
     ],
 )
 def test_a_resumed_run_without_a_part_of_its_state_is_caught(verifier, without, expected):
-    found = verifier.resume((1, 1), None, [without])
+    found = verifier.resume((1, 1), [without])
     assert not found["equal"] and found["error"] is None and found["first_difference"] == expected
 
 
@@ -103,12 +106,12 @@ def test_a_part_that_changes_nothing_is_not_needed(verifier, script):
     parts = parts_of(script, verifier.saved_in, verifier.checkpoint((1, 1)))
     assert parts[:2] == ["rng", "loader"]
     assert {"main().model", "main().optimizer", "main().schedule", "main().unused"} <= set(parts)
-    assert verifier.resume((1, 1), None, ["main().unused"])["equal"]
+    assert verifier.resume((1, 1), ["main().unused"])["equal"]
 
 
 def test_a_point_without_checkpoint(verifier):
     with pytest.raises(IotwinError, match="epoch 1, batch 3: the script has saved no checkpoint"):
-        verifier.resume((1, 3), None)
+        verifier.resume((1, 3))
 
 
 def verify(*words):
@@ -143,9 +146,8 @@ def test_the_command_writes_its_document_and_fails_without_a_part(script, tmp_pa
 
 
 def test_a_script_that_fails_is_reported_in_one_line(verifier):
-    failing = Verifier(verifier._script._replace(arguments=["fail"]), None)
-    failing._runs = verifier._runs
-    with pytest.raises(IotwinError, match="must run to its end to be verified, but it failed: ValueError: on request"):
+    failing = Verifier(verifier._script._replace(arguments=["fail"]), verifier._server)
+    with pytest.raises(IotwinError, match=r"must run to its end to be verified, but it failed: ValueError: on request"):
         failing.run_reference()
 
 

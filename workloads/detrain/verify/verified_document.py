@@ -1,14 +1,16 @@
 """The document of a verification: are reruns equal, are resumed runs equal, which state do they need."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import product
 from typing import Any, NamedTuple
 
 import msgspec
 
 from iotwin.common.progress import progress
+from iotwin.workloads.detrain.randomness.determinism import OFF, environment
 from iotwin.workloads.detrain.verify.needed_state import needed, parts_of
+from iotwin.workloads.detrain.verify.script_runs import ScriptRuns
 from iotwin.workloads.detrain.verify.verification import Point, VerifiedScript, Verifier, resume_points
 
 _MOST_POINTS_FOR_PARTS = 2
@@ -29,27 +31,58 @@ def verified_document(script: VerifiedScript, checks: Checks) -> dict[str, Any]:
 
     Raises IotwinError if the script fails when it runs on its own, and UsageError if it has no such batch as `resume_at` names.
     """
-    with Verifier(script, checks.drop) as verifier:
-        steps = verifier.run_reference()
-        points = resume_points(checks.resume_at, steps, script.seed)
-        reruns, resumes = [verifier.save_at(points)], []
-        with progress("verification", checks.reruns - 1 + len(points) * len(checks.workers), "runs") as advance:
-            for _ in range(1, checks.reruns):
-                reruns.append(verifier.rerun())
-                advance(1)
-            for point, workers in product(points, checks.workers):
-                resumes.append(verifier.resume(point, workers))
-                advance(1)
-        parts = _needed_state(script, verifier, points) if checks.minimal else None
-        variance = verifier.variance(checks.reruns) if checks.drop is None and not checks.minimal else None
-        document = {
-            "script": str(script.script), "determinism": script.determinism, "seed": script.seed, "dropped": checks.drop,
-            "equal": all(each["equal"] for each in (*reruns, *resumes)), "steps": len(steps),
-            "reruns": reruns, "resumes": resumes, "variance": variance, "needed_state": parts,
-            **{key: verifier.reference.document[key] for key in ("nondeterministic_ops", "entropy", "manifest")},
-        }  # fmt: skip
+    reruns, resumes, parts = [], [], None
+    with ScriptRuns(environment(script.determinism, script.seed)) as server:
+        verifiers = [Verifier(script, server, workers, checks.drop) for workers in checks.workers]
+        first = verifiers[0]
+        points = resume_points(checks.resume_at, first.run_reference(), script.seed)
+        with progress("verification", len(verifiers) * (checks.reruns + len(points)), "runs") as advance:
+            for verifier in verifiers:
+                for rerun in _reruns(verifier, first, points, checks.reruns):
+                    reruns.append(rerun)
+                    advance(1)
+                for point in points:
+                    resumes.append(verifier.resume(point))
+                    advance(1)
+        if checks.minimal:
+            parts = _needed_state(script, first, points)
+    document = {
+        "script": str(script.script), "determinism": script.determinism, "seed": script.seed, "dropped": checks.drop,
+        "equal": all(each["equal"] for each in (*reruns, *resumes)), "steps": len(first.reference.steps),
+        "reruns": reruns, "resumes": resumes, "variance": None if checks.drop or checks.minimal else _variance(script, checks),
+        "needed_state": parts, "same_with_workers": [each.workers for each in verifiers if each.is_like(first)],
+        **{key: first.reference.document[key] for key in ("nondeterministic_ops", "entropy", "manifest")},
+    }  # fmt: skip
     builtins: dict[str, Any] = msgspec.to_builtins(document)
     return builtins
+
+
+def _reruns(verifier: Verifier, first: Verifier, points: Sequence[Point], count: int) -> Iterator[dict[str, Any]]:
+    """Yield the results of `count` reruns, after which there are checkpoints at `points`.
+
+    If the number of worker processes makes no difference, those of `first` are used, to resume with another number too.
+    """
+    if verifier is not first:
+        verifier.run_reference()
+    if verifier is not first and verifier.is_like(first):
+        verifier.saved_in = first.saved_in
+        yield verifier.rerun()
+    else:
+        yield verifier.save_at(points)
+    for _ in range(1, count):
+        yield verifier.rerun()
+
+
+def _variance(script: VerifiedScript, checks: Checks) -> dict[str, Any] | None:
+    """Return how far the last loss of runs spreads without determinism; None without two finite losses."""
+    with ScriptRuns({}) as server:  # without the environment that fixes the hashes of strings
+        verifier = Verifier(script, server, checks.workers[0])
+        losses = [loss for _ in range(checks.reruns) if (loss := verifier.last_loss()) is not None]
+    mean = abs(sum(losses) / max(len(losses), 1))
+    if len(losses) < 2 or not math.isfinite(mean):
+        return None
+    spread = max(losses) - min(losses)
+    return {"determinism": OFF, "relative_spread": spread / mean if spread else 0.0}
 
 
 def _needed_state(script: VerifiedScript, verifier: Verifier, points: Sequence[Point]) -> list[str]:
@@ -62,4 +95,4 @@ def _needed_state(script: VerifiedScript, verifier: Verifier, points: Sequence[P
 
 
 def _resumes_without(verifier: Verifier, point: Point, without: Sequence[str]) -> bool:
-    return bool(verifier.resume(point, None, without)["equal"])
+    return bool(verifier.resume(point, without)["equal"])
