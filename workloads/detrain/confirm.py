@@ -14,7 +14,7 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.files import scratch_folder
 from iotwin.common.foreign_files import read_foreign_struct
 from iotwin.common.processes.children import dying_with_us
-from iotwin.workloads.detrain.instrumentation import CallLine, Instrumentation, write_instrumentation
+from iotwin.workloads.detrain.instrumentation import CallLine, Instrumentation, changed_sources, write_instrumentation
 from iotwin.workloads.detrain.observed_loops import MOST_ITERATIONS, LoopReport
 
 _GRACE_S = 10.0  # after the timeout, in which the child writes its report
@@ -31,8 +31,10 @@ def confirm(found: Instrumentation, arguments: Sequence[str] = (), timeout_s: fl
     Its processes are ended. Raises IotwinError if the script cannot be run.
     """
     begin = time.perf_counter()
+    if changed := changed_sources(found):
+        raise IotwinError(f"{changed[0]}: has changed since its loops were found; discover the script again")
     report = _observe(found, arguments, timeout_s)
-    result = _framework(found, report) if found.batch is None else _judged(found, report)
+    result = judged(found, report)
     return msgspec.structs.replace(result, seconds=found.seconds + time.perf_counter() - begin)
 
 
@@ -65,7 +67,10 @@ def _framework(found: Instrumentation, report: LoopReport) -> Instrumentation:
     return _with(found, reached, report, [reason])
 
 
-def _judged(found: Instrumentation, report: LoopReport) -> Instrumentation:
+def judged(found: Instrumentation, report: LoopReport) -> Instrumentation:
+    """Return the document with what a report confirms or refutes."""
+    if found.batch is None:
+        return _framework(found, report)
     if not report.iterations:
         return _with(found, False, report, [f"the batch loop did not begin ({report.ended})"])
     reasons = [f"{report.iterations} iterations of the batch loop ran"]
@@ -79,7 +84,7 @@ def _judged(found: Instrumentation, report: LoopReport) -> Instrumentation:
         if other is None:
             confirmed = False
             reasons.append("no weights were updated in them")
-        elif other.call.split("(")[0].endswith("backward"):
+        elif _is_gradient(other):
             reasons.append("gradients are accumulated over more iterations than these")
         else:
             found = msgspec.structs.replace(found, update=other)
@@ -92,8 +97,12 @@ def _judged(found: Instrumentation, report: LoopReport) -> Instrumentation:
 def _other_update(found: Instrumentation, hits: dict[CallLine, int]) -> CallLine | None:
     """Return the sink that runs instead of the update that was found, None if none runs."""
     ran = [sink for sink in found.sinks if hits.get(sink)]
-    updates = [sink for sink in ran if not sink.call.split("(")[0].endswith("backward")]
+    updates = [sink for sink in ran if not _is_gradient(sink)]
     return next(reversed(updates or ran), None)
+
+
+def _is_gradient(sink: CallLine) -> bool:
+    return any(word in sink.call for word in ("backward(", ".gradient(", ".grad("))
 
 
 def _with_loader(found: Instrumentation, report: LoopReport) -> Instrumentation:

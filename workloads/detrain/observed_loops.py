@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from iotwin.common.errors import IotwinError
 from iotwin.common.files import struct_json, write_whole
 from iotwin.common.foreign_files import read_foreign
 from iotwin.workloads.detrain.instrumentation import MOST_SOURCE_BYTES, Instrumentation, SourceLine, read_instrumentation
@@ -84,6 +85,7 @@ class LoopObserver:
         self._sinks = [self._statement(each) for each in found.sinks]
         self._epochs, self._loaders = 0, list[tuple[int, object]]()
         self._reads_before: int | None = None
+        self._reads_alone = False
         self._reads: list[int | None] = []
         self._interrupts = 0
         self._codes: dict[types.CodeType, _Offsets | None] = {}
@@ -96,7 +98,10 @@ class LoopObserver:
         """Return the header and the body of the loop at a line."""
         if line is None:
             return None
-        node = next(each for each in ast.walk(self._trees[line.file]) if isinstance(each, LOOPS) and each.lineno == line.line)
+        loops = [each for each in ast.walk(self._trees[line.file]) if isinstance(each, LOOPS) and each.lineno == line.line]
+        if not loops:
+            raise IotwinError(f"{line.file}:{line.line}: is no loop; discover the script again")
+        node = loops[0]
         body = node.body[0]
         header = _Span(line.file, node.lineno, max(node.lineno, body.lineno - 1), node.col_offset)
         return header, _Span(line.file, body.lineno, node.body[-1].end_lineno or body.lineno, body.col_offset)
@@ -157,7 +162,7 @@ class LoopObserver:
                 self._stop("five iterations ran")
                 return
             if self._data is None:
-                self._reads_before = _read_calls()
+                self._begin_data_call()
         if at == offsets.epoch:
             self._epochs += 1
         if at == offsets.batch:
@@ -165,7 +170,7 @@ class LoopObserver:
         if at == offsets.data:
             self.report.data += 1
             self._note_loader(frame)
-            self._reads_before = _read_calls()
+            self._begin_data_call()
         for index, offset in enumerate(offsets.sinks):
             if at == offset and (self.report.iterations or self._batch is None):
                 self.report.sinks[index] += 1
@@ -181,10 +186,17 @@ class LoopObserver:
             self.report.data += 1
             self._note_loader(frame)
 
+    def _begin_data_call(self) -> None:
+        self._reads_alone = not _has_children()
+        self._reads_before = _read_calls()
+
     def _end_data_call(self) -> None:
         if self._reads_before is not None:
             after = _read_calls()
-            self._reads.append(None if after is None else after - self._reads_before - 1)  # less the reading of the count itself
+            known = after is not None and self._reads_alone and not _has_children()
+            self._reads.append(
+                after - self._reads_before - 1 if known and after else None
+            )  # less the reading of the count itself
             self._reads_before = None
 
     def _note_loader(self, frame: types.FrameType) -> None:
@@ -250,13 +262,19 @@ def _resolved(file: str) -> str:
 
 
 def _read_calls() -> int | None:
-    """Return the number of read system calls of this process so far. None if it is unknown, or if child processes read too."""
+    """Return the number of read system calls of this process so far, None if it is unknown."""
     try:
-        if any(_content(f"/proc/self/task/{thread}/children") for thread in os.listdir("/proc/self/task")):  # noqa: PTH208
-            return None
         return int(dict(line.split(b": ") for line in _content("/proc/self/io").splitlines())[b"syscr"])
     except (OSError, KeyError, ValueError):
         return None
+
+
+def _has_children() -> bool:
+    """Return whether this process has child processes, which may read for it."""
+    try:
+        return any(_content(f"/proc/self/task/{thread}/children") for thread in os.listdir("/proc/self/task"))  # noqa: PTH208
+    except OSError:
+        return True
 
 
 def _content(file: str) -> bytes:
@@ -268,9 +286,14 @@ def _content(file: str) -> bytes:
         os.close(descriptor)
 
 
-def _main() -> int:
+def main() -> None:
+    """Run the script of the command line: the document, the report to write, seconds, the script and its arguments."""
     instructions, report, timeout, script, *arguments = sys.argv[1:]
-    observer = LoopObserver(read_instrumentation(Path(instructions)), Path(report))
+    try:
+        observer = LoopObserver(read_instrumentation(Path(instructions)), Path(report))
+    except IotwinError as error:
+        write_whole(Path(report), struct_json(LoopReport(ended=str(error))))
+        return
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).parent)
 
@@ -300,4 +323,4 @@ def _main() -> int:
 
 
 if __name__ == "__main__":
-    _main()
+    main()
