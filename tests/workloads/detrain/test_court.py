@@ -272,8 +272,8 @@ def test_script_ends_as_under_python(processes, tmp_path, ending, status):
 # --- parts ---
 
 
-def _held(work):
-    """Run `work` in a process whose calls are held; return them."""
+def _held(work, folder):
+    """Run `work` in a process whose calls are held; return them, with paths relative to `folder`."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
@@ -292,7 +292,7 @@ def _held(work):
     os.waitpid(pid, 0)
     holder.close()
     ours.close(), theirs.close()
-    return [(call.kind, *(path.name for path in call.paths)) for call in calls]
+    return [(call.kind, *(str(path.relative_to(folder)) for path in call.paths)) for call in calls]
 
 
 @pytest.mark.skipif(held_calls.unavailable_reason() is not None, reason="no calls can be held here")
@@ -308,10 +308,12 @@ def test_calls_are_held_whatever_makes_them(tmp_path):
         os.fdatasync(descriptor)
         os.rename("a", "b")  # noqa: PTH104
         os.replace(tmp_path / "b", "c")  # noqa: PTH105
-        folder = os.open(".", os.O_RDONLY)
-        os.rename("c", "d", src_dir_fd=folder, dst_dir_fd=folder)
-        os.truncate("d", 2)
+        os.mkdir("sub")  # noqa: PTH102
+        folder = os.open("sub", os.O_RDONLY)
+        os.rename("c", "d", dst_dir_fd=folder)
+        os.truncate("sub/d", 2)
         os.unlink("d", dir_fd=folder)
+        os.rmdir("sub")  # noqa: PTH106
         os.write(1, b"")  # standard output is never held
         if os.fork() == 0:
             os.close(os.open("child", os.O_WRONLY | os.O_CREAT))
@@ -319,9 +321,10 @@ def test_calls_are_held_whatever_makes_them(tmp_path):
             os._exit(0)
         os.wait()
 
-    assert _held(work) == [
+    assert _held(work, tmp_path) == [
         ("write", "a"), ("write", "a"), ("write", "a"), ("truncate", "a"), ("fsync", "a"), ("fsync", "a"),
-        ("rename", "a", "b"), ("rename", "b", "c"), ("rename", "c", "d"), ("truncate", "d"), ("unlink", "d"), ("unlink", "child"),
+        ("rename", "a", "b"), ("rename", "b", "c"), ("rename", "c", "sub/d"), ("truncate", "sub/d"), ("unlink", "sub/d"),
+        ("unlink", "sub"), ("unlink", "child"),
     ]  # fmt: skip
 
 
