@@ -194,5 +194,7 @@ def test_events_of_one_run_alone():
     assert (
         first_differing_event(STEP, [mul, other], [constant, mul, StepEvent("loss", "net", "aten.mul.Tensor", "x")]).name == "net"
     )
-    assert first_differing_event(STEP, [mul], [mul, draw]).what == "rng"
+    before, after = StepEvent("rng", "torch", "", "f"), StepEvent("rng", "torch", "", "g")
+    assert first_differing_event(STEP, [mul, before], [mul, draw, after]).op == draw.op
+    assert first_differing_event(STEP, [mul, before], [mul, draw, before]) is None
     assert first_differing_event(STEP, [state, mul], [mul]).name == "state.0"

@@ -33,10 +33,11 @@ def read_events(path: Path) -> list[StepEvent]:
 def first_differing_event(step: int, reference: list[StepEvent], found: list[StepEvent]) -> StepDifference | None:
     """Return what differs first in the records of one step, None if no value differs.
 
-    Operations of one run alone count only if they draw random numbers, change a tensor with a name, or if the next value differs.
-    Others are harmless: a resumed run may, for example, make a constant again.
+    Operations of one run alone count only if they draw random numbers that the other run has not drawn by the end of the step,
+    change a tensor with a name, or if the next value differs. Others are harmless: a resumed run may make a constant again.
     """
-    differing = list(_differing(reference, found))
+    generators = [{event.name: event.sha256 for event in events if event.what == "rng"} for events in (reference, found)]
+    differing = list(_differing(reference, found, draws_count=generators[0] != generators[1]))
     if not differing:
         return None
     first = differing[0]
@@ -46,14 +47,14 @@ def first_differing_event(step: int, reference: list[StepEvent], found: list[Ste
     return StepDifference(step, "rng" if first.draws else first.what, name, first.op)
 
 
-def _differing(reference: list[StepEvent], found: list[StepEvent]) -> Iterator[StepEvent]:
+def _differing(reference: list[StepEvent], found: list[StepEvent], draws_count: bool) -> Iterator[StepEvent]:
     """Yield the events of which the other run has none, or one with another value."""
     expected_keys, found_keys = ([(event.what, event.name, event.op) for event in events] for events in (reference, found))
     blocks = SequenceMatcher(None, expected_keys, found_keys, autojunk=False).get_matching_blocks()
     begin, begin_found = 0, 0
     for block in blocks:
         alone = [*reference[begin : block.a], *found[begin_found : block.b]]
-        yield from (event for event in alone if _counts(event))
+        yield from (event for event in alone if (draws_count if event.draws else _changes_state(event)))
         begin, begin_found = block.a + block.size, block.b + block.size
         for expected, actual in zip(reference[block.a : begin], found[block.b : begin_found], strict=True):
             if expected.sha256 != actual.sha256:
@@ -62,5 +63,5 @@ def _differing(reference: list[StepEvent], found: list[StepEvent]) -> Iterator[S
             alone = []
 
 
-def _counts(event: StepEvent) -> bool:
-    return event.draws or not event.op or (event.name != "" and event.what != "loss")
+def _changes_state(event: StepEvent) -> bool:
+    return not event.op or (event.name != "" and event.what != "loss")

@@ -6,7 +6,7 @@ from pathlib import Path
 from iotwin.workloads.detrain.saving.script_store import ScriptStore
 
 _ALWAYS = ("rng", "loader")  # the global generators, and the loader's position in the epoch
-_KINDS = ("objects", "iterators", "tensors", "plain")
+_KINDS = ("objects", "iterators", "tensors", "plain", "made")
 
 
 def parts_of(script: Path, output: Path, checkpoint: str) -> list[str]:

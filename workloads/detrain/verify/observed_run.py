@@ -102,7 +102,7 @@ class ObservedSession(sessions.Session):
         if resume.replay == RESTORE:
             scramble_generators()
         for path in self.request.without:
-            for kind in ("objects", "gradients", "iterators", "tensors", "plain"):
+            for kind in ("objects", "gradients", "iterators", "tensors", "plain", "made"):
                 resume.state[kind].pop(path, None)
         return super()._resumes(resume, frame)
 

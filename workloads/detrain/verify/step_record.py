@@ -36,7 +36,8 @@ class StepRecord:
         self._removed_later: list[Any] = []  # handles of hooks
         self._modules: list[str] = []  # names of the modules whose `forward` is running, outermost first
         self._module_names: dict[int, str] = {}
-        self._tensors: dict[int, tuple[What, str]] = {}  # by address: parameters, gradients and states of optimizers
+        # By address: parameters, gradients and states of optimizers. The tensors are held, so that no other gets their addresses.
+        self._tensors: dict[int, tuple[What, str, torch.Tensor]] = {}
         self._parts: list[Part] = []
         self._phase: What = "input"  # of operations that no module runs
         self._paused = False
@@ -105,16 +106,19 @@ class StepRecord:
             if isinstance(part.value, torch.nn.Module):
                 for name, module in part.value.named_modules():
                     self._module_names.setdefault(id(module), f"{part.path}.{name}" if name else part.path)
-                named = [*part.value.named_parameters(), *part.value.named_buffers()]
-                self._tensors |= {each.data_ptr(): ("parameter", f"{part.path}.{name}") for name, each in named}
-                gradients = ((name, each.grad) for name, each in named if each.grad is not None)
-                self._tensors |= {each.data_ptr(): ("gradient", f"{part.path}.{name}") for name, each in gradients}
+                for name, each in [*part.value.named_parameters(), *part.value.named_buffers()]:
+                    self._name("parameter", f"{part.path}.{name}", each)
+                    if each.grad is not None:
+                        self._name("gradient", f"{part.path}.{name}", each.grad)
             elif isinstance(part.value, torch.optim.Optimizer):
                 for index, state in enumerate(part.value.state.values()):
-                    tensors = {key: each for key, each in state.items() if isinstance(each, torch.Tensor)}
-                    self._tensors |= {
-                        each.data_ptr(): ("optimizer", f"{part.path}.state.{index}.{key}") for key, each in tensors.items()
-                    }
+                    for key, each in state.items():
+                        if isinstance(each, torch.Tensor):
+                            self._name("optimizer", f"{part.path}.state.{index}.{key}", each)
+
+    def _name(self, what: What, name: str, tensor: torch.Tensor) -> None:
+        if tensor.layout == torch.strided and tensor.numel():
+            self._tensors[tensor.data_ptr()] = what, name, tensor
 
     # Operations
 
@@ -126,7 +130,7 @@ class StepRecord:
             for tensor in results:
                 known = self._tensors.get(tensor.data_ptr()) if tensor.layout == torch.strided else None
                 module = self._modules[-1] if self._modules else ""
-                what, name = known or (self._phase_now(), "")
+                what, name = known[:2] if known else (self._phase_now(), "")
                 if module and what != "gradient":
                     what, name = "loss", module
                 draws = torch.Tag.nondeterministic_seeded in op.tags
@@ -185,7 +189,7 @@ class StepRecord:
     def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
         with self._pause():
             if parameter.grad is not None:
-                self._tensors[parameter.grad.data_ptr()] = "gradient", name
+                self._name("gradient", name, parameter.grad)
                 self._add("gradient", name, "", _content(parameter.grad))
 
 
