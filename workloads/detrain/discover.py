@@ -16,8 +16,8 @@ from iotwin.workloads.detrain.instrumentation import (
     Wrapper,
     source_sha256,
 )
+from iotwin.workloads.detrain.source_analysis.batch_sources import Source, Strength
 from iotwin.workloads.detrain.source_analysis.call_graph import CallGraph, Sink
-from iotwin.workloads.detrain.source_analysis.data_slice import Source, Strength
 from iotwin.workloads.detrain.source_analysis.inference import Inference
 from iotwin.workloads.detrain.source_analysis.local_modules import LocalModules
 from iotwin.workloads.detrain.source_analysis.loop_choice import BatchLoop, LoopChoice

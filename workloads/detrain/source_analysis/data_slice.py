@@ -1,70 +1,20 @@
 """Slices backward from a loss to where each iteration of a loop gets its data."""
 
 import ast
-import re
-import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from enum import IntEnum
 
 from iotwin.workloads.detrain.source_analysis.arguments import default_of
-from iotwin.workloads.detrain.source_analysis.data_names import (
-    chooses_data,
-    gets_data,
-    is_method_of_values,
-    is_parameter_list,
-    looks_up_by_index,
-    names_data,
-    names_loader,
-)
-from iotwin.workloads.detrain.source_analysis.inference import Inference, iterated_argument
-from iotwin.workloads.detrain.source_analysis.local_modules import SourceModule
+from iotwin.workloads.detrain.source_analysis.batch_sources import Flow, Source, Strength, called_source, is_counter
+from iotwin.workloads.detrain.source_analysis.data_names import chooses_data, gets_data, is_parameter_list, names_loader
+from iotwin.workloads.detrain.source_analysis.foreign_functions import iterated_argument
+from iotwin.workloads.detrain.source_analysis.inference import Inference
 from iotwin.workloads.detrain.source_analysis.models import Models
-from iotwin.workloads.detrain.source_analysis.scopes import COMPREHENSIONS, FOR_LOOPS, Binding, ForLoop
+from iotwin.workloads.detrain.source_analysis.reaching_bindings import dominates, reaching
+from iotwin.workloads.detrain.source_analysis.scopes import COMPREHENSIONS, FOR_LOOPS, Binding
 from iotwin.workloads.detrain.source_analysis.values import ActiveLoop, CallFrame, LocalFunction, LocalInstance, Outside
 
 _MOST_STEPS = 20_000
 _MOST_NESTED = 80
-
-
-class Strength(IntEnum):
-    """How surely a source gives a batch."""
-
-    RANDOM = 1  # random numbers, as in a synthetic batch
-    PLAIN = 2  # a call of which only the data flow is known
-    CLEAR = 3
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """What gives a batch: a loop over an iterable, or a call or subscript in the loop. `indexed`: an index chooses the batch."""
-
-    node: ForLoop | ast.expr
-    frame: CallFrame
-    strength: Strength
-    indexed: bool = False
-
-
-@dataclass
-class Flow:
-    """What flows into an expression. `counted`: it depends on a counter of the loop; `computed`: on a model or a loss."""
-
-    sources: list[Source] = field(default_factory=list)
-    counted: bool = False
-    computed: bool = False
-
-    def add(self, other: "Flow") -> "Flow":
-        """Add what flows into a part of the expression."""
-        known = {id(each.node) for each in self.sources}
-        self.sources += [each for each in other.sources if id(each.node) not in known]
-        self.counted |= other.counted
-        self.computed |= other.computed
-        return self
-
-    @property
-    def clear(self) -> bool:
-        """True if a source is more than random numbers."""
-        return any(each.strength > Strength.RANDOM for each in self.sources)
 
 
 class DataSlice:
@@ -148,45 +98,12 @@ class DataSlice:
         if not inside:
             return self._parameter(node.id, home) if bindings[0].kind == "parameter" else Flow()
         found = Flow()
-        chosen = self._reaching(node, inside, home) if home is frame else inside
+        chosen = reaching(node, inside, home.scope.module) if home is frame else inside
         for each in chosen:
             found.add(self._binding(each, home))
-        if bindings[0].kind == "parameter" and not any(self._dominates(each, node, home) for each in chosen):
+        if bindings[0].kind == "parameter" and not any(dominates(each, node, home.scope.module) for each in chosen):
             found.add(self._parameter(node.id, home))
         return found
-
-    def _reaching(self, use: ast.AST, bindings: list[Binding], frame: CallFrame) -> list[Binding]:
-        """Return the bindings whose value may be the one that is used: back to the last one that surely runs before."""
-        module = frame.scope.module
-        place = _place(module.statement(use))
-        own = [each for each in bindings if each.kind == "comprehension" and _is_within(use, each.node, module)]
-        if own:
-            return own
-        before = sorted((each for each in bindings if _place(each.node) < place and each.kind != "comprehension"), key=_order)
-        changes = [each for each in bindings if each.kind == "change"]
-        found: list[Binding] = []
-        for each in reversed(before):
-            if each.kind == "change":
-                continue
-            found.append(each)
-            if self._dominates(each, use, frame):
-                return found + changes
-        later = [each for each in bindings if each not in before and each.kind not in ("comprehension", "change")]
-        return found + later + changes
-
-    def _dominates(self, binding: Binding, use: ast.AST, frame: CallFrame) -> bool:
-        """Return whether a binding runs before each use: its block is the use's own, or around it."""
-        if binding.kind in ("change", "augment"):
-            return False
-        module = frame.scope.module
-        around = {id(use), *(id(each) for each in module.ancestors(use))}
-        if isinstance(binding.node, (*FOR_LOOPS, *COMPREHENSIONS, ast.withitem)):
-            return id(binding.node) in around or isinstance(binding.node, ast.withitem)
-        statement = module.statement(binding.node)
-        block = module.parent(statement)
-        if isinstance(block, ast.Try) and statement in block.body:
-            block = module.parent(block)  # a `try` usually runs to its end
-        return id(block) in around and _same_branch(statement, use, module)
 
     def _binding(self, binding: Binding, frame: CallFrame) -> Flow:
         if binding.value is None:
@@ -298,7 +215,6 @@ class DataSlice:
         return Flow([Source(node, frame, Strength.CLEAR, True)], False, index.computed)
 
     def _call(self, node: ast.Call, frame: CallFrame) -> Flow:
-        text = ast.unparse(node.func)
         called = self._inference.called(node, frame)
         paths = [each.path for each in called if isinstance(each, Outside)]
         if "builtins.next" in paths and node.args:
@@ -318,7 +234,7 @@ class DataSlice:
             return inner.add(Flow(arguments.sources))
         if not self._loop.contains(node, frame):
             return Flow()
-        source = self._source(node, frame, text, paths, bool(functions), arguments, inner)
+        source = called_source(node, frame, paths, bool(functions), arguments, inner)
         return Flow([source]) if source is not None else arguments.add(inner)
 
     def _is_fixed_owner(self, method: ast.Attribute, frame: CallFrame) -> bool:
@@ -386,80 +302,8 @@ class DataSlice:
             return False
         return any(chooses_data(each) for argument in node.args for each in _names(argument))
 
-    def _source(
-        self, node: ast.Call, frame: CallFrame, text: str, paths: list[str], is_local: bool, arguments: Flow, inner: Flow
-    ) -> Source | None:
-        """Return the call as a source, None if it gives no batch."""
-        varies = arguments.counted or bool(arguments.sources)
-        last = text.rpartition(".")[2]
-        if looks_up_by_index(last) and varies:
-            return Source(node, frame, Strength.CLEAR, True)
-        if is_parameter_list(node.func) or (isinstance(node.func, ast.Attribute) and is_method_of_values(last)):
-            return None
-        if any(_is_random(path) for path in paths):
-            return Source(node, frame, Strength.RANDOM)
-        if paths and not is_local and any(path.partition(".")[0] in _LIBRARIES for path in paths):
-            reads = gets_data(last) or any(word in path for path in paths for word in (".utils.data.", ".data."))
-            return Source(node, frame, Strength.CLEAR if varies else Strength.PLAIN, varies) if reads else None
-        if any(path.startswith("builtins.") for path in paths):
-            return None
-        clear = gets_data(last) or names_data(text.rpartition(".")[0]) or inner.clear
-        return Source(node, frame, Strength.CLEAR if clear else Strength.PLAIN, varies)
-
-
-# Packages whose functions compute; only those that read or draw something give a batch.
-_LIBRARIES = {"torch", "numpy", "tensorflow", "keras", "jax", "cupy", *sys.stdlib_module_names}
-_RANDOM = re.compile(
-    r"(?:^|\.)(?:rand\w*|normal|uniform|random|choice|choices|sample|permutation|integers|shuffle|bernoulli|poisson)$"
-)
-
-
-def is_counter(iterable: ast.expr, frame: CallFrame, inference: Inference) -> bool:
-    """Return whether an iterable only counts, or yields indices."""
-    if isinstance(iterable, ast.Constant | ast.JoinedStr):
-        return True
-    if isinstance(iterable, ast.List | ast.Tuple):
-        return all(isinstance(each, ast.Constant) for each in iterable.elts)
-    for value in inference.values(iterable, frame):
-        if isinstance(value, Outside):
-            name = value.path.removesuffix("()").rpartition(".")[2]
-            if name in ("range", "count", "arange", "trange", "randperm", "permutation", "linspace") and "()" in value.path:
-                return True
-    return False
-
-
-def _is_random(path: str) -> bool:
-    return path.partition(".")[0] in _LIBRARIES and bool(_RANDOM.search(path))
-
 
 def _names(node: ast.AST) -> Iterator[str]:
     for each in ast.walk(node):
         if isinstance(each, ast.Name):
             yield each.id
-
-
-def _place(node: ast.AST) -> tuple[int, int]:
-    if isinstance(node, ast.withitem):
-        node = node.context_expr
-    return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
-
-
-def _order(binding: Binding) -> tuple[int, int]:
-    return _place(binding.node)
-
-
-def _is_within(node: ast.AST, around: ast.AST, module: SourceModule) -> bool:
-    return any(each is around for each in module.ancestors(node))
-
-
-def _same_branch(statement: ast.stmt, use: ast.AST, module: SourceModule) -> bool:
-    """Return False if the statement and the use are in different branches of an `if` or `try`."""
-    block = module.parent(statement)
-    if not isinstance(block, ast.If):
-        return True
-    below = use
-    for above in module.ancestors(use):
-        if above is block:
-            return (statement in block.body) == (below in block.body)
-        below = above
-    return True

@@ -1,14 +1,15 @@
 """Infers what expressions of a script may evaluate to, from the assignments, arguments and returns in its local modules."""
 
 import ast
-import builtins
 from collections.abc import Iterable
 from typing import cast
 
-from iotwin.workloads.detrain.source_analysis.arguments import Keywords, arguments_of, bound, default_of, is_static
-from iotwin.workloads.detrain.source_analysis.attributes import SELF_RETURNING, ClassMembers
-from iotwin.workloads.detrain.source_analysis.local_modules import LocalModules, SourceModule
-from iotwin.workloads.detrain.source_analysis.scopes import Binding, CodeScope, Function
+from iotwin.workloads.detrain.source_analysis.arguments import arguments_of, default_of, is_static
+from iotwin.workloads.detrain.source_analysis.attributes import SELF_RETURNING
+from iotwin.workloads.detrain.source_analysis.foreign_functions import TRANSPARENT, iterated_argument
+from iotwin.workloads.detrain.source_analysis.local_modules import LocalModules
+from iotwin.workloads.detrain.source_analysis.name_lookup import NameLookup
+from iotwin.workloads.detrain.source_analysis.scopes import Binding, Function
 from iotwin.workloads.detrain.source_analysis.values import (
     Argument,
     CallFrame,
@@ -26,66 +27,15 @@ MOST_DEPTH = 30  # calls within calls
 _MOST_NESTED = 60  # expressions inferred within one another
 _MOST_VALUES = 12
 
-# Calls that return what they are given: a function, a model, a loader.
-_TRANSPARENT = {
-    "tf.function", "tensorflow.function", "torch.compile", "torch.jit.script", "jax.jit", "jax.pmap", "functools.wraps()",
-    "functools.lru_cache", "functools.cache", "copy.deepcopy", "copy.copy", "torch.no_grad()", "torch.enable_grad()",
-    "typing.cast",
-}  # fmt: skip
-# Functions whose items are those of an argument, with its position. None: each item is a tuple with one item of each argument.
-ITERATED_ARGUMENT: dict[str, int | None] = {
-    "builtins.iter": 0, "builtins.list": 0, "builtins.tuple": 0, "builtins.sorted": 0, "builtins.reversed": 0, "builtins.set": 0,
-    "builtins.zip": None, "builtins.map": 1, "builtins.filter": 1, "itertools.islice": 0, "itertools.cycle": 0,
-    "itertools.chain": 0, "itertools.chain.from_iterable": 0, "itertools.zip_longest": None, "itertools.takewhile": 1,
-    "itertools.dropwhile": 1, "itertools.tee": 0, "itertools.repeat": 0, "rich.progress.track": 0, "more_itertools.take": 1,
-}  # fmt: skip
-_PROGRESS_BARS = {"tqdm", "trange", "track", "progressbar", "ProgressBar", "alive_it", "Progbar"}
 
-
-def iterated_argument(path: str) -> int | bool | None:
-    """Return which argument of the foreign function `path` its items come from; None: zip; False: unknown."""
-    if path in ITERATED_ARGUMENT:
-        return ITERATED_ARGUMENT[path]
-    last = path.rpartition(".")[2]
-    return 0 if last in _PROGRESS_BARS - {"trange"} or ("tqdm" in path.split(".")[0] and last != "trange") else False
-
-
-class Inference(ClassMembers):
+class Inference(NameLookup):
     """Infers values. Results are cached, and depend only on the expression and the frame."""
 
     def __init__(self, modules: LocalModules) -> None:
-        super().__init__()
-        self.modules = modules
-        self._module_frames: dict[SourceModule, CallFrame] = {}
-        self._frames: dict[tuple[int, int, int, int], CallFrame] = {}
+        super().__init__(modules)
         self._known: dict[tuple[int, int], list[Value]] = {}
         self._pinned: list[object] = []  # objects whose ids are keys above must live on
         self._nested = 0
-
-    # Frames
-
-    def module_frame(self, module: SourceModule) -> CallFrame:
-        """Return the frame of a module's top level."""
-        if module not in self._module_frames:
-            self._module_frames[module] = CallFrame(self.scopes.module(module))
-        return self._module_frames[module]
-
-    def frame_of(
-        self, function: LocalFunction, call: ast.expr | None, caller: CallFrame | None, given: tuple[list[Argument], Keywords]
-    ) -> CallFrame:
-        """Return the frame of `function` as called by `call` in `caller` with the positional and named arguments `given`."""
-        key = (id(function.scope), id(call), id(caller), id(function.instance.local_class.node) if function.instance else 0)
-        if key not in self._frames:
-            depth = caller.depth + 1 if caller else 1
-            arguments = bound(function, *given)
-            self._frames[key] = CallFrame(function.scope, arguments, function.instance, caller, call, function.closure, depth)
-        return self._frames[key]
-
-    def function(self, node: Function, module: SourceModule, closure: CallFrame | None) -> LocalFunction:
-        """Return the function that the definition `node` makes."""
-        return LocalFunction(self.scopes.function(node, module), closure)
-
-    # Values
 
     def values(self, expression: ast.expr, frame: CallFrame) -> list[Value]:
         """Return what the expression may evaluate to. An empty list: unknown, or a plain value such as a number."""
@@ -143,51 +93,6 @@ class Inference(ClassMembers):
                 return [Items(((node.value, frame),), (None,))]
         return []
 
-    def name(self, name: str, frame: CallFrame) -> list[Value]:
-        """Return what a name may mean in a frame."""
-        scope: CodeScope | None = frame.scope
-        current: CallFrame | None = frame
-        while scope is not None:
-            if name in scope.bindings and name not in scope.outer_names:
-                own = current if current is not None and current.scope is scope else self._frame_without_caller(scope)
-                return [value for each in scope.bindings[name] for value in self.bound(name, each, own)]
-            starred = self._starred_import(name, scope)
-            if starred:
-                return starred
-            current = current.closure if current is not None else None
-            scope = scope.parent
-        return [Outside(f"builtins.{name}")] if hasattr(builtins, name) else []
-
-    def home(self, name: str, frame: CallFrame) -> CallFrame | None:
-        """Return the frame whose scope binds `name` as read in `frame`; None if no local scope does."""
-        scope: CodeScope | None = frame.scope
-        current: CallFrame | None = frame
-        while scope is not None:
-            if name in scope.bindings and name not in scope.outer_names:
-                return current if current is not None and current.scope is scope else self._frame_without_caller(scope)
-            current = current.closure if current is not None else None
-            scope = scope.parent
-        return None
-
-    def _frame_without_caller(self, scope: CodeScope) -> CallFrame:
-        if isinstance(scope.node, ast.Module):
-            return self.module_frame(scope.module)
-        key = (id(scope), 0, 0, 0)
-        if key not in self._frames:
-            self._frames[key] = CallFrame(scope)
-        return self._frames[key]
-
-    def _starred_import(self, name: str, scope: CodeScope) -> list[Value]:
-        for each in scope.bindings.get("*", []):
-            if isinstance(each.node, ast.ImportFrom):
-                module = self.modules.imported(scope.module, each.node.module, each.node.level)
-                if module is not None and module is not scope.module:
-                    if name in self.scopes.module(module).bindings:
-                        return self.name(name, self.module_frame(module))
-                elif not each.node.level and name in _KNOWN_STARRED.get(each.node.module or "", ()):
-                    return [Outside(f"{each.node.module}.{name}")]
-        return []
-
     def bound(self, name: str, binding: Binding, frame: CallFrame) -> list[Value]:
         """Return what one binding gives to a name."""
         node = binding.node
@@ -197,7 +102,7 @@ class Inference(ClassMembers):
             case "class":
                 return [LocalClass(cast(ast.ClassDef, node), frame)]
             case "import":
-                return self._imported(name, node, frame)
+                return self.imported_value(name, node, frame)
             case "parameter":
                 return self._parameter(name, cast(ast.arg, node), frame)
             case "assign" if binding.value is not None:
@@ -219,29 +124,6 @@ class Inference(ClassMembers):
             return self.of_all((each, value.frame) for each in value.function.scope.yields)
         return [value]
 
-    def _imported(self, name: str, node: ast.AST, frame: CallFrame) -> list[Value]:
-        if isinstance(node, ast.Import):
-            alias = next(each for each in node.names if name in (each.asname, each.name.partition(".")[0]))
-            whole = alias.name if alias.asname else name
-            module = self.modules.named(whole)
-            return [LocalModule(module)] if module is not None else [Outside(whole)]
-        if not isinstance(node, ast.ImportFrom):
-            return []
-        original = next(each.name for each in node.names if name in (each.asname, each.name))
-        module = self.modules.imported(frame.scope.module, node.module, node.level)
-        if module is None:
-            return [Outside(f"{node.module or ''}.{original}")] if not node.level else []
-        return self._member(module, original)
-
-    def _member(self, module: SourceModule, name: str) -> list[Value]:
-        scope = self.scopes.module(module)
-        if name in scope.bindings or "*" in scope.bindings:
-            found = self.name(name, self.module_frame(module))
-            if found:
-                return found
-        below = self.modules.submodule(module, name)
-        return [LocalModule(below)] if below is not None else []
-
     def _parameter(self, name: str, node: ast.arg, frame: CallFrame) -> list[Value]:
         if self._is_instance_name(name, frame):
             return [cast(Value, frame.instance)]
@@ -259,7 +141,7 @@ class Inference(ClassMembers):
     def _defining(self, frame: CallFrame) -> CallFrame:
         if frame.closure is not None:
             return frame.closure
-        return self._frame_without_caller(frame.scope.parent) if frame.scope.parent is not None else frame
+        return self.frame_without_caller(frame.scope.parent) if frame.scope.parent is not None else frame
 
     def _is_instance_name(self, name: str, frame: CallFrame) -> bool:
         scope = frame.scope
@@ -291,7 +173,7 @@ class Inference(ClassMembers):
         for owner in owners:
             match owner:
                 case LocalModule():
-                    found += self._member(owner.module, name)
+                    found += self.module_member(owner.module, name)
                 case LocalInstance():
                     found += self.instance_attribute(owner, name)
                 case LocalClass():
@@ -371,7 +253,7 @@ class Inference(ClassMembers):
                 return [Items(tuple(named), tuple(each.arg for each in node.keywords))]
             case "builtins.next" if arguments:
                 return self.items(node.args[0], frame, ())
-        if path in _TRANSPARENT and arguments:
+        if path in TRANSPARENT and arguments:
             return self.of_all(arguments[1:] if path == "typing.cast" else arguments[:1]) or [Outside(f"{path}()", node, frame)]
         if path == "accelerate.Accelerator().prepare":
             return self._prepared(node, frame)
@@ -460,9 +342,6 @@ class Inference(ClassMembers):
             if which is not None and which is not False and which < len(value.call.args):
                 return self.items(value.call.args[which], value.frame, path)
         return [Outside(value.path + "[]" * (1 + len(path)), value.call, value.frame)]
-
-
-_KNOWN_STARRED = {"torch": ("optim", "nn"), "torch.optim": ("SGD", "Adam", "AdamW", "LBFGS")}
 
 
 def method_frame(inference: Inference, method: LocalFunction, node: ast.expr, frame: CallFrame) -> CallFrame:

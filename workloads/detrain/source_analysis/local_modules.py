@@ -248,8 +248,8 @@ def parsed(source: bytes, path: Path) -> ast.Module:
 def _search_folders(script: Path, tree: ast.Module) -> list[Path]:
     """Return the folders in which Python searches modules for the script.
 
-    They are its own folder, the folder of the package that contains it, since `python -m package.script` imports from there, and
-    what the script may add to `sys.path`, guessed from the constants in the calls that do so.
+    They are its own folder, and the folder around its package, from which `python -m package.script` imports. Folders that the
+    script may add to `sys.path` are guessed from the constants in the calls that do so.
     """
     above = script.parent
     while (above / "__init__.py").is_file():

@@ -3,10 +3,12 @@
 import ast
 from dataclasses import dataclass, field
 
+from iotwin.workloads.detrain.source_analysis.batch_sources import Flow, Source, Strength, is_counter
 from iotwin.workloads.detrain.source_analysis.call_graph import CallGraph, Sink
 from iotwin.workloads.detrain.source_analysis.data_names import is_list_of_losses, is_parameter_list, names_loader
-from iotwin.workloads.detrain.source_analysis.data_slice import DataSlice, Flow, Source, Strength, is_counter
-from iotwin.workloads.detrain.source_analysis.inference import Inference, iterated_argument
+from iotwin.workloads.detrain.source_analysis.data_slice import DataSlice
+from iotwin.workloads.detrain.source_analysis.foreign_functions import iterated_argument
+from iotwin.workloads.detrain.source_analysis.inference import Inference
 from iotwin.workloads.detrain.source_analysis.models import Models
 from iotwin.workloads.detrain.source_analysis.scopes import FOR_LOOPS
 from iotwin.workloads.detrain.source_analysis.sinks import SinkKind

@@ -17,8 +17,12 @@ _CONTAINERS = (ast.Dict, ast.List, ast.Tuple, ast.Set, ast.IfExp, ast.BoolOp)
 class Mentions:
     """Names that some code calls or passes on.
 
-    `functions`: by name, or as a member of a module; `variables`: parameters and local variables; `methods`: attributes of
-    objects; `makers`: called to make a value; `sink`: a sink is called; `items`: an item of a container, or a result, is called.
+    * `functions`: by name, or as a member of a module
+    * `variables`: parameters and local variables
+    * `methods`: attributes of objects
+    * `makers`: what is called to make a value
+    * `sink`: whether a sink is called
+    * `items`: whether an item of a container, or the result of a call, is called
     """
 
     functions: set[str] = field(default_factory=set)
@@ -57,7 +61,7 @@ class ReachingNames:
         self._items = False  # some are items of lists or dicts
         self._facts = _Facts()
         self._mentions: dict[ast.AST, Mentions] = {}
-        self._readers: dict[SourceModule, _Reader] = {}
+        self._readers: dict[SourceModule, _MentionReader] = {}
         self._read: list[SourceModule] = []
         unread = modules.all()
         while True:
@@ -75,9 +79,9 @@ class ReachingNames:
             self._mentions[node] = self._reader(module).of(node)
         return self._are_in(self._mentions[node])
 
-    def _reader(self, module: SourceModule) -> "_Reader":
+    def _reader(self, module: SourceModule) -> "_MentionReader":
         if module not in self._readers:
-            self._readers[module] = _Reader(module, sink_names(module, self._modules))
+            self._readers[module] = _MentionReader(module, sink_names(module, self._modules))
         return self._readers[module]
 
     def run_at_import(self) -> list[SourceModule]:
@@ -167,7 +171,7 @@ class ReachingNames:
                     self._called |= argument.functions | argument.variables | argument.methods
 
 
-class _Reader:
+class _MentionReader:
     """Finds the mentions in code of a module."""
 
     def __init__(self, module: SourceModule, sinks: set[str]) -> None:
@@ -233,7 +237,7 @@ class _Reader:
 class _Collector:
     """Adds what a module defines and passes on to the facts."""
 
-    def __init__(self, module: SourceModule, reader: _Reader, facts: _Facts) -> None:
+    def __init__(self, module: SourceModule, reader: _MentionReader, facts: _Facts) -> None:
         self._module, self._reader, self._facts = module, reader, facts
 
     def collect(self) -> None:

@@ -102,7 +102,7 @@ class Scopes:
     ) -> CodeScope:
         if node not in self._scopes:
             self._scopes[node] = scope = CodeScope(node, module, parent, owner)
-            _Builder(scope).build()
+            _ScopeBuilder(scope).build()
         return self._scopes[node]
 
 
@@ -117,7 +117,7 @@ def unpacked(target: ast.expr, path: tuple[int, ...] = ()) -> Iterator[tuple[ast
         yield target, path
 
 
-class _Builder:
+class _ScopeBuilder:
     """Fills a scope by one walk over its code, without the bodies of inner functions."""
 
     def __init__(self, scope: CodeScope) -> None:
