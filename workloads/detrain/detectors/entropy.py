@@ -5,7 +5,6 @@ import functools
 import itertools
 import os
 import random
-import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -38,6 +37,7 @@ class EntropySources:
     def __init__(self, findings: Findings, seed: int | None = None) -> None:
         self._findings, self._seed = findings, seed
         self._draws = itertools.count()
+        self._urandom = os.urandom  # not watched
 
     def watch(self) -> None:
         """Replace the functions that are sources, in this process and in those that it forks."""
@@ -59,7 +59,10 @@ class EntropySources:
             self._add(source, line)
             if self._seed is not None:
                 return self._keyed_seed(self._seed)
-        return secrets.randbits(_BITS)
+        return self._system_bits(_BITS)
+
+    def _system_bits(self, bits: int) -> int:
+        return int.from_bytes(self._urandom(bits // 8), "little")
 
     def _keyed_seed(self, seed: int) -> int:
         worker = getattr(sys.modules.get("torch.utils.data._utils.worker"), "_worker_info", None)
@@ -96,7 +99,7 @@ class EntropySources:
         frame = sys._getframe(1)
         call = None if frame.f_code is generator.__code__ else current_call(frame)
         if frame.f_code is generator.__code__ or (call is not None and is_given(frame, call, "seed", "entropy", "key")):
-            return secrets.randbits(bits)
+            return self._system_bits(bits)
         name = "" if call is None else ast.unparse(call.func).rpartition(".")[2]
         return self._fresh_seed(f"numpy.random.{name if hasattr(np.random, name) else 'SeedSequence'}")
 
