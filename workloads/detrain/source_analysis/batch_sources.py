@@ -69,7 +69,7 @@ def called_source(
 ) -> Source | None:
     """Return a call as a source, None if it gives no batch.
 
-    `paths`: what it may call of installed packages; `is_local`: it may call a local function. `arguments` flows into its arguments,
+    `paths`: what it may call of installed packages; `is_local`: it may call a local function. `arguments` flows into arguments,
     and `inner` into what the local function returns.
     """
     text = ast.unparse(node.func)
