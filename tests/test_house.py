@@ -52,7 +52,7 @@ LONG = {
     "workloads/dtr/simulator/eviction.py": "one algorithm, compiled by numba or plain; numba compiles what lies in one file",
 }
 # Folders above that, each with why.
-CROWDED = {"iotwin/commands": "a file a command"}
+CROWDED = {"iotwin/commands": "a file a command", "common": "a file for each thing that several rooms share"}
 
 
 # The one module that opens and decodes what somebody else may have made. The others read no such file; each with what it reads.
@@ -79,6 +79,7 @@ READERS_OF_OUR_OWN = {
     "trace_store/profiles.py": "events, as those of chrome.py",
     "workloads/checkfreq/epochs/generators.py": "a generator's state of 128 bits, from a checkpoint that has its checksum",
     "workloads/checkfreq/data.py": "samples, by the system calls that a job makes",
+    "workloads/detrain/detectors/findings.py": "what this program and its forks found",
     "workloads/dtr/simulator/compiler.py": "the package's modules",
     "workloads/state/keeper.py": "the package's modules",
 }

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from iotwin.benchmark.fit.logged_phases import is_within, logged_evaluations
 from iotwin.benchmark.fit.look import Job
-from iotwin.benchmark.fit.recorded.batch_passes import is_within, logged_evaluations
 from iotwin.trace_store import schema
 
 _Ints = NDArray[np.int64]

@@ -11,16 +11,15 @@ from numpy.typing import NDArray
 
 from iotwin.benchmark.fit.batches.deliveries import LENGTH_BYTES, deliveries, requests_of
 from iotwin.benchmark.fit.batches.logged_steps import logged_steps
+from iotwin.benchmark.fit.logged_phases import NEVER_NS, logged_end, logged_evaluations
 from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.recorded.batch_passes import (
     are_training,
     begin_of_pass,
-    logged_end,
-    logged_evaluations,
     pass_numbers,
     regions_of,
 )
-from iotwin.benchmark.fit.recorded.taken_times import NEVER_NS, depth_of, with_computation
+from iotwin.benchmark.fit.recorded.taken_times import depth_of, with_computation
 from iotwin.benchmark.fit.recorded.tree import Tree
 from iotwin.trace_store import schema
 from iotwin.workload_yaml.recording import LABELS, Label, Op, RecordedBatches, RecordedPass

@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from iotwin.benchmark.fit.logged_phases import NEVER_NS
 from iotwin.workload_yaml.recorded_structure import is_requested_at_once
 from iotwin.workload_yaml.recording import Op
 
 _Ints = NDArray[np.int64]
-NEVER_NS = 1 << 62
 _AT_ONCE_NS = 2_000_000  # a rank that takes a batch so soon after its delivery has waited for it
 _FEWEST = 3  # steps that a typical computation is judged by
 _PLAUSIBLE = 1.5  # a step's computation is at most so many times the typical one, and at least its inverse; unless others are so

@@ -33,8 +33,9 @@ def read_events(path: Path) -> list[StepEvent]:
 def first_differing_event(step: int, reference: list[StepEvent], found: list[StepEvent]) -> StepDifference | None:
     """Return what differs first in the records of one step, None if no value differs.
 
-    Operations of one run alone count only if they draw random numbers that the other run has not drawn by the end of the step,
-    change a tensor with a name, or if the next value differs. Others are harmless: a resumed run may make a constant again.
+    Operations of one run alone count in three cases: they draw random numbers that the other run has not drawn by the end of the
+    step, they change a tensor with a name, or the next value differs. Others are harmless: a resumed run may make a constant
+    again.
     """
     generators = [{event.name: event.sha256 for event in events if event.what == "rng"} for events in (reference, found)]
     differing = list(_differing(reference, found, draws_count=generators[0] != generators[1]))

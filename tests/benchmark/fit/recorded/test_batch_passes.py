@@ -2,7 +2,8 @@
 
 import pandas as pd
 
-from iotwin.benchmark.fit.recorded.batch_passes import logged_end, pass_numbers
+from iotwin.benchmark.fit.logged_phases import logged_end
+from iotwin.benchmark.fit.recorded.batch_passes import pass_numbers
 
 NO_LOG = pd.DataFrame({"start_ns": [], "end_ns": []})
 
