@@ -152,6 +152,24 @@ def test_lost_history_is_found_in_the_checkpoint(processes, tmp_path):
     assert kill.first_difference == Difference(None, "bytes", "checkpoints/latest.pt ['history']")
 
 
+def test_file_that_differs_without_a_kill_is_not_compared(processes, tmp_path):
+    source = (STACKS / "torch_exact.py").read_text()
+    script = tmp_path / "stamps.py"
+    assert source.count('"history": history') == 1
+    script.write_text(source.replace('"history": history', '"history": history, "stamp": int.from_bytes(os.urandom(6), "big")'))
+    trial = _trial(_case(tmp_path / "trial")._replace(script=script), processes)
+    (kill,) = trial.judged([KillPoint(BATCH, 8)])
+    assert kill.verdict == "exact" and kill.resumed_at_step == 7
+    assert trial.notes() == ["checkpoints/latest.pt: not compared, as two runs without a kill differ"]
+
+
+def test_script_without_seed_that_begins_anew_is_another_run(processes, tmp_path):
+    """A restarted process draws other numbers, also where nothing is seeded."""
+    trial = _trial(_case(tmp_path, "torch_epochs"), processes)
+    (kill,) = trial.judged([KillPoint(BATCH, 2)])
+    assert kill.verdict == "lost" and kill.resumed_at_step == 0 and kill.first_difference.step == 0
+
+
 def test_command(tmp_path):
     """A script without seeds cannot be judged; files that are no scripts are refused in one line."""
     pytest.importorskip("torch")
