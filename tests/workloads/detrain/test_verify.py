@@ -1,6 +1,7 @@
 """Reruns and resumed runs are compared step by step; runs that lack a part of their state are caught, and the part is named."""
 
 import json
+import signal
 from argparse import ArgumentParser
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from iotwin.workloads.detrain.instrumentation import write_instrumentation
 from iotwin.workloads.detrain.randomness.determinism import environment
 from iotwin.workloads.detrain.verify.compared_steps import LoggedStep, StepDifference, first_difference, read_steps
 from iotwin.workloads.detrain.verify.needed_state import needed, parts_of
+from iotwin.workloads.detrain.verify.observed_run import RunRequest
 from iotwin.workloads.detrain.verify.script_runs import ScriptRuns
 from iotwin.workloads.detrain.verify.verification import VerifiedScript, Verifier, resume_points
 
@@ -143,6 +145,20 @@ def test_the_command_writes_its_document_and_fails_without_a_part(script, tmp_pa
         "resumed at 1:2, 0 workers: failed: no memory",
         "a resumed run needs: rng, main().model",
     ]
+
+
+def test_a_server_that_dies_is_reported():
+    with ScriptRuns({}) as server:
+        server._server.kill()
+        with pytest.raises(IotwinError, match="the process that runs the script has died"):
+            server.run(RunRequest(options=[], output="unused"))
+
+
+def test_an_interruption_ends_the_run(script):
+    with pytest.raises(KeyboardInterrupt), ScriptRuns({}) as server:
+        server._socket.send(msgspec.json.encode(RunRequest(options=[str(script)], output=str(script.parent / "printed"))))
+        raise KeyboardInterrupt
+    assert server._server.returncode == -signal.SIGKILL
 
 
 def test_a_script_that_fails_is_reported_in_one_line(verifier):

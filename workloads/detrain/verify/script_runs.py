@@ -41,19 +41,23 @@ class ScriptRuns:
         with theirs:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                env=os.environ | self._variables, preexec_fn=dying_with_us(signal.SIGKILL),
+                env=os.environ | self._variables, preexec_fn=dying_with_us(signal.SIGKILL), start_new_session=True,
             )  # fmt: skip
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         self._socket.close()
+        if kind is not None:  # as by Ctrl-C, in the middle of a run, which ends with the server
+            self._server.kill()
         self._server.wait()
 
     def run(self, request: "RunRequest") -> int:
         """Run the script. Return its exit status, -signal if one killed it. Raises IotwinError if the server has died."""
+        reply = b""
         with contextlib.suppress(OSError):
             self._socket.send(msgspec.json.encode(request))
-        if not (reply := self._socket.recv(_MOST_MESSAGE_BYTES)):
+            reply = self._socket.recv(_MOST_MESSAGE_BYTES)
+        if not reply:
             raise IotwinError("the process that runs the script has died; run the command again")
         return decode_foreign(reply, int, "the reply of the process that runs the script")
 
