@@ -148,6 +148,6 @@ def test_gradients_are_saved_unless_each_batch_zeroes_them(tmp_path, body, witho
 
 
 def test_lines_before_the_first_batch_run_again(tmp_path):
-    text = "def train():\n    m = 0\n    for b in x:\n        m += b\nfor e in y:\n    e.set()\n    'words'\n    train()\n    e.end()"
+    text = "def f():\n    m = 0\n    for b in x:\n        m += b\nfor e in y:\n    e.set()\n    'words'\n    f()\n    e.end()"
     (path := tmp_path / "train.py").write_text(text)
     assert [(each.line, each.call) for each in lines_run_again(found(path, 5, 3))] == [(6, "e.set()"), (2, "m = 0")]

@@ -43,14 +43,14 @@ class Source:
 
 
 @dataclass
-class Flow:
+class BatchFlow:
     """What flows into an expression. `counted`: it depends on a counter of the loop; `computed`: on a model or a loss."""
 
     sources: list[Source] = field(default_factory=list)
     counted: bool = False
     computed: bool = False
 
-    def add(self, other: "Flow") -> "Flow":
+    def add(self, other: "BatchFlow") -> "BatchFlow":
         """Add what flows into a part of the expression."""
         known = {id(each.node) for each in self.sources}
         self.sources += [each for each in other.sources if id(each.node) not in known]
@@ -65,7 +65,7 @@ class Flow:
 
 
 def called_source(
-    node: ast.Call, frame: CallFrame, paths: list[str], is_local: bool, arguments: Flow, inner: Flow
+    node: ast.Call, frame: CallFrame, paths: list[str], is_local: bool, arguments: BatchFlow, inner: BatchFlow
 ) -> Source | None:
     """Return a call as a source, None if it gives no batch.
 

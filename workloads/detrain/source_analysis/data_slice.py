@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from iotwin.workloads.detrain.source_analysis.arguments import default_of
-from iotwin.workloads.detrain.source_analysis.batch_sources import Flow, Source, Strength, called_source, is_counter
+from iotwin.workloads.detrain.source_analysis.batch_sources import BatchFlow, Source, Strength, called_source, is_counter
 from iotwin.workloads.detrain.source_analysis.data_names import chooses_data, gets_data, is_parameter_list, names_loader
 from iotwin.workloads.detrain.source_analysis.foreign_functions import iterated_argument
 from iotwin.workloads.detrain.source_analysis.inference import Inference
@@ -25,25 +25,25 @@ class DataSlice:
         self._inference, self._models, self._loop = inference, models, loop
         self._frames = [each for each in frames if each is loop.frame or each.reached_from(loop.frame) is not None]
         self._open: set[tuple[int, int]] = set()
-        self._known: dict[tuple[int, int], Flow] = {}
-        self._partial: dict[tuple[int, int], Flow] = {}
+        self._known: dict[tuple[int, int], BatchFlow] = {}
+        self._partial: dict[tuple[int, int], BatchFlow] = {}
         self._pinned: list[object] = []
         self._steps = self._cut = 0
 
     # The slice
 
-    def of(self, expression: ast.expr, frame: CallFrame) -> Flow:
+    def of(self, expression: ast.expr, frame: CallFrame) -> BatchFlow:
         """Return what flows into an expression in each iteration."""
         key = (id(expression), id(frame))
         if key in self._known or key in self._partial:
             return self._known.get(key) or self._partial[key]
         if key in self._open:
             self._cut += 1
-            return Flow(counted=True)  # depends on its own value in the last iteration
+            return BatchFlow(counted=True)  # depends on its own value in the last iteration
         self._steps += 1
         if self._steps > _MOST_STEPS or len(self._open) > _MOST_NESTED:
             self._cut += 1
-            return Flow()
+            return BatchFlow()
         self._open.add(key)
         self._pinned.append(expression)
         cut = self._cut
@@ -55,14 +55,14 @@ class DataSlice:
             self._partial.clear()
         return found
 
-    def of_all(self, expressions: Iterable[ast.expr], frame: CallFrame) -> Flow:
+    def of_all(self, expressions: Iterable[ast.expr], frame: CallFrame) -> BatchFlow:
         """Return what flows into several expressions."""
-        found = Flow()
+        found = BatchFlow()
         for each in expressions:
             found.add(self.of(each, frame))
         return found
 
-    def _of(self, node: ast.expr, frame: CallFrame) -> Flow:
+    def _of(self, node: ast.expr, frame: CallFrame) -> BatchFlow:
         match node:
             case ast.Name():
                 return self._name(node, frame)
@@ -73,31 +73,31 @@ class DataSlice:
             case ast.Call():
                 return self._call(node, frame)
             case ast.Constant() | ast.Lambda():
-                return Flow()
+                return BatchFlow()
             case ast.NamedExpr() | ast.Await() | ast.Starred():
                 return self.of(node.value, frame)
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp():
                 return self.of(node.elt, frame).add(self._pieces(node.generators[0].iter, frame))
         return self.of_all((each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)), frame)
 
-    def _pieces(self, iterable: ast.expr, frame: CallFrame) -> Flow:
+    def _pieces(self, iterable: ast.expr, frame: CallFrame) -> BatchFlow:
         """Return what flows into the items of an iterable, without the counters."""
         flow = self.of(iterable, frame)
-        return Flow(flow.sources, False, flow.computed)
+        return BatchFlow(flow.sources, False, flow.computed)
 
     # Names
 
-    def _name(self, node: ast.Name, frame: CallFrame) -> Flow:
+    def _name(self, node: ast.Name, frame: CallFrame) -> BatchFlow:
         home = self._inference.home(node.id, frame)
         if home is None:
-            return Flow()
+            return BatchFlow()
         bindings = home.scope.bindings[node.id]
         if bindings[0].kind == "parameter" and len(bindings) == 1:
             return self._parameter(node.id, home)
         inside = [each for each in bindings if each.kind != "parameter" and self._loop.contains(each.node, home)]
         if not inside:
-            return self._parameter(node.id, home) if bindings[0].kind == "parameter" else Flow()
-        found = Flow()
+            return self._parameter(node.id, home) if bindings[0].kind == "parameter" else BatchFlow()
+        found = BatchFlow()
         chosen = reaching(node, inside, home.scope.module) if home is frame else inside
         for each in chosen:
             found.add(self._binding(each, home))
@@ -105,33 +105,33 @@ class DataSlice:
             found.add(self._parameter(node.id, home))
         return found
 
-    def _binding(self, binding: Binding, frame: CallFrame) -> Flow:
+    def _binding(self, binding: Binding, frame: CallFrame) -> BatchFlow:
         if binding.value is None:
-            return Flow()
+            return BatchFlow()
         if binding.kind in ("for", "comprehension"):
             return self._target(binding, frame)
         value, path = binding.value, binding.path
         while path and isinstance(value, ast.Tuple | ast.List) and path[0] < len(value.elts):
             value, path = value.elts[path[0]], path[1:]
         flow = self.of(value, frame)
-        return Flow(flow.sources, True, flow.computed) if binding.kind == "augment" else flow
+        return BatchFlow(flow.sources, True, flow.computed) if binding.kind == "augment" else flow
 
-    def _target(self, binding: Binding, frame: CallFrame) -> Flow:
+    def _target(self, binding: Binding, frame: CallFrame) -> BatchFlow:
         """Return what flows into the target of a loop or comprehension."""
         node = binding.node
         iterable, _ = self.looked_through(binding.value, binding.path, frame)  # type: ignore[arg-type]
         if iterable is None or is_counter(iterable, frame, self._inference):
-            return Flow(counted=True)
+            return BatchFlow(counted=True)
         if is_parameter_list(iterable):
-            return Flow()
+            return BatchFlow()
         if node is self._loop.node and frame is self._loop.frame:
-            return Flow([Source(self._loop.node, frame, Strength.CLEAR)])  # type: ignore[arg-type]
+            return BatchFlow([Source(self._loop.node, frame, Strength.CLEAR)])  # type: ignore[arg-type]
         flow = self._pieces(iterable, frame)
         if flow.sources or isinstance(node, COMPREHENSIONS):
-            return flow if flow.sources else Flow(counted=True, computed=flow.computed)
+            return flow if flow.sources else BatchFlow(counted=True, computed=flow.computed)
         if self._loop.contains(node, frame) and isinstance(node, FOR_LOOPS):
-            return Flow([Source(node, frame, Strength.CLEAR if names_loader(ast.unparse(iterable)) else Strength.PLAIN)])
-        return Flow()
+            return BatchFlow([Source(node, frame, Strength.CLEAR if names_loader(ast.unparse(iterable)) else Strength.PLAIN)])
+        return BatchFlow()
 
     def looked_through(
         self, iterable: ast.expr, path: tuple[int, ...], frame: CallFrame
@@ -156,8 +156,8 @@ class DataSlice:
                 break
         return iterable, path
 
-    def _parameter(self, name: str, frame: CallFrame) -> Flow:
-        found = Flow()
+    def _parameter(self, name: str, frame: CallFrame) -> BatchFlow:
+        found = BatchFlow()
         for expression, caller in frame.arguments.get(name, []):
             found.add(self.of(expression, caller))
         if name not in frame.arguments:
@@ -169,7 +169,7 @@ class DataSlice:
 
     # Attributes
 
-    def _attribute(self, node: ast.Attribute, frame: CallFrame) -> Flow:
+    def _attribute(self, node: ast.Attribute, frame: CallFrame) -> BatchFlow:
         found = self.of(node.value, frame)
         for value in self._inference.values(node.value, frame):
             if isinstance(value, LocalInstance):
@@ -201,7 +201,7 @@ class DataSlice:
 
     # Subscripts and calls
 
-    def _subscript(self, node: ast.Subscript, frame: CallFrame) -> Flow:
+    def _subscript(self, node: ast.Subscript, frame: CallFrame) -> BatchFlow:
         base = self.of(node.value, frame)
         if base.sources or base.computed:
             return base
@@ -209,12 +209,12 @@ class DataSlice:
         if not index.counted and not index.sources:
             return base.add(index)
         if is_parameter_list(node.value) or self._models.is_model(node.value, frame):
-            return Flow()
+            return BatchFlow()
         if base.counted and isinstance(node.slice, ast.Constant):
             return base
-        return Flow([Source(node, frame, Strength.CLEAR, True)], False, index.computed)
+        return BatchFlow([Source(node, frame, Strength.CLEAR, True)], False, index.computed)
 
-    def _call(self, node: ast.Call, frame: CallFrame) -> Flow:
+    def _call(self, node: ast.Call, frame: CallFrame) -> BatchFlow:
         called = self._inference.called(node, frame)
         paths = [each.path for each in called if isinstance(each, Outside)]
         if "builtins.next" in paths and node.args:
@@ -226,16 +226,16 @@ class DataSlice:
         callbacks = self._callbacks(node, frame)
         computes = self._models.computes(node, frame, paths)
         if arguments.clear and not self._is_lookup(node, frame, arguments):
-            return arguments.add(Flow(computed=computes))
+            return arguments.add(BatchFlow(computed=computes))
         if computes or arguments.computed:
-            return Flow(arguments.sources, False, True).add(self._inner(functions, node, frame))
+            return BatchFlow(arguments.sources, False, True).add(self._inner(functions, node, frame))
         inner = self._inner(functions, node, frame).add(callbacks)
         if inner.computed:
-            return inner.add(Flow(arguments.sources))
+            return inner.add(BatchFlow(arguments.sources))
         if not self._loop.contains(node, frame):
-            return Flow()
+            return BatchFlow()
         source = called_source(node, frame, paths, bool(functions), arguments, inner)
-        return Flow([source]) if source is not None else arguments.add(inner)
+        return BatchFlow([source]) if source is not None else arguments.add(inner)
 
     def _is_fixed_owner(self, method: ast.Attribute, frame: CallFrame) -> bool:
         """Return whether a method belongs to a model, or gets data from an object that lives longer than an iteration."""
@@ -254,9 +254,9 @@ class DataSlice:
             for each in bindings
         )
 
-    def _callbacks(self, node: ast.Call, frame: CallFrame) -> Flow:
+    def _callbacks(self, node: ast.Call, frame: CallFrame) -> BatchFlow:
         """Return what flows into the results of local functions that a foreign function gets, such as a loss function."""
-        found = Flow()
+        found = BatchFlow()
         for argument in (*node.args, *([node.func] if isinstance(node.func, ast.Call) else [])):
             if isinstance(argument, ast.Name | ast.Attribute | ast.Lambda):
                 for value in self._inference.values(argument, frame):
@@ -264,21 +264,21 @@ class DataSlice:
                         found.add(self._inner([value], node, frame))
         return found
 
-    def _inner(self, functions: list[LocalFunction], node: ast.Call, frame: CallFrame) -> Flow:
-        found = Flow()
+    def _inner(self, functions: list[LocalFunction], node: ast.Call, frame: CallFrame) -> BatchFlow:
+        found = BatchFlow()
         for function in functions:
             inner = self._inference.call_frame(function, node, frame)
             if inner.depth <= 30:
                 found.add(self.of_all((*function.scope.returns, *function.scope.yields), inner))
         return found
 
-    def _next(self, node: ast.Call, frame: CallFrame) -> Flow:
+    def _next(self, node: ast.Call, frame: CallFrame) -> BatchFlow:
         iterator = self.of(node.args[0], frame)
         if is_parameter_list(node.args[0]):
-            return Flow()
+            return BatchFlow()
         if iterator.clear and not self._begins_anew(node.args[0], frame):
             return iterator
-        return Flow([Source(node, frame, Strength.CLEAR)]) if self._loop.contains(node, frame) else Flow()
+        return BatchFlow([Source(node, frame, Strength.CLEAR)]) if self._loop.contains(node, frame) else BatchFlow()
 
     def _begins_anew(self, iterator: ast.expr, frame: CallFrame) -> bool:
         """Return whether the iterator is made within the loop from something outside, as in `next(iter(loader))`."""
@@ -292,7 +292,7 @@ class DataSlice:
                 return not self.of(value.call.args[0], value.frame).clear
         return False
 
-    def _is_lookup(self, node: ast.Call, frame: CallFrame, arguments: Flow) -> bool:
+    def _is_lookup(self, node: ast.Call, frame: CallFrame, arguments: BatchFlow) -> bool:
         """Return whether the call gets the batch that an index or file name chooses, which a loop or a sampler yields."""
         name = ast.unparse(node.func).rpartition(".")[2]
         if not gets_data(name):

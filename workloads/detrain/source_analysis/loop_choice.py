@@ -3,7 +3,7 @@
 import ast
 from dataclasses import dataclass, field
 
-from iotwin.workloads.detrain.source_analysis.batch_sources import Flow, Source, Strength, is_counter
+from iotwin.workloads.detrain.source_analysis.batch_sources import BatchFlow, Source, Strength, is_counter
 from iotwin.workloads.detrain.source_analysis.call_graph import CallGraph, Sink
 from iotwin.workloads.detrain.source_analysis.data_names import is_list_of_losses, is_parameter_list, names_loader
 from iotwin.workloads.detrain.source_analysis.data_slice import DataSlice
@@ -93,7 +93,7 @@ class LoopChoice:
             inputs = self._inputs(loop)
             if not inputs or self._runs_over_parts(loop, outer):
                 continue
-            flow = Flow()
+            flow = BatchFlow()
             for expression, frame in inputs:
                 flow.add(self.slice(loop).of(expression, frame))
             source = self._best(flow, loop)
@@ -203,7 +203,7 @@ class LoopChoice:
         paths = [each.path for each in self.inference.values(iterable, frame) if isinstance(each, Outside)]
         return any("DataLoader" in path for path in paths) or names_loader(ast.unparse(iterable))
 
-    def _best(self, flow: Flow, loop: ActiveLoop) -> Source | None:
+    def _best(self, flow: BatchFlow, loop: ActiveLoop) -> Source | None:
         """Return the source that a person would name: the loop itself, else the surest one, else the first in the code."""
         ranked = sorted(
             flow.sources,
