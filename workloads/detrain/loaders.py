@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from inspect import signature
 from typing import Any, NamedTuple
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import dataloader as torch_loader
 
@@ -17,6 +16,8 @@ from iotwin.common.errors import IotwinError
 from iotwin.workloads.detrain.randomness.keyed_data import KeyedDataset
 from iotwin.workloads.detrain.randomness.keyed_stream import KeyedIterableDataset
 from iotwin.workloads.detrain.saving.generators import generator_states, set_generator_states
+from iotwin.workloads.detrain.saving.provider import Provider
+from iotwin.workloads.detrain.saving.providers import provider_of
 from iotwin.workloads.detrain.saving.tensorflow_states import DatasetTracker, TrackedDatasetIterator
 
 
@@ -221,21 +222,22 @@ def _state_before(iterator: TrackedIterator | TrackedDatasetIterator, fetched: b
 
 def generators_of(loader: "DataLoader[Any]") -> dict[str, Any]:
     """Return the states of the global generators, and those of the loader's and its samplers' own generators."""
-    own = [generator.get_state() for generator in _own_generators(loader)]
+    own = [provider.save(generator, {}) for generator, provider in _own_generators(loader)]
     return {**generator_states(), "own": own}
 
 
 def set_generators(loader: "DataLoader[Any]", state: dict[str, Any]) -> None:
     """Set the generators to states that `generators_of` returned."""
     set_generator_states(state)
-    for generator, own in zip(_own_generators(loader), state["own"], strict=True):
-        generator.set_state(own)
+    for (generator, provider), own in zip(_own_generators(loader), state["own"], strict=True):
+        provider.load(generator, own)
 
 
-def _own_generators(loader: "DataLoader[Any]") -> list[torch.Generator]:
+def _own_generators(loader: "DataLoader[Any]") -> list[tuple[Any, Provider]]:
     samplers = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
-    found = [loader.generator, *(getattr(each, "generator", None) for each in samplers)]
-    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+    held = [loader.generator, *(value for each in samplers for value in getattr(each, "__dict__", {}).values())]
+    found = ((each, provider_of(each)) for each in {id(each): each for each in held}.values())
+    return [(each, provider) for each, provider in found if provider is not None and provider.draws]
 
 
 def _set_workers(workers: int) -> None:

@@ -46,7 +46,7 @@ def check_inputs(saved: Resumption, item: Any) -> None:
 
 def certify(saved: Resumption, state: dict[str, Any]) -> None:
     """Raise IotwinError, which names the first difference, unless a captured state equals the checkpoint's bit for bit."""
-    for key in ("objects", "gradients", "tensors", "plain"):
+    for key in ("objects", "gradients", "tensors", "plain", "made"):
         for path in sorted(state[key].keys() | saved.state[key].keys()):
             if encode(state[key].get(path)) != encode(saved.state[key].get(path)):
                 raise IotwinError(f"{path} is not what it was in {saved.name}; find the cause with: iotwin detrain verify")

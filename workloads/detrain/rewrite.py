@@ -6,6 +6,7 @@ from pathlib import Path
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import read_foreign
+from iotwin.workloads.detrain.dead_variables import dead_variables
 from iotwin.workloads.detrain.instrumentation import MOST_SOURCE_BYTES, CallLine, Instrumentation, SourceLine
 
 SESSION = "__detrain__"  # name of the session in instrumented modules
@@ -53,6 +54,15 @@ def batches_begin_without_gradients(found: Instrumentation) -> bool:
     zeroed = {_receiver(call) for call in _calls(loop, "zero_grad", conditional=False)}
     stepped = {_receiver(call) for call in _calls(loop, "step", conditional=True)}
     return bool(zeroed) and stepped <= zeroed
+
+
+def dead_at_batches(found: Instrumentation) -> frozenset[str]:
+    """Return the variables of the batch loop's function that each pass through its body assigns before it reads them."""
+    if found.batch is None:
+        return frozenset()
+    tree = ast.parse(read_foreign(Path(found.batch.file), MOST_SOURCE_BYTES))
+    loops = ((loop, function) for loop, function in _loops(tree, None) if loop.lineno == found.batch.line)
+    return next((dead_variables(loop, function or tree) for loop, function in loops), frozenset())
 
 
 def lines_run_again(found: Instrumentation) -> list[CallLine]:

@@ -30,7 +30,14 @@ from iotwin.workloads.detrain.instrumentation import (
     read_instrumentation,
 )
 from iotwin.workloads.detrain.options import check_options, policy_of
-from iotwin.workloads.detrain.rewrite import MARKS, SESSION, batches_begin_without_gradients, instrumented, lines_run_again
+from iotwin.workloads.detrain.rewrite import (
+    MARKS,
+    SESSION,
+    batches_begin_without_gradients,
+    dead_at_batches,
+    instrumented,
+    lines_run_again,
+)
 from iotwin.workloads.detrain.saving.script_store import ScriptStore
 
 if TYPE_CHECKING:
@@ -115,6 +122,7 @@ def _session(options: Namespace, found: Instrumentation) -> "Iterator[Session]":
         loaders,
         lambda: manifest(options.determinism, options.seed),
         gradients=not batches_begin_without_gradients(found),
+        dead=dead_at_batches(found),
         drop=frozenset(options.drop),
     )
     if options.output is None:

@@ -47,6 +47,7 @@ class Session:
     loaders: LoaderTracker
     manifest: Callable[[], State]  # what results depend on besides code and data
     gradients: bool = True  # a batch may begin with gradients of the one before
+    dead: frozenset[str] = frozenset()  # variables of the batch loop's function whose values no step needs
     drop: frozenset[str] = frozenset()  # what is not restored, to show that it is needed
     store: ScriptStore | None = None
     resume: Resumption | None = None
@@ -60,7 +61,7 @@ class Session:
     Skipped = Skipped
 
     def __post_init__(self) -> None:
-        self._state = ScriptState(self._assign)
+        self._state = ScriptState(self._assign, self.dead)
         self._variables: dict[tuple[str, str], Any] = {}  # by function and name: values for the script to take
         self._epoch_start: State = {}
         self._starts: list[State] = []  # by epoch: the generators' states at its start
@@ -152,12 +153,10 @@ class Session:
         begin = time.perf_counter()
         progress, resume = self.progress, self.resume
         self._end_step()
-        self._frame = frame
         progress.epoch = max(progress.epoch, 0)
         self._state.begin(frame)
         if resume is not None:
             if not self._resumes(resume, frame):
-                self._frame = None
                 return False
         else:
             progress.batch += 1
@@ -165,6 +164,7 @@ class Session:
                 self._certifies(self.certifies, frame)
             self._save_if_due(frame)
         progress.step += 1
+        self._frame = frame
         if self.log is not None:
             self.log.begin(progress.epoch, progress.batch, self._item)
         self.overhead_s += time.perf_counter() - begin
@@ -204,6 +204,11 @@ class Session:
             self.progress.batch += 1
         if not resume.is_in(self.progress.epoch):
             raise Skipped
+        if resume.is_after(self.progress.epoch, self.progress.batch + 1):
+            raise IotwinError(
+                f"{resume.name} was saved at batch {resume.point.batch}, but the loop has {self.progress.batch + 1} batches: it "
+                "runs several times, and no loop of epochs is known; resume with --replay full, or name that loop in --inst"
+            )
         if resume.state["fetch"] is not None and "rng" not in self.drop:
             self._state.set_generators(resume.state["fetch"]["own"], frame)
             set_generator_states(resume.state["fetch"]["global"])
@@ -229,7 +234,7 @@ class Session:
             reason = self.policy.due(LoopPosition(progress.epoch, progress.step, epoch_ended=True), now)
             if reason is not None:
                 return reason
-        return self.policy.due(LoopPosition(progress.epoch, progress.step, batch=batch), now)
+        return self.policy.due(LoopPosition(max(progress.epoch, 0), progress.step, batch=batch), now)
 
     def _save_if_due(self, frame: types.FrameType) -> None:
         if self.store is None:
@@ -243,7 +248,7 @@ class Session:
         state |= {
             "loop": loop, "fetch": self._fetch, "epoch_start": self._epoch_start, "starts": self._starts,
             "global": generator_states(), "inputs_sha256": inputs_sha256(self._item), "manifest": self.manifest(),
-            "replays_only": [*self._state.unsaved, *unrestorable],
+            "replays_only": [*self._state.unsaved, *unrestorable], "left": list(self._state.left.values()),
         }  # fmt: skip
         point = ResumePoint(progress.epoch, progress.batch, progress.step)
         self.saved.append(self.store.save(point, reason, state))
@@ -257,6 +262,8 @@ class Session:
             note(
                 f"{resume.name} was saved elsewhere ({self.differs_from_saved[0]}), so later steps may differ in their last bits"
             )
+        for value in state["left"]:
+            note(f"{value}, which was new and cannot be saved; the script may make it again, or later steps differ")
         if "loader" not in self.drop:
             check_inputs(resume, self._item)
         try:
@@ -277,5 +284,6 @@ class Session:
     def _certifies(self, saved: Resumption, frame: types.FrameType) -> None:
         """Raise IotwinError unless the run from the start has come to the same state as the checkpoint."""
         check_inputs(saved, self._item)
+        self._state.keep(saved.state)
         certify(saved, self._state.capture(frame, self.gradients))
         self.resumed, self.certifies = saved.point._replace(step=0), None

@@ -33,17 +33,22 @@ class StepsLog:
 
     def begin(self, epoch: int, batch: int, item: Any) -> None:
         """A step begins. `item`: the batch, None if the loop's body gets it."""
-        indices = _plain_indices(self.indices[-1]) if self.indices else None
-        self._step = {"epoch": epoch, "batch": batch, "indices": indices, "inputs_sha256": inputs_sha256(item)}
+        if item is None:
+            self.indices.clear()
+        self._step = {"epoch": epoch, "batch": batch, "indices": self._indices(), "inputs_sha256": inputs_sha256(item)}
         self._losses.clear()
 
     def inputs(self, item: Any) -> None:
         """The loop's body has got its batch."""
-        indices = _plain_indices(self.indices[-1]) if self.indices else None
-        self._step |= {"indices": indices, "inputs_sha256": inputs_sha256(item)}
+        self._step |= {"indices": self._indices(), "inputs_sha256": inputs_sha256(item)}
+
+    def _indices(self) -> Any:
+        return _plain_indices(self.indices[-1]) if self.indices else None
 
     def end(self, frame: types.FrameType | None) -> None:
         """A step has ended; write its line."""
+        if self._step["indices"] is None:  # the body got its batch elsewhere than by its data call
+            self._step["indices"] = self._indices()
         parameters, optimizers = self._states(frame)
         rng = hashlib.sha256(encode(generator_states())).hexdigest()
         line = {**self._step, "loss": list(self._losses), "parameters_sha256": parameters}

@@ -16,6 +16,7 @@ from iotwin.common.errors import IotwinError
 from iotwin.workloads.detrain.saving.plain_values import decode, encode, is_plain
 from iotwin.workloads.detrain.saving.script_state import Part, attributes_of, is_users_class
 from iotwin.workloads.detrain.saving.tensor_values import can_be_saved, made_tensor, saved_tensor
+from iotwin.workloads.detrain.saving.tensorflow_states import constant, is_constant
 
 Made = Any  # JSON values and tensors
 _MARK = "$made"  # key of a dict that stands for a value; the others are plain values
@@ -28,10 +29,11 @@ class CannotBeMade(Exception):
     """A value is, or holds, an object of which nothing is known."""
 
 
-class Recorder:
-    """Records values. `paths`: those of all objects that a walk has found, by identity; `exists`: whether to refer to one by path.
+class ValueRecorder:
+    """Records values.
 
-    `like` returns the path of a module of the same kind that the script makes before its loop, None if there is none.
+    `paths`: those of all objects that a walk has found, by identity. `exists(path, value)`: whether the script makes that object
+    before its loop. `like` returns the path of a module with the same tensors that it makes there, None if there is none.
     """
 
     def __init__(
@@ -40,19 +42,21 @@ class Recorder:
         self._paths, self._exists, self._like = paths, exists, like
 
     def record(self, value: Any, path: str, depth: int = 0) -> Made:
-        """Return what makes the value that is at `path`. Raises CannotBeMade."""
+        """Return what makes the value that is at `path`, or at depth 0 its content. Raises CannotBeMade."""
         known = self._paths.get(id(value))
-        if known is not None and (known != path or self._exists(path, value)):
+        if known is not None and (known != path or (depth > 0 and self._exists(path, value))):
             return {_MARK: "part", "path": known}
         if is_plain(value):
             return encode(value)
         if isinstance(value, torch.Tensor | np.ndarray) and can_be_saved(value):
             return {_MARK: "tensor", "content": saved_tensor(value)}
+        if is_constant(value) and can_be_saved(content := np.asarray(value.numpy())):
+            return {_MARK: "constant", "content": saved_tensor(content)}
         if isinstance(value, torch.nn.Module):
             like = self._like(value)
             if like is not None:
                 return {_MARK: "copy", "of": like}
-        elif depth < _MOST_DEPTH:
+        elif depth <= _MOST_DEPTH:
             return self._recorded(value, path, depth + 1)
         raise CannotBeMade(f"{path} is a {type(value).__name__}")
 
@@ -68,7 +72,7 @@ class Recorder:
         if isinstance(value, tuple) and hasattr(kind, "_fields") and is_users_class(kind):
             items = [self.record(each, f"{path}[{index}]", depth) for index, each in enumerate(value)]
             return {_MARK: "named tuple", "items": items, "class": _name_of(kind, path)}
-        if isinstance(value, type) or callable(value) and hasattr(value, "__qualname__"):
+        if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
             return {_MARK: "name", "name": _name_of(value, path)}
         if is_users_class(kind) and not isinstance(value, list | dict | set | tuple):
             attributes = {name: self.record(each, f"{path}.{name}", depth) for name, each in attributes_of(value)}
@@ -93,11 +97,15 @@ def _named(name: str) -> Any:
 
 
 class Maker:
-    """Makes the values of `made`, by path, in a process that has `parts`. Objects that are there and of the same class are reused."""
+    """Makes the values of `made`, by path, in a process that has `parts`.
+
+    An object that is there already, and of the same class, gets the content, so that all who hold it see it.
+    """
 
     def __init__(self, made: Mapping[str, Made], parts: Mapping[str, Part]) -> None:
         self._parts = parts
-        self._nodes = {path: node for root, value in made.items() for path, node in _nodes(root, value)}
+        self._nodes = {path: node for root, value in made.items() for path, node in _nodes(root, value) if not _is_at(path, node)}
+        self._nodes |= {path: node for path, node in made.items() if not _is_at(path, node)}
         self._done: dict[str, Any] = {}
 
     def value(self, path: str) -> Any:
@@ -116,10 +124,12 @@ class Maker:
 
     def _make(self, path: str, node: Made) -> Any:
         kind = node.get(_MARK) if isinstance(node, dict) else None
-        if kind == "part" and node["path"] != path:
+        if kind == "part":
             found = self.value(node["path"])
         elif kind == "tensor":
             found = made_tensor(node["content"])
+        elif kind == "constant":
+            found = constant(made_tensor(node["content"]))
         elif kind == "copy":
             found = copy.deepcopy(self.value(node["of"]))
         elif kind in _SEQUENCES or kind in _DICTS:
@@ -154,7 +164,9 @@ class Maker:
         if kind == "name" and callable(named):
             return named
         if not is_users_class(named):
-            raise IotwinError(f"the checkpoint's {path} is of {node.get('class', node.get('name'))}, which the script does not have")
+            raise IotwinError(
+                f"the checkpoint's {path} is of {node.get('class', node.get('name'))}, which the script does not have"
+            )
         if kind == "named tuple":
             return tuple.__new__(named, [self.value(f"{path}[{index}]") for index in range(len(node["items"]))])
         found = self._reused(path, named) or named.__new__(named)
@@ -166,6 +178,11 @@ class Maker:
     def _reused(self, path: str, kind: type) -> Any:
         value = self._parts[path].value if path in self._parts else None
         return value if type(value) is kind else None
+
+
+def _is_at(path: str, node: Made) -> bool:
+    """Return whether a recorded value is what the script has at its own path."""
+    return isinstance(node, dict) and node.get(_MARK) == "part" and bool(node["path"] == path)
 
 
 def _nodes(path: str, node: Made) -> Iterator[tuple[str, Made]]:

@@ -2,7 +2,8 @@
 
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ class StateDicts:
         saved: State = {"state": encode_nested(value.state_dict(), unsaved)}
         if isinstance(value, torch.nn.Module):
             saved["training"] = [module.training for module in value.modules()]
+            saved["trainable"] = [parameter.requires_grad for parameter in value.parameters()]
             saved["hidden"] = {
                 f"{prefix}.{name}": module._buffers[name]
                 for prefix, module in value.named_modules()
@@ -46,6 +48,8 @@ class StateDicts:
         if isinstance(value, torch.nn.Module):
             for module, training in zip(value.modules(), saved["training"], strict=False):
                 module.training = training
+            for parameter, trainable in zip(value.parameters(), saved["trainable"], strict=False):
+                parameter.requires_grad_(trainable)
             modules = dict(value.named_modules())
             for path, tensor in saved["hidden"].items():
                 prefix, _, name = path.rpartition(".")
@@ -103,7 +107,28 @@ class OwnPythonGenerators:
         value.setstate(decode(saved))
 
 
-PROVIDERS: Sequence[Provider] = (OwnTorchGenerators(), OwnNumpyGenerators(), OwnPythonGenerators(), StateDicts(), KerasObjects())
+class BuiltinIterators:
+    """Iterators over ranges, lists and other containers: Python knows how many values are left."""
+
+    draws = False
+
+    def knows(self, value: Any) -> bool:
+        return isinstance(value, Iterator) and type(value).__module__ == "builtins" and hasattr(value, "__length_hint__")
+
+    def save(self, value: Any, unsaved: dict[str, str]) -> int:
+        return length_hint(value)
+
+    def load(self, value: Any, saved: int) -> None:
+        while length_hint(value) > saved:
+            next(value)
+        if length_hint(value) != saved:
+            raise IotwinError(f"{saved} values are left in the checkpoint, {length_hint(value)} in this run")
+
+
+PROVIDERS: Sequence[Provider] = (
+    OwnTorchGenerators(), OwnNumpyGenerators(), OwnPythonGenerators(), StateDicts(), BuiltinIterators(),
+    KerasObjects(),
+)  # fmt: skip
 
 
 def provider_of(value: Any) -> Provider | None:

@@ -1,8 +1,11 @@
 """Saves the parts of a script's state that have changed since its loop began, and puts them back."""
 
+import contextlib
+import sys
 import types
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,44 +14,73 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.tensor_file import crc32c
 from iotwin.workloads.detrain.loaders import IteratorState, TrackedIterator
 from iotwin.workloads.detrain.saving import script_state
+from iotwin.workloads.detrain.saving.made_values import CannotBeMade, Maker, ValueRecorder
 from iotwin.workloads.detrain.saving.nested_values import decode_nested, encode_nested
 from iotwin.workloads.detrain.saving.plain_values import decode, encode, replace_content
 from iotwin.workloads.detrain.saving.provider import NotBuilt, State
 from iotwin.workloads.detrain.saving.providers import provider_of
 from iotwin.workloads.detrain.saving.script_state import Part, Walk
+from iotwin.workloads.detrain.saving.tensor_values import can_be_saved, put_tensor, saved_tensor
 
-_CHANGING = (script_state.PLAIN, script_state.TENSOR, script_state.ARRAY)
+_TENSORS = (script_state.TENSOR, script_state.ARRAY)
+_REPLACED = (*_TENSORS, script_state.HOLDER, script_state.SAME)  # kinds of parts that are made again if they are other objects
+_KINDS = ("objects", "types", "gradients", "iterators", "tensors", "plain", "made", "holders")
 _Frame = types.FrameType | None
 
 
-class ScriptState:
-    """Captures and restores the state of a script. `assign` is called with (function, name, value) to put a variable."""
+class _Begun(NamedTuple):
+    """What a part was when the loop began. The value is held, so that no other one gets its identity."""
 
-    def __init__(self, assign: Callable[[str, str, Any], None]) -> None:
-        self._assign = assign
-        self._begun: dict[str, Any] | None = None  # by path: what a value was when the loop began
+    value: Any
+    mark: Any
+
+
+class ScriptState:
+    """Captures and restores the state of a script. `assign` is called with (function, name, value) to put a variable.
+
+    `dead`: variables of the batch loop's function whose values no step needs.
+    """
+
+    def __init__(self, assign: Callable[[str, str, Any], None], dead: frozenset[str] = frozenset()) -> None:
+        self._assign, self._dead = assign, dead
+        self._begun: dict[str, _Begun] | None = None
+        self._paths: dict[int, str] = {}  # by identity of what the script made before the loop
+        self._modules: frozenset[str] | None = None  # those that had been imported when the loop began
         self._kept: set[str] = set()  # paths that were restored: the script, run from its start, does not make these values
-        self.unsaved: dict[str, str] = {}  # paths whose values cannot be saved, with the reason
+        self._kept_inside: tuple[str, ...] = ()  # beginnings of paths: all that is inside of what was made again
+        self.unsaved: dict[str, str] = {}  # paths whose values cannot be restored, with the reason
+        self.left: dict[str, str] = {}  # paths whose values have been replaced and cannot be saved, with the reason
 
     def begin(self, frame: _Frame) -> None:
         """Remember what the script made before its loop, the first time."""
         if self._begun is None:
-            self._begun = {part.path: _mark(part) for part in self._parts(frame) if part.kind in _CHANGING}
+            walk = self._walk(frame)
+            self._begun = {part.path: _Begun(part.value, _mark(part)) for part in walk.parts()}
+            self._paths = walk.paths
+            self._modules = frozenset(script_state.scripts_modules())
 
-    def _parts(self, frame: _Frame) -> Iterator[Part]:
-        return Walk(script_state.frames_of(frame), self._assign).parts()
+    def _walk(self, frame: _Frame, without: frozenset[str] = frozenset()) -> Walk:
+        return Walk(script_state.frames_of(frame), self._assign, self._paths, without, self._modules)
 
     def parts(self, frame: _Frame) -> dict[str, Part]:
         """Return the present parts by path."""
-        return {part.path: part for part in self._parts(frame)}
+        return {part.path: part for part in self._walk(frame).parts()}
 
     def capture(self, frame: _Frame, gradients: bool) -> State:
-        """Return the state by path: `objects`, `gradients` of modules if asked for, `iterators`, `tensors`, `plain` values."""
-        state: State = {name: {} for name in ("objects", "gradients", "iterators", "tensors", "plain")}
-        self.unsaved = {}
-        for part in self._parts(frame):
+        """Return the state by path.
+
+        * `objects` and their `types`; `gradients` of modules if asked for; positions of `iterators`
+        * `tensors` and `plain` values that have changed in place; what has been `made` since the loop began
+        * `holders`: paths of the objects that hold new values
+        """
+        walk = self._walk(frame, self._dead)
+        parts = list(walk.parts())
+        state: State = {name: {} for name in _KINDS}
+        self.unsaved, self.left = {}, {}
+        state["made"], inside = self._made(parts, walk.paths)
+        for part in parts:
             if part.kind == script_state.OBJECT:
-                state["objects"][part.path] = self._saved(part)
+                state["objects"][part.path], state["types"][part.path] = self._saved(part), type(part.value).__name__
                 if gradients and (found := _gradients(part.value)):
                     state["gradients"][part.path] = found
             elif part.kind == script_state.ITERATOR:
@@ -57,10 +89,65 @@ class ScriptState:
                     self.unsaved[part.path] = "its data set only gives its samples one after another"
             elif part.kind == script_state.LOST:
                 self.unsaved[part.path] = f"a {type(part.value).__name__} has no state that can be saved"
-            elif self._changed(part):
-                key = "plain" if part.kind == script_state.PLAIN else "tensors"
-                state[key][part.path] = encode(part.value) if key == "plain" else _tensor(part.value)
+            elif part.kind == script_state.PLAIN and part.path not in inside and self._changed(part):
+                state["plain"][part.path] = encode(part.value)
+            elif part.kind in _TENSORS and part.path not in inside and self._changed(part):
+                state["tensors"][part.path] = saved_tensor(part.value)
+        saved = {path for kind in _KINDS for path in state[kind]}
+        state["holders"] = {part.path: part.holder for part in parts if part.path in saved and part.holder}
         return state
+
+    def _made(self, parts: Sequence[Part], paths: Mapping[int, str]) -> tuple[State, set[str]]:
+        """Return what makes the objects and containers that are new, or hold new ones, by path; and the paths inside of these."""
+        recorder = ValueRecorder(paths, lambda path, value: not self._is_other(path, value), self._like)
+        held: dict[str, list[Part]] = defaultdict(list)
+        for part in parts:
+            held[part.holder].append(part)
+        made: State = {}
+        inside: set[str] = set()
+        for part in parts:
+            if part.holder in inside and self._is_other(part.path, part.value):
+                inside.add(part.path)
+            elif self._is_made(part, held[part.path]):
+                try:
+                    made[part.path] = recorder.record(part.value, part.path)
+                except CannotBeMade as error:
+                    self.left[part.path] = str(error)
+                else:
+                    inside |= {part.path} if part.kind != script_state.OBJECT else set()
+        return made, inside
+
+    def _is_made(self, part: Part, held: Sequence[Part]) -> bool:
+        if part.kind == script_state.OBJECT:
+            return isinstance(part.value, torch.nn.Module) and self._is_other(part.path, part.value)
+        if part.kind not in _REPLACED:
+            return False
+        if self._is_other(part.path, part.value):
+            return True
+        begun = self._begun or {}
+        return part.kind == script_state.HOLDER and (
+            _mark(part) != begun[part.path].mark
+            or any(
+                each.path not in begun or (each.kind in _REPLACED and self._is_other(each.path, each.value))
+                for each in held
+                if isinstance(part.value, list | dict | tuple | deque)
+            )
+        )
+
+    def _is_other(self, path: str, value: Any) -> bool:
+        """Return whether the object at a path is another one than when the loop began."""
+        begun = (self._begun or {}).get(path)
+        return begun is None or begun.value is not value
+
+    def _like(self, module: torch.nn.Module) -> str | None:
+        """Return the path of a module that the script made before its loop and that has the same tensors."""
+        shapes = _shapes(module)
+        alike = (
+            path
+            for path, begun in (self._begun or {}).items()
+            if type(begun.value) is type(module) and _shapes(begun.value) == shapes
+        )
+        return next(alike, None)
 
     def _saved(self, part: Part) -> Any:
         left_out: dict[str, str] = {}
@@ -68,12 +155,23 @@ class ScriptState:
         return provider.save(part.value, left_out) if provider else None
 
     def _changed(self, part: Part) -> bool:
-        begun = self._begun or {}
-        return part.path in self._kept or part.path not in begun or not _same(begun[part.path], _mark(part))
+        begun = (self._begun or {}).get(part.path)
+        kept = part.path in self._kept or part.path.startswith(self._kept_inside)
+        if begun is not None and not kept and begun.mark == _mark(part):
+            return False
+        if part.kind in _TENSORS and not can_be_saved(part.value):
+            self.left[part.path] = f"{part.path} is a {type(part.value).__name__} in a layout that a checkpoint cannot hold"
+            return False
+        return True
+
+    def keep(self, state: State) -> None:
+        """Save what `state` holds in later checkpoints too."""
+        self._kept |= state["plain"].keys() | state["tensors"].keys() | state["made"].keys()
+        self._kept_inside += tuple(f"{path}{mark}" for path in state["made"] for mark in ".[")
 
     def generators(self, frame: _Frame) -> State:
         """Return the states of the script's own generators, by path."""
-        own = (part for part in self._parts(frame) if part.kind == script_state.OBJECT)
+        own = (part for part in self._walk(frame).parts() if part.kind == script_state.OBJECT)
         return {part.path: self._saved(part) for part in own if _draws(part.value)}
 
     def set_generators(self, saved: State, frame: _Frame) -> None:
@@ -84,50 +182,87 @@ class ScriptState:
 
     def plain(self, frame: _Frame) -> State:
         """Return the plain values that have changed, by path."""
-        found = (part for part in self._parts(frame) if part.kind == script_state.PLAIN and self._changed(part))
+        found = (part for part in self._walk(frame).parts() if part.kind == script_state.PLAIN and self._changed(part))
         return {part.path: encode(part.value) for part in found}
 
     def restore(self, state: State, frame: _Frame, without: frozenset[str] = frozenset()) -> None:
         """Put a captured state back, but for objects whose type's name is in `without`.
 
-        Raises NotBuilt if the script has no such object (yet), and IotwinError if one does not fit.
+        Raises NotBuilt if the script has no such object yet, and IotwinError if it never has, or if one does not fit.
         """
         parts = self.parts(frame)
-        if missing := [path for path in state["objects"] if path not in parts]:
-            raise NotBuilt(f"the script has no {missing[0]}")
-        chosen = {path: saved for path, saved in state["objects"].items() if type(parts[path].value).__name__ not in without}
-        for path in sorted(chosen, key=lambda path: _draws(parts[path].value)):  # loading others may draw
-            _load(parts[path], chosen[path])
+        maker = Maker(state["made"], parts)
+        objects = {path: _object(path, state, parts, maker) for path in state["objects"]}
+        chosen = [path for path, part in objects.items() if state["types"][path] not in without]
+        for path in sorted(chosen, key=lambda path: _draws(objects[path].value)):  # loading others may draw
+            _load(objects[path], state["objects"][path])
         for path, gradients in state["gradients"].items():
-            _put_gradients(parts[path].value, gradients)
+            _put_gradients(objects[path].value, gradients)
+        for path in state["made"]:
+            self._put(path, maker.value(path), parts, maker, state["holders"])
         for path, saved in state["iterators"].items():
-            if path in parts and isinstance(parts[path].value, TrackedIterator):
-                parts[path].value.go_to(IteratorState(**decode_nested(saved)))
-        self.restore_plain(state["plain"], parts)
+            _go_to(path, parts, IteratorState(**decode_nested(saved)))
+        for path, value in state["plain"].items():
+            if path not in parts or not replace_content(parts[path].value, decode(value)):
+                self._put(path, decode(value), parts, maker, state["holders"])
         for path, saved in state["tensors"].items():
-            if path in parts:
-                _put_tensor(parts[path], saved)
-            else:
-                self._put_new(path, _made(saved))
-        self._kept |= state["plain"].keys() | state["tensors"].keys()
+            put_tensor(parts[path], saved)
+        self.keep(state)
 
     def restore_plain(self, saved: State, parts: dict[str, Part]) -> None:
-        """Put plain values back, in the containers that hold them."""
+        """Put plain values back where the script has their holders."""
         for path, value in saved.items():
             if path not in parts:
-                self._put_new(path, decode(value))
+                with contextlib.suppress(IotwinError):
+                    self._put(path, decode(value), parts, Maker({}, parts), {})
             elif not replace_content(parts[path].value, decode(value)):
                 parts[path].put(decode(value))
 
-    def _put_new(self, path: str, value: Any) -> None:
-        """Put a variable that the script has not assigned yet."""
+    def _put(self, path: str, value: Any, parts: Mapping[str, Part], maker: Maker, holders: Mapping[str, str]) -> None:
+        """Put a value where it is held. Raises IotwinError if the script has nothing that holds it."""
         function, call, name = path.partition("().")
-        if call and name.isidentifier():
+        module, _, variable = path.rpartition(":")
+        if path in parts:
+            if parts[path].value is not value:
+                parts[path].put(value)
+        elif path in holders:
+            setattr(maker.value(holders[path]), path[len(holders[path]) + 1 :], value)
+        elif call and name.isidentifier():
             self._assign(function, name, value)
-        elif path.isidentifier():
-            import __main__
+        elif variable.isidentifier() and (module or "__main__") in sys.modules:
+            setattr(sys.modules[module or "__main__"], variable, value)
+        else:
+            raise IotwinError(f"the script has nothing that holds {path}; resume with --replay full")
 
-            setattr(__main__, path, value)
+
+def _object(path: str, state: State, parts: Mapping[str, Part], maker: Maker) -> Part:
+    """Return the script's object at a path.
+
+    Raises NotBuilt if the script has none yet, and IotwinError if it never has, or one of another type.
+    """
+    kind = state["types"][path]
+    if not maker.has(path):
+        if {"keras", "tensorflow"} & sys.modules.keys():
+            raise NotBuilt(f"the script has no {path}")
+        raise IotwinError(
+            f"{path}, a {kind}, was made while the script trained and cannot be restored; resume with --replay full"
+        )
+    value = maker.value(path)
+    if type(value).__name__ != kind:
+        raise IotwinError(f"{path} was a {kind}, and is a {type(value).__name__} in this run; resume with --replay full")
+    return Part(path, script_state.OBJECT, value, lambda _: None)
+
+
+def _go_to(path: str, parts: Mapping[str, Part], state: IteratorState) -> None:
+    if path not in parts or not isinstance(parts[path].value, TrackedIterator):
+        raise IotwinError(f"the script has no iterator {path} yet; resume with --replay full")
+    parts[path].value.go_to(state)
+
+
+def _shapes(value: Any) -> Any:
+    if not isinstance(value, torch.nn.Module):
+        return None
+    return [(name, tuple(each.shape)) for name, each in (*value.named_parameters(), *value.named_buffers())]
 
 
 def _draws(value: Any) -> bool:
@@ -147,22 +282,16 @@ def _load(part: Part, saved: Any) -> None:
 
 
 def _mark(part: Part) -> Any:
-    """Return a value's mark: if it is another one later, the value has changed.
-
-    A tensor is held, so that no other one gets its identity.
-    """
+    """Return a part's mark: if it is another one later, the part has changed in place."""
     value = part.value
     if part.kind == script_state.TENSOR:
-        return value, None if value.is_inference() else value._version
-    if part.kind == script_state.ARRAY:
+        gradient = value.grad if value.is_leaf else None
+        return None if value.is_inference() else (value._version, None if gradient is None else (id(gradient), gradient._version))
+    if part.kind == script_state.ARRAY and can_be_saved(value):
         return value.dtype.str, value.shape, crc32c(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
-    return encode(value)
-
-
-def _same(before: Any, now: Any) -> bool:
-    if isinstance(now, tuple) and isinstance(now[0], torch.Tensor):
-        return isinstance(before, tuple) and before[0] is now[0] and before[1] == now[1]
-    return bool(before == now)
+    if part.kind == script_state.PLAIN:
+        return encode(value)
+    return len(value) if isinstance(value, list | dict | tuple | set | deque) else None
 
 
 def _gradients(value: Any) -> dict[str, torch.Tensor]:
@@ -174,28 +303,3 @@ def _gradients(value: Any) -> dict[str, torch.Tensor]:
 def _put_gradients(module: torch.nn.Module, gradients: dict[str, torch.Tensor]) -> None:
     for name, parameter in module.named_parameters():
         parameter.grad = gradients[name].to(parameter.device).clone() if name in gradients else None
-
-
-def _tensor(value: Any) -> State:
-    if isinstance(value, np.ndarray):
-        return {"data": value, "requires_grad": False, "grad": None}
-    leaf = value.is_leaf and value.requires_grad
-    return {"data": value.detach(), "requires_grad": leaf, "grad": value.grad if leaf else None}
-
-
-def _made(saved: State) -> Any:
-    data = saved["data"]
-    return data.clone().requires_grad_(saved["requires_grad"]) if isinstance(data, torch.Tensor) else data.copy()
-
-
-def _put_tensor(part: Part, saved: State) -> None:
-    """Give a tensor or array its content in place, so that all who hold it see it; replace one of another shape."""
-    held, data = part.value, saved["data"]
-    if isinstance(held, torch.Tensor) != isinstance(data, torch.Tensor) or held.shape != data.shape or held.dtype != data.dtype:
-        part.put(_made(saved))
-    elif isinstance(held, torch.Tensor):
-        with torch.no_grad():
-            held.copy_(data)
-        held.grad = saved["grad"]
-    else:
-        held[...] = data

@@ -1,15 +1,16 @@
 """What of a script's state a checkpoint must hold: found by walking from the variables of its functions and modules.
 
 Each part has a path such as `main().trainer.model`, by which a later process that has run the script up to the same line finds
-its own object. Objects that a provider knows are saved by it. Tensors, arrays and plain values are saved if they have changed
-since the loop began, since the script makes the others again.
+its own object. Objects that a provider knows are saved by it. Tensors, arrays, plain values, and containers and objects of the
+script's classes are saved if they have changed since the loop began, since the script makes the others again.
 """
 
 import functools
+import io
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,20 +21,29 @@ from iotwin.workloads.detrain.detectors.script_frames import is_script
 from iotwin.workloads.detrain.loaders import TrackedIterator
 from iotwin.workloads.detrain.saving.plain_values import is_plain
 from iotwin.workloads.detrain.saving.providers import provider_of
+from iotwin.workloads.detrain.saving.tensorflow_states import is_keras
 
 OBJECT, ITERATOR, TENSOR, ARRAY, PLAIN, LOST = "object", "iterator", "tensor", "array", "plain", "lost"
+HOLDER = "holder"  # a container or an object with parts inside
+OF_MODULE = "of module"  # a module's submodule, parameter or buffer, which is saved with the module
+SAME = "same"  # an object that is a part by another path
 _MOST_DEPTH = 8  # attributes and elements between a variable and a part of the state
 _MOST_PARTS = 100_000  # elements of a container with other than plain values; a longer one is data
 _OPAQUE = (types.ModuleType, types.BuiltinFunctionType, type, torch.device, torch.dtype)
 
 
 class Part(NamedTuple):
-    """A part of the state. `put` replaces the value where it is held, for values that are not changed in place."""
+    """A part of the state. `put` replaces the value where it is held, for values that are not changed in place.
+
+    `holder`: the path of the object that holds it, "" for a variable. `same`: the other path of a part of kind SAME.
+    """
 
     path: str
     kind: str
     value: Any
     put: Callable[[Any], None]
+    holder: str = ""
+    same: str = ""
 
 
 def frames_of(frame: types.FrameType | None) -> list[types.FrameType]:
@@ -46,48 +56,79 @@ def frames_of(frame: types.FrameType | None) -> list[types.FrameType]:
     return found
 
 
-class Walk:
-    """Walks over the script's state as it is now. `assign` is called with (function, name, value) to put a variable."""
+def scripts_modules() -> dict[str, types.ModuleType]:
+    """Return the script's modules that have been imported, by name."""
+    modules = list(sys.modules.items())
+    return {name: each for name, each in modules if is_script(getattr(each, "__file__", None) or "") and name != "__mp_main__"}
 
-    def __init__(self, frames: list[types.FrameType], assign: Callable[[str, str, Any], None]) -> None:
-        self._frames, self._assign = frames, assign
-        self._seen: set[int] = set()
+
+class Walk:
+    """Walks over the script's state as it is now. `assign` is called with (function, name, value) to put a variable.
+
+    `paths`: those that objects had in an earlier walk, by identity. An object that can still be reached by that path keeps it.
+    `without`: variables of the innermost frame that are passed over. `modules`: names of the only modules to walk over.
+    """
+
+    def __init__(
+        self,
+        frames: list[types.FrameType],
+        assign: Callable[[str, str, Any], None],
+        paths: Mapping[int, str] | None = None,
+        without: frozenset[str] = frozenset(),
+        modules: Collection[str] | None = None,
+    ) -> None:
+        self._frames, self._assign, self._earlier, self._without = frames, assign, paths or {}, without
+        self._modules = modules
+        self.paths: dict[int, str] = {}  # by identity of the objects that have been found
         self._held: list[Any] = []  # so that no object is freed, and its id used again
 
     def parts(self) -> Iterator[Part]:
-        """Yield all parts, each object once, with the shortest path first."""
+        """Yield all parts, each object once, with the shortest path first; again for each other path, as SAME."""
         queue: deque[tuple[Part, int]] = deque((each, 0) for each in self._variables())
-        while queue:
-            part, depth = queue.popleft()
-            if isinstance(part.value, _OPAQUE) and not _is_users_class(part.value):
+        renamed: deque[tuple[Part, int]] = deque()
+        while queue or renamed:
+            is_renamed = not queue
+            part, depth = (renamed if is_renamed else queue).popleft()
+            if isinstance(part.value, _OPAQUE) and not is_users_class(part.value):
                 continue
             kind = _kind(part.value)
             if kind == PLAIN and not _has_identity(part.value):
                 yield part._replace(kind=kind)
-                continue
-            if id(part.value) in self._seen:
-                continue
-            self._seen.add(id(part.value))
-            self._held.append(part.value)
-            if isinstance(part.value, torch.nn.Module):
-                self._seen.update(map(id, part.value.modules()))
-            if kind is not None:
-                yield part._replace(kind=kind)
-            if depth < _MOST_DEPTH:
-                queue.extend((each, depth + 1) for each in _inside(part, kind))
+            elif (path := self.paths.get(id(part.value))) is not None:
+                yield part._replace(kind=SAME, same=path)
+            elif not is_renamed and self._earlier.get(id(part.value), part.path) != part.path:
+                renamed.append((part, depth))
+            else:
+                yield from self._found(part, kind)
+                if depth < _MOST_DEPTH:
+                    queue.extend((each._replace(holder=each.holder or part.path), depth + 1) for each in _inside(part, kind))
+
+    def _found(self, part: Part, kind: str | None) -> Iterator[Part]:
+        self.paths[id(part.value)] = part.path
+        self._held.append(part.value)
+        if kind is not None:
+            yield part._replace(kind=kind)
+        if isinstance(part.value, torch.nn.Module):
+            for name, each in _of_modules(part.value):
+                if self.paths.setdefault(id(each), f"{part.path}.{name}") == f"{part.path}.{name}":
+                    yield Part(f"{part.path}.{name}", OF_MODULE, each, _no_setter(each, ""), part.path)
 
     def _variables(self) -> Iterator[Part]:
         for frame in self._frames:
             if frame.f_locals is not frame.f_globals:
                 name = frame.f_code.co_name
-                for variable, value in frame.f_locals.items():
+                for variable, value in self._of(frame.f_locals, frame):
                     yield Part(f"{name}().{variable}", "", value, _assigning(self._assign, name, variable))
-        for module_name, module in list(sys.modules.items()):
-            if is_script(getattr(module, "__file__", None) or "") and module_name != "__mp_main__":
+        for module_name, module in scripts_modules().items():
+            if self._modules is None or module_name in self._modules:
                 label = "" if module_name == "__main__" else f"{module_name}:"
-                for variable, value in list(vars(module).items()):
-                    if not variable.startswith("__"):
-                        yield Part(f"{label}{variable}", "", value, _item_setter(vars(module), variable))
+                top = self._frames[0] if self._frames and self._frames[0].f_locals is vars(module) else None
+                for variable, value in self._of(vars(module), top):
+                    yield Part(f"{label}{variable}", "", value, _item_setter(vars(module), variable))
+
+    def _of(self, variables: dict[str, Any], frame: types.FrameType | None) -> list[tuple[str, Any]]:
+        without = self._without if frame is not None and frame is self._frames[0] else ()
+        return [(name, value) for name, value in variables.items() if not name.startswith("__") and name not in without]
 
 
 def _kind(value: Any) -> str | None:
@@ -97,12 +138,14 @@ def _kind(value: Any) -> str | None:
     if isinstance(value, torch.Tensor):
         return TENSOR
     if isinstance(value, np.ndarray):
-        return ARRAY if value.dtype != object else None
+        return ARRAY if value.dtype != object else HOLDER
     if is_plain(value):
         return PLAIN
     if provider_of(value) is not None:
         return OBJECT
-    return LOST if isinstance(value, Iterator) else None
+    if isinstance(value, io.IOBase):
+        return None if value.closed or value.writable() else LOST
+    return LOST if isinstance(value, Iterator) else HOLDER
 
 
 def _has_identity(value: Any) -> bool:
@@ -111,20 +154,28 @@ def _has_identity(value: Any) -> bool:
 
 def _inside(part: Part, kind: str | None) -> Iterator[Part]:
     """Yield what is inside a value that may change while the script trains."""
-    if kind in (None, OBJECT):
+    if kind in (HOLDER, OBJECT):
         for known, inside in _INSIDE:
             if isinstance(part.value, known):
                 yield from inside(part.path, part.value)
                 return
-        if _is_users_class(part.value if isinstance(part.value, type) else type(part.value)):
-            yield from _attributes(part.path, part.value)
+        if is_users_class(part.value if isinstance(part.value, type) else type(part.value)):
+            # Names that begin with _ are Keras's own in objects of classes derived from its classes.
+            private = () if not is_keras(part.value) else tuple(name for name in vars(part.value) if name.startswith("_"))
+            yield from _attributes(part.path, part.value, skipped=private)
+
+
+def _of_modules(value: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    for found in (value.named_modules(), value.named_parameters(), value.named_buffers()):
+        yield from ((name, each) for name, each in found if name)
 
 
 def _of_module(path: str, value: torch.nn.Module) -> Iterator[Part]:
     for name, module in value.named_modules():
-        if _is_users_class(type(module)):
+        if is_users_class(type(module)):
             below = f"{path}.{name}" if name else path
-            yield from _attributes(below, module, skipped=("_parameters", "_buffers", "_modules"))
+            inside = _attributes(below, module, skipped=("_parameters", "_buffers", "_modules"))
+            yield from (each._replace(holder=below) for each in inside)
 
 
 def _of_dict(path: str, value: dict[Any, Any]) -> Iterator[Part]:
@@ -142,6 +193,7 @@ def _of_function(path: str, value: types.FunctionType) -> Iterator[Part]:
     if is_script(value.__code__.co_filename):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
         yield from (Part(f"{path}.{name}", "", _content(cell), _attribute_setter(cell, "cell_contents")) for name, cell in cells)
+        yield from _attributes(path, value)
 
 
 def _of_method(path: str, value: types.MethodType) -> Iterator[Part]:
@@ -166,10 +218,16 @@ def _content(cell: types.CellType) -> Any:
 
 def _attributes(path: str, value: Any, skipped: tuple[str, ...] = ()) -> Iterator[Part]:
     """Yield the attributes of an instance, or the variables of a class."""
+    for name, each in attributes_of(value):
+        if name not in skipped:
+            yield Part(f"{path}.{name}", "", each, _attribute_setter(value, name))
+
+
+def attributes_of(value: Any) -> list[tuple[str, Any]]:
+    """Return the names and values of an object's own attributes, those in slots too, but for names such as `__doc__`."""
     slots = [name for each in type(value).__mro__ for name in getattr(each, "__slots__", ()) if hasattr(value, name)]
-    for name in [*getattr(value, "__dict__", {}), *slots]:
-        if name not in skipped and not (name.startswith("__") and name.endswith("__")):
-            yield Part(f"{path}.{name}", "", getattr(value, name, None), _attribute_setter(value, name))
+    names = [name for name in (*getattr(value, "__dict__", {}), *slots) if not (name.startswith("__") and name.endswith("__"))]
+    return [(name, getattr(value, name, None)) for name in names]
 
 
 _INSIDE: tuple[tuple[Any, Callable[[str, Any], Iterator[Part]]], ...] = (
@@ -178,7 +236,8 @@ _INSIDE: tuple[tuple[Any, Callable[[str, Any], Iterator[Part]]], ...] = (
 )  # fmt: skip
 
 
-def _is_users_class(kind: Any) -> bool:
+def is_users_class(kind: Any) -> bool:
+    """Return whether a value is a class of the script, or a namespace, which any script may fill."""
     if not isinstance(kind, type):
         return False
     if kind is types.SimpleNamespace or kind.__module__ == "argparse":

@@ -25,26 +25,34 @@ def saved_tensor(value: Any) -> State:
         content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         return {"array": content, "type": value.dtype.str, "shape": list(value.shape)}
     leaf = value.is_leaf and value.requires_grad
-    return {"data": value.detach(), "requires_grad": leaf, "grad": value.grad if leaf else None}
+    return {
+        "data": value.detach(), "device": str(value.device), "parameter": isinstance(value, torch.nn.Parameter),
+        "requires_grad": leaf, "grad": value.grad if leaf else None,
+    }  # fmt: skip
 
 
 def made_tensor(saved: State) -> Any:
     """Return a new tensor or array."""
     if "array" in saved:
         return saved["array"].copy().view(np.dtype(saved["type"])).reshape(saved["shape"])
-    made = saved["data"].clone().requires_grad_(saved["requires_grad"])
-    made.grad = saved["grad"]
+    made = saved["data"].clone().to(saved["device"])
+    made = torch.nn.Parameter(made, saved["requires_grad"]) if saved["parameter"] else made.requires_grad_(saved["requires_grad"])
+    made.grad = _gradient(saved)
     return made
+
+
+def _gradient(saved: State) -> torch.Tensor | None:
+    return None if saved["grad"] is None else saved["grad"].clone().to(saved["device"])
 
 
 def put_tensor(part: Part, saved: State) -> None:
     """Give a tensor or array its content in place, so that all who hold it see it; replace one of another shape."""
     held, new = part.value, made_tensor(saved)
-    if type(held) is not type(new) or held.shape != new.shape or held.dtype != new.dtype:
+    if isinstance(held, torch.Tensor) != isinstance(new, torch.Tensor) or held.shape != new.shape or held.dtype != new.dtype:
         part.put(new)
     elif isinstance(held, torch.Tensor):
         with torch.no_grad():
             held.copy_(new)
-        held.grad = saved["grad"]
+        held.grad = _gradient(saved)
     else:
         held[...] = new

@@ -48,6 +48,24 @@ class KerasObjects:
             variable.assign(content)
 
 
+def is_keras(value: Any) -> bool:
+    """Return whether an object is one that Keras or TensorFlow saves."""
+    return KerasObjects().knows(value)
+
+
+def is_constant(value: Any) -> bool:
+    """Return whether an object is a tensor of TensorFlow with a value."""
+    tensorflow = sys.modules.get("tensorflow")
+    return tensorflow is not None and hasattr(tensorflow, "is_tensor") and tensorflow.is_tensor(value) and hasattr(value, "numpy")
+
+
+def constant(content: np.ndarray[Any, Any]) -> Any:
+    """Return a tensor of TensorFlow."""
+    import tensorflow as tf
+
+    return tf.constant(content)
+
+
 def _variables(value: Any) -> list[Any]:
     """Return the variables of an object in an order that is the same in each run, those of seed generators among them."""
     if hasattr(value, "state") and not hasattr(value, "variables"):

@@ -1,0 +1,109 @@
+"""Runs scripts under `python -m iotwin.workloads.detrain`, each in a process of its own that need not import PyTorch anew."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Self
+
+# What the server runs. Its code has no file, so none of its frames is taken for the script's. A run ends as Python ends, but for the
+# collection of all that PyTorch's import has made, which takes longer than most runs.
+_PROGRAM = """
+import atexit, gc, json, os, sys
+import torch._dynamo
+from iotwin.workloads.detrain import discover, runner, session, steps_log
+from iotwin.workloads.detrain.__main__ import main
+
+def status_of(run):
+    try:
+        run()
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+gc.freeze()
+parent = os.getpid()
+for line in sys.stdin:
+    request = json.loads(line)
+    child = os.fork()
+    if not child:
+        break
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+if os.getpid() != parent:
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.chdir(request["folder"])
+    os.environ.update(request["variables"])
+    sys.argv[1:] = request["arguments"]
+    status = status_of(main)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(status)
+"""
+
+
+class Ended(NamedTuple):
+    """A run that has ended: its exit status (-signal if one ended it), and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+
+class ScriptServer:
+    """Starts runs, one at a time, in `folder`, into which their output goes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pid = 0  # of the run that was started last
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pipe("stdin").close()
+        self._process.wait()
+        self._pipe("stdout").close()
+
+    def _pipe(self, name: str) -> IO[str]:
+        pipe: IO[str] | None = getattr(self._process, name)
+        assert pipe is not None
+        return pipe
+
+    def start(self, arguments: Sequence[object], **variables: str) -> int:
+        """Start a run with environment `variables`, and return the id of its process."""
+        request: dict[str, Any] = {
+            "arguments": list(map(str, arguments)), "variables": variables, "folder": str(self.folder),
+            "out": str(self.folder / "out.txt"), "err": str(self.folder / "err.txt"),
+        }  # fmt: skip
+        print(json.dumps(request), file=self._pipe("stdin"), flush=True)
+        self.pid = int(self._pipe("stdout").readline())
+        return self.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the run that was started last."""
+        os.kill(self.pid, number)
+
+    def wait(self) -> Ended:
+        """Wait for the end of the run."""
+        status = int(self._pipe("stdout").readline())
+        return Ended(status, (self.folder / "out.txt").read_text(), (self.folder / "err.txt").read_text())
+
+    def run(self, arguments: Sequence[object], **variables: str) -> Ended:
+        """Start a run and wait for its end."""
+        self.start(arguments, **variables)
+        return self.wait()
