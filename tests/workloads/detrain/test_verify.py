@@ -1,8 +1,7 @@
 """Reruns and resumed runs are compared step by step; runs that lack a part of their state are caught, and the part is named."""
 
-import json
 import signal
-from argparse import ArgumentParser
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iotwin.commands.detrain.verify import DetrainVerifyCommand
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.workloads.detrain.discover import discover
 from iotwin.workloads.detrain.instrumentation import write_instrumentation
@@ -20,63 +18,19 @@ from iotwin.workloads.detrain.verify.needed_state import needed, parts_of
 from iotwin.workloads.detrain.verify.observed_run import RunRequest
 from iotwin.workloads.detrain.verify.script_runs import ScriptRuns
 from iotwin.workloads.detrain.verify.verification import VerifiedScript, Verifier, resume_points
+from iotwin.workloads.detrain.verify.verified_document import needed_state, relative_spread
 
 pytestmark = pytest.mark.torch
-SCRIPT = """
-import random
-import sys
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset
-
-
-class Points(Dataset):
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return torch.tensor([index / 12, random.random()]), index % 2
-
-
-def main():
-    if "fail" in sys.argv:
-        raise ValueError("on request")
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.3), nn.Linear(8, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
-    unused = nn.Linear(2, 2)
-    loader = DataLoader(Points(), batch_size=3, shuffle=True)
-    for epoch in range(2):
-        for x, label in loader:
-            loss = nn.functional.cross_entropy(model(x), label)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-    print("the end of", *sys.argv[1:])
-
-
-if __name__ == "__main__":
-    main()
-"""
+SCRIPT = Path(__file__).with_name("verified_script.py")
 POINTS = [(epoch, batch) for epoch in range(2) for batch in range(4)]
 
 
 @pytest.fixture(scope="module")
-def script(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("script")
-    (folder / "train.py").write_text(SCRIPT)
-    return folder / "train.py"
-
-
-@pytest.fixture(scope="module")
-def verifier(script, tmp_path_factory):
+def verifier(tmp_path_factory):
     """Yield a verifier that has run the script and saved two checkpoints."""
     output = tmp_path_factory.mktemp("output")
-    write_instrumentation(output / "inst.json", discover(script))
-    verified = VerifiedScript(script, ["its", "arguments"], output, output / "inst.json", "strict", 5)
+    write_instrumentation(output / "inst.json", discover(SCRIPT))
+    verified = VerifiedScript(SCRIPT, ["its", "arguments"], output, output / "inst.json", "strict", 5)
     with ScriptRuns(environment("strict", 5)) as server:
         verifier = Verifier(verified, server)
         assert [(step.epoch, step.batch) for step in verifier.run_reference()] == POINTS
@@ -104,47 +58,17 @@ def test_a_resumed_run_without_a_part_of_its_state_is_caught(verifier, without, 
     assert not found["equal"] and found["error"] is None and found["first_difference"] == expected
 
 
-def test_a_part_that_changes_nothing_is_not_needed(verifier, script):
-    parts = parts_of(script, verifier.saved_in, verifier.checkpoint((1, 1)))
+def test_the_parts_that_a_resumed_run_needs(verifier):
+    parts = parts_of(SCRIPT, verifier.saved_in, verifier.checkpoint((1, 1)))
     assert parts[:2] == ["rng", "loader"]
-    assert {"main().model", "main().optimizer", "main().schedule", "main().unused"} <= set(parts)
-    assert verifier.resume((1, 1), ["main().unused"])["equal"]
+    objects = {"main().model", "main().optimizer", "main().schedule", "main().unused"}
+    assert objects <= set(parts)
+    assert set(needed_state(verifier._script, verifier, [(1, 1)])) == {"rng", "loader", *objects} - {"main().unused"}
 
 
 def test_a_point_without_checkpoint(verifier):
     with pytest.raises(IotwinError, match="epoch 1, batch 3: the script has saved no checkpoint"):
         verifier.resume((1, 3))
-
-
-def verify(*words):
-    """Run the command and return its outcome."""
-    command, parser = DetrainVerifyCommand(), ArgumentParser()
-    command.prepare_parser(parser)
-    return command, command.run(parser.parse_args([str(word) for word in words]))
-
-
-def test_the_command_writes_its_document_and_fails_without_a_part(script, tmp_path, capsys):
-    output = tmp_path / "check"
-    options = ["--reruns", 1, "--resume-at", "1:2", "--drop", "scaler", "--workers", 0]
-    command, outcome = verify(script, "-o", output, *options)
-    document = outcome.document
-    assert json.loads((output / "verification.json").read_text()) == document
-    assert outcome.exit_status == 0 and document["equal"], "the script has no scaler"
-    assert document["steps"] == len(POINTS) and document["dropped"] == "scaler" and document["variance"] is None
-    assert [each["workers"] for each in document["resumes"]] == [0] and document["manifest"]["determinism"] == "strict"
-    command.show(document)
-    assert capsys.readouterr().out == "8 steps; 1 of 1 reruns and 1 of 1 resumed runs are equal bit for bit\n"
-    difference = {"step": 6, "what": "gradient", "name": "fc", "op": "aten.mm"}
-    other = {**document["resumes"][0], "equal": False, "first_difference": difference}
-    elsewhere = {**other, "first_difference": None, "differs_from_saved": ["threads: 2, here 1"]}
-    failed = {**other, "error": "no memory"}
-    command.show({**document, "resumes": [other, elsewhere, failed], "needed_state": ["rng", "main().model"]})
-    assert capsys.readouterr().out.splitlines()[1:] == [
-        "resumed at 1:2, 0 workers: differs from step 6 on, first in gradient of fc, computed by aten.mm",
-        "resumed at 1:2, 0 workers: equal, but not under the same conditions: threads: 2, here 1",
-        "resumed at 1:2, 0 workers: failed: no memory",
-        "a resumed run needs: rng, main().model",
-    ]
 
 
 def test_a_server_that_dies_is_reported():
@@ -154,9 +78,9 @@ def test_a_server_that_dies_is_reported():
             server.run(RunRequest(options=[], output="unused"))
 
 
-def test_an_interruption_ends_the_run(script):
+def test_an_interruption_ends_the_run(tmp_path):
     with pytest.raises(KeyboardInterrupt), ScriptRuns({}) as server:
-        server._socket.send(msgspec.json.encode(RunRequest(options=[str(script)], output=str(script.parent / "printed"))))
+        server._socket.send(msgspec.json.encode(RunRequest(options=[str(SCRIPT)], output=str(tmp_path / "printed"))))
         raise KeyboardInterrupt
     assert server._server.returncode == -signal.SIGKILL
 
@@ -165,17 +89,6 @@ def test_a_script_that_fails_is_reported_in_one_line(verifier):
     failing = Verifier(verifier._script._replace(arguments=["fail"]), verifier._server)
     with pytest.raises(IotwinError, match=r"must run to its end to be verified, but it failed: ValueError: on request"):
         failing.run_reference()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [(["--workers", "0,x"], "--workers: 'x' is no number"), (["--workers", "-1"], "--workers: '-1' is no number")],
-)
-def test_wrong_options(script, tmp_path, words, message):
-    with pytest.raises(UsageError, match=message):
-        verify(script, "-o", tmp_path / "check", f"{words[0]}={words[1]}")
-    with pytest.raises(UsageError, match="is no file"):
-        verify(tmp_path, "-o", tmp_path / "check")
 
 
 STEPS = [SimpleNamespace(epoch=epoch, batch=batch) for epoch, batch in POINTS]
@@ -212,6 +125,19 @@ def test_needed_parts_are_found(wanted, count):
 
     assert needed(parts, is_equal) == [part for part in parts if int(part) in wanted]
     assert len(asked) <= 1 + 2 * 5 * len(wanted), "parts that are not needed are left out together"
+
+
+@given(st.lists(st.floats(0.5, 8), min_size=2, max_size=6))
+def test_the_spread_of_losses_is_relative(losses):
+    spread = relative_spread(losses)
+    assert spread == pytest.approx((max(losses) - min(losses)) * len(losses) / sum(losses))
+    assert relative_spread([-2 * loss for loss in losses]) == pytest.approx(spread)
+
+
+def test_losses_without_a_spread():
+    for losses in ([], [1.0], [1.0, float("inf")], [-1.0, 1.0]):
+        assert relative_spread(losses) is None
+    assert relative_spread([0.0, 0.0]) == relative_spread([3.0, 3.0]) == 0
 
 
 STEP = LoggedStep(0, 0, [1, 2], "input", ["0x1p+0"], "parameters", "optimizer", "rng")

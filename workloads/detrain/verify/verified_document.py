@@ -1,6 +1,7 @@
 """The document of a verification: are reruns equal, are resumed runs equal, which state do they need."""
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -45,7 +46,7 @@ def verified_document(script: VerifiedScript, checks: Checks) -> dict[str, Any]:
                     resumes.append(verifier.resume(point))
                     advance(1)
         if checks.minimal:
-            parts = _needed_state(script, first, points)
+            parts = needed_state(script, first, points)
     document = {
         "script": str(script.script), "determinism": script.determinism, "seed": script.seed, "dropped": checks.drop,
         "equal": all(each["equal"] for each in (*reruns, *resumes)), "steps": len(first.reference.steps),
@@ -78,14 +79,21 @@ def _variance(script: VerifiedScript, checks: Checks) -> dict[str, Any] | None:
     with ScriptRuns({}) as server:  # without the environment that fixes the hashes of strings
         verifier = Verifier(script, server, checks.workers[0])
         losses = [loss for _ in range(checks.reruns) if (loss := verifier.last_loss()) is not None]
-    mean = abs(sum(losses) / max(len(losses), 1))
-    if len(losses) < 2 or not math.isfinite(mean):
+    spread = relative_spread(losses)
+    return None if spread is None else {"determinism": OFF, "relative_spread": spread}
+
+
+def relative_spread(losses: Sequence[float]) -> float | None:
+    """Return the largest minus the smallest value, divided by the absolute mean. None without two values, or if not finite."""
+    if len(losses) < 2 or not all(map(math.isfinite, losses)):
         return None
-    spread = max(losses) - min(losses)
-    return {"determinism": OFF, "relative_spread": spread / mean if spread else 0.0}
+    spread, mean = max(losses) - min(losses), abs(statistics.fmean(losses))
+    if mean == 0:
+        return None if spread else 0.0
+    return spread / mean
 
 
-def _needed_state(script: VerifiedScript, verifier: Verifier, points: Sequence[Point]) -> list[str]:
+def needed_state(script: VerifiedScript, verifier: Verifier, points: Sequence[Point]) -> list[str]:
     """Return the parts of the state that a resumed run needs, at two of the points at most."""
     found: dict[str, None] = {}
     for point in points[len(points) // 3 :][:_MOST_POINTS_FOR_PARTS]:
