@@ -176,7 +176,10 @@ class DataSlice:
                 for binding, method in self._inference.assignments(value, node.attr):
                     for actual in self._frames_of(method):
                         if self._loop.contains(binding.node, actual) and not self._is_own_value(binding, node):
-                            found.add(self._binding(binding, actual))
+                            flow = self._binding(binding, actual)
+                            # What a buffer got earlier may be a result of the model, but what it returns is data again.
+                            computed = flow.computed and binding.kind != "change"
+                            found.add(BatchFlow(flow.sources, flow.counted, computed))
         return found
 
     def _is_own_value(self, binding: Binding, node: ast.Attribute) -> bool:

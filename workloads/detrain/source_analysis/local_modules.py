@@ -16,6 +16,7 @@ _INSTALLED = {"site-packages", "dist-packages"}
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]*\)|(?:[^\n\\]|\\\n)*)|import[ \t]+([^\n]+))", re.MULTILINE
 )
+_CALLED = re.compile(r"([^\W\d]\w*)\(")
 _NAME = re.compile(r"[^\W\d]\w*")
 
 
@@ -52,6 +53,11 @@ class SourceModule:
     def words(self) -> set[str]:
         """All names in the text, those in comments and strings included."""
         return set(_NAME.findall(self.text))
+
+    @cached_property
+    def called_words(self) -> set[str]:
+        """All names before an opening parenthesis in the text."""
+        return set(_CALLED.findall(self.text))
 
     @cached_property
     def imports(self) -> list[tuple[str, str, str]]:

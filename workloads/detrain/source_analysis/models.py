@@ -56,7 +56,7 @@ class Models:
         text = ast.unparse(expression)
         if text != "self" and text in self._owners_of_methods(frame.scope.module):  # each class has another self
             return not re.search(r"optim|opt\b|loader|sched|scaler", text.lower())
-        return not values and _is_named(expression, _NAMES)
+        return _is_named(expression, _NAMES)
 
     def _value_is_model(self, value: Value) -> bool | None:
         match value:

@@ -42,7 +42,6 @@ class _Facts:
     passed: list[tuple[str, int | str, Mentions]] = field(default_factory=list)  # callee, position or keyword, argument
     returned: list[tuple[str, Mentions]] = field(default_factory=list)  # function, what it returns
     parameters: dict[str, list[list[str]]] = field(default_factory=dict)  # of functions, methods and classes, by name
-    called: set[str] = field(default_factory=set)
 
 
 class ReachingNames:
@@ -57,7 +56,7 @@ class ReachingNames:
         self._variables: set[str] = set()  # parameters and variables that may be such a function
         self._methods: set[str] = set()
         self._makers: set[str] = set()  # functions and classes that return such a function, or an object that is called
-        self._called: set[str] = set()
+        self._called = set[str]().union(*(module.called_words for module in modules.all()))
         self._items = False  # some are items of lists or dicts
         self._facts = _Facts()
         self._mentions: dict[ast.AST, Mentions] = {}
@@ -120,7 +119,6 @@ class ReachingNames:
     def _grow(self) -> bool:
         """Add the names that the known ones lead to. Return whether there was any."""
         before = size = self._size()
-        self._called |= self._facts.called
         self._find_called()
         while True:
             for name, is_method, mentions in self._facts.bodies:
@@ -253,8 +251,9 @@ class _Collector:
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 for alias in node.names:
                     if alias.asname:
-                        facts.called.add(alias.asname)
-                        facts.assigned.append((alias.asname, False, Mentions(functions={alias.name.rpartition(".")[2]})))
+                        original = alias.name.rpartition(".")[2]
+                        facts.assigned.append((alias.asname, False, Mentions(functions={original})))
+                        facts.returned.append((alias.asname, Mentions(makers={original})))
             elif isinstance(node, ast.Call):
                 self._call(node)
             elif isinstance(node, ast.Dict | ast.List | ast.Tuple):
@@ -292,7 +291,6 @@ class _Collector:
 
     def _call(self, node: ast.Call) -> None:
         callee = _last_name(node.func)
-        self._facts.called.add(callee)
         for index, each in enumerate(node.args):
             self._facts.passed.append((callee or "()", index, self._reader.value(each)))
         for keyword in node.keywords:
