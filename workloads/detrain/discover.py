@@ -220,7 +220,10 @@ def _judged(
             confidence *= factor
             reasons.append(reason)
     for holds, reason in (
-        (update.repeated, "a comprehension or map repeats the update, which is no loop that could be instrumented"),
+        (
+            _is_comprehension(chosen, update),
+            "a comprehension or map repeats the update, which is no loop that could be instrumented",
+        ),
         (chosen.guessed and not chosen.is_over_loader, "no loss was found from which the loop computes gradients"),
         (chosen.split, "the weights are updated once after the loop over the data"),
         (len(batches) > 1, f"several loops train: {', '.join(_place(each.loop) for each in batches)}"),
@@ -232,6 +235,12 @@ def _judged(
             confidence = min(confidence, _AMBIGUOUS)
             reasons.append(reason)
     return round(confidence, 3), reasons
+
+
+def _is_comprehension(chosen: BatchLoop, update: Sink) -> bool:
+    """Return whether a comprehension repeats whole steps, and not just the updates of several optimizers."""
+    gradients = [each for each in chosen.sinks if each.kind in (SinkKind.GRADIENT, SinkKind.WEAK)]
+    return update.repeated and all(each.repeated for each in gradients)
 
 
 def _strength(chosen: BatchLoop) -> Strength | None:

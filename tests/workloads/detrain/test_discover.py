@@ -1,6 +1,7 @@
 """Discovery finds the loops, the data call and the update in scripts of many shapes, without running them."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from iotwin.common.errors import IotwinError
 from iotwin.main import main
 from iotwin.workloads.detrain.discover import analyse, discover
 from iotwin.workloads.detrain.instrumentation import SURE, changed_sources, read_instrumentation
+from tests.workloads.detrain.shapes_in_text import SHAPES_IN_TEXT
 
 SHAPES = Path(__file__).with_name("shapes")
 
@@ -79,6 +81,17 @@ def test_shapes(name):
     assert (found.loader and found.loader.name, found.loader and found.loader.persistent) == (loader, persistent)
     assert not changed_sources(found) and found.confirmed is None and found.iterations == 0
     assert set(found.sources) >= {line.file for line in (found.batch, found.data, found.update) if line}
+
+
+@pytest.mark.parametrize("name", SHAPES_IN_TEXT)
+def test_shapes_in_text(tmp_path, name):
+    text = SHAPES_IN_TEXT[name]
+    (tmp_path / "train.py").write_text(text)
+    keys = {"E": "epoch", "B": "batch", "D": "data", "U": "update"}
+    truth = {keys[key]: line for line, code in enumerate(text.splitlines(), 1) for key in re.findall(r"#([EBDU])\b", code)}
+    found = discover(tmp_path / "train.py")
+    assert {key: line_of(found, key) for key in keys.values() if getattr(found, key)} == truth
+    assert found.confidence >= SURE, found.reasons
 
 
 def test_a_method_that_fetches_and_trains_for_the_loop_of_another_module_is_the_wrapper():

@@ -111,6 +111,8 @@ class Inference(NameLookup):
                 return self.entered(binding.value, frame, binding.path)
             case "for" | "comprehension" if binding.value is not None:
                 return self.items(binding.value, frame, binding.path)
+            case "augment" if binding.value is not None:  # `+=` of lists
+                return [value for value in self.values(binding.value, frame) if isinstance(value, Items)]
             case "change" if binding.value is not None:
                 return self.added(binding, frame)
         return []
