@@ -88,17 +88,36 @@ class Verifier:
 
         `without`: parts of the state that are not restored.
         """
-        first = next(index for index, step in enumerate(self.reference.steps) if (step.epoch, step.batch) == point)
-        options, observed = ("--resume", self.checkpoint(point), *self._dropped(without)), self._observed(without)
-        run = self._run(self._new_name("resumed"), self.saved_in, options, **observed)
-        difference = self._difference(run, first)
+        run, difference = self._resumed(point, without)
         elsewhere = run.document.get("differs_from_saved", [])
+        options, observed = self._resuming(point, without)
         return {
             "epoch": point[0], "batch": point[1], "replay": run.document.get("replay"), "workers": self.workers,
             "equal": difference is None and run.error is None and not elsewhere,
             "first_difference": self._located(difference, self.saved_in, options, observed),
             "differs_from_saved": elsewhere, "error": run.error,
         }  # fmt: skip
+
+    def resumes_without(self, point: Point, without: Sequence[str]) -> bool:
+        """Return whether a run that resumes without these parts of the state has equal steps."""
+        run, difference = self._resumed(point, without)
+        return difference is None and run.error is None
+
+    def _resumed(self, point: Point, without: Sequence[str]) -> tuple[ScriptRun, StepDifference | None]:
+        first = next(index for index, step in enumerate(self.reference.steps) if (step.epoch, step.batch) == point)
+        options, observed = self._resuming(point, without)
+        run = self._run(self._new_name("resumed"), self.saved_in, options, **observed)
+        return run, self._difference(run, first)
+
+    def _resuming(self, point: Point, without: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+        """Return the options of a run that resumes at a point, and what else its request holds."""
+        dropped = [name for name in ("rng", "scaler") if name == self._drop or name in without]
+        more = ["--workers", str((self.workers or 0) + _MORE_WORKERS)] if self._drop == "workers" else []
+        observed: dict[str, Any] = {"without": [*without, *([LOADER] if self._drop == LOADER else [])]}
+        if self._drop == "threads":
+            observed["threads"] = 1 if self.reference.document["manifest"]["threads"] != 1 else 2
+        options = ["--resume", self.checkpoint(point), *more, *(word for name in dropped for word in ("--drop", name))]
+        return options, observed
 
     def last_loss(self) -> float | None:
         """Run the script without determinism and return its last loss, None if it has none."""
@@ -134,17 +153,6 @@ class Verifier:
             if found.manifest is not None and (found.manifest.epoch, found.manifest.position.position) == point:
                 return found.name
         raise IotwinError(f"epoch {point[0]}, batch {point[1]}: the script has saved no checkpoint there")
-
-    def _dropped(self, without: Sequence[str]) -> list[str]:
-        dropped = [name for name in ("rng", "scaler") if name == self._drop or name in without]
-        more = ["--workers", str((self.workers or 0) + _MORE_WORKERS)] if self._drop == "workers" else []
-        return [*more, *(word for name in dropped for word in ("--drop", name))]
-
-    def _observed(self, without: Sequence[str]) -> dict[str, Any]:
-        observed: dict[str, Any] = {"without": [*without, *([LOADER] if self._drop == LOADER else [])]}
-        if self._drop == "threads":
-            observed["threads"] = 1 if self.reference.document["manifest"]["threads"] != 1 else 2
-        return observed
 
     # Differences
 

@@ -98,9 +98,5 @@ def needed_state(script: VerifiedScript, verifier: Verifier, points: Sequence[Po
     found: dict[str, None] = {}
     for point in points[len(points) // 3 :][:_MOST_POINTS_FOR_PARTS]:
         parts = [part for part in parts_of(script.script, verifier.saved_in, verifier.checkpoint(point)) if part not in found]
-        found |= dict.fromkeys(needed(parts, partial(_resumes_without, verifier, point)))
+        found |= dict.fromkeys(needed(parts, partial(verifier.resumes_without, point)))
     return list(found)
-
-
-def _resumes_without(verifier: Verifier, point: Point, without: Sequence[str]) -> bool:
-    return bool(verifier.resume(point, without)["equal"])
