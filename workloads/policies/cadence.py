@@ -34,8 +34,8 @@ class LoopPosition(NamedTuple):
 class Policy:
     """Decides after each step and each epoch whether an action, such as a checkpoint, is due.
 
-    The rules are: after `epochs` or `steps` of a cadence, every `seconds`, or after the steps `listed`, which may also be pairs of
-    an epoch and a batch.
+    The rules are: after `epochs` or `steps` of a cadence, every `seconds`, or after the steps `listed`, which may also be pairs
+    of an epoch and a batch.
     """
 
     def __init__(

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 
-# What the server runs. Its code has no file, so none of its frames is taken for the script's. A run ends as Python ends, but for the
-# collection of all that PyTorch's import has made, which takes longer than most runs.
+# What the server runs. Its code has no file, so none of its frames is taken for the script's. A run ends as Python ends, but for
+# the collection of all that PyTorch's import has made, which takes longer than most runs.
 _PROGRAM = """
 import atexit, gc, json, os, sys
 import torch._dynamo
