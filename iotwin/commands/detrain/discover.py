@@ -26,6 +26,7 @@ class DetrainDiscoverCommand(Command):
             "--timeout", type=at_least(1, float), default=60.0, metavar="S", help="seconds that --confirm may take (default 60)"
         )
         parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the result, as inst.json")
+        parser.add_argument("--emit-patch", action="store_true", help="print a patch that puts marks into the loops")
         add_script_arguments(parser)
 
     def run(self, args: Namespace) -> Outcome:
@@ -42,10 +43,18 @@ class DetrainDiscoverCommand(Command):
             found = confirm(found, args.arguments, args.timeout)
         if args.output is not None:
             write_instrumentation(args.output, found)
-        return Outcome(_plain(found), 1 if found.kind == "NONE" else 0)
+        document = _plain(found)
+        if args.emit_patch:
+            from iotwin.workloads.detrain.marks_patch import marks_patch
+
+            document["patch"] = marks_patch(found)
+        return Outcome(document, 1 if found.kind == "NONE" else 0)
 
     def show(self, document: dict[str, Any]) -> None:
-        show_instrumentation(document)
+        if "patch" in document:
+            print(document["patch"], end="")
+        else:
+            show_instrumentation(document)
 
 
 def _plain(found: Any) -> dict[str, Any]:

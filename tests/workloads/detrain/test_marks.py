@@ -4,9 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from iotwin.workloads.detrain.discover import discover
-from iotwin.workloads.detrain.marks_patch import marks_patch
-
 SCRIPT = """from __future__ import annotations
 
 import torch
@@ -47,7 +44,7 @@ def test_a_patched_script_runs_as_before_and_resumes_equal(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (script := tmp_path / "train.py").write_text(SCRIPT)
     whole = run(script, folder=tmp_path)
-    patch = marks_patch(discover(script))
+    patch = run("-m", "iotwin", "detrain", "discover", script, "--emit-patch", folder=tmp_path)
     subprocess.run(["patch", "-s", "-p1"], input=patch, cwd=tmp_path, text=True, check=True)
     added = [line[1:] for line in patch.splitlines() if line.startswith("+") and not line.startswith("+++")]
     assert [line.strip() for line in added] == [
