@@ -84,8 +84,8 @@ class DetrainVerifyCommand(Command):
         if document["needed_state"] is not None:
             print(f"a resumed run needs: {', '.join(document['needed_state']) or 'nothing'}")
         if document["variance"] is not None:
-            spread = document["variance"]["relative_spread"]
-            print(f"without determinism, the last loss of {len(reruns)} runs spreads by {spread:.2g} of its mean")
+            runs, spread = document["variance"]["runs"], document["variance"]["relative_spread"]
+            print(f"without determinism, the last loss of {runs} runs spreads by {spread:.2g} of its mean")
         for found in document["entropy"]:
             print(f"{found['file']}:{found['line']}: {found['source']} draws without a seed")
         for found in document["nondeterministic_ops"]:

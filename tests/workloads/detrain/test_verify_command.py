@@ -36,12 +36,18 @@ def test_the_command_writes_its_document_and_fails_without_a_part(tmp_path, caps
     other = {**document["resumes"][0], "equal": False, "first_difference": difference}
     elsewhere = {**other, "first_difference": None, "differs_from_saved": ["threads: 2, here 1"]}
     failed = {**other, "error": "no memory"}
-    command.show({**document, "resumes": [other, elsewhere, failed], "needed_state": ["rng", "main().model"]})
+    found = {"needed_state": ["rng", "main().model"], "entropy": [{"source": "os.urandom", "file": "train.py", "line": 3}]}
+    found |= {"variance": {"determinism": "off", "relative_spread": 0.25, "runs": 3}}
+    found |= {"nondeterministic_ops": [{"op": "put_", "file": "train.py", "line": 4}]}
+    command.show({**document, **found, "resumes": [other, elsewhere, failed]})
     assert capsys.readouterr().out.splitlines()[1:] == [
         "resumed at 1:2, 0 workers: differs from step 6 on, first in gradient of fc, computed by aten.mm",
         "resumed at 1:2, 0 workers: equal, but not under the same conditions: threads: 2, here 1",
         "resumed at 1:2, 0 workers: failed: no memory",
         "a resumed run needs: rng, main().model",
+        "without determinism, the last loss of 3 runs spreads by 0.25 of its mean",
+        "train.py:3: os.urandom draws without a seed",
+        "train.py:4: put_ has no deterministic implementation",
     ]
 
 

@@ -80,7 +80,7 @@ def _variance(script: VerifiedScript, checks: Checks) -> dict[str, Any] | None:
         verifier = Verifier(script, server, checks.workers[0])
         losses = [loss for _ in range(checks.reruns) if (loss := verifier.last_loss()) is not None]
     spread = relative_spread(losses)
-    return None if spread is None else {"determinism": OFF, "relative_spread": spread}
+    return None if spread is None else {"determinism": OFF, "relative_spread": spread, "runs": len(losses)}
 
 
 def relative_spread(losses: Sequence[float]) -> float | None:
