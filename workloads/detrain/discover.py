@@ -1,7 +1,10 @@
 """Finds the loops of a training script in its source: epochs, batches, where a batch comes from and what updates the weights."""
 
 import ast
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -16,47 +19,71 @@ from iotwin.workloads.detrain.instrumentation import (
     Wrapper,
     source_sha256,
 )
-from iotwin.workloads.detrain.source_analysis.batch_sources import Source, Strength
+from iotwin.workloads.detrain.source_analysis.batch_sources import PACKAGES_WITHOUT_LOOPS, Source, Strength
 from iotwin.workloads.detrain.source_analysis.call_graph import CallGraph, Sink
+from iotwin.workloads.detrain.source_analysis.data_names import names_loader
 from iotwin.workloads.detrain.source_analysis.inference import Inference
 from iotwin.workloads.detrain.source_analysis.local_modules import LocalModules
 from iotwin.workloads.detrain.source_analysis.loop_choice import BatchLoop, LoopChoice
+from iotwin.workloads.detrain.source_analysis.models import Models
 from iotwin.workloads.detrain.source_analysis.scopes import FOR_LOOPS
 from iotwin.workloads.detrain.source_analysis.sinks import SinkKind
-from iotwin.workloads.detrain.source_analysis.values import ActiveLoop, CallFrame, Generator
+from iotwin.workloads.detrain.source_analysis.values import ActiveLoop, CallFrame, Generator, Outside
 
-NO_LOOP = "{script}: no training loop was found: {reason}"
+_RECURSION = 5000
 _LONGEST_CALL = 200
 _USUAL = 0.95
 _AMBIGUOUS = 0.4
+
+
+def no_loop(found: Instrumentation) -> str:
+    """Return the message for a script of kind NONE."""
+    return f"{found.script}: no training loop was found: {'; '.join(found.reasons[:2])}"
 
 
 def discover(script: Path) -> Instrumentation:
     """Return the loops of a script. The script is only read. Raises IotwinError if it has no loop that trains."""
     found = analyse(script)
     if found.kind == "NONE":
-        raise IotwinError(NO_LOOP.format(script=script, reason=found.reasons[0]))
+        raise IotwinError(no_loop(found))
     return found
 
 
 def analyse(script: Path) -> Instrumentation:
     """Return the loops of a script, of kind NONE if there are none. Raises IotwinError if it is no Python."""
     begin = time.perf_counter()
+    with _deeper_recursion(script):
+        found = _analysed(script)
+    files = {Path(found.script), *(Path(line.file) for line in _lines(found))}
+    sources = {str(path): source_sha256(path) for path in sorted(files)}
+    digest = sources[found.script]
+    return msgspec.structs.replace(found, source_sha256=digest, sources=sources, seconds=time.perf_counter() - begin)
+
+
+def _analysed(script: Path) -> Instrumentation:
     graph = CallGraph(Inference(LocalModules(script)))
     graph.follow()
     choice = LoopChoice(graph)
     batches = choice.batch_loops()
     frameworks = [each for each in graph.sinks if each.kind is SinkKind.FRAMEWORK]
     if batches:
-        found = _described(graph, choice, batches, frameworks)
-    elif frameworks:
-        found = _of_framework(graph, frameworks)
-    else:
-        found = _without_loop(graph)
-    files = {graph.inference.modules.entry.path, *(Path(line.file) for line in _lines(found))}
-    sources = {str(path): source_sha256(path) for path in sorted(files)}
-    digest = sources[found.script]
-    return msgspec.structs.replace(found, source_sha256=digest, sources=sources, seconds=time.perf_counter() - begin)
+        return _described(graph, choice, batches, frameworks)
+    if frameworks:
+        return _of_framework(graph, frameworks)
+    return _without_loop(graph)
+
+
+@contextmanager
+def _deeper_recursion(script: Path) -> Iterator[None]:
+    """Let the analysis follow calls within calls more deeply than Python's usual limit."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, _RECURSION))
+    try:
+        yield
+    except RecursionError:
+        raise IotwinError(f"{script}: its code is nested too deeply; mark its loops by hand") from None
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def _lines(found: Instrumentation) -> list[SourceLine]:
@@ -76,7 +103,7 @@ def _without_loop(graph: CallGraph) -> Instrumentation:
         )
     else:
         reason = "no call that updates weights is reached from the script's first line"
-    reasons = [reason, *graph.dynamic, *graph.inference.modules.errors, *_packages_that_may_train(graph)]
+    reasons = [reason, *_packages_that_may_train(graph), *graph.dynamic, *graph.inference.modules.errors]
     return msgspec.structs.replace(_document(graph, "NONE"), sinks=_call_lines(updates), reasons=reasons)
 
 
@@ -259,4 +286,15 @@ def _source_reason(chosen: BatchLoop) -> str:
 
 
 def _packages_that_may_train(graph: CallGraph) -> list[str]:
-    return []
+    """Return the calls of installed packages that get a model or a loader, since they may contain the loop."""
+    found = []
+    models = Models(graph.inference)
+    for frame in graph.frames:
+        for site in frame.scope.sites:
+            paths = [each.path for each in graph.inference.called(site.call, frame) if isinstance(each, Outside)]
+            if not paths or paths[0].partition(".")[0] in PACKAGES_WITHOUT_LOOPS:
+                continue
+            given = [*site.call.args, *(keyword.value for keyword in site.call.keywords)]
+            if any(names_loader(ast.unparse(each)) or models.is_model(each, frame) for each in given):
+                found.append(f"{_where(frame, site.call)}: {_text(site.call)} may train in an installed package")
+    return found

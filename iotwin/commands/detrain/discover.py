@@ -31,12 +31,12 @@ class DetrainDiscoverCommand(Command):
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.common.errors import IotwinError
-        from iotwin.workloads.detrain.discover import NO_LOOP, analyse
+        from iotwin.workloads.detrain.discover import analyse, no_loop
         from iotwin.workloads.detrain.instrumentation import write_instrumentation
 
         found = analyse(args.script)
         if found.kind == "NONE" and not args.json:
-            raise IotwinError(NO_LOOP.format(script=args.script, reason=found.reasons[0]))
+            raise IotwinError(no_loop(found))
         if args.confirm and found.kind != "NONE":
             from iotwin.workloads.detrain.confirm import confirm
 

@@ -182,6 +182,8 @@ def test_no_loop_is_kind_none(tmp_path, what):
     (tmp_path / "train.py").write_text(UNFINDABLE[what])
     found = analyse(tmp_path / "train.py")
     assert (found.kind, found.confidence, found.batch) == ("NONE", 0.0, None) and found.reasons
+    if "package" in what:
+        assert found.reasons[1].endswith("train.py:2: pytest_timeout.train(model, loader) may train in an installed package")
 
 
 def test_executed_code_is_named():

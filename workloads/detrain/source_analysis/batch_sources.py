@@ -18,7 +18,7 @@ from iotwin.workloads.detrain.source_analysis.scopes import ForLoop
 from iotwin.workloads.detrain.source_analysis.values import CallFrame, Outside
 
 # Packages whose functions compute; only those that read or draw something give a batch.
-_LIBRARIES = {"torch", "numpy", "tensorflow", "keras", "jax", "cupy", *sys.stdlib_module_names}
+PACKAGES_WITHOUT_LOOPS = {"torch", "numpy", "tensorflow", "keras", "jax", "cupy", *sys.stdlib_module_names}
 _RANDOM = re.compile(
     r"(?:^|\.)(?:rand\w*|normal|uniform|random|choice|choices|sample|permutation|integers|shuffle|bernoulli|poisson)$"
 )
@@ -81,7 +81,7 @@ def called_source(
         return None
     if any(_is_random(path) for path in paths):
         return Source(node, frame, Strength.RANDOM)
-    if paths and not is_local and any(path.partition(".")[0] in _LIBRARIES for path in paths):
+    if paths and not is_local and any(path.partition(".")[0] in PACKAGES_WITHOUT_LOOPS for path in paths):
         reads = gets_data(last) or any(word in path for path in paths for word in (".utils.data.", ".data."))
         return Source(node, frame, Strength.CLEAR if varies else Strength.PLAIN, varies) if reads else None
     if any(path.startswith("builtins.") for path in paths):
@@ -105,4 +105,4 @@ def is_counter(iterable: ast.expr, frame: CallFrame, inference: Inference) -> bo
 
 
 def _is_random(path: str) -> bool:
-    return path.partition(".")[0] in _LIBRARIES and bool(_RANDOM.search(path))
+    return path.partition(".")[0] in PACKAGES_WITHOUT_LOOPS and bool(_RANDOM.search(path))
