@@ -14,6 +14,7 @@ from iotwin.common.errors import IotwinError
 from iotwin.main import main
 from iotwin.workloads.detrain.discover import analyse, discover
 from iotwin.workloads.detrain.instrumentation import SURE, changed_sources, read_instrumentation
+from tests.conftest import ROOT
 from tests.workloads.detrain.shapes_in_text import SHAPES_IN_TEXT
 
 SHAPES = Path(__file__).with_name("shapes")
@@ -373,3 +374,33 @@ def test_the_command_without_a_loop(capfd):
 def test_the_command_without_a_script(capfd, tmp_path):
     assert main(["detrain", "discover", str(tmp_path / "none.py")]) == 1
     assert "none.py does not exist" in capfd.readouterr().err
+
+
+# The jobs of this repository
+
+JOBS = {
+    "unet3d": (
+        r"for epoch in range\(self.epoch",
+        r"for step in range\(done",
+        r"batch = next\(fetching\)",
+        r"self._optimizer.step\(\)",
+    ),
+    "dlrm": (
+        r"while done < config.steps",
+        r"for step, number in zip",
+        r"batch = self._training.read",
+        r"self._optimizer.step\(\)",
+    ),
+    "bert": (r"while done < steps", r"for step in range\(first", r"batch = next\(self._batches\)", r"self._optimizer.apply\("),
+    "checkfreq": (r"while self.iterator.epoch <", r"while ", r"next\(self.iterator", r"self._scaler.step\("),
+}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_our_own_jobs(job):
+    found = discover(ROOT / "workloads" / job / "__main__.py")
+    lines = (ROOT / "workloads" / job / "train.py").read_text().splitlines()
+    for name, pattern in zip(("epoch", "batch", "data", "update"), JOBS[job], strict=True):
+        line = getattr(found, name)
+        assert Path(line.file).name == "train.py" and re.search(pattern, lines[line.line - 1]), (name, lines[line.line - 1])
+    assert found.confidence >= SURE

@@ -180,6 +180,8 @@ class LoopChoice:
         is_loader = iterable is None or names_loader(ast.unparse(iterable))
         if not is_loader and iterable is not None and (is_parameter_list(iterable) or is_list_of_losses(iterable)):
             return True
+        if iterable is None or is_counter(iterable, loop.frame, self.inference):
+            return False
         return any(self.slice(each).of(node.iter, loop.frame).computed for each in outer)
 
     def _is_piece(self, source: Source, outer: list[ActiveLoop]) -> bool:
