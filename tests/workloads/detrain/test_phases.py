@@ -44,6 +44,7 @@ class Optimizer:
         pass
 
 
+data = [1.0, 2.0]
 model, optimizer = Model(), Optimizer()
 
 
@@ -60,7 +61,7 @@ def facts():
 """
 EPOCHS = """
 for epoch in range(2):
-    for x in [1.0, 2.0]:
+    for x in data:
         train(x)
 """
 # Stands in for PyTorch, whose import takes seconds.
@@ -177,10 +178,10 @@ def test_an_error_is_reported_as_without_labels(tmp_path, monkeypatch):
     ("body", "phases"),
     [
         (
-            "for epoch in range(1):\n    for x in [1.0, 2.0, 3.0]:\n        train(x)\n        if x == 2.0:\n            break\n",
+            "data = [1.0, 2.0, 3.0]\nfor epoch in range(1):\n    for x in data:\n        train(x)\n        if x == 2.0:\n            break\n",
             EPOCH,
         ),
-        ("for x in [1.0, 2.0]:\n    train(x)\n", [("block", 0), *EPOCH[1:-1], ("block", 0)]),
+        ("for x in data:\n    train(x)\n", [("block", 0), *EPOCH[1:-1], ("block", 0)]),
         (
             "data = iter([1.0, 2.0])\nstep = 0\nwhile step < 2:\n    x = next(data)\n    train(x)\n    step += 1\n",
             [("block", 0), *EPOCH[1:-1], ("block", 0)],
@@ -254,7 +255,7 @@ def average():  # in training mode
 for epoch in range(1):
     model.train()
     average()
-    for x in [1.0, 2.0]:
+    for x in data:
         train(x)
     print(evaluate(iter([1.0, 2.0, 3.0])))
     thread = threading.Thread(target=torch.save, args=({}, "a"))
@@ -282,12 +283,12 @@ import torch
 def evaluate():
     model.eval()
     for part in range(2):
-        for x in [1.0, 2.0]:
+        for x in data:
             pass
     model.train()
 
 for epoch in range(1):
-    for x in [1.0, 2.0]:
+    for x in data:
         train(x)
         if x == 2.0:
             evaluate()
@@ -301,7 +302,7 @@ def test_phases_do_not_go_where_the_script_sends_its_output(tmp_path, monkeypatc
     body = """
 os.dup2(os.open("own.log", os.O_WRONLY | os.O_CREAT), 1)
 for epoch in range(1):
-    for x in [1.0, 2.0]:
+    for x in data:
         train(x)
         os.write(1, b"mine")
 """
@@ -310,7 +311,7 @@ for epoch in range(1):
 
 
 def test_a_forked_process_logs_nothing(tmp_path, monkeypatch):
-    body = "def work():\n    for epoch in range(1):\n        for x in [1.0, 2.0]:\n            train(x)\n\n"
+    body = "def work():\n    for epoch in range(1):\n        for x in data:\n            train(x)\n\n"
     body += "for child in range(2):\n    if os.fork() == 0:\n        work()\n        sys.exit()\n    os.wait()\n"
     assert training(tmp_path, body, monkeypatch) == []
 
