@@ -178,7 +178,8 @@ def test_an_error_is_reported_as_without_labels(tmp_path, monkeypatch):
     ("body", "phases"),
     [
         (
-            "data = [1.0, 2.0, 3.0]\nfor epoch in range(1):\n    for x in data:\n        train(x)\n        if x == 2.0:\n            break\n",
+            "data = [1.0, 2.0, 3.0]\nfor epoch in range(1):\n    for x in data:\n        train(x)\n        if x == 2.0:\n"
+            "            break\n",
             EPOCH,
         ),
         ("for x in data:\n    train(x)\n", [("block", 0), *EPOCH[1:-1], ("block", 0)]),
