@@ -12,13 +12,12 @@ Without ``iotwin detrain run``, these marks of epochs and batches do nothing. Wi
 do. A resumed run gets its earlier batches again, and skips them.
 """
 
-import ctypes
 import sys
-import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from iotwin.workloads.detrain.saving.generators import generator_states, set_generator_states
+from iotwin.workloads.detrain.saving.script_state import put_variables
 
 if TYPE_CHECKING:
     from iotwin.workloads.detrain.session import Session
@@ -47,7 +46,7 @@ def record_epoch(epoch: int | None = None) -> bool:
     if epoch is not None:
         _session.progress.epoch = epoch - 1
     if _session.begin_epoch(frame):
-        _put_variables(_session, frame)
+        put_variables(frame, _session.taken_by(frame.f_code.co_name))
     return _session.resume is None or _session.resume.is_in(_session.progress.epoch)
 
 
@@ -65,7 +64,7 @@ def record_batch(batch: int | None = None) -> bool:
         progress.batch += 1
         return False
     if _session.begin_batch(frame):
-        _put_variables(_session, frame)
+        put_variables(frame, _session.taken_by(frame.f_code.co_name))
     return True
 
 
@@ -96,11 +95,3 @@ def next_batch(function: _Function) -> _Function:
         return found
 
     return marked  # type: ignore[return-value]
-
-
-def _put_variables(session: "Session", frame: types.FrameType) -> None:
-    """Give the variables of a running function the values that the checkpoint has for them."""
-    for name, value in session.taken_by(frame.f_code.co_name).items():
-        frame.f_locals[name] = value
-        if sys.version_info < (3, 13):  # later versions write through
-            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))

@@ -15,6 +15,7 @@ from iotwin.workloads.detrain.resumption import REPLAY_DATA, Resumption, certify
 from iotwin.workloads.detrain.saving.generators import generator_states, set_generator_states
 from iotwin.workloads.detrain.saving.provider import NotBuilt
 from iotwin.workloads.detrain.saving.saved_state import ScriptState
+from iotwin.workloads.detrain.saving.script_state import frames_of, put_variables
 from iotwin.workloads.detrain.saving.script_store import ResumePoint, ScriptStore
 from iotwin.workloads.detrain.steps_log import StepsLog, inputs_sha256
 from iotwin.workloads.policies.cadence import LoopPosition, Policy
@@ -188,7 +189,8 @@ class Session:
         self._end_step()
         if missed := self.resume or self.certifies:
             raise IotwinError(
-                f"the script ended before batch {missed.point.batch} of epoch {missed.point.epoch}, where {missed.name} was saved"
+                f"the script ended before batch {missed.point.batch} of epoch {missed.point.epoch}, where {missed.name} was "
+                "saved; if its loops run several times, resume with --replay full"
             )
 
     def _assign(self, function: str, name: str, value: Any) -> None:
@@ -273,6 +275,8 @@ class Session:
                 raise IotwinError(f"{resume.name}: {missing}; resume with its own script") from None
             self._has_built = True
             return False
+        for outer in frames_of(frame)[1:]:
+            put_variables(outer, self.taken_by(outer.f_code.co_name))
         if "rng" not in self.drop:
             set_generator_states(state["global"])
         progress = self.progress

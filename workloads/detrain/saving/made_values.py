@@ -4,6 +4,7 @@ Objects that the script makes before its loop are not made again: a value refers
 """
 
 import copy
+import functools
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from iotwin.workloads.detrain.saving.tensorflow_states import constant, is_const
 
 Made = Any  # JSON values and tensors
 _MARK = "$made"  # key of a dict that stands for a value; the others are plain values
+_KEPT = "kept"  # key of what the script makes, and training has changed
 _MOST_DEPTH = 50
 _SEQUENCES = {"list": list, "tuple": tuple, "deque": deque}
 _DICTS = {"dict": dict, "OrderedDict": OrderedDict, "defaultdict": defaultdict, "Counter": Counter}
@@ -27,6 +29,10 @@ _DICTS = {"dict": dict, "OrderedDict": OrderedDict, "defaultdict": defaultdict, 
 
 class CannotBeMade(Exception):
     """A value is, or holds, an object of which nothing is known."""
+
+
+class IsCode(CannotBeMade):
+    """A value is, or holds, a function without a name, which the script makes again where it needs it."""
 
 
 class ValueRecorder:
@@ -39,12 +45,14 @@ class ValueRecorder:
     def __init__(
         self, paths: Mapping[int, str], exists: Callable[[str, Any], bool], like: Callable[[torch.nn.Module], str | None]
     ) -> None:
-        self._paths, self._exists, self._like = paths, exists, like
+        self._paths, self._exists, self._like = dict(paths), exists, like
 
     def record(self, value: Any, path: str, depth: int = 0) -> Made:
-        """Return what makes the value that is at `path`, or at depth 0 its content. Raises CannotBeMade."""
+        """Return what makes the value that is at `path`, at depth 0 also if the script makes it too. Raises CannotBeMade."""
+        if depth == 0 and self._paths.get(id(value)) == path and self._exists(path, value):
+            return {**self._recorded(value, path, 1), _KEPT: True}
         known = self._paths.get(id(value))
-        if known is not None and (known != path or (depth > 0 and self._exists(path, value))):
+        if known is not None and (known != path or self._exists(path, value)):
             return {_MARK: "part", "path": known}
         if is_plain(value):
             return encode(value)
@@ -57,6 +65,7 @@ class ValueRecorder:
             if like is not None:
                 return {_MARK: "copy", "of": like}
         elif depth <= _MOST_DEPTH:
+            self._paths[id(value)] = path  # a walk does not go as deep
             return self._recorded(value, path, depth + 1)
         raise CannotBeMade(f"{path} is a {type(value).__name__}")
 
@@ -74,6 +83,8 @@ class ValueRecorder:
             return {_MARK: "named tuple", "items": items, "class": _name_of(kind, path)}
         if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
             return {_MARK: "name", "name": _name_of(value, path)}
+        if isinstance(value, functools.partial):
+            raise IsCode(f"{path} is a partial")
         if is_users_class(kind) and not isinstance(value, list | dict | set | tuple):
             attributes = {name: self.record(each, f"{path}.{name}", depth) for name, each in attributes_of(value)}
             return {_MARK: "object", "class": _name_of(kind, path), "attributes": attributes}
@@ -84,7 +95,7 @@ def _name_of(value: Any, path: str) -> str:
     """Return the name of a function or class, by which a later process finds it."""
     name = f"{value.__module__}:{value.__qualname__}"
     if _named(name) is not value:
-        raise CannotBeMade(f"{path} is {name}, which has no name in its module")
+        raise IsCode(f"{path} is {name}")
     return name
 
 
@@ -99,11 +110,12 @@ def _named(name: str) -> Any:
 class Maker:
     """Makes the values of `made`, by path, in a process that has `parts`.
 
-    An object that is there already, and of the same class, gets the content, so that all who hold it see it.
+    An object that is there already gets the content, so that all who hold it see it: if training has not replaced it, or if it
+    is of the same class and no other part holds it.
     """
 
     def __init__(self, made: Mapping[str, Made], parts: Mapping[str, Part]) -> None:
-        self._parts = parts
+        self.parts, self._shared = parts, {part.same for part in parts.values()}
         self._nodes = {path: node for root, value in made.items() for path, node in _nodes(root, value) if not _is_at(path, node)}
         self._nodes |= {path: node for path, node in made.items() if not _is_at(path, node)}
         self._done: dict[str, Any] = {}
@@ -114,13 +126,13 @@ class Maker:
             return self._done[path]
         if path in self._nodes:
             return self._make(path, self._nodes[path])
-        if path in self._parts:
-            return self._parts[path].value
+        if path in self.parts:
+            return self.parts[path].value
         raise IotwinError(f"the script has no {path}, which training made before; resume with --replay full")
 
     def has(self, path: str) -> bool:
         """Return whether there is a value at a path."""
-        return path in self._nodes or path in self._parts
+        return path in self._nodes or path in self.parts
 
     def _make(self, path: str, node: Made) -> Any:
         kind = node.get(_MARK) if isinstance(node, dict) else None
@@ -144,7 +156,7 @@ class Maker:
     def _container(self, kind: str, path: str, node: Made) -> Any:
         if kind == "tuple":
             return tuple(self.value(f"{path}[{index}]") for index in range(len(node["items"])))
-        empty = self._reused(path, _SEQUENCES.get(kind) or _DICTS[kind])
+        empty = self._reused(path, _SEQUENCES.get(kind) or _DICTS[kind], node)
         if empty is None:
             empty = deque(maxlen=node["most"]) if kind == "deque" else (_SEQUENCES.get(kind) or _DICTS[kind])()
         empty.clear()
@@ -169,15 +181,18 @@ class Maker:
             )
         if kind == "named tuple":
             return tuple.__new__(named, [self.value(f"{path}[{index}]") for index in range(len(node["items"]))])
-        found = self._reused(path, named) or named.__new__(named)
+        found = self._reused(path, named, node)
+        found = named.__new__(named) if found is None else found
         self._done[path] = found
         for name in node["attributes"]:
             object.__setattr__(found, name, self.value(f"{path}.{name}"))
         return found
 
-    def _reused(self, path: str, kind: type) -> Any:
-        value = self._parts[path].value if path in self._parts else None
-        return value if type(value) is kind else None
+    def _reused(self, path: str, kind: type, node: Made) -> Any:
+        part = self.parts.get(path)
+        if part is None or type(part.value) is not kind:
+            return None
+        return part.value if node.get(_KEPT) or not (part.same or path in self._shared) else None
 
 
 def _is_at(path: str, node: Made) -> bool:

@@ -14,7 +14,8 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.tensor_file import crc32c
 from iotwin.workloads.detrain.loaders import IteratorState, TrackedIterator
 from iotwin.workloads.detrain.saving import script_state
-from iotwin.workloads.detrain.saving.made_values import CannotBeMade, Maker, ValueRecorder
+from iotwin.workloads.detrain.saving.lost_iterators import position_of
+from iotwin.workloads.detrain.saving.made_values import CannotBeMade, IsCode, Maker, ValueRecorder
 from iotwin.workloads.detrain.saving.nested_values import decode_nested, encode_nested
 from iotwin.workloads.detrain.saving.plain_values import decode, encode, replace_content
 from iotwin.workloads.detrain.saving.provider import NotBuilt, State
@@ -24,7 +25,7 @@ from iotwin.workloads.detrain.saving.tensor_values import can_be_saved, put_tens
 
 _TENSORS = (script_state.TENSOR, script_state.ARRAY)
 _REPLACED = (*_TENSORS, script_state.HOLDER, script_state.SAME)  # kinds of parts that are made again if they are other objects
-_KINDS = ("objects", "types", "gradients", "iterators", "tensors", "plain", "made", "holders")
+_KINDS = ("objects", "types", "gradients", "iterators", "tensors", "plain", "made", "lost", "holders")
 _Frame = types.FrameType | None
 
 
@@ -69,7 +70,7 @@ class ScriptState:
     def capture(self, frame: _Frame, gradients: bool) -> State:
         """Return the state by path.
 
-        * `objects` and their `types`; `gradients` of modules if asked for; positions of `iterators`
+        * `objects` and their `types`; `gradients` of modules if asked for; positions of `iterators`, and of those that are `lost`
         * `tensors` and `plain` values that have changed in place; what has been `made` since the loop began
         * `holders`: paths of the objects that hold new values
         """
@@ -87,8 +88,9 @@ class ScriptState:
                 state["iterators"][part.path] = encode_nested(part.value.state()._asdict(), self.unsaved)
                 if not part.value.restorable:
                     self.unsaved[part.path] = "its data set only gives its samples one after another"
-            elif part.kind == script_state.LOST:
+            elif part.kind == script_state.LOST and part.path not in inside and self._changed(part):
                 self.unsaved[part.path] = f"a {type(part.value).__name__} has no state that can be saved"
+                state["lost"][part.path] = position_of(part.value)
             elif part.kind == script_state.PLAIN and part.path not in inside and self._changed(part):
                 state["plain"][part.path] = encode(part.value)
             elif part.kind in _TENSORS and part.path not in inside and self._changed(part):
@@ -111,6 +113,8 @@ class ScriptState:
             elif self._is_made(part, held[part.path]):
                 try:
                     made[part.path] = recorder.record(part.value, part.path)
+                except IsCode:
+                    continue
                 except CannotBeMade as error:
                     self.left[part.path] = str(error)
                 else:
@@ -158,7 +162,7 @@ class ScriptState:
         begun = (self._begun or {}).get(part.path)
         kept = part.path in self._kept or part.path.startswith(self._kept_inside)
         if begun is not None and not kept and begun.mark == _mark(part):
-            return False
+            return part.kind == script_state.LOST and begun.value is not part.value
         if part.kind in _TENSORS and not can_be_saved(part.value):
             self.left[part.path] = f"{part.path} is a {type(part.value).__name__} in a layout that a checkpoint cannot hold"
             return False
@@ -191,6 +195,8 @@ class ScriptState:
         Raises NotBuilt if the script has no such object yet, and IotwinError if it never has, or if one does not fit.
         """
         parts = self.parts(frame)
+        for path, position in state["lost"].items():
+            _check_position(path, position, parts)
         maker = Maker(state["made"], parts)
         objects = {path: _object(path, state, parts, maker) for path in state["objects"]}
         chosen = [path for path, part in objects.items() if state["types"][path] not in without]
@@ -198,6 +204,7 @@ class ScriptState:
             _load(objects[path], state["objects"][path])
         for path, gradients in state["gradients"].items():
             _put_gradients(objects[path].value, gradients)
+        parts = maker.parts = self.parts(frame)  # optimizers have other groups of parameters now
         for path in state["made"]:
             self._put(path, maker.value(path), parts, maker, state["holders"])
         for path, saved in state["iterators"].items():
@@ -253,6 +260,12 @@ def _object(path: str, state: State, parts: Mapping[str, Part], maker: Maker) ->
     return Part(path, script_state.OBJECT, value, lambda _: None)
 
 
+def _check_position(path: str, position: str, parts: Mapping[str, Part]) -> None:
+    """Raise IotwinError unless an iterator that cannot be restored is where it was, as it is if a replay moves it."""
+    if path not in parts or position_of(parts[path].value) != position:
+        raise IotwinError(f"{path} cannot be restored, and reading earlier batches does not move it; resume with --replay full")
+
+
 def _go_to(path: str, parts: Mapping[str, Part], state: IteratorState) -> None:
     if path not in parts or not isinstance(parts[path].value, TrackedIterator):
         raise IotwinError(f"the script has no iterator {path} yet; resume with --replay full")
@@ -291,6 +304,8 @@ def _mark(part: Part) -> Any:
         return value.dtype.str, value.shape, crc32c(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
     if part.kind == script_state.PLAIN:
         return encode(value)
+    if part.kind == script_state.LOST:
+        return position_of(value)
     return len(value) if isinstance(value, list | dict | tuple | set | deque) else None
 
 

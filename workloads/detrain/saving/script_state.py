@@ -5,6 +5,7 @@ its own object. Objects that a provider knows are saved by it. Tensors, arrays, 
 script's classes are saved if they have changed since the loop began, since the script makes the others again.
 """
 
+import ctypes
 import functools
 import io
 import sys
@@ -25,7 +26,7 @@ from iotwin.workloads.detrain.saving.tensorflow_states import is_keras
 
 OBJECT, ITERATOR, TENSOR, ARRAY, PLAIN, LOST = "object", "iterator", "tensor", "array", "plain", "lost"
 HOLDER = "holder"  # a container or an object with parts inside
-OF_MODULE = "of module"  # a module's submodule, parameter or buffer, which is saved with the module
+SAVED_WITH = "saved with"  # a module's submodule, parameter or buffer, or an optimizer's group, which is saved with its object
 SAME = "same"  # an object that is a part by another path
 _MOST_DEPTH = 8  # attributes and elements between a variable and a part of the state
 _MOST_PARTS = 100_000  # elements of a container with other than plain values; a longer one is data
@@ -60,6 +61,14 @@ def scripts_modules() -> dict[str, types.ModuleType]:
     """Return the script's modules that have been imported, by name."""
     modules = list(sys.modules.items())
     return {name: each for name, each in modules if is_script(getattr(each, "__file__", None) or "") and name != "__mp_main__"}
+
+
+def put_variables(frame: types.FrameType, values: Mapping[str, Any]) -> None:
+    """Give variables of a function that is running their values."""
+    for name, value in values.items():
+        frame.f_locals[name] = value
+        if sys.version_info < (3, 13):  # later versions write through
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
 
 class Walk:
@@ -108,10 +117,10 @@ class Walk:
         self._held.append(part.value)
         if kind is not None:
             yield part._replace(kind=kind)
-        if isinstance(part.value, torch.nn.Module):
-            for name, each in _of_modules(part.value):
+        if isinstance(part.value, torch.nn.Module | torch.optim.Optimizer):
+            for name, each in _saved_with(part.value):
                 if self.paths.setdefault(id(each), f"{part.path}.{name}") == f"{part.path}.{name}":
-                    yield Part(f"{part.path}.{name}", OF_MODULE, each, _no_setter(each, ""), part.path)
+                    yield Part(f"{part.path}.{name}", SAVED_WITH, each, _no_setter(each, ""), part.path)
 
     def _variables(self) -> Iterator[Part]:
         for frame in self._frames:
@@ -145,7 +154,7 @@ def _kind(value: Any) -> str | None:
         return OBJECT
     if isinstance(value, io.IOBase):
         return None if value.closed or value.writable() else LOST
-    return LOST if isinstance(value, Iterator) else HOLDER
+    return LOST if isinstance(value, Iterator) and not is_users_class(type(value)) else HOLDER
 
 
 def _has_identity(value: Any) -> bool:
@@ -165,7 +174,11 @@ def _inside(part: Part, kind: str | None) -> Iterator[Part]:
             yield from _attributes(part.path, part.value, skipped=private)
 
 
-def _of_modules(value: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+def _saved_with(value: torch.nn.Module | torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, torch.optim.Optimizer):
+        yield "param_groups", value.param_groups
+        yield from ((f"param_groups[{index}]", group) for index, group in enumerate(value.param_groups))
+        return
     for found in (value.named_modules(), value.named_parameters(), value.named_buffers()):
         yield from ((name, each) for name, each in found if name)
 
@@ -189,10 +202,19 @@ def _of_sequence(path: str, value: Any) -> Iterator[Part]:
         yield from (Part(f"{path}[{index}]", "", each, put(value, index)) for index, each in enumerate(value))
 
 
+def _of_objects(path: str, value: "np.ndarray[Any, Any]") -> Iterator[Part]:
+    if value.size <= _MOST_PARTS:
+        yield from (
+            Part(f"{path}.flat[{index}]", "", each, _item_setter(value.flat, index)) for index, each in enumerate(value.flat)
+        )
+
+
 def _of_function(path: str, value: types.FunctionType) -> Iterator[Part]:
     if is_script(value.__code__.co_filename):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
         yield from (Part(f"{path}.{name}", "", _content(cell), _attribute_setter(cell, "cell_contents")) for name, cell in cells)
+        defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        yield from (Part(f"{path}.default{index}", "", each, _no_setter(value, "")) for index, each in enumerate(defaults))
         yield from _attributes(path, value)
 
 
@@ -225,13 +247,14 @@ def _attributes(path: str, value: Any, skipped: tuple[str, ...] = ()) -> Iterato
 
 def attributes_of(value: Any) -> list[tuple[str, Any]]:
     """Return the names and values of an object's own attributes, those in slots too, but for names such as `__doc__`."""
-    slots = [name for each in type(value).__mro__ for name in getattr(each, "__slots__", ()) if hasattr(value, name)]
-    names = [name for name in (*getattr(value, "__dict__", {}), *slots) if not (name.startswith("__") and name.endswith("__"))]
-    return [(name, getattr(value, name, None)) for name in names]
+    slots = {name for each in type(value).__mro__ for name in getattr(each, "__slots__", ()) if hasattr(value, name)}
+    found = {**{name: getattr(value, name) for name in sorted(slots)}, **getattr(value, "__dict__", {})}
+    return [(name, each) for name, each in found.items() if not (name.startswith("__") and name.endswith("__"))]
 
 
 _INSIDE: tuple[tuple[Any, Callable[[str, Any], Iterator[Part]]], ...] = (
-    (torch.nn.Module, _of_module), (dict, _of_dict), (list | tuple | deque, _of_sequence), (types.FunctionType, _of_function),
+    (torch.nn.Module, _of_module), (dict, _of_dict), (list | tuple | deque, _of_sequence), (np.ndarray, _of_objects),
+    (types.FunctionType, _of_function),
     (types.MethodType, _of_method), (functools.partial, _of_partial), (DataLoader, _of_loader), (Sampler, _attributes),
 )  # fmt: skip
 
