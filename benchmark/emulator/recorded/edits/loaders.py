@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.benchmark.emulator.recorded.edits.process_line import ProcessLine
+from iotwin.benchmark.emulator.recorded.edits.read_ahead import ReadAhead
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder
 from iotwin.benchmark.emulator.recorded.edits.think_clock import ProcessRows, Stretch
 from iotwin.workload_yaml.recording import Label, Op, TwinRecording
@@ -115,6 +116,7 @@ class NewLoader:
         if first:
             self.line.play(self._like.set_up)
         after = deal.read(self.line, samples)
+        self.line.wait(deal.begin_ahead(self.line, samples))
         if first:
             once, tag = self._like.once, f"-loader{self.line.process}"
             self.line.play(once, subjects=self._builder.on_copies(tag, once.begin_ns, once.end_ns, data=False), waits=False)
@@ -133,6 +135,7 @@ class Deal:
     def __init__(self, recording: TwinRecording, builder: RowBuilder, loaders: dict[int, RecordedLoader]) -> None:
         self._recording, self._builder, self._loaders = recording, builder, loaders
         self._loader_of = recording.batches.loader
+        self.ahead: ReadAhead | None = None  # what other threads of a rank read for its batches
 
     def parts(self, batch: int) -> int:
         """Return the number of samples, or parts, of a recorded batch."""
@@ -154,10 +157,22 @@ class Deal:
                 after.append(loader.after[batch])
         return after
 
+    def begin_ahead(self, line: ProcessLine, samples: Sequence[DealtSample]) -> list[int]:
+        """Let other threads of a process begin to read the samples. Return the channels to wait for before they are taken."""
+        channels: list[int] = []
+        for batch, part, copy in samples if self.ahead is not None else ():
+            stretch = self.ahead.of(batch, part) if self.ahead is not None else None
+            if stretch is not None:
+                copied = self._builder.on_copies(f"-copy{copy}", stretch.begin_ns, stretch.end_ns, data=True) if copy else None
+                channels += line.begin_others(stretch, copied)
+        return channels
+
     def first_file(self, batch: int) -> int:
         """Return the index of the first file that a batch opens or reads, -1 for none."""
         columns = self._recording.columns
-        for stretch in self._loaders[self._loader_of[batch]].parts[batch]:
+        own = self._loaders[self._loader_of[batch]].parts[batch]
+        ahead = [self.ahead.of(batch, part) for part in range(len(own))] if self.ahead is not None else []
+        for stretch in filter(None, [*own, *ahead]):
             rows = np.concatenate([stretch.rows, *(rows for _, rows, _ in stretch.others)])
             rows = rows[columns["op"][rows] < Op.PIPE_WRITE]
             if len(rows):

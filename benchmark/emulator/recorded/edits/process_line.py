@@ -1,5 +1,7 @@
 """One process of an edited recording: stretches of recorded processes, played one after another."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,6 +34,15 @@ class ProcessLine:
         stretch.put(self.main, factor, subjects and subjects(stretch.rows))
         for channel in channels if waits else ():
             self.main.add(Op.WAIT, channel + 1)
+
+    def begin_others(self, stretch: Stretch, subjects: Subjects | None = None) -> list[int]:
+        """Let other threads begin their parts of a stretch. Return the channels for which `wait` waits until they are done."""
+        return [self._begin(position, rows, thinks, subjects, waits=True) + 1 for position, rows, thinks in stretch.others]
+
+    def wait(self, channels: Sequence[int]) -> None:
+        """Wait for a token in each of the channels."""
+        for channel in channels:
+            self.main.add(Op.WAIT, channel)
 
     def _begin(
         self, position: int, rows: NDArray[np.int64], thinks: NDArray[np.int64], subjects: Subjects | None, waits: bool

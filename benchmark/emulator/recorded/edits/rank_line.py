@@ -12,6 +12,7 @@ from iotwin.benchmark.emulator.recorded.edits.edits import Edits
 from iotwin.benchmark.emulator.recorded.edits.loaders import PARTS, Deal, NewLoader, RecordedLoader
 from iotwin.benchmark.emulator.recorded.edits.process_line import ProcessLine
 from iotwin.benchmark.emulator.recorded.edits.rare_steps import find_rare_steps, runs_of
+from iotwin.benchmark.emulator.recorded.edits.read_ahead import ReadAhead, TakenBatches, read_ahead_rows
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder, Subjects
 from iotwin.benchmark.emulator.recorded.edits.think_clock import ProcessRows, Stretch
 from iotwin.common.errors import UsageError
@@ -65,10 +66,14 @@ class RankLine:
         self._line = ProcessLine(builder, process)
         bounds = pass_bounds(batches)
         self._passes = [_Pass(recording, i, bounds) for i, each in enumerate(batches.passes) if each.process == process]
-        self._cut(ProcessRows(recording, process, kept))
+        ahead = kept & read_ahead_rows(recording, process)
+        self._cut(ProcessRows(recording, process, kept & ~ahead))
         self._training = [number for number, each in enumerate(self._passes) if each.training]
-        self._loaders = self._recorded_loaders(kept)
+        self._loaders = self._recorded_loaders(kept & ~ahead)
         self._deal = Deal(recording, builder, self._loaders)
+        if ahead.any():
+            taken = [TakenBatches(each.batches, each.moments[::2], each.begin_ns) for each in self._passes if not each.depth]
+            self._deal.ahead = ReadAhead(recording, process, ahead, taken, self._deal.parts)
         self._live: dict[int, NewLoader] = {}  # by the recorded loader in whose place it is
         self._more: dict[int, list[NewLoader]] = {}  # further ones, by the last recorded loader of the pass
         self._pipes: list[tuple[int, int]] = []  # those of loaders that have ended
@@ -143,7 +148,9 @@ class RankLine:
         return are_shuffled(orders)
 
     def _is_streamed(self) -> bool:
-        """Return whether loaders read ahead most of the bytes that they read for batches."""
+        """Return whether loaders, or other threads of the rank, read on in files for most of the bytes that batches read."""
+        if self._deal.ahead is not None:
+            return self._deal.ahead.is_streamed()
         columns = self._recording.columns
         reads = np.isin(columns["op"], [Op.READ, Op.TOUCH]) & (columns["batch"] >= 0)
         labels, sizes = columns["label"][reads], columns["size"][reads].astype(np.float64)
@@ -294,13 +301,16 @@ class RankLine:
         if each.depth:  # otherwise the rank reads its first batch then
             self._put(each.opening, copy)
         epoch = self._training.index(number) if each.training else -1
+        begun = self._deal.begin_ahead(self._line, dealt[0].samples) if dealt and not loaders else []
         for index, batch in enumerate(dealt):
             if loaders:
                 self._line.main.add(Op.PIPE_READ, loaders[batch.slot].results, 1)
                 if index + ahead < len(dealt):
                     self._line.main.add(Op.PIPE_WRITE, loaders[dealt[index + ahead].slot].requests, 1)
             else:
+                self._line.wait(begun)
                 self._deal.read(self._line, batch.samples)
+                begun = self._deal.begin_ahead(self._line, dealt[index + 1].samples) if index + 1 < len(dealt) else []
             self._play_step(each, index, len(dealt), batch, copy)
             if each.training:
                 if self._edits.ranks > 1:

@@ -21,13 +21,13 @@ def read_ahead(folder, logs: bool = True, evaluates: bool = False, ranks: int = 
     """A rank for which two threads read the files of the batches that come two steps later; it may log its phases."""
     made, now = Made(), 100.0
     for rank in range(ranks):
-        made.process(1000 + rank, 1, "rank")
+        made.process(1000 + rank, 1, "rank", end_ms=600)
     files = [made.file(f"/d/{number:02}.npy", size=100_000) for number in range(STEPS * FILES)]
     for epoch in range(EPOCHS):
         begin, order = now, np.random.default_rng(epoch).permutation(files).reshape(STEPS, FILES).tolist()
         for step in range(-AHEAD, STEPS):
             for number, file in enumerate(order[step + AHEAD] if step + AHEAD < STEPS else []):
-                at = now + 0.2 + 1.5 * (number // 2)
+                at = now + 0.2 + 1.5 * (number // 2) + 0.05 * (number % 2)
                 tid = 1001 + number % 2
                 at = made.call(at, 1000, "openat", file, tid=tid)
                 at = made.call(at, 1000, "read", file, 0, 100_000, tid=tid)
