@@ -30,7 +30,6 @@ class LoaderJob:
     keeps_two: bool = (
         False  # reads the checkpoint of the epoch before when it has saved another one, and removes the one before it
     )
-    sends_apart: bool = False  # the first requests of a pass are sent by a thread for each loader, one after the other
     tries_folder: bool = False  # the thread that sends a loader's first batch writes a temporary file while samples are read
     mapped: bool = False  # the job maps all files at its beginning, and a loader reads a sample by a page fault
     mask_bytes: int = 0  # each sample also has a mask of so many bytes, in another file that is read after the image
@@ -105,7 +104,7 @@ class LoaderJob:
 
         ahead = 2 * self.loaders
         first = range(min(ahead, len(batches)))
-        for index in sorted(first, key=lambda index: index % self.loaders) if self.sends_apart else first:
+        for index in first:
             serve(index, now)
             now += 0.2
         for index, batch in enumerate(batches):

@@ -95,19 +95,16 @@ def _passes_of_steps(job: Job, tree: Tree) -> list[pd.DataFrame]:
 
 
 def _in_turn(part: pd.DataFrame) -> pd.DataFrame:
-    """Return the batches of a pass in turns of the loaders as they were started, if the pass shows that it has such turns.
+    """Return the batches of a pass in turns of the loaders as they were started, if fewer were then under way at once.
 
     A rank takes batches in turn. It requests the first ones of several loaders at once, by a thread for each loader, so that the
-    times of the requests are not always in order. Turns show if all later batches are in turn, or if fewer batches are then under
-    way at once.
+    times of the requests are not always in order.
     """
     if "key" in part:
         return part
     requested, delivered = (part[name].to_numpy(np.int64) for name in ("requested_ns", "delivered_ns"))
     order = np.lexsort((part["loader"], part.groupby("loader").cumcount()))
-    depth = depth_of(requested, delivered)
-    later = np.arange(depth, len(part))
-    if (len(later) and (order[depth:] == later).all()) or depth_of(requested[order], delivered[order]) < depth:
+    if depth_of(requested[order], delivered[order]) < depth_of(requested, delivered):
         return part.iloc[order].assign(requested_ns=requested)
     return part
 

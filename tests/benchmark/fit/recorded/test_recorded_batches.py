@@ -49,13 +49,6 @@ def test_passes_of_loaders_are_epochs_and_evaluations(tmp_path, persistent):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_batches_are_in_turns_of_the_loaders_also_if_the_first_requests_are_not(tmp_path, persistent):
-    found = batches_of(tmp_path, LoaderJob(sends_apart=True, persistent=persistent, files=32))
-    assert [found.loader[at : at + 8] for at in (0, 8)] == [[1, 2] * 4, [1, 2] * 4 if persistent else [3, 4] * 4]
-    assert all(found.requested_ns[at : at + 8] == sorted(found.requested_ns[at : at + 8]) for at in (0, 8))
-
-
-@pytest.mark.parametrize("persistent", [False, True])
 def test_a_checkpoint_or_an_evaluation_is_in_no_step(tmp_path, persistent):
     """Nor is the pause in which loaders that live on do nothing."""
     found = batches_of(tmp_path, LoaderJob(evaluated=8, epochs=3, persistent=persistent, files=48))
