@@ -7,6 +7,7 @@ the session takes them before the loop's body would.
 from collections import deque
 from collections.abc import Callable, Iterator
 from inspect import signature
+from itertools import count
 from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -19,6 +20,9 @@ from iotwin.workloads.detrain.saving.generators import generator_states, set_gen
 from iotwin.workloads.detrain.saving.provider import Provider
 from iotwin.workloads.detrain.saving.providers import provider_of
 from iotwin.workloads.detrain.saving.tensorflow_states import DatasetTracker, TrackedDatasetIterator
+
+_MOST_PASSES = 200  # whose beginnings are remembered, each some kilobytes
+_NUMBERS = count()
 
 
 class IteratorState(NamedTuple):
@@ -83,6 +87,7 @@ class TrackedIterator:
             if self._start_state is not None:
                 set_generators(self.loader, self._start_state.drawn)
             self._drawn = generators_of(self.loader)
+            self._tracker.remember(self)
             for _ in range(self._placeholders):
                 next_index()
 
@@ -136,13 +141,18 @@ class LoaderTracker:
         self._starts: deque[IteratorState] = deque()
         self.opened: list[TrackedIterator | TrackedDatasetIterator] | None = None  # those that began since `opens`
         self._datasets = DatasetTracker(lambda begun: self.opened.append(begun) if self.opened is not None else None)
+        self._history: dict[str, Any] = {}
+        self._replayed: dict[str, Any] = {}
+        self._expected: dict[str, Any] = {}
+        self._last: dict[str, Any] = {}  # by loader: the indices of its last batch
         self._patch()
 
     def _patch(self) -> None:
         tracker, next_index = self, torch_loader._BaseDataLoaderIter._next_index
 
         def begun(loader: "DataLoader[Any]") -> TrackedIterator:
-            found = TrackedIterator(loader, tracker, tracker._starts.popleft() if tracker._starts else None)
+            start = tracker._starts.popleft() if tracker._starts else tracker.begun_before(loader)
+            found = TrackedIterator(loader, tracker, start)
             if tracker.opened is not None:
                 tracker.opened.append(found)
             return found
@@ -170,6 +180,37 @@ class LoaderTracker:
         made.detrain_owner = owner
         return made
 
+    def remember(self, iterator: TrackedIterator) -> None:
+        """Remember how a pass began, for checkpoints that are replayed."""
+        if len(self._history) < _MOST_PASSES:
+            self._history[_key(iterator.loader, iterator.passes)] = iterator.state()._replace(position=0)._asdict()
+
+    def replays(self, history: dict[str, Any], last: dict[str, Any]) -> None:
+        """Passes that begin from now on begin as those of an earlier run did. `last`: the batch of each loader to come to."""
+        self._replayed, self._expected = history, last
+
+    def replayed(self) -> None:
+        """A replay has come to its checkpoint. Raises IotwinError if its loaders have not."""
+        here = self.last_batches()
+        if different := [name for name in here.keys() & self._expected.keys() if here[name] != self._expected[name]]:
+            raise IotwinError(
+                f"loader {different[0]} gives other batches than before, as its draws depend on steps; resume with --replay full"
+            )
+        self._replayed, self._expected = {}, {}
+
+    def begun_before(self, loader: "DataLoader[Any]") -> IteratorState | None:
+        """Return how the coming pass over a loader began in the run that is replayed."""
+        found = self._replayed.get(_key(loader, loader.__dict__.get("detrain_passes", 0)))
+        return IteratorState(**found) if found else None
+
+    def history(self) -> dict[str, Any]:
+        """Return how the passes over all loaders began, up to 200 of them."""
+        return dict(self._history)
+
+    def last_batches(self) -> dict[str, Any]:
+        """Return the indices of the last batch of each loader."""
+        return {name: repr(indices) for name, indices in self._last.items()}
+
     def passes_of(self, loader: "DataLoader[Any]", passes: int | None) -> int:
         """Return how many iterators of `loader` began before, or set that to `passes`; key its items by that."""
         found: int = loader.__dict__.get("detrain_passes", 0) if passes is None else passes
@@ -184,6 +225,7 @@ class LoaderTracker:
     def yielded(self, iterator: TrackedIterator) -> None:
         """Learn that an iterator has yielded a batch."""
         indices = iterator.requested.popleft() if iterator.requested else []
+        self._last[str(_number(iterator.loader))] = indices
         if self._on_batch is not None:
             self._on_batch(indices)
 
@@ -218,6 +260,17 @@ def _state_before(iterator: TrackedIterator | TrackedDatasetIterator, fetched: b
     if isinstance(iterator, TrackedDatasetIterator):
         return iterator.state(fetched)
     return iterator.state()._replace(position=iterator.position - fetched)._asdict() if iterator.restorable else None
+
+
+def _number(loader: "DataLoader[Any]") -> int:
+    """Return the number of a loader, in the order in which the script first iterates over them."""
+    if "detrain_number" not in loader.__dict__:
+        loader.__dict__["detrain_number"] = next(_NUMBERS)
+    return int(loader.__dict__["detrain_number"])
+
+
+def _key(loader: "DataLoader[Any]", passes: int) -> str:
+    return f"{_number(loader)}:{passes}"
 
 
 def generators_of(loader: "DataLoader[Any]") -> dict[str, Any]:

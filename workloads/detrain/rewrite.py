@@ -22,7 +22,8 @@ def instrumented(source: bytes, path: Path, found: Instrumentation) -> ast.Modul
     * A loop's body begins with `session.batch()`. After a resume it returns True, and the variables of the function that the loop
       assigns get their saved values.
     * The body of the loop of epochs is in a `try`, so that the rest of an epoch that is skipped can be left.
-    * Where the batch is got in the body, the session learns what it is, and can get batches without training on them.
+    * Where the batch is got in the body, the session learns what it is, and can get batches without training on them. What such a
+      loop goes over are turns, not batches. After the loop, `session.left()` leaves an epoch whose batches were not trained on.
 
     Raises IotwinError if a line is no longer that of a loop.
     """
@@ -152,14 +153,23 @@ def _instrument_batches(
 ) -> None:
     around = next((outer for outer, own in _loops(tree, None) if own is function and here.is_at(found.epoch, outer)), loop)
     inside = {name for name in _assigned(around, function) if name not in _targets(loop)}
-    data, skip = found.data, []
-    if data is not None and here.has(data) and data.line != loop.lineno:
-        skip = _instrument_data(loop, data.line)
+    data, skip = found.data, list[ast.stmt]()
+    if data is not None and here.has(data) and data.line == loop.lineno and isinstance(loop, ast.While):
+        skip = [ast.If(_call("skips"), [ast.Continue()], [])]  # the condition gets the batches
+    elif data is not None and here.has(data) and data.line != loop.lineno:
+        update = found.update if here.has(found.update) else None
+        skip = _instrument_data(loop, data.line, update.line if update else None)
     _instrument(loop, "batch", sorted(inside), skip)
+    if skip:
+        block = next(block for block in _all_blocks(tree) if loop in block)
+        block.insert(block.index(loop) + 1, ast.copy_location(ast.Expr(_call("left")), loop))
 
 
-def _instrument_data(loop: _Loop, line: int) -> list[ast.stmt]:
-    """Let the session see what the statement at `line` gets. Return a statement that gets batches without training on them."""
+def _instrument_data(loop: _Loop, line: int, update: int | None) -> list[ast.stmt]:
+    """Let the session see what the statement at `line` gets. Return a statement that gets batches without training on them.
+
+    There is none if the statement of the loop's body that gets the batch also has the `update`.
+    """
     block = next((block for block in _blocks(loop.body) if any(_spans(each, line) for each in block)), None)
     if block is None:
         return []
@@ -168,7 +178,15 @@ def _instrument_data(loop: _Loop, line: int) -> list[ast.stmt]:
     seen = ast.Expr(_call("data", *(ast.Name(name, ast.Load()) for name in names)))
     if names:
         block.insert(at + 1, ast.copy_location(seen, block[at]))
-    return [ast.If(_call("skips"), [block[at], ast.Continue()], [])] if block is loop.body else []
+    gets = next(each for each in loop.body if _spans(each, line))
+    if update is not None and _spans(gets, update):
+        return []
+    return [ast.If(_call("skips"), [gets, ast.Continue()], [])]
+
+
+def _all_blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    for each in ast.walk(node):
+        yield from (block for name in ("body", "orelse", "finalbody") if isinstance(block := getattr(each, name, None), list))
 
 
 def _blocks(body: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
@@ -190,7 +208,8 @@ def _instrument(loop: _Loop, kind: str, names: Sequence[str], skip: Sequence[ast
     """Wrap what a `for` loops over, and let the body begin with `skip` and `if session.KIND(): NAME = ...`."""
     if not isinstance(loop, ast.While):
         opened = _call("opens", ast.Constant(kind))
-        loop.iter = ast.copy_location(_call({"batch": "batches", "epoch": "epochs"}[kind], opened, loop.iter), loop.iter)
+        wrapped = "turns" if skip else {"batch": "batches", "epoch": "epochs"}[kind]
+        loop.iter = ast.copy_location(_call(wrapped, opened, loop.iter), loop.iter)
     restored: list[ast.stmt] = [
         ast.If(
             _call("has", ast.Constant(name)),

@@ -139,6 +139,8 @@ def _session(options: Namespace, found: Instrumentation) -> "Iterator[Session]":
         session.resume, session.certifies = (None, resumed) if options.replay == "full" else (resumed, None)
         if found.batch is None:
             markers.use(session)
+        if session.resume is not None and session.resume.replay == "replay-data":
+            loaders.replays(session.resume.state["passes"], session.resume.state["last_batches"])
         handler = signal.signal(signal.SIGUSR1, lambda *_: policy.ask()) if saves else None
         try:
             yield session

@@ -114,7 +114,9 @@ class Session:
 
     def batches(self, _: None, values: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches, from the one on at which the run resumes."""
-        frame, iterator = sys._getframe(1), iter(values)
+        yield from self._batches(sys._getframe(1), iter(values))
+
+    def _batches(self, frame: types.FrameType, iterator: Iterator[Any]) -> Iterator[Any]:
         if self.resume is not None:
             self._pass_over(self.resume, iterator, frame)
         try:
@@ -131,6 +133,22 @@ class Session:
                     yield self._item
         finally:
             self._end_step()
+
+    def turns(self, _: None, values: Iterable[Any]) -> Iterator[Any]:
+        """As `batches`, for a loop whose body gets the batches, which a replay reads."""
+        if self.resume is None or self.resume.replay != REPLAY_DATA:
+            yield from self._batches(sys._getframe(1), iter(values))
+            return
+        try:
+            for self._item in values:
+                yield self._item
+        finally:
+            self._end_step()
+
+    def left(self) -> None:
+        """The loop over the batches has ended."""
+        if self.resume is not None and not self.resume.is_in(self.progress.epoch):
+            raise Skipped
 
     def skips(self) -> bool:
         """Return whether the batch that the body gets next is not trained on."""
@@ -157,6 +175,11 @@ class Session:
         progress.epoch = max(progress.epoch, 0)
         self._state.begin(frame)
         if resume is not None:
+            if resume.replay == REPLAY_DATA and resume.is_after(progress.epoch, progress.batch + 1):
+                raise IotwinError(
+                    "the loop trains in the statement that gets the batch, so earlier ones cannot be read only; "
+                    "resume with --replay full"
+                )
             if not self._resumes(resume, frame):
                 return False
         else:
@@ -247,10 +270,12 @@ class Session:
             return
         state = self._state.capture(frame, self.gradients)
         loop, unrestorable = self.loaders.states(fetched)
+        replays = self._state.unsaved or unrestorable or not self._starts
         state |= {
             "loop": loop, "fetch": self._fetch, "epoch_start": self._epoch_start, "starts": self._starts,
             "global": generator_states(), "inputs_sha256": inputs_sha256(self._item), "manifest": self.manifest(),
             "replays_only": [*self._state.unsaved, *unrestorable], "left": list(self._state.left.values()),
+            "passes": self.loaders.history() if replays else {}, "last_batches": self.loaders.last_batches(),
         }  # fmt: skip
         point = ResumePoint(progress.epoch, progress.batch, progress.step)
         self.saved.append(self.store.save(point, reason, state))
@@ -266,6 +291,8 @@ class Session:
             )
         for value in state["left"]:
             note(f"{value}, which was new and cannot be saved; the script may make it again, or later steps differ")
+        if resume.replay == REPLAY_DATA:
+            self.loaders.replayed()
         if "loader" not in self.drop:
             check_inputs(resume, self._item)
         try:
