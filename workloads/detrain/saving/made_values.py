@@ -110,8 +110,8 @@ def _named(name: str) -> Any:
 class Maker:
     """Makes the values of `made`, by path, in a process that has `parts`.
 
-    An object that is there already gets the content, so that all who hold it see it: if training has not replaced it, or if it
-    is of the same class and no other part holds it.
+    An object that is there already gets the content, so that all who hold it see it. This is so if training has not replaced
+    it, or if it is of the same class and no other part holds it.
     """
 
     def __init__(self, made: Mapping[str, Made], parts: Mapping[str, Part]) -> None:
