@@ -80,6 +80,11 @@ class PhaseSession:
             if self._epoch == own:  # else the iterator of an earlier pass is closed late
                 self._end_pass()
 
+    turns = batches  # of a loop whose body gets the batches
+
+    def left(self) -> None:
+        """The loop over the batches has ended. Nothing is skipped, so nothing has to be left."""
+
     def batch(self) -> bool:
         """The body of the batch loop begins. Return False: no variable changes."""
         if not self._is_for:
