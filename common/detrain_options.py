@@ -5,7 +5,7 @@ from pathlib import Path
 
 REPLAYS = ("restore", "skip-reads", "replay-data", "full")
 PROFILES = ("off", "seeded", "strict")
-DROPS = ("rng", "loader", "scaler", "all")
+DROPS = ("rng", "scaler")
 
 
 def add_run_options(parser: ArgumentParser) -> None:

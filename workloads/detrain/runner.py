@@ -9,7 +9,7 @@ import sys
 import time
 import types
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -44,12 +44,21 @@ if TYPE_CHECKING:
     from iotwin.workloads.detrain.randomness.determinism import AppliedProfile
     from iotwin.workloads.detrain.resumption import Resumption
     from iotwin.workloads.detrain.session import Session
+    from iotwin.workloads.detrain.steps_log import StepsLog
 
 RUN = "run.json"
 
 
-def run_script(options: Namespace) -> None:
+def run_script(
+    options: Namespace,
+    make_session: "Callable[..., Session] | None" = None,
+    make_log: "Callable[[Path], StepsLog] | None" = None,
+    keys_items: bool = True,
+) -> None:
     """Run the script. Exceptions of the script, SystemExit too, are raised.
+
+    `make_session`, `make_log`: what makes the session and the steps log, by default their classes. `keys_items`: whether data
+    sets are keyed, unless determinism is off.
 
     Raises IotwinError if the script has no loop or does not fit the checkpoint, and UsageError if options contradict one another.
     """
@@ -57,7 +66,7 @@ def run_script(options: Namespace) -> None:
     found = instrumentation_of(options)
     sys.argv = [str(options.script), *options.arguments]
     sys.path[0] = str(options.script.resolve().parent)
-    with _session(options, found) as session:
+    with _session(options, found, make_session, make_log, keys_items) as session:
         _execute(options.script.resolve(), found, session)
 
 
@@ -102,21 +111,27 @@ def is_marked(script: Path) -> bool:
 
 
 @contextmanager
-def _session(options: Namespace, found: Instrumentation) -> "Iterator[Session]":
+def _session(
+    options: Namespace,
+    found: Instrumentation,
+    make_session: "Callable[..., Session] | None",
+    make_log: "Callable[[Path], StepsLog] | None",
+    keys_items: bool,
+) -> "Iterator[Session]":
     """Run the `with` block with a session, and write its run.json at the end."""
     from iotwin.workloads.detrain import markers
-    from iotwin.workloads.detrain import session as sessions
     from iotwin.workloads.detrain.loaders import LoaderTracker
     from iotwin.workloads.detrain.randomness.determinism import apply
     from iotwin.workloads.detrain.randomness.machine_manifest import manifest
+    from iotwin.workloads.detrain.session import Session
     from iotwin.workloads.detrain.steps_log import StepsLog
 
     profile = apply(options.determinism, options.seed)
-    log = StepsLog(options.steps_log.absolute()) if options.steps_log else None
-    item_seed = None if options.determinism == "off" else options.seed
+    log = (make_log or StepsLog)(options.steps_log.absolute()) if options.steps_log else None
+    item_seed = options.seed if keys_items and options.determinism != "off" else None
     loaders = LoaderTracker(log.indices.append if log else None, options.workers, item_seed)
     policy = policy_of(options, time.monotonic())
-    session = sessions.Session(
+    session = (make_session or Session)(
         policy,
         log,
         loaders,

@@ -293,8 +293,7 @@ class Session:
             note(f"{value}, which was new and cannot be saved; the script may make it again, or later steps differ")
         if resume.replay == REPLAY_DATA:
             self.loaders.replayed()
-        if "loader" not in self.drop:
-            check_inputs(resume, self._item)
+        self._check_inputs(resume)
         try:
             self._state.restore(state, frame, frozenset({"GradScaler"} if "scaler" in self.drop else ()))
         except NotBuilt as missing:
@@ -312,9 +311,12 @@ class Session:
         self.resumed, self.resume = resume.point, None
         return True
 
+    def _check_inputs(self, saved: Resumption) -> None:
+        check_inputs(saved, self._item)
+
     def _certifies(self, saved: Resumption, frame: types.FrameType) -> None:
         """Raise IotwinError unless the run from the start has come to the same state as the checkpoint."""
-        check_inputs(saved, self._item)
+        self._check_inputs(saved)
         self._state.keep(saved.state)
         certify(saved, self._state.capture(frame, self.gradients))
         self.resumed, self.certifies = saved.point._replace(step=0), None

@@ -7,21 +7,23 @@ import sys
 import types
 from argparse import REMAINDER, ArgumentParser
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
 from iotwin.common.detrain_options import add_run_options
-from iotwin.workloads.detrain import session as sessions
-from iotwin.workloads.detrain import steps_log
 from iotwin.workloads.detrain.resumption import RESTORE, Resumption
 from iotwin.workloads.detrain.runner import run_script
+from iotwin.workloads.detrain.session import Session
+from iotwin.workloads.detrain.steps_log import StepsLog
 from iotwin.workloads.detrain.verify.step_record import StepRecord
 
-LOADER, WORKERS = "loader", "workers"
+LOADER = "loader"
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,27 +54,23 @@ def run(request: RunRequest) -> None:
     add_run_options(parser)
     parser.add_argument("arguments", nargs=REMAINDER)
     scramble_generators()  # processes that one server has forked begin alike
-    ObservedSession.request = RecordingLog.request = request
-    sessions.Session = ObservedSession  # type: ignore[misc]
-    sessions.check_inputs = lambda *_: None  # type: ignore[attr-defined]  # the verifier compares inputs itself, and goes on
-    steps_log.StepsLog = RecordingLog  # type: ignore[misc]
     if request.threads is not None:
         torch.set_num_threads(request.threads)
-        torch.set_num_threads = lambda _: None
+        torch.set_num_threads = lambda _: None  # the script's calls change nothing
+    session, log = partial(ObservedSession, request=request), partial(RecordingLog, request)
     with contextlib.suppress(_Recorded):
-        run_script(parser.parse_args(request.options))
+        run_script(parser.parse_args(request.options), session, log, request.keys_items)
 
 
-class ObservedSession(sessions.Session):
+@dataclass(kw_only=True)
+class ObservedSession(Session):
     """A session that resumes with other random states than those of a new process, and drops parts of the state."""
 
-    request: ClassVar[RunRequest]
+    request: RunRequest
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._scrambled = False
-        if not self.request.keys_items:
-            self.loaders._item_seed = None
 
     def opens(self, kind: str) -> None:
         """A loop is about to begin."""
@@ -93,6 +91,9 @@ class ObservedSession(sessions.Session):
         if "rng" in self.drop:
             scramble_generators()
 
+    def _check_inputs(self, saved: Resumption) -> None:
+        """Accept any batch: the verifier compares inputs itself."""
+
     def _before_fetch(self, frame: types.FrameType) -> None:
         super()._before_fetch(frame)
         if isinstance(self.log, RecordingLog):
@@ -107,25 +108,24 @@ class ObservedSession(sessions.Session):
         return super()._resumes(resume, frame)
 
 
-class RecordingLog(steps_log.StepsLog):
+class RecordingLog(StepsLog):
     """A steps log that records one step in detail."""
 
-    request: ClassVar[RunRequest]
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, request: RunRequest, path: Path) -> None:
         super().__init__(path)
-        self._record = StepRecord(Path(self.request.record)) if self.request.record else None
+        self._record = StepRecord(Path(request.record)) if request.record else None
+        self._record_at = request.record_at
         self._records = False  # the present step
 
     def before_fetch(self, epoch: int, batch: int) -> None:
         """The batch is about to be fetched by the loop."""
-        if self._record is not None and self.request.record_at == (epoch, batch):
+        if self._record is not None and self._record_at == (epoch, batch):
             self._record.before_fetch()
 
     def begin(self, epoch: int, batch: int, item: Any) -> None:
         """A step begins."""
         super().begin(epoch, batch, item)
-        self._records = self._record is not None and self.request.record_at == (epoch, batch)
+        self._records = self._record is not None and self._record_at == (epoch, batch)
         if self._record is not None and self._records:
             self._record.begin(sys._getframe(1), self._step["indices"], item)
 
