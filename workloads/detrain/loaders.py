@@ -29,12 +29,12 @@ class IteratorState(NamedTuple):
     """Where an iterator is.
 
     `position`: batches that it has yielded; `began`, `drawn`: the generators' states before it was made, and before its first
-    indices were drawn; `passes`: iterators of its loader before.
+    indices were drawn, None if that has not happened; `passes`: iterators of its loader before.
     """
 
     position: int
     began: dict[str, Any]
-    drawn: dict[str, Any]
+    drawn: dict[str, Any] | None
     passes: int
 
 
@@ -65,6 +65,7 @@ class TrackedIterator:
         self.loader, self._tracker = loader, tracker
         self.requested: deque[list[Any]] = deque()  # indices of the batches to come, and of the one that was yielded last
         self.reads_ahead = loader.num_workers > 0
+        self._awaited: IteratorState | None = None  # where it is to start when its first batch is fetched
         self._start(start)
 
     def _start(self, start: IteratorState | None) -> None:
@@ -84,7 +85,7 @@ class TrackedIterator:
     def draw(self, next_index: Callable[[], object]) -> None:
         """Draw the indices of the batches that are not read, before others are drawn."""
         if self._drawn is None:
-            if self._start_state is not None:
+            if self._start_state is not None and self._start_state.drawn is not None:
                 set_generators(self.loader, self._start_state.drawn)
             self._drawn = generators_of(self.loader)
             self._tracker.remember(self)
@@ -93,10 +94,18 @@ class TrackedIterator:
 
     def state(self) -> IteratorState:
         """Return where it is."""
-        return IteratorState(self.position, self._began, self._drawn or generators_of(self.loader), self.passes)
+        return self._awaited or IteratorState(self.position, self._began, self._drawn, self.passes)
 
     def go_to(self, state: IteratorState) -> None:
-        """Begin anew, and go on as an iterator in this state does, without reading what it had yielded."""
+        """Begin anew, and go on as an iterator in this state does, without reading what it had yielded.
+
+        If it had not drawn its first indices, it draws them with its first batch, as without workers: here it may have workers,
+        which draw them when they begin.
+        """
+        if state.drawn is None:
+            self._awaited = state
+            return
+        self._awaited = None
         self._start(state)
         self.position, self._placeholders = state.position, 0
 
@@ -113,6 +122,8 @@ class TrackedIterator:
             self._placeholders -= 1
             self.position += 1
             return Placeholder()
+        if self._awaited is not None:
+            self.go_to(self._awaited._replace(drawn=generators_of(self.loader)))
         item = next(self._real)
         self.position += 1
         self._tracker.yielded(self)

@@ -175,6 +175,23 @@ def test_workers_of_any_number_give_the_same_run_with_keyed_items(runs):
         assert len(runs.reads()) == 12
 
 
+def test_an_iterator_that_has_not_begun_draws_with_its_first_batch(runs):
+    """Without workers, the order of a pass is drawn when its first batch is fetched, and with workers when they begin."""
+    script = SCRIPT.replace("enumerate(loader)", "enumerate(range(5))").replace(
+        "            loss = step(inputs)", "            inputs, index = next(batches)\n            loss = step(inputs)"
+    )
+    script = script.replace("batch, (inputs, index) in", "batch in").replace(
+        "        for batch in", "        batches = iter(loader)\n        for batch in"
+    )
+    (runs.folder / "train.py").write_text(script)
+    seeded = ("--determinism", "seeded")
+    whole = runs.steps(*seeded, "--at", "0:0,1:0,1:1", "train.py")
+    assert len(whole) == 10
+    for name, first in (("step-0", 0), ("step-5", 5), ("step-6", 6)):
+        assert runs.steps(*seeded, "--resume", name, "train.py", "--workers", "1") == whole[first:]
+        assert runs.steps(*seeded, "--resume", name, "train.py") == whole[first:]
+
+
 def test_a_run_that_differs_is_refused_instead_of_continued(runs):
     """Without keyed items, augmentation depends on what the worker has read before."""
     whole = runs.steps("--at", "1:2", "train.py", "--workers", "2")
