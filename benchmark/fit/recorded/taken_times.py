@@ -54,6 +54,7 @@ def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns:
     tail[anchors - last] = times
     taken[last:] = np.maximum(tail[:-1], np.append(taken[last], ready[last + 1 :]))
     wanted = np.clip(clock.begun(ready[1:]), taken[:-1], taken[1:])  # the next batch
+    wanted = np.where(ready[1:] > taken[:-1], wanted, taken[1:])  # else the wait under way was for the batch before
     computed = np.append(wanted, max(ended_ns or int(tail[-1]), int(taken[-1])))
     if not clock.waits and len(usual):  # a thread of the rank takes batches for it, so that its waits are not seen
         hidden = np.flatnonzero(waited)

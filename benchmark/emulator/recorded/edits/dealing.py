@@ -8,32 +8,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.benchmark.emulator.recorded.edits.edits import Edits
-from iotwin.benchmark.emulator.recorded.edits.loaders import DealtSample
+from iotwin.benchmark.emulator.recorded.edits.streams import DealtSample, RecordedStream, deal_streams
+from iotwin.common.errors import UsageError
 from iotwin.common.numbers.keyed import Purpose, generator
 
 _Ints = NDArray[np.int64]
+_Part = tuple[list[DealtSample], list[DealtSample]]  # samples and reads of a batch
 
 
 class DealtBatch(NamedTuple):
-    """A batch of an edited pass: the slot of the loader that reads it (-1: the rank itself), and its samples."""
+    """A batch of an edited pass: the slot of the loader that reads it (-1: the rank itself), its samples, and what is read then.
+
+    `reads` are the samples, unless the loader reads ahead in files.
+    """
 
     slot: int
     samples: list[DealtSample]
+    reads: list[DealtSample]
 
 
 class RecordedPassSamples(NamedTuple):
     """The batches of a recorded pass, in order.
 
-    `parts`: number of samples of each batch. `slots`: position of its loader among those of the pass. `files`: the first file
-    that the batch reads, -1 for none. `streamed`: loaders read on in separate shards, so that samples remain in their order.
-    `shuffled`: the order of samples differs from pass to pass. `known`: parts are samples, which may be read in any order.
+    `parts`: number of samples of each batch. `streams`: those of the loaders, if loaders read on in separate shards, so that
+    samples remain in their order; else none. `shuffled`: the order of samples differs from pass to pass. `known`: parts are
+    samples, which may be read in any order.
     """
 
     batches: _Ints
     parts: _Ints
-    slots: _Ints
-    files: _Ints
-    streamed: bool
+    streams: list[RecordedStream]
     shuffled: bool
     known: bool
 
@@ -47,23 +51,30 @@ def deal(
     before, each time in another order.
     """
     wanted = max(1, round(size * (edits.batch if training else 1.0)))
-    if not recorded.streamed:
+    if not recorded.streams:
         samples = _more(_whole(recorded, edits, again), edits, recorded)
         samples += samples[: -len(samples) % edits.ranks]  # as PyTorch's DistributedSampler, so that all ranks take as many steps
         own = _cut(samples[rank :: edits.ranks], wanted)
-        return [DealtBatch(index % loaders if loaders else -1, batch) for index, batch in enumerate(own)]
-    each = max(loaders, 1)
-    streams = [_cut(_more(stream, edits, recorded), wanted) for stream in _streams(recorded, each * edits.ranks)]
-    ranks = [_in_turn(streams[first :: edits.ranks]) for first in range(edits.ranks)]
+        return [DealtBatch(index % loaders if loaders else -1, batch, batch) for index, batch in enumerate(own)]
+    streams = deal_streams(recorded.streams, max(loaders, 1) * edits.ranks, edits.samples)
+    ranks = [_in_turn([stream.batches(wanted) for stream in streams[first :: edits.ranks]]) for first in range(edits.ranks)]
     steps = min(map(len, ranks))  # ranks meet after each step, so that none takes more
-    return [DealtBatch(slot if loaders else -1, batch) for slot, batch in ranks[rank][:steps]]
+    if not steps:
+        raise UsageError(
+            f"twin.ranks: loaders read {_files(recorded)} files as streams, too few for {edits.ranks} ranks; ask for fewer"
+        )
+    return [DealtBatch(slot if loaders else -1, *batch) for slot, batch in ranks[rank][:steps]]
+
+
+def _files(recorded: RecordedPassSamples) -> int:
+    return sum(len({part.file for part in stream.parts}) for stream in recorded.streams)
 
 
 def _cut(samples: list[DealtSample], size: int) -> list[list[DealtSample]]:
     return [samples[at : at + size] for at in range(0, len(samples), size)]
 
 
-def _in_turn(streams: list[list[list[DealtSample]]]) -> list[tuple[int, list[DealtSample]]]:
+def _in_turn(streams: list[list[_Part]]) -> list[tuple[int, _Part]]:
     """Return the batches of all streams with the index of their stream: in turn, as long as a stream has one."""
     turns = range(max(map(len, streams)))
     return [(slot, own[turn]) for turn in turns for slot, own in enumerate(streams) if turn < len(own)]
@@ -76,7 +87,7 @@ def _whole(recorded: RecordedPassSamples, edits: Edits, again: int) -> list[Deal
 
 def _shuffled(samples: list[DealtSample], recorded: RecordedPassSamples, drawn: np.random.Generator) -> list[DealtSample]:
     """Return the samples in another order, if they may be: without known samples, whole batches."""
-    if not recorded.shuffled or recorded.streamed:
+    if not recorded.shuffled:
         return samples
     if recorded.known:
         return [samples[index] for index in drawn.permutation(len(samples)).tolist()]
@@ -97,26 +108,6 @@ def _more(stream: list[DealtSample], edits: Edits, recorded: RecordedPassSamples
     if edits.samples <= 1:
         return more
     return _shuffled(more, recorded, generator(edits.seed, Purpose.ORDER, step=int(recorded.batches[0])))
-
-
-def _streams(recorded: RecordedPassSamples, loaders: int) -> list[list[DealtSample]]:
-    """Return the stream of samples of each loader.
-
-    Fewer loaders than recorded read several recorded streams, one after another in turns of a file. More loaders share the files
-    of a recorded stream.
-    """
-    count, before = max(loaders, 1), int(recorded.slots.max()) + 1
-    streams: list[list[DealtSample]] = [[] for _ in range(count)]
-    for slot in range(before):
-        own = recorded.slots == slot
-        files = recorded.files[own]
-        files = files[np.maximum.accumulate(np.where(files >= 0, np.arange(len(files)), 0))]  # others read on in the file before
-        turn = np.cumsum(np.append(0, files[1:] != files[:-1])) if len(files) else files
-        target = slot % count + before * (turn % max(count // before, 1))
-        for index in np.unique(target).tolist():
-            chosen = target == index
-            streams[index % count] += _samples(recorded.batches[own][chosen], recorded.parts[own][chosen])
-    return streams
 
 
 def are_shuffled(orders: Sequence[_Ints]) -> bool:

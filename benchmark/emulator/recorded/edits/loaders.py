@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,19 +9,12 @@ from numpy.typing import NDArray
 from iotwin.benchmark.emulator.recorded.edits.process_line import ProcessLine
 from iotwin.benchmark.emulator.recorded.edits.read_ahead import ReadAhead
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder
+from iotwin.benchmark.emulator.recorded.edits.streams import DealtSample, RecordedStream, StreamPart
 from iotwin.benchmark.emulator.recorded.edits.think_clock import ProcessRows, Stretch
 from iotwin.workload_yaml.recording import Label, Op, TwinRecording
 
 _Ints = NDArray[np.int64]
 PARTS = 16  # parts of a batch whose samples are unknown
-
-
-class DealtSample(NamedTuple):
-    """A sample, or a part of a batch whose samples are unknown."""
-
-    batch: int  # index of the recorded batch that it belongs to
-    part: int  # index within that batch
-    copy: int = 0  # 0: it is read from the recorded files; else from the copies of them with this number
 
 
 class RecordedLoader:
@@ -107,6 +99,7 @@ class NewLoader:
         self.line = ProcessLine(builder, builder.new_process(parent))
         self._builder, self._like, self._fresh = builder, like, True
         self.requests, self.results = pipes
+        self._files = set[int]()  # of the streams that it has read
         self.line.play(like.prologue)
 
     def serve(self, samples: Sequence[DealtSample], deal: "Deal") -> None:
@@ -115,6 +108,7 @@ class NewLoader:
         first, self._fresh = self._fresh, False
         if first:
             self.line.play(self._like.set_up)
+        self._files |= deal.stream_files(samples)
         after = deal.read(self.line, samples)
         self.line.wait(deal.begin_ahead(self.line, samples))
         if first:
@@ -124,9 +118,9 @@ class NewLoader:
         for stretch in after:
             self.line.play(stretch, waits=False)
 
-    def end(self) -> None:
-        """Do what the recorded loader did after its last batch."""
-        self.line.play(self._like.epilogue, waits=False)
+    def end(self, deal: "Deal") -> None:
+        """Do what the recorded loader did after its last batch, but for files of streams that other loaders read."""
+        self.line.play(deal.without_other_files(self._like.epilogue, self._files), waits=False)
 
 
 class Deal:
@@ -136,6 +130,11 @@ class Deal:
         self._recording, self._builder, self._loaders = recording, builder, loaders
         self._loader_of = recording.batches.loader
         self.ahead: ReadAhead | None = None  # what other threads of a rank read for its batches
+        self._by_file: dict[tuple[int, int], list[tuple[int, Stretch]]] = {}
+        op, subject = recording.columns["op"], recording.columns["subject"]
+        read = np.array([not file.written for file in recording.header.files] or [False])
+        on_data = (op < Op.PIPE_WRITE) & read[np.where(op < Op.PIPE_WRITE, subject, 0)]
+        self._file_of = np.where(on_data, subject, -1).__getitem__  # by row
 
     def parts(self, batch: int) -> int:
         """Return the number of samples, or parts, of a recorded batch."""
@@ -147,34 +146,66 @@ class Deal:
         That is one stretch for each recorded batch whose last sample is among the samples.
         """
         after = []
-        for batch, part, copy in samples:
+        for batch, part, copy, piece in samples:
             loader = self._loaders[self._loader_of[batch]]
-            stretch = loader.parts[batch][part]
+            stretch = loader.parts[batch][part] if piece is None else self._pieces(batch, part)[piece][1]
             tag = f"-copy{copy}"
             copied = self._builder.on_copies(tag, stretch.begin_ns, stretch.end_ns, data=True) if copy else None
             line.play(stretch, subjects=copied)
-            if part == len(loader.parts[batch]) - 1 and batch in loader.after and len(loader.after[batch].rows):
+            is_last = part == len(loader.parts[batch]) - 1 and piece in (None, len(self._by_file.get((batch, part), ())) - 1)
+            if is_last and batch in loader.after and len(loader.after[batch].rows):
                 after.append(loader.after[batch])
         return after
 
     def begin_ahead(self, line: ProcessLine, samples: Sequence[DealtSample]) -> list[int]:
         """Let other threads of a process begin to read the samples. Return the channels to wait for before they are taken."""
         channels: list[int] = []
-        for batch, part, copy in samples if self.ahead is not None else ():
+        for batch, part, copy, _ in samples if self.ahead is not None else ():
             stretch = self.ahead.of(batch, part) if self.ahead is not None else None
             if stretch is not None:
                 copied = self._builder.on_copies(f"-copy{copy}", stretch.begin_ns, stretch.end_ns, data=True) if copy else None
                 channels += line.begin_others(stretch, copied)
         return channels
 
-    def first_file(self, batch: int) -> int:
-        """Return the index of the first file that a batch opens or reads, -1 for none."""
+    def stream_files(self, reads: Sequence[DealtSample]) -> set[int]:
+        """Return the files of streams that are read for `reads`."""
+        return {self._pieces(batch, part)[piece][0] for batch, part, _, piece in reads if piece is not None}
+
+    def without_other_files(self, stretch: Stretch, files: set[int]) -> Stretch:
+        """Return the stretch without the main thread's calls on files of the data set that are not in `files`, if it has any."""
+        if not files:
+            return stretch
+        kept = np.isin(self._file_of(stretch.rows), [-1, *files])
+        return replace(stretch, rows=stretch.rows[kept], at=stretch.at[kept])
+
+    def stream(self, batches: _Ints) -> RecordedStream:
+        """Return the stream of the loader that read the `batches` of a pass, in their order."""
         columns = self._recording.columns
-        own = self._loaders[self._loader_of[batch]].parts[batch]
-        ahead = [self.ahead.of(batch, part) for part in range(len(own))] if self.ahead is not None else []
-        for stretch in filter(None, [*own, *ahead]):
-            rows = np.concatenate([stretch.rows, *(rows for _, rows, _ in stretch.others)])
-            rows = rows[columns["op"][rows] < Op.PIPE_WRITE]
-            if len(rows):
-                return int(columns["subject"][rows[0]])
-        return -1
+        samples: list[DealtSample] = []
+        parts: list[StreamPart] = []
+        numbers: dict[int, int] = {}  # by file
+        for batch in batches.tolist():
+            for part in range(self.parts(batch)):
+                for index, (file, stretch) in enumerate(self._pieces(batch, part)):
+                    number = numbers.setdefault(file, len(numbers)) if file >= 0 else max(len(numbers) - 1, 0)
+                    rows = stretch.all_rows()
+                    size = int(columns["size"][rows[np.isin(columns["op"][rows], [Op.READ, Op.TOUCH])]].sum())
+                    piece = None if self.ahead is not None else index
+                    parts.append(StreamPart(len(samples), number, size, DealtSample(batch, part, piece=piece)))
+                samples.append(DealtSample(batch, part))
+        return RecordedStream(samples, parts)
+
+    def _pieces(self, batch: int, part: int) -> list[tuple[int, Stretch]]:
+        """Return what was done for a part of a batch, by file; -1 for nothing on a file of the data set.
+
+        What other threads of a rank read ahead stays together.
+        """
+        if (batch, part) not in self._by_file:
+            own = self._loaders[self._loader_of[batch]].parts[batch][part]
+            if self.ahead is None:
+                self._by_file[batch, part] = own.by_file(self._file_of)
+            else:
+                of_rank = [each for each in (own, self.ahead.of(batch, part)) if each is not None]
+                files = self._file_of(np.concatenate([each.all_rows() for each in of_rank]))
+                self._by_file[batch, part] = [(int(files[files >= 0][0]) if (files >= 0).any() else -1, of_rank[-1])]
+        return self._by_file[batch, part]

@@ -169,7 +169,7 @@ class RankLine:
                 self._put(self._between[following], again)
         self._put(self._between[-1], sequence[-1][1] if sequence else 0)
         for loader in [*self._live.values(), *(each for more in self._more.values() for each in more)]:
-            loader.end()
+            loader.end(self._deal)
 
     def _sequence(self) -> list[tuple[int, int]]:
         """Return the passes of the edited run: index of the recorded pass, and 0 or how often it was repeated before."""
@@ -284,7 +284,7 @@ class RankLine:
 
     def _join_loader(self, loader: int) -> None:
         for new in [*filter(None, [self._live.pop(loader, None)]), *self._more.pop(loader, [])]:
-            new.end()
+            new.end(self._deal)
             self._pipes.append((new.requests, new.results))
             self._line.main.add(Op.JOIN, new.line.process)
 
@@ -295,13 +295,13 @@ class RankLine:
         loaders = self._loaders_of(each, count)
         ahead = min(self._ahead(each, count, len(dealt)), len(dealt)) if loaders else 0
         for batch in dealt if loaders else ():
-            loaders[batch.slot].serve(batch.samples, self._deal)
+            loaders[batch.slot].serve(batch.reads, self._deal)
         for batch in dealt[:ahead]:
             self._line.main.add(Op.PIPE_WRITE, loaders[batch.slot].requests, 1)
         if each.depth:  # otherwise the rank reads its first batch then
             self._put(each.opening, copy)
         epoch = self._training.index(number) if each.training else -1
-        begun = self._deal.begin_ahead(self._line, dealt[0].samples) if dealt and not loaders else []
+        begun = self._deal.begin_ahead(self._line, dealt[0].reads) if dealt and not loaders else []
         for index, batch in enumerate(dealt):
             if loaders:
                 self._line.main.add(Op.PIPE_READ, loaders[batch.slot].results, 1)
@@ -309,8 +309,8 @@ class RankLine:
                     self._line.main.add(Op.PIPE_WRITE, loaders[dealt[index + ahead].slot].requests, 1)
             else:
                 self._line.wait(begun)
-                self._deal.read(self._line, batch.samples)
-                begun = self._deal.begin_ahead(self._line, dealt[index + 1].samples) if index + 1 < len(dealt) else []
+                self._deal.read(self._line, batch.reads)
+                begun = self._deal.begin_ahead(self._line, dealt[index + 1].reads) if index + 1 < len(dealt) else []
             self._play_step(each, index, len(dealt), batch, copy)
             if each.training:
                 if self._edits.ranks > 1:
@@ -343,12 +343,14 @@ class RankLine:
 
     def _samples_of(self, each: _Pass) -> RecordedPassSamples:
         batches = each.batches.tolist()
+        streams = [self._deal.stream(each.batches[each.loader_of == loader]) for loader in each.loaders if self._streamed]
         return RecordedPassSamples(
-            each.batches, np.array([self._deal.parts(batch) for batch in batches]),
-            np.array([each.loaders.index(loader) for loader in each.loader_of.tolist()]),
-            np.array([self._deal.first_file(batch) for batch in batches]), self._streamed, self._shuffled[each.training],
+            each.batches,
+            np.array([self._deal.parts(batch) for batch in batches]),
+            streams,
+            self._shuffled[each.training],
             each.known,
-        )  # fmt: skip
+        )
 
     def _loaders_of(self, each: _Pass, count: int) -> list[NewLoader]:
         """Return the new loaders of the pass by slot, started if no recorded start stands for them."""

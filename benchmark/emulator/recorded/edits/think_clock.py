@@ -1,6 +1,8 @@
 """Cut threads of a recording at moments, on a clock that stands still during the threads' calls and waits."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +47,38 @@ class Stretch:
             np.concatenate([self.rows, other.rows]), np.concatenate([self.at, other.at - other.begin + self.end]), self.begin,
             self.end + other.think_ns, self.begin_ns, other.end_ns, [(position, *each) for position, each in others.items()],
         )  # fmt: skip
+
+    def all_rows(self) -> _Ints:
+        """Return the rows of all threads."""
+        return np.concatenate([self.rows, *(rows for _, rows, _ in self.others)])
+
+    def by_file(self, file_of: Callable[[_Ints], _Ints]) -> list[tuple[int, "Stretch"]]:
+        """Return the parts of the stretch in which its threads use one file each, with the file: -1 if they use none.
+
+        `file_of`: gives the files of rows, -1 for none. Such rows belong to the file before.
+        """
+        files = [file_of(rows) for rows in (self.rows, *(rows for _, rows, _ in self.others))]
+        used = np.concatenate(files)
+        used = used[used >= 0]
+        if len(np.unique(used)) < 2:
+            return [(int(used[0]) if len(used) else -1, self)]
+        main, *theirs = (_filled(own, int(used[0])) for own in files)
+        cuts = (np.flatnonzero(np.diff(main)) + 1).tolist()
+        found, begin = [], self.begin
+        for first, end in pairwise([0, *cuts, len(main)]):
+            last = self.end if end == len(main) else int(self.at[end - 1])
+            part = replace(self, rows=self.rows[first:end], at=self.at[first:end], begin=begin, end=last, others=[])
+            found.append((int(main[first]) if len(main) else int(used[0]), part))
+            begin = last
+        for file in np.unique(np.concatenate([np.zeros(0, np.int64), *theirs])).tolist():
+            own = zip(self.others, theirs, strict=True)
+            others = [(place, rows[of == file], thinks[of == file]) for (place, rows, thinks), of in own if (of == file).any()]
+            at = next((index for index, (other, _) in enumerate(found) if other == file), -1)
+            if at < 0:
+                at = 0
+                found.insert(0, (file, replace(self, rows=self.rows[:0], at=self.at[:0], end=self.begin)))
+            found[at] = file, replace(found[at][1], others=others)
+        return found
 
     def put(self, thread: ThreadRows, factor: float = 1.0, subjects: NDArray[np.int64] | None = None) -> None:
         """Append the rows of the main thread to `thread`, with their times of thinking multiplied by `factor`.
@@ -115,6 +149,13 @@ class ProcessRows:
                 )
             )
         return found
+
+
+def _filled(files: _Ints, first: int) -> _Ints:
+    """Return `files` with the one before in place of each -1, or `first`."""
+    last = np.maximum.accumulate(np.where(files >= 0, np.arange(len(files)), -1)) if len(files) else files
+    found: _Ints = np.where(last >= 0, files[last], first) if len(files) else files
+    return found
 
 
 def _with_hand_overs(recording: TwinRecording, threads: list[int], think_ns: _Ints) -> _Ints:

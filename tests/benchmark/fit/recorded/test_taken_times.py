@@ -21,6 +21,17 @@ def test_a_computation_ends_where_the_rank_begins_to_wait_for_the_next_batch():
     assert (found["computed_ns"] // MS).tolist() == [70, 160, 250]
 
 
+def test_a_wait_for_a_batch_is_none_for_the_next_one_that_was_delivered_before_it():
+    """Two loaders: the second one delivers first, while the rank waits for the batch of the first one."""
+    requested, delivered = [0, 1, 60, 110, 160], [50, 40, 100, 140, 200]
+    part = pd.DataFrame({"requested_ns": requested, "delivered_ns": delivered, "read_ns": None, "loader": [0, 1, 0, 1, 0]}) * MS
+    waits = pd.DataFrame({"at": [2], "end": [59], "op": Op.POLL, "thread": 0, "subject": 0})
+    waits[["at", "end"]] *= MS
+    found = with_computation(part, waits, 0, 300 * MS)
+    assert (found["taken_ns"] // MS).tolist()[:3] == [60, 110, 160]
+    assert (found["computed_ns"] // MS).tolist()[:2] == [110, 160]
+
+
 @pytest.mark.parametrize(("before", "computed_ms"), [([], 600), ([0], 350)])
 def test_loaders_that_are_stopped_end_the_last_step_unless_they_live_through_passes(before: list[int], computed_ms: int):
     requested = [100, 150, 240]
