@@ -184,7 +184,10 @@ def _files(a: Summary, b: Summary) -> Weighted:
 
 def _checkpoint(a: Summary, b: Summary) -> Weighted:
     if _factor(a.written_files, b.written_files) >= _LEAST_FACTOR:
-        yield 10.0, f"B writes {b.written_files:.0f} checkpoint files, A {a.written_files:.0f}"
+        yield (
+            _factor(a.written_files, b.written_files),
+            f"B writes {b.written_files:.0f} checkpoint files, A {a.written_files:.0f}",
+        )
     size = checkpoint_bytes(a), checkpoint_bytes(b)
     if min(size) > 0 and _factor(*size) >= _LEAST_FACTOR:
         sizes = f"({format_size(size[1])} against {format_size(size[0])})"

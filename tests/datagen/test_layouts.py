@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iotwin.common.errors import UsageError
-from iotwin.datagen.layouts import BertLayout, DlrmDaysLayout, DlrmLayout
+from iotwin.datagen.layouts import BertLayout, DlrmDaysLayout, DlrmLayout, FormatLayout
 
 UNIT = DlrmLayout.UNIT_SAMPLES
 samples_of_dlrm = st.one_of(st.integers(1, 200), st.integers(1, 4 * UNIT), st.sampled_from([UNIT - 1, UNIT, UNIT + 1, 47 * UNIT]))
@@ -88,3 +88,10 @@ def test_shards_of_bert_share_the_samples_evenly(samples):
     assert layout.unit_bytes(samples, 0).tolist() == (2497 * units).tolist() and layout.file_count(samples) == len(units)
     size_bytes = int(layout.unit_bytes(samples, 0).sum())
     assert samples - 1 <= layout.samples_within(size_bytes, 0) <= samples + 1
+
+
+@pytest.mark.parametrize(("dtype", "element_bytes"), [("uint8", 1), ("float64", 8)])
+def test_records_of_a_shape_have_as_many_bytes_as_their_elements(dtype, element_bytes):
+    layouts = [FormatLayout(format="npy", record_dims=(lines, 50), dtype=dtype, samples_per_file=2) for lines in (100, 300)]
+    few, many = (int(layout.unit_bytes(6, 0).sum()) for layout in layouts)
+    assert many - few == 6 * 200 * 50 * element_bytes

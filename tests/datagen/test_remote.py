@@ -74,6 +74,15 @@ def test_other_content_is_left_alone(url):
     assert len(objects(url)) == 6 and objects(url)["mine"] == b"keep"
 
 
+def test_removing_a_data_set_leaves_other_objects(url):
+    remote.generate(SMALL, url, samples=2, workers=1)
+    store = remote.open_store(url)
+    store.files.pipe_file(store.path("mine"), b"keep")
+    store.files.rm_file(store.path("case_00001_x.npy"))  # an object that is gone already is no error
+    remote.remove_data_set(url)
+    assert objects(url) == {"mine": b"keep"}
+
+
 def test_damage_and_absence_are_found(url):
     with pytest.raises(IotwinError, match="no manifest"):
         remote.verify(url)

@@ -328,6 +328,15 @@ def test_strace_text_that_is_torn_or_interleaved(tmp_path):
     assert imported.torn == {"s.out": 3}
 
 
+def test_strace_text_with_times_of_day_goes_on_after_midnight(tmp_path):
+    times = ["23:59:58", "23:59:59", "00:00:01", "23:59:59", "00:00:02", "12:00:00", "23:00:00", "00:00:00"]
+    (tmp_path / "s.out").write_text("".join(f'7 {time} write(3</w/a>, "x", 1) = 1 <0.000002>\n' for time in times))
+    import_trace(tmp_path / "s.out", tmp_path / "t.trace")
+    starts_ns = Trace(tmp_path / "t.trace").events_frame()["start_ns"]
+    day = 24 * 3600
+    assert sorted((starts_ns - starts_ns.min()) // 10**9) == [0, 1, 1, 3, 4, day // 2 + 2, day - 3598, day + 2]
+
+
 def test_fio_logs_of_both_versions(tmp_path):
     (tmp_path / "v2.log").write_text(
         "fio version 2 iolog\n/d/f add\n/d/f open\n/d/f read 0 4096\n/d/f wait 1500 0\n"

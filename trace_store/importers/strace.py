@@ -66,7 +66,7 @@ def _calls(source: Path, torn: dict[str, int]) -> Iterator[text.Call]:
     begun: dict[int, str] = {}
     suffix = source.suffix[1:]
     alone = int(suffix) if suffix.isdecimal() else 0
-    days, before = 0, 0
+    before_ns = None  # time of the line before
     for line in read_lines(source):
         head = _HEAD.fullmatch(line)
         if head is None:
@@ -74,9 +74,9 @@ def _calls(source: Path, torn: dict[str, int]) -> Iterator[text.Call]:
             continue
         tid, time_ns, rest = int(head["pid"] or alone), _time_ns(head["time"]), head["rest"]
         if ":" in head["time"]:
-            days += time_ns + days * _DAY_NS < before - _DAY_NS // 2
-            time_ns += days * _DAY_NS
-            before = time_ns
+            # -t prints no date: of all days, the one nearest to the line before. Lines of several threads are not quite in order.
+            time_ns += 0 if before_ns is None else round((before_ns - time_ns) / _DAY_NS) * _DAY_NS
+            before_ns = time_ns
         stamp = f"{time_ns // 10**9}.{time_ns % 10**9:09d} "
         if cut := _UNFINISHED.fullmatch(rest):
             begun[tid] = stamp + cut["begun"]

@@ -153,6 +153,7 @@ def test_intervals_that_change(seen, intervals):
         ([24, 50, 75, 100, 125], None),  # and never early
         ([10, 20, 30, 33, 36, 39], None),
         ([25, 50], None),  # too few to tell
+        ([25, 50, 75], 25),
         ([], None),
     ],
 )
