@@ -107,7 +107,8 @@ class Session:
             set_generator_states(resume.state["starts"][progress.epoch])
             return False
         start = resume.state["epoch_start"]
-        self._state.restore_plain(start.get("plain", {}), self._state.parts(frame))
+        if start:
+            self._state.restore_plain(start["plain"], self._state.parts(frame))
         if start and "rng" not in self.drop:
             set_generator_states(start["generators"])
         return True

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from iotwin.common.errors import IotwinError
-from iotwin.workloads.detrain.saving.plain_values import decode, encode, is_plain
+from iotwin.workloads.detrain.saving.plain_values import decode, encode, has_containers, is_plain, replace_content
 from iotwin.workloads.detrain.saving.script_state import Part, attributes_of, is_users_class
 from iotwin.workloads.detrain.saving.tensor_values import can_be_saved, made_tensor, saved_tensor
 from iotwin.workloads.detrain.saving.tensorflow_states import constant, is_constant
@@ -24,6 +24,7 @@ _MARK = "$made"  # key of a dict that stands for a value; the others are plain v
 _KEPT = "kept"  # key of what the script makes, and training has changed
 _MOST_DEPTH = 50
 _SEQUENCES = {"list": list, "tuple": tuple, "deque": deque}
+_WITH_OPTIONS = (deque, OrderedDict, defaultdict, Counter)  # containers that are more than their content
 _DICTS = {"dict": dict, "OrderedDict": OrderedDict, "defaultdict": defaultdict, "Counter": Counter}
 
 
@@ -54,7 +55,7 @@ class ValueRecorder:
         known = self._paths.get(id(value))
         if known is not None and (known != path or self._exists(path, value)):
             return {_MARK: "part", "path": known}
-        if is_plain(value):
+        if is_plain(value) and not (isinstance(value, _WITH_OPTIONS) or has_containers(value)):
             return encode(value)
         if isinstance(value, torch.Tensor | np.ndarray) and can_be_saved(value):
             return {_MARK: "tensor", "content": saved_tensor(value)}
@@ -150,6 +151,8 @@ class Maker:
             found = self._of_script(kind, path, node)
         else:
             found = decode(node)
+            held = self._reused(path, type(found), node if isinstance(node, dict) else {})
+            found = held if replace_content(held, found) else found
         self._done[path] = found
         return found
 
@@ -184,6 +187,9 @@ class Maker:
         found = self._reused(path, named, node)
         found = named.__new__(named) if found is None else found
         self._done[path] = found
+        for name, _ in attributes_of(found):
+            if name not in node["attributes"]:
+                object.__delattr__(found, name)
         for name in node["attributes"]:
             object.__setattr__(found, name, self.value(f"{path}.{name}"))
         return found

@@ -3,7 +3,8 @@
 import math
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ _MARK = "$plain"  # key of a dict that stands for a value that JSON does not hav
 _ATOMS = (bool, int, float, str, type(None), bytes, complex, np.generic)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _MOST_DEPTH = 12
+_MOST_CONTAINERS = 1000
 _EXACT = 1 << 63  # integers beyond it are no integers of JSON to every reader
 
 
@@ -26,6 +28,22 @@ def is_plain(value: Any, depth: int = 0) -> bool:
     if isinstance(value, dict):
         return all(is_plain(each, depth + 1) for pair in value.items() for each in pair)
     return all(is_plain(each, depth + 1) for each in value)
+
+
+def has_containers(value: Any) -> bool:
+    """Return whether a plain value holds containers that may change, which something else may hold too.
+
+    False for more than 1000 containers: these are data.
+    """
+    return 0 < sum(1 for _ in islice(_changeable_inside(value), _MOST_CONTAINERS + 1)) <= _MOST_CONTAINERS
+
+
+def _changeable_inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple | dict | deque):
+        for each in value.values() if isinstance(value, dict) else value:
+            if isinstance(each, list | dict | set | deque):
+                yield each
+            yield from _changeable_inside(each)
 
 
 def encode(value: Any) -> Any:

@@ -17,7 +17,7 @@ from iotwin.workloads.detrain.saving import script_state
 from iotwin.workloads.detrain.saving.lost_iterators import position_of
 from iotwin.workloads.detrain.saving.made_values import CannotBeMade, IsCode, Maker, ValueRecorder
 from iotwin.workloads.detrain.saving.nested_values import decode_nested, encode_nested
-from iotwin.workloads.detrain.saving.plain_values import decode, encode, replace_content
+from iotwin.workloads.detrain.saving.plain_values import decode, encode, is_plain, replace_content
 from iotwin.workloads.detrain.saving.provider import NotBuilt, State
 from iotwin.workloads.detrain.saving.providers import provider_of
 from iotwin.workloads.detrain.saving.script_state import Part, Walk
@@ -45,7 +45,7 @@ class ScriptState:
     def __init__(self, assign: Callable[[str, str, Any], None], dead: frozenset[str] = frozenset()) -> None:
         self._assign, self._dead = assign, dead
         self._begun: dict[str, _Begun] | None = None
-        self._paths: dict[int, str] = {}  # by identity of what the script made before the loop
+        self._paths: dict[int, list[str]] = {}  # by identity of what the script made before the loop
         self._modules: frozenset[str] | None = None  # those that had been imported when the loop began
         self._kept: set[str] = set()  # paths that were restored: the script, run from its start, does not make these values
         self._kept_inside: tuple[str, ...] = ()  # beginnings of paths: all that is inside of what was made again
@@ -56,8 +56,12 @@ class ScriptState:
         """Remember what the script made before its loop, the first time."""
         if self._begun is None:
             walk = self._walk(frame)
-            self._begun = {part.path: _Begun(part.value, _mark(part)) for part in walk.parts()}
-            self._paths = walk.paths
+            parts = list(walk.parts())
+            self._begun = {part.path: _Begun(part.value, _mark(part)) for part in parts}
+            self._paths = {each: [path] for each, path in walk.paths.items()}
+            for part in parts:
+                if part.kind == script_state.SAME:
+                    self._paths[id(part.value)].append(part.path)
             self._modules = frozenset(script_state.scripts_modules())
 
     def _walk(self, frame: _Frame, without: frozenset[str] = frozenset()) -> Walk:
@@ -99,8 +103,13 @@ class ScriptState:
         state["holders"] = {part.path: part.holder for part in parts if part.path in saved and part.holder}
         return state
 
-    def _made(self, parts: Sequence[Part], paths: Mapping[int, str]) -> tuple[State, set[str]]:
-        """Return what makes the objects and containers that are new, or hold new ones, by path; and the paths inside of these."""
+    def _made(
+        self, parts: Sequence[Part], paths: Mapping[int, str], chosen: Callable[[Any], bool] = lambda _: True
+    ) -> tuple[State, set[str]]:
+        """Return what makes the objects and containers that are new, or hold new ones, by path; and the paths inside of these.
+
+        `chosen`: whether a value counts.
+        """
         recorder = ValueRecorder(paths, lambda path, value: not self._is_other(path, value), self._like)
         held: dict[str, list[Part]] = defaultdict(list)
         for part in parts:
@@ -110,7 +119,7 @@ class ScriptState:
         for part in parts:
             if part.holder in inside and self._is_other(part.path, part.value):
                 inside.add(part.path)
-            elif self._is_made(part, held[part.path]):
+            elif chosen(part.value) and self._is_made(part, held[part.path]):
                 try:
                     made[part.path] = recorder.record(part.value, part.path)
                 except IsCode:
@@ -124,19 +133,22 @@ class ScriptState:
     def _is_made(self, part: Part, held: Sequence[Part]) -> bool:
         if part.kind == script_state.OBJECT:
             return isinstance(part.value, torch.nn.Module) and self._is_other(part.path, part.value)
-        if part.kind not in _REPLACED:
-            return False
-        if self._is_other(part.path, part.value):
+        if self._is_replaced(part):
             return True
         begun = self._begun or {}
         return part.kind == script_state.HOLDER and (
             _mark(part) != begun[part.path].mark
             or any(
-                each.path not in begun or (each.kind in _REPLACED and self._is_other(each.path, each.value))
+                each.path not in begun or self._is_replaced(each)
                 for each in held
                 if isinstance(part.value, list | dict | tuple | deque)
             )
         )
+
+    def _is_replaced(self, part: Part) -> bool:
+        """Return whether another object is at a part's path, which is made again there."""
+        is_made = part.kind in _REPLACED or (part.kind == script_state.PLAIN and script_state.has_identity(part.value))
+        return is_made and self._is_other(part.path, part.value)
 
     def _is_other(self, path: str, value: Any) -> bool:
         """Return whether the object at a path is another one than when the loop began."""
@@ -185,9 +197,12 @@ class ScriptState:
             _load(parts[path], saved[path])
 
     def plain(self, frame: _Frame) -> State:
-        """Return the plain values that have changed, by path."""
-        found = (part for part in self._walk(frame).parts() if part.kind == script_state.PLAIN and self._changed(part))
-        return {part.path: encode(part.value) for part in found}
+        """Return the plain values that have changed, and those that have been made, by path."""
+        walk = self._walk(frame)
+        parts = list(walk.parts())
+        made, inside = self._made(parts, walk.paths, is_plain)
+        changed = (part for part in parts if part.kind == script_state.PLAIN and part.path not in inside and self._changed(part))
+        return {"plain": {part.path: encode(part.value) for part in changed}, "made": made}
 
     def restore(self, state: State, frame: _Frame, without: frozenset[str] = frozenset()) -> None:
         """Put a captured state back, but for objects whose type's name is in `without`.
@@ -218,12 +233,14 @@ class ScriptState:
 
     def restore_plain(self, saved: State, parts: dict[str, Part]) -> None:
         """Put plain values back where the script has their holders."""
-        for path, value in saved.items():
-            if path not in parts:
+        maker = Maker(saved["made"], parts)
+        for path in saved["made"]:
+            with contextlib.suppress(IotwinError):
+                self._put(path, maker.value(path), parts, maker, {})
+        for path, value in saved["plain"].items():
+            if path not in parts or not replace_content(parts[path].value, decode(value)):
                 with contextlib.suppress(IotwinError):
-                    self._put(path, decode(value), parts, Maker({}, parts), {})
-            elif not replace_content(parts[path].value, decode(value)):
-                parts[path].put(decode(value))
+                    self._put(path, decode(value), parts, maker, {})
 
     def _put(self, path: str, value: Any, parts: Mapping[str, Part], maker: Maker, holders: Mapping[str, str]) -> None:
         """Put a value where it is held. Raises IotwinError if the script has nothing that holds it."""
@@ -294,8 +311,12 @@ def _load(part: Part, saved: Any) -> None:
         raise NotBuilt(f"{part.path} {missing}") from None
 
 
-def _mark(part: Part) -> Any:
+def _mark(part: Part) -> tuple[str, Any]:
     """Return a part's mark: if it is another one later, the part has changed in place."""
+    return part.kind, _content_mark(part)
+
+
+def _content_mark(part: Part) -> Any:
     value = part.value
     if part.kind == script_state.TENSOR:
         gradient = value.grad if value.is_leaf else None
@@ -306,7 +327,9 @@ def _mark(part: Part) -> Any:
         return encode(value)
     if part.kind == script_state.LOST:
         return position_of(value)
-    return len(value) if isinstance(value, list | dict | tuple | set | deque) else None
+    if isinstance(value, dict):  # with its order
+        return [encode(key) if is_plain(key) else id(key) for key in value]
+    return len(value) if isinstance(value, list | tuple | set | deque) else None
 
 
 def _gradients(value: Any) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ import io
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from iotwin.workloads.detrain.detectors.script_frames import is_script
 from iotwin.workloads.detrain.loaders import TrackedIterator
-from iotwin.workloads.detrain.saving.plain_values import is_plain
+from iotwin.workloads.detrain.saving.plain_values import has_containers, is_plain
 from iotwin.workloads.detrain.saving.providers import provider_of
 from iotwin.workloads.detrain.saving.tensorflow_states import is_keras
 
@@ -74,7 +74,8 @@ def put_variables(frame: types.FrameType, values: Mapping[str, Any]) -> None:
 class Walk:
     """Walks over the script's state as it is now. `assign` is called with (function, name, value) to put a variable.
 
-    `paths`: those that objects had in an earlier walk, by identity. An object that can still be reached by that path keeps it.
+    `paths`: those that objects had in an earlier walk, by identity. An object keeps the first of them if it can still be reached
+    by it, otherwise another one.
     `without`: variables of the innermost frame that are passed over. `modules`: names of the only modules to walk over.
     """
 
@@ -82,7 +83,7 @@ class Walk:
         self,
         frames: list[types.FrameType],
         assign: Callable[[str, str, Any], None],
-        paths: Mapping[int, str] | None = None,
+        paths: Mapping[int, Sequence[str]] | None = None,
         without: frozenset[str] = frozenset(),
         modules: Collection[str] | None = None,
     ) -> None:
@@ -101,12 +102,14 @@ class Walk:
             if isinstance(part.value, _OPAQUE) and not is_users_class(part.value):
                 continue
             kind = _kind(part.value)
-            if kind == PLAIN and not _has_identity(part.value):
+            if kind == PLAIN and depth < _MOST_DEPTH and has_containers(part.value):
+                kind = HOLDER
+            if kind == PLAIN and not has_identity(part.value):
                 yield part._replace(kind=kind)
             elif (path := self.paths.get(id(part.value))) is not None:
                 yield part._replace(kind=SAME, same=path)
-            elif not is_renamed and self._earlier.get(id(part.value), part.path) != part.path:
-                renamed.append((part, depth))
+            elif not is_renamed and (earlier := self._earlier.get(id(part.value), [part.path]))[0] != part.path:
+                (renamed.appendleft if part.path in earlier else renamed.append)((part, depth))
             else:
                 yield from self._found(part, kind)
                 if depth < _MOST_DEPTH:
@@ -157,7 +160,8 @@ def _kind(value: Any) -> str | None:
     return LOST if isinstance(value, Iterator) and not is_users_class(type(value)) else HOLDER
 
 
-def _has_identity(value: Any) -> bool:
+def has_identity(value: Any) -> bool:
+    """Return whether a plain value may change, so that all who hold it must hold the same object."""
     return isinstance(value, list | dict | set | deque | bytearray)
 
 
