@@ -73,6 +73,12 @@ class SourceModule:
         return {match[0] for match in map(_NAME.match, names) if match}
 
     @cached_property
+    def imported_names(self) -> set[str]:
+        """The names that import statements bind."""
+        imports = [node for node in self.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+        return {(alias.asname or alias.name).partition(".")[0] for node in imports for alias in node.names}
+
+    @cached_property
     def _index(self) -> tuple[list[ast.AST], dict[ast.AST, ast.AST], dict[ast.AST, tuple[int, int]]]:
         """All nodes, each before what it contains; the parent of each; and which range of the nodes each consists of."""
         nodes: list[ast.AST] = []
