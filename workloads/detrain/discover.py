@@ -234,7 +234,6 @@ def _judged(
     confidence, reasons = _USUAL, [_source_reason(chosen)]
     for factor, holds, reason in (
         (0.75, chosen.source is None, "each iteration may train on the same data"),
-        (0.8, chosen.guessed and chosen.is_over_loader, "the data flow from the loop to the loss was not found"),
         (0.85, _strength(chosen) is Strength.RANDOM, "random numbers are the only data that change"),
         (0.9, _strength(chosen) is Strength.PLAIN, "only the data flow shows that this call gets the batch"),
         (0.9, update.kind is SinkKind.GRADIENT, "no call of an optimizer is seen, only gradients"),
@@ -247,11 +246,8 @@ def _judged(
             confidence *= factor
             reasons.append(reason)
     for holds, reason in (
-        (
-            _is_comprehension(chosen, update),
-            "a comprehension or map repeats the update, which is no loop that could be instrumented",
-        ),
-        (chosen.guessed and not chosen.is_over_loader, "no loss was found from which the loop computes gradients"),
+        (_is_comprehension(chosen, update), "a comprehension or map repeats the update: no loop that could be instrumented"),
+        (chosen.guessed, "no loss was found from which the loop computes gradients"),
         (chosen.split, "the weights are updated once after the loop over the data"),
         (len(batches) > 1, f"several loops train: {', '.join(_place(each.loop) for each in batches)}"),
         (len(chosen.epochs) > 1, f"the batch loop is reached from several loops: {', '.join(map(_place, chosen.epochs))}"),

@@ -26,8 +26,6 @@ def arguments_of(call: ast.Call, frame: CallFrame) -> tuple[list[Argument], Keyw
 
 
 def _starred(value: ast.expr, frame: CallFrame) -> list[Argument]:
-    if isinstance(value, ast.Tuple | ast.List):
-        return [(each, frame) for each in value.elts]
     if isinstance(value, ast.Name):
         if value.id in frame.arguments and f"*{value.id}" in frame.arguments:
             return frame.arguments[f"*{value.id}"]

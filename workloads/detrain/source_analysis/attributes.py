@@ -27,19 +27,8 @@ from iotwin.workloads.detrain.source_analysis.values import (
 
 # Methods of foreign base classes that return the object itself.
 SELF_RETURNING = {
-    "to",
-    "cuda",
-    "cpu",
-    "train",
-    "eval",
-    "float",
-    "double",
-    "half",
-    "bfloat16",
-    "apply",
-    "requires_grad_",
-    "compile",
-}
+    "to", "cuda", "cpu", "train", "eval", "float", "double", "half", "bfloat16", "apply", "requires_grad_", "compile",
+}  # fmt: skip
 _METHODS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -120,14 +109,12 @@ class ClassMembers(ABC):
                 frame = self.frame_of(methods[0], None, None, ([], []))
                 return self.of_all((each, frame) for each in methods[0].scope.returns)
             return list(methods)
-        found = [
-            value
-            for binding, frame in self.assignments(instance, name)
-            if binding.value is not None
-            for value in (
-                self.added(binding, frame) if binding.kind == "change" else self.part(binding.value, frame, binding.path)
-            )
-        ]
+        found: list[Value] = []
+        for binding, frame in self.assignments(instance, name):
+            if binding.kind == "change":
+                found += self.added(binding, frame)
+            elif binding.value is not None:
+                found += self.part(binding.value, frame, binding.path)
         found += self._field(instance, name)
         if not found and name in SELF_RETURNING and self.foreign_bases(instance.local_class):
             return [instance]
@@ -137,12 +124,9 @@ class ClassMembers(ABC):
         """Return what `list.append(value)` and `container[key] = value` add to what a name or attribute may be."""
         if binding.value is None:
             return []
-        if (
-            isinstance(binding.node, ast.Call)
-            and isinstance(binding.node.func, ast.Attribute)
-            and binding.node.func.attr == "extend"
-        ):
-            return self.values(binding.value, frame)
+        match binding.node:
+            case ast.Call(func=ast.Attribute(attr="extend")):
+                return self.values(binding.value, frame)
         return [Items(((binding.value, frame),))]
 
     def class_attribute(self, local_class: LocalClass, name: str) -> list[Value]:
@@ -210,17 +194,10 @@ class ClassMembers(ABC):
     def _of_body(self, local_class: LocalClass, name: str) -> list[Value]:
         """Return what an assignment in the body of the class gives to `name`."""
         for node in local_class.node.body:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-            for target in targets:
-                if (
-                    isinstance(target, ast.Name)
-                    and target.id == name
-                    and isinstance(node, ast.Assign | ast.AnnAssign)
-                    and node.value
-                ):
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                if any(isinstance(each, ast.Name) and each.id == name for each in targets):
                     return self.values(node.value, local_class.frame)
-            if isinstance(node, ast.ClassDef) and node.name == name:
-                return [LocalClass(node, local_class.frame)]
         return []
 
     def _field(self, instance: LocalInstance, name: str) -> list[Value]:

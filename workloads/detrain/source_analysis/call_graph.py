@@ -18,7 +18,6 @@ from iotwin.workloads.detrain.source_analysis.values import (
     LocalInstance,
     Outside,
     Value,
-    functions_of,
 )
 
 _MOST_FRAMES = 4000
@@ -111,7 +110,7 @@ class CallGraph:
             self.sinks.append(sink)
             before = len(self.sinks)
             self._follow_calls(call, frame, called, around._replace(within=sink))
-            if kind is SinkKind.GRADIENT and len(self.sinks) > before and any(functions_of(called)):
+            if kind is SinkKind.GRADIENT and len(self.sinks) > before and any(isinstance(each, LocalFunction) for each in called):
                 self.sinks.remove(sink)  # a local function of this name, whose own calls count
             return
         self._note_dynamic(call, called, frame)
@@ -129,24 +128,13 @@ class CallGraph:
             self._follow_callbacks(call, frame, called, around)
 
     def _enter(
-        self,
-        function: LocalFunction,
-        call: ast.Call,
-        frame: CallFrame,
-        given: tuple[list[Argument], Keywords],
-        around: _Around,
+        self, function: LocalFunction, call: ast.Call, frame: CallFrame, given: tuple[list[Argument], Keywords], around: _Around
     ) -> None:
         if function.scope in self._active or not self._reaching.reached_by(function.scope.node, function.scope.module):
             return
         self._walk(self.inference.frame_of(function, call, frame, given), around)
 
-    def _follow_callbacks(
-        self,
-        call: ast.Call,
-        frame: CallFrame,
-        called: list[Value],
-        around: _Around,
-    ) -> None:
+    def _follow_callbacks(self, call: ast.Call, frame: CallFrame, called: list[Value], around: _Around) -> None:
         """Follow the functions that a foreign function gets, and the method `run` of a thread or process that starts."""
         if any(isinstance(each, Outside) and each.path in ("builtins.map", "builtins.filter") for each in called):
             around = around._replace(repeated=True)
@@ -157,23 +145,11 @@ class CallGraph:
             for value in self.inference.values(argument, frame):
                 if isinstance(value, LocalFunction):
                     self._enter(value, call, frame, _callback_arguments(call, position, frame), around)
-                elif isinstance(value, LocalClass) and any(isinstance(each, Outside) for each in called):
-                    self._enter_methods(value, call, frame, around)
         if isinstance(call.func, ast.Attribute) and call.func.attr in _RUNNERS:
             for value in self.inference.values(call.func.value, frame):
                 if isinstance(value, LocalInstance):
                     for method in self.inference.methods(value, "run"):
                         self._enter(method, call, frame, ([], []), around)
-
-    def _enter_methods(self, local_class: LocalClass, call: ast.Call, frame: CallFrame, around: _Around) -> None:
-        """Follow the public methods of a class that a command line library gets, such as fire."""
-        if not any(isinstance(each, Outside) and each.path.startswith("fire.") for each in self.inference.called(call, frame)):
-            return
-        instance = LocalInstance(local_class)
-        for node in local_class.node.body:
-            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-                for method in self.inference.methods(instance, node.name):
-                    self._enter(method, call, frame, ([], []), around)
 
     def _note_dynamic(self, call: ast.Call, called: list[Value], frame: CallFrame) -> None:
         paths = {each.path for each in called if isinstance(each, Outside)}
@@ -190,21 +166,14 @@ def _callback_arguments(call: ast.Call, position: int, frame: CallFrame) -> tupl
     `torch.multiprocessing.spawn` puts the rank before them.
     """
     keywords = {each.arg: each.value for each in call.keywords}
-    named: Keywords = []
-    by_name = keywords.get("kwargs")
-    if isinstance(by_name, ast.Dict):
-        pairs = zip(by_name.keys, by_name.values, strict=True)
-        named = [
-            (key.value, (value, frame)) for key, value in pairs if isinstance(key, ast.Constant) and isinstance(key.value, str)
-        ]
     packed = keywords.get("args")
     follow = call.args[position + 1 :]
     if packed is None and len(follow) == 1 and isinstance(follow[0], ast.Tuple):
         packed = follow[0]
     if isinstance(packed, ast.Tuple | ast.List):
         rank: list[Argument] = [(ast.Constant(0), frame)] if ast.unparse(call.func).endswith("spawn") else []
-        return [*rank, *((each, frame) for each in packed.elts)], named
-    return [(each, frame) for each in follow if not isinstance(each, ast.Starred)], named
+        return [*rank, *((each, frame) for each in packed.elts)], []
+    return [(each, frame) for each in follow if not isinstance(each, ast.Starred)], []
 
 
 def _names(node: ast.AST) -> set[str]:

@@ -199,7 +199,7 @@ class Inference(NameLookup):
                     found.append(Outside(f"{owner.path}[]", owner.call, owner.frame))
                 case LocalInstance():
                     for method in self.methods(owner, "__getitem__"):
-                        found += self._returned(method, method_frame(self, method, node, frame))
+                        found += self._returned(method, self.frame_of(method, node, frame, ([], [])))
         return found
 
     def _element(self, items: Items, index: object) -> list[Value]:
@@ -214,8 +214,6 @@ class Inference(NameLookup):
         found: list[Value] = []
         for called in self.called(node, frame):
             match called:
-                case LocalFunction() if called.scope.name == "Accelerator.prepare":  # returns what it is given, in order
-                    found += self._prepared(node, frame)
                 case LocalFunction():
                     found += self._returned(called, self.call_frame(called, node, frame), node)
                 case LocalClass():
@@ -344,8 +342,3 @@ class Inference(NameLookup):
             if which is not None and which is not False and which < len(value.call.args):
                 return self.items(value.call.args[which], value.frame, path)
         return [Outside(value.path + "[]" * (1 + len(path)), value.call, value.frame)]
-
-
-def method_frame(inference: Inference, method: LocalFunction, node: ast.expr, frame: CallFrame) -> CallFrame:
-    """Return the frame of a method that `node`, which is no call, calls in `frame`."""
-    return inference.frame_of(method, node, frame, ([], []))

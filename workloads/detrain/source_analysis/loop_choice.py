@@ -38,11 +38,6 @@ class BatchLoop:
     sinks: list[Sink] = field(default_factory=list)  # all sinks within the loop
     epochs: list[ActiveLoop | None] = field(default_factory=list)
 
-    @property
-    def is_over_loader(self) -> bool:
-        """True if the loop is a `for` over what yields the batches."""
-        return self.source is not None and self.source.node is self.loop.node
-
 
 class LoopChoice:
     """The batch loops of a script."""
@@ -113,17 +108,7 @@ class LoopChoice:
         return weak or self._guess(loops, sink)
 
     def _guess(self, loops: list[ActiveLoop], sink: Sink) -> BatchLoop | None:
-        """Return the innermost loop over something that may yield batches, else the innermost loop with a loss."""
-        for loop in reversed(loops):
-            node = loop.node
-            if isinstance(node, FOR_LOOPS) and not is_parameter_list(node.iter):
-                iterable, _ = self.slice(loop).looked_through(node.iter, (), loop.frame)
-                if (
-                    iterable is not None
-                    and not is_counter(iterable, loop.frame, self.inference)
-                    and names_loader(ast.unparse(iterable))
-                ):
-                    return BatchLoop(loop, Source(node, loop.frame, Strength.PLAIN), guessed=True)
+        """Return the innermost loop with a loss, else the innermost that calls `next`, else the innermost."""
         for loop in reversed(loops):
             if self._inputs(loop) and not self._runs_over_parts(loop, []):
                 return BatchLoop(loop, None)

@@ -6,14 +6,7 @@ import re
 from iotwin.workloads.detrain.source_analysis.attributes import SELF_RETURNING
 from iotwin.workloads.detrain.source_analysis.inference import Inference
 from iotwin.workloads.detrain.source_analysis.local_modules import SourceModule
-from iotwin.workloads.detrain.source_analysis.values import (
-    CallFrame,
-    LocalClass,
-    LocalFunction,
-    LocalInstance,
-    Outside,
-    Value,
-)
+from iotwin.workloads.detrain.source_analysis.values import CallFrame, LocalClass, LocalFunction, LocalInstance, Outside, Value
 
 # What scripts call only on models.
 _METHODS_OF_MODELS = {

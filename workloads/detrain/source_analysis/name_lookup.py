@@ -10,8 +10,6 @@ from iotwin.workloads.detrain.source_analysis.local_modules import LocalModules,
 from iotwin.workloads.detrain.source_analysis.scopes import Binding, CodeScope, Function
 from iotwin.workloads.detrain.source_analysis.values import Argument, CallFrame, LocalFunction, LocalModule, Outside, Value
 
-_KNOWN_STARRED = {"torch": ("optim", "nn"), "torch.optim": ("SGD", "Adam", "AdamW", "LBFGS")}
-
 
 class NameLookup(ClassMembers):
     """Looks up names, and makes the frames of functions."""
@@ -49,16 +47,13 @@ class NameLookup(ClassMembers):
 
     def name(self, name: str, frame: CallFrame) -> list[Value]:
         """Return what a name may mean in a frame."""
+        own = self.home(name, frame)
+        if own is not None:
+            return [value for each in own.scope.bindings[name] for value in self.bound(name, each, own)]
         scope: CodeScope | None = frame.scope
-        current: CallFrame | None = frame
         while scope is not None:
-            if name in scope.bindings and name not in scope.outer_names:
-                own = current if current is not None and current.scope is scope else self.frame_without_caller(scope)
-                return [value for each in scope.bindings[name] for value in self.bound(name, each, own)]
-            starred = self._starred_import(name, scope)
-            if starred:
+            if starred := self._starred_import(name, scope):
                 return starred
-            current = current.closure if current is not None else None
             scope = scope.parent
         return [Outside(f"builtins.{name}")] if hasattr(builtins, name) else []
 
@@ -86,11 +81,8 @@ class NameLookup(ClassMembers):
         for each in scope.bindings.get("*", []):
             if isinstance(each.node, ast.ImportFrom):
                 module = self.modules.imported(scope.module, each.node.module, each.node.level)
-                if module is not None and module is not scope.module:
-                    if name in self.scopes.module(module).bindings:
-                        return self.name(name, self.module_frame(module))
-                elif not each.node.level and name in _KNOWN_STARRED.get(each.node.module or "", ()):
-                    return [Outside(f"{each.node.module}.{name}")]
+                if module is not None and module is not scope.module and name in self.scopes.module(module).bindings:
+                    return self.name(name, self.module_frame(module))
         return []
 
     def imported_value(self, name: str, node: ast.AST, frame: CallFrame) -> list[Value]:

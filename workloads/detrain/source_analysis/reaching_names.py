@@ -8,7 +8,6 @@ from iotwin.workloads.detrain.source_analysis.scopes import FUNCTIONS
 from iotwin.workloads.detrain.source_analysis.sinks import ALWAYS, sink_names
 
 _SINK, _ITEM = "<sink>", "[]"  # the call of a sink; an item of a container, or the result of a call, that is called
-_SINK_FUNCTIONS = {"train_on_batch"}  # sinks that may be functions
 _METHODS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEFINITIONS = (*_METHODS, ast.ClassDef, ast.Import, ast.ImportFrom)
 _CONTAINERS = (ast.Dict, ast.List, ast.Tuple, ast.Set)
@@ -58,7 +57,7 @@ class ReachingNames:
         if not module.words.isdisjoint({name.strip("=.()") for name in self._names}):
             return True
         sinks = sink_names(module, self._modules) & module.words
-        return any(f".{name}(" in module.text for name in sinks) or bool(_SINK_FUNCTIONS & sinks)
+        return any(f".{name}(" in module.text for name in sinks)
 
     def _grow(self) -> None:
         """Add the names that the known ones lead to."""
@@ -81,7 +80,7 @@ class ReachingNames:
             for each in module.within(node):
                 if isinstance(each, ast.Call):
                     name = _last_name(each.func)
-                    if name in sinks and (isinstance(each.func, ast.Attribute) or name in _SINK_FUNCTIONS):
+                    if name in sinks and isinstance(each.func, ast.Attribute):
                         found.add(_SINK)
                     if not name:
                         found.add(_ITEM)

@@ -55,9 +55,7 @@ def sink_names(module: SourceModule, modules: LocalModules) -> set[str]:
 
 
 def sink_of(call: ast.Call, frame: CallFrame, inference: Inference) -> SinkKind | None:
-    """Return what a call does to weights, None if nothing. Calls of local functions count by their name only if that is clear."""
-    if isinstance(call.func, ast.Name):
-        return _of_function(call, frame, inference)
+    """Return what a call of a method does to weights, None if nothing."""
     if not isinstance(call.func, ast.Attribute):
         return None
     name, owner = call.func.attr, call.func.value
@@ -76,20 +74,6 @@ def sink_of(call: ast.Call, frame: CallFrame, inference: Inference) -> SinkKind 
         return SinkKind.UPDATE
     if name in {*_FITS, *_TRAIN} and _is_trainer(owner, values, name, inference):
         return SinkKind.FRAMEWORK
-    return None
-
-
-def _of_function(call: ast.Call, frame: CallFrame, inference: Inference) -> SinkKind | None:
-    if isinstance(call.func, ast.Name) and call.func.id == "train_on_batch":
-        return SinkKind.UPDATE
-    for value in inference.values(call.func, frame):
-        if isinstance(value, Outside):
-            if value.path in ("optax.apply_updates", "flax.optim.apply_updates"):
-                return SinkKind.UPDATE
-            if value.path == "torch.autograd.backward":
-                return SinkKind.GRADIENT
-            if value.path in ("torch.autograd.grad", "jax.grad()", "jax.value_and_grad()"):
-                return SinkKind.WEAK
     return None
 
 

@@ -1,7 +1,6 @@
 """What an expression of a script may evaluate to: local functions, classes, instances, or names of installed packages."""
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from iotwin.workloads.detrain.source_analysis.local_modules import SourceModule
@@ -148,10 +147,3 @@ class Generator:
 
 
 Value = LocalFunction | LocalClass | LocalInstance | LocalModule | Outside | Items | Generator
-
-
-def functions_of(values: list[Value]) -> Iterator[LocalFunction]:
-    """Yield the local functions among `values`."""
-    for value in values:
-        if isinstance(value, LocalFunction):
-            yield value
