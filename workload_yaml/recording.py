@@ -99,6 +99,7 @@ class RecordedFile(msgspec.Struct, forbid_unknown_fields=True):
     size_bytes: int = 0  # when the job began
     written: bool = False  # True: the job wrote the file, which is in the output folder; False: it is in the data folder
     made: bool = False  # True: the job created the file; False: the file existed when the job began
+    checkpoint: bool = False  # the file belongs to a checkpoint; recordings of earlier versions do not have this
 
 
 class Pipe(msgspec.Struct, forbid_unknown_fields=True):

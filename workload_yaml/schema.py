@@ -272,12 +272,13 @@ class TwinResume(Section):
     * restore reads the checkpoint.
     * skip_reads resumes at the same position without reading a checkpoint.
     * replay_data reads the checkpoint and the epoch's earlier samples, as a loader that cannot skip samples does.
+    * replay_all also reads the samples of earlier epochs, as `iotwin detrain run --replay replay-data` does.
     * full reads the checkpoint and trains on the epoch's earlier samples again.
     """
 
     epoch: Positive = 1  # the epoch in which the run stopped
     step: Count = 0  # number of steps of that epoch that were done
-    mode: Literal["restore", "skip_reads", "replay_data", "full"] = "restore"
+    mode: Literal["restore", "skip_reads", "replay_data", "replay_all", "full"] = "restore"
 
 
 class TwinEvaluation(Section):

@@ -113,6 +113,7 @@ class RankTotals:
     storage_read_bytes: int = 0  # fetched from storage, not from the page cache, by this rank and its child processes
     peak_memory_bytes: int = 0  # of the rank's process, without its children
     cpu_s: float = 0.0  # of the rank and its child processes
+    resumed: ResumedRun | None = None  # None: the run began at the first step
     host: RankHost = field(default_factory=RankHost.here)
 
 
@@ -133,7 +134,6 @@ class Measured(RankTotals):
     loaded: list[Written] = field(default_factory=list)
     decided: Decided | None = None  # decisions of a checkpoint policy, if there is one
     pauses: list[tuple[int, int]] = field(default_factory=list)  # (start_ns, duration_ns) between checkpoints without training
-    resumed: ResumedRun | None = None  # None: the run began at the first step
     # UNIX time minus CLOCK_MONOTONIC on the rank's machine.
     wall_ahead_ns: int = field(default_factory=lambda: time.time_ns() - time.monotonic_ns())
 

@@ -158,8 +158,12 @@ class _Loop:
             loaded = self._checkpoints.load()
             self._journal.measured.loaded += loaded
             read_bytes = sum(file.size_bytes for file in loaded)
-        samples = resume.step * self._config.reader.batch_size
-        again = resume.mode in ("replay_data", "full")
+        steps = resume.step
+        if resume.mode == "replay_all":
+            samples = self._journal.measured.data.train_samples
+            steps += sum(len(self._batches("train", epoch, samples)) for epoch in range(1, resume.epoch))
+        samples = steps * self._config.reader.batch_size
+        again = resume.mode in ("replay_data", "replay_all", "full")
         return ResumedRun(resume.mode, resume.epoch, resume.step, *((0, samples) if again else (samples, 0)), read_bytes)
 
     def run(self, limit_s: float | None) -> None:

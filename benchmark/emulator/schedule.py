@@ -52,7 +52,8 @@ class Schedule:
         self._epoch_ends_at = 0
         self._deadline = float("inf") if limit_s is None else now + limit_s
         self._resume, self._has_policy, self._saves = config.twin.resume, twin.policy is not None, config.workflow.checkpoint
-        self.epochs = range(1 if self._resume is None else self._resume.epoch, config.train.epochs + 1)
+        first = 1 if self._resume is None or self._resume.mode == "replay_all" else self._resume.epoch
+        self.epochs = range(first, config.train.epochs + 1)
         self.evaluates_first = config.twin.evaluation.steps_before if evaluates else 0  # steps before the first epoch
         self.saves_first = config.checkpoint.checkpoint_after_step == 0 and self._resume is None
         self.checkpoints_first = config.twin.evaluation.after_checkpoint  # when an evaluation and a checkpoint are due together
@@ -77,8 +78,12 @@ class Schedule:
             if resume.step > steps:
                 raise UsageError(f"twin.resume.step: {resume.step} is after the last of the {steps} steps of an epoch")
             done = 0 if resume.mode == "full" else resume.step
-            replayed = done if resume.mode == "replay_data" else 0
+            replayed = done if resume.mode in ("replay_data", "replay_all") else 0
             self.step = (epoch - 1) * steps + done
+        elif resume is not None and epoch < resume.epoch:
+            self.step = self._epoch_ends_at = epoch * steps
+            self.in_last_block = self.after_epoch = NOTHING
+            return steps, steps
         self._epoch_ends_at = self.step + steps - done
         self.epoch_ended = done == steps
         self.in_last_block = self.after_epoch = NOTHING

@@ -23,6 +23,8 @@ class LoaderJob:
     evaluate_every: int = 1  # epochs between two evaluations
     compute_ms: float = 20
     save_after: int = 0  # also write a checkpoint after each so many steps of the run
+    save_first: bool = False  # that checkpoint is written before the step computes, and not after it
+    restored_bytes: int = 0  # it reads a checkpoint of so many bytes at its beginning, and overwrites it after each epoch
     file_bytes: int = 100_000
     persistent: bool = False  # the loaders of training live through all epochs
     root: str = "/d"
@@ -45,6 +47,8 @@ class LoaderJob:
         self._shards = [made.file(f"{self.root}/{i}.tar", size=self.files * self.file_bytes) for i in range(self.loaders)]
         for file in [*self._training, *self._held] if self.mapped else ():
             now = made.call(now, RANK, "mmap", file, 0, self.file_bytes, 0.01)
+        found = made.file(f"{self.root}/out/found.pt", "checkpoint", self.restored_bytes)
+        now = made.read_file(now, RANK, found) + 1 if self.restored_bytes else now
         crew = None
         for epoch in range(self.epochs):
             stride = (5, 7, 19)[epoch % 3]
@@ -60,6 +64,12 @@ class LoaderJob:
                 now = held.end(made, now)
             now = made.write_file(now, RANK, f"{self.root}/out/epoch_{epoch}.pt", 300_000) + 3
             saved.append(len(made.files) - 1)
+            if self.restored_bytes:
+                now = made.call(
+                    now, RANK, "openat", found, flags=schema.FLAG_CREATE | schema.FLAG_TRUNCATE | schema.FLAG_WRITABLE
+                )
+                now = made.call(now, RANK, "write", found, 0, self.restored_bytes)
+                now = made.call(now, RANK, "close", found)
             for older in saved[-3:-1] if self.keeps_two else ():
                 now = made.read_file(now, RANK, older) + 0.1
             if self.keeps_two and epoch > 1:
@@ -113,9 +123,11 @@ class LoaderJob:
             now = max(wanted + 0.05, delivered[index] + 0.05) + 0.05
             if index + ahead < len(batches):
                 serve(index + ahead, now)
+            if self.save_first and self.save_after and step and step % self.save_after == 0:
+                now = made.write_file(now, RANK, f"{self.root}/out/step_{step}.pt", 200_000)
             now += compute_ms * len(batch) / self.batch
             step += 1
-            if self.save_after and step % self.save_after == 0:
+            if not self.save_first and self.save_after and step % self.save_after == 0:
                 now = made.write_file(now, RANK, f"{self.root}/out/step_{step}.pt", 200_000)
         return now, step
 

@@ -15,6 +15,7 @@ from iotwin.benchmark.emulator.journal import RankTotals, Usage
 from iotwin.benchmark.emulator.ranks import Rank
 from iotwin.benchmark.emulator.recorded.edits.edit import edit
 from iotwin.benchmark.emulator.recorded.edits.edits import Edits, copies_folder, edits_of
+from iotwin.benchmark.emulator.recorded.edits.resumption import resumed_record
 from iotwin.benchmark.emulator.recorded.files import JobFiles
 from iotwin.benchmark.emulator.recorded.process import ReplayedProcess, ReplayWatch
 from iotwin.benchmark.emulator.recorded.shared import (
@@ -76,13 +77,18 @@ def replay(
     edits = edits_of(config, recording.header, rank.count)
     recording = cut(recording, settings.cut_s) if edits is None else edit(recording, edits, rank.index)
     output = Path(config.checkpoint.checkpoint_folder)
+    shared = edits is not None and edits.ranks > 1  # ranks of one job: they read one checkpoint, and the first one writes all
     files = JobFiles(
-        recording.header.files, Path(config.dataset.data_folder), output / f"rank-{rank.index}" if rank.count > 1 else output,
-        recorded, copies_folder(config, edits or Edits()),
+        recording.header.files, Path(config.dataset.data_folder),
+        output / f"rank-{0 if shared else rank.index}" if rank.count > 1 else output, recorded,
+        copies_folder(config, edits or Edits()),
     )  # fmt: skip
     log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.index} if rank.count > 1 else {}))
     measured, before = Replayed(rank.index, time.time()), Usage.so_far()
-    files.claim()
+    if edits is not None and batches is not None:
+        measured.resumed = resumed_record(recording, edits, batches)
+    if rank.index == 0 or not shared:
+        files.claim()
     files.prepare()
     rank.meet()
     begin_ns = time.monotonic_ns() if starts_anew or rank.count > 1 else started_ns

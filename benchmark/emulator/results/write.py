@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from iotwin.benchmark.emulator.checkpoints.frequency import Decided
-from iotwin.benchmark.emulator.journal import Measured, ResumedRun
+from iotwin.benchmark.emulator.journal import Measured, RankTotals, ResumedRun
 from iotwin.benchmark.emulator.results.dlio_log import epoch_stats, local_time, log_lines, rank_output
 from iotwin.benchmark.emulator.results.metrics import checkpoint_metrics, estimates, phase_metrics, step_quantiles
 from iotwin.benchmark.emulator.results.step_table import StepTable
@@ -134,7 +134,7 @@ def _own(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[st
         ],
         "checkpoint_policy": _policy(config, first.decided),
         "rematerialization": facts(config.train.computation_time),
-        "resumed": _resumed([measured.resumed for measured in ranks if measured.resumed is not None]),
+        "resumed": resumed_document(ranks),
         "source": config.twin.source,
     }
 
@@ -156,12 +156,13 @@ def _policy(config: Config, decided: Decided | None) -> dict[str, Any] | None:
     }
 
 
-def _resumed(ranks: Sequence[ResumedRun]) -> dict[str, Any] | None:
+def resumed_document(ranks: Sequence[RankTotals]) -> dict[str, Any] | None:
     """Return where the run resumed, and the samples and bytes that all ranks skipped and read before; None if it did not."""
-    if not ranks:
+    resumed = [measured.resumed for measured in ranks if measured.resumed is not None]
+    if not resumed:
         return None
-    amounts = {name: sum(getattr(one, name) for one in ranks) for name in ResumedRun._fields[3:]}
-    return {"mode": ranks[0].mode, "epoch": ranks[0].epoch, "step": ranks[0].step, **amounts}
+    amounts = {name: sum(getattr(one, name) for one in resumed) for name in ResumedRun._fields[3:]}
+    return {"mode": resumed[0].mode, "epoch": resumed[0].epoch, "step": resumed[0].step, **amounts}
 
 
 def _hit_ratio(storage_bytes: int, read_bytes: int) -> float | None:

@@ -55,6 +55,7 @@ def name_files(calls: pd.DataFrame, table: pd.DataFrame) -> Named:
     paths = {int(i): _path(known.iloc[i], int(i), rooted) for i in ids}
     targets = {int(i): table["renamed_to"].iloc[i] for i in ids}
     sizes = {int(i): _size(table["size_bytes"].iloc[i]) for i in ids}
+    saved = {int(i) for i in ids if table["kind"].iloc[i] == "checkpoint"}
     read_folder = common_folder([paths[i] for i in ids[~written].tolist()] or ["/none"])
     written_paths = [paths[i] for i in ids[written].tolist()]
     written_paths += [
@@ -69,9 +70,10 @@ def name_files(calls: pd.DataFrame, table: pd.DataFrame) -> Named:
         if is_written:
             target = targets[i]
             renamed = _below(str(target), written_folder, i) if isinstance(target, str) else None
-            files.append(RecordedFile(_below(paths[i], written_folder, i), renamed, sizes[i], True, i in made))
+            files.append(RecordedFile(_below(paths[i], written_folder, i), renamed, sizes[i], True, i in made, i in saved))
         else:
-            files.append(RecordedFile(_below(paths[i], read_folder, i), None, max(sizes[i], int(reached.get(i, 0)))))
+            size_bytes = max(sizes[i], int(reached.get(i, 0)))
+            files.append(RecordedFile(_below(paths[i], read_folder, i), None, size_bytes, checkpoint=i in saved))
     data: dict[str, int] = {}
     for file in files:
         if not file.written:

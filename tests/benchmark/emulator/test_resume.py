@@ -65,7 +65,13 @@ def test_a_resumed_run_reads_and_writes_what_the_whole_one_does_after_that_step(
 
 @pytest.mark.parametrize(
     ("mode", "skipped", "replayed", "state", "trained"),
-    [("restore", 6, 0, 1000, 9), ("skip_reads", 6, 0, 0, 9), ("replay_data", 0, 6, 1000, 9), ("full", 0, 6, 1000, 12)],
+    [
+        ("restore", 6, 0, 1000, 9),
+        ("skip_reads", 6, 0, 0, 9),
+        ("replay_data", 0, 6, 1000, 9),
+        ("full", 0, 6, 1000, 12),
+        ("replay_all", 0, 54, 1000, 9),
+    ],
 )
 def test_modes(tmp_path, monkeypatch, mode, skipped, replayed, state, trained):
     from iotwin.benchmark.emulator.readers.access import Buffered
@@ -80,7 +86,8 @@ def test_modes(tmp_path, monkeypatch, mode, skipped, replayed, state, trained):
     assert (resumed.samples_skipped, resumed.samples_replayed, resumed.checkpoint_bytes_read) == (skipped, replayed, state)
     assert len(batches_read(measured)) == trained
     order = [int(sample) for batch in training_batches(config, FILES, 3) for sample in batch]
-    assert sum(read) == state + sum(100 + sample for sample in order[skipped:])
+    earlier = 2 * sum(100 + number for number in range(FILES)) if mode == "replay_all" else 0
+    assert sum(read) == state + earlier + sum(100 + sample for sample in order[skipped:])
 
 
 def test_without_recorded_reads_the_newest_checkpoint_is_read(tmp_path):

@@ -11,10 +11,13 @@ from iotwin.benchmark.emulator.recorded.edits.rank_line import RankLine
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder
 from iotwin.benchmark.emulator.recorded.edits.silent_touches import with_silent_touches
 from iotwin.common.errors import IotwinError, UsageError
+from iotwin.trace_store.schema import FLAG_CREATE, FLAG_TRUNCATE, FLAG_WRITABLE
 from iotwin.workload_yaml import Config
 from iotwin.workload_yaml.recorded_structure import structure_of
 from iotwin.workload_yaml.recording import MOST_ROWS, Op, TwinRecording, read_recording
 
+_NEVER_NS = 1 << 62
+_CHANGES = (Op.WRITE, Op.COPY_TO, Op.TRUNCATE, Op.RENAME, Op.UNLINK)
 _ON_PIPES = (Op.PIPE_WRITE, Op.PIPE_READ, Op.POLL)
 
 
@@ -83,5 +86,16 @@ def _kept(recording: TwinRecording, ranks: set[int], loaders: set[int], writes_n
     if writes_nothing:
         written = np.array([file.written for file in header.files] or [False])
         on_file = op < Op.PIPE_WRITE
-        kept &= ~(edited & on_file & written[np.where(on_file, subject, 0)])
+        kept &= ~(edited & on_file & written[np.where(on_file, subject, 0)]) | _reads_of_found(recording)
     return kept
+
+
+def _reads_of_found(recording: TwinRecording) -> NDArray[np.bool_]:
+    """Return the mask of the rows on files that the job found and has yet to change, such as a checkpoint that it loads."""
+    columns = recording.columns
+    op, at_ns, changes = columns["op"], columns["at_ns"], np.isin(columns["op"], _CHANGES)
+    changes |= (op == Op.OPEN) & (columns["flags"] & (FLAG_CREATE | FLAG_TRUNCATE | FLAG_WRITABLE) > 0)
+    first_ns = np.where([file.written and not file.made for file in recording.header.files] or [False], _NEVER_NS, 0)
+    np.minimum.at(first_ns, columns["subject"][changes], at_ns[changes])
+    on_file = op < Op.PIPE_WRITE
+    return on_file & (at_ns < first_ns[np.where(on_file, columns["subject"], 0)])

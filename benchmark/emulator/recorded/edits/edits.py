@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from iotwin.common.errors import UsageError
-from iotwin.workload_yaml import Config
+from iotwin.workload_yaml import Config, TwinResume
 from iotwin.workload_yaml.recorded_structure import RecordedStructure, structure_of
 from iotwin.workload_yaml.recording import Header
 
@@ -17,7 +17,8 @@ _HONOURED = (
     "dataset.data_folder", "dataset.num_files_train", "reader.batch_size", "reader.read_threads", "reader.prefetch_size",
     "train.epochs", "train.computation_time", "train.seed", "checkpoint.checkpoint_folder",
     "checkpoint.steps_between_checkpoints", "twin.recorded", "twin.ranks",
-    "twin.source", "twin.host", "twin.assumptions", "model.name", "framework", "workflow", "output", "metric", "profiling",
+    "twin.source", "twin.host", "twin.assumptions", "twin.resume",
+    "model.name", "framework", "workflow", "output", "metric", "profiling",
 )  # fmt: skip
 
 
@@ -33,6 +34,7 @@ class Edits(NamedTuple):
     saves_every: int | None = None  # steps between checkpoints within epochs; None: as recorded
     ranks: int = 1  # ranks that share the samples of the recorded one
     seed: int = 123  # for the order in which samples are dealt anew
+    resume: TwinResume | None = None  # None: the run begins at its first step
 
 
 def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
@@ -57,6 +59,7 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
         saves_every=steps_between if (steps_between := config.checkpoint.steps_between_checkpoints) > 0 else None,
         ranks=1 if repeats else ranks,
         seed=train.seed,
+        resume=config.twin.resume,
     )
     if edits._replace(seed=Edits().seed) == Edits():
         return None
@@ -118,6 +121,7 @@ def _refuse(config: Config) -> None:
         "train.computation_time": config.train.computation_time != usual.train.computation_time,
         "dataset.num_files_train": config.dataset.num_files_train is not None,
         "checkpoint.steps_between_checkpoints": config.checkpoint.steps_between_checkpoints > 0,
+        "twin.resume": config.twin.resume is not None,
         "twin.recorded.computation_scale": config.twin.recorded is not None and config.twin.recorded.computation_scale != 1,
     }
     for key, differs in changed.items():

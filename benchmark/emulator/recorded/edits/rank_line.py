@@ -9,50 +9,21 @@ from numpy.typing import NDArray
 
 from iotwin.benchmark.emulator.recorded.edits.dealing import DealtBatch, RecordedPassSamples, are_shuffled, deal
 from iotwin.benchmark.emulator.recorded.edits.edits import Edits
-from iotwin.benchmark.emulator.recorded.edits.loaders import PARTS, Deal, NewLoader, RecordedLoader
+from iotwin.benchmark.emulator.recorded.edits.loaders import Deal, NewLoader, RecordedLoader
+from iotwin.benchmark.emulator.recorded.edits.pass_turns import PassTurn, resumed_run, whole_run
 from iotwin.benchmark.emulator.recorded.edits.process_line import ProcessLine
-from iotwin.benchmark.emulator.recorded.edits.rare_steps import find_rare_steps, runs_of
+from iotwin.benchmark.emulator.recorded.edits.rank_pass import RankPass
+from iotwin.benchmark.emulator.recorded.edits.rare_steps import after_computation, find_rare_steps, runs_of
 from iotwin.benchmark.emulator.recorded.edits.read_ahead import ReadAhead, TakenBatches, read_ahead_rows
+from iotwin.benchmark.emulator.recorded.edits.resumption import SavedFiles
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder, Subjects
 from iotwin.benchmark.emulator.recorded.edits.think_clock import ProcessRows, Stretch
 from iotwin.common.errors import UsageError
+from iotwin.workload_yaml import TwinResume
 from iotwin.workload_yaml.recorded_structure import is_requested_at_once, pass_bounds
 from iotwin.workload_yaml.recording import Label, Op, TwinRecording
 
 _Ints = NDArray[np.int64]
-
-
-class _Pass:
-    """A recorded pass of the rank: its stretches, its batches, and its loaders in the order of their first batch."""
-
-    def __init__(self, recording: TwinRecording, index: int, bounds: _Ints) -> None:
-        batches = recording.batches
-        own = slice(int(bounds[index]), int(bounds[index + 1]))
-        self.training, self.depth = batches.passes[index].training, batches.passes[index].depth
-        self.batches = np.arange(own.start, own.stop)
-        self.loader_of = np.array(batches.loader, np.int64)[own]
-        self.loaders: list[int] = list(dict.fromkeys(self.loader_of.tolist()))
-        sizes = np.array(batches.samples, np.int64)[own]
-        self.known = bool((sizes > 0).any())  # how many samples a batch has
-        self.size = int(np.bincount(sizes[sizes > 0]).argmax()) if self.known else PARTS
-        requested, taken, computed = (
-            np.array(each, np.int64)[own] for each in (batches.requested_ns, batches.taken_ns, batches.computed_ns)
-        )
-        if self.depth:  # what other threads do while the rank waits for its next batch belongs to the step
-            computed = np.append(taken[1:], computed[-1:])
-        self.moments = np.stack([taken if self.depth else np.maximum(taken, requested), computed], axis=1).ravel()
-        self.begin_ns = int(requested[0])
-        self.opening: Stretch
-        self.steps: list[Stretch] = []
-        self.computation_ns = np.zeros(0, np.int64)
-
-    def leave_out(self, rare: NDArray[np.bool_]) -> None:
-        """Let the steps of the mask `rare` be as the others: with their typical computation, and without calls."""
-        if rare.any() and not rare.all():
-            self.computation_ns[rare] = int(np.median(self.computation_ns[~rare]))
-            for index in np.flatnonzero(rare).tolist():
-                step = self.steps[index]
-                self.steps[index] = replace(step, rows=step.rows[:0], at=step.at[:0], others=[])
 
 
 class RankLine:
@@ -65,7 +36,7 @@ class RankLine:
         self._recording, self._builder, self._edits, self._rank = recording, builder, edits, rank
         self._line = ProcessLine(builder, process)
         bounds = pass_bounds(batches)
-        self._passes = [_Pass(recording, i, bounds) for i, each in enumerate(batches.passes) if each.process == process]
+        self._passes = [RankPass(recording, i, bounds) for i, each in enumerate(batches.passes) if each.process == process]
         ahead = kept & read_ahead_rows(recording, process)
         self._cut(ProcessRows(recording, process, kept & ~ahead))
         self._training = [number for number, each in enumerate(self._passes) if each.training]
@@ -86,6 +57,9 @@ class RankLine:
         self._period = self._epochs_alike()
         self._rare_plays = [0] * len(self._rare_stretches)
         self._step = 0
+        self._saved_at = -1  # steps of the run that the checkpoint holds from which the run resumes
+        self._to_restore: SavedFiles | None = None
+        self._stands_for: dict[int, int | None] = {}  # by loader: that of the resumed pass, which starts in its place
         self._shuffled = [self._is_shuffled(training) for training in (False, True)]
         self._streamed = self._is_streamed()
         columns = recording.columns
@@ -106,25 +80,19 @@ class RankLine:
             self._between.append(stretches[at - 1])
         training = [each for each in self._passes if each.training]
         self._rare, rare = find_rare_steps([each.steps for each in training])
-        self._rare_stretches = [
-            reduce(Stretch.followed_by, [self._without_step(each.steps, is_rare, index) for index in run])
+        runs = [
+            [after_computation(each.steps, is_rare, index) for index in run]
             for each, is_rare in zip(training, rare, strict=True)
             for run in runs_of(is_rare)
         ]
+        self._rare_stretches = [reduce(Stretch.followed_by, [stretch for stretch, _ in run]) for run in runs]
+        self._rare_first = [run[0][1] for run in runs]  # the rank did so before it computed: it saved what it had before the step
         if self._edits.saves_every and not any(map(self._writes, self._rare_stretches)):
             raise UsageError("checkpoint.steps_between_checkpoints: the job wrote nothing after steps within its epochs")
         for each in self._passes:
             each.computation_ns = np.array([stretch.think_ns for stretch in each.steps], np.int64)
         for each, is_rare in zip(training, rare, strict=True):
             each.leave_out(is_rare)
-
-    @staticmethod
-    def _without_step(steps: list[Stretch], rare: NDArray[np.bool_], index: int) -> Stretch:
-        """Return what the rank did after a rare step: the rest of its stretch after a usual computation."""
-        usual = [stretch.think_ns for stretch, is_rare in zip(steps, rare.tolist(), strict=True) if not is_rare]
-        stretch = steps[index]
-        first = int(stretch.at[0]) if len(stretch.at) else stretch.end
-        return replace(stretch, begin=min(stretch.begin + int(np.median(usual or [0])), first))
 
     def _recorded_loaders(self, kept: NDArray[np.bool_]) -> dict[int, RecordedLoader]:
         found = {}
@@ -158,32 +126,50 @@ class RankLine:
 
     def play(self) -> None:
         """Append the whole rank, and its loaders."""
-        sequence = self._sequence()
-        self._put(self._between[0])
-        for index, (number, copy) in enumerate(sequence):
-            self._play_pass(number, copy)
-            if index + 1 == len(sequence):
-                break
-            following, again = sequence[index + 1]  # what came before it, when it was recorded
-            if following > 0:
-                self._put(self._between[following], again)
-        self._put(self._between[-1], sequence[-1][1] if sequence else 0)
+        turns = whole_run(len(self._passes), self._training, self._period, self._edits.epochs or len(self._training))
+        if self._edits.resume is not None:
+            turns = self._resumed(turns, self._edits.resume)
+        for before, turn in zip([None, *turns], turns, strict=False):
+            self._put_before(before, turn)
+            self._play_pass(turn)
+        self._put(self._between[-1], turns[-1].copy)
         for loader in [*self._live.values(), *(each for more in self._more.values() for each in more)]:
             loader.end(self._deal)
 
-    def _sequence(self) -> list[tuple[int, int]]:
-        """Return the passes of the edited run: index of the recorded pass, and 0 or how often it was repeated before."""
-        count, epochs = len(self._passes), self._edits.epochs or len(self._training)
-        if epochs <= len(self._training):
-            last = count if epochs == len(self._training) else self._training[epochs]
-            return [(number, 0) for number in range(last)]
-        found = [(number, 0) for number in range(count)]
-        period = self._period
-        for further in range(epochs - len(self._training)):
-            epoch = len(self._training) - period + further % period
-            end = [*self._training, count][epoch + 1]
-            found += [(number, further // period + 1) for number in range(self._training[epoch], end)]
-        return found
+    def _put_before(self, previous: PassTurn | None, turn: PassTurn) -> None:
+        """Append what the rank does before a pass. After a `previous` one that it only replays, it ends loaders at most."""
+        if previous is not None and previous.replays and not previous.resumes:
+            for loader in set(self._passes[previous.number].loaders) - set(self._passes[turn.number].loaders):
+                self._join_loader(loader)
+        elif turn.before is not None:
+            resume = self._edits.resume if turn.begins else None
+            if resume is not None:
+                first, own = self._passes[turn.before].loaders, self._passes[turn.number].loaders
+                self._stands_for = dict(zip(first, [*own, *[None] * len(first)], strict=False))
+            self._put(
+                self._between[turn.before], turn.copy if resume is None else 0, epochs_later=resume.epoch - 1 if resume else 0
+            )
+            self._restore()
+            self._stands_for = {}
+
+    def _restore(self) -> None:
+        """Read the checkpoint from which the run resumes, unless the rank has read it."""
+        saved, self._to_restore = self._to_restore, None
+        if saved is not None:
+            saved.read_by(self._builder, self._line.main, self._line.process)
+
+    def _resumed(self, turns: list[PassTurn], resume: TwinResume) -> list[PassTurn]:
+        """Return the passes of the run that resumes, and find the checkpoint that it reads."""
+        turns = resumed_run(turns, self._training, resume, lambda turn: len(self._dealt(turn)))
+        at = next(index for index, turn in enumerate(turns) if turn.resumes)
+        each, count = self._passes[turns[at].number], len(self._dealt(turns[at]))
+        self._saved_at = sum(turn.left_out + turn.done for turn in turns[:at]) + turns[at].left_out + resume.step
+        step = each.steps[min(resume.step * len(each.steps) // max(count, 1), len(each.steps) - 1)]
+        rare = self._due(resume.epoch - 1, resume.step, self._saved_at, count)
+        ended = resume.step == count or (rare is not None and self._rare_first[rare])
+        saved = SavedFiles(self._recording, step.end_ns if ended else step.begin_ns)
+        self._to_restore = saved if saved.are_read(resume) else None
+        return turns
 
     def _epochs_alike(self) -> int:
         """Return after how many epochs the rank does the same again: evaluates, and writes after its passes."""
@@ -199,10 +185,11 @@ class RankLine:
                 return period
         return 1
 
-    def _put(self, stretch: Stretch, copy: int = 0, factor: float = 1.0) -> None:
+    def _put(self, stretch: Stretch, copy: int = 0, factor: float = 1.0, epochs_later: int = 0) -> None:
         """Append what the rank did in a stretch, with its times of thinking multiplied by `factor`.
 
-        `copy`: 0, or how often the stretch was repeated before. A repeated stretch writes files with other names.
+        `copy`: 0, or how often the stretch was repeated before. A repeated stretch writes files with other names. `epochs_later`:
+        added to the epochs that it logs.
         """
         op, subject = self._recording.columns["op"], self._recording.columns["subject"]
         waits = not self._writes(stretch, main=False)
@@ -217,7 +204,7 @@ class RankLine:
             self._repeat_on_copies(part)
             if not is_last:
                 row = int(stretch.rows[end])
-                self._special(Op(op[row]), int(subject[row]), row, copy)
+                self._special(Op(op[row]), int(subject[row]), row, copy * self._period + epochs_later)
             begin, first, others = reading, end + 1, []
 
     def _repeat_on_copies(self, stretch: Stretch) -> None:
@@ -231,15 +218,16 @@ class RankLine:
             subjects = self._builder.on_copies(f"-copy{copy}", stretch.begin_ns, stretch.end_ns, data=True)
             self._line.main.take(rows, np.zeros(len(rows), np.int64), subjects(rows))
 
-    def _special(self, op: Op, subject: int, row: int, copy: int) -> None:
+    def _special(self, op: Op, subject: int, row: int, epochs_later: int) -> None:
         """Append the start or end of a process, or a mark of the log."""
         if op == Op.MARK:
-            self._line.main.take(
-                np.array([row]), np.zeros(1, np.int64), np.array([self._builder.mark(subject, copy * self._period)])
-            )
+            self._line.main.take(np.array([row]), np.zeros(1, np.int64), np.array([self._builder.mark(subject, epochs_later)]))
         elif subject in self._slots:
             if op == Op.START:
-                self._start_loader(subject, self._fork_ns(row))
+                self._restore()
+                loader = self._stands_for.get(subject, subject)
+                if loader is not None:
+                    self._start_loader(loader, self._fork_ns(row))
             else:
                 self._join_loader(subject)
         elif op == Op.START:
@@ -288,11 +276,23 @@ class RankLine:
             self._pipes.append((new.requests, new.results))
             self._line.main.add(Op.JOIN, new.line.process)
 
-    def _play_pass(self, number: int, copy: int) -> None:
-        each = self._passes[number]
-        count = self._count(each.loaders) if each.depth else self._edits.loaders or 0
-        dealt = deal(self._samples_of(each), self._edits, each.training, each.size, count, self._rank, copy)
+    def _crew(self, each: RankPass) -> int:
+        """Return how many loaders read for the edited pass."""
+        return self._count(each.loaders) if each.depth else self._edits.loaders or 0
+
+    def _dealt(self, turn: PassTurn) -> list[DealtBatch]:
+        each = self._passes[turn.number]
+        return deal(self._samples_of(each), self._edits, each.training, each.size, self._crew(each), self._rank, turn.copy)
+
+    def _play_pass(self, turn: PassTurn) -> None:
+        each, copy, count = self._passes[turn.number], turn.copy, self._crew(self._passes[turn.number])
+        whole = self._dealt(turn)
+        first = 0 if turn.replays else turn.done
+        dealt = whole[first:]
+        if first and count and not self._streamed:  # a loader that skips batches deals those that follow from its first worker on
+            dealt = [batch._replace(slot=index % count) for index, batch in enumerate(dealt)]
         loaders = self._loaders_of(each, count)
+        self._step += turn.left_out + first
         ahead = min(self._ahead(each, count, len(dealt)), len(dealt)) if loaders else 0
         for batch in dealt if loaders else ():
             loaders[batch.slot].serve(batch.reads, self._deal)
@@ -300,7 +300,6 @@ class RankLine:
             self._line.main.add(Op.PIPE_WRITE, loaders[batch.slot].requests, 1)
         if each.depth:  # otherwise the rank reads its first batch then
             self._put(each.opening, copy)
-        epoch = self._training.index(number) if each.training else -1
         begun = self._deal.begin_ahead(self._line, dealt[0].reads) if dealt and not loaders else []
         for index, batch in enumerate(dealt):
             if loaders:
@@ -311,24 +310,28 @@ class RankLine:
                 self._line.wait(begun)
                 self._deal.read(self._line, batch.reads)
                 begun = self._deal.begin_ahead(self._line, dealt[index + 1].reads) if index + 1 < len(dealt) else []
-            self._play_step(each, index, len(dealt), batch, copy)
-            if each.training:
-                if self._edits.ranks > 1:
-                    self._line.main.add(Op.MEET, 0)
-                self._play_rare_step(epoch, index, len(dealt))
-                self._step += 1
+            if first + index >= turn.done:
+                self._make_step(turn, first + index, len(whole), batch)
+            self._step += each.training
         if not each.depth:  # these loaders have read for this pass alone
             self._pipes += [(loader.requests, loader.results) for loader in loaders]
 
-    def _play_rare_step(self, epoch: int, index: int, count: int) -> None:
-        """Append what few steps are followed by, such as a checkpoint, if that is due after step `index` of `count`."""
-        if self._rare.steps:
-            rare = self._rare.due(epoch, index, self._step, count, self._edits.saves_every)
-            if rare is not None:
+    def _make_step(self, turn: PassTurn, index: int, count: int, batch: DealtBatch) -> None:
+        """Append step `index` of `count`, and what few steps are followed by, such as a checkpoint, if that is due."""
+        each = self._passes[turn.number]
+        self._play_step(each, index, count, batch, turn.copy)
+        if each.training:
+            if self._edits.ranks > 1:
+                self._line.main.add(Op.MEET, 0)
+            rare = self._due(self._training.index(turn.number), index, self._step, count)
+            if rare is not None and not (self._rare_first[rare] and self._step == self._saved_at):
                 self._put(self._rare_stretches[rare], self._rare_plays[rare])
                 self._rare_plays[rare] += 1
 
-    def _play_step(self, each: _Pass, index: int, count: int, batch: DealtBatch, copy: int) -> None:
+    def _due(self, epoch: int, index: int, step: int, count: int) -> int | None:
+        return self._rare.due(epoch, index, step, count, self._edits.saves_every) if self._rare.steps else None
+
+    def _play_step(self, each: RankPass, index: int, count: int, batch: DealtBatch, copy: int) -> None:
         """Append the computation of a step, and the calls that a step of that share of the pass made."""
         weights = np.zeros(len(each.batches))
         for sample in batch.samples:
@@ -341,7 +344,7 @@ class RankLine:
         else:
             self._line.main.delay(int(wanted))
 
-    def _samples_of(self, each: _Pass) -> RecordedPassSamples:
+    def _samples_of(self, each: RankPass) -> RecordedPassSamples:
         batches = each.batches.tolist()
         streams = [self._deal.stream(each.batches[each.loader_of == loader]) for loader in each.loaders if self._streamed]
         return RecordedPassSamples(
@@ -352,7 +355,7 @@ class RankLine:
             each.known,
         )
 
-    def _loaders_of(self, each: _Pass, count: int) -> list[NewLoader]:
+    def _loaders_of(self, each: RankPass, count: int) -> list[NewLoader]:
         """Return the new loaders of the pass by slot, started if no recorded start stands for them."""
         if not count:
             return []
@@ -366,7 +369,7 @@ class RankLine:
             further.append(self._new_loader(each.loaders[slot % len(each.loaders)]))
         return [*(self._live[loader] for loader in each.loaders[:count]), *further]
 
-    def _ahead(self, each: _Pass, count: int, batches: int) -> int:
+    def _ahead(self, each: RankPass, count: int, batches: int) -> int:
         """Return how many of the `batches` of a pass with `count` loaders are requested before the first one is taken."""
         if self._edits.prefetch is not None:
             return -(-self._edits.prefetch // count) * count

@@ -1,5 +1,6 @@
 """What a rank does after few of its steps, such as a checkpoint, and after which steps an edited rank does it."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -69,6 +70,16 @@ def find_rare_steps(epochs: list[list[Stretch]]) -> tuple[RareSteps, list[NDArra
     found = [(int(begins[epoch]) + run[0], run[0], epoch) for epoch, each in enumerate(rare) for run in runs_of(each)]
     steps, within, numbers = ([each[i] for each in found] for i in range(3))
     return RareSteps(steps, within, numbers, [len(each) for each in rare]), rare
+
+
+def after_computation(steps: list[Stretch], rare: NDArray[np.bool_], index: int) -> tuple[Stretch, bool]:
+    """Return what the rank did in a rare step besides a usual computation, and whether it did so before it computed."""
+    usual = [stretch.think_ns for stretch, is_rare in zip(steps, rare.tolist(), strict=True) if not is_rare]
+    computation, stretch = int(np.median(usual or [0])), steps[index]
+    first, last = (int(stretch.at[at]) for at in (0, -1)) if len(stretch.at) else (stretch.end, stretch.end)
+    before = min(computation, first - stretch.begin)
+    end = max(stretch.end - (computation - before), last)
+    return replace(stretch, begin=stretch.begin + before, end=end), 2 * before < computation
 
 
 def runs_of(rare: NDArray[np.bool_]) -> list[list[int]]:

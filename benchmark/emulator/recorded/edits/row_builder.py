@@ -40,9 +40,9 @@ class ThreadRows:
             self._delay_ns = 0
             self._parts.append((rows, think_ns, np.full(len(rows), AS_RECORDED) if subjects is None else subjects))
 
-    def add(self, op: Op, subject: int, size: int = 0) -> None:
+    def add(self, op: Op, subject: int, size: int = 0, fd: int = -1, offset: int = -1) -> None:
         """Append a new row."""
-        row = self._builder.new_row(op, subject, size)
+        row = self._builder.new_row(op, subject, size, fd, offset)
         self.take(np.array([row]), np.zeros(1, np.int64))
 
     def whole(self) -> tuple[_Ints, _Ints, _Ints]:
@@ -57,7 +57,7 @@ class RowBuilder:
     """The edited recording as far as it is built. Its processes are those of the original, followed by new ones."""
 
     def __init__(self, recording: TwinRecording) -> None:
-        self._recording, self._new = recording, list[tuple[int, int, int]]()
+        self._recording, self._new = recording, list[tuple[int, int, int, int, int]]()
         header = recording.header
         self.files: list[RecordedFile] = list(header.files)
         self._pipes, self._parents = list(header.pipes), list(header.parents)
@@ -71,9 +71,9 @@ class RowBuilder:
         np.minimum.at(self._first_ns, subject, at_ns)
         np.maximum.at(self._last_ns, subject, at_ns)
 
-    def new_row(self, op: Op, subject: int, size: int) -> int:
+    def new_row(self, op: Op, subject: int, size: int, fd: int, offset: int) -> int:
         """Return the number of a new row, which follow those of the original."""
-        self._new.append((int(op), subject, size))
+        self._new.append((int(op), subject, size, fd, offset))
         return self._recording.rows + len(self._new) - 1
 
     def new_process(self, parent: int) -> int:
@@ -152,6 +152,25 @@ class RowBuilder:
             self._copied[index, tag] = len(self.files) - 1
         return self._copied[index, tag]
 
+    def found_file(self, index: int) -> tuple[int, int]:
+        """Return the index of a file that exists from the start, as the job wrote the file at `index`, and its bytes."""
+        key, file, size_bytes = (index, ""), self.files[index], self._written_bytes(index)
+        if key not in self._copied:
+            name = file.renamed_to or file.name
+            self.files.append(msgspec.structs.replace(file, name=name, renamed_to=None, size_bytes=size_bytes, made=False))
+            self._copied[key] = len(self.files) - 1
+        return self._copied[key], size_bytes
+
+    def _written_bytes(self, index: int) -> int:
+        """Return how long the job made a recorded file."""
+        columns = self._recording.columns
+        own = np.isin(columns["op"], [Op.WRITE, Op.COPY_TO]) & (columns["subject"] == index)
+        size, offset = columns["size"][own].astype(np.int64), columns["offset"][own]
+        return max(
+            self._recording.header.files[index].size_bytes,
+            int(np.where(offset < 0, np.cumsum(size), offset + size).max(initial=0)),
+        )
+
     def finish(self, batches_in_one: int = 1) -> TwinRecording:
         """Return the edited recording, without labels. `batches_in_one`: recorded batches in an edited one."""
         order = sorted(range(len(self._threads)), key=lambda number: self._threads[number][0])
@@ -184,19 +203,24 @@ class RowBuilder:
 
     def _column(self, name: str) -> NDArray[Any]:
         """Return a column of the original rows and the new ones."""
-        op, subject, size = np.array(self._new, np.int64).reshape(-1, 3).T
-        new = {"op": op, "subject": subject, "size": size}.get(name, np.full(len(op), -1 if name in ("fd", "offset") else 0))
-        return np.concatenate([self._recording.columns[name].astype(np.int64), new])
+        names = ("op", "subject", "size", "fd", "offset")
+        new = dict(zip(names, np.array(self._new, np.int64).reshape(-1, len(names)).T, strict=True))
+        made = new.get(name, np.zeros(len(self._new), np.int64))
+        return np.concatenate([self._recording.columns[name].astype(np.int64), made])
 
     def _without_missing(self, columns: dict[str, NDArray[Any]]) -> list[RecordedFile]:
         """Return the files; one that rows use and none makes any more exists from the start, for those that open it."""
         used = np.unique(columns["subject"][columns["op"] < Op.PIPE_WRITE])
         creates = (columns["op"] == Op.OPEN) & (columns["flags"] & FLAG_CREATE > 0)
         missing = set(np.setdiff1d(used, columns["subject"][creates]).tolist())
-        return [
-            msgspec.structs.replace(file, made=False) if file.made and index in missing else file
-            for index, file in enumerate(self.files)
-        ]
+        renamed = set(columns["subject"][columns["op"] == Op.RENAME].tolist())
+        found = list(self.files)
+        for index, file in enumerate(self.files):
+            if file.made and index in missing:
+                name = file.name if index in renamed else file.renamed_to or file.name
+                size_bytes = self._written_bytes(index) if index < len(self._recording.header.files) else 0
+                found[index] = msgspec.structs.replace(file, made=False, name=name, size_bytes=size_bytes)
+        return found
 
 
 def _last_removals(columns: dict[str, NDArray[Any]]) -> NDArray[np.bool_]:

@@ -1,0 +1,67 @@
+"""Which recorded passes an edited rank plays, one after another, and which of their steps it makes."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from iotwin.common.errors import UsageError
+from iotwin.workload_yaml import TwinResume
+
+
+class PassTurn(NamedTuple):
+    """A pass of the edited run.
+
+    `number`: index of the recorded pass; `copy`: 0, or how often it was repeated before. `before`: index of what the rank did
+    before the pass, None for nothing.
+
+    Of a resumed run, `done` are steps that are not made, whose batches are read if `replays`; `left_out` are steps of earlier
+    passes that the rank neither makes nor reads for. `begins`: the first pass of training; `resumes`: training goes on here.
+    """
+
+    number: int
+    copy: int = 0
+    before: int | None = None
+    done: int = 0
+    replays: bool = False
+    left_out: int = 0
+    begins: bool = False
+    resumes: bool = False
+
+
+def whole_run(count: int, training: list[int], period: int, epochs: int) -> list[PassTurn]:
+    """Return the passes of a run of so many `epochs`, of which further ones repeat the last `period` recorded ones.
+
+    `count`: number of recorded passes; `training`: which of them train.
+    """
+    if epochs <= len(training):
+        last = count if epochs == len(training) else training[epochs]
+        return [PassTurn(number, before=number) for number in range(last)]
+    found = [PassTurn(number, before=number) for number in range(count)]
+    for further in range(epochs - len(training)):
+        epoch = len(training) - period + further % period
+        end = [*training, count][epoch + 1]
+        again = further // period + 1
+        found += [PassTurn(number, again, number or None) for number in range(training[epoch], end)]  # 0: the start-up
+    return found
+
+
+def resumed_run(
+    whole: list[PassTurn], training: list[int], resume: TwinResume, steps: Callable[[PassTurn], int]
+) -> list[PassTurn]:
+    """Return the passes of a run that resumes, out of those of the `whole` run.
+
+    `steps`: gives the number of steps of a training pass. What came before the first epoch comes before the resumed one, too.
+    Raises UsageError if the epoch has fewer steps than `resume.step`.
+    """
+    epochs = [index for index, turn in enumerate(whole) if turn.number in training]
+    at = epochs[resume.epoch - 1]
+    earlier, resumed = [whole[index] for index in epochs[: resume.epoch - 1]], whole[at]
+    if resume.step > (count := steps(resumed)):
+        raise UsageError(f"twin.resume.step: {resume.step} is after the last of the {count} steps of an epoch")
+    replays = resume.mode in ("replay_data", "replay_all")
+    turns = [resumed._replace(done=0 if resume.mode == "full" else resume.step, replays=replays, resumes=True)]
+    if resume.mode == "replay_all":
+        turns = [*(turn._replace(done=steps(turn), replays=True) for turn in earlier), *turns]
+    else:
+        turns[0] = turns[0]._replace(left_out=sum(map(steps, earlier)))
+    turns[0] = turns[0]._replace(before=training[0], begins=True)
+    return [*whole[: epochs[0]], *turns, *whole[at + 1 :]]

@@ -1,0 +1,45 @@
+"""One pass of a recorded rank over samples: its batches, its loaders, and what the rank did in each step."""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iotwin.benchmark.emulator.recorded.edits.loaders import PARTS
+from iotwin.benchmark.emulator.recorded.edits.think_clock import Stretch
+from iotwin.workload_yaml.recording import TwinRecording
+
+_Ints = NDArray[np.int64]
+
+
+class RankPass:
+    """A recorded pass of the rank: its stretches, its batches, and its loaders in the order of their first batch."""
+
+    def __init__(self, recording: TwinRecording, index: int, bounds: _Ints) -> None:
+        batches = recording.batches
+        own = slice(int(bounds[index]), int(bounds[index + 1]))
+        self.training, self.depth = batches.passes[index].training, batches.passes[index].depth
+        self.batches = np.arange(own.start, own.stop)
+        self.loader_of = np.array(batches.loader, np.int64)[own]
+        self.loaders: list[int] = list(dict.fromkeys(self.loader_of.tolist()))
+        sizes = np.array(batches.samples, np.int64)[own]
+        self.known = bool((sizes > 0).any())  # how many samples a batch has
+        self.size = int(np.bincount(sizes[sizes > 0]).argmax()) if self.known else PARTS
+        requested, taken, computed = (
+            np.array(each, np.int64)[own] for each in (batches.requested_ns, batches.taken_ns, batches.computed_ns)
+        )
+        if self.depth:  # what other threads do while the rank waits for its next batch belongs to the step
+            computed = np.append(taken[1:], computed[-1:])
+        self.moments = np.stack([taken if self.depth else np.maximum(taken, requested), computed], axis=1).ravel()
+        self.begin_ns = int(requested[0])
+        self.opening: Stretch
+        self.steps: list[Stretch] = []
+        self.computation_ns = np.zeros(0, np.int64)
+
+    def leave_out(self, rare: NDArray[np.bool_]) -> None:
+        """Let the steps of the mask `rare` be as the others: with their typical computation, and without calls."""
+        if rare.any() and not rare.all():
+            self.computation_ns[rare] = int(np.median(self.computation_ns[~rare]))
+            for index in np.flatnonzero(rare).tolist():
+                step = self.steps[index]
+                self.steps[index] = replace(step, rows=step.rows[:0], at=step.at[:0], others=[])
