@@ -82,7 +82,8 @@ def _lines(title: str, total: float, unit: str) -> Iterator[Advance]:
             last = now
             left = (total - done) * (now - begin) / done
             rate = f", {format_size(done / (now - begin))}/s" if unit == "B" else ""
-            show_line(f"{title}: {text(done)} of {text(total)}{rate}, {left:.0f} s left")
+            amount_done = format_size(done) if unit == "B" else f"{done:.0f}"
+            show_line(f"{title}: {amount_done} of {text(total)}{rate}, {left:.0f} s left")
 
     yield advance
     show_line(f"{title}: {text(done)} in {time.monotonic() - begin:.1f} s")
