@@ -9,20 +9,20 @@ from numpy.typing import NDArray
 from iotwin.workloads.policies.cadence import Cadence
 
 _NONE = -1  # Cadence.also
-_LATE = 0.15  # what is written while training goes on may seem late by this share of the steps between two
-_FEWEST = 4  # so many distances distinguish a clock from a count
-_BY_TIME = 0.5  # a clock decides if the seconds between vary less than this share of what the steps do; both over their means
-_LATE_STEPS = 1  # where a count decides, the steps between may vary by this: one was late
-_MANY_MISSED = 0.05  # a cadence that comes so much more or less often than was seen, as a share, is none
-_ROW = 3  # so many at equal distances are no chance
+_LATE = 0.15  # an asynchronous checkpoint may seem late by this share of the interval in steps
+_FEWEST = 4  # least number of intervals that can show whether a clock or a step count triggers checkpoints
+_BY_TIME = 0.5  # a clock triggers if the relative deviation of seconds is below this share of that of steps
+_LATE_STEPS = 1  # intervals of a step count may differ by this many steps, since a checkpoint may seem late
+_MANY_MISSED = 0.05  # a cadence is rejected if its number of events differs by more than this share from the observed number
+_ROW = 3  # so many events at equal intervals are not coincidence
 
 
 def find_cadence(seen: Sequence[int], until: int, exact: bool, one_more: bool = True) -> Cadence:
-    """Return the cadence that gives as many as were `seen` up to the end, `until`, and nearest to these.
+    """Return the cadence whose events up to `until` match those `seen` best: in number first, then in time.
 
-    Numbers count from 1 and ascend; not `exact`: they may be a little late. `one_more`: the first or the last of them may be
-    outside the row. Of cadences as near, the simplest: in phase with the count rather than not, and with none outside. With none
-    `seen`, the first comes after the end.
+    `seen` and `until` are epochs, steps or seconds, counted from 1; `seen` ascends. If not `exact`, events may be a bit late.
+    If `one_more`, the first or the last event may be an additional one, outside the cadence. Among equal matches, the simplest
+    cadence is returned. If `seen` is empty, the returned cadence has its first event after `until`.
     """
     if not seen:
         return Cadence(until + 1, until + 1)
@@ -30,13 +30,13 @@ def find_cadence(seen: Sequence[int], until: int, exact: bool, one_more: bool = 
 
 
 def explains(cadence: Cadence, seen: Sequence[int], until: int, exact: bool) -> bool:
-    """Whether `cadence` comes when, and about as often as, those of `seen` did; arguments as of `find_cadence`."""
+    """True if `cadence` has about as many events as `seen`, at the same times. `find_cadence` explains the arguments."""
     missed, apart, *_ = _distance(cadence, seen, until, exact)
     return missed <= max(1, _MANY_MISSED * len(seen)) and apart == 0
 
 
 def steady(seen: Sequence[int]) -> int | None:
-    """Return the steps between those that were `seen`, where all came when one number has them due, or a little late."""
+    """Return the n for which the events in `seen` came after n, 2 n, 3 n, ... steps or a little later; None if none exists."""
     if len(seen) < _ROW:
         return None
     numbers = np.arange(1, len(seen) + 1)
@@ -45,16 +45,16 @@ def steady(seen: Sequence[int]) -> int | None:
 
 
 def find_intervals(seen: Sequence[int], in_epoch: int) -> list[tuple[int, int]]:
-    """Return (step, interval): from which step on how many lay between two, in order; it may change now and then.
+    """Return (step, interval in steps from that step on) for each change of the interval between the checkpoints `seen`.
 
-    Those at ends of epochs, of `in_epoch` steps, may be others', or of the row: what leaves fewer intervals is taken to be so.
+    An epoch has `in_epoch` steps. Checkpoints at ends of epochs are ignored if that leaves fewer changes.
     """
     within = [step for step in seen if step % in_epoch]
     return min((_runs(steps) for steps in (seen, within) if steps), key=len, default=[])
 
 
 def _runs(steps: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (first step, interval) of each run of equal intervals. A single other one is a late checkpoint, two are a run."""
+    """Return (first step, interval) of each run of equal intervals. A single unequal interval does not end a run."""
     pairs = [(before, after - before) for before, after in pairwise([0, *steps]) if after > before]
     runs: list[tuple[int, list[int]]] = []
     for number, (step, distance) in enumerate(pairs):
@@ -68,10 +68,10 @@ def _runs(steps: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def find_seconds(steps: Sequence[int], begun_ns: NDArray[np.int64]) -> float | None:
-    """Return the seconds after which another is due, where a clock decides and not a count of steps; else None.
+    """Return the seconds between checkpoints if a clock triggers them; None if a step count does, or if that is unknown.
 
-    `steps` were done when each began, at `begun_ns`; both ascend. One is written after the first step that ends when it is due,
-    so half a step later than that in the mean.
+    `steps`: number of steps done when each checkpoint began; `begun_ns`: when it began. Both ascend. A checkpoint begins at the
+    end of a step, on average half a step after it is due.
     """
     counts, seconds = np.diff(steps), np.diff(begun_ns) / 1e9
     if len(counts) < _FEWEST or np.ptp(counts) <= _LATE_STEPS:

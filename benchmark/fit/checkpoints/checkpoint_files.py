@@ -19,49 +19,49 @@ Format = Literal["zip", "legacy", "dcp"]
 
 REMOVALS = ("unlink", "unlinkat")
 _DISTRIBUTED = re.compile(r"__\d+_\d+\.distcp|\.metadata")
-_END_BYTES = 98  # of an archive of torch.save's: what follows its list of records
-_LEAST_RECORD_BYTES = 54  # of that list
-_LENGTH_BYTES = 8  # before each tensor of the legacy format
-_MOST_BEFORE = 3  # writes of that, before its tensors
+_END_BYTES = 98  # size of what follows the list of records at the end of a torch.save archive
+_LEAST_RECORD_BYTES = 54  # least size of an entry in the list of records
+_LENGTH_BYTES = 8  # length before each tensor of the legacy format
+_MOST_BEFORE = 3  # most writes before the first tensor of the legacy format
 _LEAST_PAIRS = 2
 
 
 @dataclass
 class SeenFile:
-    """One checkpoint file as it was written."""
+    """One checkpoint file as the trace shows it. A file that is written several times has a SeenFile for each."""
 
     file_id: int
     path: str  # its final path
-    name: str  # that within the folder of all checkpoints
+    name: str  # its path relative to the folder of all checkpoints
     start_ns: int
     end_ns: int
-    whole_ns: int  # end of its last write, plus the calls after that without pauses: it may be closed much later
+    whole_ns: int  # end of its last write plus the durations of later calls; the file may be closed much later
     pid: int
     tid: int
-    rank: int  # pid of the rank that it is of: the writer, or the one that descends from it
-    write_sizes: list[tuple[int, int]]  # (bytes, how many times in a row), in order
+    rank: int  # pid of the rank whose file it is: the process that wrote it, or an ancestor of that process
+    write_sizes: list[tuple[int, int]]  # (size in bytes, number of consecutive writes of that size)
     fsync: bool
     renamed: bool
-    format: Format | None  # that the writes are of, where that is certain
-    direct: bool  # written past the page cache, or some of it: a descriptor's flags may change
-    folder_renamed: bool  # the folder that it is in was renamed, rather than it
-    visits: list[tuple[int, list[tuple[int, int]]]]  # begin, (offset, bytes) of each read; once it was written and closed
-    serialization_s: float  # from the first open to the end of the last write, less the writes
-    ahead_s: float  # of that, what passed before the first write
-    calls_s: float  # in system calls on it
+    format: Format | None  # None if the writes do not show it
+    direct: bool  # at least one call bypassed the page cache
+    folder_renamed: bool  # the folder of the file was renamed, not the file
+    visits: list[tuple[int, list[tuple[int, int]]]]  # later openings: (start in ns, (offset, bytes) of each read)
+    serialization_s: float  # time from the first open to the end of the last write, except in writes
+    ahead_s: float  # part of serialization_s before the first write
+    calls_s: float  # time in system calls on the file
     next_ns: int | None = None  # when the next checkpoint begins
-    looked_at: Literal["opened", "read"] | None = None  # what was done to it in later checkpoints
-    keep: int | None = None  # newest of its like that stay when older ones are removed; None: all
-    made_first: bool = False  # it was opened and closed once before
+    looked_at: Literal["opened", "read"] | None = None  # what the job did to the file while it wrote later checkpoints
+    keep: int | None = None  # number of newest files of this kind that remain; None: all
+    made_first: bool = False  # it was opened and closed without a write before the first write
 
     @property
     def read_back(self) -> list[tuple[int, int]]:
-        """Return (offset, bytes) of each read until the next checkpoint."""
+        """Return (offset, bytes) of each read of the file between its last write and the next checkpoint."""
         return [read for begin_ns, reads in self.visits if self.next_ns is None or begin_ns < self.next_ns for read in reads]
 
 
 class _Calls(NamedTuple):
-    """Calls on a file, or on several one after another, one array a column, in order of start."""
+    """System calls on checkpoint files, one array per column. Rows are sorted by file and then by start."""
 
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
@@ -69,16 +69,15 @@ class _Calls(NamedTuple):
     op: NDArray[np.object_]
     pid: NDArray[np.int64]
     tid: NDArray[np.int64]
-    offset: NDArray[np.float64]  # NaN: none
+    offset: NDArray[np.float64]  # NaN if the call has none
     result: NDArray[np.int64]
     writes: NDArray[np.bool_]
-    reads: NDArray[np.bool_]  # those with an offset
+    reads: NDArray[np.bool_]  # successful reads with an offset
     syncs: NDArray[np.bool_]
     direct: NDArray[np.bool_]
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> Self:
-        """Return the columns of calls as of Job.calls."""
         op, result, offset = frame["op"], frame["result"].to_numpy(np.int64), frame["offset"].to_numpy(np.float64)
         writes, reads, syncs = (op.isin(ops).to_numpy() for ops in (schema.WRITE_OPS, schema.READ_OPS, schema.SYNC_OPS))
         direct = (frame["flags"] & schema.FLAG_DIRECT).to_numpy() != 0
@@ -90,19 +89,18 @@ class _Calls(NamedTuple):
         )  # fmt: skip
 
     def within(self, begin: int, end: int) -> "_Calls":
-        """Return those from number `begin` to `end`."""
+        """Return the calls with the indices `begin` to `end` - 1."""
         return _Calls._make(column[begin:end] for column in self)
 
     def chosen(self, which: NDArray[np.bool_]) -> "_Calls":
-        """Return those of `which`."""
         return _Calls._make(column[which] for column in self)
 
 
 def find_files(job: Job) -> list[SeenFile]:
-    """Return every time a checkpoint file was written, in order of time; opened again once closed is written anew."""
+    """Return a SeenFile for each time that a checkpoint file was opened and written, sorted by start."""
     kept = job.files[job.files["kind"] == "checkpoint"]
     paths = dict(zip(kept["file_id"].tolist(), zip(kept["path"], kept["renamed_to"], strict=True), strict=True))
-    # A file may be removed much later, for the sake of a newer one: that is no part of its writing.
+    # Removals come much later, when newer files replace these, so they are not part of writing a file.
     events = job.calls[job.calls["file_id"].isin(kept["file_id"]) & ~job.calls["op"].isin(REMOVALS)]
     events = events.sort_values(["file_id", "start_ns"], kind="stable")
     opened = events["op"].isin(schema.OPEN_OPS).astype(np.int64)
@@ -113,7 +111,7 @@ def find_files(job: Job) -> list[SeenFile]:
     ranks: dict[int, int] = {}
     seen: list[SeenFile] = []
     last: dict[int, SeenFile] = {}
-    made: set[int] = set()  # opened before they were written for the first time
+    made: set[int] = set()  # ids of files that were opened, but not written yet
     for begin, end in pairwise([*begins.tolist(), len(file_ids)]):
         own, file_id = calls.within(begin, end), int(file_ids[begin])
         if own.writes.any():
@@ -137,19 +135,19 @@ def find_files(job: Job) -> list[SeenFile]:
 
 
 def folder_of(files: Sequence[SeenFile]) -> str:
-    """Return the folder that all lie in; of checkpoints that are folders, not that of a single one."""
+    """Return the innermost folder that contains all `files`, but never the folder of a single checkpoint."""
     found = PurePosixPath(common_folder([file.path for file in files]))
     inside = any(file.folder_renamed and PurePosixPath(file.path).parent == found for file in files)
     return str(found.parent if inside else found)
 
 
 def without_leaving(path: str) -> str:
-    """Return the path without what iotwin.common.commit adds to the name of a folder that it is about to remove."""
+    """Return `path` without the suffix `.gone`, which iotwin.common.commit appends to a folder before it removes it."""
     return re.sub(r"\.gone/([^/]+)$", r"/\1", path)
 
 
 def _rank_of(job: Job, pid: int) -> int:
-    """Return the rank that process `pid` is, or descends from; itself if there is none."""
+    """Return the pid of the rank that process `pid` is or descends from; `pid` if there is none."""
     roles, parents = job.roles(), dict(zip(job.processes["pid"], job.processes["ppid"], strict=True))
     line = [pid]
     while roles.get(line[-1]) != "rank" and parents.get(line[-1]) in roles and parents[line[-1]] not in line:
@@ -187,7 +185,7 @@ def _seen_file(file_id: int, opened_path: str, renamed_to: str | None, calls: _C
 
 
 def format_of(name: str, ops: Sequence[str], sizes: Sequence[int]) -> Format | None:
-    """Return the format of the file `name`, written by the calls `ops` of `sizes` bytes; None where it may be another.
+    """Return the format of the file `name`, written by the calls `ops` of `sizes` bytes; None if it is unknown.
 
     As strace shows, torch.save (torch 2.13) writes each tensor with its header by one writev, and the archive's end by a write.
     In its legacy format it writes each tensor by two writes; the first one holds the length.

@@ -1,4 +1,4 @@
-"""The checkpoints of a traced job: when, which files, in what writes, how they were made safe, and whether training went on."""
+"""Find the checkpoints of a traced job: their times, files and writes, their syncs, and whether training went on meanwhile."""
 
 import re
 import sys
@@ -18,61 +18,61 @@ from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.passes import Pass
 from iotwin.trace_store import schema
 
-# What counts checkpoints in a name, or is drawn anew for each: digits, a random identifier (RFC 9562).
+# The parts of a name that differ between checkpoints: digits, or a random identifier (RFC 9562).
 _NUMBER = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+)")
-LATE = 0.25  # another thread may open a checkpoint's file this share of a step after the next one has begun
-_IN_FLIGHT = 8  # so many checkpoints, the last ones, may still be being written
-_ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/davinci", "/dev/neuron")  # of those that compute
-_BESIDE = 0.25  # checkpoints are asynchronous if training went on during this share of them; not all show it
+LATE = 0.25  # share of a step: a background thread may open a checkpoint's file so long after the next step has begun
+_IN_FLIGHT = 8  # most checkpoints that may be written at the same time
+_ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/davinci", "/dev/neuron")  # devices
+_BESIDE = 0.25  # checkpoints are asynchronous if training went on during more than this share of them
 
 
 @dataclass
 class SeenCheckpoint:
-    """The files written at one time."""
+    """One checkpoint of the job, and the files that were written for it."""
 
-    epoch: int  # training epochs that had ended by then; 0: written before the first
-    steps: int  # training steps done by then
-    beside: bool  # written by another thread or process than the rank's, while training went on
+    epoch: int  # training epochs that had ended when it began, but at least 1; 0: before training began
+    steps: int  # training steps done when it began
+    beside: bool  # a background thread or process wrote it while training went on
     files: list[SeenFile]
 
 
 @dataclass
 class SeenCheckpoints:
-    """All of them in order of time, and the folder that holds their files."""
+    """All checkpoints of the job, oldest first, and the folder that contains their files."""
 
     folder: str
     each: list[SeenCheckpoint]
-    between_epochs: bool  # all, rather than after some steps
+    between_epochs: bool  # True if all came between epochs
     lead_s: NDArray[np.float64]  # seconds from the start of each logged checkpoint to its first file
-    tail_s: NDArray[np.float64]  # seconds of each outside of lead, serialization and calls on its files
-    directory_sync: bool = False  # folders were made safe, too
-    keep: int | None = None  # newest that stay when older ones are removed; None: all
-    before: Sequence[str] = ()  # a file's name of each that was there already, oldest first
-    keep_epoch_ends: bool = False  # those of ends of epochs stay besides
-    on_processors: bool = False  # the job trains on the processors that write: it opened no accelerator
-    logged: bool | None = None  # by the job, as phases; None: it logged none at all
+    tail_s: NDArray[np.float64]  # rest of each one's seconds, without lead, serialization and calls
+    directory_sync: bool = False  # the job synced folders, too
+    keep: int | None = None  # number of newest checkpoints that remain; None: all
+    before: Sequence[str] = ()  # one file name of each checkpoint from before the job, oldest first
+    keep_epoch_ends: bool = False  # checkpoints at ends of epochs remain, too
+    on_processors: bool = False  # the job opened no accelerator, so it trains on the processors that also write
+    logged: bool | None = None  # True if the job logged its checkpoints as phases; None if it logged no phases at all
 
     @property
     def asynchronous(self) -> bool:
-        """Whether training goes on while they are written."""
+        """True if training goes on while checkpoints are written."""
         return sum(point.beside for point in self.each) > _BESIDE * len(self.each)
 
     @property
     def seconds_between(self) -> float | None:
-        """Seconds after which another is due, where a clock decides."""
+        """Seconds between checkpoints if a clock triggers them; None if it does not, or if that is unknown."""
         begun = [point.files[0].start_ns for point in self.each if point.files]
         return find_seconds([point.steps for point in self.each], np.array(begun)) if len(begun) == len(self.each) else None
 
     @property
     def in_flight(self) -> int:
-        """The most that were being written at a time."""
+        """Most checkpoints that were written at the same time."""
         begun = [min(file.start_ns for file in point.files) for point in self.each]
         whole = [max(file.whole_ns for file in point.files) for point in self.each]
         return max((sum(end > begin for end in whole[:number]) + 1 for number, begin in enumerate(begun)), default=1)
 
 
 def find_checkpoints(job: Job, training: Sequence[Pass]) -> SeenCheckpoints:
-    """Return the checkpoints, held against the training passes."""
+    """Return the checkpoints of the job. `training`: one Pass per epoch, which dates them in epochs and steps."""
     files = find_files(job)
     if not files:
         return SeenCheckpoints("", [], True, np.zeros(0), np.zeros(0))
@@ -94,7 +94,7 @@ def find_checkpoints(job: Job, training: Sequence[Pass]) -> SeenCheckpoints:
         point.files.append(file)
     _note_looks(each)
     whole = np.cumsum([0, *(len(part.taken_ns) for part in training)])
-    # What is written in the background may begin when the next epoch's first step is done.
+    # A background checkpoint may begin after the first step of the next epoch.
     between = all(np.abs(whole - point.steps).min() <= int(point.beside) for point in each)
     leads_s, tails_s = leads_and_tails_s(job.phases, files)
     synced = _folders_synced(job, folder_of(files))
@@ -107,7 +107,7 @@ def find_checkpoints(job: Job, training: Sequence[Pass]) -> SeenCheckpoints:
 
 
 def _note_looks(each: Sequence[SeenCheckpoint]) -> None:
-    """Set, in each file, when the next checkpoint begins, and what is done to the file while later ones are written."""
+    """Set `next_ns` and `looked_at` of each file. `each`: all checkpoints, oldest first."""
     begins = np.array([min(file.start_ns for file in point.files) for point in each], np.int64)
     ends = np.array([max(file.end_ns for file in point.files) for point in each], np.int64)
     for number, point in enumerate(each[:-1]):
@@ -120,7 +120,7 @@ def _note_looks(each: Sequence[SeenCheckpoint]) -> None:
 
 
 def _folders_synced(job: Job, folder: str) -> bool:
-    """Whether the folder of the checkpoints, or one below it, was synced."""
+    """True if the job synced `folder` or a folder below it."""
     folders = job.files[job.files["kind"] == "directory"]
     own = folders[(folders["path"] == folder) | folders["path"].str.startswith(f"{folder}/")]
     return len(job.calls_on(own["file_id"].tolist(), schema.SYNC_OPS)) > 0
@@ -131,9 +131,9 @@ def _removals(job: Job) -> pd.DataFrame:
 
 
 def _before(job: Job, folder: str, each: Sequence[SeenCheckpoint]) -> list[list[tuple[str, int]]]:
-    """Return the files (name, file_id) of each checkpoint that the job found and did not write, oldest first.
+    """Return, oldest first, the files (name, file_id) of each checkpoint that existed before the job.
 
-    They are known by names that are like its own but for the numbers.
+    Such a file's name differs from names of the job's own files only in numbers.
     """
     shapes = {_shape(file.name) for point in each for file in point.files}
     own = {_numbered(file.name) for point in each for file in point.files}
@@ -148,15 +148,15 @@ def _before(job: Job, folder: str, each: Sequence[SeenCheckpoint]) -> list[list[
 
 
 def _in_order(number: str) -> list[tuple[int, str]]:
-    """What sorts names by their numbers; identifiers, which have no order, come last."""
+    """Return the sort key of a numbered name. Random identifiers have no order and come last."""
     return [(int(part), "") if part.isdigit() else (sys.maxsize, part) for part in _NUMBER.findall(number)]
 
 
 def _kept(job: Job, each: Sequence[SeenCheckpoint], before: Sequence[Sequence[tuple[str, int]]]) -> tuple[int | None, list[str]]:
-    """Return how many whole checkpoints there were, the newest included, when files of an older one had been removed.
+    """Return (number of newest checkpoints that remain, or None if all do; names of checkpoints from before the job).
 
-    Sets in each file how many files of its kind stay. The second result has a name of each checkpoint from `before` the job that
-    was removed, or is among those that stay; the job does not remove others.
+    Also sets `keep` of each file. Each name is of one file of a checkpoint in `before` that the job removed, or that is among
+    the newest that remain.
     """
     removed = _removals(job).set_index("file_id")["start_ns"]
     removed = removed if removed.index.is_unique else removed.iloc[:0]
@@ -178,7 +178,7 @@ def _kept(job: Job, each: Sequence[SeenCheckpoint], before: Sequence[Sequence[tu
 
 
 def _mode(counts: Sequence[int]) -> int | None:
-    """The count above 0 that comes most often; of several such, the least."""
+    """Return the most frequent positive number in `counts`, the least one in a tie; None if there is none."""
     found, times = np.unique([count for count in counts if count > 0], return_counts=True)
     return int(found[times.argmax()]) if len(found) else None
 
@@ -188,7 +188,7 @@ def _shape(name: str) -> str:
 
 
 def _epoch_ends_kept(job: Job, each: Sequence[SeenCheckpoint], ends: NDArray[np.int64]) -> bool:
-    """Whether of those that have newer ones just one stayed at each of the epochs' `ends`, in steps, that had a checkpoint."""
+    """True if the job removed all older checkpoints except one per end of an epoch. `ends`: steps done at each end, from 0."""
     removed = set(_removals(job)["file_id"])
     numbered = [[file for file in point.files if _numbered(file.name) is not None] for point in each]
     newest = max((index for index, files in enumerate(numbered) if any(file.file_id in removed for file in files)), default=-1)
@@ -196,7 +196,7 @@ def _epoch_ends_kept(job: Job, each: Sequence[SeenCheckpoint], ends: NDArray[np.
     stayed = [point for point, files in older if all(file.file_id not in removed for file in files)]
 
     def at_ends(points: Sequence[SeenCheckpoint]) -> list[int]:
-        """Return the ends at which a checkpoint came, or a step later if training went on meanwhile."""
+        """Return the indices of the epochs at whose end a checkpoint came; an asynchronous one may come a step later."""
         return [
             number for number, end in enumerate(ends.tolist()[1:]) for point in points if 0 <= point.steps - end <= point.beside
         ]
@@ -211,9 +211,9 @@ def _epoch_ends_kept(job: Job, each: Sequence[SeenCheckpoint], ends: NDArray[np.
 def _point_of(
     each: Sequence[SeenCheckpoint], file: SeenFile, ended: int, before: int, taken: NDArray[np.int64]
 ) -> SeenCheckpoint | None:
-    """Return the checkpoint that a file belongs to; None: it begins another.
+    """Return the checkpoint in `each` that `file` belongs to; None if `file` is the first one of a new checkpoint.
 
-    One that was still being written when others began has files to come, which are known by the number that its files share.
+    Several checkpoints may be written at the same time. The number in the file's name shows which one it belongs to.
     """
     for point in reversed([point for point in each[-_IN_FLIGHT:] if point.beside or point is each[-1]]):
         numbers = {_numbered(other.name) for other in point.files} - {None}
@@ -227,18 +227,19 @@ def _folder(file: SeenFile) -> PurePosixPath:
 
 
 def _numbered(name: str) -> str | None:
-    """What numbers a file: the last of its folders that has a number, or else its name without the suffix if that has one."""
+    """Return the innermost numbered folder in the path `name`, or else its numbered file name without suffix; else None."""
     path = PurePosixPath(name)
     return next((part for part in (*path.parts[-2::-1], path.stem) if _NUMBER.search(part)), None)
 
 
 def _is_new(point: SeenCheckpoint, file: SeenFile, ended: int, before: int, taken: NDArray[np.int64]) -> bool:
-    """Return whether a file belongs to another checkpoint than `point`. It does if
+    """Return whether `file` belongs to a checkpoint after `point`. It does in each of these cases:
 
-    * the point has a file of that name already,
-    * it is in another folder, and folders are renamed as wholes,
-    * training went on since the same rank began a file of another number, or
-    * training went on, or an epoch ended, since the last file was whole; unless another thread writes it within a step.
+    * `point` already has a file of that name;
+    * the job renames whole folders, and the file is in another folder;
+    * a step began since the rank opened a file of `point` whose name differs only in numbers;
+    * a step began or an epoch ended since the last file of `point` was whole, unless a background thread opens the file sooner
+      than one step after that.
     """
     if file.folder_renamed and any(other.folder_renamed and _folder(other) != _folder(file) for other in point.files):
         return True
@@ -255,7 +256,7 @@ def _is_new(point: SeenCheckpoint, file: SeenFile, ended: int, before: int, take
 
 
 def _reads_between(training: Sequence[Pass], file: SeenFile) -> bool:
-    """Whether a rank that reads by itself was at a batch while the file was written."""
+    """True if a rank without loaders read a batch while the file was written."""
     return any(
         bool(((part.requested_ns < file.end_ns) & (part.delivered_ns > file.start_ns)).any())
         for part in training
@@ -264,7 +265,7 @@ def _reads_between(training: Sequence[Pass], file: SeenFile) -> bool:
 
 
 def leads_and_tails_s(phases: pd.DataFrame, files: Sequence[SeenFile]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return (lead_s, tail_s) of each logged checkpoint: before its first file, and spent outside its files."""
+    """Return (seconds before the first file, other seconds not spent on files), each an array over the logged checkpoints."""
     logged = phases.loc[phases["phase"] == "checkpoint", ["start_ns", "end_ns"]].itertuples(index=False)
     leads, tails = [], []
     for start_ns, end_ns in logged:
@@ -277,11 +278,11 @@ def leads_and_tails_s(phases: pd.DataFrame, files: Sequence[SeenFile]) -> tuple[
 
 
 def unnumbered(each: Sequence[SeenCheckpoint], number: str) -> None:
-    """Put `number` (such as '{epoch}') in the place of what counts checkpoints in the names of their files.
+    """Replace the numbers that count checkpoints in the names of all files by `number`, such as '{epoch}'.
 
-    Names that differ only in digits are compared. A run of digits counts checkpoints if no two of them share it, or if each has
-    one value and not all have the same (an epoch next to its steps). Numbers of the parts of a checkpoint stay. Folders that are
-    renamed as wholes all get the most common name; one of another name was a second attempt at the same number.
+    Names that differ only in numbers are compared. A number counts checkpoints if no two checkpoints share a value of it, or if
+    each checkpoint has one value and not all have the same. Other numbers, as of the parts of a checkpoint, remain. Folders that
+    were renamed all get the most common name, since another name was a second attempt to write the same checkpoint.
     """
     shapes: dict[tuple[str, ...], dict[int, list[tuple[SeenFile, list[str]]]]] = {}
     for index, point in enumerate(each):
@@ -298,7 +299,7 @@ def unnumbered(each: Sequence[SeenCheckpoint], number: str) -> None:
                     parts[field] = number
                 file.name = "".join(parts)
                 alike[file.name] += 1
-                if counting and alike[file.name] > 1:  # they differed by what counts checkpoints, too
+                if counting and alike[file.name] > 1:  # two files of one checkpoint have the same name now
                     parts[counting[-1]] = f"{number}.{alike[file.name] - 1}"
                     file.name = "".join(parts)
     committed = [file for point in each for file in point.files if file.folder_renamed and _folder(file) != PurePosixPath()]

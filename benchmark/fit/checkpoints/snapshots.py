@@ -1,4 +1,4 @@
-"""How long training waits at an asynchronous checkpoint: the time of copying its state, found from the steps that hold a copy."""
+"""Infer how long training waits for the snapshot of an asynchronous checkpoint, from the steps that contain one."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from iotwin.benchmark.fit.checkpoints.find_checkpoints import LATE, SeenCheckpoints
 from iotwin.benchmark.fit.passes import Pass
 
-_FEWEST = 3  # with fewer checkpoints, their steps cannot be distinguished from others
-_EACH = 0.9  # each step holds a snapshot if so many as this share of them were seen
-_SOONEST, _LATEST = 0.25, 0.5  # shares of steps that all hold a snapshot: whose room came soonest, and latest
-_FOLLOWS = 0.7  # the step ends by the room that it has: what follows that varies less than this share of what steps do
-_ERRORS = 3.0  # medians that differ by so many standard errors do not do so by chance
+_FEWEST = 3  # least number of steps with a snapshot that can be compared with other steps
+_EACH = 0.9  # all steps count as steps with a snapshot if at least this share of them has one
+_SOONEST, _LATEST = 0.25, 0.5  # shares of steps that waited least, and most, until another checkpoint could begin
+_FOLLOWS = 0.7  # steps wait if the time after the wait varies by at most this share of the steps' variation
+_ERRORS = 3.0  # a difference of medians by more standard errors than this is statistically significant
 
 
 def apart_from_snapshots(
@@ -20,10 +20,9 @@ def apart_from_snapshots(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the seconds of computation of the steps without a snapshot, and the seconds of each snapshot.
 
-    A checkpoint's first file is opened when the state is copied. So the copy lies in the last computation that had begun by then.
-    If that one had only just begun, it lies in the one before, since another thread opens the file. If these steps are not
-    significantly longer than others, all computations are returned, and no snapshots. If all steps hold a snapshot, those that
-    end when there is room for another show what follows the wait, and those whose room came soonest show what they compute.
+    The job copies its state before it opens a checkpoint's first file, so the copy is part of the step under way. If that
+    step had only just begun, the copy is part of the step before, since a background thread opens the file a little later.
+    Returns all computations and no snapshots if steps with a snapshot are not significantly longer than other steps.
     """
     compute_s = np.concatenate([part.computation_s for part in training])
     begins_ns = np.concatenate([part.taken_ns for part in training])
@@ -34,7 +33,9 @@ def apart_from_snapshots(
     late_ns = round(LATE * float(np.median(compute_s)) * 1e9)
     opened_ns = np.array([point.files[0].start_ns for point in checkpoints.each], np.int64)
     held = np.searchsorted(begins_ns, opened_ns - late_ns, side="right") - 1
-    known = (held >= 0) & (opened_ns <= begins_ns[held] + compute_s[held] * 1e9 + late_ns)  # else after the last known step
+    known = (held >= 0) & (
+        opened_ns <= begins_ns[held] + compute_s[held] * 1e9 + late_ns
+    )  # False if the file was opened outside of the known steps
     opened_ns, held = opened_ns[known], held[known]
     rest = np.setdiff1d(np.arange(len(compute_s)), held)
     if len(held) >= max(_EACH * len(compute_s), _FEWEST):
@@ -53,7 +54,11 @@ def _apart_from_waits(
     held: NDArray[np.int64],
     room_ns: NDArray[np.int64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The same of steps that all hold a snapshot: as far as they end when there is room, from the room on it is that."""
+    """Return (computation_s, snapshots_s) as `apart_from_snapshots` does, for steps that all have a snapshot.
+
+    `room_ns`: when another checkpoint could begin, per checkpoint. Steps that waited long for it show the snapshot, which
+    follows the wait. Steps that waited least show the computation.
+    """
     held, first = np.unique(held, return_index=True)
     lengths_s, room_s = compute_s[held], (room_ns[first] - begins_ns[held]) / 1e9
     soon, late = (room_s <= np.quantile(room_s, _SOONEST)), (room_s > np.quantile(room_s, 1 - _LATEST))
@@ -73,14 +78,14 @@ def _spread(values: NDArray[np.float64]) -> float:
 
 
 def _longer(values_s: NDArray[np.float64], others_s: NDArray[np.float64]) -> bool:
-    """Return whether the median is significantly higher; the spread of the others is that of their middle half."""
+    """Return whether the median of `values_s` is significantly higher than that of `others_s`."""
     low, middle, high = np.quantile(others_s, (0.25, 0.5, 0.75))
     error = 1.2533 * (high - low) / 1.349 * np.sqrt(1 / len(values_s) + 1 / len(others_s))
     return bool(np.median(values_s) > middle + _ERRORS * error)
 
 
 def _room_ns(checkpoints: SeenCheckpoints, begins_ns: NDArray[np.int64], opened_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """When, from the beginning of each step, so few checkpoints were under way that another could begin."""
+    """Return when another checkpoint could begin, because few enough were under way: per step, not before the step began."""
     spans = np.array([(point.files[0].start_ns, max(file.whole_ns for file in point.files)) for point in checkpoints.each])
     room = begins_ns.copy()
     for number, (begin, opened) in enumerate(zip(begins_ns, opened_ns, strict=True)):

@@ -19,10 +19,10 @@ _NO_TIMES = np.zeros(0)
 
 
 def set_checkpoints(config: c.Config, checkpoints: SeenCheckpoints, epochs: int, steps: int, assumptions: list[str]) -> None:
-    """Set in `config` when checkpoints are due in a job of so many `epochs` and `steps`."""
+    """Set in `config` when and how checkpoints are written, in a job of `epochs` epochs with `steps` steps in all."""
     if not checkpoints.each:
         return
-    # Never the job's own folder: the twin writes random bytes.
+    # The twin writes random bytes, so it must not write into the job's own folder.
     assumptions.append(f"the job kept its checkpoints in {checkpoints.folder}; the twin writes to {_CHECKPOINT_FOLDER}")
     between, section, twin = checkpoints.between_epochs, config.checkpoint, config.twin.checkpoint
     section.checkpoint_folder = _CHECKPOINT_FOLDER
@@ -45,7 +45,7 @@ def set_checkpoints(config: c.Config, checkpoints: SeenCheckpoints, epochs: int,
     twin.first_after_step = due.first if due.first != due.every else None
     if due.also > 0:
         section.checkpoint_after_step = due.also
-    several = any(file.after_steps for file in twin.files)  # kinds of checkpoints with separate cadences
+    several = any(file.after_steps for file in twin.files)  # True if kinds of files have separate cadences
     explained = twin.seconds_between is not None or explains(due, times, until, exact=False)
     if several or not explained:
         times = [point.steps for point in checkpoints.each if point.steps]
@@ -54,7 +54,10 @@ def set_checkpoints(config: c.Config, checkpoints: SeenCheckpoints, epochs: int,
 
 
 def in_words(checkpoints: SeenCheckpoints, in_epoch: int) -> str:
-    """Return how many there were, what decided when they came, in epochs of so many steps, and in which format, where known."""
+    """Return a sentence with the number of checkpoints, what triggered them, and their format if known.
+
+    `in_epoch`: number of steps of an epoch.
+    """
     words = [f"{len(checkpoints.each)} checkpoints"]
     if checkpoints.asynchronous:
         words.append("while training goes on")
@@ -65,7 +68,7 @@ def in_words(checkpoints: SeenCheckpoints, in_epoch: int) -> str:
 
 
 def _when_saved(checkpoints: SeenCheckpoints, in_epoch: int) -> str:
-    """Return in words what decided when checkpoints came, in epochs of so many steps."""
+    """Return in words what triggered the checkpoints. `in_epoch`: number of steps of an epoch."""
     if checkpoints.between_epochs:
         return "at ends of epochs"
     if checkpoints.seconds_between is not None:
@@ -85,9 +88,9 @@ def twin_checkpoint(
     ranks: Sequence[int] = (),
     snapshots_s: NDArray[np.float64] = _NO_TIMES,
 ) -> c.TwinCheckpoint:
-    """Return what the twin writes at a checkpoint, and how.
+    """Return the section twin.checkpoint of the YAML: the files that the twin writes at a checkpoint, and how.
 
-    `ranks`: pids of the job's ranks; `snapshots_s`: seconds of each snapshot that was seen.
+    `ranks`: pids of the job's ranks; `snapshots_s`: seconds of each snapshot that was detected.
     """
     if not checkpoints.each:
         return c.TwinCheckpoint()
@@ -114,20 +117,20 @@ def twin_checkpoint(
 
 
 def _before(names: Sequence[str], patterns: Sequence[str]) -> list[tuple[int, int]]:
-    """The (epoch, step) of files by the names that the twin gives such."""
+    """Return the (epoch, step) that each of `names` contains. `patterns`: the twin's file names with '{epoch}' and '{step}'."""
     found = ((numbers_in(name, pattern) for pattern in patterns) for name in names)
     return [number for each in found if (number := next(filter(None, each), None)) is not None]
 
 
 def _ahead(files: Sequence[SeenFile]) -> float:
-    """Share of the files' serialization that passed before their first writes; 0..1."""
+    """Return the share (0 to 1) of the files' serialization time that passed before their first writes."""
     return min(sum(file.ahead_s for file in files) / max(sum(file.serialization_s for file in files), 1e-9), 1.0)
 
 
 def _checkpoint_files(
     checkpoints: SeenCheckpoints, ranks: Sequence[int], by_epochs: bool, assumptions: list[str]
 ) -> list[c.CheckpointFile]:
-    """Return an entry for each file name. A file that only some checkpoints wrote has their epochs or steps."""
+    """Return an entry for each file name. If only some checkpoints wrote a file, its entry lists their epochs or steps."""
     names = dict.fromkeys(file.name for point in checkpoints.each for file in point.files)
     every = {point.epoch for point in checkpoints.each}
     found = []
@@ -135,7 +138,7 @@ def _checkpoint_files(
         seen = [(point, file) for point in checkpoints.each for file in point.files if file.name == name]
         epochs, steps = {point.epoch for point, _ in seen}, {point.steps for point, _ in seen}
         last, some = seen[-1][1], epochs != every
-        # One that is missing once may have been cut off. While training goes on, steps are not known exactly.
+        # A file missing from one checkpoint may have been cut off. Steps of asynchronous checkpoints are not known exactly.
         exact = not (by_epochs or checkpoints.asynchronous) and checkpoints.seconds_between is None
         cut_off = len(checkpoints.each) - len(seen) == 1 and _is_cut_off(checkpoints.each[-1], name, list(names))
         listed = exact and len(seen) < len(checkpoints.each) and not cut_off
@@ -155,12 +158,12 @@ def _checkpoint_files(
 
 
 def _is_cut_off(point: SeenCheckpoint, name: str, names: Sequence[str]) -> bool:
-    """Whether a checkpoint may lack the file `name` because the job ended: it has none of the `names` that follow."""
+    """True if the checkpoint `point` may lack the file `name` because the job ended: it lacks all later ones of `names`, too."""
     return not {file.name for file in point.files} & set(names[names.index(name) :])
 
 
 def _looked_at(files: Sequence[SeenFile]) -> Literal["opened", "read"] | None:
-    """What is done to a file at later checkpoints, if most that have a later one show it."""
+    """Return what the job did to most of `files` when it wrote later checkpoints; None if nothing."""
     found = [file.looked_at for file in files if file.next_ns is not None]
     shown = [look for look in found if look is not None]
     if 2 * len(shown) <= len(found):

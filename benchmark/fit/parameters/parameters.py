@@ -1,7 +1,7 @@
-"""A DLIO-style YAML of a traced job whose samples are files: for policies of checkpoints, and for people who publish parameters.
+"""Derive a DLIO-style YAML from the trace of a job whose samples are files.
 
-A recorded twin is nearer to the job and answers more. These parameters are the same values that an edit of it starts from, and
-the distributions of its times.
+The YAML serves studies of checkpoint policies, and users who publish parameters instead of a recording. A twin that replays a
+recording imitates the job more closely.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ from iotwin.benchmark.fit.parameters.sample_files import SampleFiles, find_sampl
 from iotwin.benchmark.fit.passes import Pass, Passes, find_passes
 from iotwin.trace_store.reader import Trace
 
-_SAME_ORDER = 0.8  # rank correlation from which two orders of samples count as one
+_SAME_ORDER = 0.8  # least rank correlation of two orders of samples that count as the same order
 
 
 def fit_parameters(trace: Trace) -> Fitted:
-    """Return the parameters of the job.
+    """Return the parameters of the traced job as a workload configuration.
 
     Raises IotwinError with the reason if the trace does not show batches, or if the samples are not files that are read whole.
     """
@@ -85,7 +85,7 @@ def fit_parameters(trace: Trace) -> Fitted:
 
 
 def most_common(values: Sequence[int] | NDArray[np.int64]) -> int:
-    """Return the value that comes most often; of several such, the least."""
+    """Return the most frequent value; the least one in a tie."""
     found, counts = np.unique(np.asarray(values, dtype=np.int64), return_counts=True)
     return int(found[counts.argmax()])
 
@@ -96,16 +96,17 @@ def _sizes(passes: Sequence[Pass]) -> NDArray[np.int64]:
 
 
 def _outside_calls_ns(calls: pd.DataFrame, part: Pass) -> NDArray[np.int64]:
-    """Return how long each batch was read without a call on a file."""
+    """Return, for each batch of `part`, the nanoseconds of its reading in which no call on a file was in flight."""
     in_calls_ns = calls.groupby("batch")["duration_ns"].sum().reindex(part.batches).fillna(0).to_numpy(np.int64)
     outside_ns: NDArray[np.int64] = np.maximum(part.delivered_ns - part.received_ns - in_calls_ns, 0)
     return outside_ns
 
 
 def _preprocessed(part: Pass, calls: pd.DataFrame) -> Pass:
-    """Return a pass with its batches delivered when their last sample is preprocessed.
+    """Return `part` with each batch delivered when its last sample has been preprocessed.
 
-    If the rank reads by itself, no call shows when that is: it takes as long as between the samples of the batch.
+    If the rank has no loaders, no call shows that time. Preprocessing the last sample is then assumed to take as long as the
+    time between reads of the batch's samples.
     """
     if part.loaders:
         return part
@@ -115,7 +116,7 @@ def _preprocessed(part: Pass, calls: pd.DataFrame) -> Pass:
 
 
 def _preprocess_s(calls: pd.DataFrame, passes: Sequence[Pass]) -> NDArray[np.float64]:
-    """Return the seconds for each sample, on average over its batch, that its reader spent outside of calls on files."""
+    """Return the seconds per sample that readers spent outside of calls on files: one mean for each batch."""
     seconds = [_outside_calls_ns(calls, part) / np.maximum(part.samples, 1) / 1e9 for part in passes]
     return np.concatenate(seconds) if seconds else np.zeros(0)
 
@@ -188,7 +189,7 @@ def _twin(
 
 
 def _evaluates_after_saving(job: Job) -> bool:
-    """Return whether most logged evaluations that are next to a checkpoint come after it."""
+    """Return True if most logged evaluations that directly precede or follow a checkpoint follow it."""
     logged = job.phases[job.phases["phase"].isin(["epoch", "block", "evaluation", "checkpoint"])].sort_values("start_ns")
     names = logged["phase"].astype(str).tolist()
     pairs = list(pairwise(names))
@@ -204,9 +205,9 @@ def _repeats_order(samples: SampleFiles) -> bool:
 
 
 def _agreement_of_orders(order: NDArray[np.int64], other: NDArray[np.int64]) -> float:
-    """Return how alike two orders of samples are: Spearman's rank correlation of the positions of the samples in both.
+    """Return Spearman's rank correlation (-1 to 1) of two orders of the same samples.
 
-    Loaders overtake one another, so the order that is seen is never exactly the one that was asked for.
+    Loaders overtake one another, so even equal orders appear slightly different in a trace.
     """
     common, positions, others = np.intersect1d(order, other, return_indices=True)
     if len(common) < 3:

@@ -1,4 +1,4 @@
-"""The samples of a job that are files: a file each, or a pair of .npy files, read whole."""
+"""Find the samples of a job in which each sample is one file, or a pair of .npy files, that is read whole."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -15,27 +15,27 @@ from iotwin.benchmark.fit.recorded.files import common_folder
 from iotwin.common.errors import IotwinError
 from iotwin.trace_store import schema
 
-_WHOLE = 0.9  # share of a file's bytes that is read if it is read whole, and share of the accesses that must be so
-_PAIR = ("_x.npy", "_y.npy")  # of an image and its label, as unet3d stores them
+_WHOLE = 0.9  # a file is read whole if this share of its bytes is read; this share of accesses must read whole files
+_PAIR = ("_x.npy", "_y.npy")  # suffixes of an image and its label in unet3d's data set
 
 
 @dataclass(frozen=True)
 class SampleFiles:
-    """The samples, by the names of their files in `folder` (of a pair, without `_x.npy` and `_y.npy`), sorted."""
+    """The samples, by the sorted names of their files in `folder`. Names of pairs lack the suffixes `_x.npy` and `_y.npy`."""
 
     folder: str
     layout: Literal["unet3d", "npy"] | None
     train: list[str]
     evaluated: list[str]
-    orders: list[NDArray[np.int64]]  # indices of `train` in the order of each epoch
-    size_bytes: NDArray[np.int64]  # of each of `train`
-    files: list[tuple[str, int]]  # of the data set: name, bytes
-    read_sizes: list[int]  # requested bytes of each read of a file, as most often; empty for .npy
-    read_past_end: bool  # one more read finds the end of the file
+    orders: list[NDArray[np.int64]]  # for each epoch, the indices into `train` in the order of reading
+    size_bytes: NDArray[np.int64]  # size of each sample in `train`
+    files: list[tuple[str, int]]  # (name, bytes) of each file of the data set
+    read_sizes: list[int]  # most common sequence of request sizes of a file, in bytes; empty for .npy
+    read_past_end: bool  # True if a further read returns 0 bytes at the end of each file
 
 
 def find_sample_files(job: Job, calls: pd.DataFrame, passes: Passes) -> SampleFiles:
-    """Return the samples; `calls`: those of `label_calls`. Raises IotwinError with the reason if they are not files."""
+    """Return the samples. `calls`: the result of `label_calls`. Raises IotwinError, with the reason, if samples are not files."""
     reads = calls[(calls["batch"] >= 0) & calls["op"].isin(schema.READ_OPS)]
     accesses = reads.groupby(["batch", "file_id"], as_index=False, sort=False).agg(read=("result", "sum"))
     size = job.files.set_index("file_id")["size_bytes"].fillna(0).astype(np.int64)
@@ -85,7 +85,7 @@ def _stem(name: str) -> str:
 
 
 def _check_counts(job: Job, files_of_batch: pd.Series, passes: Passes) -> None:
-    """Raise IotwinError if a sample consists of several files that are no pair."""
+    """Raise IotwinError if a sample consists of several files that are not a pair of an image and a label."""
     batches = np.concatenate([part.batches for part in passes.training])
     samples = np.concatenate([part.samples for part in passes.training])
     found = files_of_batch.reindex(batches).fillna(0).to_numpy()
@@ -97,7 +97,7 @@ def _check_counts(job: Job, files_of_batch: pd.Series, passes: Passes) -> None:
 
 
 def _in_order(accesses: pd.DataFrame, part: Pass, sample: dict[int, str]) -> list[str]:
-    """Return the samples of a pass in the order of its batches."""
+    """Return the names of the samples of the pass `part`, in the order of its batches."""
     position = pd.Series(np.arange(len(part.batches)), part.batches)
     own = accesses[accesses["batch"].isin(part.batches)]
     own = own.assign(position=own["batch"].map(position)).sort_values("position", kind="stable")
@@ -109,7 +109,7 @@ def _members(accesses: pd.DataFrame, passes: list[Pass], sample: dict[int, str])
 
 
 def _typical_reads(reads: pd.DataFrame) -> tuple[list[int], bool]:
-    """Return the requested sizes of the reads of a file, as most often, and whether another read finds its end."""
+    """Return `read_sizes` and `read_past_end` of `SampleFiles`."""
     by_access = reads.groupby(["batch", "file_id"], sort=False)
     requests = by_access["requested"].agg(tuple)
     at_end = by_access["result"].last() == 0
