@@ -1,1 +1,1 @@
-"""Dynamic tensor rematerialization, DTR (Kirisame et al., ICLR 2021): a simulator, its logs, and static planners to compare."""
+"""Dynamic tensor rematerialization, DTR (Kirisame et al., ICLR 2021): a simulator, operation logs for it, and static planners."""

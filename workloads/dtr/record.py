@@ -1,7 +1,7 @@
 """Records the operations of a PyTorch training step, below autograd, as a log for the simulator.
 
-Times exclude the work of the recorder. In the log, a tensor is released when its Python object is deleted; a tensor that autograd
-saves, when autograd frees it.
+The recorded times exclude the recorder's own work. The log releases a tensor when its Python object is deleted. It releases a
+tensor that autograd saves when autograd frees it.
 """
 
 import time
@@ -29,7 +29,7 @@ def record_model(
     """Record one training step (forward, loss, backward) of a model of `iotwin.workloads.models`, and write its log to `output`.
 
     Returns {"log", "model", "batch", "operators", "seconds", "overhead_us_per_op"}. With `fake`, operations only compute the
-    shapes of their results, and their times are estimated for 10 GB/s and 100 Gflop/s.
+    shapes of their results, and their times are estimated for a device with 10 GB/s and 100 Gflop/s.
     """
     manual_seed(seed)
     samples = MODELS[name] if batch is None and name in MODELS else batch or 1
@@ -61,8 +61,6 @@ def record_model(
 
 
 class _TrackedTensor(weakref.ref[Tensor]):
-    """A weak reference to a recorded tensor, with its name in the log."""
-
     __slots__ = ("bytes", "key", "name", "storage")
     name: str
     key: int  # id() of the tensor
@@ -71,12 +69,12 @@ class _TrackedTensor(weakref.ref[Tensor]):
 
 
 class Recorder(TorchDispatchMode):
-    """Collects the instructions of a log while it is active. They are formatted by `finish`, to delay operations less."""
+    """A context manager that collects a log instruction for every PyTorch operation. Only `finish` formats them, to save time."""
 
     def __init__(self, fake: bool = False) -> None:
         super().__init__()
         self.operations = 0
-        self.logging_ns = 0  # time spent in the recorder, without the operations
+        self.logging_ns = 0  # time spent in the recorder itself, not in the operations
         self._instructions: list[tuple[str, dict[str, Any]]] = []
         self._fake = fake
         self._live: dict[int, _TrackedTensor] = {}
@@ -85,17 +83,17 @@ class Recorder(TorchDispatchMode):
         self.annotate("START")
 
     def annotate(self, text: str) -> None:
-        """Add an ANNOTATE instruction."""
+        """Add an ANNOTATE instruction with the annotation `text` to the log."""
         self._add("ANNOTATE", ANNOTATION=text)
 
     def finish(self) -> list[bytes]:
-        """Stop recording and return the lines of the log."""
+        """Stop recording and return the lines of the log, one per instruction."""
         self._active = False
         return [write_line(instruction, **fields) for instruction, fields in self._instructions]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False. With True, torch would make several Python calls per operation to keep torch.compile out."""
+        """Return False. If True, torch would call Python several times per operation to exclude it from torch.compile."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -140,14 +138,14 @@ class Recorder(TorchDispatchMode):
         self._instructions.append((instruction, fields))
 
     def _constant(self, tensor: Any) -> _TrackedTensor:
-        """Record a tensor that existed before the recording as a constant."""
+        """Record a CONSTANT for a tensor that existed before the recording."""
         followed = self._follow(tensor)
         self._add("CONSTANT", NAME=followed.name)
         self._add("MEMORY", NAME=followed.name, MEMORY=followed.bytes)
         return followed
 
     def _follow(self, tensor: Any) -> _TrackedTensor:
-        """Give a tensor a name in the log. When its Python object is deleted, a RELEASE is recorded."""
+        """Give `tensor` a name in the log. Record a RELEASE of that name when the tensor's Python object is deleted."""
         self._count += 1
         followed: _TrackedTensor = _TrackedTensor(tensor, self._ended)
         followed.name, followed.key = f"x{self._count}", id(tensor)
@@ -157,20 +155,19 @@ class Recorder(TorchDispatchMode):
 
     def _ended(self, followed: Any) -> None:
         key = followed.key
-        if self._live.get(key) is followed:  # otherwise a new tensor has the same id() already
+        if self._live.get(key) is followed:  # otherwise a newer tensor has the same id() and took the entry
             del self._live[key]
         if self._active:
             self._add("RELEASE", NAME=followed.name)
 
 
 def _update_storage(followed: _TrackedTensor, tensor: Any) -> None:
-    """Set the address and the size of the tensor's current storage."""
+    """Set `followed.storage` and `followed.bytes` to the address and size of the storage that `tensor` uses now."""
     storage = tensor.untyped_storage()
     followed.storage, followed.bytes = storage._cdata, storage.nbytes()
 
 
 def _tensors(values: Iterable[Any]) -> list[Any]:
-    """Return the tensors in an operation's arguments or results, including those in lists."""
     found: list[Any] = []
     for value in values:
         if isinstance(value, Tensor):
@@ -182,7 +179,7 @@ def _tensors(values: Iterable[Any]) -> list[Any]:
 
 @cache
 def _facts(func: Any) -> tuple[str, tuple[tuple[int, str], ...]]:
-    """Return an operation's name, and (position, name) of each argument that it writes to, according to its schema."""
+    """Return (name of an operation, arguments that it modifies in place as (position, name)), according to its torch schema."""
     written = [
         (position, argument.name)
         for position, argument in enumerate(func._schema.arguments)
@@ -198,7 +195,7 @@ def _written_indices(written: tuple[tuple[int, str], ...], args: Any, kwargs: di
 
 
 def _estimate(read: list[Any], made: list[Any], name: str) -> int:
-    """Return the estimated time of an operation in ns, from the bytes that it moves and, for products, from multiplications."""
+    """Return an operation's estimated ns, from the bytes that it reads and writes and the multiplications of matrix products."""
     moved = sum(t.numel() * t.element_size() for t in [*read, *made])
     flops = 0
     if any(word in name for word in ("mm", "conv", "linear")) and len(read) > 1:

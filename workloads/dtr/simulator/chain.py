@@ -25,7 +25,7 @@ _SAME = {"ceil2sqrt": "2sqrt", "sqrt4": "4sqrt", "sqrt6": "6sqrt", "sqrt8": "8sq
 
 
 def unit_chain(layers: int) -> Graph:
-    """Return the training step of a chain. Each backward operation reads the next gradient and the previous activation."""
+    """Return a chain's training step. Each backward operation reads the next layer's gradient and the previous activation."""
     builder = GraphBuilder()
     forward: list[int] = []
     for layer in range(layers):
@@ -41,7 +41,7 @@ def unit_chain(layers: int) -> Graph:
 
 
 def chain_budget(text: str, layers: int) -> int:
-    """Return the budget, in tensors, that `text` describes: a number, or a function of the chain's length such as `2sqrt`."""
+    """Return the budget in tensors: `text` is a number or a function of `layers` like `2sqrt`. Else raises UsageError."""
     if re.fullmatch(r"[0-9]+", text):
         return int(text)
     name = _SAME.get(text, text)
@@ -51,7 +51,7 @@ def chain_budget(text: str, layers: int) -> int:
 
 
 def run_chain(layers: int, budget: str, heuristic: Heuristic, limit: float = math.inf, seed: int = 0) -> dict[str, Any]:
-    """Simulate a chain. Return how many operations were rematerialised, in total and per layer, and the metadata accesses."""
+    """Simulate a chain. Return the outcome as a JSON object, with the recomputed operations and the metadata accesses."""
     tensors = chain_budget(budget, layers)
     run = simulate(unit_chain(layers), SimulationSettings(heuristic, tensors, overhead_limit=limit, seed=seed))
     return {
@@ -68,9 +68,9 @@ def run_chain(layers: int, budget: str, heuristic: Heuristic, limit: float = mat
 
 
 def theory_lines(layers: list[int]) -> dict[str, list[float]]:
-    """Return, for each length n in `layers`, how many operations are repeated in theory, by rule.
+    """Return, for each of the rules "Chen" and "Treeverse", how often operations are repeated in theory, one number per length n.
 
-    It is n for Chen's rule. For Treeverse it is T(n) = n/2 + 2 T(n/2), with T(1) = 2.
+    `layers` lists the lengths. The number is n for Chen's rule, and T(n) = n/2 + 2 T(n/2) with T(1) = 2 for Treeverse.
     """
 
     def treeverse(n: float) -> float:

@@ -22,9 +22,10 @@ def has_numba() -> bool:
 
 
 def compiler_of(module: str, inline: bool = False) -> Callable[[_Function], _Function]:
-    """Return a decorator that compiles functions of `module`. It does nothing without numba, or if the name ends in PLAIN.
+    """Return a decorator that compiles functions of `module`. It does nothing without numba, or if the module's name ends in
+    PLAIN.
 
-    Functions that are called in loops should be `inline`, since a call passes each field of each array of the state.
+    Functions that are called in loops should be `inline`: a real call passes every field of every array of the kernel's state.
     """
     if module.endswith(PLAIN) or not has_numba():
         return lambda function: function
@@ -44,7 +45,7 @@ def compiler_of(module: str, inline: bool = False) -> Callable[[_Function], _Fun
 
 
 def _kept_in(package: Path) -> Path | None:
-    """Return the folder for a package's compiled functions: in __pycache__ or the user's cache, None if both are read-only."""
+    """Return the folder for a package's compiled functions: __pycache__ or the user's cache. None if both are read-only."""
     for folder in (package / "__pycache__", cache_folder()):
         directory = folder / f"compiled-{content_of(package)}"
         try:
@@ -58,9 +59,9 @@ def _kept_in(package: Path) -> Path | None:
 
 @cache
 def content_of(package: Path) -> str:
-    """Return a hash of the source of a package's modules, by which compiled functions are cached.
+    """Return a hash of the sources of all modules in `package`, which is part of the name of numba's cache.
 
-    numba would only notice changes in a function's own file, but it inlines functions of other files.
+    numba alone would notice changes only in a function's own file, but it inlines functions of other files.
     """
     digest = hashlib.sha256()
     for source in sorted(package.glob("*.py")):

@@ -1,8 +1,8 @@
 """The simulator's event loop: runs a schedule under a memory budget, and evicts and rematerialises tensors as needed.
 
-It is compiled by numba, or runs as plain Python. Its state is a few arrays of records, its time an integer clock in the unit of
-the costs. Explicit stacks replace recursion. The rules come from the paper's appendix C and from its authors' simulator ("the
-original"); docs/dtr.md states them.
+The loop is compiled by numba, or runs as plain Python. Its state is a few arrays of records. Its clock is an integer in the unit
+of the operators' costs. Explicit stacks replace recursion. The rules (docs/dtr.md) come from the paper's appendix C and from the
+simulator of its authors, here called "the original".
 """
 
 import math
@@ -37,7 +37,7 @@ E_COMPUTE, E_RECOMPUTE, E_ALSO_COMPUTED, E_ALSO_RECOMPUTED = 5, 6, 7, 8
 E_EVICT, E_FREE, E_BANISH, E_PIN, E_BIRTH, E_DEATH, E_REUSE = 9, 10, 11, 12, 13, 14, 15
 # Sides of a storage: the storages that it was computed from (UP), and those computed from it (DOWN).
 UP, DOWN = 0, 1
-WORD = 60  # bits used in a word of a row of bits under numba; in plain Python, a row is one long integer
+WORD = 60  # storages per word of a row of `bits` under numba; in plain Python, a row is one long integer
 # States of a storage.
 EVICTED, RESIDENT, UNCOMPUTED = 0, 1, 2
 NEVER = -(1 << 61)
@@ -47,33 +47,35 @@ FIELDS = {
     "run": (
         "clock", "memory", "peak", "recompute_cost", "evictions", "deallocations", "recomputed", "accesses", "evaluations",
         "pool_size", "banishments", "nodes", "events", "draws", "stamp", "aux_top", "ops_done",
-        "pending", "pending_cost",  # 1 + the first new storage of an uncomputed operator, or 0; the cost of all its storages
-        "words", "word",  # words in a row of `bits`, and bits in a word; 0 words if searches do not use one another's results
+        # While a new operator waits for arguments: 1 + the index of its newest storage, and its cost per new storage. Else 0.
+        "pending", "pending_cost",
+        "words", "word",  # words per row of `bits` (0 if reachable storages are not stored in rows), and bits per word
     ),
     "storages": (
-        "after", "before",  # links of the list of evictable storages, oldest first; -1 outside it; the last record is its head
+        # Links of the list of evictable storages, oldest first. `after` is -1 outside it. The array's last record is its head.
+        "after", "before",
         "accessed", "size", "cost", "near_valid", "near_start", "near_end", "near_edges", "node",
         "status", "banished", "stamp", "child_start", "children_made", "parent_start", "parents_made",
         "locks", "references", "pinned", "view_start", "views_made", "dependents",
-        # three lists with room for all storages; the element at index i does not belong to storage i
+        # Three work lists, stored here because each needs room for all storages. Their element i is not about storage i.
         "stacked", "found", "candidate",
     ),
-    # The storages that each storage reaches through evicted ones: a record per storage for UP, then a record for DOWN.
-    # `edges` and `cost` are results of a search, `degree` counts the storage's own edges. The storage's row in `bits` marks the
-    # storages that it reaches, in the words from `low` to `high`. `aware` is the `pending` storage if the original counts that
-    # storage as reached.
+    # The evicted storages that each storage reaches along edges of the graph: first a record per storage for the side UP, then
+    # one per storage for DOWN. `cost` is their total cost, `edges` the edges on the way, `degree` the storage's own edges.
+    # The storage's row in `bits` marks the storages reached; words outside `low` to `high` are unused.
+    # `aware` equals `pending` if the original counts the pending storages as reached, too.
     "reach": ("valid", "cost", "edges", "degree", "low", "high", "at", "aware"),
     "tensors": ("op", "storage", "size", "defined", "references", "dependent_start"),
     "ops": ("cost", "total", "arg_start", "arg_end", "out_start", "out_end", "frame_tensor", "frame_next", "frame_end"),
-    "slots": ("argument", "first"),  # arguments; `first` is the operator's first argument of the same storage
+    "slots": ("argument", "first"),  # an operator's arguments; `first`: position of its first argument with the same storage
     "items": ("step", "operand"),
-    "nodes": ("parent", "sum"),  # nodes of the union-find forest that represents the sets
+    "nodes": ("parent", "sum"),  # nodes of a union-find forest whose trees are the sets of the numerator SETS
     "events": ("kind", "clock", "ident"),
 }  # fmt: skip
 
 
 class KernelState(NamedTuple):
-    """The state of a run. Records are arrays of structs under numba, and lists of objects in plain Python (see FIELDS)."""
+    """The state of a run. FIELDS names the fields of each array of records: structs under numba, objects in plain Python."""
 
     run: Records
     storages: Records
@@ -85,10 +87,14 @@ class KernelState(NamedTuple):
     events: Records
     reach: Records
     bits: Numbers
-    near: Numbers  # lists of evicted neighbours; the list of a storage is from its near_start to its near_end
-    links: Numbers  # views (tensors), parents and children (storages, one per edge) of each storage, in the order of the calls
-    dependent: Numbers  # 1 if a tensor is an evicted (or not yet computed) dependent of the storage of one of its arguments
-    aux: Numbers  # arguments that must be computed before the operators being performed
+    near: Numbers  # the evicted neighbours of each storage, from index `near_start` to `near_end` of the storage's record
+    # Three lists per storage: the tensors that are views of it, the storages it was computed from, the storages computed from
+    # it. Each list follows the order in which the model calls its operators.
+    links: Numbers
+    # An entry per tensor and argument of its operator: 1 if the tensor is counted in `dependents` of the argument's storage,
+    # because the tensor is evicted or not yet computed.
+    dependent: Numbers
+    aux: Numbers  # stack of argument tensors that must be computed before the operators that wait for them
     draws: Numbers  # random numbers in [0, 1)
 
 
@@ -105,14 +111,12 @@ class Rules(NamedTuple):
     sampling: int
     ignore_small: int
     events: int
-    faithful: int  # 1: repeat the mistakes of the original simulator (`away`, `learn`, `release_arguments_banishing`)
+    faithful: int  # 1: repeat three mistakes of the original (see `away`, `learn` and `release_arguments_banishing`)
 
 
 @inlined
 def record(s: KernelState, rules: Rules, kind: int, ident: int) -> None:
-    """Append an event to the array of events. If the array is full, only count the event: the run is repeated with a larger
-    array.
-    """
+    """Append an event to the array of events. If the array is full, only count the event; `run` then returns GROW."""
     if rules.events:
         index = s.run[0].events
         if index < len(s.events):
@@ -177,9 +181,10 @@ def pin(s: KernelState, rules: Rules, storage: int) -> None:
 
 @inlined
 def hidden(s: KernelState, here: int, other: int) -> bool:
-    """Return True if the graph's edge from the storage `here` to the storage `other` was cut. Banishing a storage (freeing it for
-    good) cuts the edges that lead to it, except from storages banished earlier. Such a storage can be in memory again, if another
-    result of its operator is recomputed.
+    """Return True if the graph's edge from the storage `here` to the storage `other` was cut.
+
+    Banishing a storage (freeing it for good) cuts the edges to it, except from storages banished earlier. A banished storage can
+    be in memory again, if another result of its operator is recomputed.
     """
     banished = s.storages[other].banished
     return banished > 0 and (s.storages[here].banished == 0 or banished < s.storages[here].banished)
@@ -194,7 +199,7 @@ def next_stamp(s: KernelState) -> int:
 
 @inlined
 def edges_of(s: KernelState, storage: int, side: int) -> tuple[int, int]:
-    """Return the range in `links` of a storage's neighbours: those computed from it (DOWN), or those it is computed from (UP)."""
+    """Return (begin, end) in `links` of the storages from which `storage` was computed (UP), or the reverse (DOWN)."""
     if side == DOWN:
         begin = s.storages[storage].child_start
         return begin, begin + s.storages[storage].children_made
@@ -211,9 +216,10 @@ def away(s: KernelState, storage: int, pending: int) -> bool:
 
 @compiled
 def search(s: KernelState, base: int, side: int, mark: int, pending: int) -> tuple[int, int, int]:
-    """Search from `base` through storages that are not in memory (`away`). Return their total cost, the edges seen, their number.
+    """Search from `base` along edges to one side, through storages that are not in memory (see `away`).
 
-    The storages are put into the list `found`, and their stamp is set to `mark`. Storages with this stamp are ignored.
+    Return (total cost, edges seen, number) of the storages found, which are listed in `found`. A storage whose `stamp` is `mark`
+    is ignored; the search stamps those that it finds.
     """
     top, found, cost, edges = 1, 0, 0, 0
     s.storages[0].stacked = base
@@ -238,9 +244,9 @@ def search(s: KernelState, base: int, side: int, mark: int, pending: int) -> tup
 
 @compiled
 def follow(s: KernelState, storage: int, side: int) -> None:
-    """Compute the `reach` records, which cache searches, of `storage` and of the evicted storages that it reaches, depth first.
+    """Compute the `reach` records of `storage` and of the evicted storages that it reaches, depth first. They cache searches.
 
-    Every edge of the graph must lead to a later storage.
+    Every edge of the graph must lead from a storage to one with a larger index.
     """
     base = side * len(s.storages)
     s.storages[0].stacked = storage
@@ -273,7 +279,7 @@ def passes(s: KernelState, here: int, other: int) -> bool:
 def unite(s: KernelState, storage: int, side: int) -> None:
     """Set the `reach` record of `storage` from the `reach` records of its evicted neighbours, which must be valid.
 
-    The row of bits of the neighbour that reaches most is copied. From the other neighbours' rows, missing storages are added.
+    Copies the row of bits of the neighbour that reaches most storages, and adds the bits that only other neighbours' rows have.
     """
     base = side * len(s.storages)
     begin, end = edges_of(s, storage, side)
@@ -311,9 +317,9 @@ def unite(s: KernelState, storage: int, side: int) -> None:
 
 @inlined
 def absorb(s: KernelState, row: int, other: int, base: int) -> tuple[int, int]:
-    """Add to a row of bits the storage `other`, which the row lacks, and the storages that `other` reaches.
+    """Add the storage `other` and all storages that `other` reaches to the row of bits at index `row`, which lacks `other`.
 
-    Return the total cost and edges of the storages that were added.
+    Return (total cost, total edges) of the storages added. `base` is the index of the first `reach` record of the side.
     """
     from_row = (base + other) * s.run[0].words
     bits_of_word = s.run[0].word
@@ -335,8 +341,8 @@ def absorb(s: KernelState, row: int, other: int, base: int) -> tuple[int, int]:
 def forget(s: KernelState, storage: int, side: int) -> None:
     """Invalidate the cached searches that pass through `storage`. They begin at storages on its `side`, and go to the other side.
 
-    If searches use their neighbours' results, the walk stops at an evicted storage without a valid search: no search that passes
-    through this storage is valid either.
+    With rows of bits, the walk does not continue past an evicted storage whose own search is invalid. Searches through that
+    storage use its result, so they are invalid already.
     """
     base = (1 - side) * len(s.storages)
     mark = next_stamp(s)
@@ -359,7 +365,7 @@ def forget(s: KernelState, storage: int, side: int) -> None:
 
 @compiled
 def forget_neighbours(s: KernelState, storage: int) -> None:
-    """Invalidate the lists of evicted neighbours of a storage's neighbours."""
+    """For all neighbours of `storage`, invalidate their cached lists of evicted neighbours."""
     for side in range(2):
         begin, end = edges_of(s, storage, side)
         for edge in range(begin, end):
@@ -368,7 +374,7 @@ def forget_neighbours(s: KernelState, storage: int) -> None:
 
 @inlined
 def changed(s: KernelState, rules: Rules, storage: int, gained: bool) -> None:
-    """Invalidate cached results that depend on a storage, which was evicted, came back, or `gained` a view or an edge."""
+    """Invalidate cached results that depend on `storage`, after it was evicted or recomputed or `gained` a view or an edge."""
     if rules.cost == SETS:
         s.storages[storage].near_valid = 0
         if not gained:
@@ -379,7 +385,7 @@ def changed(s: KernelState, rules: Rules, storage: int, gained: bool) -> None:
 
 @compiled
 def forget_reached(s: KernelState, rules: Rules, storage: int, gained: bool) -> None:
-    """Invalidate the searches through a storage. If it `gained` a view or an edge, also invalidate the searches from it."""
+    """Invalidate the cached searches through `storage`; if it `gained` a view or an edge, also those that start there."""
     if gained or s.run[0].words == 0:
         s.reach[storage].valid = 0
         s.reach[len(s.storages) + storage].valid = 0
@@ -392,7 +398,7 @@ def forget_reached(s: KernelState, rules: Rules, storage: int, gained: bool) -> 
 
 @compiled
 def sources(s: KernelState, base: int) -> int:
-    """Put `base` and all storages that reach it through evicted ones into the list `found`; return their number."""
+    """List in `found`: `base`, and the storages with a path to `base` through evicted storages. Return their number."""
     mark = next_stamp(s)
     s.storages[base].stamp = mark
     s.storages[0].found = base
@@ -416,10 +422,10 @@ def sources(s: KernelState, base: int) -> int:
 def learn(s: KernelState, storage: int, goal: int) -> None:
     """Mark as `aware` of the pending results all `sources` of `storage` that are also sources of `goal`.
 
-    This repeats a mistake of the original, which caches the storages that each storage reaches. The original adds an
-    operator's results to its graph before it recomputes the operator's arguments, and treats results that are not in memory as
-    evicted. So it counts results that were never computed, but only in searches that it makes after it added the results:
-    searches from all sources of a storage that comes back.
+    This repeats a mistake of the original, which caches the storages that each storage reaches. The original adds an operator's
+    results to its graph before it recomputes the operator's arguments, and treats results that are not in memory as evicted. So
+    it counts results that were never computed, but only in searches made after it added the results. It makes these searches from
+    all sources of a storage that comes back into memory.
     """
     down, pending = len(s.storages), s.run[0].pending
     for index in range(sources(s, storage)):
@@ -434,7 +440,7 @@ def learn(s: KernelState, storage: int, goal: int) -> None:
 def reached(s: KernelState, storage: int, side: int) -> int:
     """Return the total cost of the evicted storages that `storage` reaches on a side.
 
-    Counts the accesses of a search, even if the cost is cached.
+    The accesses that a search takes are added to the run's count, even if the cost comes from the cache.
     """
     index = side * len(s.storages) + storage
     if s.reach[index].valid == 0:
@@ -449,7 +455,7 @@ def reached(s: KernelState, storage: int, side: int) -> int:
 
 @compiled
 def neighbours(s: KernelState, rules: Rules, storage: int) -> int:
-    """List the neighbours of `storage` that are not in memory in its `near`; return their number. Edges count as accesses."""
+    """Cache in `near` the neighbours of `storage` that are not in memory; return their number. Every edge counts as an access."""
     if s.storages[storage].near_valid == 0:
         mark = next_stamp(s)
         s.storages[storage].stamp = mark
@@ -473,7 +479,7 @@ def neighbours(s: KernelState, rules: Rules, storage: int) -> int:
 
 @inlined
 def find(s: KernelState, node: int) -> int:
-    """Return the root of a node of the union-find forest, and shorten the path to it. Nodes on the path count as accesses."""
+    """Return the root of `node` in the union-find forest, and shorten the path. Each node on the path counts as an access."""
     root = node
     s.run[0].accesses += 1
     while s.nodes[root].parent >= 0:
@@ -488,7 +494,7 @@ def find(s: KernelState, node: int) -> int:
 
 @compiled
 def new_node(s: KernelState, storage: int, cost: int) -> None:
-    """Make a new set (of evicted storages) with the total cost `cost`, and put a storage into it."""
+    """Make a new set of evicted storages with the total cost `cost`, which contains only `storage`."""
     node = s.run[0].nodes
     s.run[0].nodes = node + 1
     if node >= len(s.nodes):
@@ -513,7 +519,7 @@ def join_sets(s: KernelState, rules: Rules, storage: int) -> None:
 
 @inlined
 def leave_set(s: KernelState, storage: int) -> None:
-    """Remove a storage that came back from its set. The set's other storages remain in one set."""
+    """Remove a storage that came back into memory from its set. The other storages of the set remain together."""
     find(s, s.storages[storage].node)
     s.nodes[find(s, s.storages[storage].node)].sum -= s.storages[storage].cost
     s.storages[storage].node = -1
@@ -521,7 +527,7 @@ def leave_set(s: KernelState, storage: int) -> None:
 
 @inlined
 def sets_cost(s: KernelState, rules: Rules, storage: int) -> int:
-    """Return the total cost of the distinct sets of a storage's evicted neighbours."""
+    """Return the total cost of the sets that contain an evicted neighbour of `storage`. Each set counts once."""
     found, start = neighbours(s, rules, storage), s.storages[storage].near_start
     distinct, cost = 0, 0
     for index in range(start, start + found):
@@ -540,7 +546,7 @@ def sets_cost(s: KernelState, rules: Rules, storage: int) -> int:
 
 @inlined
 def weigh(rules: Rules, cost: int, size: int, staleness: int) -> float:
-    """Return cost / (size * staleness); a heuristic without size or staleness leaves that factor out."""
+    """Return cost / (size * staleness), without the factors that `rules` switch off; infinity if the divisor is 0."""
     if rules.by_size == 0 and rules.by_staleness == 0:
         return float(cost)
     denominator = 1.0
@@ -577,7 +583,7 @@ def score(s: KernelState, rules: Rules, storage: int) -> float:
 
 @compiled
 def union(s: KernelState, rules: Rules, storage: int) -> tuple[int, int]:
-    """Return (cost of the evicted neighbourhood of `storage`, each storage once; latest access of these and `storage`)."""
+    """Return (total cost of the evicted ancestors and descendants, each once; latest access of these and of `storage` itself)."""
     latest = s.storages[storage].accessed
     mark = next_stamp(s)
     cost, edges, found = search(s, storage, DOWN, mark, rules.faithful)
@@ -609,7 +615,7 @@ def union(s: KernelState, rules: Rules, storage: int) -> tuple[int, int]:
 
 @compiled
 def gather(s: KernelState, rules: Rules) -> int:
-    """Put the evictable storages, without small ones if `ignore_small`, into the list `candidate`; return their number."""
+    """List in `candidate` the evictable storages; `ignore_small` omits those below 1 % of the mean size. Return their number."""
     end = len(s.storages) - 1
     size, total, kept = s.run[0].pool_size, 0, 0
     storage = s.storages[end].after
@@ -635,7 +641,7 @@ def draw(s: KernelState, below: int) -> int:
 
 @inlined
 def choose(s: KernelState, rules: Rules) -> int:
-    """Return the storage to evict: the first with score 0, else the last of those with the lowest score."""
+    """Return the storage to evict: the first one with score 0; if there is none, the last of those with the lowest score."""
     if rules.cost <= LOCAL:
         return choose_alone(s, rules)
     end = len(s.storages) - 1
@@ -653,7 +659,7 @@ def choose(s: KernelState, rules: Rules) -> int:
 
 @inlined
 def choose_alone(s: KernelState, rules: Rules) -> int:
-    """Do the same as `choose`, faster, for scores that need no other storage: the loop calls no function with the state."""
+    """Do the same as `choose`, but faster, for scores of one storage alone. The loop passes the state to no function."""
     storages, clock = s.storages, s.run[0].clock
     end = len(storages) - 1
     storage = victim = storages[end].after
@@ -677,7 +683,7 @@ def choose_alone(s: KernelState, rules: Rules) -> int:
 
 @compiled
 def choose_otherwise(s: KernelState, rules: Rules) -> int:
-    """Return the storage to evict if the heuristic chooses at random, or only among a sample or the larger storages."""
+    """Return the storage to evict if the rules choose at random, from a random `sampling`, or without small storages."""
     count = gather(s, rules)
     if rules.choice == RANDOM:
         s.run[0].evaluations += 1
@@ -701,9 +707,9 @@ def choose_otherwise(s: KernelState, rules: Rules) -> int:
 
 @inlined
 def set_dependent(s: KernelState, tensor: int, slot: int, value: int) -> None:
-    """Count (`value` 1) or no longer count (0) a tensor as an evicted dependent of the storage of its operator's argument `slot`.
+    """Count `tensor` as an evicted dependent of the storage of its operator's argument `slot` if `value` is 1, not if it is 0.
 
-    A tensor counts at most once for each storage, and never for its own storage.
+    A tensor counts at most once per storage, and never for its own storage.
     """
     argument = s.slots[slot].argument
     if s.tensors[argument].storage == s.tensors[tensor].storage:
@@ -715,7 +721,7 @@ def set_dependent(s: KernelState, tensor: int, slot: int, value: int) -> None:
 
 @compiled
 def evict(s: KernelState, rules: Rules, storage: int, kind: int) -> None:
-    """Evict a storage with all its views. `kind` is the event to record."""
+    """Evict a storage with all its views. `kind` is the kind of event to record."""
     s.storages[storage].status = EVICTED
     s.run[0].memory -= s.storages[storage].size
     pool_remove(s, storage)
@@ -736,9 +742,9 @@ def evict(s: KernelState, rules: Rules, storage: int, kind: int) -> None:
 
 @compiled
 def try_banish(s: KernelState, rules: Rules, storage: int) -> bool:
-    """If a storage has neither references nor evicted dependents, free it permanently. Return True if it was freed.
+    """Free a storage permanently if it has neither references nor evicted dependents. Return True if it was freed.
 
-    The storages computed from it can then no longer be recomputed, so they are pinned.
+    Storages computed from it can then no longer be recomputed, so they are pinned.
     """
     if s.storages[storage].references > 0 or s.storages[storage].dependents > 0:
         return False
@@ -766,7 +772,7 @@ def try_banish(s: KernelState, rules: Rules, storage: int) -> bool:
 
 @inlined
 def issue(s: KernelState, rules: Rules, op: int) -> None:
-    """Add an operator's results to the graph, before they are computed."""
+    """Add the results of operator `op` to the graph, before they are computed for the first time."""
     arguments = s.ops[op].arg_end - s.ops[op].arg_start
     results = s.ops[op].out_end - s.ops[op].out_start
     for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
@@ -778,7 +784,7 @@ def issue(s: KernelState, rules: Rules, op: int) -> None:
         for sibling in range(s.ops[op].out_start, tensor):
             if s.tensors[sibling].storage == storage:
                 first = False
-        if first:  # the cost of an operator that makes several views of a storage counts once
+        if first:  # an operator that makes several views of a storage adds its cost to the storage once
             s.storages[storage].cost += s.ops[op].cost
         s.storages[storage].views_made += 1
         s.storages[storage].parents_made += arguments
@@ -800,7 +806,7 @@ def issue(s: KernelState, rules: Rules, op: int) -> None:
 
 @inlined
 def enter(s: KernelState, rules: Rules, tensor: int, depth: int, first: bool) -> None:
-    """Begin the operator of `tensor`: mark its arguments as used, lock arguments in memory, and list the others in `aux`."""
+    """Begin the operator of `tensor`: set its arguments' access to now, lock those in memory, and append the others to `aux`."""
     op = s.tensors[tensor].op
     record(s, rules, E_PENDING, tensor)
     for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
@@ -825,7 +831,7 @@ def enter(s: KernelState, rules: Rules, tensor: int, depth: int, first: bool) ->
 
 @inlined
 def make_room(s: KernelState, rules: Rules, size: int) -> bool:
-    """Evict storages until `size` fits into the budget. Return False if it cannot fit."""
+    """Evict storages until `size` fits into the budget. Return False if it does not fit and nothing can be evicted."""
     while s.run[0].memory + size > rules.budget:
         if s.run[0].pool_size == 0:
             return False
@@ -840,7 +846,7 @@ def make_room(s: KernelState, rules: Rules, size: int) -> bool:
 
 @inlined
 def settle(s: KernelState, tensor: int) -> bool:
-    """Mark a tensor as in memory. Return True if its storage was not in memory before."""
+    """Mark `tensor` and its storage as in memory. Return True if the storage was not in memory before."""
     storage = s.tensors[tensor].storage
     s.tensors[tensor].defined = 1
     if s.storages[storage].status == RESIDENT:
@@ -851,7 +857,7 @@ def settle(s: KernelState, tensor: int) -> bool:
 
 @inlined
 def arrive(s: KernelState, rules: Rules, storage: int, first: bool) -> None:
-    """Make a storage evictable that has just come into memory; `first` is True for its first time."""
+    """Make evictable a `storage` that has just come into memory. `first` is True if it was never in memory before."""
     pool_add(s, storage)
     if rules.cost == SETS:
         leave_set(s, storage)
@@ -875,13 +881,14 @@ def execute(s: KernelState, rules: Rules, tensor: int, first: bool) -> bool:
     if not first:
         s.run[0].recompute_cost += s.ops[op].cost
         s.run[0].recomputed += 1
-    fresh = s.run[0].aux_top  # start of a list of the computed tensors, followed by the storages that came into memory
+    # From here on, `aux` holds the computed tensors, and after them the storages that came into memory.
+    fresh = s.run[0].aux_top
     top = fresh
     record(s, rules, E_COMPUTE if first else E_RECOMPUTE, tensor)
     for sibling in range(s.ops[op].out_start, s.ops[op].out_end):
         if sibling == tensor:
             continue
-        if s.tensors[sibling].defined:  # it is in memory, so the second result is discarded
+        if s.tensors[sibling].defined:  # it is in memory, so its recomputed value is discarded
             s.run[0].memory -= s.tensors[sibling].size
         else:
             record(s, rules, E_ALSO_COMPUTED if first else E_ALSO_RECOMPUTED, sibling)
@@ -906,10 +913,10 @@ def execute(s: KernelState, rules: Rules, tensor: int, first: bool) -> bool:
 
 @compiled
 def release_arguments_banishing(s: KernelState, rules: Rules, op: int, tensor: int, fresh: int, top: int) -> None:
-    """Unlock an operator's arguments, and banish the arguments that are no longer needed.
+    """Unlock the arguments of operator `op`, and banish those that are no longer needed.
 
-    If `faithful`, repeat a mistake of the original: it removes a banished argument from the list while it iterates over the list,
-    and so skips the next one.
+    `aux` holds the tensors just computed from index `fresh` to `top`. If `faithful`, repeat a mistake of the original: it removes
+    a banished argument from its list while it iterates over the list, and so skips the next argument.
     """
     begin = top
     for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
@@ -937,7 +944,7 @@ def release_arguments_banishing(s: KernelState, rules: Rules, op: int, tensor: i
 
 @compiled
 def perform(s: KernelState, rules: Rules, tensor: int, first: bool) -> int:
-    """Compute a tensor, after the evicted tensors that it needs. Return PASS, OUT_OF_MEMORY or THRASH."""
+    """Compute `tensor`, and before it the evicted tensors that it needs. Return PASS, OUT_OF_MEMORY or THRASH."""
     depth = 0
     enter(s, rules, tensor, depth, first)
     while depth >= 0:
@@ -978,7 +985,7 @@ def compute(s: KernelState, rules: Rules, op: int) -> int:
 
 @inlined
 def release(s: KernelState, rules: Rules, tensor: int) -> None:
-    """Remove an external reference to a tensor. With the storage's last one, free or banish the storage by the policy."""
+    """Remove an external reference to a tensor. After the storage's last one, the policy keeps, evicts or banishes it."""
     storage = s.tensors[tensor].storage
     s.storages[storage].references -= 1
     s.tensors[tensor].references -= 1
@@ -995,7 +1002,7 @@ def release(s: KernelState, rules: Rules, tensor: int) -> None:
 
 @compiled
 def run(s: KernelState, rules: Rules) -> int:
-    """Run the schedule. Return PASS, OUT_OF_MEMORY or THRASH; GROW if an array was too short, so that the run is invalid."""
+    """Run the schedule. Return PASS, OUT_OF_MEMORY or THRASH; or GROW if an array was too short: repeat with longer arrays."""
     result = PASS
     for item in range(len(s.items)):
         step = s.items[item].step

@@ -26,9 +26,9 @@ class Graph:
     """A training step: its operators in the order of their calls, its tensors and storages, and its schedule.
 
     Arrays named `op_...` have an entry per operator, `tensor_...` per tensor, `storage_...` per storage. The arguments of
-    operator `o` are `args[arg_start[o]:arg_start[o + 1]]`; its results are the tensors from `out_start[o]` to `out_start[o + 1]`,
-    excluded. For a view, `tensor_size` is 0 and `tensor_alias` the index of the argument whose storage it shares; otherwise the
-    latter is -1. Costs are in ns (or units), sizes in bytes (or units).
+    operator `o` are `args[arg_start[o]:arg_start[o + 1]]`. Its results are the tensors from `out_start[o]` to `out_start[o + 1]`
+    - 1. A view has `tensor_size` 0, and its `tensor_alias` is the index of the argument whose storage it shares. Other tensors
+    have `tensor_alias` -1. Costs are in ns (or units), sizes in bytes (or units).
     """
 
     op_names: list[str]
@@ -46,11 +46,11 @@ class Graph:
     storage_size: Ints
     storage_root: Ints
     items: Ints  # the schedule, (n, 2): Step, operand
-    output_bytes: int = 0  # bytes of the tensors alive at the end; 0 if the schedule keeps these in memory (pins)
+    output_bytes: int = 0  # total bytes of the tensors that the step leaves alive; 0 if the schedule pins them in memory instead
 
     @property
     def operators(self) -> int:
-        """Number of operators, constants included."""
+        """Number of operators. Each constant counts as an operator."""
         return len(self.op_cost)
 
     @property
@@ -80,10 +80,10 @@ class Graph:
         return int(self.tensor_size[self.op_constant[self.tensor_op] == 1].sum()) if self.tensors else 0
 
     def bottleneck_bytes(self, with_views: bool = False) -> int:
-        """Return the memory that the largest operator needs for its results and arguments, in bytes.
+        """Return the most memory, in bytes, that a single operator needs for its results and arguments.
 
-        As in the original, a view counts 0 bytes, and a repeated argument counts twice. With `with_views`, the storage of each
-        argument counts once instead.
+        As in the original simulator, a view counts 0 bytes, and a repeated argument counts twice. With `with_views`, the storage
+        of each argument counts once instead.
         """
         return max((self._working_set(op, with_views) for op in range(self.operators)), default=0)
 
@@ -100,7 +100,7 @@ class Graph:
 
     @cached_property
     def prepared(self) -> dict[str, Any]:
-        """A cache for arrays that the simulator derives from the graph."""
+        """A cache in which the simulator stores arrays that it derives from the graph, by name."""
         return {}
 
 
@@ -110,7 +110,7 @@ def _numbers() -> "array[int]":
 
 @dataclass
 class GraphBuilder:
-    """Builds a Graph, operator by operator. `add`, `get`, `pin` and `release` also add an item to its schedule."""
+    """Builds a Graph, operator by operator. `add`, `get`, `pin` and `release` also append an item to the graph's schedule."""
 
     op_names: list[str] = field(default_factory=list)
     tensor_names: list[str] = field(default_factory=list)
@@ -140,7 +140,7 @@ class GraphBuilder:
         backward: bool = False,
         constant: bool = False,
     ) -> range:
-        """Add an operator and return its result tensors.
+        """Add an operator and return the indices of its result tensors. `args` are indices of tensors.
 
         `results` lists (name, size, index of the argument whose storage the result shares, or -1).
         """
@@ -175,7 +175,7 @@ class GraphBuilder:
         self._items.extend((Step.RELEASE, tensor))
 
     def build(self, items: Ints | None = None) -> Graph:
-        """Return the graph that was built. Its schedule is `items`, or else the items added so far."""
+        """Return the graph that was built. Its schedule is `items`; if None, the items that the other methods appended."""
 
         def columns(values: "array[int]", width: int) -> Ints:
             return np.array(values, dtype=np.int64).reshape(-1, width)

@@ -1,6 +1,6 @@
 """The eviction heuristics by name.
 
-Each chooses the cost of a storage, and whether the storage's size and staleness count. `eviction.score` has the formula.
+Each heuristic chooses the formula of a storage's cost, and whether size and staleness count; see `eviction.score`.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from iotwin.workloads.dtr.simulator import eviction
 
 @dataclass(frozen=True)
 class Heuristic:
-    """An eviction rule: evict the storage with the least cost / (size * staleness); size or staleness may be left out."""
+    """An eviction rule: evict the storage with the least cost / (size * staleness). A rule may omit size or staleness."""
 
     name: str
     title: str
@@ -69,7 +69,7 @@ ALIASES = {
 
 
 def heuristic_named(name: str) -> Heuristic:
-    """Return the heuristic `name`, whose case is ignored, or the plug-in `module.function`. Raises UsageError if unknown."""
+    """Return the heuristic `name` (in any case), or the user's `module.function`. Raises UsageError if unknown."""
     known = {known.lower(): HEURISTICS[known] for known in HEURISTICS}
     known |= {alias: HEURISTICS[full] for alias, full in ALIASES.items()}
     if name.lower() in known:

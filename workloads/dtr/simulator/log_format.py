@@ -1,7 +1,7 @@
 """Reads and writes logs of a model's operations: one JSON object per line.
 
-The loggers of DTR's authors write this format; docs/dtr.md has its nine instructions. Numbers are decimal strings, a tensor's
-name is unique, and its MEMORY and ALIAS lines follow the CONSTANT or CALL that defines it.
+The loggers of DTR's authors write this format; docs/dtr.md describes its nine instructions. Numbers are decimal strings. Every
+tensor has a unique name. The MEMORY and ALIAS lines of a tensor follow the CONSTANT or CALL that defines it.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ class Line(msgspec.Struct):
 
 @dataclass
 class Problem(Exception):
-    """A line that violates the format, with its number."""
+    """Raised for a line that violates the format; holds the line's number."""
 
     line: int
     text: str
@@ -49,7 +49,7 @@ class Problem(Exception):
 
 @dataclass
 class OperationLog:
-    """A log in memory: its graph, how often each instruction occurs, the line of the backward pass, and the problems found."""
+    """A log in memory: graph, number of lines, count of each instruction, number of the line BACKWARD, and the problems found."""
 
     graph: Graph
     lines: int
@@ -59,7 +59,7 @@ class OperationLog:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, Line]]:
-    """Yield (line number, instruction). Raises Problem if a line is not an instruction."""
+    """Yield (line number, instruction) for each line of the log. Raises Problem if a line is not an instruction."""
     for number, text in enumerate(read_foreign_lines(path, MOST_JSON_BYTES), 1):
         if not text.strip():
             continue
@@ -88,13 +88,13 @@ class _Pending:
 
     line: int
     instruction: Line
-    wanted: list[tuple[str, str]]  # (instruction, tensor's name) of the missing lines, the next one last
+    wanted: list[tuple[str, str]]  # (instruction, tensor's name) of the lines still missing; the line expected next is last
     sizes: list[int] = field(default_factory=list)
     aliases: list[int] = field(default_factory=list)
 
 
 class _Reader:
-    """Builds a graph from instructions. Names of released tensors are kept, since outputs are pinned in the order of names."""
+    """Builds a graph from instructions. Names of released tensors are kept, since `finish` pins outputs in the order of names."""
 
     def __init__(self) -> None:
         self.graph = GraphBuilder()
@@ -105,12 +105,11 @@ class _Reader:
         self.pending: _Pending | None = None
 
     def take(self, line: int, instruction: Line) -> None:
-        """Add one instruction of the log to the graph. Raises Problem if the instruction violates the format."""
         if self.pending is not None or instruction.INSTRUCTION in ("MEMORY", "ALIAS"):
             try:
                 self._detail(line, instruction)
             except Problem:
-                self.pending = None  # later lines are checked without it
+                self.pending = None  # so that the next lines are read as if the faulty operation were complete
                 raise
             return
         handler = getattr(self, f"_{instruction.INSTRUCTION.lower()}", None)
@@ -119,7 +118,7 @@ class _Reader:
         handler(line, instruction)
 
     def finish(self, line: int, preallocate: bool) -> Graph:
-        """Pin the tensors that are alive or, if `preallocate`, sum their bytes; then return the graph."""
+        """Pin the tensors that are still alive or, if `preallocate`, sum their bytes instead. Return the graph."""
         if self.pending is not None:
             raise Problem(line, f"the log ends before {' of '.join(self.pending.wanted[-1])}, line {self.pending.line} needs it")
         counted = set()
@@ -224,7 +223,7 @@ class _Reader:
             self._refer(tensor)
 
     def _mutate(self, line: int, instruction: Line) -> None:
-        """Replace each mutated tensor by a new tensor with its name, as large as its whole storage (copy on write)."""
+        """Replace each tensor modified in place by a new tensor of that name, as large as its whole storage (copy on write)."""
         cost = _number(instruction.TIME, line, "time")
         args = [self._live(name, line) for name in instruction.ARGS]
         for index in instruction.MUTATE:
@@ -248,7 +247,7 @@ class _Reader:
         self.graph.get(source)
 
     def _copy_from(self, line: int, instruction: Line) -> None:
-        """Bind a name to another tensor. If both share a storage, the new reference is added before the old one is removed."""
+        """Bind a name to another tensor. If both share a storage, add the new reference first, to keep the storage alive."""
         old, new = self._known(instruction.DST, line), self._live(instruction.SRC, line)
         self._refer(new)
         if self.graph.storage(old) == self.graph.storage(new):
@@ -260,15 +259,15 @@ class _Reader:
         self.names[instruction.DST] = new
 
     def _release(self, line: int, instruction: Line) -> None:
-        if instruction.NAME in self.names:  # otherwise it is a tensor of a warm-up step
+        if instruction.NAME in self.names:  # otherwise it is a tensor from before the START annotation
             self._drop(self.names[instruction.NAME], line, instruction.NAME)
 
 
 def read_log(path: Path, preallocate: bool = False, collect: bool = False) -> OperationLog:
-    """Read a log. If it has a START annotation, instructions before the first one are ignored.
+    """Return the log at `path` with its graph. If the log has a START annotation, instructions before the first one are ignored.
 
     With `preallocate`, tensors alive at the end are not pinned; instead their bytes are summed in `output_bytes`. Raises LogError
-    with file and line if the log has a problem. With `collect`, the result lists up to 20 problems instead.
+    with file and line if the log has a problem. With `collect`, raises nothing, and the result lists up to 20 problems.
     """
     reader, counts = _Reader(), dict.fromkeys(INSTRUCTIONS, 0)
     problems: list[Problem] = []

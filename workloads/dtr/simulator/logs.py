@@ -48,7 +48,7 @@ class _Manifest(msgspec.Struct):
 
 
 def read_manifest(path: Path) -> list[LoggedModel]:
-    """Return the models of a manifest. Paths of logs are relative to its directory or, as in the original, to the parent."""
+    """Return the models of a manifest. Paths of logs are relative to its folder or, in the authors' manifests, to the parent."""
     try:
         rows = read_foreign_struct(path, _Manifest).models
     except IotwinError as error:
@@ -64,13 +64,13 @@ def read_manifest(path: Path) -> list[LoggedModel]:
 
 
 def write_manifest(path: Path, models: list[LoggedModel]) -> None:
-    """Write a manifest to the directory of its logs."""
+    """Write the manifest `path`, which must be in the directory of the logs of `models`."""
     rows = [{"name": m.name, "title": m.title, "desc": m.desc, "log": m.log.name, "has_start": m.has_start} for m in models]
     write_whole(path, json.dumps({"models": rows}, indent=2).encode() + b"\n")
 
 
 def models_of(paths: list[Path]) -> list[LoggedModel]:
-    """Return the models of all `paths`: manifests (.json) or logs (any other name)."""
+    """Return the models of all `paths`: manifests (.json) or logs (any other name). Raises UsageError if a path is not a file."""
     found: list[LoggedModel] = []
     for path in paths:
         if not path.is_file():
@@ -86,7 +86,7 @@ def sha256_of(path: Path) -> str:
 
 
 def load_graph(path: Path, preallocate: bool = False) -> Graph:
-    """Return the graph of a log, from the cache if a log with the same content was read before."""
+    """Return the graph of a log, from the user's cache if the same content was read before. `preallocate`: see `read_log`."""
     if not path.is_file():
         raise UsageError(f"{path} is not a file")
     kept = cache_folder() / "dtr" / f"{sha256_of(path)}-{_VERSION}{'-preallocate' * preallocate}.npz"
@@ -102,7 +102,7 @@ def load_graph(path: Path, preallocate: bool = False) -> Graph:
             arrays = {name: getattr(graph, name) for name in _ARRAYS}
             np.savez(file, **arrays, texts=np.frombuffer(texts, dtype=np.uint8))
     except (IotwinError, OSError):
-        pass  # without a cache the log is read again next time
+        pass  # the cache cannot be written, so the next call reads the log again
     return graph
 
 

@@ -1,4 +1,4 @@
-"""Reads curves for plots, from the directory of a sweep or from measurements in the format of DTR's authors."""
+"""Reads curves for plots: those of a sweep, or measurements in the format of DTR's authors."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ _PARTS = {
 
 
 def panels_of(sources: list[Path]) -> list[dict[str, Any]]:
-    """Return the panels of a plot from a sweep's directory, or from CONFIG.json and DATA.json of an original experiment."""
+    """Return the panels of a plot as JSON objects. `sources`: a sweep's folder, or CONFIG.json and DATA.json of DTR's authors."""
     if len(sources) == 1 and sources[0].is_dir():
         curves = sources[0] / "curves.json"
         if not curves.is_file():
@@ -39,7 +39,7 @@ def _read(path: Path) -> Any:
 
 
 def _measured(config: Any, data: Any, path: Path) -> list[dict[str, Any]]:
-    """Return a panel per model: median milliseconds per batch, in total and by part, over the memory budget in GB."""
+    """Return a panel per model: median ms per batch over the memory budget in GB, with a curve for the total and each part."""
     if not isinstance(config, dict) or not isinstance(data, dict):
         raise UsageError(f"{path} is not the data of an experiment")
     wanted = config.get("models") or [name for name in data if name != "timestamp"]

@@ -17,7 +17,7 @@ class Rewritten:
 
 
 class _Rewriter:
-    """Copies a graph in the order of its schedule. The caller decides how each operator changes."""
+    """Copies a graph, item by item of its schedule, into a new graph. The caller decides how each operator changes."""
 
     def __init__(self, graph: Graph) -> None:
         self.old, self.new = graph, GraphBuilder(output_bytes=graph.output_bytes)
@@ -26,7 +26,6 @@ class _Rewriter:
         self.constant_bytes = 0
 
     def add(self, op: int, results: list[tuple[str, int, int]]) -> range:
-        """Add the operator `op` of the old graph to the new graph, without the arguments that were removed."""
         args = [new for t in self.old.arguments(op) if (new := self.tensors[t]) is not None]
         self.operators[op] = len(self.new.op_names)
         return self.new.add(
@@ -39,25 +38,24 @@ class _Rewriter:
         )
 
     def results(self, op: int) -> list[tuple[str, int, int]]:
-        """Return the (name, size, alias) of each result of an operator in the old graph."""
+        """Return (name, size, alias) of each result of `op` in the old graph."""
         old = self.old
         return [(old.tensor_names[t], int(old.tensor_size[t]), int(old.tensor_alias[t])) for t in old.results(op)]
 
     def follow(self, step: Step, tensor: int) -> None:
-        """Repeat a GET, PIN or RELEASE of an old tensor for the new one, unless it was removed."""
+        """Repeat a GET, PIN or RELEASE of the old tensor `tensor` for the new one, unless it was removed."""
         new = self.tensors[tensor]
         if new is not None:
             {Step.GET: self.new.get, Step.PIN: self.new.pin, Step.RELEASE: self.new.release}[step](new)
 
     def done(self) -> Rewritten:
-        """Return the rewritten graph, with the new indices of the old tensors and operators."""
         return Rewritten(self.new.build(), self.tensors, self.operators, self.constant_bytes)
 
 
 def collapse_aliases(graph: Graph) -> Rewritten:
-    """Remove views: replace each by a reference to the tensor that it is a view of.
+    """Return the graph without views: each view becomes a reference to the tensor that it is a view of.
 
-    Raises IotwinError if only some results of an operator are views.
+    Raises IotwinError if an operator returns both views and new tensors.
     """
     rewriter = _Rewriter(graph)
     for step, operand in graph.items.tolist():
@@ -81,7 +79,7 @@ def collapse_aliases(graph: Graph) -> Rewritten:
 
 
 def merge_tuples(graph: Graph) -> Rewritten:
-    """Merge the results of each operator into one of their total size. The graph must have no views."""
+    """Return the graph with one result per operator, as large as all its results. Raises IotwinError if the graph has views."""
     rewriter = _Rewriter(graph)
     for step, operand in graph.items.tolist():
         if step != Step.COMPUTE:
@@ -100,7 +98,7 @@ def merge_tuples(graph: Graph) -> Rewritten:
 
 
 def eliminate_constants(graph: Graph) -> Rewritten:
-    """Remove constants and sum their bytes. The graph must have no views."""
+    """Return the graph without constants, and their total bytes. Raises IotwinError if the graph has views."""
     if (graph.tensor_alias >= 0).any():
         raise IotwinError("collapse aliases before eliminating constants")
     rewriter = _Rewriter(graph)
@@ -116,7 +114,7 @@ def eliminate_constants(graph: Graph) -> Rewritten:
 
 
 def rewrite_for_planners(graph: Graph) -> Rewritten:
-    """Remove views, merge results and remove constants. The mappings of the result start from the indices in `graph`."""
+    """Return the graph without views and constants, with one result per operator. The result's indices map those of `graph`."""
     whole = Rewritten(graph, list(range(graph.tensors)), list(range(graph.operators)))
     for rewrite in (collapse_aliases, merge_tuples, eliminate_constants):
         step = rewrite(whole.graph)

@@ -21,8 +21,8 @@ POLICIES = {"eager": eviction.EAGER, "ignore": eviction.IGNORE, "banish": evicti
 RESULTS = {eviction.PASS: "pass", eviction.OUT_OF_MEMORY: "oom", eviction.THRASH: "thrash"}
 UNLIMITED = 1 << 62
 _FIRST_DRAWS = 1 << 12
-_MOST_WORDS = 1 << 26  # most 64-bit words (512 MiB) for sets of reachable storages; beyond, each decision searches the graph
-_SHORT = 4000  # schedules with fewer items finish in plain Python before numba has loaded its compiled kernel
+_MOST_WORDS = 1 << 26  # most 64-bit words (512 MiB) for the rows of bits; if more are needed, no rows are stored
+_SHORT = 4000  # schedules with fewer items run faster in plain Python than numba loads the compiled kernel
 Records = np.ndarray[Any, np.dtype[np.void]]
 
 
@@ -47,7 +47,7 @@ class SimulationSettings:
 
 @dataclass(frozen=True)
 class RunEvents:
-    """The events of a run in order: kind (a constant of the kernel), clock, and the tensor, storage or bytes concerned."""
+    """The events of a run, in order. `kind` is a constant of the kernel; `ident` the index of the tensor or storage, or bytes."""
 
     kind: Ints
     clock: Ints
@@ -56,7 +56,7 @@ class RunEvents:
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """The outcome of a run. `clock` is 1 plus the cost of all operators that ran; `evictions` are those forced by the budget."""
+    """The outcome of a run. `clock` is 1 plus the cost of all operators that ran; `evictions` counts those due to the budget."""
 
     result: str
     budget: int
@@ -72,13 +72,13 @@ class SimulatedRun:
     events: RunEvents | None = None
 
     def same(self) -> dict[str, Any]:
-        """Return the values of the run that are equal in every run with the same settings."""
+        """Return the values that every run with the same settings repeats: all except the CPU time and the events."""
         return {k: v for k, v in asdict(replace(self, events=None)).items() if k not in ("cpu_s", "events")}
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A step without a budget: its cost, and its peak if unused storages are banished (`peak`) or evicted (`eager_peak`)."""
+    """Cost and memory of a step without a budget. `peak`: if unused storages are banished; `eager_peak`: if they are evicted."""
 
     compute: int
     peak: int
@@ -89,16 +89,14 @@ class Baseline:
 
 
 def _group(keys: Ints, values: Ints, groups: int) -> tuple[Ints, Ints]:
-    """Sort `values` by group (`keys`). Return the index at which each group starts, and the sorted values."""
+    """Sort `values` by their group (`keys`). Return (start index of each group, sorted values)."""
     start = np.zeros(groups + 1, dtype=np.int64)
     np.cumsum(np.bincount(keys, minlength=groups), out=start[1:])
     return start, values[np.argsort(keys, kind="stable")]
 
 
 def _edges(graph: Graph) -> tuple[Ints, Ints]:
-    """Return the graph's edges between storages as (sources, targets): for each operator, in call order, from its arguments to
-    its results.
-    """
+    """Return (sources, targets) of the edges between storages: in call order, from each argument to each result."""
     arguments, results = np.diff(graph.arg_start), np.diff(graph.out_start)
     op = np.repeat(np.arange(graph.operators), arguments * results)
     inside = np.arange(len(op)) - np.repeat(np.cumsum(arguments * results) - arguments * results, arguments * results)
@@ -115,7 +113,7 @@ def _first_slots(graph: Graph) -> Ints:
 
 
 def _records(name: str, length: int, **columns: Ints) -> Records:
-    """Return an array of the kernel's records `name`. Columns that are not given are zero."""
+    """Return an array of `length` records of the kernel, with the fields FIELDS[name]. Fields that `columns` lacks are zero."""
     records = np.zeros(length, dtype=[(field, np.int64) for field in eviction.FIELDS[name]])
     for field, values in columns.items():
         records[field][: len(values)] = values
@@ -141,7 +139,8 @@ def _model(graph: Graph) -> dict[str, Any]:
         near_start=parent_start[:-1] + child_start[:-1],
     )
     storages["status"], storages["accessed"], storages["after"], storages["node"] = eviction.UNCOMPUTED, eviction.NEVER, -1, -1
-    storages["before"][-1] = storages["after"][-1] = graph.storages  # the list of evictable storages is empty
+    # The list of evictable storages is empty: its head, the last record, links to itself.
+    storages["before"][-1] = storages["after"][-1] = graph.storages
     ends = {"arg_start": graph.arg_start[:-1], "arg_end": graph.arg_start[1:], "out_start": graph.out_start[:-1]}
     run = _records("run", 1)
     run["clock"] = 1
@@ -178,7 +177,7 @@ def _objects(records: Records) -> list[Any]:
 
 
 def _state(graph: Graph, settings: SimulationSettings, rooms: dict[str, int]) -> eviction.KernelState:
-    """Return the kernel's initial state. Arrays that the settings do not use have one element."""
+    """Return the kernel's initial state. `rooms`: lengths of the arrays that may have to grow. Unused arrays have one element."""
     model = graph.prepared or _model(graph)
     graph.prepared.update(model)
     nodes = rooms["nodes"] if settings.heuristic.cost == eviction.SETS else 1
@@ -211,12 +210,12 @@ def _rules(settings: SimulationSettings, limit: int) -> eviction.Rules:
 
 @cache
 def load_kernel(plain: bool) -> types.ModuleType:
-    """Return the module `eviction`, compiled by numba if it is installed; if `plain`, the same functions in plain Python."""
+    """Return the module `eviction`, compiled by numba if it is installed. If `plain`, return the same module in plain Python."""
     return eviction if not plain or not has_numba() else _fresh_plain_kernel()
 
 
 def _fresh_plain_kernel() -> types.ModuleType:
-    """Return a new copy of the module `eviction` in plain Python, whose functions can be replaced."""
+    """Return a new copy of the module `eviction` in plain Python. The caller may replace its functions."""
     spec = importlib.util.spec_from_file_location(eviction.__name__ + PLAIN, eviction.__file__)
     if spec is None or spec.loader is None:
         raise ImportError(f"{eviction.__file__} cannot be loaded")
@@ -245,8 +244,8 @@ def _with_plug_in(name: str, score: Callable[[int, int, int, int], float]) -> ty
 def simulate(graph: Graph, settings: SimulationSettings, compute: int | None = None) -> SimulatedRun:
     """Run a graph's schedule under a budget and return the outcome.
 
-    The result is 'oom' if an operator does not fit and nothing can be evicted. It is 'thrash' if rematerialisation costs more
-    than (overhead_limit - 1) times `compute`, by default the cost of running every operator once.
+    The outcome's `result` is 'oom' if an operator does not fit and nothing can be evicted. It is 'thrash' if rematerialisation
+    costs more than (overhead_limit - 1) times `compute`. By default, `compute` is the cost of running every operator once.
     """
     short = len(graph.items) < _SHORT if settings.plain is None else settings.plain
     plain = short or not has_numba() or settings.heuristic.plug_in is not None
@@ -289,7 +288,7 @@ def _outcome(settings: SimulationSettings, state: eviction.KernelState, status: 
 
 
 def baseline(graph: Graph, plain: bool | None = None) -> Baseline:
-    """Return the cost and memory of a step without a budget. Budget ratios are shares of the result's `peak`."""
+    """Return the cost and memory of a step without a budget. Budget ratios elsewhere are shares of the returned `peak`."""
     local = HEURISTICS["LRU"]
     banished = simulate(graph, SimulationSettings(local, dealloc="banish", plain=plain))
     eager = simulate(graph, SimulationSettings(local, plain=plain))
@@ -304,7 +303,7 @@ def baseline(graph: Graph, plain: bool | None = None) -> Baseline:
 
 
 def lower_bound(graph: Graph) -> int:
-    """Return a lower bound of the memory of any run in bytes: the most that an operator and all earlier constants need."""
+    """Return a lower bound, in bytes, of any run's memory: the most that one operator and all earlier constants need together."""
     made = np.zeros(graph.operators, dtype=np.int64)
     np.add.at(made, graph.tensor_op, graph.tensor_size)
     constants = np.cumsum(np.where(graph.op_constant == 1, 1, 0) * made)
@@ -319,9 +318,9 @@ def lower_bound(graph: Graph) -> int:
 
 
 def least_budget(graph: Graph, settings: SimulationSettings, base: Baseline, tolerance: float = 0.001) -> int | None:
-    """Return the least budget that passes, to `tolerance` times the peak; None if even the eager peak does not pass.
+    """Return the smallest budget that passes, to within `tolerance` times the peak; None if even the eager peak does not pass.
 
-    It is found by bisection, although outcomes are not monotonic in the budget: a smaller budget may pass by chance.
+    The search is a bisection. Outcomes are not monotonic in the budget, so a smaller budget may pass by chance.
     """
     low, high = lower_bound(graph) - 1, base.eager_peak
     probe = replace(settings, events=False)

@@ -34,9 +34,9 @@ _FEATURES = {eviction.NEIGHBOURHOOD: ["regions"], eviction.ANCESTORS: ["regions"
 
 @dataclass(frozen=True)
 class Study:
-    """A study: the heuristics and policies that it compares, the ending of its directories' names, the value of its curves."""
+    """A study: the (heuristic, deallocation policy) pairs, the ending of its folders' names, the quantity of its curves."""
 
-    runs: tuple[tuple[str, str], ...]  # (heuristic, deallocation policy)
+    runs: tuple[tuple[str, str], ...]
     suffix: str
     value: str = "overhead"
 
@@ -57,7 +57,7 @@ STUDIES = {
 
 @dataclass(frozen=True)
 class Task:
-    """The runs of one model with one heuristic and deallocation policy, over all budget ratios. Results go to `output`."""
+    """The runs of one model with one heuristic and deallocation policy, over all budget ratios; `output` is the results' file."""
 
     model: LoggedModel
     heuristic: str
@@ -76,7 +76,7 @@ def _prepared(log: Path) -> tuple[Graph, Baseline]:
 
 
 def run_task(task: Task) -> dict[str, Any]:
-    """Run a task, write its file and return {"states", "cpu_s"} of its runs."""
+    """Run a task, write its results, and return {"states": the result of each run, "cpu_s": CPU seconds of all runs}."""
     graph, base = _prepared(task.model.log)
     heuristic = HEURISTICS[task.heuristic]
     trials = task.trials if heuristic.random else 1
@@ -118,7 +118,7 @@ def _config(task: Task, base: Baseline) -> dict[str, Any]:
 
 
 def _result(ratio: float, budget: int, runs: list[SimulatedRun], base: Baseline) -> dict[str, Any]:
-    """Return the results for one budget ratio, a list entry per trial. The overhead of a run that did not pass is None."""
+    """Return the results for a budget ratio. Lists have one entry per trial; a run that did not pass has the overhead None."""
     return {
         "ratio": ratio,
         "budget": budget,
@@ -139,7 +139,7 @@ def _file_name(model: str) -> str:
 
 
 def tasks_of(models: list[LoggedModel], studies: list[str], directory: Path, trials: int, seed: int) -> Iterator[Task]:
-    """Yield the tasks of studies. The results of a model go to its existing directory, or to a new one named after the time."""
+    """Yield the tasks of studies. A model's results go to its existing folder, or to a new one named after the present time."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for name in studies:
         study = STUDIES[name]
@@ -163,9 +163,9 @@ def run_sweep(
     trials: int = 10,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Run studies, write their results to a directory, and return {"directory", "runs", "passed", "oom", "thrash", ...}.
+    """Run studies, write their results to `directory`, and return {"directory", "runs", "passed", "oom", "thrash", ...}.
 
-    With `resume`, tasks whose results exist are not run again. Otherwise, raises IotwinError if there are results.
+    With `resume`, tasks whose results exist are not run again. Without it, raises IotwinError if results exist.
     """
     tasks = list(tasks_of(models, studies, directory, trials, seed))
     left = [task for task in tasks if not task.output.is_file()]
@@ -218,7 +218,7 @@ def _each(tasks: list[Task], workers: int) -> Iterator[dict[str, Any]]:
 
 
 def panels(tasks: list[Task], studies: list[str]) -> list[dict[str, Any]]:
-    """Return a panel of curves per study and model, from the tasks' results. Ratios that did not pass are gaps."""
+    """Return a panel per study and model, with a curve per task. A budget ratio at which a run did not pass is a gap."""
     made = []
     for name in studies:
         study = STUDIES[name]

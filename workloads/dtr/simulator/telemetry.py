@@ -1,4 +1,4 @@
-"""Evaluates the events of a simulated run: tables of storages, operators and tensors, memory over time, a replay as a check."""
+"""Evaluates the events of a simulated run: tables, memory over time, and a replay that checks the run."""
 
 import csv
 import io
@@ -37,7 +37,7 @@ OPERATOR_COLUMNS = ("id", "name", "outputs", "compute", "size", "is_aliasing", "
 
 @dataclass
 class Tables:
-    """The rows of three tables, each row a dict by column name."""
+    """Three tables, of storages, operators and tensors: a dict per row, keyed by column name."""
 
     storage: list[dict[str, Any]]
     operator: list[dict[str, Any]]
@@ -83,7 +83,7 @@ def _empty_tables(graph: Graph) -> Tables:
 
 
 def tables(graph: Graph, run: SimulatedRun) -> Tables:
-    """Return counts and times of every storage, operator and tensor of a run with events."""
+    """Return counts and times of every storage, operator and tensor of `run`. Raises ValueError if it was made without events."""
     made = _empty_tables(graph)
     for kind, clock, ident in _named(run):
         if kind == "pressure":
@@ -122,10 +122,10 @@ def _count_tensor(graph: Graph, made: Tables, kind: str, clock: int, tensor: int
 
 
 def replay(graph: Graph, run: SimulatedRun) -> tuple[list[tuple[int, int]], set[int]]:
-    """Replay the operators and evictions of a run. Return (clock, memory) after each, and the storages resident at the end.
+    """Replay the operators and evictions of `run`. Return ((clock, bytes in memory) after each, storages in memory at the end).
 
-    The replay uses neither budget nor heuristic, and so checks the run. Raises ValueError if an operator's argument is not
-    resident, or if the peak differs from the run's.
+    The replay uses neither budget nor heuristic, so it checks the run. Raises ValueError if an operator's argument is not in
+    memory, or if the replay's peak differs from that of `run`.
     """
     defined = np.zeros(graph.tensors, dtype=bool)
     resident: set[int] = set()
@@ -156,7 +156,7 @@ def replay(graph: Graph, run: SimulatedRun) -> tuple[list[tuple[int, int]], set[
 
 
 def held(graph: Graph, run: SimulatedRun) -> list[dict[str, int]]:
-    """Return the locked and pinned bytes after each change, as in the original's max-locked and max-pinned lists."""
+    """Return {"clock", "locked_bytes", "pinned_bytes"} after each event that locks, unlocks or pins a storage."""
     locked: set[int] = set()
     pinned: set[int] = set()
     rows = []
@@ -185,7 +185,7 @@ def _csv(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> bytes:
 
 
 def write_telemetry(directory: Path, graph: Graph, run: SimulatedRun) -> list[str]:
-    """Write CSV files of a run with events, and return their names: tables, edges, memory, locked and pinned bytes."""
+    """Write tables, edges, memory and held bytes of a run with events as CSV files, and return the files' names."""
     make_folder(directory)
     made = tables(graph, run)
     edges = [
@@ -209,7 +209,7 @@ def write_telemetry(directory: Path, graph: Graph, run: SimulatedRun) -> list[st
 
 
 def chrome_events(graph: Graph, run: SimulatedRun) -> bytes:
-    """Return a run as a Chrome trace: tracks of operators and recomputed operators, evictions as events, memory as a counter."""
+    """Return a run as a Chrome trace in JSON: tracks of operators and of recomputed ones, evictions, and memory as a counter."""
     events: list[dict[str, Any]] = []
     memory = iter(replay(graph, run)[0])
     for kind, clock, ident in _named(run):

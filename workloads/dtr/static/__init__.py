@@ -1,1 +1,1 @@
-"""Static plans for rematerialisation, which are made before the step from its whole graph (Checkmate, MLSys 2020)."""
+"""Static planners for rematerialisation: they plan a training step from its graph before it runs (Checkmate, MLSys 2020)."""

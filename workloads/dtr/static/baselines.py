@@ -1,7 +1,7 @@
 """Published rules that choose which values to keep: all, the last, Chen's sqrt and greedy rules, Griewank's schedule, rounding.
 
-In stage t of a plan, node t is computed for the first time. A rule returns a matrix (stage, node): True if the value of the node
-is kept from the previous stage.
+In stage t of a plan, node t is computed for the first time. A rule returns a boolean matrix of shape (stage, node). An entry is
+True if the stage keeps the node's value from the previous stage.
 """
 
 import math
@@ -26,14 +26,14 @@ def keep_all(dag: Dag) -> Stages:
 
 
 def keep_last(dag: Dag) -> Stages:
-    """Return the plan that keeps only the newest value from stage to stage."""
+    """Return the plan in which each stage keeps only the value that the previous stage computed first."""
     return np.eye(len(dag), k=-1, dtype=bool)
 
 
 def keep_checkpoints(dag: Dag, checkpoints: list[int]) -> Stages:
     """Return the plan that always keeps the values of `checkpoints`, and gradients until their last use.
 
-    Between two checkpoints is a segment of forward nodes. The backward pass recomputes a segment when it first needs it.
+    The forward nodes between two checkpoints form a segment. The backward pass recomputes a segment when it first needs it.
     """
     kept = np.zeros((len(dag), len(dag)), dtype=bool)
     for node in range(dag.forward, len(dag)):
@@ -50,7 +50,7 @@ def keep_checkpoints(dag: Dag, checkpoints: list[int]) -> Stages:
 
 
 def segments(dag: Dag, checkpoints: list[int]) -> list[range]:
-    """Return the ranges of forward nodes between two checkpoints."""
+    """Return the ranges of forward nodes between consecutive checkpoints, including those before the first and after the last."""
     ends = sorted({*checkpoints, -1, dag.forward})
     return [range(low + 1, high) for low, high in pairwise(ends) if high - low > 1]
 
@@ -62,7 +62,7 @@ def sqrt_checkpoints(candidates: list[int]) -> list[int]:
 
 
 def greedy_checkpoints(dag: Dag, candidates: list[int], threshold: float) -> list[int]:
-    """Return candidates at which the bytes since the last checkpoint exceed `threshold` (Chen et al. 2016, algorithm 3)."""
+    """Return candidates with over `threshold` bytes computed since the last checkpoint (Chen et al. 2016, algorithm 3)."""
     chosen, total, allowed = [], 0, set(candidates)
     for node in range(dag.forward):
         total += dag.size[node]
@@ -73,7 +73,7 @@ def greedy_checkpoints(dag: Dag, candidates: list[int], threshold: float) -> lis
 
 
 def greedy_plans(dag: Dag, candidates: list[int]) -> Iterator[Stages]:
-    """Yield the distinct plans for 300 thresholds, up to three times the activation memory of the sqrt rule."""
+    """Yield the distinct plans of the greedy rule for 300 thresholds, up to three times the sqrt rule's activation memory."""
     chosen = sqrt_checkpoints(candidates)
     longest = max((sum(dag.size[node] for node in segment) for segment in segments(dag, chosen)), default=0)
     scale = sum(dag.size[node] for node in chosen) + longest
@@ -86,7 +86,7 @@ def greedy_plans(dag: Dag, candidates: list[int]) -> Iterator[Stages]:
 
 
 def griewank_plans(dag: Dag, candidates: list[int]) -> Iterator[Stages]:
-    """Yield the plans of Griewank's schedule with 1, 2, 3 ... slots for checkpoints. The first needs the least memory."""
+    """Yield the plans of Griewank's schedule, with more and more memory slots for checkpoints. The first plan has one slot."""
     slots = 1
     while slots <= len(candidates):
         yield keep_moving(dag, candidates, slots)
@@ -94,9 +94,7 @@ def griewank_plans(dag: Dag, candidates: list[int]) -> Iterator[Stages]:
 
 
 def keep_moving(dag: Dag, candidates: list[int], slots: int) -> Stages:
-    """Return the plan that keeps `slots` checkpoints, which change as the backward pass proceeds from the last candidate to the
-    first.
-    """
+    """Return the plan that keeps at most `slots` checkpoints, which move towards the start during the backward pass."""
     kept = np.zeros((len(dag), len(dag)), dtype=bool)
     for node in range(dag.forward, len(dag)):
         kept[node + 1 : dag.last_use(node) + 1, node] = True
@@ -115,7 +113,7 @@ def keep_moving(dag: Dag, candidates: list[int], slots: int) -> Stages:
 
 
 def rounded_plans(fractions: "np.ndarray[tuple[int, int], np.dtype[np.float64]]", seed: int) -> Iterator[Stages]:
-    """Yield plans that round the `fractions` of a relaxed program: by fixed and random thresholds, and by one per value."""
+    """Yield plans that round `fractions` (stage, node): by fixed thresholds, random ones, and a random one per entry."""
     draw = np.random.Generator(np.random.Philox(key=seed))
     for threshold in [0.5, *(step / 10 for step in range(1, 10))]:
         yield fractions >= threshold

@@ -1,4 +1,4 @@
-"""The graph of the static planners: nodes in topological order with one result each, no views, no constants."""
+"""The graph of the static planners. Its nodes are in topological order and have one result each; it has no views or constants."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -14,7 +14,7 @@ from iotwin.workloads.dtr.simulator.graph import Graph, GraphBuilder
 class Dag(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
     """A graph: node i costs `cost[i]`, has a result of `size[i]` bytes and reads the results of the nodes `args[i]`, all below i.
 
-    The first `forward` nodes are the forward pass with the loss. `fixed_bytes` are always in memory. `names` may be empty.
+    The first `forward` nodes are the forward pass with the loss. `fixed_bytes` are in memory at all times. `names` may be empty.
     """
 
     cost: list[int]
@@ -29,7 +29,7 @@ class Dag(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
 
     @cached_property
     def users(self) -> list[list[int]]:
-        """For each node of the graph, the list of nodes that read its result."""
+        """For each node of the graph, a list of the nodes that read its result."""
         found: list[list[int]] = [[] for _ in self.cost]
         for node, args in enumerate(self.args):
             for arg in set(args):
@@ -42,7 +42,7 @@ class Dag(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
         return [(arg, node) for node, args in enumerate(self.args) for arg in sorted(set(args))]
 
     def last_use(self, node: int, before: int | None = None) -> int:
-        """Return the last node, below `before` if given, that reads `node`; `node` itself if there is none."""
+        """Return the last node (below `before`, if given) that reads the result of `node`; `node` itself if there is none."""
         return max((user for user in self.users[node] if before is None or user < before), default=node)
 
     def separators(self) -> list[int]:
@@ -87,12 +87,12 @@ def read_dag(path: Path) -> Dag:
 
 
 def write_dag(dag: Dag) -> bytes:
-    """Return a graph as the JSON document that `read_dag` reads."""
+    """Return the graph as the content of a JSON document that `read_dag` reads."""
     return msgspec.json.encode(dag)
 
 
 def from_graph(graph: Graph, fixed_bytes: int) -> Dag:
-    """Return a graph with one node per operator of `graph`, which must be a result of `rewrite_for_planners`."""
+    """Return a Dag with one node per operator of `graph`, which must come from `rewrite_for_planners`."""
     ops = range(graph.operators)
     args = [tuple(sorted({int(graph.tensor_op[t]) for t in graph.arguments(op)})) for op in ops]
     sizes = [sum(int(graph.tensor_size[t]) for t in graph.results(op)) for op in ops]
@@ -103,7 +103,7 @@ def from_graph(graph: Graph, fixed_bytes: int) -> Dag:
 
 
 def to_graph(dag: Dag, order: Iterable[int] | None = None) -> Graph:
-    """Return a graph for the simulator. Nodes run in `order` (default: by index) and are released after their last use."""
+    """Return `dag` for the simulator. Nodes run in `order` (None: by index); results are released after their last use."""
     builder = GraphBuilder()
     tensors: dict[int, int] = {}
     sequence = list(range(len(dag)) if order is None else order)

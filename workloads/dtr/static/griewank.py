@@ -5,10 +5,10 @@ from functools import cache
 
 @cache
 def recomputations(length: int, slots: int) -> int:
-    """Return P(l, s), the fewest forward steps to reverse a chain of l = `length` steps with s = `slots` free slots.
+    """Return P(l, s), the fewest forward steps that reverse a chain of l = `length` steps if s = `slots` memory slots are free.
 
-    The start of the chain is stored. If the first checkpoint is after k steps, P(l, s) is the minimum over k of
-    k + P(l - k, s - 1) + P(k, s), and P(l, 0) = l (l - 1) / 2.
+    The value at the start of the chain is stored already. If the first checkpoint is after k steps, P(l, s) is the minimum over k
+    of k + P(l - k, s - 1) + P(k, s). Without slots, P(l, 0) = l (l - 1) / 2.
     """
     if length <= 1:
         return 0
@@ -22,9 +22,10 @@ def _with_split(length: int, slots: int, split: int) -> int:
 
 
 def _splits(length: int, slots: int) -> range:
-    """Return the splits k to try: P is convex in k, and its minimum is between two binomial coefficients."""
+    """Return the k to try for the minimum of P, which is convex in k and has its minimum between two binomial coefficients."""
     repeats, reach = 0, 1
-    while reach < length:  # `reach`, the longest chain that can be reversed with `repeats`, is C(slots + repeats + 1, repeats)
+    # `reach` is C(slots + repeats + 1, repeats), the longest chain to reverse if no step is repeated more than `repeats` times.
+    while reach < length:
         repeats += 1
         reach = reach * (slots + 1 + repeats) // repeats
     below = 1
@@ -34,14 +35,14 @@ def _splits(length: int, slots: int) -> range:
 
 
 def first_split(length: int, slots: int) -> int:
-    """Return after how many steps of a chain of `length` the next checkpoint is stored if `slots` are free."""
+    """Return the position of the first checkpoint of a chain of `length` steps if `slots` memory slots are free."""
     return min(_splits(length, slots), key=lambda split: (_with_split(length, slots, split), split))
 
 
 def checkpoints_while_reversing(length: int, slots: int) -> list[set[int]]:
-    """Return, for each position of a chain, which checkpoints are stored when the reversal reaches the position.
+    """Return, for each position of a chain, the checkpoints that are stored when the reversal from the end reaches it.
 
-    The last entry holds the checkpoints of the forward pass. Position 0 occupies a slot.
+    The last set holds the checkpoints of the forward pass. The start of the chain, position 0, occupies a slot.
     """
     held: list[set[int]] = [set() for _ in range(length)]
     stored: list[int] = []

@@ -16,7 +16,7 @@ from iotwin.workloads.dtr.static.schedule import Stages
 class ProgramSolution:
     """The solver's result. `status` is 'optimal', 'feasible' (time limit), 'timeout' (nothing found) or 'infeasible'.
 
-    `bound` is a lower bound of the cost of any plan; `computed` and `kept` are matrices (stage, node).
+    `bound` is a lower bound of the cost of any plan. `computed` and `kept` are matrices of shape (stage, node).
     """
 
     status: str
@@ -30,8 +30,8 @@ class ProgramSolution:
 class _Program:
     """The variables and constraints of the program.
 
-    The variables are, as in the paper, R[t, i] and S[t, i] for i < t, FREE[t, edge] for edges that end at t or before, and
-    U[t, k] for k <= t.
+    As in the paper, the variables are R[t, i] and S[t, i] for i < t, FREE[t, edge] for edges whose target is at most t, and U[t,
+    k] for k <= t.
     """
 
     def __init__(self, dag: Dag, budget: int) -> None:
@@ -73,7 +73,7 @@ class _Program:
         self.high.append(high)
 
     def _r(self, stage: int, node: int, factor: float) -> tuple[list[tuple[int, float]], float]:
-        """Return factor * R[stage, node] as (terms, constant). R is 1, a constant, for the stage's own node."""
+        """Return factor * R[stage, node] as (terms, constant). R[t, t] is the constant 1, since stage t computes node t."""
         return ([], factor) if node == stage else ([(self.computed(stage, node), factor)], 0.0)
 
     def _build(self) -> None:
@@ -86,7 +86,7 @@ class _Program:
                         (self.computed(stage, node), -1.0),
                     ]
                     self._row(terms, -np.inf, 0.0)
-            for low, high in self.dag.edges:  # arguments must be computed or kept
+            for low, high in self.dag.edges:  # a stage that computes `high` must compute or keep its argument `low`
                 if high <= stage:
                     terms, constant = self._r(stage, high, 1.0)
                     self._row([*terms, (self.computed(stage, low), -1.0), (self.kept(stage, low), -1.0)], -np.inf, -constant)
@@ -125,7 +125,7 @@ class _Program:
 
 
 def solve(dag: Dag, budget: int, time_limit: float, relaxed: bool = False) -> ProgramSolution:
-    """Return the cheapest plan under `budget`. With `relaxed`, solve the linear program, whose cost is a lower bound."""
+    """Return the cheapest plan within `budget` bytes. With `relaxed`, solve the linear program, whose cost is a lower bound."""
     if importlib.util.find_spec("scipy") is None:
         raise UsageError("the integer program needs scipy; install iotwin[dtr], or choose another solver")
     from scipy.optimize import Bounds, LinearConstraint, milp

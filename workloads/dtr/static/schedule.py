@@ -1,6 +1,6 @@
 """Converts a plan by stages to a schedule of instructions, and verifies schedules.
 
-A plan is two matrices (stage, node): R, the nodes that are computed in a stage, and S, those kept from the stage before.
+A plan is two matrices of shape (stage, node): R marks the nodes that a stage computes, S the values that it keeps from before.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Instruction = tuple[str, int]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The cost and peak memory of a schedule, by a replay. `fault` is None if the schedule is valid."""
+    """The cost and peak memory of a schedule, measured by a replay. `fault` is None if the schedule is valid."""
 
     cost: int
     peak: int
@@ -26,9 +26,9 @@ class Verdict:
 
 
 def cheapest_stages(dag: Dag, kept: Stages) -> tuple[Stages, Stages]:
-    """Return (R, S): the fewest nodes to compute so that `kept` can be kept, and `kept` without values that are not used.
+    """Return (R, S) for the values `kept` by a plan: R has the fewest nodes, S is `kept` without unused values.
 
-    A stage computes a node if the next stage keeps its value and this stage did not, or if another computed node reads it.
+    A stage computes a node if the next stage keeps its value and this stage did not keep it, or if a computed node reads it.
     """
     count = len(dag)
     kept = np.tril(kept, -1)
@@ -56,7 +56,7 @@ def _useful(dag: Dag, computed: Stages, kept: Stages) -> Stages:
 
 
 def instructions(dag: Dag, computed: Stages, kept: Stages) -> list[Instruction]:
-    """Return the schedule of a plan. A value is freed when its stage does not read it again and the next does not keep it."""
+    """Return the schedule of a plan. A stage frees a value after its last use there, unless the next stage keeps the value."""
     made: list[Instruction] = []
     count = len(dag)
     for stage in range(count):
@@ -72,9 +72,9 @@ def instructions(dag: Dag, computed: Stages, kept: Stages) -> list[Instruction]:
 
 
 def verify(dag: Dag, schedule: Sequence[Instruction], budget: int | None = None) -> Verdict:
-    """Replay a schedule and return its cost and peak, and its first fault.
+    """Replay a schedule and return its cost, its peak memory in bytes, and its first fault.
 
-    A schedule must only read and free resident nodes, compute every node, recompute no resident one, and fit into the budget.
+    It must compute every node, though none that is in memory, read and free only values in memory, and fit into the budget.
     """
     resident: set[int] = set()
     seen: set[int] = set()

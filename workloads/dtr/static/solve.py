@@ -18,7 +18,7 @@ _ROUNDING_SHARE = 0.9
 
 @dataclass(frozen=True)
 class RematerializationPlan:
-    """A planner's result. `bound` is a proven lower bound of the cost of any plan.
+    """A planner's result. `bound` is a proven lower bound of the cost of any plan, None if the planner proves none.
 
     `verified` is True if a replay of the schedule fits into the budget.
     """
@@ -34,7 +34,7 @@ class RematerializationPlan:
     schedule: tuple[Instruction, ...] = ()
 
     def document(self, base_cost: int, fixed_bytes: int) -> dict[str, Any]:
-        """Return the result as a JSON document, in which budget and peak include `fixed_bytes`, which are always resident."""
+        """Return the result as a JSON document. Its budget and peak include `fixed_bytes`, which are always in memory."""
         return {
             "solver": self.solver,
             "budget": self.budget + fixed_bytes,
@@ -61,7 +61,7 @@ def _checked(dag: Dag, plan: RematerializationPlan) -> RematerializationPlan:
 
 
 def _cheapest(dag: Dag, solver: str, budget: int, candidates: Iterable[Stages]) -> RematerializationPlan:
-    """Return the cheapest of the `candidates` within the budget; if none fits, an 'infeasible' plan with their least peak."""
+    """Return the cheapest fitting plan of the `candidates`; if none fits, an 'infeasible' plan with their lowest peak."""
     best, least = None, None
     for kept in candidates:
         plan = _plan(dag, solver, budget, kept)
@@ -97,7 +97,7 @@ def _rounded(dag: Dag, budget: int, time_limit: float, seed: int) -> Remateriali
 
 
 def _dynamic(dag: Dag, budget: int, name: str, seed: int) -> RematerializationPlan:
-    """Run the simulator and return its actions as a static schedule."""
+    """Run the simulator with the heuristic `name`, and return its computations and evictions as a static schedule."""
     solver, graph = f"dtr:{name}", to_graph(dag)
     run = simulate(graph, SimulationSettings(heuristic_named(name), budget, overhead_limit=float("inf"), seed=seed, events=True))
     if run.result != "pass" or run.events is None:
@@ -156,7 +156,7 @@ def check_solver(name: str) -> str:
 
 
 def plan(dag: Dag, solver: str, budget: int, time_limit: float = 60.0, seed: int = 0) -> RematerializationPlan:
-    """Return the plan of `solver` under a budget in bytes, which does not include `dag.fixed_bytes`."""
+    """Return a planner's plan under a budget in bytes (without `dag.fixed_bytes`). Raises UsageError for an unknown solver."""
     begin = time.perf_counter()
     if solver.startswith("dtr:"):
         found = _dynamic(dag, budget, heuristic_named(solver[4:]).name, seed)
@@ -166,14 +166,14 @@ def plan(dag: Dag, solver: str, budget: int, time_limit: float = 60.0, seed: int
 
 
 def lower_bound(dag: Dag) -> int:
-    """Return a lower bound of the memory of any schedule in bytes: the most that a node and its arguments need."""
+    """Return a lower bound, in bytes, of any schedule's memory: the most that a node's result and arguments need together."""
     return max((dag.size[node] + sum(dag.size[arg] for arg in set(dag.args[node])) for node in range(len(dag))), default=0)
 
 
 def max_batch(dag: Dag, solver: str, memory: int, time_limit: float = 60.0, seed: int = 0) -> int:
-    """Return the largest batch for which `solver` needs at most `memory` and one extra forward pass, 0 if there is none.
+    """Return the largest batch size that fits into `memory` bytes at a cost of at most one extra forward pass; 0 if none fits.
 
-    `dag` is the graph for a batch of one. Its `fixed_bytes` do not grow with the batch.
+    `dag` is the graph for a batch of one sample. Its `fixed_bytes` do not grow with the batch.
     """
     most_cost = sum(dag.cost) + sum(dag.cost[: dag.forward])
 
