@@ -1,7 +1,7 @@
 """``python -m iotwin.workloads.launch RANKS MODULE [OPTION...]``: start a job's ranks on this machine; end all if one fails.
 
 This launcher is for workloads whose framework has none. It sets the same environment variables as PyTorch's
-torch.distributed.run. If ranks run different programs, or on several machines, callers build a `LaunchPlan`.
+torch.distributed.run. Callers build a `LaunchPlan` themselves if ranks run different programs or on several machines.
 """
 
 import os
@@ -31,7 +31,7 @@ _Program = subprocess.Popen[bytes]
 
 @dataclass(frozen=True)
 class RankProcess:
-    """The process of one rank. `environment` is added to this process's environment.
+    """The process of one rank. `environment` is added to the environment of the process that starts it.
 
     Without a `log`, stdout and stderr are inherited. `host` is only for messages and the record. A command for another machine
     must begin with ssh or a similar program.
@@ -47,7 +47,7 @@ class RankProcess:
 class Ending:
     """How a plan ended: each rank's exit status (-N if signal N killed it), the first rank that failed, and a message.
 
-    `stopped_by` is None if no rank failed; `reason` is then None, too, unless the time limit was reached.
+    `stopped_by` is that rank, None if no rank failed. In that case `reason` is None, too, unless the time limit was reached.
     """
 
     exit_statuses: list[int]
@@ -67,8 +67,8 @@ class Ending:
 class LaunchPlan:
     """Processes that run together, one for each rank.
 
-    If one process fails, or after `limit_s` seconds, all get SIGTERM, and SIGKILL after `grace_s` more seconds. `record` is a
-    JSON file with the command, pid and exit status of each rank, written at the start and at the end.
+    If one process fails, or after `limit_s` seconds, all get SIGTERM. Those that still run after `grace_s` more seconds get
+    SIGKILL. `record` is a JSON file with each rank's command, pid and exit status, written at the start and at the end.
     """
 
     processes: list[RankProcess]
@@ -77,7 +77,7 @@ class LaunchPlan:
     record: Path | None = None
 
     def run(self) -> Ending:
-        """Start all processes and wait for their end. Raises IotwinError if one cannot start or a log cannot be written."""
+        """Start all processes and wait until all have ended. Raises IotwinError if one cannot start or its log is unwritable."""
         programs: list[_Program] = []
         ending: Ending | None = None
         try:
@@ -95,7 +95,7 @@ class LaunchPlan:
     def _supervise(self, programs: Sequence[_Program]) -> tuple[int | None, str | None]:
         """Wait until all ranks have ended, one has failed, or the time limit is reached.
 
-        Returns the first failed rank, None if none failed, and a message, None if all ranks ended by themselves.
+        Returns (first failed rank or None, message or None). There is no message if all ranks ended by themselves.
         """
         deadline = None if self.limit_s is None else time.monotonic() + self.limit_s
         with selectors.DefaultSelector() as running, ExitStack() as descriptors:

@@ -37,19 +37,19 @@ class BertConfig:
 
     @property
     def network(self) -> dict[str, int]:
-        """The sizes of the model. A checkpoint can be restored only if its sizes are equal."""
+        """The sizes of the model. A checkpoint can be restored only by a job with the same sizes."""
         return {"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "sequence": self.sequence}
 
 
 def prepare_parser(parser: ArgumentParser) -> None:
-    """Add the job's options to `parser`."""
+    """Add the options of BertConfig to `parser`."""
     add_options(parser, BertConfig)
     add_options(parser, StateOptions)
     add_variant_options(parser, (ORIGINAL, INSTRUMENTED, SLEEP, PROFILER))
 
 
 def parse_config(args: Namespace) -> BertConfig:
-    """Return the job that `args` describe. Raises UsageError if a value is impossible."""
+    """Return the job that the parsed options `args` describe. Raises UsageError if a value is impossible."""
     values = dict(vars(args))
     values["state"] = take_state_options(values)
     check_variant(args.variant, args.sleep, values.pop("variants"))

@@ -1,4 +1,4 @@
-"""Reads TFRecord shards through a tf.data pipeline with the same stages as the published job's."""
+"""Reads TFRecord shards through a tf.data pipeline with the same stages as MLPerf's BERT job."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,11 +32,11 @@ def training_batches(
     deterministic: bool = False,
     indexed: bool = False,
 ) -> tf.data.Dataset:
-    """Return the endless batches of `rank`. It reads every `world_size`-th shard, eight at once, and shuffles their records.
+    """Return the endless batches of `rank`, which reads every `world_size`-th shard, eight at once, and shuffles their records.
 
-    A batch maps the names of BertLayout.FEATURES to tensors of (batch_size, values). `indexed` adds INDEX, (batch_size,): the
-    shard's index times 2**32, plus the record's index in the shard. Unless `deterministic`, the timing of threads decides which
-    of the eight shards is read next, as in the published job.
+    A batch maps the names of BertLayout.FEATURES to tensors of shape (batch_size, values). `indexed` adds INDEX, of shape
+    (batch_size,): the shard's index times 2**32, plus the record's index in the shard. Unless `deterministic`, the timing of
+    threads decides which of the eight shards is read next, as in MLPerf's job.
     """
     files = tf.data.Dataset.from_tensor_slices([str(path) for path in shards]).enumerate().shard(world_size, rank).repeat()
     files = files.shuffle(-(-len(shards) // world_size), seed=seed)
@@ -51,12 +51,12 @@ def training_batches(
 
 
 def evaluation_batches(path: Path, batch_size: int) -> tf.data.Dataset:
-    """Return the batches of the evaluation file in the order of the file, repeated without end."""
+    """Return the batches of the evaluation file `path` in the file's order, repeated without end."""
     return parsed_batches(tf.data.TFRecordDataset(str(path)).repeat(), batch_size)
 
 
 def parsed_batches(records: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
-    """Return batches of parsed `records`."""
+    """Return batches of `records`, parsed as `training_batches` describes."""
     return _batches(records.map(_parse, num_parallel_calls=_PARSERS), batch_size)
 
 
@@ -82,7 +82,7 @@ def _parse_indexed(index: tf.Tensor, record: tf.Tensor) -> Features:
 
 
 def state_of(batches: Iterator[Features], directory: Path) -> dict[str, Any]:
-    """Return the state of a deterministic pipeline (position and records read ahead), as content by file name.
+    """Return the state of a deterministic pipeline, its position and the records read ahead, as file contents by file name.
 
     TensorFlow can write this state only to files, so a temporary folder is made in `directory`.
     """
@@ -92,7 +92,7 @@ def state_of(batches: Iterator[Features], directory: Path) -> dict[str, Any]:
 
 
 def restore(batches: Iterator[Features], state: dict[str, Any], directory: Path) -> None:
-    """Set a new pipeline to the `state` that `state_of` returned for a pipeline built with the same arguments."""
+    """Set a new pipeline to a `state` that `state_of` returned. Both pipelines must be built with the same arguments."""
     with scratch_folder(directory) as name:
         for file, content in state.items():
             write_whole(name / file, content.tobytes(), below=name)

@@ -7,10 +7,10 @@ import tensorflow as tf
 
 
 def moment_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return the wall time in seconds at which `tensors` have been computed, as a float64 scalar, exact to 0.25 microseconds.
+    """Return, as a float64 scalar, the wall time in seconds at which `tensors` are computed, exact to 0.25 microseconds.
 
-    The first element of the first tensor is copied to the host. Without the copy, this would be the time at which the work was
-    queued on a GPU.
+    The function copies the first element of the first tensor to the host. Without this copy, it would return the time at which
+    the work was queued on a GPU.
     """
     with tf.control_dependencies(tensors):
         number = tf.reshape(tensors[0], [-1])[0]

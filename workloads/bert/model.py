@@ -20,8 +20,6 @@ class _Dense(tf.Module):
 
 
 class _Norm(tf.Module):
-    """Layer normalisation (Ba et al., 2016)."""
-
     def __init__(self, width: int) -> None:
         super().__init__()
         self.scale, self.shift = tf.Variable(tf.ones([width])), tf.Variable(tf.zeros([width]))
@@ -32,7 +30,7 @@ class _Norm(tf.Module):
 
 
 class _Layer(tf.Module):
-    """Multi-head self-attention, then a feed-forward network four times as wide; each has a residual and is normalised after."""
+    """Multi-head self-attention, then a feed-forward network four times as wide, each with a residual and a normalisation."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -57,8 +55,8 @@ class _Layer(tf.Module):
 class Bert(tf.Module):
     """The encoder and its two output layers. BERT-large has 24 layers, a width (`hidden`) of 1024 and 16 heads.
 
-    The model sees the first `sequence` tokens of a record; masked words after these do not count in the loss. There is no
-    dropout, so that a rerun computes the same.
+    The model reads the first `sequence` tokens of a record. Masked words after these do not count in the loss. There is no
+    dropout, so that a rerun computes the same result.
     """
 
     def __init__(self, layers: int, hidden: int, heads: int, sequence: int) -> None:
@@ -75,7 +73,7 @@ class Bert(tf.Module):
         self.pool, self.next_sentence = _Dense(hidden, hidden), _Dense(hidden, 2)
 
     def encode(self, batch: Features) -> tf.Tensor:
-        """Return the last layer's output, (records, sequence, hidden), for a `batch` with the keys of BertLayout.FEATURES."""
+        """Return the last layer's output, of shape (records, sequence, hidden). `batch` has the keys of BertLayout.FEATURES."""
         tokens, segments, mask = (batch[name][:, : self._sequence] for name in ("input_ids", "segment_ids", "input_mask"))
         features = self.norm(tf.gather(self.words, tokens) + self.positions + tf.gather(self.segments, segments))
         barred = -1e4 * (1 - tf.cast(mask, tf.float32))[:, None, None, :]
@@ -84,7 +82,7 @@ class Bert(tf.Module):
         return features
 
     def losses(self, batch: Features, features: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the mean cross-entropies of (masked words, next sentence), given `features` from `encode`."""
+        """Return the mean cross-entropies (of masked words, of next sentences). `features` is the result of `encode`."""
         masked_positions = batch["masked_lm_positions"]
         seen = batch["masked_lm_weights"] * tf.cast(masked_positions < self._sequence, tf.float32)
         chosen = tf.gather(features, tf.minimum(masked_positions, self._sequence - 1), batch_dims=1)

@@ -9,7 +9,7 @@ _LARGEST_NORM = 1.0
 
 
 class Adam(tf.Module):
-    """AdamW (Loshchilov and Hutter, 2019). It keeps two moments per weight, so a checkpoint is three times the model's size."""
+    """AdamW (Loshchilov and Hutter, 2019). It stores two moments per weight, so a checkpoint is three times the model's size."""
 
     def __init__(self, weights: Sequence[tf.Variable], learning_rate: float, steps: int) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class Adam(tf.Module):
         self.second = [tf.Variable(tf.zeros_like(weight)) for weight in weights]
 
     def apply(self, gradients: Sequence[tf.Tensor]) -> None:
-        """Update the weights by one step. The `gradients`, one per weight, are clipped to a common norm of at most one."""
+        """Update the weights by one step, with one gradient per weight. `gradients` are scaled to a joint norm of at most 1."""
         gradients, _ = tf.clip_by_global_norm([tf.convert_to_tensor(each) for each in gradients], _LARGEST_NORM)
         step = tf.cast(self.step.assign_add(1), tf.float32)
         warm_up = max(1, self._steps // 10)

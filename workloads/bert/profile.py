@@ -17,7 +17,7 @@ _HOST_LEVEL = 2  # the profiler's lowest level that records the operations that 
 
 @contextmanager
 def timeline_of(path: Path) -> Iterator[None]:
-    """Record the operations that TensorFlow runs within the block, and write them to `path` unless the block raises."""
+    """Record the operations that TensorFlow runs within the block, and write them to `path` unless the block raises an error."""
     options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=_HOST_LEVEL, python_tracer_level=0)
     with scratch_folder(path.parent) as folder:
         with tf.profiler.experimental.Profile(str(folder), options):
@@ -27,7 +27,7 @@ def timeline_of(path: Path) -> Iterator[None]:
 
 
 def _events(profile: Path) -> Iterator[dict[str, Any]]:
-    """Yield the Chrome events of a profile: a process for each device, a thread for each stream or thread, times in us."""
+    """Yield a profile's events for Chrome: a process for each device, a thread for each stream or thread, times in us."""
     space = xplane_pb2.XSpace.FromString(read_foreign(profile, _MOST_PROFILE_BYTES))
     for process, plane in enumerate(space.planes):
         yield {"name": "process_name", "ph": "M", "pid": process, "args": {"name": plane.name}}

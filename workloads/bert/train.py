@@ -1,8 +1,7 @@
 """Trains BERT: a checkpoint, the training steps, a second checkpoint, an evaluation.
 
-With --deterministic, checkpoints also hold the position of the input pipeline and the records that it has read ahead, so that a
-resumed job repeats the uninterrupted one exactly. Otherwise a resumed job continues with the saved weights and reads records in
-a new order.
+With --deterministic, checkpoints also hold the position of the input pipeline and the records that it has read ahead. A resumed
+job then repeats the uninterrupted one exactly. Otherwise it continues with the saved weights and reads records in a new order.
 """
 
 import math
@@ -15,7 +14,7 @@ from itertools import pairwise
 
 from iotwin.common.files import make_folder
 
-# Set before TensorFlow is imported. Otherwise it prints a greeting to stderr, and each rank reports the end of others as errors.
+# Set before the import: else TensorFlow prints a greeting to stderr, and each rank reports the end of other ranks as errors.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if os.environ.get("RANK", "0") == "0" else "3")
 
 import numpy as np
@@ -66,8 +65,7 @@ class BertJob:
         self.keeper = Keeper(config.state, config.output, ranks, identity | {"shards": len(shards)}, _TENSORFLOW)
         resumed = self.keeper.resume()
         self.resumed_exactly = self._goes_on_exactly(resumed) if resumed else None
-        # If the order of records cannot be resumed, the order gets a new seed, so that a resumed run does not read the same
-        # records again.
+        # If a resumed run cannot continue the order of records, a new seed keeps it from reading the same records again.
         self._data_seed = resumed.own[0]["data_seed"] if resumed and self.resumed_exactly else config.seed + self.keeper.steps
         self._batches: Iterator[Features] = iter(
             training_batches(
@@ -98,9 +96,9 @@ class BertJob:
         return self._evaluate() if self._config.eval_steps and self._slept is None and self._ranks.rank == 0 else {}
 
     def _train(self, first: int) -> tuple[int, str | None]:
-        """Train from step `first` until the end, a due checkpoint or a stop.
+        """Train from step `first` to the end, or until a checkpoint is due or the job must stop.
 
-        Returns the number of steps done and the reason for the checkpoint, None if none is due.
+        Returns (steps done, reason for the checkpoint or None if none is due).
         """
         for step in range(first, self._config.steps):
             self._timed_step(step)
@@ -160,10 +158,11 @@ class BertJob:
         return self._ranks.strategy.run(self._step, args=(batch,))
 
     def _step(self, batch: Features) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Update the weights from `batch`; return the mean loss over the ranks, and when each part ended (wall time in seconds).
+        """Update the weights from `batch`. Return the loss averaged over the ranks, and the wall time in seconds at each part's
+        end.
 
-        The parts are the forward pass, the loss, and the backward pass with its sum over the ranks. Unless the variant logs
-        parts, the list of times is empty.
+        The parts are the forward pass, the loss, and the backward pass with the sum over the ranks. The list of times is empty
+        unless the variant logs parts.
         """
         weights = self._model.trainable_variables
         with tf.GradientTape() as tape:
@@ -187,7 +186,7 @@ class BertJob:
     def _goes_on_exactly(self, resumed: ResumedJob) -> bool:
         """Return True if the job can repeat the interrupted one exactly.
 
-        It can if it is deterministic, has the same number of ranks, and the checkpoint holds the position of the input pipeline.
+        It must be deterministic and have the same number of ranks, and the checkpoint must hold the input pipeline's position.
         """
         return self._config.deterministic and len(resumed.own) == 1 and resumed.own[0]["batches"] is not None
 
@@ -215,11 +214,10 @@ class BertJob:
             self.keeper.keep(position, reason, shared, {"batches": batches, "data_seed": self._data_seed})
 
     def _variables(self) -> list[tf.Variable]:
-        """Return the weights, then the optimizer's variables."""
         return [*self._model.trainable_variables, self._optimizer.step, *self._optimizer.first, *self._optimizer.second]
 
     def weights_sha256(self) -> str | None:
-        """Return the digest of the weights; None for the variant sleep, which has none."""
+        """Return the SHA-256 of the weights; None for the variant sleep, which has no weights."""
         if self._slept:
             return None
         weights = enumerate(self._model.trainable_variables)

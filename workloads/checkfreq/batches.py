@@ -1,4 +1,4 @@
-"""CheckFreq's name for the batch sampler whose position a checkpoint can restore."""
+"""Makes the batch sampler whose position a checkpoint can restore available under CheckFreq's name."""
 
 from iotwin.workloads.state.batches import ResumableBatches as CFBatches
 

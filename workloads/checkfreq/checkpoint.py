@@ -19,9 +19,9 @@ class CFCheckpoint(TrackedObjects):
 
     @property
     def latest_snapshot(self) -> State:
-        """Return the newest snapshot: the states of the objects by name, and the job's additional state, all in one dict.
+        """Return the newest snapshot as one dict: the states of the objects by name, and the job's additional state.
 
-        The next snapshot overwrites its tensors.
+        The next snapshot overwrites the tensors in this dict.
         """
         if self._latest is None:
             return {}
@@ -30,5 +30,5 @@ class CFCheckpoint(TrackedObjects):
         return {**state["objects"], **(state["additional"] or {})}
 
     def taken(self, snapshot: StateSnapshot) -> None:
-        """Remember `snapshot` as the newest one. CFManager calls this."""
+        """Set `latest_snapshot` to the states in `snapshot`. CFManager calls this."""
         self._latest = snapshot

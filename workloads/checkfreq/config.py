@@ -1,4 +1,4 @@
-"""The command line options of the job: all options of CheckFreq's original trainer, some without effect, and new ones."""
+"""The job's command line options: all options of CheckFreq's own trainer, some of them without effect, and new ones."""
 
 import argparse
 from argparse import ArgumentParser, Namespace
@@ -87,7 +87,7 @@ class CheckFreqConfig:
 
 
 def prepare_parser(parser: ArgumentParser) -> None:
-    """Add the job's options to `parser`."""
+    """Add the options of CheckFreqConfig to `parser`."""
     add_options(parser, CheckFreqConfig)
     parser.add_argument("--chk_mode_baseline", action="store_true", help="as --chk-policy sync, or epoch without --chk-freq")
     add_variant_options(parser, (ORIGINAL, INSTRUMENTED))
@@ -103,7 +103,7 @@ class _Inert(argparse.Action):
 
 
 def parse_config(args: Namespace) -> CheckFreqConfig:
-    """Return the job that `args` describe. Raises UsageError if a value is impossible."""
+    """Return the job that the parsed options `args` describe. Raises UsageError if a value is impossible."""
     values = dict(vars(args))
     for flag in values.pop("inert") or []:
         note(f"{flag} is of no effect")

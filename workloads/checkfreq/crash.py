@@ -1,8 +1,8 @@
 """Tests whether a crash can lose a checkpoint: kills jobs while they write, and compares with unsafe ways of writing.
 
-A test job has a single weight, which equals its number of steps, so that a restored weight can be checked. It takes a checkpoint
-every INTERVAL steps, and is killed at a randomly chosen system call that changes files. The next job resumes from these files,
-so that crashes soon after a restart are tested too.
+The weight of a test job is a single number, which equals its number of steps, so that a restored weight can be checked. The job
+takes a checkpoint every INTERVAL steps. It is killed at a randomly chosen system call that changes files. The next job resumes
+from the files left, so that crashes soon after a restart are tested too.
 """
 
 import io
@@ -40,18 +40,18 @@ _CALLS = {
     "unlink": "unlink",
     "rmdir": "rmdir",
 }
-_MOST_CALLS = 60  # a job is killed at one of its first 60 calls, in which it writes several checkpoints
+_MOST_CALLS = 60  # a job is killed at one of its first 60 calls that change files; they suffice for several checkpoints
 _STEPS = 200
 _COUNTER = struct.Struct("<Q")  # number of steps done
 _ELEMENTS = 20_000  # elements of a tensor in the unsafe checkpoints
 
 
 def crash(directory: Path, kills: int, seed: int, unsafe: tuple[str, ...]) -> State:
-    """Run and kill `kills` jobs, one after another, that write to one checkpoint store in `directory`. Return what was lost.
+    """Run and kill `kills` jobs, one after another, that write to one checkpoint store in `directory`. Return counts by name.
 
-    A kill counts as `lost` if no checkpoint loads although one did before, or if an older or a wrong one loads. `most_steps_lost`
-    is the largest number of steps that a job had to repeat, `bound_steps` its limit. `unsafe` names unsafe ways of writing
-    (UNSAFE) to test for comparison; raises UsageError if one is unknown.
+    A kill counts as `lost` if no checkpoint loads afterwards although one did before, or if an older or a wrong one loads.
+    `most_steps_lost` is the largest number of steps that a job had to repeat, and `bound_steps` the allowed number. `unsafe`
+    names unsafe ways of writing (UNSAFE) to test for comparison. Raises UsageError if a name is unknown.
     """
     if unknown := [name for name in unsafe if name not in UNSAFE]:
         raise UsageError(f"--unsafe '{unknown[0]}' is unknown; known: {', '.join(UNSAFE)}")
@@ -95,7 +95,10 @@ def _kill(store: Path, kills: int, rng: random.Random) -> State:
 
 
 def _one_kill(store: Path, call: int, behind: bool, shared: mmap.mmap) -> str:
-    """Fork a job that kills itself before (if `behind`, after) its `call`-th call that changes a file; return the call's name."""
+    """Fork a job that kills itself at its `call`-th call that changes a file: after the call if `behind`, else before it.
+
+    Return the name of the called function.
+    """
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -117,9 +120,9 @@ def _one_kill(store: Path, call: int, behind: bool, shared: mmap.mmap) -> str:
 
 
 def _die_at(call: int, behind: bool, report: int) -> None:
-    """Make this process kill itself at its call number `call`, from 0, of those functions of `os` that change files.
+    """Make this process kill itself at its call number `call`, from 0, among the functions of `os` that change files.
 
-    It makes the call first if `behind`. It writes the name of the function to the descriptor `report`.
+    If `behind`, the process dies after the call, else before it. It first writes the function's name to the descriptor `report`.
     """
     count = itertools.count()  # used because its next() is atomic among threads
     own_write = os.write
@@ -141,14 +144,14 @@ def _die_at(call: int, behind: bool, report: int) -> None:
 
 
 def _job(store: Path, shared: mmap.mmap) -> None:
-    """Run the test job: train a weight that equals the number of steps, which is also written to `shared`."""
+    """Run the test job: train a weight that equals the number of steps, and write this number to `shared`, too."""
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     manager = CFManager(store, CFCheckpoint(model=model, optimizer=optimizer))
     iterator = CFIterator([torch.ones(1, 1)] * _STEPS, bs=1, chk_freq=INTERVAL, cf_manager=manager)
     if (left := manager.restore()) is not None:
-        left["iter"] = 0  # each job starts a new epoch
+        left["iter"] = 0  # the epoch restarts in each job
         iterator.load_state_dict(left)
     for batch in iterator:
         optimizer.zero_grad()
@@ -158,7 +161,7 @@ def _job(store: Path, shared: mmap.mmap) -> None:
 
 
 def _restored(store: Path) -> int | None:
-    """Return the step of the newest checkpoint; None without a checkpoint, -1 if its weight does not equal its step."""
+    """Return the step of the newest checkpoint in `store`; None if there is none, -1 if its weight does not equal its step."""
     if not store.is_dir() or (found := newest(store, lambda line: None)) is None or found.manifest is None:
         return None
     tensors, values = read_rank(found, 0)
@@ -179,7 +182,7 @@ class _Recorder(io.BytesIO):
 
 
 def _overwritten() -> Iterator[bytes]:
-    """Yield the contents that a file can have after a kill while torch.save overwrites it: nothing, or partly new content."""
+    """Yield the contents that a file can have if a kill interrupts torch.save overwriting it: nothing, or partly new bytes."""
     recorded = _saved()
     content = recorded.getvalue()
     yield b""
@@ -188,7 +191,7 @@ def _overwritten() -> Iterator[bytes]:
 
 
 def _unsynced() -> Iterator[bytes]:
-    """Yield the contents that a renamed file without fsync can have after a power cut: cut off, or partly zeros."""
+    """Yield the contents that a file can have if it was renamed without fsync before a power cut: cut off, or partly zeros."""
     recorded = _saved()
     content = recorded.getvalue()
     yield b""
@@ -209,7 +212,7 @@ UNSAFE: dict[str, Callable[[], Iterator[bytes]]] = {"overwrite": _overwritten, "
 
 
 def _judge(states: Callable[[], Iterator[bytes]]) -> dict[str, int]:
-    """Return how many contents a crash can leave (`states`), and how many of these do not load correctly."""
+    """Return how many of the file contents that `states` yields there are, and how many of them do not load correctly."""
     count = unloadable = 0
     for content in states():
         count += 1

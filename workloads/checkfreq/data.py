@@ -23,7 +23,7 @@ _MARGIN = 8 / 7  # side length of the resized image divided by the side length o
 
 
 class Images(Dataset):
-    """Data set of images and their classes. Keys of items are (epoch, index) for training, and an index for evaluation."""
+    """A data set of images and their classes. An item's key is (epoch, index) for training, and an index for evaluation."""
 
     def __init__(self, files: Sequence[tuple[Path, int]], crop: int, seed: int, parts: Parts) -> None:
         self._files, self._crop, self._seed, self._parts = files, crop, seed, parts
@@ -63,7 +63,7 @@ def decode(path: Path, content: bytes, size: int) -> NDArray[np.uint8]:
 def training_loader(
     files: Sequence[tuple[Path, int]], config: CheckFreqConfig, rank: int, world_size: int, parts: Parts
 ) -> DataLoader:
-    """Return the loader of this rank's batches. Raises IotwinError if the images do not fill one batch on each rank."""
+    """Return this rank's loader of training batches. Raises IotwinError if the images do not fill one batch on each rank."""
     if len(files) < config.batch_size * world_size:
         raise IotwinError(
             f"{config.data} has {len(files)} training images, too few for one batch of {config.batch_size} on each of "
@@ -74,7 +74,7 @@ def training_loader(
 
 
 def evaluation_loader(files: Sequence[tuple[Path, int]], config: CheckFreqConfig, parts: Parts) -> DataLoader:
-    """Return the loader of this rank's share of the images for evaluation."""
+    """Return the loader of this rank's share of `files` for evaluation."""
     own = torch.Generator()  # separate from training, whose random numbers must not depend on evaluations
     return _loader(
         Images(files, IMAGE_SIDE[config.preset], config.seed, parts), config, batch_size=config.batch_size, generator=own

@@ -1,4 +1,4 @@
-"""Delivers a job's batches, and takes checkpoints between them as often as their measured cost and a bound allow."""
+"""Delivers a job's batches, and takes checkpoints between them as often as their measured cost and a bound on it allow."""
 
 import importlib.util
 import math
@@ -26,34 +26,34 @@ from iotwin.workloads.state.position import after, begin, go_on
 from iotwin.workloads.state.tracked_objects import State
 
 _COLD_STEPS = 3  # number of steps after a write that are slower because of cold caches
-_LEAST_SHARE = 0.1  # least share of the bound that remains for checkpoints, however much time this class itself takes
+_LEAST_SHARE = 0.1  # this share of the bound is always left for checkpoints, even if this class itself takes much time
 
 
 @dataclass(frozen=True)
 class IteratorOptions:
-    """Keywords of CFIterator that CheckFreq's original class lacks."""
+    """Keyword arguments of CFIterator that the class of this name in CheckFreq's own code lacks."""
 
     seconds: float = 0.0  # if above 0, also take a checkpoint every so many seconds
     mtbf_s: float | None = None  # mean time between failures, which sets a least interval
     stop_at: tuple[int, ...] = ()  # signals on which the job takes a checkpoint and stops
     cache: Path | None = None  # folder of the profiles; None: in the user's cache
-    synchronous: bool = False  # if True, training waits for each checkpoint also in mode AUTO
-    reprofile: bool = False  # True: ignore the cached profile of an equal job
+    synchronous: bool = False  # if True, training waits for each checkpoint even in mode AUTO
+    reprofile: bool = False  # True: ignore the cached profile of an earlier job with the same key (profile.key)
 
 
 class CFIterator:
     """Iterates over `dataloader`, epoch after epoch, and takes checkpoints with `cf_manager`, in the manager's mode.
 
-    * In mode AUTO it times the steps of calls 5 to 99. Call 100 measures checkpoints, and plans an interval for an overhead of
-      `max_overhead` per cent. With `dynamic`, a controller corrects the interval for the rest of the job.
+    * In mode AUTO it times the steps of its calls 5 to 99. In call 100 it measures checkpoints, and plans an interval for an
+      overhead of `max_overhead` per cent. With `dynamic`, a controller corrects the interval for the rest of the job.
     * In mode MANUAL it takes a checkpoint every `chk_freq` steps (0: none), and training waits for it.
     * In both modes it takes a checkpoint at the end of each epoch. After `steps_to_run` steps it stops and sets `exit`.
-    * `bs` is the batch size of a rank. `arch` names the model in the original's cache file. A job can begin at `epoch` and
+    * `bs` is the batch size of a rank. `arch` names the model in CheckFreq's own cache file. A job can begin at `epoch` and
       `steps_this_epoch`.
     * `worker_id` and `persist` have no effect. The other keywords are fields of IteratorOptions.
 
-    After a restore, a loader whose batch_sampler is a ResumableBatches continues without reading consumed batches again. With any
-    other loader, consumed batches are read again and dropped, except with DALI (`dali`), where the script must skip them.
+    After a restore, a loader whose batch_sampler is a ResumableBatches continues without reading consumed batches again. Any
+    other loader reads the consumed batches again and drops them. With DALI (`dali`), the script must skip them.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class CFIterator:
         self._steps_to_run, self._steps_here = steps_to_run, 0
         self.exit = False
         self.before_epoch_checkpoint: Callable[[], None] | None = None  # called at the end of an epoch
-        self.intervals: list[tuple[int, int]] = []  # the interval from each step on, at which it changed: (step, interval)
+        self.intervals: list[tuple[int, int]] = []  # (step, interval) for each step from which on the interval is a new one
         self.measured: profile.MeasuredCosts | None = None
         self.plan: IntervalPlan | None = None
-        self.windows: list[StepWindow] = []  # windows of steps by which the controller corrected the interval
+        self.windows: list[StepWindow] = []  # the windows of steps that the controller has evaluated
         self._controller: Controller | None = None
         self._calls, self._since, self._began_s = 0, 0, 0.0
         self._durations_s: list[float] = []
@@ -106,7 +106,7 @@ class CFIterator:
             self.load_state_dict({"epoch": epoch, "iter": steps_this_epoch, "steps_so_far": steps})
 
     def _begin_auto(self, manager: CFManager) -> None:
-        """Plan the interval from the cached profile of an equal job, if there is one, and broadcast it from rank 0."""
+        """Plan the interval from the cached profile of an earlier job with the same key, if any, and broadcast it from rank 0."""
         known = None
         if manager.rank == 0 and self.interval:
             self._set_interval(self.interval)
@@ -180,11 +180,11 @@ class CFIterator:
             self._durations_s.append(seconds)
 
     def _correct(self, window: StepWindow) -> None:
-        """Correct the interval after a window of steps. Without `dynamic`, corrections end with the first window within the
-        bound.
-        """
+        """Let the controller correct the interval. Without `dynamic`, this ends with the first window within the bound."""
         self.windows.append(window)
-        if self._own_s and self._controller is not None:  # the controller does not see this overhead, since all steps contain it
+        if (
+            self._own_s and self._controller is not None
+        ):  # the controller does not notice this class's own time, since all steps contain it
             own = median(self._own_s) / window.base_s
             self._controller.overhead = max(AIMED * self._bound - own, _LEAST_SHARE * self._bound)
         self._own_s.clear()
@@ -210,7 +210,7 @@ class CFIterator:
         return True
 
     def _save(self, manager: CFManager, wait: bool, **where: Any) -> None:
-        """Take a checkpoint, in two phases unless training waits for it."""
+        """Take a checkpoint and wait for it if `wait`. Otherwise it is written while training continues."""
         if wait:
             manager.save(self.state_dict(), synchronous=True, **where)
         elif manager.snapshot == HOST:
@@ -262,7 +262,7 @@ class CFIterator:
             self.batches.advance_epoch()
         if self.before_epoch_checkpoint is not None:
             self.before_epoch_checkpoint()
-        self._began_s, self._took = 0.0, False  # the time between two epochs is not a step's
+        self._began_s, self._took = 0.0, False  # the time between two epochs must not count as a step
         if self._manager is not None:
             where: dict[str, Any] = {"is_epoch": True, "epoch": self.epoch - 1, "position": self._position()}
             self._save(self._manager, self._waits, **where)
@@ -279,7 +279,7 @@ class CFIterator:
         self._cut = True
 
     def reset(self) -> None:
-        """Restart the loader within an epoch. At the end of an epoch, where the original's scripts also call it, do nothing."""
+        """Restart the loader within an epoch. At the end of an epoch, where scripts for CheckFreq also call this, do nothing."""
         if self._step_in_epoch and self.batches is None:
             self._epochs.end(all_taken=False)
             self._step_in_epoch = 0
@@ -287,7 +287,7 @@ class CFIterator:
             self._loader.reset()
 
     def close(self) -> None:
-        """Restore the previous signal handlers."""
+        """Restore the signal handlers that were set before this object was made."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}
@@ -330,7 +330,7 @@ class CFIterator:
         return self.batches.position if self.batches is not None else None
 
     def state_dict(self) -> State:
-        """Return the position of the loop: `epoch`, which counts from 0, and numbers of steps and samples.
+        """Return the loop's position, as numbers of steps and samples. `epoch` counts from 0.
 
         `iter` and `start_index` count this rank's steps and samples in the epoch, `steps_so_far` the steps of the whole job.
         """
@@ -358,7 +358,7 @@ class CFIterator:
                     "a sliced order resumes only with the same"
                 )
             self.batches.position = go_on(saved, own.samples, own.batch_size, own.world_size)
-        elif self.batches is not None:  # the checkpoint holds no position, which then follows from the step
+        elif self.batches is not None:  # the checkpoint holds no position, so derive it from the step
             own = self.batches.position
             start = begin(own.seed, self.epoch + 1, own.samples, own.batch_size, own.world_size)
             self.batches.position = after(start, self._step_in_epoch)
@@ -374,7 +374,7 @@ class CFIterator:
 
     @property
     def _size(self) -> int:
-        """Number of this rank's samples per epoch, which CheckFreq's original trainer reads."""
+        """Number of this rank's samples per epoch, which CheckFreq's trainer reads."""
         return getattr(self._loader, "_size", None) or self._batches_per_epoch() * self._bs
 
 

@@ -1,4 +1,4 @@
-"""The two layouts of a job's checkpoints: iotwin's store (`--layout ours`), CheckFreq's original files (`--layout theirs`)."""
+"""The two layouts of a job's checkpoints: iotwin's store (`--layout ours`), and CheckFreq's own files (`--layout theirs`)."""
 
 import itertools
 import os
@@ -28,7 +28,7 @@ State = dict[str, Any]
 
 
 class Restored(NamedTuple):
-    """A checkpoint in memory. `generators` has an entry per rank. Values that the layout does not save are None."""
+    """A checkpoint in memory. `generators` has an entry per rank. Fields that the layout does not save are None."""
 
     path: Path
     step: int
@@ -55,17 +55,17 @@ class CheckpointLayout(Destination, Protocol):
         """Return the newest valid checkpoint, None if there is none. Calls `refused` with a line for each newer, invalid one."""
 
     def read(self, refused: Callable[[str], None]) -> Restored | None:
-        """Read the checkpoint that `latest` returns."""
+        """Return the content of the checkpoint that `latest` returns; None if there is none."""
 
     def epoch_end(self, epoch: int) -> Path | None:
-        """Return the checkpoint of the end of `epoch`, None if there is none."""
+        """Return the path of the checkpoint taken at the end of `epoch`, None if there is none."""
 
     def read_epoch(self, epoch: int) -> Restored:
-        """Read the checkpoint that `epoch_end` returns. Raises IotwinError if there is none."""
+        """Return the content of the checkpoint that `epoch_end` returns. Raises IotwinError if there is none."""
 
 
 class OurLayout:
-    """Checkpoints in the checkpoint store. With `sharding`, every rank enters the context, commits and reads."""
+    """Checkpoints in the checkpoint store. If state is sharded (`sharding`), every rank enters the context, commits and reads."""
 
     def __init__(self, directory: Path, keep_epoch_ends: bool, overwrite: bool, sharding: "Sharding | None" = None) -> None:
         self.directory, self._sharding = directory, sharding
@@ -89,12 +89,12 @@ class OurLayout:
         return max((found.manifest.step for found in checkpoints(self.directory) if found.manifest), default=0)
 
     def latest(self, refused: Callable[[str], None]) -> Path | None:
-        """Return the folder of the newest valid checkpoint."""
+        """Return the folder of the newest valid checkpoint, None if there is none. `refused` gets a line for each invalid one."""
         found = newest(self.directory, refused) if self.directory.is_dir() else None
         return found.path if found else None
 
     def read(self, refused: Callable[[str], None]) -> Restored | None:
-        """Return the content of the newest valid checkpoint."""
+        """Return the content of the newest valid checkpoint, None if there is none. `refused` gets a line per invalid one."""
         found = newest(self.directory, refused)
         return self._read(found) if found is not None else None
 
@@ -106,12 +106,12 @@ class OurLayout:
         return None
 
     def epoch_end(self, epoch: int) -> Path | None:
-        """Return the folder of the checkpoint of the end of `epoch`."""
+        """Return the folder of the checkpoint taken at the end of `epoch`, None if there is none."""
         found = self._end_of(epoch)
         return found.path if found else None
 
     def read_epoch(self, epoch: int) -> Restored:
-        """Read the checkpoint of the end of `epoch`."""
+        """Return the content of the checkpoint taken at the end of `epoch`. Raises IotwinError if there is none."""
         if (found := self._end_of(epoch)) is None:
             raise _no_epoch(self.directory, epoch)
         return self._read(found)
@@ -145,12 +145,13 @@ def _no_epoch(directory: Path, epoch: int) -> IotwinError:
 
 
 class TheirLayout:
-    """One file per checkpoint, as CheckFreq's original code writes them.
+    """One file per checkpoint, as CheckFreq's own code writes them.
 
     Files are named PREFIXnumber.chk or, if training waited, PREFIXnumber_sync.chk. epoch/PREFIXnumber_epoch.chk is a link to the
-    checkpoint of the end of an epoch. torch.save writes the objects' states by name and the job's additional state, but no random
-    generators. Unlike in the original, a file gets its name when it is durable, numbers continue after a restart, and other files
-    are ignored. Unfinished files and the lock are in epoch/, because the original loads any file of the directory itself.
+    checkpoint of an epoch's end. torch.save writes the objects' states by name and the job's additional state, but no random
+    generators. Unlike with CheckFreq's code, a file gets its name only when it is durable, numbers continue after a restart, and
+    other files are ignored. Unfinished files and the lock are in epoch/, because CheckFreq loads any file of the directory
+    itself.
     """
 
     store: Store | None = None
@@ -176,7 +177,7 @@ class TheirLayout:
             self._lock = None
 
     def commit(self, manifest: CheckpointManifest, tensors: Iterable[Tensor], values: State, waited: bool = False) -> None:
-        """Write a temporary file, sync it, rename it, and with `overwrite` remove the older checkpoints."""
+        """Write a temporary file, sync it, and rename it. With `overwrite`, remove the older checkpoints."""
         before = self._numbered()
         number = before[0][0] + 1 if before else 0
         suffix = "_sync" if waited else ""
@@ -205,14 +206,14 @@ class TheirLayout:
             ) from None
 
     def _numbered(self) -> list[tuple[int, Path]]:
-        """Return (number in its name, file) of each checkpoint, the newest first."""
+        """Return (number in the file's name, file) of each checkpoint, the newest first."""
         if not self.directory.is_dir():
             return []
         matches = [(self._name.fullmatch(entry.name), entry) for entry in os.scandir(self.directory) if entry.is_file()]
         return sorted(((int(match[1]), Path(entry.path)) for match, entry in matches if match), reverse=True)
 
     def latest_step(self) -> int:
-        """Return 0, because the step is only known after `read`, from the additional state."""
+        """Return 0, because these files hold the step in their additional state, which is known only after `read`."""
         return 0
 
     def latest(self, refused: Callable[[str], None]) -> Path | None:
@@ -236,13 +237,13 @@ class TheirLayout:
         return None
 
     def epoch_end(self, epoch: int) -> Path | None:
-        """Return the file of the checkpoint of the end of `epoch`."""
+        """Return the file of the checkpoint taken at the end of `epoch`, None if there is none."""
         name = re.compile(re.escape(self._prefix) + rf"(\d{{1,18}})_{epoch}(_sync)?\.chk")
         named = [(name.fullmatch(path.name), path) for path in self._epochs.iterdir()] if self._epochs.is_dir() else []
         return max(((int(match[1]), path) for match, path in named if match), default=(0, None))[1]
 
     def read_epoch(self, epoch: int) -> Restored:
-        """Load the checkpoint of the end of `epoch`."""
+        """Return the content of the checkpoint taken at the end of `epoch`. Raises IotwinError if there is none."""
         if (found := self.epoch_end(epoch)) is None:
             raise _no_epoch(self.directory, epoch)
         return self._loaded(found)

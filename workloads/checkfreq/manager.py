@@ -1,4 +1,4 @@
-"""Takes a job's checkpoints in two phases, a snapshot and then a write that overlaps training, and restores them."""
+"""Takes a job's checkpoints in two phases, a snapshot and then a write that overlaps training, and restores checkpoints."""
 
 import atexit
 import enum
@@ -34,7 +34,7 @@ from iotwin.workloads.state.tracked_objects import State
 if TYPE_CHECKING:
     from iotwin.workloads.state.sharding import Sharding
 
-# where snapshots are stored: in host memory, copied during the next passes, or in memory of the device, copied at once
+# where snapshots are stored: in host memory, copied during the next forward and backward passes, or on the GPU, copied at once
 HOST, DEVICE = "host", "device"
 _EPOCH = "epoch"  # key, among the generators in a checkpoint, of the state of the loader's epoch
 _MIB = 1 << 20
@@ -52,11 +52,11 @@ class CFManager:
 
     * `overwrite` keeps only the newest checkpoint and, with `keep_epoch_chk`, the checkpoints at ends of epochs.
     * `in_flight` is how many checkpoints may be unfinished at once; CheckFreq has 1.
-    * `layout` "theirs" writes the original's files, whose names begin with `chk_prefix`; "ours" writes to the checkpoint store.
-    * `job` identifies the job: `restore` refuses a checkpoint with other values.
+    * `layout` "theirs" writes CheckFreq's own files, whose names begin with `chk_prefix`; "ours" writes to the checkpoint store.
+    * `job` identifies the job: `restore` refuses a checkpoint whose manifest has other values.
 
-    Rank 0 decides and writes; of sharded state, each rank writes its own shards. If a write fails, the next weight update or save
-    raises its error. Raises IotwinError if the directory is unusable.
+    Rank 0 decides and writes; if state is sharded, each rank writes its own shards. If a write fails, the next weight update or
+    save raises the error. Raises IotwinError if the directory is unusable.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class CFManager:
         self.persisted: list[Persisted] = []
         self.worker, self.snapshot = THREAD, HOST  # defaults, which a profile may replace
         self._job, self._parts = job or {}, parts or Parts(False)
-        self._pending: StateSnapshot | None = None  # a snapshot that must be copied before the next weight update
+        self._pending: StateSnapshot | None = None  # a snapshot that must be complete before the next weight update
         self._settling = False  # True if the next weight update waits for a free snapshot buffer
         self._step = 0  # step of the newest checkpoint
         self._hooks = [handle for optimizer in chk.optimizers for handle in self._hook(optimizer)]
@@ -120,7 +120,7 @@ class CFManager:
             note(f"the last checkpoint failed: {error}")
 
     def _hook(self, optimizer: torch.optim.Optimizer) -> list[Any]:
-        """Make each weight update of `optimizer` wait for the pending snapshot, and measure its time."""
+        """Make each weight update of `optimizer` wait for the pending snapshot, and time the update. Return the hooks."""
         begun = threading.local()  # per thread, because an update begins and ends on one thread
 
         def before(*_: Any) -> None:
@@ -133,7 +133,7 @@ class CFManager:
         return [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
 
     def wait_for_snapshot(self) -> None:
-        """Wait until the state may change. Raises the error of a write that failed."""
+        """Wait until the pending snapshot is complete, so that the state may change. Raises the error of a write that failed."""
         pending, self._pending = self._pending, None
         if pending is not None and not pending.copied.is_set():
             begin_ns = time.monotonic_ns()
@@ -149,8 +149,8 @@ class CFManager:
     def settle_before_update(self) -> None:
         """Make the next weight update wait until a snapshot buffer is free.
 
-        Call it before the last update before a checkpoint, since the checkpoint would have to wait as long. With one checkpoint
-        in flight, the newest durable one is then always less than two intervals old.
+        Call it before the last weight update before a checkpoint. Otherwise the checkpoint itself would wait as long. With one
+        checkpoint in flight, the newest durable one is then always less than two intervals old.
         """
         self._settling = True
 
@@ -181,14 +181,14 @@ class CFManager:
         profile_full: bool = False, profile_snap: bool = False, use_thread: bool | None = None, persist: bool = True,
         *, position: Position | None = None, reason: str = "steps",
     ) -> CheckpointCost:  # fmt: skip
-        """Take a checkpoint and return its cost. It is written while training continues or, if `synchronous`, by this call.
+        """Take a checkpoint and return its cost. If `synchronous`, this call writes it; otherwise training continues meanwhile.
 
         * `additional_snapshot` is saved too; `restore` returns it.
         * `profile_full` waits until the checkpoint is durable. `profile_snap` takes the snapshot but writes nothing.
-        * `use_thread` True writes on a thread, False in the writer process, None as the profile chose.
-        * `persist`, which scripts of the original pass, has no effect: all checkpoints are durable.
+        * `use_thread`: True writes on a thread, False in the writer process, None as the profile chose.
+        * `persist`, which scripts for CheckFreq pass, has no effect: all checkpoints are durable.
 
-        Every rank must call it.
+        Every rank must call this method.
         """
         if synchronous and not (profile_full or profile_snap):
             return self._save_now(
@@ -202,7 +202,7 @@ class CFManager:
         profile_full: bool = False, profile_snap: bool = False, use_thread: bool | None = None, persist: bool = True,
         *, position: Position | None = None, reason: str = "steps",
     ) -> CheckpointCost:  # fmt: skip
-        """Take a checkpoint as `save` does, but copy parameters while the next forward and backward passes run."""
+        """Take a checkpoint as `save` does, but copy parameters only during the next forward and backward passes."""
         worker = self.worker if use_thread is None else THREAD if use_thread else PROCESS
         overlap = bool(self.chk.optimizers)  # an optimizer's next step waits for the copy; without one, nothing would wait
         wait = synchronous or profile_full
@@ -271,7 +271,7 @@ class CFManager:
     ) -> CheckpointManifest:
         step = (additional or {}).get("steps_so_far")
         self._step = step if isinstance(step, int) and step >= 0 else self._step + 1
-        if position is None:  # the position in a script's own loop is unknown, except whether it is at the end of an epoch
+        if position is None:  # the position in a user's own loop is unknown, except at the end of an epoch
             position = Position(0, epoch + 1, 0 if is_epoch else max(1, self._step), 0, 0, self.world_size)
         return CheckpointManifest(
             VERSION,
@@ -296,7 +296,7 @@ class CFManager:
 
     @property
     def chk_process(self) -> "Underway | None":
-        """Return an object with which the original's scripts wait for unfinished checkpoints, None if all are durable."""
+        """Return an object with which scripts for CheckFreq wait for unfinished checkpoints, None if all are durable."""
         return Underway(self) if self.writing else None
 
     def wait(self) -> None:
@@ -311,9 +311,9 @@ class CFManager:
         return sum(tensor.data.size for tensor in tensors) / _MIB
 
     def keep_epoch_start(self, end: State, start: State) -> None:
-        """Save the generators with which an epoch started (epochs/epoch_starts.py). Every rank must call it.
+        """Save the generators' states `start`, with which an epoch started (epochs/epoch_starts.py). Every rank must call it.
 
-        `end` holds the generators in the checkpoint at the end of the previous epoch.
+        `end` holds the generators' states in the checkpoint at the end of the previous epoch.
         """
         if isinstance(self._layout, OurLayout):
             remember(self.directory, end, start, self.world_size, self.rank, self.in_flight + 1)
@@ -368,7 +368,7 @@ class CFManager:
 
 
 class Underway:
-    """Waits for unfinished checkpoints. It has the methods of the original's writing process."""
+    """Waits for unfinished checkpoints. It has the methods of the process that writes checkpoints in CheckFreq's own code."""
 
     def __init__(self, manager: CFManager) -> None:
         self._manager = manager

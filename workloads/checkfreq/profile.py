@@ -1,4 +1,4 @@
-"""Measures, within a job, what its checkpoints cost on this machine, and caches the result for the next equal job."""
+"""Measures, within a job, what its checkpoints cost on this machine. A cache holds the result for later jobs of the same key."""
 
 import hashlib
 import json
@@ -19,12 +19,12 @@ from iotwin.workloads.policies.frequency import CheckpointProfile, IntervalPlan
 from iotwin.workloads.state.snapshot_writer import PROCESS, THREAD, Persisted
 from iotwin.workloads.state.tracked_objects import State
 
-WARM_UP, DECIDED = 5, 100  # number of first calls that are not measured, and the call at which the measurement ends
+WARM_UP, DECIDED = 5, 100  # calls of the iterator: so many first ones are not measured; in the last one the interval is planned
 _CACHE_VERSION = 3
 
 
 class MeasuredCosts:
-    """A checkpoint profile, and the worker (THREAD or PROCESS) whose writes slow training less."""
+    """A checkpoint profile, and the worker (THREAD or PROCESS) whose writes slow training less than the other's."""
 
     def __init__(self, profile: CheckpointProfile, worker: str, from_cache: bool = False) -> None:
         self.profile, self.worker, self.from_cache = profile, worker, from_cache
@@ -50,14 +50,14 @@ class MeasuredCosts:
 def measure(manager: CFManager, iteration_s: float, additional: State, **where: Any) -> MeasuredCosts | None:
     """Take checkpoints with both kinds of snapshot and both workers. Return their costs on rank 0, None on other ranks.
 
-    Measured checkpoints that are written remain as valid checkpoints, with the reason "profile". The first call of each kind also
-    allocates memory or starts the writer process, and is not timed.
+    The written checkpoints remain valid, with the reason "profile". The first call of each kind is not timed, because it also
+    allocates memory or starts the writer process. `iteration_s`: seconds of a step without checkpoints.
     """
     for _ in range(2):
         host = manager.save_cpu(additional, profile_snap=True, reason="profile", **where)
     for _ in range(2):
         at_once = manager.save(additional, profile_snap=True, reason="profile", **where)
-    taken_s: dict[str, float] = {}  # by worker: CPU time that training loses to other threads of this process during the call
+    taken_s: dict[str, float] = {}  # by worker: seconds of CPU time that other threads of this process used during the call
     written: dict[str, Persisted] = {}
     for worker in manager.workers:
         for _ in range(2):  # the first checkpoint also starts the process
@@ -80,7 +80,7 @@ def measure(manager: CFManager, iteration_s: float, additional: State, **where: 
 
 
 def memory() -> tuple[int, int]:
-    """Return (peak of device memory in use, size of device memory) in bytes. Without a CUDA device, both are of host memory."""
+    """Return (peak in use, size) of the CUDA device's memory in bytes; without a CUDA device, of host memory."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
@@ -89,7 +89,7 @@ def memory() -> tuple[int, int]:
 
 
 def key(chk: CFCheckpoint, directory: Path, world_size: int, job: State) -> State:
-    """Return the key of a profile in the cache: the values in which two jobs must agree to share a profile."""
+    """Return the values in which two jobs must agree to share a cached profile."""
     shapes = hashlib.sha256()
     for name, each in chk.tracked.items():
         shapes.update(type(each).__name__.encode())
@@ -121,7 +121,7 @@ def _cache_file(folder: Path, key: State) -> Path:
 
 
 def remember(folder: Path, key: State, measured: MeasuredCosts, plan: IntervalPlan) -> None:
-    """Write a profile and its planned interval to the cache. If the folder is unwritable, do nothing."""
+    """Write a profile and its planned interval to the cache `folder`. If the folder is unwritable, do nothing."""
     try:
         make_folder(folder)
         document = {"key": key, "profile": asdict(measured.profile), "worker": measured.worker, "interval": plan.interval}
@@ -131,10 +131,7 @@ def remember(folder: Path, key: State, measured: MeasuredCosts, plan: IntervalPl
 
 
 def recall(folder: Path, key: State) -> MeasuredCosts | None:
-    """Return the profile that `remember` wrote to the cache for the same model, device, disk and job (`key`).
-
-    None if there is none or it is unreadable.
-    """
+    """Return the profile that `remember` wrote to the cache under the same `key`; None if there is none or it is unreadable."""
     try:
         document = read_foreign_json(_cache_file(folder, key))
         if document["key"] != key or document["worker"] not in (THREAD, PROCESS):
@@ -145,7 +142,7 @@ def recall(folder: Path, key: State) -> MeasuredCosts | None:
 
 
 def recall_theirs(folder: Path, arch: str, batch_size: int) -> tuple[int, str, str] | None:
-    """Return (interval, snapshot, worker) from the original's cache file .cache_ARCH_BATCH, None if there is none."""
+    """Return (interval, snapshot, worker) from the file .cache_ARCH_BATCH of CheckFreq's own code, None if there is none."""
     try:
         document = read_foreign_json(folder / f".cache_{arch}_{batch_size}")
         interval = int(document["chk_freq"])

@@ -3,7 +3,7 @@
 from collections import deque
 from typing import NamedTuple
 
-_UPDATES = 100  # number of latest weight updates whose times are kept
+_UPDATES = 100  # the times of this many latest weight updates are stored
 
 
 class CheckpointCost(NamedTuple):
@@ -27,7 +27,7 @@ class Stalls:
         self.each_s.append(0.0)
 
     def add(self, seconds: float) -> None:
-        """Add a wait to the newest checkpoint."""
+        """Add a wait of `seconds` to the newest checkpoint."""
         self.now_s += seconds
         self.total_s += seconds
         if self.each_s:

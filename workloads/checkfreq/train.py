@@ -1,4 +1,4 @@
-"""Trains an image classifier, with checkpoints as the options choose."""
+"""Trains an image classifier, and takes checkpoints as the options specify."""
 
 import contextlib
 import hashlib
@@ -44,7 +44,7 @@ _PROGRESS_HEADER = "epoch,seconds,top1,top5,loss\n"
 
 @dataclass
 class CheckFreqHistory:
-    """The job's results so far, which its checkpoints hold."""
+    """The job's results so far. Checkpoints hold them, too."""
 
     order_sha256: str = hashlib.sha256().hexdigest()
     train_loss: list[float] = field(default_factory=list)  # per epoch, the mean over steps and ranks
@@ -53,7 +53,7 @@ class CheckFreqHistory:
     loss_steps: int = 0  # number of these losses
 
     def state_dict(self) -> State:
-        """Return all fields."""
+        """Return all fields by name."""
         return {**vars(self), "train_loss": list(self.train_loss), "evaluations": list(self.evaluations)}
 
     def load_state_dict(self, state: State) -> None:
@@ -62,7 +62,7 @@ class CheckFreqHistory:
 
 
 class ResultTables:
-    """Writes CheckFreq's original tables: time-splitRANK.csv (a line per step) and acc-progress-RANK.csv (a line per epoch)."""
+    """Writes the tables of CheckFreq's trainer: time-splitRANK.csv, a line per step; acc-progress-RANK.csv, a line per epoch."""
 
     def __init__(self, output: Path, rank: int) -> None:
         make_folder(output)
@@ -297,7 +297,7 @@ def _result(config: CheckFreqConfig, ranks: TorchRanks, job: CheckFreqJob, run_s
 
 
 def _checkpoints(config: CheckFreqConfig, job: CheckFreqJob) -> dict[str, Any]:
-    """Return the policy and costs of the run's checkpoints; lists have one value per checkpoint."""
+    """Return the policy of the run's checkpoints and their costs in seconds, by name. A list has one value per checkpoint."""
     manager, iterator = job.manager, job.iterator
     if manager is None:
         return {"policy": "none", "interval": None, "intervals": [], "count": 0}

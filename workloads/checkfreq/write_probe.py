@@ -19,7 +19,7 @@ _SYNCS = 5
 
 @dataclass(frozen=True)
 class WriteProbe:
-    """The measured write speed of a directory's device. `cached`: True if it was measured by an earlier call."""
+    """The measured write speed of the device that holds a directory. `cached`: True if an earlier call measured it."""
 
     directory: str
     file_system: str
@@ -31,7 +31,7 @@ class WriteProbe:
 
 
 def probe(directory: Path, size_bytes: int, fresh: bool = False, clock: Callable[[], float] = time.monotonic) -> WriteProbe:
-    """Write and sync an unnamed file of `size_bytes` in `directory`, or return the cached result for its device and this size.
+    """Write and sync an unnamed file of `size_bytes` in `directory`, or return the cached result for the directory's device.
 
     `fresh` measures again. Raises UsageError if the directory does not exist, IotwinError if it is unwritable or full.
     """
@@ -52,7 +52,7 @@ def probe(directory: Path, size_bytes: int, fresh: bool = False, clock: Callable
 
 
 def _measure(directory: Path, size_bytes: int, clock: Callable[[], float]) -> tuple[float, float]:
-    """Write the probe file. Return its bytes per second, fsync included, and the median seconds of further fsyncs."""
+    """Write an unnamed file. Return its bytes per second, fsync included, and the median seconds of further fsyncs."""
     block = os.urandom(_BLOCK_BYTES)  # random bytes, which no file system can compress
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         begin = clock()

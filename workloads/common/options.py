@@ -10,17 +10,17 @@ _REQUIRED = object()
 
 
 def option(text: str, default: Any = _REQUIRED, *names: str, least: float | None = None, **settings: Any) -> Any:
-    """Return a dataclass field that is an option, with its help `text`, its default (if it is not required) and its least value.
+    """Return a dataclass field that is an option, with its help `text`, its default (else it is required) and least value.
 
-    `names` replace the option's name, which is otherwise the field's. `settings` go to `ArgumentParser.add_argument`.
+    `names` are the option's names instead of the field's name. `settings` go to `ArgumentParser.add_argument`.
     """
     return field(metadata={"text": text, "default": default, "names": names, "least": least, "settings": settings})
 
 
 def add_options(parser: ArgumentParser, config: type) -> None:
-    """Add the options among the fields of the dataclass `config` to `parser`.
+    """Add to `parser` those fields of the dataclass `config` that are options.
 
-    A field of type bool becomes a switch without a value, unless its default is a text.
+    A field of type bool becomes a switch without a value, unless the field's default is a text.
     """
     for each in fields(config):
         if not each.metadata:

@@ -9,9 +9,9 @@ from iotwin.common.mllog import MlLog, Value
 
 
 class Parts:
-    """If `enabled`, logs an MLLOG line for each part of a step: its start (CLOCK_MONOTONIC) and its duration in nanoseconds.
+    """If `enabled`, logs an MLLOG line for each part of a step: its start (CLOCK_MONOTONIC) and duration, both in nanoseconds.
 
-    `settle` waits until a device that computes asynchronously is done; it is called at the end of each part, so that no part
+    `settle` waits until a device that computes asynchronously is done. It is called at the end of each part, so that no part
     contains the work of an earlier one. `metadata` is added to every line.
     """
 
@@ -20,7 +20,7 @@ class Parts:
 
     @contextmanager
     def measure(self, key: str, **metadata: Value) -> Iterator[None]:
-        """Log the duration of the block under `key`. A block that raises is not logged."""
+        """Log the duration of the `with` block under `key`. If the block raises an error, nothing is logged."""
         if not self.enabled:
             yield
             return

@@ -13,7 +13,7 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.files import write_json
 from iotwin.common.signals import interrupted_status
 
-# Texts in torch's RuntimeErrors that show that the machine caused them (no memory, a killed loader), not a mistake in the code.
+# A RuntimeError of torch with such a text comes from the machine (no memory, a killed loader), not from a mistake in the code.
 _MACHINE_FAILURES = ("out of memory", "can't allocate memory", "DataLoader worker")
 Result = dict[str, Any]
 
@@ -27,7 +27,7 @@ def run_program(
 ) -> int:
     """Run the job of the command line `argv` (default: the process's own) and return the exit status.
 
-    `run` executes the job. It returns the job's result on rank 0, which is printed as JSON on the last line, and None on others.
+    `run` executes the job. On rank 0 it returns the job's result, which is printed as JSON on the last line; on other ranks None.
     """
     parser = ArgumentParser(prog=f"python -m iotwin.workloads.{name}", description=description)
     prepare_parser(parser)
@@ -73,7 +73,7 @@ def write_result(output: Path, result: Result) -> None:
 
 
 def plain_configuration(config: Any) -> dict[str, Any]:
-    """Return the fields of a job's configuration, a dataclass, as JSON values, without those that are None."""
+    """Return the fields of the dataclass `config` as JSON values, without the fields that are None."""
     return _plain(asdict(config))
 
 
@@ -92,5 +92,5 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _last_line(error: IotwinError) -> str:
-    """Return the error's message. If a loader process raised it, the text is a traceback whose last line has the message."""
+    """Return the error's message. If a loader process raised the error, its text is a traceback that ends in the message."""
     return str(error).strip().splitlines()[-1].removeprefix(f"{type(error).__module__}.{type(error).__qualname__}: ")

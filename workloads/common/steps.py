@@ -4,7 +4,7 @@ from statistics import fmean, median
 
 
 class StepMeter:
-    """The times of each step: waiting for the batch, and computing from the batch's arrival to the update of the weights."""
+    """The times of each step: waiting for the batch, and computing from the batch's arrival until the weights are updated."""
 
     def __init__(self) -> None:
         self._wait_s: list[float] = []
@@ -14,14 +14,15 @@ class StepMeter:
         return len(self._wait_s)
 
     def add(self, asked_ns: int, arrived_ns: int, done_ns: int) -> None:
-        """Add a step that requested its batch at `asked_ns`, received it at `arrived_ns` and ended at `done_ns`."""
+        """Add a step that requested a batch at `asked_ns`, received it at `arrived_ns` and ended at `done_ns` (same clock)."""
         self._wait_s.append((arrived_ns - asked_ns) / 1e9)
         self._compute_s.append((done_ns - arrived_ns) / 1e9)
 
     def summary(self) -> dict[str, float | None]:
-        """Return the mean seconds of whole steps, of waiting and of computing, and the median of whole steps; None without steps.
+        """Return mean seconds of steps, of waiting and of computing, and the median of steps, by name. Values are None without
+        steps.
 
-        The first steps, which are slower, affect the mean but not the median.
+        The first steps, which are slower, affect the means but not the median.
         """
         if not self._wait_s:
             return dict.fromkeys(

@@ -26,7 +26,7 @@ class TensorflowRanks:
         return reduced
 
     def sum(self, *values: float) -> list[float]:
-        """Return each value summed over all ranks. Every rank must call it, outside of strategy.run."""
+        """Return each value summed over all ranks. Every rank must call this method, outside of strategy.run."""
         if self.world_size == 1:
             return list(values)
         given = tf.constant(values, tf.float64)
@@ -36,7 +36,7 @@ class TensorflowRanks:
     def gather(self, values: list[int]) -> list[int]:
         """Return the `values` of all ranks, concatenated in rank order.
 
-        Every rank must call it with the same number of values, outside of strategy.run.
+        Every rank must call this method with the same number of values, outside of strategy.run.
         """
         if self.world_size == 1:
             return values
@@ -46,7 +46,7 @@ class TensorflowRanks:
 
 
 def join_ranks() -> TensorflowRanks:
-    """Join the other ranks. RANK and WORLD_SIZE are read from the environment; without them this is a single process.
+    """Connect to the other ranks. RANK and WORLD_SIZE come from the environment; without them, this is the only process.
 
     Rank r listens on port MASTER_PORT + r of MASTER_ADDR.
     """

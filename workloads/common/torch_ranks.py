@@ -21,7 +21,7 @@ class TorchRanks:
     device: torch.device
 
     def sum(self, *values: float) -> list[float]:
-        """Return each value summed over all ranks. Every rank must call it."""
+        """Return each value summed over all ranks. Every rank must call this method."""
         if self.world_size == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -31,9 +31,9 @@ class TorchRanks:
 
 @contextmanager
 def join_ranks() -> Iterator[TorchRanks]:
-    """Join the process group, and leave it at the end of the block.
+    """Join torch's process group, and leave it at the end of the block.
 
-    RANK and WORLD_SIZE are read from the environment; without them this is a single process.
+    RANK and WORLD_SIZE come from the environment; without them, this is the only process.
     """
     rank, world_size = launched_by_torchrun()
     device = torch.device("cpu")
@@ -42,7 +42,7 @@ def join_ranks() -> Iterator[TorchRanks]:
         torch.cuda.set_device(device)
     if world_size > 1:
         if os.environ.get("MASTER_ADDR") in ("127.0.0.1", "localhost"):
-            # Otherwise gloo resolves the host's name, which fails in some containers.
+            # Without this, gloo resolves the host's name, which fails in some containers.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=rank, world_size=world_size)
         never_destroy(distributed.group.WORLD)
@@ -54,9 +54,9 @@ def join_ranks() -> Iterator[TorchRanks]:
 
 
 def never_destroy(group: object) -> None:
-    """Prevent the destruction of a process group's object, which can be a deadlock at the end of a job (torch 2.13).
+    """Keep a process group's object alive for ever: its destruction can be a deadlock at the end of a job (torch 2.13).
 
-    The destructor holds the interpreter lock while it waits for gloo's threads. One of them may need the lock to free the tensor
+    The destructor holds the interpreter lock while it waits for gloo's threads. One of these may need the lock to free the tensor
     of the last sum. Because of this, a few of a hundred ranks never ended.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))

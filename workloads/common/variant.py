@@ -95,7 +95,9 @@ def _checked(duration: Duration) -> Duration:
 class SleptSteps:
     """Sleeps instead of computing, for one rank. The time of each step is drawn from a distribution."""
 
-    _STRATA = 64  # 64 steps draw one time from each 64th of the distribution, so that even short runs take the mean time
+    _STRATA = (
+        64  # any 64 steps draw one time from each 64th of the distribution, so that even short runs take about the mean time
+    )
 
     def __init__(self, duration: Duration, seed: int, rank: int) -> None:
         self._time, self._rank, self._step = DrawnTime(duration, seed, Purpose.SLEPT_STEP, self._STRATA), rank, 0

@@ -12,10 +12,10 @@ from iotwin.workloads.state.options import StateOptions, take_state_options
 
 @dataclass(frozen=True, kw_only=True)
 class DlrmConfig:
-    """The options of a DLRM job: one process over all devices, as published, or several ranks that share each batch.
+    """The options of a DLRM job: one process over all devices, as MLPerf's job, or several ranks that share each batch.
 
-    "Every N steps" counts steps from 1; 0 means never. The network has a dense tower (`bottom`) for the 13 numbers of a sample,
-    and a tower above the interaction of its output with the embeddings (`top`).
+    "Every N steps" counts steps from 1; 0 means never. The network has a dense tower (`bottom`) for the 13 numbers of a sample. A
+    second tower (`top`) reads the interaction of the first tower's output with the embeddings.
     """
 
     data: Path = option("directory of terabyte_processed_train.bin and _test.bin", metavar="DIR")
@@ -51,14 +51,14 @@ class DlrmConfig:
 
 
 def prepare_parser(parser: ArgumentParser) -> None:
-    """Add the job's options to `parser`."""
+    """Add the options of DlrmConfig to `parser`."""
     add_options(parser, DlrmConfig)
     add_options(parser, StateOptions)
     add_variant_options(parser)
 
 
 def parse_config(args: Namespace) -> DlrmConfig:
-    """Return the job that `args` describe. Raises UsageError if a value is impossible."""
+    """Return the job that the parsed options `args` describe. Raises UsageError if a value is impossible."""
     values = vars(args) | {name: _parse_widths(name, getattr(args, name)) for name in ("bottom", "top")}
     values["state"] = take_state_options(values)
     check_variant(args.variant, args.sleep, values.pop("variants"))

@@ -12,7 +12,7 @@ from iotwin.common.errors import IotwinError
 from iotwin.datagen.layouts import DlrmLayout
 from iotwin.workloads.common.parts import Parts
 
-_ORDER = 0xD12A  # the order of batches is seeded by this, the job's seed and the number of the pass
+_ORDER = 0xD12A  # the order of batches is seeded by this constant, the job's seed and the number of the pass over the file
 
 
 class Batch(NamedTuple):
@@ -26,7 +26,7 @@ class Batch(NamedTuple):
 class BatchFile:
     """Reads one .bin file, a batch at a time. Raises IotwinError if the file is missing, cut off or smaller than a batch.
 
-    The names of the parts of steps that it logs begin with `prefix`.
+    The logged names of parts of steps begin with `prefix`.
     """
 
     def __init__(self, path: Path, batch_size: int, parts: Parts, prefix: str = "") -> None:
@@ -73,7 +73,7 @@ class BatchFile:
 
 
 def preprocess(samples: NDArray[np.int32], most_categories: int) -> Batch:
-    """Return the batch of `samples`, (n, 40), as the published job prepares it: log(1 + dense), categories modulo the table."""
+    """Return the batch of `samples` (n, 40) as MLPerf's job prepares it: log(1 + dense), categories modulo `most_categories`."""
     dense = np.log1p(np.maximum(samples[:, 1 : 1 + DlrmLayout.DENSE], 0).astype(np.float32))
     categories = samples[:, 1 + DlrmLayout.DENSE :].astype(np.int64) % table_rows(most_categories)
     return Batch(dense, np.ascontiguousarray(categories.T), samples[:, 0].astype(np.float32))
@@ -85,7 +85,7 @@ def table_rows(most_categories: int) -> NDArray[np.int64]:
 
 
 def batch_order(batches: int, steps: int, shuffle: bool, seed: int) -> Iterator[int]:
-    """Yield the batch index of each of `steps` steps: pass after pass over the file, each in a new random order if `shuffle`."""
+    """Yield the batch index of each of `steps` steps: pass after pass over the file's `batches`, reshuffled each if `shuffle`."""
     for first in range(0, steps, batches):
         count = min(batches, steps - first)
         if shuffle:

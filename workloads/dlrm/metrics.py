@@ -5,10 +5,10 @@ from numpy.typing import NDArray
 
 
 def roc_auc(scores: NDArray[np.float32], labels: NDArray[np.float32]) -> float:
-    """Return the area under the ROC curve of `scores`, (n,), for `labels`, (n,), of 0 or 1 (click); nan if one label is missing.
+    """Return the area under the ROC curve. `scores` and `labels` have shape (n,), a label is 0 or 1 (click).
 
-    This equals the share of (click, no click) pairs in which the click has the higher score; equal scores count half
-    (the Mann-Whitney statistic).
+    The result is the share of (click, no click) pairs in which the click has the higher score; equal scores count half (the
+    Mann-Whitney statistic). It is nan if all labels are equal.
     """
     _, index, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[index]  # mean rank of equal scores, from 1

@@ -1,4 +1,4 @@
-"""The deep learning recommendation model: a tower of dense layers, embedding tables, their interaction, and a second tower."""
+"""The deep learning recommendation model: a tower of dense layers, embedding tables, interactions of both, a second tower."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -23,8 +23,8 @@ def _tower(widths: Sequence[int], last_is_linear: bool) -> nn.Sequential:
 class Dlrm(nn.Module):
     """DLRM (Naumov et al., 2019). The interaction is the dot products of all pairs of the first tower's output and 26 embeddings.
 
-    `rows` are the sizes of the embedding tables, which are distributed over `devices` in turn; everything else is on the first
-    device. Gradients of embeddings are sparse.
+    `rows` are the sizes of the embedding tables. The tables are distributed over `devices` in turn; all other layers are on the
+    first device. Gradients of embeddings are sparse.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from iotwin.workloads.dlrm.data import BatchFile, batch_order
 
 
 def sleep_through(config: DlrmConfig) -> Result:
-    """Read the training batches and sleep after each, without evaluations and checkpoints; return the job's result."""
+    """Read the training batches and sleep after each. Return the job's result, which has no evaluations or checkpoints."""
     log = MlLog(sys.stdout)
     parts = Parts(True)
     slept = SleptSteps(parse_sleep(config.sleep or "0"), config.seed, rank=0)

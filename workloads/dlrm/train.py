@@ -36,7 +36,7 @@ CHECKPOINT = "checkpoint.pt"
 
 @dataclass
 class DlrmHistory:
-    """Losses, evaluations and step times of a job so far."""
+    """The losses, evaluations and step times of a job so far."""
 
     loss: list[float] = field(default_factory=list)  # one per step
     evaluations: list[dict[str, float]] = field(default_factory=list)  # keys: step, accuracy, roc_auc
@@ -84,7 +84,7 @@ class DlrmJob:
         log.point("train_samples", self._batches * config.batch_size)
 
     def run(self) -> None:
-        """Train, evaluate and save after every `eval_every`-th step. The logged intervals of these never overlap."""
+        """Train, and evaluate and save after every `eval_every`-th step. The intervals logged for these actions never overlap."""
         config, every, done = self._config, self._config.eval_every or self._config.steps, self.keeper.steps
         order = islice(batch_order(self._batches, config.steps, config.shuffle, config.seed), done, None)
         while done < config.steps and not self.keeper.stops:
@@ -99,7 +99,10 @@ class DlrmJob:
                 self._keep(reason, done)
 
     def _train(self, order: Iterator[int], first: int, until: int) -> str | None:
-        """Train from step `first` until `until`, a due checkpoint or a stop. Return the reason for the checkpoint, or None."""
+        """Train from step `first` to `until`, or until a checkpoint is due or the job must stop.
+
+        Returns the reason for the checkpoint, None if none is due.
+        """
         asked_ns = time.monotonic_ns()
         size, ranks = self._config.batch_size, self._ranks
         share = size // ranks.world_size
@@ -123,7 +126,7 @@ class DlrmJob:
         return None
 
     def _position(self, step: int) -> Position:
-        """Return the position in the data after `step` steps. It is as for a single rank, because the ranks share each batch."""
+        """Return the position in the data after `step` steps, as for a single rank, because the ranks share each batch."""
         epoch, done = divmod(step, self._batches)
         config = self._config
         return after(begin(config.seed, epoch + 1, self._batches * config.batch_size, config.batch_size, 1), done)
@@ -140,7 +143,7 @@ class DlrmJob:
             raise IotwinError(f"the checkpoint ended step {self.keeper.steps}; give --steps a higher number to go on")
         self.model.load_state_dict(resumed.shared["model"])
         self._optimizer.load_state_dict(resumed.shared["optimizer"])
-        for group in self._optimizer.param_groups:  # --learning-rate replaces the rate in the checkpoint
+        for group in self._optimizer.param_groups:  # the option --learning-rate overrides the checkpoint's rate
             group["lr"] = self._config.learning_rate
 
     def _step(self, batch: Batch, step: int) -> float:
@@ -189,7 +192,7 @@ class DlrmJob:
         self._log.point("eval_accuracy", accuracy, step_num=step)
 
     def _evaluate_batch(self, file: BatchFile, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the scores and the labels of test batch `number`."""
+        """Return (scores, labels) of the batch `number` of the test file, both of shape (n,)."""
         measure, begin_ns = self._parts.measure, time.monotonic_ns()
         batch = file.read(number, self._config.most_categories)
         self._parts.log("eval_load_batch_mem", begin_ns, time.monotonic_ns() - begin_ns, step_num=number)

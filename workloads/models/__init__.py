@@ -1,4 +1,4 @@
-"""PyTorch models by name: `build(name, preset)` returns a module, a function that makes its inputs, and its loss."""
+"""PyTorch models by name: `build(name, preset)` returns a module, a function that makes the module's inputs, and a loss."""
 
 from typing import TYPE_CHECKING
 

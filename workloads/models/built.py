@@ -1,4 +1,4 @@
-"""The result of `build`: a model, its inputs and its loss."""
+"""The class of the results of `build`: a model, its inputs and its loss."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Built(NamedTuple):
-    """A module; `make_inputs(batch_size)` returns random inputs, and `loss(module, *inputs)` a scalar tensor."""
+    """A module, a function `make_inputs(batch_size)` of random inputs, and a `loss(module, *inputs)` that is a scalar tensor."""
 
     module: nn.Module
     make_inputs: Callable[[int], tuple[Tensor, ...]]

@@ -19,7 +19,7 @@ class _Gan(nn.Module):
 
 
 def gan() -> Built:
-    """Return the model. The gradient of the generator's loss passes through five updates of the discriminator."""
+    """Return the model. Its loss is the generator's, whose gradient passes through five updates of the discriminator."""
 
     def inputs(batch: int) -> tuple[Tensor, ...]:
         return torch.randn(batch, 2), torch.randn(batch, 16)

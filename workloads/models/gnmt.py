@@ -10,8 +10,6 @@ _DROPOUT = 0.2
 
 
 class _Attention(nn.Module):
-    """Additive attention (Bahdanau et al. 2015)."""
-
     def __init__(self, width: int) -> None:
         super().__init__()
         self.query = nn.Linear(width, width, bias=False)
@@ -19,7 +17,6 @@ class _Attention(nn.Module):
         self.vector = nn.Parameter(torch.randn(width) / width**0.5)
 
     def forward(self, queries: Tensor, values: Tensor) -> Tensor:
-        """Return the context [target length, batch, width] for queries [target length, ...] and values [source length, ...]."""
         scores = torch.tanh(self.query(queries).unsqueeze(1) + self.key(values).unsqueeze(0)) @ self.vector
         return torch.einsum("tsb,sbw->tbw", scores.softmax(1), values)
 
@@ -38,7 +35,6 @@ class _Gnmt(nn.Module):
         self.classifier = nn.Linear(width, vocabulary)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Return the scores [target length, batch, vocabulary] of token indices [length, batch]."""
         encoded, _ = self.forth_and_back(self.source(source))
         encoded, _ = self.encoder[0](self.dropout(encoded))
         for layer in self.encoder[1:]:

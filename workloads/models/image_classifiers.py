@@ -39,7 +39,7 @@ class _Block(nn.Module):
 
 
 class _ResidualShape(NamedTuple):
-    """The size of a residual network: blocks per stage; for bottlenecks, inner channels in stage 1 and groups."""
+    """The sizes of a residual network: blocks per stage and, for bottlenecks, inner channels in stage 1 and groups."""
 
     blocks: tuple[int, ...]
     bottleneck: bool = False
@@ -116,7 +116,7 @@ def _alexnet(preset: str, classes: int) -> nn.Module:
 
 
 class _InvertedResidual(nn.Module):
-    """Convolutions of 1 by 1 to `inner` channels, which are more, of 3 by 3 per channel, and of 1 by 1 to `after` channels."""
+    """Convolutions of 1 by 1 to `inner` channels, then of 3 by 3 per channel, then of 1 by 1 to fewer channels, `after`."""
 
     def __init__(self, before: int, after: int, stride: int, inner: int) -> None:
         super().__init__()

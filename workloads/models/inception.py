@@ -28,7 +28,7 @@ def _conv(before: int, after: int, kernel: Size, stride: int = 1, padded: bool =
 
 
 def _chain(before: int, *layers: tuple[int, Size]) -> nn.Sequential:
-    """Return a sequence of convolutions, each given as (channels, kernel)."""
+    """Return a sequence of convolutions; each of `layers` is (channels, kernel). `before`: channels of the input."""
     channels = [before, *(after for after, _ in layers)]
     return nn.Sequential(*(_conv(each, after, kernel) for each, (after, kernel) in zip(channels, layers, strict=False)))
 
@@ -38,13 +38,13 @@ def _pooled(before: int, after: int) -> nn.Sequential:
 
 
 def _narrowing(before: int, layers: Sequence[tuple[int, Size]], after: int) -> nn.Sequential:
-    """Return a sequence of convolutions and, at its end, one of 3 by 3 with stride 2, which halves height and width."""
+    """Return a sequence of convolutions that ends with one of 3 by 3 and stride 2, which halves height and width."""
     last = layers[-1][0] if layers else before
     return nn.Sequential(*_chain(before, *layers), _conv(last, after, 3, 2, padded=False))
 
 
 def inception_v3(preset: str, classes: int) -> nn.Module:
-    """Return the network. With the preset tiny it has an eighth of the channels, one block of each kind and smaller images."""
+    """Return the network. With the preset tiny, it has an eighth of the channels and one block of each kind."""
     paper = preset == "paper"
     n = (lambda channels: channels) if paper else (lambda channels: channels // 8)
     pool = partial(nn.MaxPool2d, 3, 2)

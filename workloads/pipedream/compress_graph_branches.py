@@ -1,4 +1,4 @@
-"""Runs ``iotwin pipedream compress`` with the name and arguments of the original's script: GRAPH OUTPUT."""
+"""Runs ``iotwin pipedream compress`` for users of PipeDream's script of this name; its arguments are GRAPH OUTPUT."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""Runs ``iotwin pipedream convert`` with the options of the original's script. The template options have no effect."""
+"""Runs ``iotwin pipedream convert`` with the options of PipeDream's script of this name. Template options have no effect."""
 
 import argparse
 import sys

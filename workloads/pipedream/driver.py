@@ -1,4 +1,4 @@
-"""Runs ``iotwin pipedream drive`` with the options of the original's script, whose --quiet is --dry-run in iotwin."""
+"""Runs ``iotwin pipedream drive`` with the options of PipeDream's script of this name. Its --quiet becomes --dry-run."""
 
 import argparse
 import sys

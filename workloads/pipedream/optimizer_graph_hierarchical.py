@@ -1,4 +1,4 @@
-"""Runs ``iotwin pipedream optimize`` with the options of the original's script, for all workers and with its memory model."""
+"""Runs ``iotwin pipedream optimize`` with the options, the use of all workers and the memory formula of PipeDream's script."""
 
 import argparse
 import sys

@@ -8,21 +8,21 @@ if TYPE_CHECKING:  # not imported at run time, because jobs that use a policy re
 
 
 class Cadence(NamedTuple):
-    """A series of epochs or steps after which an action is due: `first`, then every `every`-th. Both count from 1."""
+    """A series of epochs or steps after which an action is due: `first`, then every `every`-th. Epochs and steps count from 1."""
 
     first: int
     every: int
     also: int = -1  # one more epoch or step outside the series, at which the action is due; -1: none
 
     def due(self, number: int) -> bool:
-        """Return True if `number` is due."""
+        """Return True if the action is due after epoch or step `number`."""
         return number == self.also or (number >= self.first and (number - self.first) % self.every == 0)
 
 
 class LoopPosition(NamedTuple):
-    """The position of a training loop: the epoch, the step of the run (both from 1), and whether an epoch ends.
+    """The position of a training loop: the epoch and the step of the run, both from 1, and whether an epoch ends here.
 
-    `batch`: index in the epoch of the batch that comes next, for rules that list pairs of epoch and batch.
+    `batch`: index in the epoch of the next batch, for rules that list pairs of epoch and batch.
     """
 
     epoch: int
@@ -34,8 +34,8 @@ class LoopPosition(NamedTuple):
 class Policy:
     """Decides after each step and each epoch whether an action, such as a checkpoint, is due.
 
-    The rules are: after `epochs` or `steps` of a cadence, every `seconds`, or after the steps `listed`, which may also be pairs
-    of an epoch and a batch.
+    It is due after `epochs` or `steps` of a cadence, every `seconds`, or after the steps `listed`. An entry of `listed` may also
+    be a pair of an epoch and a batch.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Policy:
     def due(self, position: LoopPosition, now: float) -> str | None:
         """Return the reason why the action is due at `position` and at the time `now` in seconds, None if it is not due.
 
-        The reason is the first that applies of signal, epoch, steps, list, seconds. Any reason restarts the period of `seconds`.
+        The reason is the first that applies of: signal, epoch, steps, list, seconds. Any reason restarts the period of `seconds`.
         """
         reason = self._reason(position, now)
         if reason is not None:
@@ -91,7 +91,7 @@ class Policy:
 
 
 def evaluation_cadence(section: "Evaluation") -> tuple[Cadence | None, Cadence | None]:
-    """Return when evaluations are due: a cadence of epochs and a cadence of steps, one of which is None."""
+    """Return (cadence of epochs, cadence of steps) after which evaluations are due. One of the two is None."""
     if section.steps_between_evals < 1:
         return Cadence(section.eval_after_epoch, section.epochs_between_evals), None
     first = section.eval_after_step if section.eval_after_step > 0 else section.steps_between_evals
@@ -99,9 +99,9 @@ def evaluation_cadence(section: "Evaluation") -> tuple[Cadence | None, Cadence |
 
 
 def checkpoint_policy(section: "Checkpoint", twin: "TwinCheckpoint") -> Policy:
-    """Return the policy for checkpoints after epochs and steps, which all ranks decide alike.
+    """Return the policy for checkpoints after epochs and steps, by which every rank decides alike.
 
-    It has no rule for `twin.seconds_between` and `twin.policy`, since one rank decides these for all.
+    The policy has no rule for `twin.seconds_between` and `twin.policy`, since one rank decides on these for all.
     """
     if twin.seconds_between is not None:
         return Policy()

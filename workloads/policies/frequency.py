@@ -1,8 +1,8 @@
 """Decides how often to checkpoint: Algorithm 1 of CheckFreq plans an interval from a profile, and a controller corrects it.
 
-After Mohan, Phanishayee and Chidambaram, "CheckFreq: Frequent, Fine-Grained DNN Checkpointing" (FAST 2021). The controller of
-CheckFreq only lengthens the interval, and compares steps with the initial profile. This one also shortens it, and compares with
-recent steps that no checkpoint affects.
+The source is Mohan, Phanishayee and Chidambaram, "CheckFreq: Frequent, Fine-Grained DNN Checkpointing" (FAST 2021). The
+controller of CheckFreq only lengthens the interval, and compares steps with the initial profile. The controller here also
+shortens the interval, and compares with recent steps that no checkpoint affects.
 """
 
 import math
@@ -14,13 +14,13 @@ from statistics import median
 from typing import NamedTuple
 
 HOST, DEVICE = "host", "device"
-# share of the bound at which a controller aims, since with the bound itself as aim it would exceed it half of the time
+# A controller aims at this share of the bound. If it aimed at the bound itself, it would exceed the bound half of the time.
 AIMED = 0.9
 
 
 @dataclass(frozen=True)
 class CheckpointProfile:
-    """The cost of a job's checkpoint. Raises ValueError for impossible times. The paper's symbols are in brackets."""
+    """The cost of a job's checkpoint. Raises ValueError for impossible times. Comments give the paper's symbols in brackets."""
 
     iteration_s: float  # seconds of a whole step without checkpoints [Ti]
     update_s: float  # seconds of the weight update at the end of a step [Tw]
@@ -30,7 +30,7 @@ class CheckpointProfile:
     size_bytes: int  # size of the state [m]
     memory_used_bytes: int = 0  # peak of device memory in use [M]
     memory_total_bytes: int = 0  # device memory [Mmax]
-    besides_s: float = 0.0  # seconds that the call that takes a checkpoint spends besides the copy; not in the paper
+    besides_s: float = 0.0  # seconds that the call which takes a checkpoint needs in addition to the copy; not in the paper
     interference_s: float = 0.0  # seconds of CPU time that writing takes away from training; not in the paper
 
     def __post_init__(self) -> None:
@@ -51,8 +51,8 @@ class CheckpointProfile:
 class IntervalPlan:
     """A planned checkpoint interval in steps.
 
-    * `interval` is the largest of three: below `interval_no_overlap` too many checkpoints would be in flight, below
-      `interval_bounded` stalls would exceed the bound, and `interval_mtbf` follows from an MTBF (None without it).
+    * `interval` is the largest of three. Below `interval_no_overlap`, too many checkpoints would be in flight. Below
+      `interval_bounded`, stalls would exceed the bound. `interval_mtbf` follows from an MTBF (None without it).
     * `snapshot` is where the snapshot is stored, HOST or DEVICE.
     * `stall_s` is how long a checkpoint stalls training, `overhead` the share of all time in such stalls.
     """
@@ -69,7 +69,7 @@ class IntervalPlan:
 def plan(profile: CheckpointProfile, overhead: float, mtbf_s: float | None = None, in_flight: int = 1) -> IntervalPlan:
     """Return the interval of Algorithm 1, with which stalls take at most the share `overhead` (0.05 is 5 %) of step time.
 
-    * The snapshot is stored on the device if its memory suffices and if that stalls training no longer than a copy to the host.
+    * The snapshot is stored on the device if it has room, and if this stalls training no longer than a copy to the host.
     * `in_flight` checkpoints may be unfinished at once, so each may take that many intervals. CheckFreq has 1; for more,
       PCcheck's rule applies (Strati, Friedman, Klimovic, ASPLOS 2025).
     * `mtbf_s`, the mean time between failures, sets a least interval, sqrt(2 C MTBF) for a stall of C (Young, CACM 1974). Below
@@ -89,7 +89,7 @@ def plan(profile: CheckpointProfile, overhead: float, mtbf_s: float | None = Non
 
 
 def _snapshot(profile: CheckpointProfile) -> tuple[str, Fraction]:
-    """Return where to store the snapshot (HOST or DEVICE), and for how many seconds that stalls training."""
+    """Return (HOST or DEVICE, the place to store the snapshot; seconds that this stalls training)."""
     spare_bytes = profile.memory_total_bytes - profile.memory_used_bytes
     if profile.device_copy_s is not None and spare_bytes > profile.size_bytes:
         device_s = _exact(profile.device_copy_s)
@@ -99,17 +99,17 @@ def _snapshot(profile: CheckpointProfile) -> tuple[str, Fraction]:
 
 
 def _exact(value: float) -> Fraction:
-    """Return the decimal number that a float is printed as, so that sums are not rounded: 0.6 - 0.18 is then 0.42."""
+    """Return exactly the decimal number that Python prints for `value`, so that sums are not rounded: 0.6 - 0.18 is then 0.42."""
     return Fraction(str(value))
 
 
 def _whole(steps: float) -> int:
-    """Round up to an integer of at least 1, but ignore an excess as small as a rounding error."""
+    """Return `steps` rounded up to an integer of at least 1. An excess as small as a rounding error is ignored."""
     return max(1, math.ceil(steps * (1 - 1e-12) - 1e-9))
 
 
 class MeasuredStep(NamedTuple):
-    """A measured step: its seconds, whether a checkpoint began in it, how long that stalled it, whether one was being written.
+    """A measured step: its seconds, whether a checkpoint began in it, the seconds of stall, whether one was being written.
 
     `seconds` includes `stall_s`.
     """
@@ -127,14 +127,14 @@ class MeasuredStep(NamedTuple):
 
 @dataclass(frozen=True)
 class StepWindow:
-    """The steps from one checkpoint to a later one, usually the next, and what the controller concluded from them.
+    """The steps from one checkpoint to a later one, usually the next, and what the controller concluded from these steps.
 
     * `first_step` and `last_step` are both in the window; steps count from 0.
     * `base_s` is the time of a step that no checkpoint affects. If checkpoints affect every step, it is the time of steps without
       stalls, and the interval does not change.
-    * `overhead` is the time of all steps over their number times `base_s`, less 1. It is the sum of `stall_share` (waiting) and
-      `interference_share` (the rest, which noise can make negative).
-    * `interval` is the interval in steps from the end of the window on.
+    * `overhead` is the time of all steps divided by their number times `base_s`, less 1. It is the sum of `stall_share` (waiting)
+      and `interference_share` (the rest, which noise can make negative).
+    * `interval` is the interval in steps after the window.
     """
 
     first_step: int
@@ -155,9 +155,9 @@ class _Cost(NamedTuple):
 
 
 _LEAST_STEPS = 8  # fewest steps of a window; if checkpoints are closer, a window spans several
-_AGREE = 3  # number of windows in a row that must agree before the interval shrinks, or grows by less than _URGENT
+_AGREE = 3  # consecutive windows that must need a shorter or longer interval before it changes, unless one is urgent (_URGENT)
 _URGENT = 1.3  # a single window that needs more than this multiple of the interval changes the interval at once
-_BAND = 0.9  # the interval shrinks if _AGREE windows in a row need less than this share of the interval
+_BAND = 0.9  # the interval shrinks only if _AGREE consecutive windows need less than this share of it
 _POOL = 16  # number of latest windows from which small interference is distinguished from noise
 _COMPARED = 32  # number of latest unaffected steps whose median is `base_s`
 _ERRORS = 3  # the job's speed has changed if two medians differ by more than this many standard errors
@@ -166,16 +166,17 @@ _FREE_WINDOWS = 4
 
 
 class Controller:
-    """Keeps the total overhead of checkpoints at a bound by changing the interval between them, up or down.
+    """Keeps the total overhead of checkpoints at a bound by changing the interval between checkpoints, up or down.
 
     The overhead is the wall time above the time of steps that no checkpoint affects. So a cause that slows all steps is ignored.
     The cost of a checkpoint is its stall, which is measured, and the interference of its write with steps. Interference counts if
-    it exceeds noise by three standard errors in two windows in a row, or by two in the median of the last 16. The interference
-    that a profile foresees counts as far as measurements do not exclude it. A window needs the interval cost / bound.
+    it exceeds noise by three standard errors in two consecutive windows, or by two in the median of the last 16 windows. The
+    interference that a profile foresees counts as far as measurements do not exclude it. A window "needs" the interval cost /
+    bound.
 
     * A single window that needs 1.3 times the interval changes it at once, at most to twice.
-    * If the stalls alone of the following windows need as much, each raises the interval again at once.
-    * Otherwise three windows must agree; to shrink the interval, they must need less than 0.9 of it.
+    * If the following windows need as much for their stalls alone, each raises the interval again at once.
+    * Otherwise three windows must agree. To shrink the interval, they must need less than 0.9 of it.
 
     So noise of 20 % changes the interval at most once in three windows.
 
@@ -200,10 +201,10 @@ class Controller:
         self._free_counts: deque[int] = deque([_FREE], maxlen=_FREE_WINDOWS)
         self._knows_writing = False
         self._costs: deque[_Cost] = deque(maxlen=_POOL)
-        self._needs: list[float] = []  # intervals that the windows since the last change need
+        self._needs: list[float] = []  # the interval that each window since the last change needs
         self._windows_since = _AGREE  # since the last change
         self._stalls = 0.0  # interval that the last window needed for its stalls alone
-        self._alert = False  # True if the last window alone changed the interval
+        self._alert = False  # True if the last window changed the interval at once
 
     @property
     def interval(self) -> int:
@@ -230,7 +231,8 @@ class Controller:
         return sum(self._free_counts) + self._free_in_window >= _FREE or since >= 2 * self.interval
 
     def step(self, seconds: float, checkpoint: bool = False, stall_s: float = 0.0, writing: bool = False) -> StepWindow | None:
-        """Record a step, by the fields of MeasuredStep. Return the window that ends with this step, None within a window.
+        """Record a step, whose values are the fields of MeasuredStep. Return the window that this step ends; None within a
+        window.
 
         If `writing` is never True, writes are assumed to take less than half the interval, so that most steps are unaffected.
         """
@@ -253,7 +255,7 @@ class Controller:
         return ended
 
     def finish(self) -> StepWindow | None:
-        """Return the last, incomplete window, None if there is none."""
+        """Return the last window, although it is incomplete; None if no step was recorded since the window before."""
         return self._end_window() if self._begun and self._window else None
 
     def _end_window(self) -> StepWindow:
@@ -280,7 +282,7 @@ class Controller:
         self._free.extend(free)
 
     def _decide(self, cost: _Cost, foreseen: float) -> None:
-        """Change the interval if needed, by the cost measured in a window and the foreseen interference, in steps."""
+        """Change the interval if a window's measured `cost` requires it. `foreseen`: a profile's interference in steps."""
         self._costs.append(cost)
         stalls, before = cost.stall / self.overhead, self._stalls
         need, self._stalls = stalls + self._interference(foreseen) / self.overhead, stalls
@@ -322,7 +324,7 @@ class Controller:
 
 
 def _cost(steps: list[MeasuredStep], sample: Sequence[float], base_s: float, knows_writing: bool) -> _Cost:
-    """Return the cost of a checkpoint in a window of `steps`. `sample` holds the seconds of unaffected steps."""
+    """Return the cost of a checkpoint in a window of `steps`. `sample` holds the seconds of steps that no checkpoint affects."""
     checkpoints = max(1, sum(step.checkpoint for step in steps))
     slowed = [step.seconds - step.stall_s for step in steps if not (knows_writing and step.free)]
     error = _spread(sample) * math.sqrt(len(slowed) + len(slowed) ** 2 * (math.pi / 2) / len(sample))
@@ -344,7 +346,7 @@ def _deviation(sample: Sequence[float]) -> float:
 
 
 def tune(steps: Iterable[MeasuredStep], overhead: float, interval: int) -> tuple[list[StepWindow], int]:
-    """Return the windows of a recorded series of steps, and how often a controller would have changed the interval.
+    """Return (windows, changes): the windows of a recorded series of steps, and how often a controller changes the interval.
 
     The last, incomplete window is included if it has at least as many steps as the one before. Raises ValueError as Controller
     does.

@@ -10,8 +10,8 @@ Mean seconds lost per failure:
 * synchronous or ideal checkpoints: k t / 2 + load;
 * N in flight: k t / 2 + load + t min(C / t, k N) / 2.
 
-The original measures how long a step with checkpoints takes. Here it is the lower bound of each system: every k steps training
-waits C seconds (synchronous), or max(0, C / N - k t) seconds until fewer than N checkpoints are in flight.
+PCcheck's evaluation measures how long a step with checkpoints takes. Here, the time is the lower bound of each system. Every k
+steps, training waits C seconds (synchronous), or max(0, C / N - k t) seconds until fewer than N checkpoints are in flight.
 """
 
 import math
@@ -21,9 +21,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FailingJob:
-    """A job: seconds of a step, of a checkpoint and of loading a checkpoint; steps between checkpoints; most checkpoints in
-    flight.
-    """
+    """A job: seconds of a step, a checkpoint and its loading, steps between checkpoints, and most checkpoints in flight."""
 
     iteration_s: float
     checkpoint_s: float
@@ -39,11 +37,11 @@ class FailingJob:
 
     @property
     def interval_s(self) -> float:
-        """Seconds of the steps between two checkpoints."""
+        """Seconds that the steps between two checkpoints take."""
         return self.interval * self.iteration_s
 
     def waits_s(self, in_flight: int) -> float:
-        """Return the mean seconds per step that training waits until fewer than `in_flight` checkpoints are unfinished."""
+        """Return the mean seconds per step in which training waits until fewer than `in_flight` checkpoints are unfinished."""
         return max(0.0, self.checkpoint_s / in_flight - self.interval_s) / self.interval
 
 
@@ -74,7 +72,7 @@ SYSTEMS = {
 
 @dataclass(frozen=True)
 class GoodputEstimate:
-    """Useful steps per second, their share of time without checkpoints, and the seconds lost per failure."""
+    """Useful steps per second, this number times the seconds of a step, and the seconds lost per failure."""
 
     steps_per_s: float
     useful_share: float

@@ -1,8 +1,8 @@
 """The plan of a training pipeline, and the order in which its ranks compute the forward (F) and backward (B) passes.
 
-Minibatches count from 0 over the whole run. Terms and formulas after Narayanan et al., "PipeDream: Generalized Pipeline
-Parallelism for DNN Training" (SOSP 2019) and "Memory-Efficient Pipeline-Parallel DNN Training" (ICML 2021, flush and 2BW); GPipe
-after Huang et al. (NeurIPS 2019).
+Minibatches count from 0 over the whole run. Terms and formulas follow Narayanan et al., "PipeDream: Generalized Pipeline
+Parallelism for DNN Training" (SOSP 2019) and "Memory-Efficient Pipeline-Parallel DNN Training" (ICML 2021, flush and 2BW), and
+for GPipe Huang et al. (NeurIPS 2019).
 """
 
 import math
@@ -37,17 +37,17 @@ class Stage:
 
     @property
     def replicas(self) -> int:
-        """Return the number of ranks."""
+        """Return the stage's number of ranks."""
         return len(self.ranks)
 
     @property
     def busy_s(self) -> float:
-        """Return the seconds that one rank computes and averages gradients per minibatch."""
+        """Return the seconds per minibatch in which one rank computes and averages gradients."""
         return self.forward_s + self.backward_s + self.all_reduce_s
 
     @property
     def seconds_per_minibatch(self) -> float:
-        """Return the least time between two minibatches, if all ranks of the stage share them."""
+        """Return the least seconds between two minibatches, if all ranks of the stage take turns."""
         return max(self.busy_s, self.receive_s) / self.replicas
 
 
@@ -88,13 +88,11 @@ class PipelinePlan:
 
     @property
     def group(self) -> int:
-        """Return the number of minibatches of a group: as many as fill the pipeline. Flushes and the updates of 2BW are a group
-        apart.
-        """
+        """Return the minibatches of a group: as many as fill the pipeline. A flush, or an update of 2BW, follows each group."""
         return self.noam * self.stages[0].replicas
 
     def rank_of(self, stage: int, minibatch: int) -> int:
-        """Return the rank of `stage` that computes both passes of a minibatch. Ranks take minibatches in turn."""
+        """Return the rank of `stage` that computes both passes of a minibatch. The stage's ranks take minibatches in turn."""
         ranks = self.stages[stage].ranks
         return ranks[minibatch % len(ranks)]
 
@@ -104,7 +102,7 @@ class PipelinePlan:
 
 
 def order(plan: PipelinePlan, stage: int, replica: int, minibatches: int, schedule: str | None = None) -> list[Pass]:
-    """Return the passes of the `replica`-th rank of a stage, in order. `minibatches` is their number in the whole run.
+    """Return the passes of the `replica`-th rank of a stage, in order. `minibatches` is the number in the whole run.
 
     * 1f1b and 2bw: F for the warm-up, then F and B alternately, then the remaining B.
     * none: F and B alternately.
@@ -134,9 +132,10 @@ def _one_forward_one_backward(own: list[int], warm_up: int) -> list[Pass]:
 
 
 def versions(plan: PipelinePlan, stage: int, replica: int, minibatches: int, schedule: str | None = None) -> list[int]:
-    """Return, for each minibatch of a rank, the version of the weights that it uses: the number of updates before it.
+    """Return the version of the weights that each minibatch of a rank uses: the number of weight updates before it.
 
-    1f1b: max(0, i - warm-up) for the rank's i-th minibatch. none: i. gpipe and flush: the index of the group. 2bw: one less.
+    For the rank's i-th minibatch it is max(0, i - warm-up) with 1f1b, and i with none. With gpipe and flush it is the index of
+    the group, and with 2bw one less.
     """
     schedule = schedule or plan.schedule
     own = range(replica, minibatches, plan.stages[stage].replicas)

@@ -2,7 +2,8 @@
 
 A rank runs its passes in order. A forward pass (F) waits for the output of the previous stage, a backward pass (B) for the
 gradient from the next stage. Transfers overlap passes. As in the optimizer's formulas, each rank has one link to the previous
-stage, which carries one transfer at a time. Replicas do not wait for one another. Reads and updates of weights take no time.
+stage, which carries one transfer at a time. Replicas of a stage do not wait for one another. Reads and updates of weights take no
+time.
 """
 
 from collections import deque
@@ -17,7 +18,7 @@ from iotwin.workloads.policies.pipeline import Pass, PipelinePlan, order, routes
 
 @dataclass(frozen=True)
 class Timeline:
-    """The passes of a run as columns of equal length, unordered. Times are seconds since the start; minibatches count from 0."""
+    """The passes of a run as columns of equal length, in no particular order. Times are seconds since the start of the run."""
 
     rank: np.ndarray
     stage: np.ndarray
@@ -33,7 +34,7 @@ class Timeline:
 
 
 class Stalled(Exception):
-    """The order of the passes is a deadlock."""
+    """Raised if the order of the passes is a deadlock."""
 
 
 def simulate(plan: PipelinePlan, minibatches: int, schedule: str | None = None) -> Timeline:
@@ -44,7 +45,7 @@ def simulate(plan: PipelinePlan, minibatches: int, schedule: str | None = None) 
 
 
 class _Simulation:
-    """Processes events in the order of time: the end of a pass, which frees its rank and starts a transfer, or an arrival."""
+    """Processes events in the order of time: an arriving input, or a pass's end, which frees the rank and starts a transfer."""
 
     def __init__(self, plan: PipelinePlan, minibatches: int, schedule: str | None) -> None:
         self.plan = plan
@@ -53,7 +54,7 @@ class _Simulation:
         }
         self.ahead = {rank: deque(order(plan, *at, minibatches, schedule)) for rank, at in self.stage_and_replica.items()}
         self.events: list[tuple[float, int, int, Pass, bool]] = []  # time, index, rank, pass, True: arrival
-        self.number = 0  # index of the next event, which orders events of equal time
+        self.number = 0  # index of the next event; of events at the same time, the one with the lower index is first
         self.arrived: set[tuple[int, Pass]] = set()  # each (rank, pass) whose input has arrived
         self.idle = set(self.stage_and_replica)
         # time at which each rank's link to the previous stage is free
@@ -61,7 +62,6 @@ class _Simulation:
         self.rows: list[tuple[int, int, int, bool, float, float]] = []
 
     def go(self) -> None:
-        """Run all passes."""
         for rank in self.stage_and_replica:
             self._begin(rank, 0.0)
         while self.events:
@@ -114,9 +114,9 @@ def _timeline(rows: list[tuple[int, int, int, bool, float, float]]) -> Timeline:
 
 
 def summary(plan: PipelinePlan, timeline: Timeline, minibatches: int, schedule: str | None = None) -> dict[str, Any]:
-    """Return times of the run, and times, memory and bytes of each stage.
+    """Return the times of the run, and the times, memory and bytes of each stage, as a JSON object.
 
-    `fill_s` is the time until the last stage begins, `drain_s` the time after its last pass; the seconds per minibatch exclude
+    `fill_s` is the time until the last stage begins, `drain_s` the time after its last pass. The seconds per minibatch exclude
     both. Shares are of the total time of the stage's ranks.
     """
     last = timeline.stage == len(plan.stages) - 1
@@ -165,7 +165,7 @@ def in_flight(timeline: Timeline, rank: int) -> int:
 
 
 def details(plan: PipelinePlan, minibatches: int, schedule: str | None = None) -> dict[str, Any]:
-    """Return the passes and weight versions of each rank, and the ranks of every minibatch."""
+    """Return the passes and weight versions of each rank, and the ranks of every minibatch, as a JSON object."""
     placed = sorted((rank, stage.stage, replica) for stage in plan.stages for replica, rank in enumerate(stage.ranks))
 
     def text(passes: list[Pass]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A batch sampler whose order depends on seed and epoch only, so that a job can resume at any batch without reading others."""
+"""A batch sampler whose order depends only on seed and epoch, so that a job can resume at any batch without reading others."""
 
 from collections.abc import Iterator
 
@@ -11,12 +11,13 @@ from iotwin.workloads.state.position import begin, next_epoch, positions_of, ste
 
 
 class ResumableBatches:
-    """A batch_sampler for torch's DataLoader: yields the sample indices of this rank's batches from `position` to the epoch end.
+    """A batch_sampler for torch's DataLoader: yields the sample indices of this rank's batches from `position` to the epoch's
+    end.
 
     * `samples` is the size of the data set, `batch_size` the number of samples per step and rank.
-    * An epoch takes each sample once, except a remainder that is too small for a step of all ranks.
-    * Rank r of n takes every n-th sample of the order. With `sliced` it takes consecutive samples, from floor(r samples / n) on,
-      as CheckFreq's reader does; such a job can resume within an epoch only on the same number of ranks.
+    * An epoch takes each sample once in a random order, except a remainder that is too small for a step of all ranks.
+    * Rank r of n takes every n-th sample of this order. With `sliced`, it takes consecutive samples of the order, beginning with
+      number floor(r * samples / n), as CheckFreq's reader does. With `sliced`, only the same number of ranks can resume an epoch.
     * With `with_epoch` it yields (epoch, index) instead of an index, as a key for augmentation.
     """
 
@@ -44,7 +45,7 @@ class ResumableBatches:
         return self.order()(np.array(self._positions(position), np.int64)).tolist()
 
     def _positions(self, position: Position, step: int = 0) -> range:
-        """Return where in the epoch's order the samples of this rank's batch are, `step` batches after `position`."""
+        """Return the positions in the epoch's order of the samples of this rank's batch `step` batches after `position`."""
         if not self.sliced:
             return positions_of(position, self._rank, step)
         first = self._rank * position.samples // position.world_size
@@ -60,12 +61,15 @@ class ResumableBatches:
         return steps_left(self.position)
 
     def __iter__(self) -> Iterator[list[int] | list[tuple[int, int]]]:
-        order, position = self.order(), self.position  # the loader reads ahead: the job changes `self.position` meanwhile
+        order, position = (
+            self.order(),
+            self.position,
+        )  # a copy, since the job changes `self.position` while the loader reads ahead
         for step in range(steps_left(position)):
             found = order(np.array(self._positions(position, step), np.int64)).tolist()
             yield [(position.epoch, index) for index in found] if self._with_epoch else found
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position."""
+        """Return the fields of `position` by name."""
         state: dict[str, int] = msgspec.to_builtins(self.position)
         return state

@@ -19,13 +19,13 @@ def gathered(state: Any) -> list[Any]:
 
 
 def encode(state: Any) -> bytes:
-    """Return a state as JSON. Equal states give equal bytes."""
+    """Return a state as JSON. Two equal states have the same bytes."""
     tensors, values = flatten(state)
     return msgspec.json.encode([[*tensor[:3], tensor.data.tobytes()] for tensor in tensors] + [values])
 
 
 def _gather(content: bytes) -> list[bytes]:
-    """Return the `content` of every rank."""
+    """Return the `content` of every rank, in rank order."""
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
     world_size = distributed.get_world_size()
     length = torch.tensor([len(content)], device=device)

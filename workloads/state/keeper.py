@@ -1,4 +1,4 @@
-"""Saves a job's state when its policy requires it, restores it, and records which samples the run has consumed."""
+"""Saves a job's state when a policy requires it, restores the state, and records which samples the run has consumed."""
 
 import hashlib
 import signal
@@ -30,10 +30,10 @@ State = dict[str, Any]
 
 @dataclass
 class ResumedJob:
-    """A restored checkpoint: the position in the data, the state that all ranks share, and the separate states of ranks.
+    """A restored checkpoint: the position in the data, the state that all ranks share, and states that belong to single ranks.
 
-    `own` is this rank's separate state if the number of ranks is unchanged. Otherwise rank 0 gets the separate states of all
-    ranks, and other ranks get none.
+    `own` is this rank's state if the number of ranks is unchanged. Otherwise rank 0 gets the states of all ranks, and other ranks
+    get none.
     """
 
     position: Position
@@ -44,7 +44,7 @@ class ResumedJob:
 class Keeper:
     """Saves and restores the state of one rank. As a context manager it locks the store of checkpoints.
 
-    `job` identifies the job; a checkpoint with other values is refused.
+    `job` identifies the job: a checkpoint whose manifest has other values is refused.
     """
 
     def __init__(self, options: StateOptions, output: Path, ranks: Together, job: State, framework: Framework) -> None:
@@ -78,7 +78,7 @@ class Keeper:
 
     @property
     def stops(self) -> bool:
-        """True if this run has reached its --stop-after."""
+        """True if this run has done the steps of its option --stop-after."""
         return 0 < self._options.stop_after <= self._steps_here
 
     def resume(self) -> ResumedJob | None:
@@ -128,7 +128,7 @@ class Keeper:
                 raise IotwinError(f"{found.path} is of {what} {saved.get(key)}, this job is of {what} {value}; give it its own")
 
     def consumed(self, epoch: int, own: Sequence[int], all_ranks: Sequence[int]) -> None:
-        """Record a step: the sample indices that this rank (`own`) and all ranks took, in the epoch's order."""
+        """Record the sample indices of a step: those that this rank took (`own`) and those of all ranks, in the epoch's order."""
         self.steps += 1
         self._steps_here += 1
         self.order_sha256 = order_digest(self.order_sha256, all_ranks)
@@ -148,7 +148,7 @@ class Keeper:
         return reason
 
     def keep(self, position: Position, reason: str, shared: State, own: State) -> None:
-        """Write a checkpoint with rank 0's `shared` and the `own` of each rank. Every rank must call it."""
+        """Write a checkpoint with the state `shared` of rank 0 and the state `own` of each rank. Every rank must call it."""
         if self._store is None:
             return
         state: State = {"own": {**own, "generators": self._framework.generators.state_dict()}}
@@ -164,7 +164,7 @@ class Keeper:
         self._policy.restart(time.monotonic())
 
     def result(self) -> State:
-        """Return this object's entries of the job's result.json."""
+        """Return the entries of result.json about checkpoints and consumed samples."""
         return {"resumed_from": self.resumed_from, "order_sha256": self.order_sha256, "stopped": self.stops}
 
 

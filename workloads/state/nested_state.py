@@ -1,4 +1,4 @@
-"""Splits a job's state into tensors and plain values, and joins them again; for any framework's tensors, with numpy's as one."""
+"""Splits a job's state into tensors and plain values, and joins them again. Each framework passes its own tensor conversion."""
 
 import hashlib
 import random
@@ -14,17 +14,22 @@ from iotwin.common.tensor_file import Tensor
 
 TENSOR, ARRAY = "$tensor", "$array"
 _TUPLE, _ITEMS = "$tuple", "$items"
-_MARKS = (TENSOR, ARRAY, _TUPLE, _ITEMS)  # keys of a dict that stands for a tensor, an array, a tuple, a dict with other keys
+_MARKS = (
+    TENSOR,
+    ARRAY,
+    _TUPLE,
+    _ITEMS,
+)  # a dict with one of these keys replaces a tensor, an array, a tuple, or a dict whose keys are not strings
 _PLAIN = frozenset((bool, int, float, str, type(None)))
 _CONTAINERS = frozenset((dict, OrderedDict, list, tuple))  # types of values for which `leaf` is not called
-# Leaf: a function that converts a value of the state, given with its name, to (TENSOR or ARRAY, the tensor to store). It returns
-# None for values that are neither. Restored: the inverse function.
+# A Leaf converts a (name, value) of the state to (TENSOR or ARRAY, the tensor to store), or to None if the value is no tensor or
+# array. A Restored is the inverse function.
 Leaf = Callable[[str, Any], tuple[str, Tensor] | None]
 Restored = Callable[[str, Tensor], Any]
 
 
 def flatten_by(leaf: Leaf, state: Any) -> tuple[list[Tensor], Any]:
-    """Split a state of nested dicts, lists and tuples: return its tensors, converted by `leaf`, and the rest as JSON values.
+    """Split a state of nested dicts, lists and tuples. Return (its tensors, converted by `leaf`; the rest as JSON values).
 
     Raises TypeError if a value is neither a tensor nor a JSON value.
     """
@@ -59,7 +64,7 @@ def flatten_by(leaf: Leaf, state: Any) -> tuple[list[Tensor], Any]:
 
 
 def unflatten_by(restored: Restored, values: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return the state that `flatten_by` was called with. Raises IotwinError if a tensor is missing."""
+    """Return the state whose parts `flatten_by` returned. Raises IotwinError if a tensor is missing."""
     if isinstance(values, list):
         return [unflatten_by(restored, each, tensors) for each in values]
     if not isinstance(values, dict):
@@ -86,14 +91,14 @@ class NumpyGenerators:
         return {"python": random.getstate(), "numpy": numpy_state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the generators to states that `state_dict` returned."""
+        """Set the generators to the states that `state_dict` returned."""
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])
 
 
 @dataclass(frozen=True)
 class Framework:
-    """What saving a state requires of a framework: versions to record, conversion of tensors, random generators."""
+    """What the saving of a state needs from a framework: versions to record, conversion of tensors, random generators."""
 
     versions: dict[str, str]
     flatten: Callable[[Any], tuple[list[Tensor], Any]]
@@ -102,12 +107,12 @@ class Framework:
 
 
 def flatten(state: Any) -> tuple[list[Tensor], Any]:
-    """Split a state whose only tensors are numpy arrays, as `flatten_by` does. Arrays are not copied."""
+    """Split, as `flatten_by` does, a state whose only tensors are numpy arrays. Arrays are not copied."""
     return flatten_by(lambda name, value: (ARRAY, array_tensor(name, value)) if isinstance(value, np.ndarray) else None, state)
 
 
 def unflatten(values: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return the state that `flatten` was called with."""
+    """Return the state whose parts `flatten` returned."""
     return unflatten_by(lambda _, tensor: tensor.data.view(tensor.dtype).reshape(tensor.shape), values, tensors)
 
 

@@ -33,12 +33,12 @@ class StateOptions:
 
     @property
     def used(self) -> bool:
-        """True if any option is given."""
+        """True if any of these options is given."""
         return self.keeps or self.resume != NEVER or self.stop_after > 0 or self.index_log is not None
 
 
 def take_state_options(values: dict[str, Any]) -> StateOptions:
-    """Remove the fields of StateOptions from the arguments `values` and return them. Raises UsageError if one is impossible."""
+    """Remove the fields of StateOptions from `values` and return them. Raises UsageError if a value is impossible."""
     options = StateOptions(**{each.name: values.pop(each.name) for each in fields(StateOptions)})
     check_least(options)
     if options.keeps and values["sleep"] is not None:

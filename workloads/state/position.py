@@ -1,7 +1,7 @@
 """A job's position in its data, and the samples of each rank's next step, so that an epoch takes each sample once.
 
 All ranks together take the samples of an epoch in one order. A step of `world_size` ranks with `batch_size` samples each takes
-the next world_size * batch_size samples; rank r takes every world_size-th of them, from the r-th on, as torch's
+the next world_size * batch_size samples. Rank r takes every world_size-th of them, from the r-th on, as torch's
 DistributedSampler with drop_last does.
 
 At its start, an epoch is cut to whole steps, and the remaining samples are dropped. If another number of ranks resumes the epoch,
@@ -70,9 +70,9 @@ def next_epoch(position: Position) -> Position:
 
 
 def order_digest(before: str, indices: Sequence[int]) -> str:
-    """Return the digest of an order of samples, from the digest `before` of its first part and the `indices` that follow.
+    """Return the digest of an order of samples, from the digest `before` of the first part and the `indices` that follow it.
 
-    The result does not depend on how the order is divided into steps.
+    The result does not depend on how the order is divided into parts.
     """
     digest = before
     for index in indices:

@@ -1,7 +1,7 @@
 """Saves state that is sharded over ranks (DTensor): each rank saves its own shards, and any number of ranks can restore them.
 
 In a checkpoint, a sharded tensor is a dict of the rank's shard, its offset in the whole tensor, and the sharded dimensions. Rank
-0 also saves everything that is not sharded; the other ranks save None in its place.
+0 also saves everything that is not sharded. The other ranks save None instead.
 """
 
 import itertools
@@ -34,8 +34,8 @@ def sharding_of(state: Any) -> "Sharding | None":
 class Sharding:
     """Saves and restores sharded state together with the other ranks of `mesh`.
 
-    The writing threads of the ranks use a separate process group. In a shared group, their messages could be confused with those
-    of the training threads.
+    The writing threads of the ranks use a separate process group. In a shared group, their messages could be confused with
+    those of the training threads.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -61,10 +61,10 @@ class Sharding:
         return None if self.rank else state
 
     def joined(self, states: Iterator[Any]) -> Any:
-        """Return the restored state: the state of rank 0, with its shards replaced by DTensors over this mesh.
+        """Return the restored state: the state that rank 0 saved, with its shards replaced by DTensors over this mesh.
 
-        `states` yields what each rank saved, rank 0 first; only one at a time is in memory. Tensors are sharded along the same
-        dimensions as before. Raises IotwinError if this mesh has another number of dimensions.
+        `states` yields what each rank saved, rank 0 first; only one of them is in memory at a time. Tensors are sharded along the
+        same dimensions as before. Raises IotwinError if this mesh has another number of dimensions.
         """
         first = next(states)
         made = {path: self._empty(part) for path, part in _leaves(first) if _is_part(part)}
@@ -93,7 +93,7 @@ def _part(tensor: DTensor) -> dict[str, Any]:
 
 
 def _extent(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]) -> tuple[list[int], list[int]]:
-    """Return the shape of this rank's shard of a tensor, and the shard's offset in it, if divided as by torch.chunk."""
+    """Return (shape, offset in the whole tensor) of this rank's shard of a tensor that is divided as by torch.chunk."""
     sizes, begin = list(shape), [0] * len(shape)
     for dimension, placement in enumerate(placements):
         if isinstance(placement, Shard):
@@ -114,7 +114,7 @@ def _encoded(placement: Placement) -> int | None:
 
 
 def _paste(target: DTensor, part: dict[str, Any]) -> None:
-    """Copy the values of the saved shard `part` into this rank's shard of `target`, where both overlap."""
+    """Copy the values of the saved shard `part` into this rank's shard of `target`, where the two shards overlap."""
     local: torch.Tensor = target.to_local()
     _, begin = _extent(target.shape, target.device_mesh, target.placements)
     source = part[_PART]

@@ -1,8 +1,8 @@
-"""The first phase of a checkpoint: `take` copies every tensor of the state into one buffer, which is reused.
+"""The first phase of a checkpoint: `take` copies every tensor of the state into one buffer, which later snapshots reuse.
 
 A synchronous copy stalls training until it ends. With `overlap`, the writing thread copies parameters and optimizer state during
-the next forward and backward passes, and the next update waits for it. All other tensors are copied at once, because forward
-passes may change them (as the running means of batch normalisation). Small tensors are copied at once, too.
+the next forward and backward passes, and the next weight update waits for this copy. All other tensors are copied at once,
+because forward passes may change them (as the running means of batch normalisation). Small tensors are copied at once, too.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ _SMALL_BYTES = 256 << 10
 
 
 class Slot(NamedTuple):
-    """One tensor's part of a snapshot's host memory, as a torch tensor in C order and as a tensor of the checkpoint file."""
+    """The part of a snapshot's host memory for a tensor, as a torch tensor in C order and as a tensor of the checkpoint file."""
 
     tensor: torch.Tensor
     file_tensor: Tensor
@@ -41,10 +41,10 @@ class Buffer:
         self.descriptor = os.memfd_create("snapshot")
         self._pinned = torch.cuda.is_available()
         self.memory = self.on_device = torch.empty(0, dtype=torch.uint8)
-        self.slots: list[Slot] = []  # slots of the latest snapshot; the next one probably has the same tensors
+        self.slots: list[Slot] = []  # slots of the latest snapshot, for reuse: the next snapshot probably has the same tensors
 
     def ensure(self, size_bytes: int, device_bytes: int) -> None:
-        """Grow the host memory and the memory on the CUDA device to at least these sizes. The content is lost."""
+        """Grow the host memory and the memory on the CUDA device to at least these sizes. The old content is lost."""
         if device_bytes > self.on_device.numel():
             self.on_device = torch.empty(device_bytes, dtype=torch.uint8, device="cuda")
         if size_bytes <= self.memory.numel():
@@ -71,7 +71,7 @@ class Buffer:
 
 @dataclass
 class StateSnapshot:
-    """A copied state: its tensors, which are views of `buffer`, and its plain values. It is complete when `copied` is set."""
+    """A copied state: its tensors, which are views of `buffer`, and its plain values. It is complete once `copied` is set."""
 
     buffer: Buffer
     tensors: list[Tensor] = field(default_factory=list)
@@ -104,8 +104,8 @@ class StateSnapshot:
 def take(buffer: Buffer, state: Any, overlap: bool = False, updated: Collection[int] = ()) -> StateSnapshot:
     """Copy `state` to `buffer` and return the snapshot. Raises TypeError if a checkpoint cannot hold the state.
 
-    When this returns, CPU tensors have been copied, and CUDA tensors have been copied on their device. With `overlap`, tensors
-    whose address is in `updated`, unless small, are only copied by `finish`; weights must not be updated before that.
+    On return, CPU tensors have been copied, and CUDA tensors have been copied on their device. With `overlap`, large tensors
+    whose address is in `updated` are only copied by `finish`; weights must not be updated before that.
     """
     begin = time.perf_counter()
     try:
@@ -157,7 +157,7 @@ def _fill(buffer: Buffer, state: Any, overlap: bool, updated: Collection[int]) -
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy a CPU tensor in this thread only. torch would use its thread pool, which is slower as it waits for each tensor."""
+    """Copy a CPU tensor in this thread only. torch would use its thread pool, which is slower since it waits for each tensor."""
     if source.is_contiguous() and not (source.is_conj() or source.is_neg()):
         ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
     else:
@@ -165,7 +165,7 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 class _BufferTooSmall(Exception):
-    """The state is larger than the buffer."""
+    """Raised if the state is larger than the buffer."""
 
 
 class _Allocator:
@@ -186,9 +186,9 @@ class _Allocator:
 
 
 class _SlotReuse:
-    """Returns a slot, the place of its copy in memory, for each tensor of a snapshot.
+    """Returns a slot in memory for each tensor of a snapshot.
 
-    It reuses the slots of the previous snapshot (`kept`) up to the first tensor with another name, type or shape.
+    The slots of the previous snapshot (`kept`) are reused up to the first tensor with another name, type or shape.
     """
 
     def __init__(self, allocator: _Allocator, kept: list[Slot]) -> None:

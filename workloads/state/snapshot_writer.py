@@ -1,4 +1,4 @@
-"""The second phase of a checkpoint: a thread or a process writes snapshots to the store, in order, while training continues."""
+"""The second phase of a checkpoint: a thread or a process writes snapshots to the store, in the order of their submission."""
 
 import queue
 import threading
@@ -30,7 +30,7 @@ class Persisted:
 
 
 class Destination(Protocol):
-    """Where a job's checkpoints are written. `store` is None if a writer process cannot write there."""
+    """The place where a job's checkpoints are written. `store` is None if a writer process cannot write there."""
 
     store: Store | None
 
@@ -48,10 +48,10 @@ class _Write(NamedTuple):
 
 
 class Persister:
-    """Writes snapshots to `destination`, at most `in_flight` at once, each from its own buffer.
+    """Writes snapshots to `destination`, at most `in_flight` at once, each from a separate buffer.
 
     The writing thread calls `done` after each write. If a write fails, the next call of `check`, `buffer`, `wait` or `close`
-    raises its error.
+    raises the error.
     """
 
     def __init__(self, destination: Destination, in_flight: int, done: Callable[[Persisted], None]) -> None:
@@ -72,7 +72,7 @@ class Persister:
             raise error
 
     def buffer(self) -> Buffer:
-        """Wait for a free buffer and return it. The caller must then `submit` a snapshot in the buffer, or `give_back` it."""
+        """Wait for a free buffer and return it. The caller must then `submit` a snapshot in it, or `give_back` the buffer."""
         with self._changed:
             self._changed.wait_for(lambda: self._free or self._error)
             self.check()
@@ -95,10 +95,10 @@ class Persister:
             self._changed.notify_all()
 
     def submit(self, snapshot: StateSnapshot, manifest: CheckpointManifest, worker: str) -> None:
-        """Queue a snapshot for the writing thread, which copies its pending tensors and writes it.
+        """Queue a snapshot for the writing thread, which copies the snapshot's pending tensors and writes it.
 
-        If all tensors are copied and the writer process is idle, the calling thread sends the request itself. This delays it less
-        than a request by the writing thread, which would compete for the interpreter lock.
+        If all tensors are copied and the writer process is idle, the calling thread sends the request itself. A request by the
+        writing thread would delay the caller longer, since both threads would compete for the interpreter lock.
         """
         write = _Write(snapshot, manifest, worker)
         idle = len(self._free) == len(self._buffers) - 1
@@ -120,7 +120,7 @@ class Persister:
         self.check()
 
     def close(self) -> None:
-        """Wait for all writes, then end the thread and the process."""
+        """Wait for all writes, then end the writing thread and the writer process."""
         if not self._thread.is_alive():
             return
         self._writes.put(None)

@@ -1,4 +1,4 @@
-"""Splits the state of a PyTorch job into tensors and plain values, joins them again, and saves its random generators."""
+"""Splits the state of a PyTorch job into tensors and plain values, joins them again, and saves PyTorch's random generators."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,9 +16,9 @@ _Copy = Callable[[torch.Tensor], torch.Tensor]
 
 
 def flatten(state: Any, copy: _Copy = torch.Tensor.detach) -> tuple[list[Tensor], Any]:
-    """Split a state of nested dicts, lists and tuples: return its tensors and numpy arrays, and the rest as JSON values.
+    """Split a state of nested dicts, lists and tuples. Return (its tensors and numpy arrays; the rest as JSON values).
 
-    By default CPU tensors are not copied, so they must be written before training continues; `copy` is applied to each tensor.
+    `copy` is applied to each tensor. By default CPU tensors are not copied, so they must be written before training continues.
     Raises TypeError if a value is neither a tensor nor a JSON value.
     """
 
@@ -41,14 +41,14 @@ def dtype_name(name: str, tensor: torch.Tensor) -> str:
 
 
 def as_tensor(name: str, tensor: torch.Tensor) -> Tensor:
-    """Return a tensor as one of a checkpoint file; one that lies on the CPU is not copied."""
+    """Return `tensor` as a tensor of a checkpoint file. A tensor in CPU memory is not copied."""
     dtype = dtype_name(name, tensor)
     content = tensor.detach().to("cpu").contiguous().reshape(-1)
     return Tensor(name, dtype, tuple(tensor.shape), content.view(torch.uint8).numpy())
 
 
 def unflatten(values: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return the state that `flatten` was called with, with tensors on the CPU. Raises IotwinError if one is missing."""
+    """Return the state whose parts `flatten` returned, with tensors on the CPU. Raises IotwinError if a tensor is missing."""
     return unflatten_by(_restored, values, tensors)
 
 
@@ -67,7 +67,7 @@ class TorchGenerators(nested_state.NumpyGenerators):
         return {**super().state_dict(), "torch": torch.get_rng_state(), "devices": devices}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the generators to states that `state_dict` returned. States of devices that are missing here are ignored."""
+        """Set the generators to the states that `state_dict` returned. States of devices that this machine lacks are ignored."""
         super().load_state_dict(state)
         torch.set_rng_state(state["torch"])
         if torch.cuda.is_available():

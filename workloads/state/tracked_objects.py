@@ -13,10 +13,10 @@ _GENERATORS = "generators"
 
 
 class TrackedObjects:
-    """Tracks objects, given as keywords, that have `state_dict` and `load_state_dict`: models, optimizers, schedulers ...
+    """Tracks objects, passed as keywords, that have `state_dict` and `load_state_dict`: models, optimizers, schedulers ...
 
-    Objects without these methods are ignored with a note. The random generators of the process are tracked too, unless there is
-    an object named `generators`. Raises ValueError if no object can be tracked.
+    Objects without these methods are ignored with a note. The random generators of the process are tracked too, unless an object
+    is named `generators`. Raises ValueError if no object can be tracked.
     """
 
     def __init__(self, **objects: Any) -> None:
@@ -53,7 +53,7 @@ class TrackedObjects:
         return {} if _GENERATORS in self.tracked else TorchGenerators().state_dict()
 
     def load(self, objects: State, generators: State | None) -> None:
-        """Restore the objects and the generators. Raises IotwinError if an object is missing or does not fit."""
+        """Restore the objects and generators. Raises IotwinError if a tracked object is missing in `objects` or does not fit."""
         if missing := [name for name in self.tracked if name not in objects]:
             raise IotwinError(f"the checkpoint has no {missing[0]}; it has {', '.join(objects) or 'nothing'}")
         for name, each in self.tracked.items():

@@ -1,7 +1,7 @@
 """``python -m iotwin.workloads.state.writer_process``: a process that writes a job's snapshots to the checkpoint store.
 
-For each snapshot the job sends a JSON request and the descriptor of a shared buffer. The process ends when the job closes the
-socket, and the kernel kills it if the job dies. It does not import torch.
+For each snapshot, the job sends a JSON request and the descriptor of a shared buffer. The process ends when the job closes the
+socket, and the kernel kills it if the job dies. The process does not import torch.
 """
 
 import json
@@ -43,14 +43,14 @@ class WriteRequest(msgspec.Struct):
 
 
 class WriterProcess:
-    """The job's side: starts the writer process for the first request, and again if it was killed, and sends it requests."""
+    """The job's side of the connection: starts the writer process when the first request is sent, or after a kill."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
     def send(self, request: WriteRequest, descriptor: int) -> None:
-        """Send a request; `receive` returns when the checkpoint is written. Raises IotwinError if the process has ended."""
+        """Send a request. `receive` then returns when the checkpoint is written. Raises IotwinError if the process has ended."""
         connection = self._socket or self._start()
         content = msgspec.json.encode(request)
         try:
@@ -60,7 +60,7 @@ class WriterProcess:
             raise self._gone(request.directory) from None
 
     def receive(self, directory: str) -> float:
-        """Wait for the write and return its CPU seconds. Raises IotwinError if it failed or the process has ended."""
+        """Wait until the checkpoint is written and return the CPU seconds used. Raises IotwinError if the write failed."""
         try:
             if self._socket is None:
                 raise EOFError
@@ -126,9 +126,9 @@ def _exactly(connection: socket.socket, length: int) -> bytes:
 
 
 class _RequestServer:
-    """The part that runs in the writer process: it reads requests from the job's socket, writes the checkpoints, and replies.
+    """The writer process's side: reads requests from the job's socket, writes the checkpoints, and replies.
 
-    It keeps the job's buffers mapped, because mapping a buffer again would cause a fault on every page.
+    The job's buffers remain mapped, because mapping a buffer again would cause a page fault on every page.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -153,7 +153,7 @@ class _RequestServer:
         """Commit the checkpoint and return an error message, None on success."""
         try:
             packed = Packed(request.tensors, self._memory(descriptor, request.buffer_bytes)[: request.buffer_bytes])
-            # The store is not entered: the job holds its lock.
+            # The store is not entered as a context, since the job holds the store's lock already.
             Store(Path(request.directory), Retention(**request.retention)).commit(request.manifest, packed, request.values)
         except IotwinError as failure:
             return str(failure)
@@ -169,7 +169,7 @@ class _RequestServer:
 
 
 def main(arguments: list[str]) -> None:
-    """Serve a job. `arguments` are the descriptor of its socket and its process id."""
+    """Serve a job. `arguments` are the descriptor of the job's socket and the job's process id."""
     descriptor, parent_pid = (int(argument) for argument in arguments)
     name_process("iotwin-writer")
     for number in (signal.SIGINT, signal.SIGTERM):  # the job ends this process after the last checkpoint

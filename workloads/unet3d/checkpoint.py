@@ -1,4 +1,4 @@
-"""Loads the checkpoints that the published job writes at ends of epochs."""
+"""Loads the checkpoints that MLPerf's image-segmentation job writes at the ends of epochs."""
 
 from pathlib import Path
 

@@ -38,19 +38,19 @@ class Unet3dConfig:
 
     @property
     def network(self) -> dict[str, int]:
-        """The sizes of the network. A checkpoint can be restored only if its sizes are equal."""
+        """The sizes of the network. A checkpoint can be restored only by a job with the same sizes."""
         return {"base_channels": self.base_channels, "depth": self.depth}
 
 
 def prepare_parser(parser: ArgumentParser) -> None:
-    """Add the job's options to `parser`."""
+    """Add the options of Unet3dConfig to `parser`."""
     add_options(parser, Unet3dConfig)
     add_options(parser, StateOptions)
     add_variant_options(parser)
 
 
 def parse_config(args: Namespace) -> Unet3dConfig:
-    """Return the job that `args` describe. Raises UsageError if a value is impossible."""
+    """Return the job that the parsed options `args` describe. Raises UsageError if a value is impossible."""
     values = {**vars(args), "crop": _parse_crop(args.crop)}
     values["state"] = take_state_options(values)
     check_variant(args.variant, args.sleep, values.pop("variants"))

@@ -1,4 +1,4 @@
-"""PyTorch data sets and loaders of KiTS19-shaped cases. Each volume is read whole, in the order of DistributedSampler."""
+"""PyTorch data sets and loaders of KiTS19-shaped cases. A case's volume is read whole, in DistributedSampler's order."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -48,7 +48,7 @@ def _read_volume(path: Path) -> NDArray[np.generic]:
 
 
 class TrainingCases(Dataset):
-    """Data set of augmented crops. The key (epoch, index) of an item seeds its augmentation, whatever rank or worker makes it."""
+    """Data set of augmented crops. The key (epoch, index) of an item seeds its augmentation, on whatever rank or worker."""
 
     def __init__(self, cases: Sequence[Case], crop: Size, seed: int, parts: Parts) -> None:
         self._cases, self._crop, self._seed, self._parts = cases, crop, seed, parts
@@ -68,7 +68,7 @@ class TrainingCases(Dataset):
 
 
 class EvaluationCases(Dataset):
-    """Data set of whole volumes, padded to the size of at least one evaluation window."""
+    """Data set of whole volumes. Each is padded to at least the size of an evaluation window."""
 
     def __init__(self, cases: Sequence[Case], window: Size) -> None:
         self._cases, self._window = cases, window
@@ -83,16 +83,16 @@ class EvaluationCases(Dataset):
 
 
 class EpochSampler(DistributedSampler):
-    """torch's DistributedSampler, but yields (epoch, index) instead of index."""
+    """torch's DistributedSampler, except that it yields (epoch, index) instead of index."""
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return ((self.epoch, index) for index in super().__iter__())
 
 
 class EpochBatches:
-    """Yields this rank's remaining batches of an epoch from `position` on, as lists of keys of TrainingCases.
+    """Yields this rank's remaining batches of an epoch, beginning at `position`, as lists of keys of TrainingCases.
 
-    From the start of an epoch they are the batches of DistributedSampler with drop_last.
+    From the start of an epoch, they are the batches of DistributedSampler with drop_last.
     """
 
     def __init__(self, order: EpochSampler, position: Position, rank: int) -> None:
@@ -113,15 +113,18 @@ class EpochBatches:
         return steps_left(self.position)
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        """Yield the keys of each batch that is not empty."""
-        order, position = self.order(), self.position  # the job changes `self.position` while the loader reads ahead
+        """Yield the keys of each batch; empty batches are left out."""
+        order, position = (
+            self.order(),
+            self.position,
+        )  # a copy, since the job changes `self.position` while the loader reads ahead
         for step in range(steps_left(position)):
             if found := positions_of(position, self._rank, step):
                 yield [order[index] for index in found]
 
 
 def training_loader(cases: Sequence[Case], config: Unet3dConfig, ranks: TorchRanks) -> tuple[DataLoader, EpochBatches]:
-    """Return the loader of this rank's training batches, and the sampler that chooses their samples.
+    """Return (loader of this rank's training batches, the sampler that chooses the batches' samples).
 
     Raises IotwinError if there are too few cases for one batch on each rank.
     """

@@ -40,8 +40,8 @@ def sliding_window_scores(model: nn.Module, image: Tensor, window: Size, overlap
     """Return class scores [1, C, D, H, W] of `image` [1, 1, D, H, W], as the weighted sum over overlapping windows.
 
     The image must not be smaller than a window. The network computes `windows_at_once` windows in a batch. Voxels near a window's
-    edge weigh less, because the network sees less of their surroundings (Isensee et al., nnU-Net, 2021). Sums are not divided by
-    the sum of weights: it is the same for all classes of a voxel, and only the highest score matters.
+    edge weigh less, because the network sees less of their surroundings (Isensee et al., nnU-Net, 2021). The sums are not divided
+    by the weights' sum: it is the same for all classes of a voxel, and only the highest score matters.
     """
     weight = _importance(window).to(image.device)[None]
     scores = torch.zeros((1, CLASSES, *image.shape[2:]), device=image.device)
@@ -55,14 +55,14 @@ def sliding_window_scores(model: nn.Module, image: Tensor, window: Size, overlap
 
 
 def _even_chunks(boxes: list[Box], largest: int) -> Iterator[list[Box]]:
-    """Yield `boxes` in as few chunks of at most `largest` as possible, of nearly equal length: a chunk of one would be slow."""
+    """Yield `boxes` in as few chunks of at most `largest` as possible, of nearly equal length, since a chunk of one is slow."""
     chunks = -(-len(boxes) // largest)
     for index in range(chunks):
         yield boxes[index * len(boxes) // chunks : (index + 1) * len(boxes) // chunks]
 
 
 def evaluate(model: nn.Module, cases: DataLoader, config: Unet3dConfig, device: torch.device, parts: Parts) -> tuple[float, int]:
-    """Score each case of a loader with one case per batch. Return the sum of the Dice scores and the number of cases."""
+    """Return (sum of the Dice scores, number of cases) over the cases of a loader, which must yield one case per batch."""
     model.eval()
     total, count = 0.0, 0
     asked_ns = time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""The 3-D U-Net: an encoder and a decoder with skip connections between equal resolutions."""
+"""The 3-D U-Net: an encoder and a decoder, with skip connections between features of the same resolution."""
 
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ _WIDEST = 320  # most channels at any resolution, as in the published network of
 def level_widths(base_channels: int, depth: int) -> list[int]:
     """Return the number of channels at each of the `depth` + 1 resolutions, finest first.
 
-    It doubles from `base_channels` on, up to 320, or up to `base_channels` if that is more.
+    The number doubles from `base_channels` on, up to 320, or up to `base_channels` if that is more.
     """
     return [min(base_channels << level, max(base_channels, _WIDEST)) for level in range(depth + 1)]
 
@@ -40,7 +40,7 @@ class _Up(nn.Module):
         self.convolve = _double_convolution(2 * channels_out, channels_out)
 
     def forward(self, coarse: Tensor, skip: Tensor) -> Tensor:
-        """Return features [N, channels_out, 2D, 2H, 2W] from `coarse` [N, channels_in, D, H, W] and `skip`, as large as they."""
+        """Return features [N, channels_out, 2D, 2H, 2W] from `coarse` [N, channels_in, D, H, W] and `skip` [N, C, 2D, 2H, 2W]."""
         return self.convolve(torch.cat((self.upsample(coarse), skip), dim=1))
 
 

@@ -1,4 +1,4 @@
-"""Trains the 3-D U-Net, with evaluations and checkpoints after the epochs that the options choose."""
+"""Trains the 3-D U-Net, with evaluations and checkpoints after the epochs that the options specify."""
 
 import math
 import sys
@@ -39,7 +39,7 @@ _MOMENTUM = 0.9
 
 @dataclass
 class Unet3dHistory:
-    """Losses, evaluations and step times of a job so far."""
+    """The losses, evaluations and step times of a job so far."""
 
     train_loss: list[float] = field(default_factory=list)  # per epoch, the mean over steps and ranks
     evaluations: list[dict[str, float]] = field(default_factory=list)  # keys: epoch, mean_dice
@@ -69,7 +69,7 @@ class Unet3dJob:
         self._loss, self._loss_steps = 0.0, 0  # sum of this rank's losses in the epoch so far, and their number
         identity = {"job": "unet3d", "network": config.network, "seed": config.seed}
         file = Path(config.state.resume)
-        of_epoch = file.suffix == ".pt"  # a checkpoint of the published job, taken at the end of an epoch
+        of_epoch = file.suffix == ".pt"  # a checkpoint in the format of MLPerf's job, taken at the end of an epoch
         state = replace(config.state, resume=NEVER) if of_epoch else config.state
         self.keeper = Keeper(state, config.output, ranks, identity, TORCH)
         if of_epoch:
@@ -113,7 +113,7 @@ class Unet3dJob:
                 self._checkpoint()
 
     def _train_epoch(self, epoch: int) -> float:
-        """Train the rest of an epoch. Return the mean loss over all its steps and ranks, nan if the job stops within it."""
+        """Train the rest of an epoch. Return the mean loss over all its steps and ranks; nan if the job stops before the end."""
         self._batches.set_epoch(epoch)
         steps = self._steps(epoch, self._batches.position)
         while steps_left(self._batches.position) and not self.keeper.stops:
@@ -163,9 +163,9 @@ class Unet3dJob:
         next(fetching, None)
 
     def _weight(self, position: Position) -> float:
-        """Return the weight of this rank's loss in the mean over ranks: its number of samples over the mean of all ranks.
+        """Return the weight of this rank's loss in the mean over ranks: its number of samples divided by the ranks' mean number.
 
-        It is 1 except in a short last step of an epoch that was resumed on another number of ranks.
+        The weight is 1 except in a short last step of an epoch that was resumed on another number of ranks.
         """
         taken = after(position).position - position.position
         return len(positions_of(position, self._ranks.rank)) * position.world_size / taken
@@ -197,7 +197,7 @@ class Unet3dJob:
 
     def _evaluate(self) -> None:
         with self._log.interval("eval", epoch_num=self.epoch):
-            # The network without its distributed wrapper, which would synchronise ranks with different numbers of windows.
+            # `self.network` lacks the distributed wrapper, which would make ranks wait for others that have more windows.
             total, count = evaluate(self.network, self._evaluation, self._config, self._ranks.device, self._parts)
             with self._parts.measure("eval_scores_and_loss_reduction", epoch_num=self.epoch):
                 total, cases = self._ranks.sum(total, count)

@@ -18,13 +18,13 @@ _NOISE_PROBABILITY, _NOISE_DEVIATION = 0.1, 0.1
 
 
 def augment(image: Image, label: Label, crop: Size, rng: np.random.Generator) -> tuple[Image, Label]:
-    """Return a random training sample as new contiguous arrays of the shape [1, *crop]."""
+    """Return a random training sample of a case, as new contiguous arrays (image, mask) of the shape [1, *crop]."""
     image, label = pad_to(image, label, crop)
     corner = _balanced_corner(label[0], crop, rng)
     window = (slice(None), *(slice(start, start + size) for start, size in zip(corner, crop, strict=True)))
     image, label = image[window], label[window]
     axes = tuple(axis for axis in (1, 2, 3) if rng.random() < _FLIP_PROBABILITY)
-    image = np.flip(image, axes).astype(np.float32)  # astype copies, since the image is changed below
+    image = np.flip(image, axes).astype(np.float32)  # astype makes a copy, which is changed below
     label = np.flip(label, axes).astype(np.uint8)
     if rng.random() < _BRIGHTNESS_PROBABILITY:
         image *= np.float32(1 + rng.uniform(-_BRIGHTNESS_SPREAD, _BRIGHTNESS_SPREAD))
@@ -34,7 +34,7 @@ def augment(image: Image, label: Label, crop: Size, rng: np.random.Generator) ->
 
 
 def pad_to(image: Image, label: Label, size: Size) -> tuple[Image, Label]:
-    """Return the case, padded to at least `size` voxels per axis: the image with its lowest value (air), the label with 0."""
+    """Return (image, mask) padded to at least `size` voxels per axis: the image with its lowest value, the mask with 0."""
     missing = [max(0, wanted - have) for wanted, have in zip(size, image.shape[1:], strict=True)]
     if not any(missing):
         return image, label
@@ -43,7 +43,7 @@ def pad_to(image: Image, label: Label, size: Size) -> tuple[Image, Label]:
 
 
 def _balanced_corner(label: NDArray[np.uint8], crop: Size, rng: np.random.Generator) -> list[int]:
-    """Return the first voxel of a random crop along D, H, W; in a share of crops, one that contains a random organ."""
+    """Return the first voxel (D, H, W) of a random crop. 40 % of crops contain a random organ."""
     highest = [have - size for have, size in zip(label.shape, crop, strict=True)]
     if rng.random() < _FOREGROUND_SHARE:
         classes = [number for number in range(1, int(label.max()) + 1) if (label == number).any()]

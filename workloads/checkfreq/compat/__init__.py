@@ -1,1 +1,1 @@
-"""Modules with the names that scripts of the original CheckFreq import."""
+"""Modules with the names that scripts written for CheckFreq's own code import."""

@@ -1,4 +1,4 @@
-"""Computes a digest of a batch. By digests, a resumed job checks that it repeats the batches of the interrupted job."""
+"""Computes a digest of a batch. A resumed job compares digests to check that it repeats the interrupted job's batches."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-_MOST_VALUES = 256  # most values of a tensor (evenly spaced), and most items of a list (the first), in the digest
+_MOST_VALUES = 256  # at most so many values of a tensor, evenly spaced, and so many first items of a list enter the digest
 
 
 def batch_digest(batch: Any) -> str:
-    """Return a digest of each tensor, array and list in `batch`: of the type, the shape and up to 256 values."""
+    """Return a digest of `batch`: of the type, the shape and up to 256 values of each tensor, array and list in it."""
     digest = hashlib.sha256()
     for part in _parts(batch):
         digest.update(part)

@@ -1,4 +1,4 @@
-"""Delivers the batches of a data loader. In a resumed job it first repeats the interrupted epoch exactly."""
+"""Delivers the batches of a data loader. A resumed job first repeats the interrupted epoch exactly."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -18,10 +18,10 @@ _REMEDY = "restore the end of an epoch, or let its order follow from seeds"
 
 
 class Epochs:
-    """Delivers the batches of `loader`. In a resumed job it continues an epoch after the batches that were consumed before.
+    """Delivers the batches of `loader`. In a resumed job, it continues the interrupted epoch after the batches consumed before.
 
-    To resume, it sets the random generators to their states at the epoch's start, reads the consumed batches again and drops
-    them, then sets the generators to their states at the checkpoint. If `goes_on`, the loader skips consumed batches itself.
+    For this, it sets the random generators to their states at the epoch's start, and reads the consumed batches again and drops
+    them. Then it sets the generators to their states at the checkpoint. If `goes_on`, the loader itself skips consumed batches.
     """
 
     def __init__(self, loader: Any, goes_on: bool) -> None:
@@ -33,10 +33,10 @@ class Epochs:
         self._watched = watch(loader) if getattr(loader, "persistent_workers", False) else None
         # The next four attributes describe the current epoch.
         self._start: State | None = None  # states of the generators at the epoch's start
-        # states of the generators before the newest batch was read, if this process reads batches
+        # states of the generators before the newest batch was read; None if worker processes read batches
         self._before: State | None = None
         self._digest = ""  # digest of the newest batch
-        self._taken = 0  # number of batches taken so far
+        self._taken = 0  # batches of the epoch delivered so far
         self._ended: State | None = None  # states of the generators in the checkpoint at the end of the previous epoch
         # states of the generators when persistent workers were started, in an earlier epoch
         self._workers_start: State | None = None
@@ -61,7 +61,7 @@ class Epochs:
         return (self._ended, self._start) if self._ended is not None and self._start is not None else None
 
     def end(self, all_taken: bool = True) -> None:
-        """End the epoch. `all_taken`: True if all batches of the loader were taken."""
+        """End the epoch. `all_taken`: True if all batches of the loader were delivered."""
         if self._watched is not None:
             self._workers_start = self._workers_start or self._start
             self._workers = self._watched.states() if all_taken and not draws_behind_batches(self._loader) else None
@@ -70,7 +70,7 @@ class Epochs:
 
     def state_dict(self) -> State:
         """Return the state of the current epoch for a checkpoint."""
-        if self._resumed is not None and self._resumed[1] is not None:  # no batch was taken since the resume
+        if self._resumed is not None and self._resumed[1] is not None:  # no batch was delivered since the resume
             return self._resumed[1]
         now = self._generators.state_dict()
         if not self._taken:
@@ -87,11 +87,11 @@ class Epochs:
         }
 
     def resume(self, taken: int, state: State | None) -> None:
-        """Continue after `taken` batches of an epoch, whose saved `state` is None if the checkpoint has none.
+        """Continue after `taken` batches of an epoch. `state` is that of `state_dict`, None if the checkpoint has none.
 
         Raises IotwinError if the epoch cannot be repeated exactly.
         """
-        if state is not None and state["taken"] != taken:  # the script resumes at another position
+        if state is not None and state["taken"] != taken:  # the user's script resumes at another batch than the checkpoint's
             state = None
         if not self._goes_on:
             self._check(taken, state)
@@ -140,7 +140,9 @@ class Epochs:
     def _begin_again(self, taken: int, state: State) -> Iterator[Any]:
         now = state["now"] if taken else state["start"] or self._generators.state_dict()
         self._workers_start = state["workers_start"]
-        if self._workers_start is not None:  # new workers must be in their second epoch, as those of the interrupted job were
+        if (
+            self._workers_start is not None
+        ):  # put new workers into their second epoch, since those of the interrupted job were past their first
             self._workers = state["workers"]
             if self._watched is not None and self._workers is not None:
                 self._watched.begin_with(self._workers, first_batches(self._loader))
@@ -156,7 +158,7 @@ class Epochs:
         return fetching
 
     def _pass_over(self, fetching: Iterator[Any], taken: int, state: State) -> None:
-        """Read `taken` batches again and drop them. Raises IotwinError if the last one differs from the interrupted job's."""
+        """Read `taken` batches and drop them. Raises IotwinError if the last one differs from the interrupted job's."""
         note(f"the epoch begins again: its first {taken} batches are read again and dropped")
         missing = object()
         for _ in range(taken - 1):

@@ -1,7 +1,7 @@
 """Saves the states of random generators at the start of epochs, for scripts that draw random numbers between two epochs.
 
-The checkpoint at the end of an epoch is written before the script evaluates, so it lacks the states at the next epoch's start.
-These states are saved in the store's file `epoch-starts.json`: a list of epochs, oldest first, each with an entry per rank.
+A script may evaluate after the checkpoint at an epoch's end, so this checkpoint lacks the states at the next epoch's start. The
+store's file `epoch-starts.json` holds these states: a list of epochs, oldest first, each with an entry per rank.
 """
 
 import hashlib
@@ -19,19 +19,19 @@ FILE = "epoch-starts.json"
 
 
 class _Start(msgspec.Struct):
-    """For one rank: the digest of its generators at the end of an epoch, and the states of these at the start of the next."""
+    """One rank's digest of its generators at the end of an epoch, and the states of these at the start of the next epoch."""
 
     end_sha256: str
     start: bytes
 
 
 def digest(generators: Any) -> str:
-    """Return the SHA-256 of the states of a loader's generators."""
+    """Return the SHA-256 of the generators' states."""
     return hashlib.sha256(encode(generators)).hexdigest()
 
 
 def remember(directory: Path, end: Any, start: Any, world_size: int, rank: int, most: int) -> None:
-    """Save durably the generators with which an epoch started (`start`), and those with which the epoch before ended (`end`).
+    """Save durably the states with which an epoch started (`start`), and those with which the epoch before ended (`end`).
 
     The file holds the newest `most` epochs. A single rank saves nothing if `end` and `start` are equal. Every rank must call this
     function. Raises IotwinError if the file cannot be written.
@@ -48,7 +48,7 @@ def remember(directory: Path, end: Any, start: Any, world_size: int, rank: int, 
 
 
 def recall(directory: Path, end: Any, world_size: int, rank: int) -> Any:
-    """Return the generators at the start of the epoch that followed `end`; None if they were not saved."""
+    """Return the states at the start of the epoch after the one that ended with the states `end`; None if they were not saved."""
     wanted = digest(end)
     for entry in reversed(_read(directory)):
         if len(entry) == world_size and entry[rank].end_sha256 == wanted:

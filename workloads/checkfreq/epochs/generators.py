@@ -36,7 +36,7 @@ class LoaderGenerators:
         self.search()
 
     def search(self) -> None:
-        """Search the loader again, since a sampler may make new generators in each epoch."""
+        """Search the loader's attributes again, since a sampler may make new generators in each epoch."""
         self._own = list(_found(self._loader))
 
     def state_dict(self) -> State:
@@ -99,7 +99,7 @@ def _content(cell: CellType) -> Any:
 
 
 def _state_of(generator: Any) -> tuple[str, Any]:
-    """Return the kind of a generator and its state; the state is None if it draws from the operating system."""
+    """Return (kind, state) of a generator. The state is None if the generator draws from the operating system."""
     state: Any
     if isinstance(generator, torch.Generator):
         state = generator.get_state()

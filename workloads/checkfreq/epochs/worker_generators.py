@@ -1,4 +1,4 @@
-"""Saves the random generators of persistent loader workers, which are seeded once and draw on from epoch to epoch."""
+"""Saves the random generators of persistent loader workers, which are seeded once and used by all following epochs."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from iotwin.workloads.checkfreq.epochs.generators import global_states, set_glob
 
 
 class WorkerGenerators:
-    """Wraps a loader's `collate_fn`, which runs in its workers, to share the states of their generators with the rank."""
+    """Wraps a loader's `collate_fn`, which runs in the loader's workers, to share their generators' states with the rank."""
 
     def __init__(self, collate: Any, workers: int) -> None:
         self._collate = collate
         self._states = torch.zeros(workers, len(global_states()), dtype=torch.uint8).share_memory_()
         self._wanted = self._states.clone().share_memory_()
-        # by worker: how many of its next batches set its generators to `_wanted` when they are complete
+        # Per worker: after each of this many next batches, the worker sets its generators to `_wanted`.
         self._left = torch.zeros(workers, dtype=torch.int64).share_memory_()
         self._drew = torch.zeros(1, dtype=torch.uint8).share_memory_()
         self._before: bytes | None = None
@@ -39,17 +39,17 @@ class WorkerGenerators:
         return bool(self._drew[0])
 
     def states(self) -> torch.Tensor:
-        """Return the states of the generators after the newest batch of each worker, shape [workers, bytes]."""
+        """Return the states of each worker's generators after the worker's newest batch, of shape [workers, bytes]."""
         return self._states.clone()
 
     def begin_with(self, states: torch.Tensor, batches: list[int]) -> None:
-        """Set the generators of new worker i to `states[i]` after each of its first `batches[i]` batches."""
+        """Make new worker i set its generators to `states[i]` after each of its first `batches[i]` batches."""
         self._wanted.copy_(states)
         self._left.copy_(torch.tensor(batches))
 
 
 def watch(loader: DataLoader) -> WorkerGenerators:
-    """Make the future workers of `loader` share the states of their generators."""
+    """Make the workers that `loader` starts from now on share their generators' states. Return the wrapper that reads them."""
     if not isinstance(loader.collate_fn, WorkerGenerators):
         loader.collate_fn = WorkerGenerators(loader.collate_fn, loader.num_workers)
     watched: WorkerGenerators = loader.collate_fn
@@ -57,7 +57,7 @@ def watch(loader: DataLoader) -> WorkerGenerators:
 
 
 def draws_behind_batches(loader: DataLoader) -> bool:
-    """Return True if workers of `loader` may draw random numbers for samples that are in no batch."""
+    """Return True if workers of `loader` may draw random numbers for samples that end up in no batch."""
     return isinstance(loader.dataset, IterableDataset) and loader.drop_last
 
 

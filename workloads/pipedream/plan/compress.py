@@ -1,7 +1,6 @@
 """Merges each chain of layers on a branch into one node, so that the optimizer searches fewer states.
 
-The original's compress_graph_branches.py writes equal files, except that it drops the last layer of a branch with the layer's
-times.
+PipeDream's compress_graph_branches.py writes equal files, except that it omits the last layer of a branch and its times.
 """
 
 from collections import deque
@@ -19,11 +18,11 @@ class _Compression:
         self.runs = 0
 
     def node(self, number: int) -> LayerNode:
-        """Return the node in the new graph of a chain's last layer, or of any other layer."""
+        """Return the node of the new graph for layer `number`, which must be unmerged or the last of its chain."""
         return self.merged.get(number, self.graph.nodes[number])
 
     def connect(self, source: LayerNode, target: LayerNode) -> None:
-        """Add an edge to the new graph, with its two nodes if they are new."""
+        """Add an edge to the new graph, and its nodes if the graph lacks them."""
         for node in (source, target):
             self.found.setdefault(node.id, node)
         self.incoming.setdefault(target.id, []).append(source.id)
@@ -65,9 +64,9 @@ class _Compression:
 
 
 def compress(graph: LayerGraph) -> LayerGraph:
-    """Return the graph with one node for each chain of layers on a branch.
+    """Return the graph with each chain of layers on a branch merged into one node.
 
-    The node has the sum of the chain's times and parameters, and the activation of its last layer.
+    The node has the sum of the chain's times and parameters, and the activation size of the chain's last layer.
     """
     state = _Compression(graph)
     waiting, seen = deque(graph.sources()), set()

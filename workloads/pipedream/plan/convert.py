@@ -1,7 +1,7 @@
 """Converts an optimised graph to the inputs of a runtime: modules with their tensors, configurations of ranks, and the plan.
 
-Tensors are named as by the original's convert_graph_to_model.py: k in ``out<k>`` counts the edges that leave a stage, so some
-k are missing. The tensors of a stage are sorted by the id of their node, as a string.
+PipeDream's convert_graph_to_model.py gives tensors the same names: k in ``out<k>`` counts the edges that leave a stage, so some k
+are missing. A stage's tensors are sorted by the id of their node, as a string.
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
 
 @dataclass(frozen=True)
 class Converted:
-    """The result of a conversion.
+    """The result of a conversion: a graph for each of the `stages`, and more.
 
-    `modules` are documents ``{"name", "inputs", "outputs"}``; `confs` the original's configurations of ranks (dp, mp, hybrid).
+    `modules` are documents ``{"name", "inputs", "outputs"}``. `confs` maps "dp", "mp" and "hybrid" to a conf.json of PipeDream.
     """
 
     modules: list[dict[str, Any]]
@@ -47,7 +47,7 @@ def parse_ranks(text: str, stages: int) -> list[int]:
 
 
 def convert(graph: LayerGraph, ranks: str | None = None) -> Converted:
-    """Convert an optimised graph. `ranks` is a text for `parse_ranks`; without it each stage has one rank."""
+    """Return the conversion of an optimised graph. `ranks` is a text for `parse_ranks`; None means one rank per stage."""
     whole = graph.without(n for n in graph.sinks() if graph.nodes[n].description.startswith("__getitem__"))
     by_stage = partition(whole)
     if list(by_stage) != list(range(len(by_stage))):
@@ -64,7 +64,7 @@ def convert(graph: LayerGraph, ranks: str | None = None) -> Converted:
 
 
 def _modules(graph: LayerGraph, stages: int) -> list[dict[str, Any]]:
-    """Return a module for each stage, with the names of its input and output tensors, then the module of the criterion."""
+    """Return a module for each stage, with the names of its input and output tensors, and then the loss's module "criterion"."""
     names = {node.id: f"input{k}" for k, node in enumerate(n for i, n in enumerate(graph.nodes) if graph.nodes[i].is_input)}
     found = []
     counter = 0
@@ -92,7 +92,7 @@ def _modules(graph: LayerGraph, stages: int) -> list[dict[str, Any]]:
 
 
 def _inputs(graph: LayerGraph, own: list[int]) -> set[str]:
-    """Return the ids of the nodes whose outputs a stage reads: earlier stages' nodes, and inputs of the model in the stage.
+    """Return the ids of the nodes whose outputs a stage reads: nodes of earlier stages, and the model's inputs in this stage.
 
     `own` holds the indices of the stage's nodes.
     """
@@ -122,10 +122,9 @@ def _plan(graph: LayerGraph, replicas: list[int]) -> PipelinePlan:
 
 
 def _confs(modules: int, plan: PipelinePlan, hybrid: bool) -> dict[str, dict[str, Any]]:
-    """Return the original's configurations: which stage each module is in, and which ranks each stage has.
+    """Return conf.json documents by name. Each maps modules to stages and stages to ranks; the criterion is in the last stage.
 
-    They are dp (all ranks data parallel), mp (one rank per stage) and, if `hybrid`, the ranks of the plan. The criterion is in
-    the last stage.
+    In "dp" all ranks run the whole model, in "mp" each stage has one rank. If `hybrid` is set, "hybrid" has the plan's ranks.
     """
     stages = [*range(modules - 1), modules - 2]
     found: dict[str, dict[str, Any]] = {

@@ -42,8 +42,8 @@ class CostOptions:
     """The machines and constraints for a plan.
 
     * `levels` begin with the innermost. `memory_bytes` is the limit per worker, None without a limit.
-    * By default a plan uses fewer workers if that is faster. `exact_workers` uses all of them, `fewest_workers` the fewest that
-      give the same time.
+    * By default a plan uses fewer workers than given if it is then faster. `exact_workers` makes it use all, `fewest_workers` as
+      few as possible without becoming slower.
     * `straight` allows one replica per stage. `compression` is the ratio by which activations are compressed for transfers.
     """
 
@@ -63,16 +63,16 @@ class CostOptions:
 
     @property
     def workers(self) -> int:
-        """Return the number of workers: the product over the levels."""
+        """Return the number of workers: the product of the levels' machines."""
         return int(np.prod([level.machines for level in self.levels]))
 
 
 @dataclass(frozen=True)
 class Points:
-    """The points of a graph: totals of all layers before each point, and which stages are possible.
+    """The points of a graph. Each array has an entry per point, for example the totals of all layers before it.
 
-    `closures` are the sets of layers. `seconds` is the time of both passes of a minibatch; `parameters` and `activations` are in
-    bytes. `output` is the bytes across the cut. `reach[a, b]` is True if a stage can be between points a and b.
+    `closures` are the sets of these layers. `seconds` is the time of both passes of a minibatch; `parameters` and `activations`
+    are bytes. `output` is the bytes across the cut. `reach[a, b]` is True if a stage can be between points a and b.
     """
 
     closures: list[int]
@@ -90,7 +90,7 @@ class Points:
 
 
 def points_of(graph: LayerGraph, states: States) -> Points:
-    """Return the points of the graph's states. As in the original, `output` sums the augmented antichain (antichains.py)."""
+    """Return the points of a graph's `states`. As in PipeDream, `output` sums the augmented antichain of each state."""
     antichains = Antichains(graph)
     count = len(states.closures)
     reach = np.zeros((count + 1, count + 1), bool)
@@ -102,7 +102,7 @@ def points_of(graph: LayerGraph, states: States) -> Points:
 
 
 def chain_points(graph: LayerGraph, closures: list[int]) -> Points:
-    """Return the points of a given partition. `closures[k]` is the set of layers of the stages up to stage k."""
+    """Return the points between given stages. `closures[k]` is the set of layers of the stages 0 to k."""
     antichains = Antichains(graph)
     fronts = [sum(1 << node for node in bits(each) if not graph.successor_sets[node] & each) for each in closures]
     reach = np.triu(np.ones((len(closures) + 1,) * 2, bool), 1)
@@ -133,7 +133,7 @@ def _members(sets: Iterable[int], size: int) -> Array:
 
 
 class Costs:
-    """Computes the costs of stages under `options`. Times and bytes may be numbers, or arrays that broadcast."""
+    """Computes the costs of stages under `options`. Arguments and results may be numbers, or arrays that broadcast."""
 
     def __init__(self, options: CostOptions) -> None:
         self.options = options
@@ -186,5 +186,5 @@ class Costs:
 
 
 def sent_bytes(parameters: Any, replicas: int) -> Any:
-    """Return the bytes per minibatch that the replicas of a stage send one another, by one ring all-reduce per minibatch."""
+    """Return the bytes per minibatch that a stage's replicas send one another: one ring all-reduce of `parameters` bytes."""
     return 2.0 * (replicas - 1) * parameters / replicas

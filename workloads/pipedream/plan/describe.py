@@ -9,7 +9,7 @@ from iotwin.workloads.pipedream.plan.states.lattice import count_states
 
 
 def describe(graph: LayerGraph, with_states: bool = False) -> dict[str, Any]:
-    """Return the graph's counts, topological order and totals; with `with_states`, also its states without inputs.
+    """Return the counts, topological order and totals of a graph without its inputs. `with_states` adds a list of its states.
 
     `state_count` is the number of states that the optimizer searches, None if counting takes too long. Raises IotwinError if
     there are too many states to list.

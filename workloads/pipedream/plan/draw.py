@@ -13,7 +13,7 @@ _TEXTS = 80  # graphs with more layers are drawn without labels
 
 
 def layout(graph: LayerGraph) -> list[tuple[float, float]]:
-    """Return the position (x, depth) of each node. Depth is the length of the longest path from a source; rows are centred."""
+    """Return the position (x, depth) of each node. Depth is the edges of the longest path from a source. Rows are centred."""
     depth = [0] * len(graph.nodes)
     for number in graph.topological:
         depth[number] = max((depth[before] + 1 for before in graph.predecessors[number]), default=0)
@@ -30,7 +30,7 @@ def layout(graph: LayerGraph) -> list[tuple[float, float]]:
 
 
 def draw(graph: LayerGraph, output: Path) -> None:
-    """Draw the graph as SVG or PNG. Equal graphs give equal files. Raises UsageError for any other file type."""
+    """Draw the graph as SVG or PNG. The same graph always yields the same file. Raises UsageError for any other suffix."""
     if output.suffix not in _TYPES:
         raise UsageError(f"{output} has no known file type; end its name in .svg or .png")
     check_output(output)

@@ -1,7 +1,7 @@
 """Reads and checks a driver's YAML file, and builds the commands that start its ranks.
 
-A driver file names a conf.json, which assigns ranks to stages. If this file does not exist, the number of ranks is looked up in a
-table of the conf.json files that the original ships.
+A driver file names a conf.json, which assigns ranks to stages. If this conf.json does not exist, the number of ranks comes from a
+table of the conf.json files that PipeDream ships.
 """
 
 import os
@@ -47,7 +47,7 @@ class Driver:
     problems: list[tuple[str, str]] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
-        """Return the entry of the file in the document of ``iotwin pipedream validate``."""
+        """Return the JSON object for this file in the output of ``iotwin pipedream validate``."""
         problems = [{"key": key, "text": text} for key, text in self.problems]
         return {
             "file": str(self.path),
@@ -59,7 +59,7 @@ class Driver:
 
 
 def read_driver(path: Path, models: Path | None = None) -> Driver:
-    """Read a driver file and list all its problems. Its conf.json is searched for in `models` and in the folder of the file."""
+    """Read a driver file and list all its problems. Its conf.json is searched for in `models` and in the driver file's folder."""
     text = read_text(path)
     try:
         content = parse(text, "the file")
@@ -79,7 +79,7 @@ def read_driver(path: Path, models: Path | None = None) -> Driver:
 
 
 def _meant(key: str, value: Any) -> Any:
-    """Return `value`. If the key is boolean and the value a word for true or false in YAML 1.1, return the bool instead."""
+    """Return `value`; but for a boolean `key`, turn words like yes and off, as YAML 1.1 does, into the bool that they mean."""
     return TRUTHS.get(value.lower(), value) if isinstance(value, str) and bool in _TYPES.get(key, ()) else value
 
 
@@ -142,7 +142,7 @@ def _ranks_of(conf: Path, config_file: str) -> tuple[int | None, list[tuple[str,
 
 
 def _too_many(ranks: int, name: str) -> tuple[int, list[tuple[str, str]]]:
-    """Return `ranks`, and a problem if the conf.json is in a folder ``gpus=N`` with a smaller N."""
+    """Return `ranks`, and a problem if the conf.json is in a folder ``gpus=N`` whose N is less than `ranks`."""
     match = re.search(r"gpus=(\d+)", name)
     if match and ranks > int(match[1]):
         return ranks, [("config_file", f"{name} has {ranks} ranks, its folder is for {match[0]}")]
@@ -150,7 +150,7 @@ def _too_many(ranks: int, name: str) -> tuple[int, list[tuple[str, str]]]:
 
 
 def conf_document(path: Path) -> dict[str, Any]:
-    """Return the entry of a conf.json in the document of ``iotwin pipedream validate``."""
+    """Return the JSON object for a conf.json in the output of ``iotwin pipedream validate``."""
     ranks, problems = _ranks_of(path, path.name if "gpus=" in path.name else str(path))
     return {
         "file": str(path),
@@ -163,9 +163,9 @@ def conf_document(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start the ranks. `local`: without ssh and containers. `single_container`: one container per host.
+    """How to start the ranks. `local`: without ssh and containers. `single_container`: one container per host for all its ranks.
 
-    `directory` is for checkpoints, `resume` the checkpoint to resume from, `mounts` further paths to mount into containers.
+    `directory` is for checkpoints. `resume` is the checkpoint to resume from. `mounts` are further paths for the containers.
     """
 
     directory: Path
@@ -176,9 +176,9 @@ class Launch:
 
 
 def commands(driver: Driver, launch: Launch) -> list[list[str]]:
-    """Return the command of each process, as a list of arguments. A process is a rank, or all ranks of a host in one container.
+    """Return the command of each process as a list of arguments. A process is a rank, or all ranks of a host in one container.
 
-    Raises UsageError if the file has a problem or a mounted path has a colon.
+    Raises UsageError if the driver file has a problem or a mounted path has a colon.
     """
     if driver.problems:
         key, text = driver.problems[0]

@@ -1,6 +1,6 @@
-"""The layer graph of a model: nodes with times and bytes, directed edges, and the order that they imply.
+"""The layer graph of a model: nodes with times and bytes, directed edges, and a topological order.
 
-A set of nodes is an integer whose bit i stands for the i-th node of the graph.
+Here, a set of nodes is an integer in which bit i is set if the i-th node of the graph is in the set.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ from iotwin.common.errors import UsageError
 class LayerNode:
     """A layer or operation, with times in milliseconds per minibatch and sizes in bytes. `stage` is None before optimisation.
 
-    `written` is the text of times and sizes in the file that the node was read from, so that the node is written unchanged.
+    `written` holds the text of these numbers in the node's file, so that they are written unchanged.
     """
 
     id: str
@@ -47,7 +47,7 @@ def bits(nodes: int) -> Iterator[int]:
 
 
 class Cycle(UsageError):
-    """The layer graph has a cycle. The layer `node` is in the cycle or after it."""
+    """Raised if the layer graph has a cycle. The layer `node` is in the cycle or after it."""
 
     def __init__(self, node: int, text: str) -> None:
         super().__init__(text)
@@ -58,7 +58,7 @@ class Cycle(UsageError):
 class LayerGraph:
     """A graph: nodes in the order of their file, and edges (source, target) as indices of nodes.
 
-    The incoming edges of a node are in the order of its arguments.
+    The edges into a node are in the order of the layer's arguments.
     """
 
     nodes: tuple[LayerNode, ...]
@@ -96,7 +96,7 @@ class LayerGraph:
 
     @cached_property
     def topological(self) -> list[int]:
-        """Return the nodes in topological order, and in file order where that is free. Raises Cycle if there is a cycle."""
+        """Return the nodes in topological order; among ready nodes, in file order. Raises Cycle if the graph has a cycle."""
         waiting = [len(before) for before in self.predecessors]
         ready = deque(index for index, count in enumerate(waiting) if not count)
         order = []
@@ -113,7 +113,7 @@ class LayerGraph:
 
     @cached_property
     def ancestors(self) -> list[int]:
-        """Return, for each node, the set of its ancestors without itself."""
+        """Return, for each node, the set of its ancestors, without the node itself."""
         found = [0] * len(self.nodes)
         for number in self.topological:
             for source in self.predecessors[number]:
@@ -122,7 +122,7 @@ class LayerGraph:
 
     @cached_property
     def descendants(self) -> list[int]:
-        """Return, for each node, the set of its descendants without itself."""
+        """Return, for each node, the set of its descendants, without the node itself."""
         found = [0] * len(self.nodes)
         for number in reversed(self.topological):
             for target in self.successors[number]:
@@ -131,18 +131,18 @@ class LayerGraph:
 
     @cached_property
     def successor_sets(self) -> list[int]:
-        """Return, for each node, its direct successors as a bit mask: bit i is set if node i is one."""
+        """Return, for each node, the set of its direct successors."""
         return [sum(1 << target for target in set(targets)) for targets in self.successors]
 
     def closure(self, nodes: Iterable[int]) -> int:
-        """Return `nodes` and all their ancestors as a bit mask."""
+        """Return the set of `nodes` and all their ancestors."""
         found = 0
         for number in nodes:
             found |= self.ancestors[number] | 1 << number
         return found
 
     def without(self, removed: Iterable[int]) -> "LayerGraph":
-        """Return the graph without `removed` and their edges."""
+        """Return the graph without the nodes `removed` and without the edges at them."""
         gone = set(removed)
         kept = [index for index in range(len(self.nodes)) if index not in gone]
         index_of = {number: new for new, number in enumerate(kept)}
@@ -150,7 +150,7 @@ class LayerGraph:
         return LayerGraph(tuple(self.nodes[number] for number in kept), edges, self.name, self.ending)
 
     def with_stages(self, stages: dict[str, int]) -> "LayerGraph":
-        """Return the graph with new stages, given by node id."""
+        """Return the graph with the stage of each node taken from `stages`, by node id."""
         nodes = tuple(replace(node, stage=stages[node.id]) for node in self.nodes)
         return LayerGraph(nodes, self.edges, self.name, self.ending)
 
@@ -163,7 +163,7 @@ def _by_node(pairs: Iterable[tuple[int, int]], count: int) -> list[list[int]]:
 
 
 def partition(graph: LayerGraph) -> dict[int, LayerGraph]:
-    """Return, for each stage, the graph of its nodes and the edges between them. Raises UsageError if a node has no stage."""
+    """Return, by stage, the graph of the stage's nodes and the edges between them. Raises UsageError if a node has no stage."""
     stages = []
     for node in graph.nodes:
         if node.stage is None:
@@ -173,7 +173,7 @@ def partition(graph: LayerGraph) -> dict[int, LayerGraph]:
 
 
 def is_series_parallel(graph: LayerGraph) -> bool:
-    """Return True if two nodes are left when nodes with one predecessor and one successor are removed repeatedly."""
+    """Return True if only two nodes are left after nodes with one predecessor and one successor are removed repeatedly."""
     before = [set(sources) for sources in graph.predecessors]
     after = [set(targets) for targets in graph.successors]
     left = len(graph.nodes)

@@ -23,7 +23,7 @@ _STAGE = re.compile(r"stage_id=(\d{1,9})")
 
 
 def read_graph(path: Path) -> LayerGraph:
-    """Read a graph. Raises UsageError, with file and line, if a line is neither a node nor an edge."""
+    """Return the graph in the file `path`. Raises UsageError, with file and line, if a line is neither a node nor an edge."""
     return parse_graph(_text(path), str(path))
 
 

@@ -15,14 +15,14 @@ from iotwin.workloads.pipedream.plan.states.antichains import states_of
 
 
 def optimize_latency(graph: LayerGraph, options: CostOptions, interval_s: float) -> dict[str, Any]:
-    """Return the best plan as ``{"objective", "latency_s", "stage_time_s", "workers", "stages"}``.
+    """Return the plan with the least latency as ``{"objective", "latency_s", "stage_time_s", "workers", "stages"}``.
 
-    Raises IotwinError if no plan keeps every stage within `interval_s`.
+    `interval_s` is the time between two inputs. Raises IotwinError if no plan keeps every stage within `interval_s`.
     """
     points = points_of(graph, states_of(graph))
     machines, last = options.levels[0].machines, points.last
     best = np.full((machines + 1, last + 1), np.inf)  # least latency from the start to each point, by number of units
-    # last stage of the plan with that latency: its first point, and its replicas
+    # (first point, replicas) of the last stage of the plan with the latency in `best`
     came = np.zeros((machines + 1, last + 1, 2), int)
     for end in range(1, last + 1):
         begins = np.flatnonzero(points.reach[:, end])
@@ -41,7 +41,7 @@ def optimize_latency(graph: LayerGraph, options: CostOptions, interval_s: float)
 
 
 def _added(points: Points, options: CostOptions, begins: np.ndarray, end: int, replicas: int, interval_s: float) -> Array:
-    """Return the latency of each stage from one of `begins` to `end`, infinite if it exceeds the interval or the memory."""
+    """Return, for each of `begins`, the latency of a stage from there to `end`; infinite if interval or memory is too small."""
     compute = points.forward_s[end] - points.forward_s[begins]
     first = begins == 0
     link = options.levels[0].bandwidth * replicas

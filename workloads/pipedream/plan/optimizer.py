@@ -1,11 +1,12 @@
-"""The exact optimizer: dynamic programming over points (costs.py), from the innermost level of machines to the outermost.
+"""The exact optimizer: dynamic programming over points (see costs.py), from the innermost level of machines to the outermost.
 
-U[m][q] is the best time of the slowest stage, in seconds, among the stages from point q to the end on exactly m units, without
-the pipeline's first stage. That stage has another formula and is added last. Inner levels need U for every pair of points, so U
-is a matrix, and a step is a (min, max) product of matrices. The outermost level only needs the last point as the end.
+U[m][q] describes the stages from point q to the end of the graph if they have exactly m units: it is the least possible time, in
+seconds, of the slowest of them. The pipeline's first stage has another formula and is added last. Inner levels need U for every
+pair of points, so U is a matrix, and a step is a (min, max) product of matrices. The outermost level needs only pairs that end at
+the last point.
 
-Of plans whose times agree to 13 digits, the one with the fewest stages is chosen, then fewest units, fewest bytes sent, and
-earliest cuts.
+If the times of several plans agree to 13 digits, the plan with the fewest stages is chosen, then the one with the fewest units,
+the fewest bytes sent, and the earliest cuts.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ _TILE = 512  # columns per block, so that a step's arrays stay in the processor'
 
 @dataclass(frozen=True)
 class Split:
-    """A stage of one level, between the points `begin` and `end`, on `replicas` units."""
+    """A stage of one level, between the points `begin` and `end`, with `replicas` replicas, each on one unit of the level."""
 
     begin: int
     end: int
@@ -37,7 +38,7 @@ class Solution:
     levels: tuple[tuple[Split, ...], ...]
 
     def stages(self) -> list[Split]:
-        """Return the stages of the innermost level, with their replicas multiplied by the replicas of all outer levels."""
+        """Return the stages of the innermost level; their `replicas` count those in all units of the outer levels."""
         found = list(self.levels[0])
         for outer in self.levels[1:]:
             found = [
@@ -52,8 +53,8 @@ class Solution:
 class _Search:
     def __init__(self, points: Points, options: CostOptions, stages: Array | None = None) -> None:
         self.points, self.options, self.costs = points, options, Costs(options)
-        # A matrix for each level: entry [i, j] is the seconds in which one unit of the level computes a stage from cut point i to
-        # cut point j. None for the innermost level if its entries are differences of `points.seconds`.
+        # A matrix per level: entry [i, j] is the seconds in which one unit of the level computes a stage from point i to j.
+        # For the innermost level, None means that these are differences of `points.seconds`.
         self.inner: list[Array | None] = [stages]
         self._matrices: dict[tuple[int, int, bool], Array] = {}
 
@@ -65,11 +66,11 @@ class _Search:
         return found
 
     def most(self, level: int) -> int:
-        """Return how many replicas a stage may have at most."""
+        """Return the most replicas that a stage of `level` may have."""
         return 1 if self.options.straight else self.options.levels[level].machines
 
     def rows(self, level: int, begin: int, ends: np.ndarray, first: bool) -> Array:
-        """Return the seconds of stages from `begin` to each of `ends`, by replicas less 1: shape (replicas, ends)."""
+        """Return the seconds of stages from `begin` to each of `ends`, of shape (replicas, ends). Row i has i + 1 replicas."""
         points = self.points
         replicas = np.arange(1, self.most(level) + 1)[:, None]
         compute = self.compute(level, begin, ends)
@@ -80,9 +81,7 @@ class _Search:
         return np.asarray(self.costs.later(level, compute, parameters, points.output[begin], leaving, replicas))
 
     def limited(self, times: Array, begin: int, ends: np.ndarray, replicas: int, units: np.ndarray) -> Array:
-        """Return the `times` of stages to `ends`, repeated by number of units: (units, ends). A time is infinite if memory is too
-        small.
-        """
+        """Return the `times` of stages to `ends`, of shape (units, ends). A time is infinite if memory is too small."""
         points = self.points
         if self.options.memory_bytes is None:
             return times[None, :]
@@ -91,10 +90,10 @@ class _Search:
         return np.where(self.costs.too_large(parameters, activations, replicas, units[:, None]), np.inf, times)
 
     def matrix(self, level: int, replicas: int, units: int, first: bool) -> Array:
-        """Return the seconds of a stage between each two points, infinite if no stage is possible."""
+        """Return the seconds of a stage from point i to point j as a matrix; infinite if no such stage is possible."""
         if self.options.memory_bytes is not None:
             return self._matrix(level, replicas, units, first)
-        if (level, replicas, first) not in self._matrices:  # the matrix is the same for any number of units
+        if (level, replicas, first) not in self._matrices:  # without a memory limit, `units` does not matter
             self._matrices[level, replicas, first] = self._matrix(level, replicas, units, first)
         return self._matrices[level, replicas, first]
 
@@ -117,9 +116,9 @@ class _Search:
         return np.where(refused, np.inf, times)
 
     def all_pairs(self, level: int) -> Array:
-        """Return the best seconds between each two points, with all units of the level."""
+        """Return the best seconds for the layers between points i and j as a matrix, with all units of the level."""
         machines, exact = self.options.levels[level].machines, self.options.all_workers
-        suffix: list[Array] = []  # element u - 1 is for u units
+        suffix: list[Array] = []  # element u - 1: best seconds on u units, without a first stage
         for units in range(1, machines):
             best = self._compose(level, units, suffix, False)
             if not exact and suffix:
@@ -132,9 +131,9 @@ class _Search:
         return best
 
     def from_ends(self, level: int) -> Array:
-        """Return the best seconds with all units of the level between two points, of which one is the first or the last point.
+        """Return the matrix of `all_pairs`, but only for pairs with the first or the last point; other entries are infinite.
 
-        Other pairs are infinite, since the next level does not need them if it has at most two units. Memory must not be limited.
+        This suffices if the next level has at most two units. Memory must not be limited.
         """
         points, exact, last = self.points, self.options.all_workers, self.points.last
         best = np.full((last + 1, last + 1), np.inf)
@@ -148,7 +147,7 @@ class _Search:
         return best
 
     def _prefix(self, level: int) -> Array:
-        """Return the best seconds from the first point to each, by exact number of units: shape (units, points)."""
+        """Return the best seconds from the first point to each point on exactly m units: shape (m, points)."""
         points, last = self.points, self.points.last
         found = np.full((self.options.levels[level].machines + 1, last + 1), np.inf)
         ends = np.arange(1, last + 1)
@@ -176,14 +175,14 @@ class _Search:
         return best
 
     def outermost(self, level: int) -> Array:
-        """Return the best seconds of the whole graph on exactly 0, 1, ... units of `level`, the outermost."""
+        """Return the best seconds of the whole graph on exactly 0, 1, ... units of `level`, which must be the outermost."""
         last = self.points.last
         suffix = self._suffix(level, last)
         ends = np.arange(1, last + 1)
         return self._best(self.rows(level, 0, ends, True), 0, ends, suffix[:, ends])
 
     def _suffix(self, level: int, end: int) -> Array:
-        """Return U (see above) from each point to the point `end`: shape (units, points)."""
+        """Return U (see the module) for the stages from each point to the point `end`: shape (units, points)."""
         suffix = np.full((self.options.levels[level].machines + 1, end + 1), np.inf)
         suffix[0, end] = 0
         for begin in range(end - 1, 0, -1):
@@ -192,7 +191,7 @@ class _Search:
         return suffix
 
     def _best(self, rows: Array, begin: int, ends: np.ndarray, suffix: Array) -> Array:
-        """Return the best seconds, by number of units, of a stage from `begin` to one of `ends` and the stages after it."""
+        """Return the best seconds by number of units: one stage from `begin` to any of `ends`, then the stages in `suffix`."""
         best = np.full(len(suffix), np.inf)
         for replicas in range(1, len(rows) + 1):
             units = np.arange(replicas, len(suffix))
@@ -203,7 +202,7 @@ class _Search:
 
 
 def _lower(best: Array, left: Array, right: Array) -> None:
-    """Set best[a, b] to the minimum of itself and max(left[a, q], right[q, b]) over all points q between a and b."""
+    """Lower best[a, b] to max(left[a, q], right[q, b]) wherever that is less, for all points q between a and b."""
     count = len(best)
     scratch = np.empty((count, _TILE))
     for middle in range(1, count - 1):
@@ -217,14 +216,14 @@ def _lower(best: Array, left: Array, right: Array) -> None:
 
 
 class _Choice:
-    """Chooses among equally fast plans of a level between two points: fewest stages, then bytes, by dynamic programming."""
+    """Chooses among equally fast plans of a level between two points: first by fewest stages, then by fewest bytes sent."""
 
     def __init__(self, search: _Search, level: int, begin: int, end: int, seconds: float) -> None:
         self.search, self.level, self.begin, self.end = search, level, begin, end
         self.limit = seconds * _SAME
         points = search.points
         self.machines = search.options.levels[level].machines
-        # A further stage costs more than all bytes that a plan can send, so that the number of stages decides first.
+        # A plan's key is `stage` per stage plus its bytes. `stage` exceeds all bytes of any plan, so stages decide first.
         self.stage = float(2 ** int(2 + np.log2(1 + 2 * self.machines * (points.output.max() + points.parameters[-1]))))
         self.keys = np.full((self.machines + 1, end + 1), np.inf)  # shape (units, points)
         self.keys[0, end] = 0
@@ -237,7 +236,7 @@ class _Choice:
         return np.flatnonzero(inside)
 
     def _options(self, point: int, first: bool) -> Iterator[tuple[int, Array]]:
-        """Yield (replicas, keys) for a stage from `point` and the stages after it; `keys` has the shape (units, ends)."""
+        """Yield (replicas, keys) for a stage from `point` and the stages after it. `keys` has the shape (units, end points)."""
         search, points = self.search, self.search.points
         ends = self._ends(point)
         after = self.keys[:, ends]
@@ -256,14 +255,13 @@ class _Choice:
         return best
 
     def _units(self) -> int:
-        """Return how many units to use: all, unless fewer are faster or the options require the fewest."""
+        """Return the number of units to use: all, unless fewer are faster or the options require the fewest."""
         options, totals = self.search.options, self._best(self.begin, True)
         if options.all_workers or (np.isfinite(totals[-1]) and not options.fewest_workers):
             return self.machines
         return int(np.argmin(np.floor(totals / self.stage)))  # fewest stages, then fewest units
 
     def splits(self) -> tuple[Split, ...]:
-        """Return the stages of the chosen plan."""
         found: list[Split] = []
         point, units = self.begin, self._units()
         while point < self.end:
@@ -279,7 +277,7 @@ class _Choice:
 
 
 def arrange(points: Points, options: CostOptions) -> Solution:
-    """Return the fastest levels and replicas for stages that are given: one between each two neighbouring points.
+    """Return the fastest levels and replicas if the stages are given: there is a stage between any two neighbouring points.
 
     Raises IotwinError if there are too few workers or too little memory.
     """
@@ -289,7 +287,7 @@ def arrange(points: Points, options: CostOptions) -> Solution:
 
 
 def solve(points: Points, options: CostOptions) -> Solution:
-    """Return the best plan. Raises IotwinError if no plan fits into the memory or uses exactly the required workers."""
+    """Return the fastest plan. Raises IotwinError if no plan fits into the memory or uses exactly the required workers."""
     found = _solve(points, options, None)
     return _no_worse_than_one_stage(points, options, found) if not options.all_workers else found
 
@@ -319,12 +317,12 @@ def _solve(points: Points, options: CostOptions, stages: Array | None) -> Soluti
 
 
 def seconds_by_workers(points: Points, options: CostOptions) -> Array:
-    """Return the best seconds on at most 1, 2, ... workers of a single level, infinite if no plan fits into the memory."""
+    """Return the fastest plan's seconds on at most 1, 2, ... workers of a single level; infinite if none fits into memory."""
     return np.minimum.accumulate(_Search(points, options).outermost(0)[1:])
 
 
 def _no_worse_than_one_stage(points: Points, options: CostOptions, found: Solution) -> Solution:
-    """Return data parallelism if it is faster than `found`, else `found`. Only a straight pipeline can be slower."""
+    """Return data parallelism if it is faster than `found`, else `found`. It can be faster only if `options.straight` is set."""
     costs = Costs(options)
     seconds = costs.data_parallel(float(points.seconds[-1]), float(points.parameters[-1]))
     units = options.workers
@@ -346,9 +344,9 @@ def _nothing_found(points: Points, options: CostOptions) -> str:
 
 
 def plan_seconds(points: Points, options: CostOptions, levels: tuple[tuple[Split, ...], ...]) -> float:
-    """Return the time of the slowest stage, in seconds, of given stages of each level, innermost first.
+    """Return the seconds of the slowest stage if `levels` holds the stages of each level, innermost first.
 
-    Each stage must be within a stage of the next level.
+    Each stage must be within one stage of the next outer level.
     """
     costs = Costs(options)
 

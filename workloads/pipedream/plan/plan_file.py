@@ -1,4 +1,4 @@
-"""Reads, checks and writes plan.json; reads the original's conf.json."""
+"""Reads, checks and writes plan.json; reads PipeDream's conf.json."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -103,7 +103,7 @@ def _plan_of_conf(content: dict[str, Any], path: Path) -> PipelinePlan:
 
 
 def parse_conf(content: Any, where: str) -> _ConfFile:
-    """Return the content of a conf.json. Raises UsageError unless ranks and stages count from 0, with each rank in one stage."""
+    """Return the content of a conf.json. Raises UsageError unless ranks and stages count from 0 and each rank is in one stage."""
     try:
         conf = msgspec.convert(content, _ConfFile, strict=False)
     except msgspec.ValidationError as error:

@@ -8,16 +8,15 @@ from iotwin.workloads.pipedream.plan.states.antichains import States, states_of
 
 
 def without_inputs(graph: LayerGraph) -> LayerGraph:
-    """Return the graph without sources that are inputs and, after that, without ``__getitem__`` sinks, as in the original."""
+    """Return the graph without input nodes that are sources, and then without ``__getitem__`` sinks, as in PipeDream."""
     kept = graph.without(number for number in graph.sources() if graph.nodes[number].is_input)
     return kept.without(number for number in kept.sinks() if kept.nodes[number].description.startswith("__getitem__"))
 
 
 def folded(graph: LayerGraph) -> LayerGraph:
-    """Return the graph without free nodes (LayerNode.is_free) that only depend on free nodes.
+    """Return the graph without free nodes (see LayerNode.is_free) that depend only on free nodes, as in GNMT ``hidden`` does.
 
-    A cut between such nodes changes nothing; later they get the stage of the nodes that use them. An example is GNMT's
-    ``hidden`` and its ``__getitem__``.
+    A cut between these nodes makes no difference. After the search, they get the stage of the nodes that read them.
     """
     gone: set[int] = set()
     for number in graph.topological:
@@ -52,6 +51,6 @@ def runs_of(graph: LayerGraph) -> tuple[LayerGraph, list[int]]:
 
 
 def prepared_points(graph: LayerGraph) -> tuple[States, Points]:
-    """Return the states of a graph that has been prepared, and their points."""
+    """Return the states of a graph without inputs, and the points of these states."""
     states = states_of(graph)
     return states, points_of(graph, states)

@@ -15,13 +15,14 @@ from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
 
 # If every worker must be used, a graph of at most this many states is also searched without folding (prepare.py).
 _MOST_UNFOLDED = 600
-_MOST_BETWEEN_PAIRS = 2_000  # with several levels, all pairs of up to this many states are searched
-# with one level, all pairs of up to this many states are searched; of more states, the useful ones are selected first
-_MOST_PAIRS = 500
-_MOST_USEFUL = 4_000_000  # useful states are selected from up to this many states, within 1 GiB
-# useful states are selected only if states times pairs of (units, replicas) are at most this; that takes minutes
+# The exact search tries all pairs of states. With several levels of machines, it takes at most this many states.
+_MOST_OF_LEVELS = 2_000
+# With one level, at most this many states go to the exact search unselected. Of more states, only the useful ones do.
+_MOST_UNSELECTED = 500
+_MOST_USEFUL = 4_000_000  # most states of a graph from which useful ones are selected; their selection takes 1 GiB
+# Most states times pairs (units, replicas) of such a graph; their selection takes minutes.
 _MOST_STEPS = 60_000_000
-_SAMPLE = 600  # number of states in the first, incomplete search
+_SAMPLE = 600  # states in a search of only some states
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Optimized:
 def optimize(
     graph: LayerGraph, options: CostOptions, fold: bool | None = None, in_flight: int | None = None, sha256: str = ""
 ) -> Optimized:
-    """Return the best plan for a profile. Raises IotwinError if no plan fits.
+    """Return the fastest plan for a profile. Raises IotwinError if no plan fits into the memory or the required workers.
 
     `fold`: True folds the graph (prepare.py). None folds it and, if all workers must be used, also searches the unfolded graph
     for a faster plan. `in_flight` limits the minibatches in flight per rank of stage 0. `sha256`: digest of the profile's file.
@@ -65,7 +66,7 @@ def optimize(
 
 @dataclass(frozen=True)
 class _Found:
-    """The best plan found over `points`. `states` is the graph's number of states. `complete`: True if no plan is better."""
+    """The fastest plan with cuts in `points`. `states`: number of the graph's states. `complete`: True if no plan is faster."""
 
     best: Solution
     points: Points
@@ -74,13 +75,13 @@ class _Found:
 
 
 def _searched(graph: LayerGraph, options: CostOptions) -> _Found:
-    """Return the best plan over all states of a graph. If there are too many, search some of them and print a note."""
+    """Return the fastest plan over all states of a graph. If there are too many, search some of them and print a note."""
     count = count_states(graph)
     flat = len(options.levels) == 1
-    # The selection of useful states ignores these constraints, so it may miss the only plans that satisfy them.
+    # The selection of useful states ignores these two constraints, so it may miss the only plans that satisfy them.
     limited = options.all_workers or options.memory_bytes is not None
-    most = MOST_STATES if flat else _MOST_BETWEEN_PAIRS
-    if count is None or count <= (most if limited or not flat else _MOST_PAIRS):
+    most = MOST_STATES if flat else _MOST_OF_LEVELS
+    if count is None or count <= (most if limited or not flat else _MOST_UNSELECTED):
         try:
             points = points_of(graph, states_of(graph, most))
             return _Found(solve(points, options), points, points.last, True)
@@ -102,7 +103,7 @@ def _searched(graph: LayerGraph, options: CostOptions) -> _Found:
 
 
 def _among_useful(graph: LayerGraph, options: CostOptions, sample: _Found) -> _Found:
-    """Return the best plan over the useful states (states/lattice.py) of a graph or of its merged chains, or else `sample`."""
+    """Return the fastest plan over the useful states (states/lattice.py) of the graph or its merged chains, or else `sample`."""
     machines = options.levels[0].machines
 
     def few(count: int | None) -> bool:
@@ -124,13 +125,13 @@ def _among_useful(graph: LayerGraph, options: CostOptions, sample: _Found) -> _F
 
 
 def _with_stages(graph: LayerGraph, kept: LayerGraph, points: Points, solution: Solution) -> LayerGraph:
-    """Return the profile with a stage for each node: the first stage that needs the node, and 0 for inputs."""
+    """Return `graph` with a stage for each node: the first stage that needs the node, and 0 for inputs."""
     stages: dict[str, int] = {}
     for index, split in enumerate(solution.stages()):
         needed = graph.closure(graph.index[kept.nodes[node].id] for node in bits(points.closures[split.end]))
         for node in bits(needed):
             stages.setdefault(graph.nodes[node].id, 0 if graph.nodes[node].is_input else index)
-    for node in graph.topological:  # nodes that no stage needs are in the stage of their predecessors
+    for node in graph.topological:  # a node that no stage needs gets the stage of its predecessors
         before = [stages[graph.nodes[each].id] for each in graph.predecessors[node]]
         stages.setdefault(graph.nodes[node].id, max(before, default=0))
     return graph.with_stages(stages)
@@ -139,7 +140,7 @@ def _with_stages(graph: LayerGraph, kept: LayerGraph, points: Points, solution: 
 def plan_of(
     partition: LayerGraph, kept: LayerGraph, points: Points, options: CostOptions, levels: tuple[tuple[Split, ...], ...]
 ) -> PipelinePlan:
-    """Return the plan for the stages in `levels`. Ranks are numbered from stage to stage."""
+    """Return the plan with the stages in `levels`. Ranks are numbered stage by stage."""
     stages: list[Stage] = []
     splits = Solution(0.0, levels).stages()
     ranks = 0
@@ -170,7 +171,7 @@ def plan_of(
 
 
 def crossing_bytes(graph: LayerGraph, closure: int) -> float:
-    """Return the bytes that leave a set of layers. An output counts once if a layer outside, or no layer, reads it."""
+    """Return the bytes of the layer outputs that leave the set `closure`: those read by a layer outside, or by no layer."""
     successors = graph.successor_sets
     leaving = (node for node in bits(closure) if not successors[node] or successors[node] & ~closure)
     return sum(graph.nodes[node].activation_bytes for node in leaving)
@@ -179,7 +180,7 @@ def crossing_bytes(graph: LayerGraph, closure: int) -> float:
 def _all_reduce_s(
     options: CostOptions, levels: tuple[tuple[Split, ...], ...], split: Split, parameters: float, seconds: float
 ) -> float:
-    """Return the seconds per minibatch that a rank averages gradients, summed over the levels."""
+    """Return the seconds per minibatch in which a rank of a stage averages gradients, summed over the levels."""
     found, inner = 0.0, 1
     for index, (level, own) in enumerate(zip(options.levels, levels, strict=True)):
         replicas = next(each.replicas for each in own if each.begin <= split.begin and split.end <= each.end)
@@ -193,7 +194,7 @@ def _all_reduce_s(
 
 
 def _receive_s(points: Points, options: CostOptions, levels: tuple[tuple[Split, ...], ...], begin: int) -> float:
-    """Return the seconds of both transfers of a minibatch over a stage's link, which is of the outermost level with this cut."""
+    """Return the seconds of both transfers of a minibatch over the link at point `begin`, of the outermost level cut there."""
     if options.compression is None and options.cost_model == "code":
         return 0.0
     level = max(index for index, own in enumerate(levels) if any(each.begin == begin for each in own))
@@ -210,7 +211,7 @@ def _limited(plan: PipelinePlan, in_flight: int) -> PipelinePlan:
 
 
 def stage_rows(plan: PipelinePlan) -> list[dict[str, Any]]:
-    """Return a document per stage, with times for one minibatch on one replica."""
+    """Return a JSON object per stage, with the seconds for one minibatch on one replica, and sizes in bytes."""
     rows = []
     following = [*(stage.receive_s for stage in plan.stages[1:]), 0.0]
     for stage, send_s in zip(plan.stages, following, strict=True):
@@ -226,7 +227,7 @@ def stage_rows(plan: PipelinePlan) -> list[dict[str, Any]]:
 
 
 def bytes_per_minibatch(plan: PipelinePlan) -> tuple[float, float]:
-    """Return the bytes that all ranks send per minibatch under `plan`, and under data parallelism on the same number of ranks."""
+    """Return the bytes that all ranks send per minibatch, as (under `plan`, under data parallelism on as many ranks)."""
     cuts = sum(2 * stage.input_bytes for stage in plan.stages[1:])
     shared = sum(float(sent_bytes(stage.parameter_bytes, stage.replicas)) for stage in plan.stages)
     parameters = sum(stage.parameter_bytes for stage in plan.stages)
@@ -254,15 +255,16 @@ def _document(found: _Found, options: CostOptions, plan: PipelinePlan) -> dict[s
         "data_parallel_sent_bytes_per_minibatch": sent_parallel,
         "levels": plan.origin["levels"],
         "stages": rows,
-        # Here, the minibatches in flight of the whole plan count; the search counts minibatches level by level.
+        # These rows count the minibatches in flight of the whole plan; the search counts them level by level.
         "fits_memory": None if limit is None else all(row["memory_bytes"] <= limit for row in rows),
     }
 
 
 def evaluate(graph: LayerGraph, options: CostOptions, plan: PipelinePlan | None = None, fold: bool = True) -> dict[str, Any]:
-    """Compute the time of a partition by the formulas, and return a document. The partition is `plan`, or the nodes' stages.
+    """Return the time of a partition by the cost formulas, as a JSON object. The partition is `plan`, or the nodes' stages.
 
-    Without a plan, the best replicas and levels are used. If the partition is invalid, `valid` is False and `reason` not None.
+    Without a plan, the fastest replicas and levels are used. If the partition is invalid, `valid` is False, and `reason` is the
+    cause.
     """
     whole = without_inputs(graph)
     kept = folded(whole) if fold else whole
@@ -289,7 +291,7 @@ def evaluate(graph: LayerGraph, options: CostOptions, plan: PipelinePlan | None 
 
 
 def _closures(graph: LayerGraph, stage_of: dict[str, int | None]) -> tuple[str | None, list[int]]:
-    """Return why the stages are not a partition, None if they are, and the set of all layers up to each stage."""
+    """Return (reason why `stage_of` is no partition, None if it is one; the set of layers of the stages 0 to k, for each k)."""
     stages: list[int] = []
     for node in graph.nodes:
         stage = stage_of.get(node.id)
@@ -308,7 +310,7 @@ def _closures(graph: LayerGraph, stage_of: dict[str, int | None]) -> tuple[str |
 
 
 def _arrangement(points: Points, options: CostOptions, plan: PipelinePlan | None) -> tuple[tuple[Split, ...], ...] | str:
-    """Return the stages of each level for a partition, or a message why there are none."""
+    """Return the stages of each level for a partition; or, if they cannot be arranged, a message with the reason."""
     given = plan.origin.get("levels") if plan else None
     if plan and len(plan.stages) != points.last:
         return f"the plan has {len(plan.stages)} stages, its nodes are in {points.last}"
@@ -330,7 +332,7 @@ def _arrangement(points: Points, options: CostOptions, plan: PipelinePlan | None
 
 
 def _given_levels(given: list[dict[str, Any]]) -> tuple[tuple[Split, ...], ...]:
-    """Return the levels in a plan's file, with points renumbered from states to stages."""
+    """Return the stages of each level in a plan's file. Its points count states; the result's points count stages."""
     ends = sorted({split["last"] + 1 for split in given[0]["splits"]})
     index_of = {0: 0, **{end: number for number, end in enumerate(ends, 1)}}
     return tuple(
@@ -340,7 +342,7 @@ def _given_levels(given: list[dict[str, Any]]) -> tuple[tuple[Split, ...], ...]:
 
 
 def with_stages_of(graph: LayerGraph, partition: LayerGraph) -> LayerGraph:
-    """Return the graph with the stages in `partition`, which may lack nodes, as the original's files lack unused nodes."""
+    """Return `graph` with the stages in `partition`, which may lack nodes but have no others (else UsageError)."""
     stages = {node.id: node.stage for node in partition.nodes}
     unknown = next((name for name in stages if name not in graph.index), None)
     if unknown is not None:

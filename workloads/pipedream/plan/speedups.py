@@ -14,9 +14,9 @@ from iotwin.workloads.pipedream.plan.prepare import folded, prepared_points, wit
 
 
 def speedups(graph: LayerGraph, options: CostOptions, bandwidths: list[float], fold: bool = True) -> dict[str, Any]:
-    """Return a panel for a plot: for each bandwidth, the speed-up of the best plan and of data parallelism on 1, 2, ... workers.
+    """Return a panel for a plot. For each of `bandwidths` in bytes per second, it has two curves over 1, 2, ... workers.
 
-    One search returns the best time for every number of workers.
+    The curves are the speed-ups of the fastest plan and of data parallelism.
     """
     whole = without_inputs(graph)
     _, points = prepared_points(folded(whole) if fold else whole)

@@ -14,7 +14,7 @@ from iotwin.workloads.policies.pipeline_simulator import Timeline
 
 _START_NS = 1_000_000_000
 _FIRST_PID = 1000
-_INSTANT_NS = 1000  # duration of a read or write in the trace; in the simulation they take no time
+_INSTANT_NS = 1000  # duration of a read or write in the trace; in the simulation, reads and writes take no time
 
 
 def write_timeline(plan: PipelinePlan, timeline: Timeline, minibatches: int, schedule: str, path: Path) -> None:
@@ -35,7 +35,7 @@ def write_timeline(plan: PipelinePlan, timeline: Timeline, minibatches: int, sch
 
 
 def _chrome(plan: PipelinePlan, timeline: Timeline, minibatches: int, schedule: str) -> dict[str, Any]:
-    """Return the timeline in Chromium's Trace Event Format, with a process for each stage and a thread for each rank."""
+    """Return the timeline in Chrome's Trace Event Format, with a process for each stage and a thread for each rank."""
     used = {
         (stage.stage, minibatch): version
         for stage in plan.stages
@@ -71,7 +71,7 @@ def _chrome(plan: PipelinePlan, timeline: Timeline, minibatches: int, schedule: 
 
 
 def _write_trace(plan: PipelinePlan, timeline: Timeline, path: Path) -> None:
-    """Write a trace with a process for each rank, a GPU kernel for each pass, a read per minibatch, a checkpoint per stage."""
+    """Write a trace: a process per rank, a GPU kernel per F or B pass, a read per minibatch, and a checkpoint per stage."""
     from iotwin.trace_store import schema
     from iotwin.trace_store.manifest import ClockPair, Host, Manifest, Target
     from iotwin.trace_store.writer import write_events, write_tables
@@ -119,7 +119,7 @@ def _write_trace(plan: PipelinePlan, timeline: Timeline, path: Path) -> None:
 
 
 def _calls(plan: PipelinePlan, timeline: Timeline, end_ns: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the tables of events and files: stage 0 reads, and the first rank of each stage writes a checkpoint."""
+    """Return (table of events, table of files): the reads of stage 0, and a checkpoint that each stage's first rank writes."""
     reads = (timeline.stage == 0) & ~timeline.backward
     order = np.argsort(timeline.start_s[reads], kind="stable")
     at_ns = _START_NS + (timeline.start_s[reads][order] * 1e9).astype(int)
@@ -165,7 +165,7 @@ def _kernels(timeline: Timeline) -> dict[str, Any]:
 
 
 def _encoded(columns: dict[str, Any], expected: Any) -> Any:
-    """Return columns as a table of the schema. The first column is a list; one value stands for a whole column, none for null."""
+    """Return `columns` as a table of the schema `expected`. The first column must be a list; other values may be single."""
     import pyarrow as pa
 
     rows = len(next(iter(columns.values())))

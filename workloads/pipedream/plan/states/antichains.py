@@ -1,7 +1,7 @@
 """The states of a layer graph: sets of layers that can precede a cut. A state is an antichain (its frontier) with all ancestors.
 
-Sets of nodes are integers of bits (graph.py). Terms and rules after Narayanan et al., "PipeDream: Generalized Pipeline
-Parallelism for DNN Training" (SOSP 2019), whose optimizer enumerates the same states, from the first source of the graph on.
+Sets of nodes are integers (see graph.py). Terms and rules follow Narayanan et al., "PipeDream: Generalized Pipeline Parallelism
+for DNN Training" (SOSP 2019). Its optimizer enumerates the same states, starting at the first source of the graph.
 """
 
 from collections import deque
@@ -16,11 +16,11 @@ MOST_STATES = 12_000
 
 
 class TooManyStates(IotwinError):
-    """The graph has too many states to search."""
+    """Raised if the graph has too many states to search."""
 
 
 class Antichains:
-    """Operations on antichains of a graph: sets of nodes in which no node is an ancestor of another."""
+    """Operations on antichains of a graph. An antichain is a set of nodes in which no node is an ancestor of another."""
 
     def __init__(self, graph: LayerGraph) -> None:
         self.graph = graph
@@ -35,7 +35,7 @@ class Antichains:
         return self._open_ancestors[node]
 
     def augment(self, antichain: int) -> int:
-        """Return the antichain, together with those ancestors whose output another branch still needs."""
+        """Return the antichain together with those ancestors whose output is still needed by a layer that has not run."""
         found = antichain
         for node in bits(antichain):
             found |= self._open(node)
@@ -46,7 +46,7 @@ class Antichains:
         return sum(1 << node for node in bits(nodes) if not self.graph.descendants[node] & nodes)
 
     def next(self, antichain: int) -> list[int]:
-        """Return the antichains of the next states, each with one more layer that has not run."""
+        """Return the antichains of the next states: each has one more layer, which has not run in the present state."""
         augmented = self.augment(antichain)
         found: dict[int, None] = {}
         for node in bits(augmented):
@@ -59,10 +59,10 @@ class Antichains:
 
 @dataclass(frozen=True)
 class States:
-    """States of a graph. Each is listed after the states that it contains.
+    """States of a graph. Each is listed after all states that it contains.
 
-    `antichains[k]` is the frontier of state k, `closures[k]` the set of all its layers, `before[k]` the set of states that it
-    contains, as an integer of bits. `complete`: True if these are all states of the graph.
+    `antichains[k]` is the frontier of state k, and `closures[k]` the set of all its layers. `before[k]` is an integer whose bit i
+    is set if state k contains state i. `complete`: True if these are all states of the graph.
     """
 
     antichains: list[int]
@@ -74,7 +74,7 @@ class States:
 def states_of(graph: LayerGraph, most: int = MOST_STATES) -> States:
     """Return all states from the first source node to the whole graph. Raises TooManyStates if there are more than `most`.
 
-    If not all layers depend on the first source, states may also begin with, or add, any other source.
+    If some layers do not depend on the first source, a state may also begin with, or add, any other source.
     """
     found = _search(graph, graph.closure(graph.sources()[:1]), 0, most)
     if graph.everything not in found:
@@ -96,7 +96,7 @@ def _fronts(graph: LayerGraph, closures: list[int]) -> list[int]:
 
 
 def states_from(graph: LayerGraph, closures: list[int], complete: bool = True) -> States:
-    """Return the states with the sets of layers `closures`, which must be sorted by size."""
+    """Return the states whose sets of layers are `closures`, which must be sorted by number of layers."""
     width = len(graph.nodes) // 8 + 1
     packed = np.frombuffer(b"".join(each.to_bytes(width, "little") for each in closures), np.uint8).reshape(-1, width)
     before = []
@@ -107,11 +107,11 @@ def states_from(graph: LayerGraph, closures: list[int], complete: bool = True) -
 
 
 def some_states_of(graph: LayerGraph, most: int) -> States:
-    """Return about `most` states of a graph that has too many, enough for a good plan.
+    """Return about `most` states of a graph that has too many to list. They include good places for cuts.
 
-    They are taken from four topological orders. Of the layers that are ready, each order runs next the layer that has been ready
-    longest, is the latest, adds the fewest output bytes, or has the fewest parameters. The compute time of each order is
-    divided into equal shares, and from each share the state with the fewest output bytes is taken.
+    The states are prefixes of four topological orders. Among ready layers, an order first runs the one that was ready earliest,
+    was ready last, adds the fewest output bytes, or has the fewest parameters. The compute time of each order is divided into
+    equal shares. From each share, the state with the fewest output bytes is returned.
     """
     found = {graph.everything}
     total_ms = sum(node.forward_ms + node.backward_ms for node in graph.nodes)
@@ -162,9 +162,10 @@ def _order(graph: LayerGraph, rule: str) -> list[int]:
 
 
 def _search(graph: LayerGraph, start: int, sources: int, most: int) -> dict[int, list[int]]:
-    """Return, for each state's set of layers, the sets of the next states.
+    """Return a dict from each state to its next states; every state is given as its set of layers.
 
-    A next state adds one successor of its layers, or one of `sources`, with all ancestors. The search begins with `start`.
+    The search begins with the state `start`. A next state adds a successor of the state's layers, or one of `sources`, with all
+    its ancestors. Raises TooManyStates if there are more than `most` states.
     """
     successors = graph.successor_sets
     whole = [ancestors | 1 << node for node, ancestors in enumerate(graph.ancestors)]

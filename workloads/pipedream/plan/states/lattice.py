@@ -1,10 +1,10 @@
-"""Selects the useful states of a graph with very many: those at which a plan within a time limit can have a cut.
+"""Selects the useful states of a graph that has very many: those at which a plan within a time limit can have a cut.
 
-A stage on m replicas takes (K(end) - K(begin)) / m seconds, where K(cut) is the compute seconds of all layers before the cut plus
-the seconds in which m replicas exchange the parameters of these layers. So of all earlier cuts only the one with the largest K
-matters, which each state passes on to the states with one more layer. Whether plans keep a time limit is thus checked in time
-proportional to the number of states, once forward and once backward. The few states that remain are searched exactly. Costs of
-another form (the paper's maximum, memory) are underestimated, so that no useful state is lost.
+A stage on m replicas takes (K(end) - K(begin)) / m seconds. K(cut) is the compute seconds of all layers before the cut, plus the
+seconds in which m replicas exchange the parameters of these layers. So of all earlier cuts only the one with the largest K
+matters. Each state passes this K on to the states with one more layer. A pass forward and a pass backward over the states thus
+check which plans keep the limit, in time proportional to the number of states. The few states that remain are searched exactly.
+Costs of another form (the maximum in the cost model "paper", memory) are underestimated, so that no useful state is lost.
 """
 
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ from iotwin.workloads.pipedream.plan.states.antichains import MOST_STATES, Antic
 Ints = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
 _RAN = 100  # in `missing`, marks a layer that has run
-_SLACK = 1 + 1e-11  # tolerance for rounding errors, since sums are in another order than in the exact search
+_SLACK = 1 + 1e-11  # tolerance for rounding errors, since the exact search adds in another order
 _MOST_CUTS = 1_000  # the time limit is lowered until at most this many states remain, whose pairs are searched quickly
 
 
 @dataclass(frozen=True)
 class LatticeSteps:
-    """The steps from the states with k layers (parents) to the states with k + 1 (children), sorted in two ways.
+    """The steps from the states with k layers (parents) to the states with k + 1 layers (children). A step adds one layer.
 
-    `child[i]` is the child of step i in order of parents; the steps of parent p begin at `of_parent[p]`. `parent[i]` is the
-    parent of step i in order of children; the steps of child c begin at `of_child[c]`. The index of a state counts from 0
-    among the states with the same number of layers.
+    In order of parents, step i leads to `child[i]`, and the steps of parent p begin at `of_parent[p]`. In order of children, step
+    i comes from `parent[i]`, and the steps to child c begin at `of_child[c]`. Parents and children are indices, from 0, among the
+    states with the same number of layers.
     """
 
     child: Ints
@@ -40,9 +40,10 @@ class LatticeSteps:
 
 @dataclass(frozen=True)
 class Lattice:
-    """All states of a graph with one source, sorted by number of layers: their layers as packed bits, and totals as in Points.
+    """All states of a graph with one source, sorted by number of layers. Arrays have an entry per state, as in `costs.Points`.
 
-    Bit i stands for layer `order[i]`. `begins[k]` is the index of the first state with k + 1 layers.
+    `packed` holds the sets of layers: bit i stands for layer `order[i]`. `begins[k]` is the index of the first state with k + 1
+    layers, and `steps[k]` leads from these states to those with one more layer.
     """
 
     order: list[int]
@@ -54,16 +55,17 @@ class Lattice:
     steps: list[LatticeSteps]
 
     def closure(self, state: int) -> int:
-        """Return the set of layers of a state, as an integer of bits by the graph's indices."""
+        """Return the layers of a state as a set of nodes of the graph (see graph.py)."""
         ran = np.flatnonzero(np.unpackbits(self.packed[state], bitorder="little"))
         return sum(1 << self.order[index] for index in ran)
 
 
 class _Builder:
-    """Enumerates states by number of layers. It holds those with the current number: layers, frontiers (packed bits), and totals.
+    """Enumerates states by number of layers. It holds all states with the current number: layers, frontiers, and totals.
 
-    `missing` has, per state, the number of predecessors that have not run, for a window of layers from `low` on. Layers before
-    the window have run in every state, layers after it in none. Layers are in topological order, which keeps the window narrow.
+    `missing` has a row per state and a column per layer of a window from `low` on. It counts the layer's predecessors that have
+    not run. Layers before the window have run in every state, layers after it in none. The topological order keeps the window
+    narrow.
     """
 
     def __init__(self, graph: LayerGraph) -> None:
@@ -93,7 +95,9 @@ class _Builder:
         self.layer_parameters = np.array([node.parameter_bytes for node in nodes])
         activation = np.pad([node.activation_bytes for node in nodes], (0, width * 8 - count))
         values = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-        self.sums = activation.reshape(width, 8) @ values.T  # activation bytes for each value of each packed byte
+        self.sums = (
+            activation.reshape(width, 8) @ values.T
+        )  # [i, v]: total activation bytes of the layers in byte i of `packed` if that byte is v
         # A set's key is the xor of its layers' keys. Among millions of sets, two have equal keys with probability 1e-7.
         self.layer_key = np.random.default_rng(20191027).integers(1, 2**63, count, dtype=np.uint64)
         self.low, self.missing = 0, self.predecessors[None, :1]
@@ -101,7 +105,7 @@ class _Builder:
         self.packed = self.front = np.zeros((1, width), np.uint8)
 
     def step(self) -> LatticeSteps:
-        """Replace the states by the states with one more layer, and return the steps from the old to the new states."""
+        """Replace the states by those with one more layer, and return the steps from the old to the new states."""
         parents, layers = np.nonzero(self.missing == 0)
         layers += self.low
         keys = self.keys[parents] ^ self.layer_key[layers]
@@ -118,7 +122,7 @@ class _Builder:
         return steps
 
     def _add(self, parents: npt.NDArray[np.intp], added: npt.NDArray[np.intp]) -> None:
-        """Replace the states by the states in `parents`, each with one layer added."""
+        """Replace the states by those with the indices `parents`, each with one layer of `added` added."""
         states = np.arange(len(added))
         high = self.low + self.missing.shape[1]
         further = max(high, int(self.furthest[added].max()))
@@ -162,7 +166,7 @@ def lattice_of(graph: LayerGraph) -> Lattice:
 
 
 class Feasible:
-    """Finds the states at which a plan whose slowest stage takes at most `limit_s` can have a cut, on one level of machines."""
+    """Finds the states at which a plan can have a cut if no stage may take longer than `limit_s`, on one level of machines."""
 
     def __init__(self, lattice: Lattice, options: CostOptions, limit_s: float) -> None:
         self.lattice, self.limit_s = lattice, limit_s * _SLACK
@@ -182,12 +186,12 @@ class Feasible:
         self.columns = [(u, m) for u in range(1, self.machines) for m in range(1, min(self.machines - u, self.most) + 1)]
 
     def key(self, replicas: int, states: slice) -> Array:
-        """Return K (see above) of `states` for a stage with `replicas`."""
+        """Return K (see the module) of `states` for a stage with `replicas`."""
         found: Array = self.lattice.seconds[states] + self.share[replicas] * self.lattice.parameters[states]
         return found
 
     def forward(self) -> npt.NDArray[np.bool_]:
-        """Return a matrix (states, units + 1): True if u units can run the layers before the cut within the limit."""
+        """Return a (states, units + 1) matrix: True at u if exactly u units can run the state's layers within the limit."""
         lattice = self.lattice
         found = np.zeros((len(lattice.output), self.machines + 1), bool)
         largest = np.empty((0, 0))
@@ -211,7 +215,7 @@ class Feasible:
         return found
 
     def backward(self) -> npt.NDArray[np.bool_]:
-        """Return a matrix (states, units + 1): True if at most u units can run the layers after the cut within the limit."""
+        """Return a (states, units + 1) matrix: True at u if at most u units can run all other layers within the limit."""
         lattice = self.lattice
         found = np.zeros((len(lattice.output), self.machines + 1), bool)
         columns = [(u - 1, m) for u, m in self.columns]
@@ -236,7 +240,7 @@ class Feasible:
         return found
 
     def cuts(self) -> npt.NDArray[np.intp]:
-        """Return the indices of the states at which a plan within the limit can cut, and of the last; [] without such a plan."""
+        """Return the states at which a plan within the limit can have a cut, and the last state; [] if no plan keeps to it."""
         forward = self.forward()
         if not forward[-1].any():
             return np.zeros(0, np.intp)
@@ -245,10 +249,11 @@ class Feasible:
 
 
 def useful_states(graph: LayerGraph, options: CostOptions, limit_s: float) -> tuple[list[int], float]:
-    """Return (closures, seconds): sets of layers that include all cuts of every plan that takes at most `seconds`.
+    """Return (sets of layers, seconds). The sets include all cuts of every plan that takes at most `seconds`.
 
-    `limit_s` is the time of a known plan. It is lowered until few states remain. Memory limits and exact numbers of workers are
-    ignored, so possibly no valid plan uses these states. Raises TooManyStates if too many plans are equally fast.
+    `limit_s` is the time of a known plan; it is lowered until few states remain, and then returned. Memory limits and exact
+    numbers of workers are ignored, so possibly no valid plan uses these states. Raises TooManyStates if too many plans are
+    equally fast.
     """
     lattice = lattice_of(graph)
     low = float(lattice.seconds[-1]) / options.workers
@@ -268,7 +273,8 @@ def useful_states(graph: LayerGraph, options: CostOptions, limit_s: float) -> tu
 def count_states(graph: LayerGraph, most_fronts: int = 20_000) -> int | None:
     """Return the number of states of a graph, without listing them; None if it has several sources or counting takes too long.
 
-    Each layer in turn is included or excluded. Sets that do not differ for later layers are counted together.
+    Layer by layer, the function includes or excludes the layer. It counts partial sets together if they allow the same later
+    layers.
     """
     if len(graph.sources()) != 1:
         return None
