@@ -18,7 +18,7 @@ _MOST_UNFOLDED = 600
 # The exact search tries all pairs of states. With several levels of machines, it takes at most this many states.
 _MOST_OF_LEVELS = 2_000
 # With one level, at most this many states go to the exact search unselected. Of more states, only the useful ones do.
-_MOST_UNSELECTED = 500
+_MOST_PAIRS = 500
 _MOST_USEFUL = 4_000_000  # most states of a graph from which useful ones are selected; their selection takes 1 GiB
 # Most states times pairs (units, replicas) of such a graph; their selection takes minutes.
 _MOST_STEPS = 60_000_000
@@ -81,7 +81,7 @@ def _searched(graph: LayerGraph, options: CostOptions) -> _Found:
     # The selection of useful states ignores these two constraints, so it may miss the only plans that satisfy them.
     limited = options.all_workers or options.memory_bytes is not None
     most = MOST_STATES if flat else _MOST_OF_LEVELS
-    if count is None or count <= (most if limited or not flat else _MOST_UNSELECTED):
+    if count is None or count <= (most if limited or not flat else _MOST_PAIRS):
         try:
             points = points_of(graph, states_of(graph, most))
             return _Found(solve(points, options), points, points.last, True)
