@@ -1,1 +1,1 @@
-"""Mechanisms that all packages of iotwin use. It imports only the standard library, numpy, msgspec, rich and crc32c."""
+"""Mechanisms that all packages of iotwin use. This package imports only the standard library, numpy, msgspec, rich and crc32c."""

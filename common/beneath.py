@@ -1,8 +1,8 @@
 """Open, measure, rename and create files below a directory, by names that a stranger may have chosen.
 
 The names come from manifests, journals, recipes and twins. A name must not lead out of the directory: not by `..`, not by a
-leading slash, and not through a symbolic link. So every folder on the way is opened without following links (openat(2),
-O_NOFOLLOW). The directory itself may be a link, since the user chose it.
+leading slash, and not through a symbolic link. So every folder between the directory and the file is opened without following
+links (openat(2), O_NOFOLLOW). The directory itself may be a link, since the user chose it.
 """
 
 import os
@@ -17,7 +17,7 @@ _LONGEST_NAME, _LONGEST_PART = 4095, 240  # in bytes: PATH_MAX, and NAME_MAX min
 
 
 def stays_within(name: str) -> bool:
-    """Return whether `name` is a relative path that stays below the directory it is joined to."""
+    """Return True if `name` is a relative path that stays below the directory to which it is joined."""
     try:
         parts = os.fsencode(name).split(b"/")
     except UnicodeEncodeError:
@@ -28,7 +28,7 @@ def stays_within(name: str) -> bool:
 
 
 def normal(name: str) -> str:
-    """Return the path `name` without empty and "." parts: ``./a//b`` becomes a/b."""
+    """Return the path `name` without empty parts and parts ".": ``./a//b`` becomes a/b."""
     return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 
@@ -50,7 +50,7 @@ def refuse_planted(path: Path) -> None:
 def folder_of(directory: Path, name: str, make: bool = False) -> Iterator[tuple[int, str]]:
     """Yield (descriptor of the folder that contains `name`, last part of `name`). `make`: create missing folders.
 
-    Raises IotwinError if `name` leads out of `directory`, by itself or through a link, and OSError as openat(2) does.
+    Raises IotwinError if `name` leads out of `directory`, by itself or through a link. Raises OSError if openat(2) fails.
     """
     if not stays_within(name):
         raise IotwinError(f"{directory}: the name {name!r} leads out of it; nothing was done with it")
@@ -89,7 +89,7 @@ def make_folder_beneath(directory: Path, name: str) -> None:
 def open_beneath(directory: Path, name: str, flags: int, *, make_folders: bool = False) -> int:
     """Return a descriptor of the regular file `name` below `directory`, opened with `flags`. A new file has mode 0666.
 
-    Raises IotwinError if `name` leads out of `directory`, is a link or is not a regular file, and OSError as openat(2) does.
+    Raises IotwinError if `name` leads out of `directory`, is a link or is not a regular file. Raises OSError if openat(2) fails.
     """
     with folder_of(directory, name, make_folders) as (folder, last):
         try:

@@ -1,6 +1,6 @@
 """Read the checkpoints that `common.commit` writes: list them, verify them, and find the newest undamaged one.
 
-Age is decided by the manifest's `sequence`, which grows with every commit. Steps and clocks may go back; `sequence` never does.
+The newest is the one with the largest `sequence` in its manifest, which grows with every commit. Steps and clocks may go back.
 """
 
 import os
@@ -31,7 +31,7 @@ MANIFEST, LATEST = "manifest.json", "LATEST"
 # A job that returned to an earlier step writes step-N again, as step-N.1, step-N.2 and so on.
 CHECKPOINT = re.compile(r"step-([0-9]{1,19})(?:\.[0-9]{1,9})?")
 _MOST_MANIFEST_BYTES = 64 << 20
-_MOST_SEQUENCE = 2**53  # a commit each microsecond for 285 years
+_MOST_SEQUENCE = 2**53  # reached if a job commits every microsecond for 285 years
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _Ranks = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]  # a file name without a folder
@@ -40,7 +40,7 @@ _verified: dict[int, str | None] = {}  # result of `verify`, keyed by `_state_of
 
 
 class Position(msgspec.Struct, frozen=True):
-    """Progress through the data: all ranks together have consumed `position` of the `samples` of epoch `epoch` (from 1)."""
+    """Progress through the data: of the `samples` samples of epoch `epoch` (from 1), all ranks together consumed `position`."""
 
     seed: _Natural
     epoch: _Natural
@@ -48,11 +48,11 @@ class Position(msgspec.Struct, frozen=True):
     samples: _Natural
     batch_size: _Natural  # per rank
     world_size: _Ranks
-    kept: _Natural = 0  # samples that the epoch consumes; the rest would not fill one more step on every rank
+    kept: _Natural = 0  # samples of the epoch that are consumed; the rest would not fill one more step on every rank
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """One file of a checkpoint."""
+    """One file of a checkpoint, as the manifest lists it."""
 
     name: _Name
     rank: _Natural
@@ -84,7 +84,7 @@ class _OfVersion(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint in a store. It is usable if `reason` is None."""
+    """A checkpoint in a store. It is usable if `reason`, which describes a damage, is None."""
 
     path: Path
     manifest: CheckpointManifest | None
@@ -92,7 +92,7 @@ class Found:
 
     @property
     def name(self) -> str:
-        """Return the folder's name."""
+        """Return the name of the checkpoint's folder."""
         return self.path.name
 
     @property
@@ -102,7 +102,7 @@ class Found:
 
 
 def look(path: Path) -> Found:
-    """Return the checkpoint in the folder `path`, after a check of its manifest and file sizes. File contents are not read."""
+    """Return the checkpoint in the folder `path`, after checking its manifest and file sizes. File contents are not read."""
     try:
         manifest = decode(read_small(path / MANIFEST, _MOST_MANIFEST_BYTES))
     except Damaged as damage:
@@ -117,12 +117,12 @@ def look(path: Path) -> Found:
 
 
 def files_of_ranks(ranks: int) -> list[StoredFile]:
-    """Return entries for the two files that each of `ranks` ranks will write, with sizes and checksums 0."""
+    """Return manifest entries for the two files that each of `ranks` ranks will write. Sizes and checksums are 0."""
     return [StoredFile(f"rank-{rank}.{kind}", rank, 0, 0) for rank in range(ranks) for kind in ("raw", "json")]
 
 
 def decode(content: bytes) -> CheckpointManifest:
-    """Return the manifest in `content`. Raises Damaged if it is no manifest or lists no complete state of a job."""
+    """Return the manifest in `content`. Raises Damaged if it is no manifest or does not list the files of every rank."""
     if len(content) > _MOST_MANIFEST_BYTES:
         raise Damaged(f"has {len(content)} bytes, more than any such file")
     try:
@@ -144,14 +144,14 @@ def decode(content: bytes) -> CheckpointManifest:
 
 
 def encode(manifest: CheckpointManifest) -> bytes:
-    """Return the manifest as JSON. Its last value is the checksum of the bytes before that value."""
+    """Return the manifest as JSON. Its last value is the CRC-32C of all bytes before that value."""
     ending = b"0}"
     content = msgspec.json.encode(msgspec.structs.replace(manifest, crc32c=0)).removesuffix(ending)
     return content + b"%d}" % crc32c(content)
 
 
 def verify(found: Found) -> Found:
-    """Read all files of `found` and return it, with `reason` set if the content of a file does not match its checksum."""
+    """Read all files of `found`. Return it, with `reason` set if the content of a file does not match the file's checksum."""
     if found.reason is not None or found.manifest is None:
         return found
     state = _state_of_files(found)
@@ -162,7 +162,7 @@ def verify(found: Found) -> Found:
 
 
 def verify_once(found: Found) -> Found:
-    """Verify `found` like `verify`, but do not reread files that this process verified or wrote and nobody changed since."""
+    """Verify `found` as `verify` does, but skip files that this process wrote or verified and that nobody has changed since."""
     state = _state_of_files(found)
     if found.reason is None and state in _verified:
         return replace(found, reason=_verified[state])
@@ -176,7 +176,7 @@ def trust(found: Found) -> None:
 
 
 def _state_of_files(found: Found) -> int | None:
-    """Return a hash of the files' inodes, sizes and times, which changes with every write; None if a file is missing."""
+    """Return a hash of the files' inodes, sizes and times; None if a file is missing. Every write to a file changes the hash."""
     if found.manifest is None:
         return None
     try:
@@ -201,7 +201,7 @@ def _flaw(folder: Path, files: list[StoredFile]) -> str | None:
 
 
 def checkpoints(directory: Path) -> list[Found]:
-    """Return the checkpoints in `directory`: first those without a valid manifest, then the others, newest first.
+    """Return the checkpoints in `directory`: first those without a valid manifest, then the others from newest to oldest.
 
     File contents are not read. Raises IotwinError if `directory` cannot be listed.
     """
@@ -223,7 +223,7 @@ def _age(found: Found) -> tuple[bool, int, int]:
 
 
 def named_latest(directory: Path) -> str | None:
-    """Return the checkpoint name in the file LATEST, without checking that it exists; None if LATEST holds no such name."""
+    """Return the checkpoint name in the file LATEST, which may no longer exist; None if LATEST holds no such name."""
     try:
         name = read_small(directory / LATEST, 4096).decode("ascii", "replace").strip()
     except Damaged:
@@ -232,9 +232,9 @@ def named_latest(directory: Path) -> str | None:
 
 
 def newest(directory: Path, refused: Callable[[str], None]) -> Found | None:
-    """Return the newest undamaged checkpoint in `directory`, after reading it whole; None if there is none.
+    """Return the newest undamaged checkpoint in `directory`, after reading all its files; None if there is none.
 
-    `refused` is called with a message for each newer checkpoint that is damaged.
+    `refused` is called with a message for each damaged checkpoint that is newer.
     """
     for found in checkpoints(directory):
         checked = verify(found)
@@ -245,7 +245,7 @@ def newest(directory: Path, refused: Callable[[str], None]) -> Found | None:
 
 
 def open_checkpoint(path: Path, refused: Callable[[str], None]) -> Found:
-    """Return the checkpoint at `path`. If `path` is a store, return its newest undamaged checkpoint (see `newest`).
+    """Return the checkpoint at `path`. If `path` is a store, return the newest undamaged checkpoint in it (see `newest`).
 
     Raises IotwinError if the checkpoint is damaged or the store has no undamaged one.
     """
@@ -267,7 +267,7 @@ def _has_manifest(path: Path) -> bool:
 
 
 def read_rank(found: Found, rank: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return (tensors by name, plain values) that `rank` saved. Raises IotwinError if its files are missing or damaged."""
+    """Return (tensors by name, plain values) that `rank` saved. Raises IotwinError if the rank's files are missing or damaged."""
     files = {file.name: file for file in found.manifest.files} if found.manifest else {}
     try:
         raw, index = files[f"rank-{rank}.raw"], files[f"rank-{rank}.json"]

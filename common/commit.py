@@ -48,7 +48,7 @@ _OURS = re.compile(r"rank-\d{1,9}\.(raw|json)|manifest\.json")
 
 
 class Together(Protocol):
-    """Interface to the ranks that write a checkpoint together."""
+    """Interface to the group of ranks that write a checkpoint together."""
 
     @property
     def rank(self) -> int:
@@ -59,11 +59,11 @@ class Together(Protocol):
         """Return the number of ranks."""
 
     def sum(self, *values: float) -> list[float]:
-        """Return the sum of each value over all ranks. Blocks until all ranks have called it."""
+        """Return the sum of each value over all ranks. Blocks until all ranks have called this method."""
 
 
 class Alone:
-    """A job of one rank."""
+    """The `Together` of a job that has one rank."""
 
     rank, world_size = 0, 1
 
@@ -73,9 +73,10 @@ class Alone:
 
 
 class Store:
-    """The directory of one job's checkpoints. Every rank enters it by `with`, and rank 0 holds the directory's lock meanwhile.
+    """The directory of one job's checkpoints. Every rank enters it by `with`, in which rank 0 holds the directory's lock.
 
-    `with` raises UsageError if the directory holds other files, IotwinError if another job writes there or it is not writable.
+    `with` raises UsageError if the directory holds other files. It raises IotwinError if another job writes there or the
+    directory is not writable.
     """
 
     def __init__(self, directory: Path, retention: Retention | None = None, together: Together | None = None) -> None:
@@ -102,7 +103,7 @@ class Store:
 
     @contextlib.contextmanager
     def _agreed(self) -> Iterator[None]:
-        """Run the `with` block on all ranks. If it fails on one rank, raise an IotwinError on all."""
+        """Run the `with` block on all ranks. If it fails on one rank, raise an IotwinError on every rank."""
         failure: Exception | None = None
         try:
             yield
@@ -120,7 +121,7 @@ class Store:
             raise IotwinError(f"{self.directory}: another rank could not write its part of the checkpoint")
 
     def commit(self, manifest: CheckpointManifest, tensors: Iterable[Tensor] | Packed, values: dict[str, Any]) -> Path:
-        """Write a checkpoint of the `tensors` and `values` of all ranks. Return its folder on rank 0.
+        """Write a checkpoint of the `tensors` and `values` of all ranks. Return the checkpoint's folder on rank 0.
 
         Every rank must call `commit`, which sets the manifest's `files` and `sequence`. On return, the checkpoint is durable, and
         older checkpoints that the retention does not keep are removed.
@@ -142,9 +143,9 @@ class Store:
         raise AssertionError  # _agreed re-raises what the last block raised
 
     def prune(self) -> list[Found]:
-        """Verify all checkpoints, and remove unfinished ones and those that the retention does not keep. Return the latter.
+        """Verify all checkpoints. Remove unfinished ones, and those that the retention does not keep; return the latter.
 
-        Files that no manifest lists are not removed, and their folder no longer counts as a checkpoint.
+        Files that no manifest lists are not removed. A folder that still holds such files no longer counts as a checkpoint.
         """
         try:
             for path in leftovers(self.directory):
@@ -159,7 +160,7 @@ class Store:
     def _begin(self, folder: Path, manifest: CheckpointManifest) -> CheckpointManifest:
         """Create the checkpoint's temporary `folder`. Return `manifest` with the names of the files that the ranks will write.
 
-        If no later run could read the manifest, raise UsageError before anything is written.
+        Raises UsageError, before anything is written, if no later run could read the manifest.
         """
         manifest = msgspec.structs.replace(manifest, files=files_of_ranks(self._together.world_size))
         self._encoded(manifest)
@@ -200,7 +201,7 @@ class Store:
 
 @contextlib.contextmanager
 def _noted(path: Path) -> Iterator[None]:
-    """If the block fails with an OSError or IotwinError on `path`, print a note instead of raising the error."""
+    """If the `with` block fails with an OSError or IotwinError on `path`, print a note instead of raising the error."""
     try:
         yield
     except IotwinError as error:
@@ -212,7 +213,7 @@ def _noted(path: Path) -> Iterator[None]:
 def write_rank(folder: Path, rank: int, tensors: Iterable[Tensor] | Packed, values: dict[str, Any]) -> None:
     """Write and fsync the two files of `rank` in the unfinished checkpoint `folder`. Raises OSError if a write fails."""
     entries, size_bytes, checksum = write_tensors(folder / f"rank-{rank}.raw", tensors)
-    # Rank 0 reads size and checksum of every rank's tensors from these files, since ranks exchange only sums.
+    # Ranks exchange only sums, so rank 0 reads the size and checksum of every rank's tensors from the rank's index file.
     index = {**msgspec.to_builtins(Index(entries, values)), "size_bytes": size_bytes, "crc32c": checksum}
     write_durably(folder / f"rank-{rank}.json", msgspec.json.encode(index))
 
@@ -235,21 +236,23 @@ def _stored(folder: Path, file: StoredFile) -> StoredFile:
 
 
 def _remove(found: Found) -> Path | None:
-    """Remove a checkpoint, after renaming its folder so that no reader finds half of it. Return the folder if files remain."""
+    """Remove a checkpoint, after renaming its folder so that no reader finds half of it. Return the folder if other files
+    remain.
+    """
     gone = _free_name(found.path.with_name(f"{found.name}.gone"))
     rename(found.path, gone)
     return None if _remove_listed(gone, found.manifest) else gone
 
 
 def _remove_listed(gone: Path, manifest: CheckpointManifest | None) -> bool:
-    """Remove the folder `gone` with the manifest and the files that it lists. Return False if `gone` holds other files."""
+    """Remove the folder `gone`, the manifest and the files that it lists. Return False if `gone` holds other files."""
     for name in (*(file.name for file in manifest.files), MANIFEST) if manifest else ():
         unlink_beneath(gone, name)
     return remove_empty(gone) or not any(gone.iterdir())
 
 
 def leftovers(directory: Path) -> list[Path]:
-    """Return the folders and the unfinished files of LATEST that killed commits and removals left in the store `directory`."""
+    """Return what killed commits and removals left in the store `directory`: folders, and unfinished files of LATEST."""
     return [
         Path(entry.path)
         for entry in os.scandir(directory)
@@ -278,7 +281,7 @@ def _free_name(path: Path) -> Path:
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove an unfinished checkpoint. Raises UsageError if the folder holds a file that no checkpoint has."""
+    """Remove an unfinished checkpoint. Raises UsageError if `folder` holds a file that is not a checkpoint's."""
     names = [entry.name for entry in os.scandir(folder)]
     for name in names:
         if not _OURS.fullmatch(name):

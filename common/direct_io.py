@@ -9,9 +9,9 @@ _BLOCK_BYTES = 512  # the smallest logical block; a disk with larger blocks refu
 
 
 def write_direct(descriptor: int, wanted: bool, write: Callable[[], int]) -> tuple[int, bool]:
-    """Call `write` with O_DIRECT set on `descriptor` if `wanted`. Return (result of `write`, True if it bypassed the page cache).
+    """Call `write` with O_DIRECT set on `descriptor` if `wanted`. Return (its result, True if it bypassed the page cache).
 
-    If the file system refuses O_DIRECT, or refuses the write with it, `write` is called with O_DIRECT cleared.
+    If the file system refuses O_DIRECT, or refuses the write because of it, `write` is called with O_DIRECT cleared.
     """
     direct = _set_direct(descriptor, wanted)
     try:
@@ -24,7 +24,7 @@ def write_direct(descriptor: int, wanted: bool, write: Callable[[], int]) -> tup
 
 
 def _set_direct(descriptor: int, wanted: bool) -> bool:
-    """Set or clear O_DIRECT on `descriptor`. Return whether it is set now: some file systems refuse the change."""
+    """Set or clear O_DIRECT on `descriptor`, as `wanted`. Return True if it is set now: some file systems refuse the change."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     if bool(flags & os.O_DIRECT) == wanted:
         return wanted
@@ -41,7 +41,7 @@ def write_once(descriptor: int, parts: Sequence[memoryview]) -> int:
 
 
 class DirectWriter:
-    """Writes a new file past the page cache, except for a partial last block and all writes after one that was refused."""
+    """Writes a new file past the page cache. A partial last block goes through it, as do all writes after a refused one."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -51,7 +51,7 @@ class DirectWriter:
     def write(self, parts: Sequence[memoryview]) -> int:
         """Write `parts` by one system call and return the number of bytes written.
 
-        Each part must begin at a block boundary in memory, and each but the last must fill whole blocks.
+        Each part must begin at a block boundary in memory. Each part except the last must consist of whole blocks.
         """
         # After a short write, as on a full disk, the next write may not begin at a block boundary of the file.
         aligned = not (self._at_bytes | sum(len(part) for part in parts)) % _BLOCK_BYTES

@@ -4,7 +4,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Advice by errno, for limits of the process that a command may reach in the middle of its work.
+# Advice by errno, for errors that occur when the process reaches one of its limits.
 _REMEDIES = {
     errno.EFBIG: "; raise the limit on file sizes (ulimit -f)",
     errno.EMFILE: "; raise the limit on open files (ulimit -n 1024)",
@@ -12,7 +12,7 @@ _REMEDIES = {
 
 
 class IotwinError(Exception):
-    """A failure that the user can correct: its text names what happened, to which thing, and what to do. Exit status 1."""
+    """A failure that the user can correct. Its text names what happened, to which thing, and what to do. Exit status 1."""
 
     exit_status = 1
 
@@ -27,7 +27,7 @@ class UsageError(IotwinError):
 
 
 class UnfinishedTraceError(IotwinError):
-    """The job has ended, but its trace is incomplete. `job_status`: exit status, -signal if killed by one, None if unknown."""
+    """The job has ended, but its trace is incomplete. `job_status`: exit status, -N if killed by signal N, None if unknown."""
 
     def __init__(self, message: str, job_status: int | None) -> None:
         super().__init__(message)
@@ -54,7 +54,7 @@ def in_one_line(what: str, advice: str) -> Iterator[None]:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """Return the text `` (did you mean 'x'?)`` with the name in `known` that resembles `name` most; '' if none does."""
+    """Return `` (did you mean 'x'?)`` with the name in `known` that resembles `name` most; '' if no name resembles it."""
     import difflib
 
     close = difflib.get_close_matches(name, known, n=1)

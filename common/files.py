@@ -1,4 +1,4 @@
-"""Create and replace files and folders, whole or not at all, never through another user's link.
+"""Create and replace files and folders. Each appears under its name whole or not at all, and never through another user's link.
 
 Only this module, `common.beneath` and `common.removal` create, rename and remove files (tests/test_house.py). A file has a random
 name until it is whole, so nobody can plant a link under the name that iotwin opens for writing.
@@ -23,7 +23,7 @@ from iotwin.common.removal import remove_entry
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening a FIFO that nobody reads must fail, not wait. It has no effect on a regular file.
 _THERE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_LONGEST_STEM = 200  # most bytes of the final name in a temporary name, which may have at most 255 bytes
+_LONGEST_STEM = 200  # most bytes of a final name within the temporary name, which may have at most 255 bytes
 _PARTIAL = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.partial", re.DOTALL)
 
 
@@ -34,9 +34,9 @@ def check_type(path: Path, known: tuple[str, ...]) -> None:
 
 
 def check_output(path: Path) -> None:
-    """Check, before a command does its work, that it can write the file `path`.
+    """Check, before a command does its work, that the command can write the file `path`.
 
-    Raises UsageError if `path` is a directory, device or pipe, and IotwinError if its directory is missing or not writable.
+    Raises UsageError if `path` is a directory, device or pipe. Raises IotwinError if its directory is missing or not writable.
     """
     if path.is_dir():
         raise UsageError(f"{path} is a directory; give the name of a file in it")
@@ -89,7 +89,7 @@ def _partial_name(name: str) -> str:
 def _renamed_at_the_end(folder: int, name: str) -> Iterator[str]:
     """Yield a temporary name in the folder with the descriptor `folder`. The block must create a file or folder of that name.
 
-    At the end it is renamed to `name`, or removed if the block fails.
+    At the end of the block, this file or folder is renamed to `name`. If the block fails, it is removed.
     """
     partial = _partial_name(name)
     try:
@@ -103,7 +103,7 @@ def _renamed_at_the_end(folder: int, name: str) -> Iterator[str]:
 
 @contextmanager
 def _parent_of(path: Path, below: Path | None) -> Iterator[tuple[int, str]]:
-    """Yield (descriptor of the folder that contains `path`, name of `path` in it). `open_whole` explains `below`."""
+    """Yield (descriptor of the folder that contains `path`, name of `path` in this folder). `open_whole` explains `below`."""
     if below is not None:
         with folder_of(below, str(path.relative_to(below)), make=True) as found:
             yield found
@@ -121,7 +121,7 @@ def _parent_of(path: Path, below: Path | None) -> Iterator[tuple[int, str]]:
 def open_whole(path: Path, durable: bool = False, below: Path | None = None) -> Iterator[BinaryIO]:
     """Yield a new file that replaces `path` at the end of the block. If the block fails, the new file is removed instead.
 
-    `below`: a directory above `path`; missing folders between them are created, and none of them may be a link.
+    `below`: a directory above `path`. Missing folders between the two are created, and none of them may be a link.
     `durable`: content and name are on disk after the block, so that a loss of power leaves the old file or the new one.
     Raises UsageError if `path` is a device, a pipe or a socket, and IotwinError if it cannot be written.
     """
@@ -152,7 +152,7 @@ def _as_named(path: Path) -> Path:
 
 @contextmanager
 def folder_whole(path: Path, below: Path | None = None) -> Iterator[Path]:
-    """Yield a new folder that is renamed to `path` at the end of the block. If the block fails, it is removed instead.
+    """Yield a new folder that is renamed to `path` at the end of the block. If the block fails, the folder is removed instead.
 
     `path` must be missing or an empty folder. The yielded path is below /proc/self/fd, so it is valid in this process only.
     `open_whole` explains `below`. Raises an OSError that names `path`.
@@ -170,7 +170,7 @@ def folder_whole(path: Path, below: Path | None = None) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: bytes, below: Path | None = None) -> None:
-    """Replace the file `path` by one with `content`; see `open_whole` for `below` and errors."""
+    """Replace the file `path` by a file with `content`. `open_whole` explains `below` and the errors."""
     with open_whole(path, below=below) as file:
         file.write(content)
 
@@ -203,7 +203,7 @@ def _without_nan(value: Any) -> Any:
 def make_folder(path: Path, below: Path | None = None, mode: int = 0o777) -> None:
     """Create the folder `path` and missing folders above it. An existing folder is no error.
 
-    `below`: a directory above `path`; neither `path` nor a folder between them may be a link.
+    `below`: a directory above `path`. Neither `path` nor a folder between the two may be a link.
     Raises OSError, UsageError if `path` is a file, and IotwinError if a link is not allowed.
     """
     if below is None:
@@ -231,17 +231,17 @@ def open_rewritten(path: Path) -> BinaryIO:
 
 
 def open_append(path: Path, mode: int = 0o666) -> int:
-    """Return a descriptor that appends to the file `path`, which is created if missing. Raises OSError as `open_rewritten`."""
+    """Return a descriptor that appends to the file `path`, created if missing. Raises the errors of `open_rewritten`."""
     return os.open(path, _THERE | os.O_APPEND, mode)
 
 
 def rename(path: Path, new: Path) -> None:
-    """Rename the file or folder `path` to `new`, replacing a file or an empty folder of that name. Raises OSError on failure."""
+    """Rename the file or folder `path` to `new`, replacing an existing file or empty folder `new`. Raises OSError on failure."""
     path.replace(new)
 
 
 def link(path: Path, new: Path) -> None:
-    """Create the hard link `new` to the file `path`. Raises OSError on failure, also if `new` exists."""
+    """Create the hard link `new` to the file `path`. Raises OSError on failure, for example if `new` exists."""
     new.hardlink_to(path)
 
 
@@ -255,7 +255,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def cache_folder() -> Path:
-    """Return the folder of the user's caches of iotwin, in $XDG_CACHE_HOME or ~/.cache. It may not exist."""
+    """Return the folder of iotwin's cache of this user, in $XDG_CACHE_HOME or ~/.cache. The folder may not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iotwin"
 
 

@@ -1,7 +1,7 @@
 """Read files that a stranger may have made. No other module reads such files.
 
-A file must be regular, is opened without waiting, and is read only up to a limit. Failures raise an IotwinError of one line that
-names the file. Only a missing file raises FileNotFoundError or NotADirectoryError, since that is often no failure.
+A file must be regular. It is opened without waiting and read only up to a limit. Failures raise an IotwinError of one line that
+names the file. Only a missing file raises FileNotFoundError or NotADirectoryError, since callers often expect it.
 """
 
 import errno
@@ -22,7 +22,7 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.units import format_size
 
 MOST_JSON_BYTES = 1 << 26
-_DIGITS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))  # maps every digit to a zero
+_DIGITS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))  # maps digits to "0", others to " "
 _LONG_NUMBER = b"0" * len(str(2**63))
 _BYTE = re.compile(r"\(byte (\d+)\)")  # in msgspec's messages: the offset of an error
 
@@ -34,7 +34,7 @@ def _unreadable(path: Path, reason: str | None) -> IotwinError:
 
 
 class _Foreign(io.FileIO):
-    """A file whose reads raise IotwinError on failure: a bad sector makes read(2) fail, long after open(2) succeeded."""
+    """A file whose reads raise IotwinError if they fail: at a bad sector, read(2) fails long after open(2) succeeded."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         super().__init__(descriptor)
@@ -54,7 +54,7 @@ class _Foreign(io.FileIO):
 
 
 def open_foreign(path: Path, follow: bool = True) -> io.BufferedReader:
-    """Open the regular file `path` for reading. A FIFO or a device is refused, and a symbolic link unless `follow`."""
+    """Open the regular file `path` for reading. Raises IotwinError for a FIFO, a device or, unless `follow`, a symbolic link."""
     # O_NONBLOCK: opening a FIFO must not wait for a writer. It has no effect on a regular file.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     try:
@@ -106,14 +106,14 @@ def read_foreign_text(path: Path, most_bytes: int = MOST_JSON_BYTES, follow: boo
 
 
 def read_foreign_end(path: Path, most_bytes: int = 1 << 16) -> str:
-    """Return the last `most_bytes` of the log `path` as text; bytes that are not UTF-8 are replaced."""
+    """Return the last `most_bytes` of the log `path` as text. Bytes that are not UTF-8 are replaced."""
     with open_foreign(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
         return file.read(most_bytes).decode("utf-8", "replace")
 
 
 def read_foreign_lines(path: Path, most_line_bytes: int) -> Iterator[bytes]:
-    """Yield the lines of `path` with their line ends. Lines longer than `most_line_bytes` are cut to that length."""
+    """Yield the lines of `path` with their line ends. A line longer than `most_line_bytes` is cut to that length."""
     with open_foreign(path) as file:
         is_rest = False
         while line := file.readline(most_line_bytes):
@@ -135,7 +135,7 @@ def read_foreign_struct(path: Path, kind: type[T], most_bytes: int = MOST_JSON_B
 def decode_foreign(content: bytes, kind: type[T], name: object) -> T:
     """Return the JSON `content` as the msgspec type `kind` (`object`: as plain values). Error messages call the document `name`.
 
-    Raises IotwinError for NaN, Infinity, integers beyond 64 bits, floats beyond 1e308, lone surrogates and deep nesting.
+    Raises IotwinError for NaN, infinity, integers beyond 64 bits, floats beyond 1e308, lone surrogates and deep nesting.
     """
     try:
         if _LONG_NUMBER in content.translate(_DIGITS):
@@ -155,7 +155,7 @@ def _decoder(kind: Any) -> "msgspec.json.Decoder[Any]":
 
 
 def _int64(text: str) -> int:
-    """Return `text` as an int. Raises ValueError beyond 64 bits: msgspec accepts larger numbers, numpy and Parquet do not."""
+    """Return `text` as an int. Raises ValueError beyond 64 bits: msgspec accepts larger numbers, but numpy and Parquet do not."""
     if len(text) > len(_LONG_NUMBER) + 1 or not -(2**63) <= (value := int(text)) < 2**63:
         raise ValueError(f"the number {text:.30} is beyond 64 bits")
     return value

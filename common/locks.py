@@ -1,4 +1,4 @@
-"""Lock files let only one job write a directory. A second lock on a file is refused, even in the same process."""
+"""Lock files, by which only one job at a time writes a directory. Even the same process cannot lock a file twice."""
 
 import fcntl
 import os
@@ -16,11 +16,11 @@ _admission = threading.Lock()
 def hold_lock(path: Path) -> int:
     """Lock the file `path`, created if missing, and return its descriptor. `release_lock` or the end of the process unlocks it.
 
-    Child processes inherit the descriptor, not the lock. Raises IotwinError if this or another process holds the lock, if `path`
-    is a link or not a file, or if it cannot be created or locked.
+    Child processes inherit the descriptor, but not the lock. Raises IotwinError if any process holds the lock, if `path` is a
+    link or not a file, or if it cannot be created or locked.
     """
     with _admission:
-        # Checked before opening, as lockf(3) admits the same process twice, and closing a second descriptor would end the lock.
+        # Check before opening: lockf(3) lets the same process lock twice, and closing a second descriptor would end the lock.
         if _identity_at(path) in _held.values():
             raise _refusal(path)
         try:
@@ -40,7 +40,7 @@ def hold_lock(path: Path) -> int:
 
 
 def release_lock(descriptor: int) -> None:
-    """End the lock that `hold_lock` returned."""
+    """Unlock the file whose `descriptor` `hold_lock` returned."""
     with _admission:
         _held.pop(descriptor, None)
         os.close(descriptor)
@@ -62,10 +62,10 @@ def _refusal(path: Path) -> IotwinError:
 
 
 def _forget_all() -> None:
-    """Clear the list of held locks in a process that was just forked, since only its parent holds the locks."""
+    """Forget the held locks in a process that was just forked, since only the parent process holds them."""
     global _admission
     _held.clear()
-    _admission = threading.Lock()  # a new lock, since another thread may have held the old lock at the fork
+    _admission = threading.Lock()  # a new one, since another thread may have held the old one during the fork
 
 
 os.register_at_fork(after_in_child=_forget_all)

@@ -24,7 +24,7 @@ FOR_TRACERS = "iotwin"  # namespace of lines that only tracers read; the tracer'
 
 
 class MlLog:
-    """Writes MLLOG lines to `stream` and flushes each, so that none is lost or late. Does nothing if `stream` is None.
+    """Writes MLLOG lines to `stream` and flushes each, so that no line is lost or late. Does nothing if `stream` is None.
 
     `metadata` is part of every line. A tracer does not show lines of the namespace FOR_TRACERS on the terminal.
     """
@@ -57,14 +57,14 @@ class MlLog:
         self.end(key, **metadata)
 
     def line(self, event_type: str, key: str, value: Value | dict[str, int], metadata: Mapping[str, Value]) -> None:
-        """Write one line with the present time, by one write(2), because ranks and loader processes share the stream's file."""
+        """Write one line with the present time by one write(2), since ranks and loader processes share the stream's file."""
         if self._stream is None:
             return
         now_ns = time.time_ns()
         entry = {
             "namespace": self._namespace,
             "time_ms": now_ns // 1_000_000,
-            "time_ns": now_ns,  # not in MLPerf's format, whose milliseconds are too coarse for the steps of a small job
+            "time_ns": now_ns,  # an addition to MLPerf's format, whose milliseconds are too coarse for the steps of a small job
             "event_type": event_type,
             "key": key,
             "value": value,

@@ -34,7 +34,7 @@ def show_line(text: str) -> None:
 
 @contextmanager
 def progress(title: str, total: float, unit: str = "B") -> Iterator[Advance]:
-    """Show progress towards `total` until the block ends, and yield the function that reports it. `unit` 'B' means bytes."""
+    """Show progress towards `total` until the block ends. Yield the function that reports progress. `unit` 'B' means bytes."""
     if _quiet:
         yield lambda amount: None
     elif sys.stderr.isatty():

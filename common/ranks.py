@@ -53,8 +53,8 @@ def _mpi() -> Any:
 def await_turn_to_report() -> str:
     """Wait long enough for lower MPI ranks to report the same error. Return a prefix for the report, as 'rank 1 on node-a: '.
 
-    A lower rank that reports the error ends all ranks, this one by KeyboardInterrupt. So an error that hits all ranks is reported
-    once. The prefix is '' if there are no other ranks or MPI is not initialised.
+    A lower rank that reports the error ends all ranks. It ends this one by KeyboardInterrupt, so that an error of all ranks is
+    reported once. The prefix is '' if there are no other ranks or MPI is not initialised.
     """
     launched = launched_by_mpi()
     if launched.size == 1:
@@ -68,8 +68,8 @@ def await_turn_to_report() -> str:
 def run_as_one(run: Callable[[], int]) -> int:
     """Return the exit status that `run` returns or exits with. Under MPI, an exception or a status other than 0 ends all ranks.
 
-    Without that, a failed rank would wait in MPI_Finalize for other ranks, which wait for it in a barrier. Before MPI is
-    initialised, the launcher ends all ranks if one exits with a status other than 0.
+    Otherwise, a failed rank would wait in MPI_Finalize for other ranks, which would wait for it in a barrier. Before MPI is
+    initialised, the launcher itself ends all ranks if one exits with a status other than 0.
     """
     if launched_by_mpi().size == 1:
         return run()
@@ -91,7 +91,7 @@ def run_as_one(run: Callable[[], int]) -> int:
 
 
 def launched_by_torchrun() -> Launched:
-    """Return the rank in the variables RANK and WORLD_SIZE of torchrun and workloads.launch; rank 0 of 1 if they are not set.
+    """Return the rank from torchrun's variables RANK and WORLD_SIZE, which workloads.launch sets, too; rank 0 of 1 without them.
 
     Raises UsageError if RANK is not below WORLD_SIZE.
     """
@@ -117,8 +117,8 @@ def from_environment(name: str, default: int) -> int:
 def claimed_ports(count: int) -> Iterator[int]:
     """Yield the first of `count` consecutive free ports of this machine. Raises IotwinError if there are none.
 
-    Until the block ends, no other caller of this function gets these ports, even if nobody listens on them. An abstract Unix
-    socket named after the port claims each: the kernel grants a name only once, and frees it when this process ends.
+    Until the block ends, no other caller of this function gets these ports, even if nobody listens on them. For each port, an
+    abstract Unix socket named after it claims it: the kernel grants a name only once, and frees it when this process ends.
     """
     for first in range(_FIRST_PORT, _PORTS_END - count, count):
         with ExitStack() as claims:

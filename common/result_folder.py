@@ -2,7 +2,7 @@
 
 The file `.iotwin.json` in the folder names the kind of result and lists every entry that a command made. `--force` removes only
 those entries. A trace has no such list, since it may be a copy or an import: `trace_store/trace_directory.py` recognises it by
-its content. A data set has its own list, the manifest: see `remove_ours` in `datagen/generate.py`.
+its content. A data set has another list, the manifest: see `remove_ours` in `datagen/generate.py`.
 """
 
 from pathlib import Path
@@ -26,16 +26,16 @@ class _List(msgspec.Struct, tag="folder made by iotwin", tag_field="kind"):
 
 
 class MadeFolder:
-    """A folder that this process fills with a result of the kind `what`, and the list of the entries that it made."""
+    """A folder that this process fills with a result of the kind `what`, and the list of the entries made there."""
 
     def __init__(self, directory: Path, what: str) -> None:
         self.directory, self._list = directory, _List(what, [])
 
     @classmethod
     def claim(cls, directory: Path, what: str, force: bool) -> Self:
-        """Return the folder `directory`, created if missing. With `force`, an earlier result of the kind `what` in it is removed.
+        """Return the folder `directory`, created if missing. With `force`, remove an earlier result of the kind `what` from it.
 
-        Raises UsageError if `directory` is a file, holds other files, or holds an earlier result and `force` is False.
+        Raises UsageError if `directory` is a file or holds other files. Without `force`, also if it holds an earlier result.
         """
         if directory.exists() and not directory.is_dir():
             raise UsageError(f"{directory} is a file; choose another directory")
@@ -55,13 +55,13 @@ class MadeFolder:
 
     @classmethod
     def of(cls, directory: Path, what: str) -> Self:
-        """Return `directory` with the list that an earlier process wrote there; an empty list if its kind is not `what`."""
+        """Return `directory` with the list that an earlier process wrote there. The list is empty if its kind is not `what`."""
         folder = cls(directory, what)
         folder._list.made += _listed(directory, what) or []
         return folder
 
     def entry(self, name: str) -> Path:
-        """Add `name` to the list on disk and return its path. The caller creates it only then, so a kill leaves nothing unlisted.
+        """Add `name` to the list on disk and return its path. The caller then creates it, so a kill leaves no unlisted entry.
 
         Raises UsageError if `name` exists in the folder but not in the list.
         """

@@ -1,4 +1,4 @@
-"""Which checkpoints a store keeps: the rules of retention, by which a commit and `iotwin checkpoints prune` remove the others."""
+"""Rules of retention: which checkpoints a store keeps. A commit and `iotwin checkpoints prune` remove the others."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from iotwin.common.progress import note
 class Retention:
     """Rules for keeping checkpoints: the `last` N, multiples of `every` steps, the `best` N by metric, ends of epochs.
 
-    A checkpoint is kept if any rule keeps it, or if no rule is set.
+    A checkpoint is kept if any of the rules keeps it, or if no rule is set.
     """
 
     last: int = 0
@@ -19,7 +19,7 @@ class Retention:
     epoch_ends: bool = False
 
     def kept(self, newest_first: list[CheckpointManifest]) -> list[bool]:
-        """Return, per checkpoint, True if the rules keep it; the newest is always kept."""
+        """Return, for each checkpoint, True if the rules keep it. The newest is always kept."""
         if not (self.last or self.every or self.best or self.epoch_ends):
             return [True] * len(newest_first)
         counted = self.counted(newest_first)
@@ -31,14 +31,14 @@ class Retention:
         ]
 
     def counted(self, newest_first: list[CheckpointManifest]) -> set[int]:
-        """Return the indexes of the checkpoints that `last` and `best` keep, the rules that rank checkpoints."""
+        """Return the indices of the checkpoints that the rules `last` and `best` keep."""
         scored = [index for index, manifest in enumerate(newest_first) if manifest.metric is not None]
         best = sorted(scored, key=lambda index: newest_first[index].metric or 0.0, reverse=True)[: self.best]
         return {*range(min(max(1, self.last), len(newest_first))), *best}
 
 
 def superseded(newest_first: list[Found], retention: Retention) -> list[Found]:
-    """Return the checkpoints that `retention` does not keep. Verifies the last and best checkpoints, which `retention` keeps.
+    """Return the checkpoints that `retention` does not keep. Verifies those that its rules `last` and `best` keep.
 
     Damaged checkpoints are neither counted nor returned.
     """

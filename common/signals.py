@@ -17,7 +17,7 @@ _ONE_REQUEST_S = 0.1  # signals closer together count as one: timeout(1) signals
 def interrupts_held(requests: Iterable[signal.Signals] = REQUESTS) -> Iterator[set[int | signal.Signals]]:
     """Delay the signals `requests` until the end of the block, and yield the signal mask from before the block.
 
-    A signal that arrived before the block is handled at its beginning.
+    A signal that arrived before the block is handled at the beginning of the block.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, requests)
     held = _Held(requests)
@@ -31,7 +31,7 @@ def interrupts_held(requests: Iterable[signal.Signals] = REQUESTS) -> Iterator[s
 
 
 class _Held:
-    """Replaces the handlers of the signals `requests` by one that only appends a signal's number to `received`.
+    """Replaces the handlers of the signals `requests` by a handler that only appends the signal's number to `received`.
 
     A signal mask alone does not suffice: if another thread receives a signal, the main thread still runs the handler.
     """
@@ -50,7 +50,7 @@ class _Held:
         if not self._is_over and os.getpid() == self._pid:
             self.received.append(number)
             return
-        signal.signal(number, self.handlers[number])  # in a forked child, or during `end`
+        signal.signal(number, self.handlers[number])  # only in a forked child, or while `end` runs
         signal.raise_signal(number)
 
     def end(self) -> None:
@@ -62,7 +62,7 @@ class _Held:
 
 
 def _handler(number: int) -> Any:
-    """Return the handler of the signal `number`; within `interrupts_held`, the handler from before the block."""
+    """Return the handler of the signal `number`. Within `interrupts_held`, it is the handler from before that block."""
     handler: Any = signal.getsignal(number)
     while isinstance(held := getattr(handler, "__self__", None), _Held):
         handler = held.handlers[number]
@@ -72,8 +72,8 @@ def _handler(number: int) -> Any:
 def interrupted_status() -> int:
     """Return 130, the exit status after Ctrl-C, and make sure that Python really exits with it.
 
-    Python 3.11 remembers a SIGINT that arrives inside `exec`, which every definition of a dataclass calls. If Python was started
-    with -m, it then kills itself by SIGINT at exit. A second `exec` clears that memory.
+    Python 3.11 remembers a SIGINT that arrives inside `exec`, which every definition of a dataclass calls. If started with -m,
+    Python then kills itself by SIGINT at exit. A second `exec` clears the remembered signal.
     """
     exec("")  # noqa: S102
     return 130
@@ -88,7 +88,7 @@ class Requests:
         self._handlers: dict[int, Any] = {}
 
     def collect(self, even_ignored: bool) -> None:
-        """Start to collect signals. Signals that are ignored, as under nohup, remain ignored unless `even_ignored`."""
+        """Start to collect signals. Signals that are ignored, as SIGHUP under nohup, remain ignored unless `even_ignored`."""
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may set handlers
         for number in REQUESTS:

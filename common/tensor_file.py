@@ -30,7 +30,7 @@ _kept_buffers: list[NDArray[np.uint8]] = []
 
 
 class Tensor(NamedTuple):
-    """A tensor. `data` holds its elements in C order, as bytes."""
+    """A tensor: name, element type, shape, and `data`, its elements in C order as bytes."""
 
     name: str
     dtype: str  # a key of ITEM_BYTES
@@ -49,25 +49,25 @@ class Entry(msgspec.Struct):
 
 
 class Packed(NamedTuple):
-    """The whole `content` of a raw file: tensors at the positions that `entries` lists, with zeros between them."""
+    """The whole `content` of a raw file: tensors at the positions that `entries` lists, with zeros between the tensors."""
 
     entries: list[Entry]
     content: NDArray[np.uint8]
 
 
 class Index(msgspec.Struct):
-    """The index of a raw file: its tensors, and plain values stored with them."""
+    """The index of a raw file: the file's tensors, and the plain values stored with them."""
 
     tensors: list[Entry]
     values: dict[str, Any]
 
 
 class Damaged(Exception):
-    """Raised if a file is not as it was written. The text describes the damage, without the file's name."""
+    """Raised if a file is not as it was written. The text describes the damage without the file's name."""
 
 
 def crc32c(content: "bytes | NDArray[np.uint8]", before: int = 0) -> int:
-    """Return the CRC-32C of `content`. `before`: the CRC-32C of bytes that precede `content`, to continue from.
+    """Return the CRC-32C of `content`. `before`: the CRC-32C of preceding bytes, which the result then includes.
 
     Raises IotwinError if google-crc32c is not installed.
     """
@@ -104,7 +104,7 @@ def _append(appender: "_Appender", tensor: Tensor) -> Entry:
 def _write_buffer() -> Iterator[NDArray[np.uint8]]:
     """Yield a page-aligned buffer. Buffers are reused, since new ones would take a third of a small checkpoint's CPU time."""
     try:
-        buffer = _kept_buffers.pop()  # another thread may take the last buffer between a check and this line
+        buffer = _kept_buffers.pop()  # not after a check of the length: another thread may take the last buffer in between
     except IndexError:
         pages = mmap.mmap(-1, _BUFFER_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # not shared with forked processes
         buffer = np.frombuffer(pages, np.uint8)
@@ -117,7 +117,7 @@ def _write_buffer() -> Iterator[NDArray[np.uint8]]:
 class _Appender:
     """Collects bytes in a buffer, and writes the buffer past the page cache when it is full.
 
-    This avoids the copy into the page cache, most of a write's cost, and leaves the training data in the cache.
+    This avoids the copy into the page cache, which is most of a write's cost, and does not evict the training data from it.
     """
 
     def __init__(self, descriptor: int, buffer: NDArray[np.uint8]) -> None:
@@ -128,7 +128,7 @@ class _Appender:
         self.checksum = 0
 
     def append(self, data: NDArray[np.uint8]) -> None:
-        """Append `data`. Page-aligned parts that are as long as the buffer are written without a copy."""
+        """Append `data`. Page-aligned parts that are as long as the buffer are written directly, without a copy."""
         self.size_bytes += data.size
         if not self._filled and data.size >= _BUFFER_BYTES and not data.ctypes.data % mmap.PAGESIZE:
             data = self._write_in_place(data)
@@ -142,7 +142,7 @@ class _Appender:
                 self._write()
 
     def finish(self) -> None:
-        """Write the rest of the buffer."""
+        """Write the bytes that are left in the buffer."""
         if self._filled:
             self._write()
 
@@ -217,7 +217,7 @@ def checksum_of(path: Path) -> int:
 
 def read_checked(path: Path, size_bytes: int, checksum: int) -> NDArray[np.uint8]:
     """Return the bytes of the file `path`. Raises Damaged if its size is not `size_bytes` or its CRC-32C is not `checksum`."""
-    if (found := size_of(path)) != size_bytes:  # checked before memory is allocated
+    if (found := size_of(path)) != size_bytes:  # check before allocating memory for a size that may be wrong
         raise Damaged(f"has {found} bytes instead of {size_bytes}")
     content = np.empty(size_bytes, np.uint8)
     at = computed = 0

@@ -1,7 +1,7 @@
 """Print text from strangers safely: control characters in names, notes and commands appear as '?'.
 
 A terminal would obey escape sequences, and marks of writing direction would display another text. The command line writes through
-`cleaned_streams`, and rich's tables through `console`.
+`cleaned_streams`; the tables of rich go through `console`.
 """
 
 import io
@@ -27,18 +27,18 @@ def clean(text: str) -> str:
 
 
 class CleanStream:
-    """Wraps a text stream and cleans the text written to it. Other attributes, such as `buffer`, come from the stream."""
+    """Wraps a text stream and cleans the text written to it. Other attributes, such as `buffer`, are those of the stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self.behind = stream
 
     def write(self, text: str) -> int:
-        """Write the cleaned text, and return the length of `text`."""
+        """Write `text`, cleaned, and return the length of `text`."""
         self.behind.write(clean(text))
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write the cleaned lines."""
+        """Write `lines`, cleaned."""
         for line in lines:
             self.write(line)
 
@@ -47,7 +47,7 @@ class CleanStream:
 
 
 def _open_closed_streams() -> None:
-    """Open /dev/null for standard streams that the caller closed (``>&-``), since the next opened file would get their number.
+    """Open /dev/null for standard streams that the caller closed (``>&-``). Otherwise the next opened file gets their number.
 
     Programs that this process starts inherit the replaced stdout and stderr, but find stdin closed.
     """
@@ -63,7 +63,7 @@ def _open_closed_streams() -> None:
 
 @contextmanager
 def cleaned_streams() -> Iterator[None]:
-    """Clean the text that the block writes to stdout and stderr."""
+    """Clean all text that the block writes to stdout and stderr."""
     _open_closed_streams()
     before = sys.stdout, sys.stderr
     for stream in before:  # a terminal without UTF-8 cannot display most names
@@ -77,7 +77,7 @@ def cleaned_streams() -> Iterator[None]:
 
 
 def console(stderr: bool = False, width: int | None = None) -> "Console":
-    """Return a console of rich that cleans the text of every output, but not rich's own colours and cursor movements."""
+    """Return a console of rich that cleans the text of every output, but leaves rich's own colours and cursor movements."""
     from rich.console import Console
     from rich.segment import Segment
 

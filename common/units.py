@@ -22,7 +22,7 @@ _DURATION_UNITS = {
 
 
 def _parse(text: str, what: str, units: dict[str, int], example: str) -> int:
-    """Return the quantity `text` in the smallest of `units`. Raises UsageError unless the number is finite and the unit known."""
+    """Return the quantity `text` in the smallest of `units`. Raises UsageError unless number and unit are valid."""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     if match is None:
         raise UsageError(f"{what} '{text}' is not a positive number with a unit; write for example {example}")
@@ -49,7 +49,7 @@ def parse_duration(text: str) -> int:
 
 
 def _three_digits(value: float) -> str:
-    """Return `value` with three significant digits; from 999.5 on as a whole number, not in scientific notation."""
+    """Return `value` with three significant digits. From 999.5 on, it is a whole number, without an exponent."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
@@ -64,7 +64,7 @@ def format_size(size_bytes: float) -> str:
 
 
 def format_duration(duration_ns: float) -> str:
-    """Return nanoseconds with the unit that keeps the number readable: '1.23 ms'."""
+    """Return nanoseconds as text, in a unit that keeps the number readable: '1.23 ms'."""
     value = float(duration_ns)
     for unit, limit in (("ns", 1e3), ("us", 1e6), ("ms", 1e9)):
         if abs(value) < limit:

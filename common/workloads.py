@@ -1,11 +1,11 @@
-"""The registry of the real workloads, with the facts about each that `iotwin run`, generate, scale, images and plot need."""
+"""The registry of the real workloads. It holds what `iotwin run`, generate, scale, images and plot need about each."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from iotwin.common.errors import UsageError, nearest
 
-EMULATED = "emulated"  # the variant in which the emulator runs the workload's twin
+EMULATED = "emulated"  # name of the variant that runs the emulator with the workload's twin instead of the workload
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Workload:
 
     name: str
     framework: Literal["torch", "tensorflow"]
-    # Program that starts several ranks: torchrun, or iotwin.workloads.launch ("launch"). None: none, one process uses all GPUs.
+    # Program that starts several ranks: torchrun, or iotwin.workloads.launch ("launch"). None: a single process uses all GPUs.
     launcher: Literal["torchrun", "launch", None]
     has_loader_processes: bool = False  # True if the job has the option --workers
     variants: tuple[str, ...] = ("original", "instrumented", "sleep", EMULATED)
@@ -41,7 +41,7 @@ NAMES = {name: workload.name for workload in _ALL for name in (workload.name, *w
 
 
 def workload_named(name: str) -> Workload:
-    """Return the workload called `name`. Raises UsageError, which names the nearest workload, if there is none."""
+    """Return the workload called `name`. If there is none, raises a UsageError that suggests the nearest name."""
     if name not in WORKLOADS:
         raise UsageError(f"unknown workload '{name}'{nearest(name, list(WORKLOADS))}; known: {', '.join(WORKLOADS)}")
     return WORKLOADS[name]

@@ -1,7 +1,7 @@
 """95 % confidence intervals of ratios, means and quantiles over the steps of a run.
 
 Consecutive steps are correlated, since a prefetched batch hides a slow read for some steps. So the steps are divided into at most
-20 runs of consecutive steps, whose means are compared (Law, Simulation Modeling and Analysis, section 9.5.3: batch means).
+20 groups of consecutive steps, whose means are compared (Law, Simulation Modeling and Analysis, section 9.5.3: batch means).
 """
 
 import math
@@ -22,25 +22,25 @@ Numbers = NDArray[np.int64] | NDArray[np.float64]
 
 
 class Estimate(NamedTuple):
-    """A figure and its 95 % confidence interval; `low` and `high` are None if there is only one step or repeat."""
+    """A number and its 95 % confidence interval. `low` and `high` are None if there is only one step or repeat."""
 
     value: float
     low: float | None
     high: float | None
 
     def scaled(self, factor: float) -> "Estimate":
-        """Return the estimate with all three numbers multiplied by `factor`."""
+        """Return the estimate with the number and both bounds multiplied by `factor`."""
         return Estimate(*(None if bound is None else bound * factor for bound in self))  # type: ignore[arg-type]
 
     def at_most(self, most: float) -> "Estimate":
-        """Return the estimate with all three numbers limited to `most`."""
+        """Return the estimate with the number and both bounds limited to `most`."""
         return Estimate(*(None if bound is None else min(most, bound) for bound in self))  # type: ignore[arg-type]
 
 
 def ratio(numerator: Numbers, denominator: Numbers) -> Estimate | None:
     """Return sum(numerator) / sum(denominator), two arrays of shape (steps,); None if the denominators sum to 0 or less.
 
-    The lower bound of a ratio that is not negative is at least 0. The variance over the runs of steps is estimated as for a ratio
+    The lower bound is at least 0 if the ratio is not negative. The variance over the groups of steps is estimated as for a ratio
     estimator (Cochran, Sampling Techniques, section 6.3).
     """
     total = float(denominator.sum())
@@ -60,14 +60,14 @@ def ratio(numerator: Numbers, denominator: Numbers) -> Estimate | None:
 
 
 def mean(values: Numbers) -> Estimate | None:
-    """Return the mean of `values`; None if there are no values."""
+    """Return the mean of `values` with its interval; None if there are no values."""
     return ratio(values, np.ones(len(values)))
 
 
 def quantile(values: Numbers, probability: float) -> Estimate:
     """Return the quantile of `values` at `probability` (0..1) with its interval. There must be at least one value.
 
-    The bounds are order statistics around the quantile (David and Nagaraja, Order Statistics, section 7.1).
+    The bounds are order statistics near the quantile (David and Nagaraja, Order Statistics, section 7.1).
     """
     ordered = np.sort(values)
     count = len(ordered)

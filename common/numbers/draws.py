@@ -1,4 +1,4 @@
-"""Draw durations from their distributions, by random numbers that are keyed by rank, epoch and step."""
+"""Draw durations from distributions, with random numbers that are keyed by rank, epoch and step."""
 
 import math
 from statistics import NormalDist
@@ -27,7 +27,7 @@ _LARGEST_BELOW_ONE = float(np.nextafter(1.0, 0.0))
 
 
 def inverse_cdf(duration: Duration, probability: float) -> float:
-    """Return the number of seconds that a draw from `duration` stays below with `probability` (0..1).
+    """Return the seconds below which a draw from `duration` is with the given `probability` (0..1).
 
     Quantiles are interpolated linearly between equally spaced probabilities. A normal distribution is truncated at zero, so that
     no probability mass piles up there.
@@ -76,7 +76,7 @@ def _poisson_quantile(lam: float, probability: float) -> int:
 
 
 def even_strata(steps: int) -> int:
-    """Return the number of strata for `steps`, at most 32, such that the strata divide the steps about evenly."""
+    """Return a number of strata, at most 32, by which `steps` can be divided about evenly."""
     return -(-steps // -(-steps // _MOST_STRATA)) if steps else _STRATA
 
 
@@ -84,10 +84,10 @@ class DrawnTime:
     """A duration that is drawn anew, by inverse transform, for every (rank, epoch, step).
 
     Draws are stratified (Cochran, Sampling Techniques, 1977, ch. 5). The distribution is divided into `strata` equally probable
-    parts, and each run of `strata` consecutive steps draws once from every part, in random order. Every single draw has the
-    specified distribution, but sums vary less than sums of independent draws. So a short twin lasts as long as the job.
+    parts. Each run of `strata` consecutive steps draws once from every part, in random order. Every single draw has the specified
+    distribution, but sums vary less than sums of independent draws. So a short twin takes as long as the job.
 
-    `Recorded` times are replayed instead, by each rank and epoch from a random index on. `InOrder` times start at the first one.
+    `Recorded` times are not drawn but replayed: each rank and epoch starts at a random index. `InOrder` times start at the first.
     """
 
     def __init__(self, duration: Duration, seed: int, purpose: Purpose, strata: int = _STRATA) -> None:
@@ -98,7 +98,7 @@ class DrawnTime:
         self._probabilities: list[float] = []
 
     def seconds(self, rank: int, epoch: int, step: int) -> float:
-        """Return the drawn seconds of step (or sample, or file) `step`, from 0. Equal arguments always yield equal results."""
+        """Return the drawn seconds of `step`, a step, sample or file counted from 0. Equal arguments yield equal results."""
         if self._recording is not None:
             first = int(generator(self._seed, self._purpose, rank, epoch).integers(len(self._recording)))
             return float(self._recording[(first + step) % len(self._recording)])

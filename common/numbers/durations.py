@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-# More than thirty years is a mistaken unit. The bound also excludes infinity.
+# Whoever writes more than 1e9 seconds, thirty years, mistook the unit. The bound also excludes infinity.
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 Factor = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
@@ -15,7 +15,7 @@ class Distribution(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Normal(Distribution, tag_field="type", tag="normal"):
-    """A normal distribution, truncated at zero. `mean` and `stdev` are those before the truncation."""
+    """A normal distribution, truncated at zero. `mean` and `stdev` are those of the distribution before the truncation."""
 
     mean: Seconds
     stdev: Seconds = 0.0
@@ -55,7 +55,7 @@ class Lognormal(Distribution, tag_field="type", tag="lognormal"):
 
 
 class Quantiles(Distribution, tag_field="type", tag="quantiles"):
-    """An empirical distribution: values at equally spaced probabilities 0, 1/(n-1), ..., 1, ascending."""
+    """An empirical distribution: ascending `values` at the equally spaced probabilities 0, 1/(n-1), ..., 1."""
 
     values: Annotated[list[Seconds], msgspec.Meta(min_length=1)]
 
@@ -63,8 +63,8 @@ class Quantiles(Distribution, tag_field="type", tag="quantiles"):
 class Recorded(Distribution, tag_field="type", tag="recorded"):
     """Recorded times, replayed from `file`, which has one number of seconds on each line.
 
-    Every rank and epoch starts at a random line, takes the times in order, and wraps around at the end. So consecutive slow
-    steps remain consecutive.
+    Every rank and epoch starts at a random line, takes the times in order, and continues with the first line after the last. So
+    consecutive slow steps remain consecutive.
     """
 
     file: str
@@ -76,5 +76,5 @@ class InOrder(Distribution, tag_field="type", tag="in_order"):
     values: Annotated[list[Seconds], msgspec.Meta(min_length=1)]
 
 
-# A number is a constant time. A distribution yields a new random time for each use.
+# The type of a time in the YAML. A number is a constant time; a distribution yields a new random time for each use.
 Duration = Seconds | Normal | Uniform | Gamma | Exponential | Poisson | Lognormal | Quantiles | Recorded | InOrder

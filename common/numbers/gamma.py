@@ -1,4 +1,4 @@
-"""Quantiles of the gamma distribution, without SciPy, which iotwin needs for nothing else."""
+"""Quantiles of the gamma distribution, without SciPy, which iotwin would need for nothing else."""
 
 import math
 from statistics import NormalDist
@@ -7,13 +7,13 @@ _PRECISE = 1e-14
 _CLOSE = 1e-11
 _MOST_STEPS = 200
 _SMALLEST_LOG = -700.0
-_LARGEST = 1 - 1e-11  # rounding in gamma_cdf may keep it from ever reaching a probability closer to 1
+_LARGEST = 1 - 1e-11  # because of rounding, gamma_cdf may never reach a probability closer to 1
 
 
 def gamma_cdf(shape: float, x: float) -> float:
     """Return the probability that a gamma-distributed value (scale 1) is at most `x`.
 
-    Computed by the series of the incomplete gamma function (Abramowitz and Stegun, Handbook of Mathematical Functions, 6.5.29).
+    The method is the series of the incomplete gamma function (Abramowitz and Stegun, Handbook of Mathematical Functions, 6.5.29).
     """
     if x <= 0:
         return 0.0
@@ -29,9 +29,9 @@ def gamma_cdf(shape: float, x: float) -> float:
 def gamma_quantile(shape: float, probability: float) -> float:
     """Return the value (scale 1) that a gamma-distributed value does not exceed with `probability`, between 0 and 1 exclusive.
 
-    Newton's method on the logarithms of value and probability, within a bracket. It starts at the approximation of Wilson and
-    Hilferty (The distribution of chi-square, 1931), or, if that is not positive, at the first term of the series. Values
-    below the smallest float are returned as 0. Probabilities above 1 - 1e-11 count as 1 - 1e-11.
+    The method is Newton's, within a bracket, on the logarithms of value and probability. It starts at the approximation of Wilson
+    and Hilferty (The distribution of chi-square, 1931). If that is not positive, it starts at the first term of the series.
+    Values below the smallest float are returned as 0. Probabilities above 1 - 1e-11 count as 1 - 1e-11.
     """
     probability = min(probability, _LARGEST)
     cube = 1 - 1 / (9 * shape) + NormalDist().inv_cdf(probability) / (3 * math.sqrt(shape))

@@ -1,4 +1,4 @@
-"""Random generators keyed by seed and use: a rerun draws the same numbers, with any number of workers and in any order."""
+"""Random generators keyed by seed and purpose: a rerun draws the same numbers, with any number of workers and in any order."""
 
 from enum import IntEnum
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """What a random number is drawn for. The members are part of the generators' keys: changing one changes all its draws."""
+    """The purpose of a random number. The members are part of the generators' keys: changing a member changes all its draws."""
 
     ORDER = 1
     TRAIN_STEP = 2
@@ -25,14 +25,14 @@ class Purpose(IntEnum):
     SNAPSHOT = 15
     LOADER_START = 16
     EPOCH_WARM_UP = 17
-    ITEM = 18  # of a training script's data set
-    ENTROPY = 19  # in place of what a script draws from the operating system
+    ITEM = 18  # an item of a training script's data set
+    ENTROPY = 19  # replaces random bytes that a script draws from the operating system
 
 
 def generator(seed: int, purpose: Purpose, rank: int = 0, epoch: int = 0, step: int = 0) -> np.random.Generator:
     """Return the generator for one draw: Philox4x64 (Salmon et al., 2011) with the key (seed, purpose).
 
-    `rank`, `epoch` and `step` set its counter.
+    `rank`, `epoch` and `step` set the generator's counter.
     """
     # Drawing advances the lowest word of the counter, so that word starts at 0 and the arguments set the others.
     return np.random.Generator(np.random.Philox(key=[seed, purpose], counter=[0, rank, epoch, step]))

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from iotwin.common.numbers.keyed import Purpose, generator
 
-_ROUNDS = 16  # with fewer, permutations of six items are not yet equally likely
+_ROUNDS = 16  # with fewer rounds, permutations of six items are not equally likely
 _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 class Permutation:
-    """A bijection of 0 .. `length` - 1, which must be at least 1, drawn by `seed` and `epoch`."""
+    """A bijection of 0 .. `length` - 1, drawn by `seed` and `epoch`. `length` must be at least 1."""
 
     def __init__(self, length: int, seed: int, epoch: int) -> None:
         self._length = np.uint64(length)
@@ -31,7 +31,7 @@ class Permutation:
         self._keys = generator(seed, Purpose.ORDER, epoch=epoch).integers(0, 2**64, _ROUNDS, dtype=np.uint64)
 
     def __call__(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the permuted value of each of `indices`, which must be below the length."""
+        """Return the permuted value of each of `indices`, which must be below `length`; same shape."""
         items = self._pass(indices.astype(np.uint64))
         while len(beyond := np.flatnonzero(items >= self._length)):
             items[beyond] = self._pass(items[beyond])

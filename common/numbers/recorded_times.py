@@ -14,7 +14,7 @@ _LONGEST_S = 1e9
 def read_recording(file: str) -> NDArray[np.float64]:
     """Return the recorded seconds in `file`, one per line. Empty lines and comments after a # are ignored.
 
-    Raises IotwinError, which names file and line, if the file cannot be read, has no times, or a time is not from 0 to 1e9 s.
+    Raises IotwinError if the file cannot be read, has no times, or a time is not from 0 to 1e9 s. The error names file and line.
     """
     try:
         text = read_foreign_text(Path(file))

@@ -1,15 +1,15 @@
-"""Sleep in place of computation, and shorten later sleeps by the time that the emulator loses, as by sleeps that end late."""
+"""Sleep in place of computation, and shorten later sleeps by the time that the emulator loses, as when a sleep ends late."""
 
 import time
 
-_LONGEST_DELAY_NS = 10_000_000  # longer delays are pauses of the machine, for which later sleeps do not make up
+_LONGEST_DELAY_NS = 10_000_000  # longer delays are pauses of the machine, and do not shorten later sleeps
 
 
 class Sleeper:
     """Sleeps, or keeps a CPU busy if `busy`, so that many short sleeps together last as long as the sum of their seconds.
 
     It records how far the emulator lags behind the job that it emulates, and shortens the next sleeps by that delay. It reads
-    CLOCK_MONOTONIC only, so setting the machine's clock has no effect.
+    only CLOCK_MONOTONIC, so setting the machine's clock has no effect.
     """
 
     def __init__(self, busy: bool = False) -> None:

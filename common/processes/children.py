@@ -1,4 +1,4 @@
-"""Start and end child processes. A signal never hits a half-initialised child, and children die with their parent."""
+"""Start and end child processes. No signal interrupts a child before it is ready, and children die with their parent."""
 
 import os
 import signal
@@ -12,13 +12,13 @@ from iotwin.common.processes.process_settings import die_with_parent, name_proce
 from iotwin.common.signals import interrupts_held
 
 REQUESTS = (signal.SIGINT, signal.SIGTERM)
-_SAFE_PATH = "PYTHONSAFEPATH"  # as the option -P of python, with which multiprocessing cannot start interpreters
+_SAFE_PATH = "PYTHONSAFEPATH"  # the effect of python's option -P, which multiprocessing cannot pass on
 
 
 def start(process: BaseProcess) -> None:
-    """Start a forked or spawned process with SIGINT and SIGTERM blocked until it calls `ready`.
+    """Start a forked or spawned process with SIGINT and SIGTERM blocked until the child calls `ready`.
 
-    A signal that arrived before the child has set its handlers would run the parent's handlers, or print a traceback.
+    If a signal arrived before the child has set its handlers, the child would run the parent's handlers or print a traceback.
     """
     with interrupts_held(REQUESTS):
         process.start()
@@ -32,7 +32,7 @@ def ready() -> None:
 def become_child(name: str, parent_pid: int, cleans_up: bool = False) -> None:
     """Prepare this just-forked process: call it `name` in lists of processes, and let it die with its parent.
 
-    This process then ignores Ctrl-C, which its parent handles. SIGTERM kills it, or raises KeyboardInterrupt if `cleans_up`.
+    It ignores Ctrl-C from then on, since its parent handles it. SIGTERM kills it, or raises KeyboardInterrupt if `cleans_up`.
     """
     name_process(name)
     die_with_parent(parent_pid, signal.SIGKILL)
@@ -41,19 +41,19 @@ def become_child(name: str, parent_pid: int, cleans_up: bool = False) -> None:
 
 
 def leave_signals_to_rank(index: int) -> None:
-    """Ignore Ctrl-C in a loader process (a worker_init_fn of PyTorch), so that only its rank handles it, without tracebacks."""
+    """Ignore Ctrl-C in a loader process (a worker_init_fn of PyTorch), so that only the rank handles it, without tracebacks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def dying_with_us(number: int) -> Callable[[], None]:
-    """Return a preexec_fn for subprocess. It makes the kernel signal the program with `number` when this process dies."""
+    """Return a preexec_fn for subprocess: when this process dies, the kernel sends the signal `number` to the new program."""
     parent_pid = os.getpid()
     return lambda: die_with_parent(parent_pid, number)
 
 
 def end(process: BaseProcess, grace_s: float, killed_s: float) -> None:
-    """Wait `grace_s` for `process` to end, else kill it and wait at most `killed_s`, as it may be stuck in the kernel."""
+    """Wait `grace_s` for `process` to end, else kill it. Then wait at most `killed_s`, since it may be stuck in the kernel."""
     process.join(max(0.0, grace_s))
     if process.is_alive():
         process.kill()
@@ -61,7 +61,7 @@ def end(process: BaseProcess, grace_s: float, killed_s: float) -> None:
 
 
 def end_programs(programs: Sequence["subprocess.Popen[bytes]"], grace_s: float, whole_session: bool = False) -> None:
-    """Send SIGTERM to the `programs` that still run, and SIGKILL to the programs that still run after `grace_s`.
+    """Send SIGTERM to those of `programs` that run, and SIGKILL to those that still run after `grace_s`.
 
     `whole_session`: SIGKILL goes to the whole process group of a program, which must lead a session.
     """

@@ -29,9 +29,9 @@ def in_order(begin: Callable[[Item], Pending[Result]], items: Iterable[Item], ah
 
 
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Yield function(item) for each item, in the items' order, computed by one thread for each available processor.
+    """Yield function(item) for each item, in the items' order. One thread per available processor computes them.
 
-    This helps if `function` spends its time in Arrow or numpy, outside of Python's lock.
+    This is faster than a loop if `function` spends its time in Arrow or numpy, without Python's lock.
     """
     threads = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(threads) as pool:

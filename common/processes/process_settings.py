@@ -1,4 +1,4 @@
-"""Set this process's name, the precision of its timers, its program, and its death with its parent; and read its age."""
+"""Set this process's name, the precision of its timers, its program, and its death with its parent. Read its age."""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ _STARTTIME_FIELD = 22  # number of the field in /proc/PID/stat; in clock ticks s
 
 def _prctl(option: int, argument: int | bytes) -> None:
     value = ctypes.c_char_p(argument) if isinstance(argument, bytes) else ctypes.c_ulong(argument)
-    # Failures are ignored, as only precision or a name is lost, never correctness.
+    # A failure loses only precision or a name, never correctness, so it is ignored.
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
@@ -37,7 +37,7 @@ def die_with_parent(parent_pid: int, number: int) -> None:
 
 
 def become_iotwin(root: str, arguments: Sequence[str]) -> None:
-    """Replace this process by ``iotwin`` with `arguments`, whose exit status and signals become this process's.
+    """Replace this process by the program ``iotwin`` with `arguments`. Its exit status and signals become this process's.
 
     `root`: the folder that contains the package iotwin.
     """

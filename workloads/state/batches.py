@@ -61,10 +61,7 @@ class ResumableBatches:
         return steps_left(self.position)
 
     def __iter__(self) -> Iterator[list[int] | list[tuple[int, int]]]:
-        order, position = (
-            self.order(),
-            self.position,
-        )  # a copy, since the job changes `self.position` while the loader reads ahead
+        order, position = self.order(), self.position  # the job changes `self.position` meanwhile, as the loader reads ahead
         for step in range(steps_left(position)):
             found = order(np.array(self._positions(position, step), np.int64)).tolist()
             yield [(position.epoch, index) for index in found] if self._with_epoch else found

@@ -19,7 +19,7 @@ _MARKS = (
     ARRAY,
     _TUPLE,
     _ITEMS,
-)  # a dict with one of these keys replaces a tensor, an array, a tuple, or a dict whose keys are not strings
+)  # keys that mark a dict as a tensor, an array, a tuple, or a dict of other keys
 _PLAIN = frozenset((bool, int, float, str, type(None)))
 _CONTAINERS = frozenset((dict, OrderedDict, list, tuple))  # types of values for which `leaf` is not called
 # A Leaf converts a (name, value) of the state to (TENSOR or ARRAY, the tensor to store), or to None if the value is no tensor or

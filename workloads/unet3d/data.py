@@ -114,10 +114,7 @@ class EpochBatches:
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         """Yield the keys of each batch; empty batches are left out."""
-        order, position = (
-            self.order(),
-            self.position,
-        )  # a copy, since the job changes `self.position` while the loader reads ahead
+        order, position = self.order(), self.position  # the job changes `self.position` meanwhile, as the loader reads ahead
         for step in range(steps_left(position)):
             if found := positions_of(position, self._rank, step):
                 yield [order[index] for index in found]

@@ -95,9 +95,7 @@ class _Builder:
         self.layer_parameters = np.array([node.parameter_bytes for node in nodes])
         activation = np.pad([node.activation_bytes for node in nodes], (0, width * 8 - count))
         values = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-        self.sums = (
-            activation.reshape(width, 8) @ values.T
-        )  # [i, v]: total activation bytes of the layers in byte i of `packed` if that byte is v
+        self.sums = activation.reshape(width, 8) @ values.T  # [i, v]: bytes of the layers in byte i of `packed` if it is v
         # A set's key is the xor of its layers' keys. Among millions of sets, two have equal keys with probability 1e-7.
         self.layer_key = np.random.default_rng(20191027).integers(1, 2**63, count, dtype=np.uint64)
         self.low, self.missing = 0, self.predecessors[None, :1]
