@@ -109,7 +109,7 @@ class Publisher:
         self._pending_bytes: dict[str, int] = {}
 
     def add(self, piece: Piece, file_bytes: int | None) -> None:
-        """Record a finished piece, and publish its file if it is whole now. `file_bytes`: size of the file, None: one piece."""
+        """Record a finished piece, and publish its file if it is whole now. `file_bytes`: its size; None if it is one piece."""
         if file_bytes is not None:
             done_bytes = self._pending_bytes.get(piece.name, 0) + piece.size_bytes
             self._pending_bytes[piece.name] = done_bytes

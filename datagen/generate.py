@@ -274,7 +274,7 @@ def publish_done(planned: Plan, publisher: Publisher, done: dict[int, list[Piece
 
 
 def whole(planned: Plan, done: dict[int, list[Piece]]) -> DataSetManifest:
-    """Return the manifest of the finished data set. `done`: the pieces of all units, by unit."""
+    """Return the manifest of the data set of `planned`. `done`: the written pieces of all units, by unit."""
     pieces = sorted((piece for unit in done.values() for piece in unit), key=lambda piece: (piece.name, piece.offset))
     return DataSetManifest(planned.request, sum(piece.size_bytes for piece in pieces), pieces)
 

@@ -16,7 +16,7 @@ BLOCK_BYTES = BLOCK_SIDE * BLOCK_SIDE  # one byte per coefficient
 LONGEST_SIDE = 65500  # libjpeg's limit in pixels, slightly below the format's limit
 END = b"\xff\xd9"
 _TOO_LARGE = 0xFE
-_SIZES = range(7, 0, -1)  # number of bits of a coefficient whose code has 1, 2, ... bits
+_SIZES = range(7, 0, -1)  # bits that follow a code of 1, 2, ... 7 bits
 
 
 def padded_pixels(height: int, width: int) -> int:

@@ -49,7 +49,7 @@ class ScaledFiles(msgspec.Struct, frozen=True):
     exact: ClassVar[bool] = False  # sizes are not exact, since inserted and deleted words change them
 
     def names(self, samples: int, index: int) -> tuple[str, ...]:
-        """Return the names of the files of the copy at index `index`."""
+        """Return the names of the files in copy number `index` of the groups. `samples`: number of all copies."""
         if self.kind == "unet3d":
             return Unet3dLayout.case_names(index)
         return (f"part-{index:05d}-of-{samples:05d}",) if self.kind == "bert" else (f"day_{index}",)

@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Grid:
-    """Equal bins on an axis of whole numbers (ns, or bytes of an address space): `count` bins of `width` from `origin` on."""
+    """`count` equal bins of `width` from `origin` on. The axis has whole numbers: ns, or bytes of an address space."""
 
     origin: int
     width: int
@@ -32,11 +32,11 @@ class Grid:
 
     @property
     def end(self) -> int:
-        """End of the last bin."""
+        """Position of the end of the last bin on the axis."""
         return self.origin + self.width * self.count
 
     def edges(self) -> Ints:
-        """Return the `count` + 1 edges."""
+        """Return the `count` + 1 edges of the bins, in ascending order."""
         return self.origin + self.width * np.arange(self.count + 1, dtype=np.int64)
 
 
@@ -147,12 +147,15 @@ class LaneBins:
         self._add_union(lane, start, end)
 
     def begin_with(self, calls: CallColumns, lane: Ints) -> None:
-        """Do not count the time of calls that began in an earlier chunk as busy again. `lane` is as for `add`."""
+        """Do not count the time of `calls`, which began in an earlier chunk of the trace, as busy: that chunk counts it.
+
+        `lane`: lane of each call, negative for none.
+        """
         chosen = lane >= 0
         np.maximum.at(self._covered_to, lane[chosen], calls.end_ns[chosen])
 
     def extend(self, later: "LaneBins") -> None:
-        """Add the bins of `later`, which holds the calls after these."""
+        """Add the bins of `later`, which holds the calls that follow in the trace."""
         self._calls += later._calls
         self._union.extend(later._union)
         self._load.extend(later._load)

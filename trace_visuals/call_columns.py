@@ -46,7 +46,7 @@ class CallColumns:
 
     @property
     def duration_ns(self) -> Ints:
-        """Nanoseconds from start to end."""
+        """Duration of each call in nanoseconds."""
         return self.end_ns - self.start_ns
 
     def pick(self, chosen: Bools | Ints) -> "CallColumns":
@@ -80,7 +80,7 @@ class CallReader:
         yield from self._read(None, chunk.parts)
 
     def in_flight(self, chunk: Chunk) -> CallColumns:
-        """Return the calls of earlier chunks that end after `chunk` begins."""
+        """Return the calls that began in earlier chunks of the trace and end after `chunk` begins."""
         return _calls(self._decoder.in_flight(chunk))
 
     def _read(self, where: pc.Expression | None, parts: Sequence[int] | None = None) -> Iterator[CallColumns]:

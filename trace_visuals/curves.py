@@ -28,10 +28,10 @@ _PANEL_INCHES = (2.6, 2.1)
 _MARKERS = "os^Dv<>"
 _MOST_WITHIN = 4  # most curves for which the legend has room within the axes
 _LEGEND_INCHES, _LEGEND_LINE_INCHES = 1.5, 0.15
-_MARGIN = 0.04  # empty share of the x axis on both sides
+_MARGIN = 0.04  # share of the x axis that is left empty at each end
 # marker and legend of points that did not pass, by state
 _STATES = {"oom": ("X", "out of memory"), "thrash": ("P", "thrashes"), "failed": ("x", "failed")}
-# as shares of the height of the axes: where points without a y are marked, and how far below the next curve's are
+# shares of the height of the axes: at which points without a y are marked, and by which each further curve's are lower
 _TOP, _BELOW = 0.96, 0.06
 
 
@@ -106,7 +106,7 @@ class Curves(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     series: list[Series]
 
     def sheet(self, path: Path) -> Sheet:
-        """Return the document as a sheet. Raises UsageError if a series does not have as many values of y as of x."""
+        """Return this document, read from `path`, as a Sheet. Raises UsageError if a series has unequal numbers of x and y."""
         for series in self.series:
             if len(series.x) != len(series.y):
                 raise UsageError(f"{path}: series '{series.name}' has {len(series.x)} values of x and {len(series.y)} of y")

@@ -21,7 +21,7 @@ class LogHistogram:
         self._most = np.zeros(0, dtype=np.int64)
 
     def add(self, row: Ints, value: Ints) -> None:
-        """Count each value in its row."""
+        """Count each of `value` in the histogram with the index in `row`, an array of the same shape."""
         if not len(row):
             return
         self._grow(int(row.max()) + 1)
@@ -60,7 +60,7 @@ class LogHistogram:
         return int(self.counts[row].sum()) if row < len(self.counts) else 0
 
     def total(self, rows: list[int]) -> int:
-        """Return the sum of the rows' values."""
+        """Return the sum of all values in `rows`."""
         return int(self._totals[[row for row in rows if row < len(self._totals)]].sum())
 
     def most(self, rows: list[int]) -> int:
@@ -68,7 +68,7 @@ class LogHistogram:
         return int(self._most[rows].max()) if rows else 0
 
     def coarse(self, rows: list[int], per_octave: int) -> tuple[Ints, Floats]:
-        """Return counts of the values in `rows` in `per_octave` buckets an octave, and the edges of the buckets: 0, 1, ..."""
+        """Return (counts of the values in `rows` by bucket, edges of the buckets). An octave has `per_octave` buckets."""
         counts = self.counts[rows].sum(axis=0)
         wide = counts[1:].reshape(-1, BUCKETS_PER_OCTAVE // per_octave).sum(axis=1)
         edges = 2.0 ** (np.arange(len(wide) + 1) / per_octave)

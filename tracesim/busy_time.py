@@ -27,7 +27,7 @@ class _Union:
         self._covered_to = np.iinfo(np.int64).min
 
     def cover(self, end_ns: NDArray[np.int64]) -> None:
-        """Treat all time up to the last of `end_ns` as covered already."""
+        """Ignore all time before the greatest of `end_ns` in intervals that are added later."""
         self._covered_to = max(self._covered_to, int(end_ns.max(initial=self._covered_to)))
 
     def add(self, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> None:

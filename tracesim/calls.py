@@ -16,7 +16,7 @@ from iotwin.trace_store.reader import Trace
 FILE_KINDS = ("dataset", "checkpoint")
 GROUPS = ("read", "write", "open", "close", "sync", "map")
 READ, WRITE, OPEN, CLOSE, SYNC, MAP = range(len(GROUPS))
-_NAME = len(GROUPS)  # code of calls that rename or remove a file, in StorageCalls' decoder
+_NAME = len(GROUPS)  # code that StorageCalls uses for calls that rename or remove a file
 _REMOVALS = ("unlink", "unlinkat")
 
 _COLUMNS = ("start_ns", "duration_ns", "op", "tid", "file_id", "offset", "result")

@@ -71,7 +71,7 @@ def _mean(parts: dict[str, tuple[float, float]]) -> Score:
 
 
 def _timed_shares(a: Floats, b: Floats) -> Floats:
-    """Return the share of each phase in an amount, averaged over two traces: shape (phases,), 0 for start-up.
+    """Return the share of each phase in the total of an amount, averaged over two traces: shape (phases,), 0 for start-up.
 
     `a` and `b` hold the amounts of the two traces by phase.
     """

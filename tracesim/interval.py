@@ -35,7 +35,8 @@ def confidence_interval(
 def weights_at(profile: TraceProfile, positions: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return how often a bootstrap sample draws each phase occurrence, shape (occurrences,).
 
-    Each of `positions`, in [0, 1), selects one occurrence of a phase: 0 selects the first, values near 1 the last.
+    `positions` are random numbers in [0, 1). A phase with n occurrences uses the first n of them. Each of
+    these draws one occurrence of that phase: 0 draws the first occurrence, values near 1 draw the last.
     """
     phase = profile.occurrences.phase
     weights = np.zeros(len(phase))

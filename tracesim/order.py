@@ -30,8 +30,8 @@ class OffsetSteps:
         self._n, self._files = occurrences, max(files, 1)
         self.calls = np.zeros((occurrences, 2 * len(STEPS)))  # shape (occurrences, 2 * STEPS): reads, then writes
         self.bytes = np.zeros((occurrences, 2 * len(STEPS)))
-        # A hash table of fixed size with the last call of each (thread, file). If another pair overwrote the entry of a pair, the
-        # pair's next call counts as `first`.
+        # A hash table of fixed size with the last call of each (thread, file). If another pair has overwritten the entry
+        # of a pair, the next call of the latter counts as `first`.
         self._key = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
         self._begin = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
         self._end = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
@@ -182,7 +182,7 @@ class FileParts:
 
 
 def _once(found: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return the distinct entries in order of first appearance."""
+    """Return the distinct numbers in the arrays `found`, in order of first appearance."""
     together = np.concatenate([np.empty(0, dtype=np.int64), *found])
     return together[np.sort(np.unique(together, return_index=True)[1])]
 

@@ -90,7 +90,7 @@ def occurrences(phases: pd.DataFrame) -> Occurrences:
 
 
 def whole_run(start_ns: int, end_ns: int) -> Occurrences:
-    """Return the occurrences of a run without phases: empty start-up, and the run as one occurrence."""
+    """Return two occurrences for a run without phases: a start-up of length 0, and the whole run."""
     times = np.array([start_ns, start_ns]), np.array([0, end_ns - start_ns])
     return Occurrences(
         phase=np.array([STARTUP, RUN]),

@@ -31,7 +31,7 @@ class ComposedWorkload(NamedTuple):
 
     config: Config
     origins: dict[str, str]  # file name or override that set a value, by the value's path, such as reader.batch_size
-    passed_over: Sequence[str] = ()  # paths of the unknown keys of a DLIO YAML, which were ignored
+    passed_over: Sequence[str] = ()  # paths of unknown keys in a YAML written for DLIO, which were ignored
 
     def rows(self) -> list[tuple[str, Any, str]]:
         """Return (path, value, origin) of every key in the order of the schema."""

@@ -7,27 +7,27 @@ from numpy.typing import NDArray
 
 from iotwin.workload_yaml.recording import RecordedBatches
 
-MOST_PREFETCHED = 8  # batches a loader; PyTorch's default is 2
-_NEARLY_ALL = 0.9  # of the batches of a pass
+MOST_PREFETCHED = 8  # most batches that a loader is assumed to prefetch; PyTorch's default is 2
+_NEARLY_ALL = 0.9  # least share of a pass's batches in flight that counts as all batches
 UNKNOWN_SAMPLES = 1  # batch size of a job whose samples are unknown: an edited batch size is then a factor
 
 
 class RecordedStructure(NamedTuple):
-    """Values of the training passes of one rank; `prefetch`: batches in flight over all loaders, None for two a loader."""
+    """Values of a recorded job's training. `prefetch`: batches in flight over all loaders of a rank; None: two per loader."""
 
     batch_size: int
     loaders: int
     prefetch: int | None
     epochs: int
-    samples: int  # in an epoch of all ranks
-    computation_s: float  # median of a step
+    samples: int  # samples of an epoch, over all ranks
+    computation_s: float  # median computation time of a step
     ranks: int
     samples_known: bool
-    requested_at_once: bool  # all batches of an epoch
+    requested_at_once: bool  # True if all batches of an epoch were requested at its start
 
 
 def structure_of(batches: RecordedBatches) -> RecordedStructure:
-    """Return the values of the recorded training passes."""
+    """Return the structure of the recorded training. Epochs and batches are those of the first rank."""
     bounds = pass_bounds(batches)
     training = [index for index, each in enumerate(batches.passes) if each.training]
     first = batches.passes[training[0]].process
@@ -38,7 +38,7 @@ def structure_of(batches: RecordedBatches) -> RecordedStructure:
     size = int(np.bincount(sizes[sizes > 0]).argmax()) if known else UNKNOWN_SAMPLES
     loaders = np.array(batches.loader, np.int64)
     workers = max(len(np.unique(loaders[bounds[index] : bounds[index + 1]])) * bool(batches.passes[index].depth) for index in own)
-    depth = max(batches.passes[index].depth for index in own)  # a short epoch, or a busy machine, shows fewer
+    depth = max(batches.passes[index].depth for index in own)  # short epochs and busy machines have fewer batches in flight
     computation = np.subtract(batches.computed_ns, batches.taken_ns)[rows]
     at_once = any(is_requested_at_once(batches.passes[index].depth, batches.passes[index].batches, workers) for index in own)
     ranks = len({batches.passes[index].process for index in training})
@@ -53,15 +53,15 @@ def structure_of(batches: RecordedBatches) -> RecordedStructure:
 
 
 def pass_bounds(batches: RecordedBatches) -> NDArray[np.int64]:
-    """Return the index of each pass's first batch, and last the number of batches."""
+    """Return the index of each pass's first batch, followed by the number of all batches: shape (passes + 1,)."""
     bounds: NDArray[np.int64] = np.append(0, np.cumsum([each.batches for each in batches.passes])).astype(np.int64)
     return bounds
 
 
 def is_requested_at_once(depth: int, batches: int, loaders: int) -> bool:
-    """Return whether all batches of a pass were requested at once, by far more than loaders prefetch.
+    """Return True if a pass requested nearly all its batches at its start, far more than `loaders` loaders prefetch.
 
-    `depth`: the most batches that were requested and not yet taken. Loaders may have answered a first request each before the
-    last one was made; on a busy machine, a few more. No request shows when the rank took a batch.
+    `depth`: most batches that were requested and not yet taken. `batches`: number of batches of the pass. `depth` may be below
+    `batches`, because loaders deliver some batches before the last one is requested.
     """
     return depth >= min(batches - loaders, _NEARLY_ALL * batches) and depth > MOST_PREFETCHED * loaders

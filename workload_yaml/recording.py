@@ -24,9 +24,9 @@ from iotwin.common.foreign_files import decode_foreign, open_foreign
 
 SUFFIX = ".recording"
 _KEY = b"iotwin.recording"
-_NUMBERS = ("at_ns", "think_ns")  # columns whose values hardly repeat, so that a dictionary of them takes space
+_NUMBERS = ("at_ns", "think_ns")  # columns without dictionary encoding, since their values hardly repeat
 MOST_ROWS, _MOST_FILES, _MOST_THREADS, _LARGEST_HEADER_BYTES = 200_000_000, 4_000_000, 100_000, 256 << 20
-_MOST_BYTES, _LONGEST_NS, _FARTHEST = 1 << 31, 1 << 54, 1 << 54  # of one call; half a year; an offset
+_MOST_BYTES, _LONGEST_NS, _FARTHEST = 1 << 31, 1 << 54, 1 << 54  # limits: bytes of one call, a time (half a year), a file offset
 
 
 class Op(IntEnum):
@@ -62,7 +62,7 @@ class Op(IntEnum):
     MEET = 24  # waits for the other ranks, as an all-reduce does
 
 
-CALLS = 17  # operations below this are system calls on files and pipes
+CALLS = 17  # operations with a smaller number are system calls on files and pipes
 # Flags besides FLAG_* of iotwin.trace_store.schema: the file already has its last name; the job duplicated its descriptor.
 RENAMED, DUPLICATED = 1 << 8, 1 << 9
 COLUMNS = {
@@ -154,7 +154,7 @@ class Header(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class TwinRecording:
-    """The header of a recording, and its rows as one array per column, sorted by thread, then time.
+    """A recording: its header, and its rows as one array per column. Rows are sorted by thread, then by time.
 
     The columns are those of COLUMNS, and those of LABELS if the header has batches.
     """
@@ -221,7 +221,7 @@ def read_recording(path: Path) -> TwinRecording:
 
 
 def _kinds(header: Header) -> dict[str, Any]:
-    """Return the columns that a recording with this header has, with their types."""
+    """Return the types of the columns of a recording with this header, by column name."""
     return {**COLUMNS} if header.batches is None else {**COLUMNS, **LABELS}
 
 

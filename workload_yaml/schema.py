@@ -64,7 +64,7 @@ class Workflow(Section):
     checkpoint: bool = False
     profiling: bool = False
     debug: bool = False  # of no effect; see --debug
-    query: str | None = None  # prints one resolved value, as `reader.batch_size`, and ends
+    query: str | None = None  # key, such as reader.batch_size, whose value is printed instead of a run
 
 
 class Storage(Section):
@@ -74,7 +74,7 @@ class Storage(Section):
     storage_root: str = "./"
     # Options of the object store: endpoint_url, region, keys.
     storage_options: dict[str, str | int | float | bool | list[str] | None] = {}
-    storage_library: str | None = None  # of no effect: fsspec speaks to every store
+    storage_library: str | None = None  # of no effect: iotwin accesses all object stores by fsspec
 
 
 class Reader(Section):
@@ -97,10 +97,10 @@ class Reader(Section):
     read_type: Literal["on_demand", "memory"] = "on_demand"  # memory: each file is read once, in the first epoch
     file_access: Literal["multi", "shared", "collective", "mpio", "posix"] = "multi"  # of no effect, as in DLIO
     transfer_size: Positive | None = None  # most bytes of one read; None: as the format's reader chooses
-    preprocess_time: Duration = 0.0  # per training sample, in the worker
+    preprocess_time: Duration = 0.0  # seconds that a worker spends on preprocessing each training sample
     multiprocessing_context: Literal["fork", "spawn", "forkserver"] = "fork"  # for the pytorch loader; native always forks
     pin_memory: bool = True  # for the pytorch loader; twin.reader.pinned_copies is for the native loader
-    odirect: bool = False  # read past the page cache
+    odirect: bool = False  # read with O_DIRECT, which bypasses the page cache
     dont_use_mmap: bool = False  # of no effect
     # Shape of the tensor that the pytorch loader delivers for a sample, instead of record_length_bytes_resize.
     transformed_record_dims: list[Positive] = []
@@ -150,7 +150,7 @@ class Checkpoint(Section):
     num_checkpoints_read: OrNone = -1  # how often the newest checkpoint is read back at the end
     type: Literal["rank_zero", "all_ranks"] = "rank_zero"  # ranks that write a model that is not sharded
     mode: Literal["default", "subset"] = "default"  # subset: fewer ranks run than the parallelism requires and write their shares
-    fsync: bool | None = None  # for all files; None: each recorded file as the job did
+    fsync: bool | None = None  # True: sync every file, False: none; None: sync the recorded files that the job synced
     recovery_rank_shift: bool = False  # each rank reads back files of a rank on another node, not in this node's page cache
     rank_sync: bool = False  # ranks wait for one another after each checkpoint
     randomize_tensor: bool = True  # random bytes; false: zeros, which storage may compress away
@@ -183,7 +183,7 @@ class Profiling(Section):
     """What iostat samples during the run if workflow.profiling is true."""
 
     profiler: Literal["none", "iostat", "trace", "darshan", "tensorboard"] = "iostat"
-    iostat_devices: list[str] = []  # such as sda; all when none is given
+    iostat_devices: list[str] = []  # names of the devices to sample, such as sda; empty: all
 
 
 class Metric(Section):
@@ -251,7 +251,7 @@ class TwinCheckpoint(Section):
     snapshot_time: Duration | None = None  # seconds of an asynchronous checkpoint's snapshot; None: the time of copying its bytes
     # device: training waits for the whole snapshot; host: the snapshot is taken during the next step, whose end waits for it.
     snapshot: Literal["host", "device"] = "device"
-    logged: bool | None = None  # whether the log has checkpoints as phases; None: if training waits for them
+    logged: bool | None = None  # True: the log has checkpoints as phases; None: only if training waits for them
     keep: Positive | None = None  # number of newest checkpoints that stay; older ones are removed; None: all stay
     keep_every: Positive | None = None  # one in so many checkpoints also stays
     keep_epoch_ends: bool = False  # checkpoints at ends of epochs also stay

@@ -11,7 +11,7 @@ class StepTimeRegression(Distribution, tag_field="type", tag="regression"):
     """A normal distribution of the step time of one of the paper's workloads, by a regression (see step_time_models.py)."""
 
     workload: Literal["unet3d", "bert", "dlrm"]
-    gpus: Annotated[int, msgspec.Meta(ge=1)] | None = None  # None: num_gpus, or if that is not set, the ranks of the run
+    gpus: Annotated[int, msgspec.Meta(ge=1)] | None = None  # number of GPUs; None: num_gpus, or else the number of ranks
     batch_size: Annotated[int, msgspec.Meta(ge=1)] | None = None  # None: reader.batch_size
 
 

@@ -20,7 +20,7 @@ _ALWAYS_WRITTEN = frozenset({
     "reader.file_shuffle", "reader.sample_shuffle", "reader.preprocess_time", "train.epochs", "train.computation_time",
     "train.seed", "train.seed_change_epoch", "checkpoint.checkpoint_folder", "output.folder", "metric.au",
 })  # fmt: skip
-# The same of a twin that replays a recording; then those that it follows if its batches are known.
+# The same for a twin that replays a recording, followed by the keys that can be edited if its batches are known.
 _OF_RECORDING = frozenset({
     "dataset.data_folder", "checkpoint.checkpoint_folder", "output.folder", "twin.ranks", "twin.recorded.think_scale",
 })  # fmt: skip

@@ -92,7 +92,7 @@ class RankHost(NamedTuple):
 
 
 class ResumedRun(NamedTuple):
-    """How a rank reached the step at which the run resumed (see TwinResume)."""
+    """The step at which a run resumed, and what a rank read before it (see TwinResume)."""
 
     mode: str
     epoch: int
@@ -156,7 +156,7 @@ class Usage(NamedTuple):
         )
 
     def note_end(self, measured: RankTotals) -> None:
-        """Set the end of `measured` to now, and its resources to those used since this object was made."""
+        """Set the end time of `measured` to now, and its resources to those used since `so_far` returned this object."""
         after = self.so_far()
         measured.end_s = time.time()
         measured.storage_read_bytes = after.storage_read_bytes - self.storage_read_bytes

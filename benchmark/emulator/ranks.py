@@ -188,7 +188,7 @@ def under_mpi() -> bool:
 
 
 def started_as() -> int:
-    """Return the rank that mpirun or srun gave this process, without initialising MPI; 0 without a launcher."""
+    """Return the index of the rank that mpirun or srun assigned to this process; 0 if neither started it. MPI stays unused."""
     return launched_by_mpi().rank
 
 

@@ -37,7 +37,9 @@ class Period:
 
 
 class Schedule:
-    """Decides for one rank of a run. The loop calls it after every step, and sets `flags` to the flags that the ranks exchanged.
+    """Decides for one rank what is due after each step and epoch.
+
+    The training loop calls `after_step` after every step, and sets `flags` to the flags that the ranks exchanged.
 
     `evaluates`: the run evaluates, and there are samples for it. `frequency`: decides by measurements when checkpoints are due.
     The clock for checkpoints by time and for the end of the run, after `limit_s`, starts now.
@@ -92,7 +94,7 @@ class Schedule:
         return done, replayed
 
     def wishes(self) -> int:
-        """Return the flags of this rank after the present step: STOP at the deadline, CHECKPOINT if one is due by time."""
+        """Return the flags that this rank sets after the present step: STOP at the deadline, CHECKPOINT if one is due by time."""
         now = time.monotonic()
         checkpoint = self.by_time is not None and self.by_time.time_is_up(now)
         return (STOP if now >= self._deadline else 0) | (CHECKPOINT if checkpoint else 0)

@@ -33,7 +33,7 @@ def _compressor(kind: str, level: int) -> _Compressor | None:
 
 
 def write_csv(file: File) -> list[Piece]:
-    """Write a CSV file: a header with the columns' numbers, then one line per record."""
+    """Write a CSV file: a header line with the column numbers, then one line per record. Return the piece of the file."""
     compressor = _compressor(file.layout.compression, file.layout.compression_level)
     columns = math.prod(file.shape)
     with file.open(file.name) as sink:

@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-LARGEST_FILE_BYTES = 1 << 53  # float64 represents all whole numbers up to this one exactly
+LARGEST_FILE_BYTES = 1 << 53  # largest size for which float64 represents all smaller sizes exactly
 
 
 class PlannedPiece(NamedTuple):

@@ -100,7 +100,7 @@ def print_what_if(document: dict[str, Any]) -> None:
 
 
 def _print_replays(document: dict[str, Any]) -> None:
-    """Print a row for each run of a twin that replays a recording: its duration, and how long ranks waited for data."""
+    """Print a row for each run of a twin that replays a recording: its value, seconds, speed-up and wait for data."""
     print(f"{document['what_if']:>24} {'seconds':>10} {'times':>7} {'waited for data':>16}")
     for row in document["runs"]:
         value = "as it is" if row["value"] is None else row["value"]

@@ -101,7 +101,7 @@ class Pages:
         return (found & 1).astype(bool)
 
     def hold(self) -> None:
-        """Touch the pages that have entered the page cache since the last call."""
+        """Touch the pages that have entered the page cache since the last call, so that the kernel keeps them."""
         cached = self.cached()
         self._bytes[np.flatnonzero(cached & ~self._held) * mmap.PAGESIZE].sum()
         self._held = cached

@@ -1,4 +1,4 @@
-"""The target of `iotwin trace --phases auto`: a command whose script logs its phases, although it has no lines that do so."""
+"""The target of `iotwin trace --phases auto`: a Python script to which lines are added that log its phases."""
 
 import contextlib
 import fcntl
@@ -14,23 +14,26 @@ from iotwin.tracing_tools.targets.command import CommandTarget
 from iotwin.tracing_tools.targets.target import TraceTarget
 from iotwin.tracing_tools.targets.user import User, invoking_user
 
-_LEAST_DESCRIPTOR = 200  # beyond those of the job, which so get the same numbers as without labels
+_LEAST_DESCRIPTOR = 200  # so high that the job's own descriptors have the same numbers as without labels
 _PIECE_BYTES = 1 << 16
 _UNLABELLED = "--phases auto labels nothing"
 
 
 class _Answer(msgspec.Struct):
-    """What the process that reads the script found. `words`: the command to run; none if the script is not labelled."""
+    """The result of the process that labels the script.
+
+    `words`: the command to run, empty if the script cannot be labelled. `note`: a remark for the user, or the reason.
+    """
 
     words: list[str]
     note: str
 
 
 class LabelledTarget(CommandTarget):
-    """A command that runs a Python script, with the loops of the script labelled if it is sure which lines they are.
+    """A command that runs a Python script whose loops log phases, if the loops can be identified with certainty.
 
-    Else it is run as it is, and a note gives the reason. The program with the labels is in memory, where the job finds it at a
-    descriptor.
+    Otherwise the script runs unchanged, and a note gives the reason. The changed program is a file in memory, whose descriptor
+    the job inherits.
     """
 
     def __init__(self, command: list[str]) -> None:
@@ -53,7 +56,7 @@ class LabelledTarget(CommandTarget):
         return self._labelled
 
     def close(self) -> None:
-        """Close the program, too."""
+        """Close the target and the descriptor of the changed program."""
         super().close()
         if self._program >= 0:
             os.close(self._program)
@@ -61,7 +64,7 @@ class LabelledTarget(CommandTarget):
 
 
 def not_labelled(target: TraceTarget) -> TraceTarget:
-    """Return the `target`, with a note that its loops are not labelled."""
+    """Add a note to `target` that its loops log no phases, and return it."""
     target.notes.append(f"{_UNLABELLED}: it needs a command that iotwin starts itself, as python train.py")
     return target
 
@@ -76,7 +79,10 @@ def _memory() -> int:
 
 
 def _ask(command: list[str], program: int, user: User | None) -> _Answer:
-    """Read the script in a process of `user`, as it may be anybody's, and write the labelled program."""
+    """Fork a process of `user` that reads the script and writes the labelled program to the descriptor `program`.
+
+    The process does not run as root, since anybody may have written the script.
+    """
     import iotwin.workloads.detrain.phases.program  # noqa: F401 - imported before the process gives up root
 
     answers, ours = os.pipe()
@@ -108,7 +114,7 @@ def _answer(command: list[str], program: int, answers: int, user: User | None) -
             left = left[os.write(program, left) :]
     except IotwinError as error:
         answer = _Answer([], str(error))
-    except Exception as error:  # whatever is in the script, it is traced
+    except Exception as error:  # the script is traced even if it cannot be analysed
         answer = _Answer([], f"its source could not be analysed ({type(error).__name__}: {error})")
     with contextlib.suppress(OSError):
         content = msgspec.json.encode(answer)

@@ -64,7 +64,7 @@ def found_in_pages(touched: pd.DataFrame, files: Sequence[tuple[str, int]]) -> I
 
 
 def faults_of_twin(recording: Path, twin: Path) -> pd.DataFrame:
-    """Return the name, offset and bytes of each page fault of the twin; no rows if the twin maps no file."""
+    """Return a table of the name, offset and bytes of each page fault that the twin replays; empty if it maps no file."""
     from iotwin.workload_yaml import load
     from iotwin.workload_yaml.listed_reads import parse
     from iotwin.workload_yaml.recording import read_recording
@@ -79,7 +79,7 @@ def faults_of_twin(recording: Path, twin: Path) -> pd.DataFrame:
 
 
 def faults_of_recording(recording: "TwinRecording") -> pd.DataFrame:
-    """Return the name, offset and bytes of each page fault of the recording; no rows if it maps no file."""
+    """Return a table of the name, offset and bytes of each page fault in `recording`; empty if the job mapped no file."""
     from iotwin.workload_yaml.recording import Op
 
     touches = recording.columns["op"] == Op.TOUCH

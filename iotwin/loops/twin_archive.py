@@ -141,7 +141,7 @@ def _disk_bytes(folder: Path) -> int:
 
 
 def _checkpoint_bytes(config: "Config") -> int:
-    """Return how many bytes the first rank of a twin of parameters writes in one checkpoint."""
+    """Return the bytes of one checkpoint of a twin without a recording: its listed files, or the model's files for one rank."""
     from iotwin.benchmark.emulator.checkpoints.model_states import states_written
 
     if not config.workflow.checkpoint:

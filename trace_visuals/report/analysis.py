@@ -1,4 +1,4 @@
-"""Analyse traces for the report in two passes over their calls: a survey, then all analyses at once."""
+"""Analyse traces for the report. Their calls are read twice: for a Survey of each trace, and then for all analyses at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,14 +45,14 @@ class Analysis:
     lane_names: list[LaneName]
     lanes: CallLanes
     processes_left_out: int  # number of processes without a row in the timeline
-    every_call: tuple[CallColumns, Ints] | None  # all calls, and the lane of each; None if there are too many
+    every_call: tuple[CallColumns, Ints] | None  # all calls, and the lane of each; None if too many for the page
     ops: list[str]
     operations: OperationTable
     files: pd.DataFrame  # the table of ReportedFiles.frame
     processes: pd.DataFrame  # the table of ProcessTable.frame
     slowest: pd.DataFrame
     reads_heat: Heat | None  # reads of data-set files
-    writes_heat: Heat | None  # writes of checkpoint files
+    writes_heat: Heat | None  # bytes written to checkpoint files; None if there are none
     phases: pd.DataFrame  # phases of the lowest rank
     block: BlockAnalysis | None  # None if block requests were not traced
     reads_during_checkpoints: ReadsDuringCheckpoints
@@ -104,7 +104,7 @@ class _Analyses(Collectors):
 def analyse(
     traces: Sequence[Trace], labels: Sequence[str], zeros_ns: Sequence[int], detail: Detail, each: Workers, advance: Advance
 ) -> list[Analysis]:
-    """Return the analyses of the traces. `each` maps a function over chunks. `advance` receives twice the event count."""
+    """Return the analyses of the traces. `each` maps a function over chunks. `advance` counts each event twice."""
     chunks = [chunks_of(trace, each) for trace in traces]
     surveyed = surveys(traces, chunks, each, advance)
     plans = zip(traces, chunks, surveyed, strict=True)
@@ -142,7 +142,7 @@ def _analysis(trace: Trace, label: str, zero_ns: int, surveyed: Survey, found: _
 
 
 def with_requests(trace: Trace, names: list[LaneName], lanes: CallLanes) -> tuple[list[LaneName], CallLanes]:
-    """Append the lanes of block requests, accelerators and parts of steps, if the trace has any, to `names` and `lanes`."""
+    """Return `names` and `lanes` with further lanes for block requests, accelerators and parts of steps that the trace has."""
     grid = lanes.grid
     part_names, parts = part_lanes(trace, grid)
     found: list[tuple[CallLanes | None, str, tuple[str, ...]]] = [

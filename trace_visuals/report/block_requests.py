@@ -45,7 +45,7 @@ class PhaseBytes:
         self._sums += later._sums
 
     def result(self) -> tuple[Floats, Floats]:
-        """Return the bytes read and written in each row of `phases`."""
+        """Return (bytes read, bytes written), each with one value per phase."""
         begin, end = (np.searchsorted(self._edges, self.phases[name]) + 1 for name in ("start_ns", "end_ns"))
         so_far = np.concatenate((np.zeros((2, 1)), np.cumsum(self._sums, axis=1)), axis=1)
         read, written = so_far[:, end] - so_far[:, begin]

@@ -82,7 +82,7 @@ def _bars(a: Curve, b: Curve) -> list[list[Any]]:
 
 
 def _points(curve: Curve) -> dict[str, Any]:
-    """Return at most _MOST_POINTS points of a curve, between its first and its last change."""
+    """Return at most _MOST_POINTS points of `curve`, without the constant parts before its first and after its last change."""
     x, y = np.asarray(curve.x, dtype=float), np.asarray(curve.y, dtype=float)
     if not len(y):
         return {"x": [], "y": []}

@@ -69,7 +69,7 @@ def headline(analysis: Analysis) -> list[str]:
 
 
 def _pace(analysis: Analysis) -> str:
-    """Return a sentence on whether the job waits for data; an empty string if it reads nothing."""
+    """Return a sentence that states whether the job waits for data; an empty string if it reads nothing."""
     waiting, reading = (_share_of_training(analysis, lane) for lane in ("wait", "read"))
     if not reading:
         return ""
@@ -134,7 +134,10 @@ def _waits(analysis: Analysis) -> tuple[str, str]:
 
 
 def _improvements(analysis: Analysis) -> tuple[str, str]:
-    """Return the rates that storage must reach, and what slows the job: few reads per open, slow reads, unsynced checkpoints."""
+    """Return (title, sentences) on the rates that storage must reach and on what slows the job.
+
+    That may be few reads per open, slow reads or unsynced checkpoints.
+    """
     text = _required_rates(analysis)
     if not text:
         return "", ""
@@ -322,7 +325,7 @@ def _checkpoints(analysis: Analysis) -> tuple[str, str]:
 
 
 def _concurrent_checkpoints(analysis: Analysis) -> tuple[str, str]:
-    """Describe checkpoints written concurrently with training: how often, and their cost for steps and reads."""
+    """Return (title, sentences) on checkpoints concurrent with training: how often, and their cost for steps and reads."""
     spans, spent = concurrent_writes_ns(analysis.trace), checkpoint_parts_s(analysis.trace)
     if not len(spans):
         return "", ""

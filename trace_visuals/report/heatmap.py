@@ -13,7 +13,7 @@ _COLUMNS, _ROWS = 1024, 160
 
 @dataclass(frozen=True)
 class Heat:
-    """Bytes moved per cell of time and address. The address axis consists of the files, one after another."""
+    """Bytes read or written per interval of time and range of addresses. Addresses run through all files, one after another."""
 
     size_bytes: Floats  # shape (columns of time, rows of address)
     time: Grid
@@ -51,6 +51,6 @@ class HeatMap:
         self._spread.extend(later._spread)
 
     def result(self) -> Heat | None:
-        """Return the map; None if no byte was transferred."""
+        """Return the accumulated bytes; None if no byte was transferred."""
         sums = self._spread.sums()
         return Heat(sums, self._time, self._address, self._file_ids, self._bases) if sums.any() else None

@@ -52,7 +52,7 @@ _SLOW_COLUMNS = ("start_s", "duration_ns", "op", "pid", "path", "offset", "size_
 
 
 def trace_document(analysis: Analysis) -> dict[str, Any]:
-    """Return the document of one trace. Times are seconds from the page's time zero, unless a name has another unit."""
+    """Return the data of one trace for the page. Times are seconds from the page's time zero, unless a key names another unit."""
     manifest = analysis.trace.manifest
     return {
         "label": analysis.label, "command": " ".join(manifest.target.command), "workload": manifest.workload,

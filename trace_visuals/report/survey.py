@@ -1,4 +1,7 @@
-"""A first pass over traces, for the report's analyses: the span of time, the sizes of files, and the busiest processes."""
+"""Read all calls of traces once, before the report's analyses read them again, which need the results.
+
+The results are the span of time, the sizes of files, and the busiest processes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +18,7 @@ from iotwin.trace_visuals.call_columns import CallColumns, CallReader, Ints, spa
 
 @dataclass(frozen=True)
 class Survey:
-    """The results of the first pass, which the second pass requires."""
+    """Properties of a trace that the report's analyses must know before they read its calls."""
 
     begin_ns: int
     end_ns: int  # end of the last call or of the trace, whichever is later
@@ -29,7 +32,7 @@ class Survey:
 
 @dataclass
 class _Seen:
-    """Accumulates a survey over the calls of a chunk, or of several successive chunks."""
+    """Accumulates the fields of a Survey over the calls of one chunk of a trace, or of several successive chunks."""
 
     begin_ns: int
     end_ns: int
@@ -67,7 +70,10 @@ class _Seen:
 
 
 def surveys(traces: Sequence[Trace], chunks: Sequence[Sequence[Chunk]], each: Workers, advance: Advance) -> list[Survey]:
-    """Return the survey of each trace. `each` works on the chunks. `advance` receives the number of events read."""
+    """Return a Survey of each trace. `chunks` lists the chunks of each trace.
+
+    `each` maps a function over chunks, possibly in other processes. `advance` is called with the number of events read.
+    """
     spans = [span_ns(trace) for trace in traces]
     seen = each(_survey_chunk, [(chunk, span) for own, span in zip(chunks, spans, strict=True) for chunk in own])
     return [folded(seen, own, advance).survey() for own in chunks]

@@ -55,7 +55,7 @@ class OperationTable:
         self._group |= later._group
 
     def rows_of(self, group: int) -> list[int]:
-        """Return the rows of the histograms with the calls on storage of this group of operations."""
+        """Return the histogram rows of the storage calls in `group`, an index into call_columns.GROUPS."""
         return sorted(row for row, its_group in self._group.items() if its_group == group and row % 2 == 0)
 
     def frame(self, ops: list[str]) -> pd.DataFrame:
@@ -137,7 +137,7 @@ class ReportedFiles:
         end = offset + reads.size_bytes[order]
         same = np.concatenate(([False], file_id[1:] == file_id[:-1])) if len(order) else np.zeros(0, dtype=bool)
         before = np.where(same, np.concatenate(([0], end[:-1])) if len(order) else 0, self._read_to[file_id])
-        # Reading again from the start is the next pass over the file, not a jump.
+        # A read at offset 0 begins to read the file again, so it counts as sequential.
         self._sums.add("sequential_reads", file_id[(offset == before) | (offset == 0)])
         new = ~same & (self._read_to[file_id] < 0)
         self._read_from[file_id[new]] = offset[new]

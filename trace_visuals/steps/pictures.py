@@ -24,7 +24,7 @@ _PANEL_INCHES = (2.6, 1.9)
 _COLUMNS = 3
 _MOST_HISTOGRAMS = 60
 _MOST_BATCH_LABELS = 6
-_CONSTANT = 1e-6  # if durations of steps vary relatively less than this, they count as equal
+_CONSTANT = 1e-6  # durations of steps count as equal if they vary by less than this share
 
 
 def _grid(count: int) -> tuple["Figure", list["Axes"]]:

@@ -54,27 +54,27 @@ class Form:
 
     @property
     def width_in(self) -> float:
-        """Width of the picture."""
+        """Width of the picture in inches."""
         return 3.5 if self.short else 7.2
 
     @property
     def left_in(self) -> float:
-        """Margin for the names of rows."""
+        """Width in inches of the left margin, which has the names of rows."""
         return 0.65 if self.short else 0.7
 
     @property
     def plot_in(self) -> float:
-        """Width of the time axis."""
+        """Width of the time axis in inches."""
         return self.width_in - self.left_in - (0.85 if self.short else 1.15)
 
     @property
     def columns(self) -> int:
-        """Bins across the time axis: about one per pixel of a PNG."""
+        """Number of bins on the time axis: about one per pixel of a PNG."""
         return round(self.plot_in * _DPI)
 
     @property
     def head_in(self) -> float:
-        """Height of a trace's title."""
+        """Height of a trace's title in inches."""
         return 0.0 if self.paper else _HEAD_IN
 
 
@@ -204,7 +204,7 @@ def _plan(block: TraceTimeline, shared: _Shared, form: Form, spelt: Mapping[str,
     rows += [_strip(draw_row.draw_part, block, lane) for lane in range(len(block.part_names))]
     for group, title in enumerate(block.groups.titles):
         lanes = [group * len(ROW_GROUPS) + row for row in shared.rows]
-        # With several groups of processes, empty rows are left out. A single group keeps them, so that the rows of traces align.
+        # Empty rows are left out if there are several groups of processes. A single group has them, so that rows of traces align.
         lanes = [lane for lane in lanes if not title or block.lanes.calls[lane].any() or block.lanes.busy[lane].any()]
         rows += [_strip(draw_row.draw_calls, block, lane, title if not index else "") for index, lane in enumerate(lanes)]
     if shared.block:

@@ -174,7 +174,7 @@ def draw_gpu(ax: Axes, block: TraceTimeline) -> None:
 
 
 def draw_gpu_memory(ax: Axes, block: TraceTimeline, peak: float) -> None:
-    """Draw the memory in use on each device."""
+    """Draw the memory in use on each GPU, on a scale that ends above `peak`."""
     ax.set_ylim(0, peak * 1.08 or 1)
     _name_ends(ax, [0, peak] if peak else [0], ["0", format_size(peak)] if peak else ["0"], 5.4)
     _draw_devices(ax, block, {"memory_used_bytes": (BLACK, "-")})
@@ -214,7 +214,7 @@ def sample_edges(block: TraceTimeline, edges_ns: Ints) -> Floats:
 
 
 def _mark_gaps(ax: Axes, block: TraceTimeline, kind: str) -> None:
-    """Hatch the times without samples, over the curve."""
+    """Hatch the times in which no samples of `kind` were taken."""
     for begin, end in _seconds(block, block.gaps.get(kind, np.empty((0, 2), dtype=np.int64))):
         ax.axvspan(begin, end, facecolor="white", edgecolor="#aaaaaa", hatch="/////", linewidth=0, zorder=4)
         first, last = max(begin, ax.get_xlim()[0]), min(end, ax.get_xlim()[1])
@@ -280,7 +280,7 @@ def _draw_strip(
     ax.set_xlim(*ax.get_xlim())
     _add_area(ax, busy, edges, colour, 0.0)
     amount = counted(int(calls.sum()), unit).replace("copys", "copies")
-    # In a narrow picture, number and bytes need two lines.
+    # In a narrow picture, the number of calls and the bytes are on two lines.
     between = ",\n" if ax.bbox.width < _NARROW_PIXELS else ", "
     name_row(ax, name, right + (f"{amount}{between}{format_size(moved)}" if moves else amount))
 
@@ -337,5 +337,5 @@ def _name_ends(ax: Axes, positions: Sequence[float], names: list[str], size: flo
 
 
 def gpu_memory_peak(samples: pd.DataFrame | None) -> float:
-    """Return the most memory in use on a device, 0 when it was not sampled."""
+    """Return the most memory in use on any GPU in `samples`; 0 if it was not sampled."""
     return 0.0 if samples is None else float(samples["memory_used_bytes"].fillna(0).max())

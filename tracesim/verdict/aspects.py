@@ -67,7 +67,7 @@ def _times(s: Summary) -> Iterator[tuple[str, AspectKind, float, float]]:
         if s.quickest_step_ns[phase] > 0:
             yield f"time per step of {_WHERE[phase]}", TIME, float(s.quickest_step_ns[phase]), 0.0
         if s.least_without_waits_ns[phase] > 0:
-            # The total over a phase is compared, not single times between waits: whether a rank waits for a batch is chance.
+            # Only the total over a phase is compared, since it is chance whether a rank waits for a single batch.
             without_ns = float(s.occurrences[phase] * s.least_without_waits_ns[phase])
             yield f"time in {_WHERE[phase]} without waits for data", TIME, without_ns, _SMALL_COMPUTATION * time
 

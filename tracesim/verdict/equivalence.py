@@ -196,7 +196,7 @@ class _Test:
         }
 
     def differences(self, runs: _Runs, run: int, others: Sequence[int]) -> tuple[AspectDifference, ...]:
-        """Return how much a run differs from the mean of `others` in each aspect, the largest distance first."""
+        """Return how much the run at index `run` differs from the mean of `others` in each aspect, largest distance first."""
         found = [
             AspectDifference(name, False, float(runs.logs[name][run] - runs.logs[name][list(others)].mean()), margin)
             for name, margin in self._margins.items()
@@ -210,11 +210,11 @@ class _Test:
         return tuple(sorted(found, key=lambda difference: -difference.distance))
 
     def differences_of_last(self, runs: _Runs) -> tuple[AspectDifference, ...]:
-        """Return how much the last run differs from the mean of all others, in each aspect."""
+        """Return how much the last of `runs` differs from the mean of all others in each aspect, largest distance first."""
         return self.differences(runs, runs.number - 1, range(runs.number - 1))
 
     def among(self, runs: _Runs, chosen: Sequence[int]) -> float:
-        """Return the mean distance of each of the chosen runs to the other chosen runs."""
+        """Return the mean, over the chosen runs, of the distance of one run to the others. `chosen`: indices into `runs`."""
         return float(np.mean([self.differences(runs, run, [o for o in chosen if o != run])[0].distance for run in chosen]))
 
     def control(self, name: str, runs: _Runs) -> Control:
@@ -242,7 +242,10 @@ def _margin(kind: AspectKind, logs: Floats, aspects: int) -> float:
 
 
 def _student(probability: float, freedom: float) -> float:
-    """Return a quantile of Student's t, to 2 % from 5 degrees of freedom on (Abramowitz and Stegun 26.7.5)."""
+    """Return the quantile of Student's t at `probability`. The error is below 2 % from 5 degrees of `freedom` on.
+
+    Source: Abramowitz and Stegun 26.7.5.
+    """
     z = NormalDist().inv_cdf(probability)
     terms = (
         (z**3 + z) / 4,

@@ -17,7 +17,7 @@ from iotwin.workload_yaml import Duration
 
 
 class Written(NamedTuple):
-    """Record of one file of a checkpoint that was written or read back."""
+    """One checkpoint file that was written or read back: its name, size and time."""
 
     epoch: int
     name: str
@@ -56,7 +56,7 @@ class Background(Future[list[Written]]):
 
 
 class EmulatedSnapshot:
-    """Takes the snapshots of a rank, each in `seconds`; None: in the time of copying its bytes."""
+    """Takes the snapshots of a rank. Each takes `seconds`, or if that is None, the time of copying its bytes."""
 
     def __init__(self, seconds: Duration | None, seed: int, rank: int) -> None:
         self._rank = rank

@@ -25,9 +25,9 @@ _WORTH_SLEEPING_S = 1e-4  # shorter sleeps are added to later ones, since they w
 class PlannedFile(CheckpointFile):
     """One file of one checkpoint: the recorded properties of the YAML, and properties of the emulator's own formats."""
 
-    commits: bool = False  # written after the checkpoint's other files
-    synced_early: bool = False  # fsync comes before the writes
-    slots: bool = False  # mapped, and overwritten slot by slot
+    commits: bool = False  # True if the file is written only after all other files of the checkpoint
+    synced_early: bool = False  # True if fsync is called before the writes
+    slots: bool = False  # True if the file is mapped, and overwritten slot by slot
     pattern: str = ""  # its name with '{epoch}' and '{step}' in place of the numbers
 
     @property

@@ -1,4 +1,7 @@
-"""Plan the files of a checkpoint and their writes: as recorded, or by the model section, or converted to another format."""
+"""Plan the files of a checkpoint and their writes.
+
+They are the recorded files, or follow from the YAML's model section, and may be converted to another format.
+"""
 
 import re
 from collections.abc import Callable
@@ -67,7 +70,7 @@ class CheckpointPlan:
     def _of_states(
         self, states_of: Callable[[Config, int, int], list[ModelState]], rank: int, number: Number
     ) -> list[PlannedFile]:
-        """Return the files of the model's states that `states_of` returns."""
+        """Return the files of the checkpoint `number` for the model states that `states_of(config, rank, ranks)` returns."""
         folder, config = checkpoint_name(*number), self.config
         return self._formatted(
             lambda other: [_of_state(config, folder, state) for state in states_of(config, other, self.ranks)], rank
@@ -80,7 +83,7 @@ class CheckpointPlan:
         return as_format(section.format, files_of, rank, self.ranks, section.persist_threads)
 
     def _recorded(self, rank: int, number: Number | None) -> list[PlannedFile]:
-        """Return the recorded files of `rank` that are due at the checkpoint `number`; None: at any checkpoint."""
+        """Return the recorded files that `rank` writes at the checkpoint `number`; with None, those of all checkpoints."""
 
         def is_due(file: CheckpointFile) -> bool:
             listed = zip((file.epochs, file.after_steps), number or (), strict=False)

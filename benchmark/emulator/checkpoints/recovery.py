@@ -112,13 +112,13 @@ class CheckpointRetention:
     epoch_ends: set[Number] = field(default_factory=set)  # checkpoints of ends of epochs, which are never removed
 
     def staying(self) -> set[Number]:
-        """Return the checkpoints that remain however old they are."""
+        """Return the (epoch, step) of the checkpoints that are never removed."""
         interval = self.section.keep_every
         every = set(self.saved[interval - 1 :: interval]) if interval else set()
         return every | self.epoch_ends.intersection(self.saved)
 
     def _most(self, file: PlannedFile) -> float:
-        """Return how many newest versions of `file` remain."""
+        """Return how many of the newest versions of `file` remain; infinity if all do."""
         return (self.section.keep if file.keep is None else file.keep) or float("inf")
 
     def files(self, planned: Callable[[Number], Sequence[PlannedFile]]) -> Iterator[tuple[list[PlannedFile], list[str]]]:

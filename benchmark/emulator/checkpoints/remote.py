@@ -37,7 +37,7 @@ class RemoteCheckpoints:
         return written
 
     def finish(self) -> list[Written]:
-        """Return no files, since none are written concurrently with training."""
+        """Return an empty list, since `save` has already written and returned all files."""
         return []
 
     def load(self) -> list[Written]:

@@ -32,7 +32,7 @@ class SampleSet:
     """Samples by index. Each item of `files` holds `each` samples; it has several paths if a sample is in several files."""
 
     files: Sequence[Paths]
-    size_bytes: int = 0  # of all files; an estimate if only some were inspected
+    size_bytes: int = 0  # total size of all files; an estimate if the sizes of only some files were read
     reader: SampleReader = _NUMPY
     each: int = 1
     shapes: tuple[tuple[int, ...], ...] = ()  # allowed shapes of a sample that is an array; (): any shape
@@ -74,7 +74,7 @@ class SampleSet:
 
 
 class SharedFiles(NamedTuple):
-    """Files that the main process opens before it starts its loaders, which inherit and read them."""
+    """Files that the main process opens before it forks its loader processes, which inherit the open files and read them."""
 
     opener: KeptOpen
     paths: Sequence[str]
@@ -137,7 +137,7 @@ def open_dataset(config: Config, ranks: int = 1) -> SampleSets:
 def _opened_first(
     reader: Reader, twin: TwinReader, dataset: SampleSets, opener: KeptOpen, files: Sequence[Sequence[str]]
 ) -> SampleSets:
-    """Open the `files` of both parts in the main process now, or arrange that it opens them for each pass, by `reader.opened`."""
+    """Open the training and evaluation `files` in the main process now, or before each pass, as twin.reader.opened specifies."""
     if twin.opened == "each_pass":
         return SampleSets(*(replace(part, shared=SharedFiles(opener, own)) for part, own in zip(dataset, files, strict=True)))
     for path in (path for own in files for path in own):

@@ -25,7 +25,7 @@ class Folder(Protocol):
     """Interface of a folder with a data set's files."""
 
     path: str
-    options: Mapping[str, object]  # fsspec's options for its file system
+    options: Mapping[str, object]  # fsspec's options for the file system of the folder
 
     def exists(self) -> bool:
         """Return whether the folder exists."""
@@ -131,7 +131,7 @@ class FoundDataSet(NamedTuple):
     evaluation: FoundFiles
     layout: str | None  # of the files; None: unknown
     folder: str
-    remote: RemoteOpener | None  # None: the files are local
+    remote: RemoteOpener | None  # opener of the files; None if they are local
 
 
 def find_files(config: Config, format_name: str) -> FoundDataSet:
@@ -198,7 +198,7 @@ def _unet3d(folder: Folder, given_train: list[str], given_evaluation: list[str])
     cases = Unet3dLayout.discover(Path(folder.path))
     pairs: dict[str, Paths] = {_stem(case): (str(case.image), str(case.mask)) for case in cases}
     train, evaluation = ([_stem(case) for case in part] for part in Unet3dLayout.split(cases))
-    # If only one of the lists is given, the other part has none of its cases.
+    # If the YAML lists the cases of one part only, the other part has its usual cases without the listed ones.
     train = given_train or [name for name in train if name not in set(given_evaluation)]
     evaluation = given_evaluation or [name for name in evaluation if name not in set(given_train)]
     return _named(train, pairs, folder), _named(evaluation, pairs, folder)

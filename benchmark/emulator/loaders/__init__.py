@@ -24,7 +24,7 @@ from iotwin.workloads.policies.read_ahead import BATCHES_AHEAD
 
 _FRAMEWORKS = {"pytorch": "torch", "tensorflow": "tensorflow"}  # package that a loader needs
 _NATIVE = ("native", "synthetic", "dali", "native_dali", "terabyte", "none")
-_BUFFER_BYTES = 16 << 20  # of copies into page-locked memory
+_BUFFER_BYTES = 16 << 20  # size of the buffer for copies into page-locked memory
 _CYCLE = 8  # number of files that the BERT job reads in turn
 
 

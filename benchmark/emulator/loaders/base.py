@@ -36,12 +36,12 @@ class Fetcher:
     """Reads a batch sample by sample, and sleeps for the preprocessing time of each sample."""
 
     samples: SampleSet
-    preprocess: DrawnTime | None  # time of each sample; None: the job spends none
+    preprocess: DrawnTime | None  # preprocessing time of each sample; None if there is none
     instrument: bool = False  # record the parts of each sample
     stopped: bool = False  # another thread sets it to stop before the next sample
 
     def clone(self) -> Self:
-        """Return a fetcher of the same samples for another thread. It has a separate reader and sleeper, as these have state."""
+        """Return a fetcher of the same samples for another thread, with a separate reader and sleeper, which have state."""
         samples = replace(self.samples, reader=copy.deepcopy(self.samples.reader))
         return replace(self, samples=samples, preprocess=copy.copy(self.preprocess))
 

@@ -63,7 +63,7 @@ class StreamPlan:
     whole_files: bool  # an epoch reads its files to the end, even if the last records fill no batch
     record_bytes: float | None = None  # files are divided into records of about this size; None: they are TFRecords
     openers: int | None = None  # threads that open files and read their first buffer; None: the same as `threads`
-    in_turn: bool = True  # open files deliver records in turn; False: in a random order
+    in_turn: bool = True  # open files deliver records in turn; False: a random open file delivers the next record
     rank: int = 0
     ranks: int = 1
 
@@ -171,7 +171,7 @@ class _RecordStream:
         return next(self._sizes)
 
     def drain(self) -> None:
-        """Read the files of the first pass to their ends."""
+        """Read the rest of the rank's files without delivering records, unless all files have been read once."""
         if self._passes == 0:
             for _ in self._pass:
                 pass
@@ -210,10 +210,10 @@ class _RecordStream:
         return self._epoch if self._plan.fresh_each_epoch else 0
 
     def _paths(self) -> Iterator[str]:
-        """Yield the rank's files in the order of this pass: every R-th file for R ranks, or all if fewer than R files exist."""
+        """Yield the rank's files in the order in which they are read now: one in R files for R ranks, or all if fewer exist."""
         plan, count = self._plan, len(self._files)
         if plan.shuffle_files:
-            # Passes of one epoch differ as epochs do.
+            # If an epoch reads the files several times, each time has another order.
             order = Permutation(count, plan.seed + self._passes, self._epoch_key())
         share = range(plan.rank, count, plan.ranks) if count >= plan.ranks else range(count)
         for position in share:
@@ -227,7 +227,7 @@ class _RecordStream:
                 yield size
 
     def _following(self, paths: Iterator[str]) -> "_File | None":
-        """Return the next file of `paths`, after opening the files that are opened in advance."""
+        """Return the next file to read; None after the last one. Files that follow it in `paths` are opened in advance."""
         ahead = OPENED_AHEAD * self._plan.cycle if self._turns else 0
         for path in islice(paths, max(0, ahead + 1 - len(self._upcoming))):
             self._upcoming.append(_File(path, self._plan, self._turns))
@@ -248,7 +248,7 @@ class _RecordStream:
                 file.close()
                 self._open[slot] = None
             else:
-                # No further file for this slot. The pass ends when all slots are empty.
+                # No file is left for this slot. All files have been read when all slots are empty.
                 ended += 1
                 if ended >= self._plan.cycle and not any(self._open):
                     return
@@ -280,7 +280,7 @@ class _File:
     def __init__(self, path: str, plan: StreamPlan, threads: _Turns | None) -> None:
         self._path, self._plan, self._threads = path, plan, threads
         self._descriptor = -1
-        self._cutter: _Frames | _EqualParts | None = None  # set when the file is open
+        self._cutter: _Frames | _EqualParts | None = None  # divides the file into records; None until the file is open
         self._ready: deque[int] = deque()  # sizes of the records that were read whole and not delivered
         self._end = 0  # offset up to which the file was read
         self._at_end = False
@@ -341,7 +341,7 @@ class _File:
 
 
 class _Frames:
-    """Finds the ends of TFRecords, each of which begins with its length."""
+    """Finds the ends of the TFRecords in a file that is read buffer by buffer."""
 
     def __init__(self, path: str, file_bytes: int) -> None:
         self._path, self._file_bytes = path, file_bytes

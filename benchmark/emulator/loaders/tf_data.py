@@ -28,7 +28,7 @@ def _tensorflow() -> Any:
     return tensorflow
 
 
-_NUMBERS = 4  # number of the first fields of Fetched, which are integers
+_NUMBERS = 4  # the first four fields of Fetched are integers
 
 
 class TfRecordLoader(Loader):

@@ -26,7 +26,7 @@ class OpenFile(AbstractContextManager["OpenFile"], Protocol):
     size_bytes: int
 
     def read(self, offset: int, size_bytes: int) -> memoryview:
-        """Return `size_bytes` bytes from `offset` on. Raises IotwinError, which names the file, if it ends before."""
+        """Return `size_bytes` bytes from `offset` on. Raises IotwinError, which names the file, if the file is too short."""
 
 
 Opener = Callable[[str], OpenFile]
@@ -183,7 +183,7 @@ class KeptOpen:
         """Return the file at `path`, opened if it is not open. Raises IotwinError if it cannot be opened."""
         if path in self._shared:
             return _Kept(self._shared[path])
-        # Kept for each process, since the loaders of a job open files after the fork, and for each thread.
+        # Each process and each thread has separate open files, since the loaders of a job open files after the fork.
         key = (os.getpid(), threading.get_ident(), path)
         if key not in self._files:
             own = [other for other in self._files if other[:2] == key[:2]] if self._most_open else []
@@ -203,7 +203,7 @@ class KeptOpen:
 
 
 class _Kept(OpenFile):
-    """A file that remains open after its `with` block. If the block read the whole file, up to its end, `end` is called."""
+    """A file that remains open after its `with` block. If the block read up to the end of the file, `end` is called."""
 
     def __init__(self, file: OpenFile, end: Callable[[], None] | None = None) -> None:
         self._file, self._end = file, end

@@ -14,7 +14,7 @@ _local = threading.local()
 
 
 class BufferedToEnd(Buffered):
-    """As Buffered, but a request for 0 bytes beyond offset 0 reads one byte, as programs do to detect the end of a file."""
+    """As Buffered, but a request for 0 bytes at an offset above 0 reads one byte, as programs do to detect the end of a file."""
 
     def read(self, offset: int, size_bytes: int) -> memoryview:
         if offset and not size_bytes:

@@ -16,7 +16,7 @@ from iotwin.benchmark.emulator.readers.access import Opener, OpenFile, ReadStrea
 from iotwin.benchmark.emulator.readers.sample import Sample, check_member
 from iotwin.common.errors import IotwinError
 
-_LOCAL_HEADER_BYTES = 30  # of a zip member, without its name; PKWARE APPNOTE 4.3.7
+_LOCAL_HEADER_BYTES = 30  # size of a zip member's header without its name; PKWARE APPNOTE 4.3.7
 _ARRAY_NAME = "x.npy"
 _HEADER_LIMIT_BYTES = 1 << 16
 
@@ -96,7 +96,7 @@ def _array(path: str, content: memoryview) -> NDArray[np.generic]:
 
 
 def _header(path: str, file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    """Return (shape, is in Fortran order, type) by the header of `file`, whose position is then after the header."""
+    """Read the header of the open .npy `file`. Return (shape, True if in Fortran order, element type)."""
     try:
         version = np.lib.format.read_magic(file)
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

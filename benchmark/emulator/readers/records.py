@@ -13,7 +13,7 @@ from iotwin.benchmark.emulator.readers.access import Opener, check_within, damag
 from iotwin.benchmark.emulator.readers.sample import Sample, check_member
 from iotwin.datagen.formats.tfrecord import FRAME_BYTES, HEAD_BYTES
 
-_INDICES_KEPT = 64  # number of files whose indices a reader keeps, with 16 bytes for each record
+_INDICES_KEPT = 64  # number of files whose record offsets and sizes a reader caches, 16 bytes for each record
 _SCAN_BYTES = 1 << 18  # the buffer size of TensorFlow's record reader
 # First and last bytes of each kind of file: ITU-T T.81 (SOI, EOI) and RFC 2083 (signature, IEND chunk).
 _EDGES = {
@@ -44,13 +44,13 @@ class Raw:
 
 
 class _Indices:
-    """Keeps the offsets and sizes of the records of the files that were read last."""
+    """Caches the record offsets and sizes of the most recently read files."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, NDArray[np.int64]] = OrderedDict()
 
     def of(self, path: str, load: Callable[[str], NDArray[np.int64]]) -> NDArray[np.int64]:
-        """Return (offset, size) of every record of the file, shape (records, 2). It is loaded by `load` if it is not kept."""
+        """Return (offset, size) of every record of the file, shape (records, 2): from the cache, or else by `load`."""
         if path not in self._kept:
             self._kept[path] = load(path)
             if len(self._kept) > _INDICES_KEPT:

@@ -13,7 +13,7 @@ from iotwin.trace_store.schema import FLAG_CREATE, FLAG_DIRECT, FLAG_TRUNCATE, F
 from iotwin.workload_yaml.recording import RecordedFile
 
 _MOST_FOLDERS = 256  # folders that are open at a time
-_LONGEST_WAIT_S = 60.0  # for a file that another thread will create
+_LONGEST_WAIT_S = 60.0  # longest wait for a file that another thread will create
 
 
 class JobFiles:

@@ -39,7 +39,10 @@ class Descriptors:
             self._spare[file] = os.dup(ours)
 
     def of(self, fd: int, file: int, flags: int) -> int:
-        """Return the descriptor for the job's `fd` of `file`; if it is unknown, another one of the file, or a new one."""
+        """Return the replay's descriptor for the job's descriptor `fd` of `file`.
+
+        If `fd` is unknown, return another open descriptor of `file`, or open the file.
+        """
         found = self._ours.get((fd, file))
         if found is None:
             found = self._of_file.get(file, self._spare.get(file))
@@ -49,7 +52,7 @@ class Descriptors:
         return found
 
     def closed(self, fd: int, file: int, flags: int) -> int:
-        """Return the descriptor to close for the job's `fd` of `file`, and forget it. If it is unknown, return a duplicate."""
+        """Forget the job's descriptor `fd` of `file`. Return the replay's descriptor to close, a duplicate if `fd` is unknown."""
         found = self._ours.pop((fd, file), None)
         if found is None:
             return os.dup(self.of(fd, file, flags))
@@ -103,7 +106,7 @@ class Maps:
         return 0
 
     def unmap(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
-        """Unmap the file: the thread's own map of it, otherwise another thread's."""
+        """Remove a map of the file: one that this thread made, or else one of another thread."""
         for each in (self, *self._of_process):
             if (found := each._maps.pop(file, None)) is not None:
                 self._unmap(found, file)

@@ -42,7 +42,7 @@ _BLOCK_BYTES = 1 << 22
 # From this size on, malloc maps new memory, as the job's reads did; see mallopt(3), M_MMAP_THRESHOLD.
 _FRESH_BYTES = 1 << 17
 _TICK_S = 0.5
-_NEXT_LOOK_S = 0.0002  # between two looks whether the other ranks have arrived
+_NEXT_LOOK_S = 0.0002  # seconds between two checks whether the other ranks have arrived
 _LONGEST_DELAY_NS = 50_000_000  # longer delays are not caught up; forking a process takes some milliseconds
 _INSTANT = frozenset({Op.POST, Op.START, Op.THREAD, Op.MARK, Op.END})
 _WAITS = frozenset({Op.WAIT, Op.JOIN})
@@ -150,7 +150,7 @@ class Player:
             return max(due, moved, ended - _LONGEST_DELAY_NS)
         if op in _INSTANT:
             return due  # its duration is overhead of the replay
-        return ended - max(0, begun - due - (ended - begun))  # waiting has used up as much of the delay
+        return ended - max(0, begun - due - (ended - begun))  # the wait absorbs the row's delay, as far as it is long enough
 
     def _rows(self) -> Iterator[tuple[int, ...]]:
         """Yield the thread's rows as (think_ns, op, subject, fd, offset, size, flags)."""

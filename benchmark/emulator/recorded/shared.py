@@ -14,7 +14,7 @@ from iotwin.benchmark.emulator.recorded.files import JobFiles
 from iotwin.common.mllog import MlLog
 from iotwin.workload_yaml.recording import CALLS, Header, TwinRecording
 
-BUCKETS = 64  # of delays in ns: one for 0, then one for each octave; see iotwin.trace_store.figures.log_buckets
+BUCKETS = 64  # number of buckets of delays in ns: one for 0, then one for each octave (trace_store.figures.log_buckets)
 # Other states: -1 - pipe if the thread waits to write to a pipe, FIRST_PIPE + pipe if it waits to read from one.
 RUNNING, DONE, WAITING = 1, 2, 3
 FIRST_PIPE = 16

@@ -71,7 +71,7 @@ def _start(span: Span) -> str:
 def _end(span: Span) -> str:
     rate = f"Throughput: {span.amount / (1 << 30) / max(span.duration_s, 1e-9):.4f} GB/s"
     if span.kind == "save_ckpt" and not span.amount:
-        rate = "to be written during training"  # asynchronous: the span was only its snapshot
+        rate = "to be written during training"  # the span of an asynchronous checkpoint covers only its snapshot
     return {
         "epoch": f"Ending epoch {span.epoch} - {int(span.amount)} steps completed in {span.duration_s:.2f} s",
         "block": f"Ending block {span.number} - {int(span.amount)} steps completed in {span.duration_s:.2f} s",

@@ -157,7 +157,7 @@ def _policy(config: Config, decided: Decided | None) -> dict[str, Any] | None:
 
 
 def resumed_document(ranks: Sequence[RankTotals]) -> dict[str, Any] | None:
-    """Return where the run resumed, and the samples and bytes that all ranks skipped and read before; None if it did not."""
+    """Return the step at which the run resumed, and the samples and bytes skipped and read before it; None for other runs."""
     resumed = [measured.resumed for measured in ranks if measured.resumed is not None]
     if not resumed:
         return None

@@ -100,7 +100,7 @@ def _file_name(change: str) -> str:
 
 
 def _sides(directory: Path, summary: dict[str, Any], job: Sequence[str]) -> "dict[str, _ResponseSide]":
-    """Return the programs to run, by name: the job, if `job` is given, and the twin in `directory`."""
+    """Return the sides to run by name: the command `job`, unless it is empty, and the twin in `directory`."""
     page_faults = "page_fault" in summary["source"]["counts"]
     command, data = own_command("emulate", directory / TWIN), generate_data(directory)
     twin = _ResponseSide("its twin", command, data, MadeFolder.of(directory, KIND), page_faults)
@@ -157,7 +157,10 @@ class _ResponseSide:
         return {device_below(folder) for folder in {path.parent for path in self._data}}
 
     def run(self, change: StorageChange, trace: Path) -> _ResponseRun:
-        """Run the command once under the tracer and under a change, and return the run's times."""
+        """Run the command once under the tracer while `change` is in force, and return the times and caveats of the run.
+
+        `trace`: directory for the trace.
+        """
         if self._twin is not None:
             self._twin.clear(OUTPUT)
         if change.is_cold:
@@ -212,7 +215,10 @@ def _fetch(path: Path) -> None:
 
 
 def _row(found: dict[str, list[_ResponseRun]]) -> dict[str, Any]:
-    """Return the median times under a change, of the job and of the twin, and their ratios; None if it was not in force."""
+    """Return the median times of the job and of the twin under a change, and their ratios.
+
+    `found`: the runs by side. A ratio is None if the change was not in force.
+    """
     lengths = {len(run.epochs_s) for of_side in found.values() for run in of_side}
     by_epoch = len(lengths) == 1 and lengths != {0}
     row: dict[str, Any] = {"of": "epoch" if by_epoch else "reading"}

@@ -52,7 +52,7 @@ def _different_bytes(reads: pd.DataFrame) -> int:
 def not_in_force(
     limits: Limits, reading: DataSetReading, run_s: float, disks: DeviceReads | None, memory_bytes: int
 ) -> Iterator[str]:
-    """Yield a sentence for each of a cold run's `limits` that was not in force.
+    """Yield a sentence for each of the `limits` of a run with cold data that was not in force.
 
     `disks`: what the run's control group read from the disks, None if unknown. `memory_bytes`: most memory that its tasks used.
     """
