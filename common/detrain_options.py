@@ -20,7 +20,8 @@ def add_run_options(parser: ArgumentParser) -> None:
         "--replay", choices=REPLAYS, default="restore", help="how earlier batches are passed over (default restore)"
     )
     parser.add_argument("--determinism", choices=PROFILES, default="off", help="how far randomness is fixed (default off)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed for --determinism (default 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed for --determinism and --fix-entropy (default 0)")
+    parser.add_argument("--fix-entropy", action="store_true", help="also draw from the seed what the script draws without one")
     parser.add_argument("--workers", type=int, metavar="N", help="worker processes of all data loaders, instead of the script's")
     parser.add_argument("--inst", type=Path, metavar="FILE", help="the script's loops, as iotwin detrain discover writes them")
     parser.add_argument("--steps-log", type=Path, metavar="FILE", help="write what each step took and computed, as JSON lines")

@@ -126,7 +126,7 @@ def _session(
     from iotwin.workloads.detrain.session import Session
     from iotwin.workloads.detrain.steps_log import StepsLog
 
-    profile = apply(options.determinism, options.seed)
+    profile = apply(options.determinism, options.seed, options.fix_entropy)
     log = (make_log or StepsLog)(options.steps_log.absolute()) if options.steps_log else None
     item_seed = options.seed if keys_items and options.determinism != "off" else None
     loaders = LoaderTracker(log.indices.append if log else None, options.workers, item_seed)

@@ -193,7 +193,7 @@ def test_each_source_of_entropy_is_found_at_its_line(tmp_path):
 
 
 FIXED = """
-    import random
+    import os, random, secrets, tempfile, uuid
     import numpy as np
     import torch
 
@@ -210,15 +210,19 @@ FIXED = """
 
     np.random.seed(), random.seed(), torch.seed()
     print(np.random.rand(), random.random(), torch.rand(()).item(), np.random.default_rng().random(), random.Random().random(),
-          np.random.RandomState().rand(), *epoch(), *epoch())
+          np.random.RandomState().rand(), *epoch(), *epoch(), os.urandom(5).hex(), os.getrandom(6, flags=0).hex(), uuid.uuid4(),
+          secrets.token_hex(7), random.SystemRandom().random())
+    tempfile.TemporaryFile().close()
+    print(len(os.urandom(300)))
 """
 
 
-def test_unseeded_generators_get_keyed_seeds_on_request(tmp_path):
+def test_unseeded_generators_and_bytes_come_from_the_seed_on_request(tmp_path):
     first, second = (run(tmp_path, "seeded", FIXED, fix_entropy=True) for _ in range(2))
     assert first[1] == second[1] and first[2] == second[2] != []
     draws = first[1][0].split()
-    assert len(set(draws)) == len(draws) == 14, "each source and each worker draws other numbers, in each epoch"
+    assert len(set(draws)) == len(draws) == 19, "each source and each worker draws other numbers, in each epoch"
+    assert first[1][1] == "300" and [len(draws[index]) for index in (14, 15, 17)] == [10, 12, 14]
     other = run(tmp_path, "seeded", FIXED)
     assert other[2] == first[2] and not set(other[1][0].split()) & set(draws)
 

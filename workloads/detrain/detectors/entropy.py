@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import itertools
 import os
 import random
 import sys
@@ -29,14 +28,15 @@ _WATCHED = ("random", "np.random", "numpy.random", "torch", "torch.random")  # t
 
 
 class EntropySources:
-    """Watches the sources of entropy. With `seed`, generators that are not seeded get keyed seeds.
+    """Watches the sources of entropy. With `seed`, generators that are not seeded, and bytes that the script takes, come from it.
 
-    Bytes are never replaced: scripts name files and runs by them, and equal names would collide.
+    A rerun then also names files and runs as before, if the script names them by such bytes.
     """
+
+    draws = 0  # from the seed, by this process so far
 
     def __init__(self, findings: Findings, seed: int | None = None) -> None:
         self._findings, self._seed = findings, seed
-        self._draws = itertools.count()
         self._urandom = os.urandom  # not watched
 
     def watch(self) -> None:
@@ -58,18 +58,20 @@ class EntropySources:
         if line is not None and not any(_is_apart(each.file) for each in line.inside):
             self._add(source, line)
             if self._seed is not None:
-                return self._keyed_seed(self._seed)
+                words = self._keyed(self._seed).bit_generator.random_raw(2)
+                return int(words[0]) << 64 | int(words[1])
         return self._system_bits(_BITS)
 
     def _system_bits(self, bits: int) -> int:
         return int.from_bytes(self._urandom(bits // 8), "little")
 
-    def _keyed_seed(self, seed: int) -> int:
+    def _keyed(self, seed: int) -> Any:
+        """Return the generator of the next draw from the seed."""
         worker = getattr(sys.modules.get("torch.utils.data._utils.worker"), "_worker_info", None)
         # A forked worker goes on counting where its parent was, so its own seed must distinguish it and its epoch.
         key = seed if worker is None else worker.seed % 2**63
-        words = generator(key, Purpose.ENTROPY, rank=worker is not None, step=next(self._draws)).bit_generator.random_raw(2)
-        return int(words[0]) << 64 | int(words[1])
+        EntropySources.draws += 1
+        return generator(key, Purpose.ENTROPY, rank=worker is not None, step=EntropySources.draws)
 
     def _watch_python(self) -> None:
         original = random.Random.seed
@@ -147,14 +149,23 @@ class EntropySources:
 
     def _watch_bytes(self) -> None:
         for name in ("urandom", "getrandom"):
-            setattr(os, name, self._recording(getattr(os, name), f"os.{name}"))
-        random._urandom = self._recording(random._urandom, "random.SystemRandom")  # type: ignore[attr-defined]
+            setattr(os, name, self._fixing(getattr(os, name), f"os.{name}"))
+        random._urandom = self._fixing(random._urandom, "random.SystemRandom")  # type: ignore[attr-defined]
         sys.addaudithook(self._audit)
 
     def _watch_uuid(self) -> None:
         import uuid
 
         uuid.uuid1 = self._recording(uuid.uuid1, "uuid.uuid1")
+
+    def _fixing(self, original: Callable[..., bytes], source: str) -> Callable[..., bytes]:
+        @functools.wraps(original)
+        def fixed(size: int, *arguments: Any, **options: Any) -> bytes:
+            if self._take(source, script_line(sys._getframe(1))) and self._seed is not None:
+                return bytes(self._keyed(self._seed).bytes(size))
+            return original(size, *arguments, **options)
+
+        return fixed
 
     def _recording(self, original: Callable[..., Any], source: str) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -170,13 +181,17 @@ class EntropySources:
             if line is not None and all(is_standard(each.file) for each in line.inside):
                 self._add(arguments[0], line)
 
-    def _take(self, source: str, line: ScriptLine | None) -> None:
-        """Record bytes that the script takes, directly or by `random`, `secrets` or `uuid`. Other code draws names by them."""
+    def _take(self, source: str, line: ScriptLine | None) -> bool:
+        """Record bytes that the script takes, directly or by `random`, `secrets` or `uuid`, and return True.
+
+        Other code draws names by them: these are not recorded.
+        """
         if line is None or not all(_is_random(each.file) for each in line.inside):
-            return
+            return False
         if line.inside and (module := PurePath(line.inside[0].file).stem) != "random":
             source = f"{module}.{line.inside[0].function}"
         self._add(source, line)
+        return True
 
     def _add(self, source: str, line: ScriptLine) -> None:
         self._findings.add(source, line.file, line.line)
