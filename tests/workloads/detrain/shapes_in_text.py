@@ -718,4 +718,18 @@ for epoch in range(2): #E
         [o.step() for o in opts] #U
         [o.zero_grad() for o in opts]
 """,
+    "other name of a function, passed twice": MODEL_AND_LOADER
+    + """
+def step(batch):
+    crit(model(batch[0]), batch[1]).backward()
+    opt.step() #U
+def one_pass(function):
+    for batch in loader: #B #D
+        function(batch)
+def run(action):
+    for epoch in range(2): #E
+        one_pass(action)
+chosen = step
+run(chosen)
+""",
 }

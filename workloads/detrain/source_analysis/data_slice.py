@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from iotwin.workloads.detrain.source_analysis.arguments import default_of
 from iotwin.workloads.detrain.source_analysis.batch_sources import BatchFlow, Source, Strength, called_source, is_counter
 from iotwin.workloads.detrain.source_analysis.data_names import chooses_data, gets_data, is_parameter_list, names_loader
-from iotwin.workloads.detrain.source_analysis.foreign_functions import iterated_argument
+from iotwin.workloads.detrain.source_analysis.foreign_functions import ENUMERATE, iterated
 from iotwin.workloads.detrain.source_analysis.inference import Inference
 from iotwin.workloads.detrain.source_analysis.models import Models
 from iotwin.workloads.detrain.source_analysis.reaching_bindings import dominates, reaching
@@ -142,18 +142,12 @@ class DataSlice:
                 break
             names = [each.path for each in self._inference.called(iterable, frame) if isinstance(each, Outside)]
             name = names[0] if names else ast.unparse(iterable.func)  # a local progress bar is recognised by its name
-            if name == "builtins.enumerate":
-                if path[:1] == (0,):
-                    return None, ()
-                iterable, path = iterable.args[0], path[1:]
-                continue
-            which = iterated_argument(name)
-            if which is None and path and path[0] < len(iterable.args):
-                iterable, path = iterable.args[path[0]], path[1:]
-            elif which is not None and which is not False and which < len(iterable.args):
-                iterable = iterable.args[which]
-            else:
+            if name == ENUMERATE and path[:1] == (0,):
+                return None, ()
+            inner = iterated(name, iterable, path)
+            if inner is None:
                 break
+            iterable, path = inner
         return iterable, path
 
     def _parameter(self, name: str, frame: CallFrame) -> BatchFlow:

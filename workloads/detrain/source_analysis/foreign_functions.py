@@ -1,5 +1,7 @@
 """Functions of installed packages that return what they are given, or the items of it."""
 
+import ast
+
 # Calls that return what they are given: a function, a model, a loader.
 TRANSPARENT = {
     "tf.function", "tensorflow.function", "torch.compile", "torch.jit.script", "jax.jit", "jax.pmap", "functools.wraps()",
@@ -7,18 +9,31 @@ TRANSPARENT = {
     "typing.cast",
 }  # fmt: skip
 # Functions whose items are those of an argument, with its position. None: each item is a tuple with one item of each argument.
-ITERATED_ARGUMENT: dict[str, int | None] = {
+_ITERATED: dict[str, int | None] = {
     "builtins.iter": 0, "builtins.list": 0, "builtins.tuple": 0, "builtins.sorted": 0, "builtins.reversed": 0, "builtins.set": 0,
     "builtins.zip": None, "builtins.map": 1, "builtins.filter": 1, "itertools.islice": 0, "itertools.cycle": 0,
     "itertools.chain": 0, "itertools.chain.from_iterable": 0, "itertools.zip_longest": None, "itertools.takewhile": 1,
     "itertools.dropwhile": 1, "itertools.tee": 0, "itertools.repeat": 0, "rich.progress.track": 0, "more_itertools.take": 1,
 }  # fmt: skip
-_PROGRESS_BARS = {"tqdm", "trange", "track", "progressbar", "ProgressBar", "alive_it", "Progbar"}
+_PROGRESS_BARS = {"tqdm", "track", "progressbar", "ProgressBar", "alive_it", "Progbar"}
+ENUMERATE = "builtins.enumerate"
 
 
-def iterated_argument(path: str) -> int | bool | None:
-    """Return which argument of the foreign function `path` its items come from; None: zip; False: unknown."""
-    if path in ITERATED_ARGUMENT:
-        return ITERATED_ARGUMENT[path]
+def iterated(path: str, call: ast.Call, item: tuple[int, ...]) -> tuple[ast.expr, tuple[int, ...]] | None:
+    """Return which argument of a call of the foreign function `path` gives the part `item` of each item that the call yields.
+
+    The second result is the part of the argument's items. None if it is unknown, or if it is the counter of `enumerate`.
+    """
     last = path.rpartition(".")[2]
-    return 0 if last in _PROGRESS_BARS - {"trange"} or ("tqdm" in path.split(".")[0] and last != "trange") else False
+    which: int | None = 0
+    if path == ENUMERATE:
+        if item[:1] == (0,):
+            return None
+        item = item[1:]
+    elif path in _ITERATED:
+        which = _ITERATED[path]
+        if which is None and item:
+            which, item = item[0], item[1:]
+    elif last not in _PROGRESS_BARS and ("tqdm" not in path.partition(".")[0] or last == "trange"):
+        return None
+    return (call.args[which], item) if which is not None and which < len(call.args) else None

@@ -5,10 +5,9 @@ from collections.abc import Iterable
 from typing import cast
 
 from iotwin.workloads.detrain.source_analysis.arguments import arguments_of, default_of, is_static
-from iotwin.workloads.detrain.source_analysis.attributes import SELF_RETURNING
-from iotwin.workloads.detrain.source_analysis.foreign_functions import TRANSPARENT, iterated_argument
+from iotwin.workloads.detrain.source_analysis.foreign_functions import ENUMERATE, TRANSPARENT, iterated
 from iotwin.workloads.detrain.source_analysis.local_modules import LocalModules
-from iotwin.workloads.detrain.source_analysis.name_lookup import NameLookup
+from iotwin.workloads.detrain.source_analysis.name_lookup import SELF_RETURNING, NameLookup
 from iotwin.workloads.detrain.source_analysis.scopes import Binding, Function
 from iotwin.workloads.detrain.source_analysis.values import (
     Argument,
@@ -334,11 +333,8 @@ class Inference(NameLookup):
     def _foreign_items(self, value: Outside, path: tuple[int, ...]) -> list[Value]:
         name = value.path.removesuffix("()")
         if value.call is not None and value.frame is not None and value.path.endswith("()"):
-            if name == "builtins.enumerate":
-                return self.items(value.call.args[0], value.frame, path[1:]) if path[:1] == (1,) and value.call.args else []
-            which = iterated_argument(name)
-            if which is None and path and path[0] < len(value.call.args):
-                return self.items(value.call.args[path[0]], value.frame, path[1:])
-            if which is not None and which is not False and which < len(value.call.args):
-                return self.items(value.call.args[which], value.frame, path)
+            if name == ENUMERATE and path[:1] != (1,):
+                return []
+            if (inner := iterated(name, value.call, path)) is not None:
+                return self.items(inner[0], value.frame, inner[1])
         return [Outside(value.path + "[]" * (1 + len(path)), value.call, value.frame)]

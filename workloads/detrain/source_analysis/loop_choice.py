@@ -7,7 +7,7 @@ from iotwin.workloads.detrain.source_analysis.batch_sources import BatchFlow, So
 from iotwin.workloads.detrain.source_analysis.call_graph import CallGraph, Sink
 from iotwin.workloads.detrain.source_analysis.data_names import is_list_of_losses, is_parameter_list, names_loader
 from iotwin.workloads.detrain.source_analysis.data_slice import DataSlice
-from iotwin.workloads.detrain.source_analysis.foreign_functions import iterated_argument
+from iotwin.workloads.detrain.source_analysis.foreign_functions import iterated
 from iotwin.workloads.detrain.source_analysis.inference import Inference
 from iotwin.workloads.detrain.source_analysis.models import Models
 from iotwin.workloads.detrain.source_analysis.scopes import FOR_LOOPS
@@ -261,10 +261,8 @@ def _wrapped(value: Value) -> Argument | None:
     if not isinstance(value, Outside) or value.call is None or value.frame is None or not value.path.endswith("()"):
         return None
     name = value.path.removesuffix("()")
-    which = 0 if name == "builtins.enumerate" else iterated_argument(name)
-    if which is None or which is False or name in ("builtins.list", "builtins.tuple") or which >= len(value.call.args):
-        return None
-    return value.call.args[which], value.frame
+    inner = iterated(name, value.call, ()) if name not in ("builtins.list", "builtins.tuple") else None
+    return (inner[0], value.frame) if inner is not None else None
 
 
 def _is_better(source: Source | None, other: Source | None) -> bool:

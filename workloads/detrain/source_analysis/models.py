@@ -3,9 +3,9 @@
 import ast
 import re
 
-from iotwin.workloads.detrain.source_analysis.attributes import SELF_RETURNING
 from iotwin.workloads.detrain.source_analysis.inference import Inference
 from iotwin.workloads.detrain.source_analysis.local_modules import SourceModule
+from iotwin.workloads.detrain.source_analysis.name_lookup import SELF_RETURNING
 from iotwin.workloads.detrain.source_analysis.values import CallFrame, LocalClass, LocalFunction, LocalInstance, Outside, Value
 
 # What scripts call only on models.
