@@ -236,9 +236,7 @@ def _stored(folder: Path, file: StoredFile) -> StoredFile:
 
 
 def _remove(found: Found) -> Path | None:
-    """Remove a checkpoint, after renaming its folder so that no reader finds half of it. Return the folder if other files
-    remain.
-    """
+    """Remove a checkpoint, after renaming its folder so that no reader finds half of it. Return the folder if files are left."""
     gone = _free_name(found.path.with_name(f"{found.name}.gone"))
     rename(found.path, gone)
     return None if _remove_listed(gone, found.manifest) else gone

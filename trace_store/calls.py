@@ -1,4 +1,4 @@
-"""Decode the calls of a trace into numpy columns, and merge the results that collectors computed for its chunks."""
+"""Decode the calls of a trace into numpy columns, and merge the figures that were computed for parts of the trace."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -47,15 +47,15 @@ class DecodedCalls:
         return np.maximum(self.column("duration_ns", 0), 0)
 
     def moved_bytes(self, transfers: NDArray[np.bool_]) -> Ints:
-        """Return the bytes that each call transferred; 0 for failed calls and for calls outside the mask `transfers`."""
+        """Return the bytes that each call transferred, shape (n,); 0 for failed calls and where the mask `transfers` is False."""
         return np.where(transfers, np.maximum(self.column("result", 0), 0), 0)
 
 
 class CallDecoder:
     """Decodes a trace's events in batches; `ops` lists the names of the operations read so far.
 
-    `columns` must include op and file_id. `groups` and `kinds` choose the groups of operations and the kinds of files that get
-    an index; operations of other groups get `other`.
+    `columns` must include op and file_id. `groups` and `kinds` list the groups of operations and the kinds of files that get an
+    index, their position in the list. Operations of all other groups get the index `other`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class CallDecoder:
                 yield self._decode(batch)
 
     def in_flight(self, chunk: Chunk) -> DecodedCalls:
-        """Return the calls of earlier chunks that end after `chunk` begins, possibly none."""
+        """Return the calls that began before `chunk` and end after it begins, possibly none."""
         columns = [column.combine_chunks() for column in chunk.in_flight.select(self._columns).columns]
         return self._decode(pa.RecordBatch.from_arrays(columns, self._columns))
 
@@ -113,16 +113,16 @@ Found = TypeVar("Found", bound=_Extendable)
 
 
 class Collectors:
-    """Base class of objects whose attributes are collectors of figures about the calls of one or more consecutive chunks."""
+    """Base class of objects whose attributes collect figures about the calls of one or more consecutive chunks."""
 
     def extend(self, later: Self) -> None:
-        """Add to each collector the figures of the same collector of `later`, which covers the next chunks of the trace."""
+        """Add to each collector the figures of the same collector of `later`, which covers the following chunks of the trace."""
         for name, collector in vars(self).items():
             collector.extend(getattr(later, name))
 
 
 def folded(found: Iterator[Found], chunks: Sequence[Chunk], advance: Advance) -> Found:
-    """Merge the results `found`, one per chunk and in order. Report progress: pass each chunk's number of events to `advance`."""
+    """Merge the results `found`, one per chunk and in the chunks' order. Pass each chunk's number of events to `advance`."""
     whole = next(found)
     advance(chunks[0].rows)
     for chunk in chunks[1:]:

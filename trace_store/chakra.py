@@ -12,7 +12,7 @@ LEVEL_FS, LEVEL_BLOCK = 1, 3
 EVENT_DISPATCH = 4  # the event that a block request is issued to the driver
 SECTOR_BYTES = 512
 PHASE_NODES = {"step": BATCH_NODE, "checkpoint": CHECKPOINT_NODE}
-# Chakra's number of each call (FsOp.Op). Several calls share a number, so an exported node stores the call's name, too.
+# The call for each number of Chakra's FsOp.Op. Several calls share a number, so an exported node stores the call's name, too.
 CALL_OF_FS_OP = {1: "openat", 2: "close", 3: "read", 4: "write", 5: "pread64", 6: "pwrite64", 7: "fsync", 8: "fdatasync",
                  9: "sync_file_range"}  # fmt: skip
 FS_OPS = dict.fromkeys(schema.OPEN_OPS, 1) | {call: number for number, call in CALL_OF_FS_OP.items()} | {

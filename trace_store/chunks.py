@@ -1,6 +1,6 @@
-"""Divide a trace into chunks of time for parallel work. A chunk also has the earlier calls that are in flight at its begin.
+"""Divide a trace into chunks of time for parallel work. A chunk also holds the earlier calls in flight when it begins.
 
-The division depends on the trace alone, so that results are equal to the last bit for any number of workers.
+The division depends on the trace alone, so results are equal to the last bit for any number of workers.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,9 @@ from iotwin.trace_store import schema
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers
 
-_LEAST_EVENTS = 4_000_000  # events per chunk; with fewer, merging results takes longer than parallel work saves
+_LEAST_EVENTS = (
+    4_000_000  # least events per chunk; if there were fewer, merging results would take longer than parallel work saves
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Chunk:
 
 
 def chunks_of(trace: Trace, each: Workers) -> list[Chunk]:
-    """Return the chunks of a trace, in order of time; the workers `each` scan them concurrently if there are several."""
+    """Return the chunks of a trace, in order of time. `each` scans them, concurrently if it has several workers."""
     rows = trace.part_rows
     groups = _groups(rows)
     begins = [trace.part_begin_ns(group[0]) if group else 0 for group in groups]
@@ -65,7 +67,7 @@ def _groups(rows: Sequence[int]) -> list[list[int]]:
 
 
 def _scan(task: tuple[Path, Sequence[int], int]) -> tuple[NDArray[np.int64], pa.Table]:
-    """Return the thread ids of a chunk, and its events that end after the chunk's end.
+    """Return (thread ids of a chunk, the chunk's events that end after the chunk's end).
 
     `task`: path of the trace, indices of the chunk's parts, end of the chunk in ns.
     """

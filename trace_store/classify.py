@@ -26,16 +26,16 @@ _CHECKPOINT_SUFFIXES = {".pt", ".pth", ".chk", ".ckpt", ".keras", ".safetensors"
 _CHECKPOINT_NAMES = {".metadata"}  # the index of a distributed checkpoint of torch
 # Checkpoint files of iotwin.common.commit: a rank's tensors and their index, the manifest, the name of the latest checkpoint.
 _STORED = re.compile(r"/step-[\d.]+(\.tmp|\.gone)?/(rank-\d+\.(raw|json)|manifest\.json)$|/LATEST$")
-# A file with one of these suffixes holds a training state or samples; kinds_by_use decides which.
+# A file with one of these suffixes holds either a training state or samples; kinds_by_use decides which.
 _EITHER_SUFFIXES = {*_CHECKPOINT_SUFFIXES, ".bin", ".h5", ".hdf5", ".npz"}
 _AGAIN = 1.5  # a file was read repeatedly if the job read at least this multiple of its size
-_FEWEST_SAMPLES = 8  # this many files with a checkpoint's suffix, read during training, are samples
+_FEWEST_SAMPLES = 8  # so many files with a checkpoint's suffix are samples if they are read during training
 _SETTINGS_SUFFIXES = {".json", ".yaml", ".yml", ".toml", ".cfg", ".conf", ".ini", ".fio", ".txt", ".md"}
 _SETTINGS_LIMIT_BYTES = 1 << 20  # text files of which the job read at least this much are data, not settings
-_FEWEST_TEXTS = 8  # this many text files of a folder are a corpus if the job read _SETTINGS_LIMIT_BYTES of them together
-_FEWEST_LABELS = 16  # this many text files of a folder are labels of samples if the job reads them repeatedly
+_FEWEST_TEXTS = 8  # so many text files of a folder are a corpus if the job read _SETTINGS_LIMIT_BYTES of them together
+_FEWEST_LABELS = 16  # so many text files of a folder are labels of samples if the job reads them repeatedly
 _CHECKPOINT_MINIMUM_BYTES = 1 << 16  # a file of another suffix is a checkpoint if the job wrote at least this much to it
-_RESULT_SUFFIXES = {".json", ".csv", ".parquet", ".png", ".svg", ".html"}  # no job restarts from these
+_RESULT_SUFFIXES = {".json", ".csv", ".parquet", ".png", ".svg", ".html"}  # suffixes of results, from which no job restarts
 
 
 def file_kind(path: str, file_type: int, read_bytes: int, written_bytes: int, is_log: bool, size_bytes: int | None = None) -> str:
@@ -61,7 +61,7 @@ def file_kind(path: str, file_type: int, read_bytes: int, written_bytes: int, is
 def _kind_of_memory_or_system(path: str, is_written: bool, is_read: bool) -> str | None:
     """Return the kind of a file in memory or of the system, else None. `is_read`: the job read bytes that it did not write."""
     in_memory = path.startswith(_SHARED_MEMORY)
-    # A file in memory that the job only reads existed before the job: a copy of a data set. The job made all other ones.
+    # A file in memory that the job only reads existed before the job, as a copy of a data set. Others were made by the job.
     if path.startswith(_TEMPORARY) or (in_memory and (is_written or not is_read)):
         return "temporary"
     return "system" if path.startswith(_SYSTEM) or (path.startswith("/dev/") and not in_memory) else None
@@ -92,7 +92,7 @@ def is_named_checkpoint(path: str) -> bool:
 
 @dataclass(frozen=True)
 class FileReading:
-    """How the job read a file that it never wrote."""
+    """How the job read a file that it never wrote to."""
 
     path: str
     kind: str  # result of file_kind
@@ -105,7 +105,7 @@ class FileReading:
 def kinds_by_use(files: Sequence[FileReading]) -> list[str]:
     """Return the kind of each of `files`. If the suffix leaves it open (.txt, .pt, ...), the job's use of the file decides.
 
-    The files of one folder with the same suffix form a group, and all get the same kind:
+    The files of one folder with the same suffix form a group, and all get the same kind. The first rule that fits decides:
     - many text files are data (a corpus, labels) if they are large together or read repeatedly;
     - files that the job reads repeatedly are data;
     - many files are data, unless the job reads them all before it begins to read other data;
@@ -154,7 +154,7 @@ def _with_corpora(files: Sequence[FileReading]) -> list[str]:
 
 
 def _groups(files: Sequence[FileReading], chosen: Iterable[int]) -> dict[tuple[str, str], list[int]]:
-    """Group the `chosen` indices of files that were read, by (folder, suffix). Digits after the dot are no suffix."""
+    """Return the indices `chosen` of files, grouped by (folder, suffix). Digits after the dot are no suffix."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for index in chosen:
         if files[index].read_bytes:
@@ -184,10 +184,10 @@ def _kind_of_written(path: str, written_bytes: int) -> str:
 def process_roles(
     pids: Sequence[int], parents: Sequence[int], has_executed: Sequence[bool], dataset_bytes: NDArray[np.int64]
 ) -> list[str]:
-    """Return the role of each process; all arguments have one entry per process.
+    """Return the role of each process. All arguments have one entry per process.
 
-    A loader is a fork (no exec) that reads the data set. A rank is the parent of loaders, or another process that reads the data
-    set. All other processes are helpers.
+    A loader is a fork (without exec) that reads the data set. A rank is the parent of loaders, or another process that reads the
+    data set. All other processes are helpers.
     """
     known = set(pids)
     loader = [

@@ -33,7 +33,7 @@ def monotonic_to_realtime(clock: list[ClockPair]) -> Callable[[Times], Times]:
 
 
 def between_hosts(clock: list[ClockPair], reference: list[ClockPair]) -> Callable[[Times], Times]:
-    """Return a function that converts times (ns, CLOCK_MONOTONIC) of one host to times of a reference host, by way of wall time.
+    """Return a function that converts CLOCK_MONOTONIC ns of one host to those of a reference host, by way of wall time.
 
     `clock` and `reference`: the clock readings on the two hosts.
     """
@@ -52,7 +52,7 @@ def _readings(clock: list[ClockPair]) -> tuple[Times, Times]:
 
 
 def _offset(times: Times, at: Times, offsets: Times) -> Times:
-    # Times in ns exceed the precision of float64; their small drift does not, so only the drift is interpolated.
+    # Times in ns exceed the precision of float64, but the small drift of the clocks does not. So only the drift is interpolated.
     drift = np.interp(times - at[0], at - at[0], offsets - offsets[0])
     whole: Times = offsets[0] + np.rint(drift).astype(np.int64)
     return whole
@@ -64,7 +64,7 @@ class ClockSummary:
 
     `drift_ppm`: drift of wall time against CLOCK_MONOTONIC, without steps; None if there are fewer than two readings.
     `uncertainty_ns`: largest error of a computed wall time.
-    `steps`: for each time that the wall clock was set, CLOCK_MONOTONIC of the next reading and the change, both in ns.
+    `steps`: for each time that the wall clock was set, (CLOCK_MONOTONIC of the next reading, the change), both in ns.
     """
 
     readings: int
@@ -74,7 +74,7 @@ class ClockSummary:
 
 
 def summarise_clock(clock: list[ClockPair]) -> ClockSummary:
-    """Return the figures about the clock readings of one trace; all are None if there are no readings."""
+    """Return the figures about the clock readings `clock` of one trace; all are None if there are no readings."""
     if not clock:
         return ClockSummary(0, None, None, [])
     monotonic, real = _readings(clock)

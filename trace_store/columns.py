@@ -17,7 +17,7 @@ def column(values: NDArray[np.generic], kind: pa.DataType, missing: NDArray[np.b
 
 
 def numbers(values: pa.Array | pa.ChunkedArray, missing: int = 0) -> NDArray[Any]:
-    """Return the numbers of a column, shape (n,), with `missing` in place of null. Arrow's `to_numpy` would import pandas."""
+    """Return the numbers of a column, shape (n,), with `missing` in place of null. (Arrow's `to_numpy` would import pandas.)"""
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     kind = _numpy_type(array.type)
     if not len(array):
@@ -36,7 +36,7 @@ def integers(values: pa.Array | pa.ChunkedArray, missing: int = 0) -> NDArray[np
 
 
 def plain_labels(expected: pa.Schema) -> pa.Schema:
-    """Return the schema `expected` with strings in place of dictionaries, so that tables of different dictionaries combine."""
+    """Return the schema `expected` with strings instead of dictionaries. Tables with different dictionaries combine by it."""
     return pa.schema([(field.name, pa.string() if pa.types.is_dictionary(field.type) else field.type) for field in expected])
 
 

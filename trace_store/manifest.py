@@ -23,7 +23,7 @@ State = Literal["recording", "complete", "recovered"]
 
 
 class ClockPair(msgspec.Struct):
-    """A simultaneous reading of two clocks: CLOCK_REALTIME, read between two readings of CLOCK_MONOTONIC."""
+    """A reading of two clocks at about the same time: CLOCK_REALTIME, read between two readings of CLOCK_MONOTONIC."""
 
     monotonic_ns: Nanoseconds
     realtime_ns: Nanoseconds
@@ -66,11 +66,11 @@ class Cost(msgspec.Struct):
 class MergedHost(msgspec.Struct):
     """One of the traces that a merged trace consists of."""
 
-    name: str  # host name, with a number added if several traces have it; value of the columns `host`
+    name: str  # host name, with a number added if several traces have the same; value of the columns `host`
     source: str  # path of the trace
     host: Host
     shift_ns: Nanoseconds  # what merging added to the time of the first event
-    uncertainty_ns: Nanoseconds  # error of the clock readings; excludes the difference between the hosts' wall clocks
+    uncertainty_ns: Nanoseconds  # error of the clock readings, without the difference between the hosts' wall clocks
     events: Count
     lost: Count
 
@@ -128,7 +128,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def decode_manifest(content: bytes, path: Path) -> Manifest:
-    """Decode the manifest `content`, read from `path`. Raises IotwinError if it is no trace's or of a later version of iotwin."""
+    """Return the manifest in `content`, read from `path`. Raises IotwinError if it is no trace's, or of a later iotwin."""
     try:
         manifest = decode_foreign(content, Manifest, "it")
     except IotwinError as error:

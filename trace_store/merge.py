@@ -69,12 +69,12 @@ def _unique(names: list[str]) -> list[str]:
 
 
 def _file_name(host: str, number: int) -> str:
-    """Return `host` if it is a safe file name, else host_NUMBER, which no host is called: names of hosts have no underscore."""
+    """Return `host` if it is a safe file name, else host_NUMBER, which cannot be the name of a host."""
     return host if _HOST_NAME.fullmatch(host) else f"host_{number}"
 
 
 def _events(traces: Sequence[Trace], shifts: Sequence[Shift]) -> Iterator[pa.Table]:
-    """Yield the events of all traces, merged in order of start. Each table ends at the time that all traces have reached."""
+    """Yield the events of all traces, merged in order of start. Each table ends at a time that the reading of all has passed."""
     file_bases = np.cumsum([0, *(len(trace.files()) for trace in traces)])
     streams = [
         _moved(trace, shift, index, int(base))
@@ -94,7 +94,7 @@ def _events(traces: Sequence[Trace], shifts: Sequence[Shift]) -> Iterator[pa.Tab
 
 
 def _moved(trace: Trace, shift: Shift, number: int, file_base: int) -> Iterator[pa.Table]:
-    """Yield the events of `trace` with times, pids and file ids converted to the merged trace's. `number`: the host's index."""
+    """Yield the events of `trace` with the times, pids and file ids of the merged trace. `number`: the host's index."""
     for batch in trace.events():
         if batch.num_rows == 0:
             continue

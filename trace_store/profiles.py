@@ -25,7 +25,7 @@ from iotwin.trace_store.writer import write_table
 _HEAD_BYTES = 1 << 20
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
-_EPOCH_US = 1e14  # in 1973; larger times in microseconds count from 1970, smaller ones from the start of a run
+_EPOCH_US = 1e14  # larger times in microseconds count from 1970 (this one is in 1973), smaller ones from the start of a run
 _DEVICE_KINDS = ("kernel", "copy", "set")
 _GPU_PROCESS = re.compile(r"(?:device:)?GPU:(\d+)", re.IGNORECASE)
 _MEMORY_NAMES = (("memcpy", "copy"), ("memset", "set"))
@@ -44,8 +44,8 @@ class _Reading:
 def attach_profiles(trace: Trace, profiles: list[Path]) -> dict[str, Any]:
     """Add the accelerator work in `profiles` to the gpu table of `trace`; return the number of rows added, by source.
 
-    Raises UsageError if a profile is attached already. Raises IotwinError if one is unreadable, has no accelerator work, has
-    no times that relate to the trace's clock, or is of another run. Nothing is written then.
+    Raises UsageError if a profile is attached already. Raises IotwinError if a profile is unreadable, has no accelerator work,
+    has no times that relate to the trace's clock, or is of another run. If an error is raised, nothing is written.
     """
     manifest = trace.manifest
     attached = [f"attached the profile {path.name}" for path in profiles]
@@ -58,7 +58,7 @@ def attach_profiles(trace: Trace, profiles: list[Path]) -> dict[str, Any]:
     added: dict[str, int] = {}
     for path, note in zip(profiles, attached, strict=True):
         table = _on_clock_of_trace(_read(path), path, trace)
-        if has_calls:  # the profile's API calls are in the trace already
+        if has_calls:  # leave out the profile's API calls, which are in the trace already
             table = table.filter(pc.is_in(table["kind"].cast(pa.string()), pa.array(_DEVICE_KINDS)))
         source = str(table["source"][0]) if table.num_rows else "kineto"
         added[source] = added.get(source, 0) + table.num_rows
@@ -102,7 +102,7 @@ def _read_open(file: BinaryIO, path: Path) -> _Reading:
 
 
 def _row(event: Event, reading: _Reading) -> dict[str, Any] | None:
-    """Return `event` as a row of schema.GPU; None if it is not accelerator work. Notes devices and CPU events in `reading`."""
+    """Return `event` as a row of schema.GPU; None if it is no accelerator work. Adds devices and CPU events to `reading`."""
     category = str(event.cat).lower()
     if event.ph == "M" and event.name == "process_name" and isinstance(event.args, dict):
         device = _GPU_PROCESS.search(str(event.args.get("name")))

@@ -83,7 +83,7 @@ class Trace:
             columns=wanted, filter=where, batch_size=batch_rows, use_threads=True, batch_readahead=4, fragment_readahead=1
         )
         while True:
-            # Only errors of reading mean damage, so the `yield`, where the caller may fail, is outside of this block.
+            # An error within this block means a damaged file. So the `yield`, where the caller may fail, is outside.
             with _damage_in_one_line(self.path / "events.parquet"):
                 batch = next(batches, None)
             if batch is None:
@@ -92,7 +92,7 @@ class Trace:
             yield batch
 
     def events_frame(self, columns: Sequence[str] | None = None, where: Expression | None = None) -> pd.DataFrame:
-        """Return the events as one frame in order of start, for traces that fit in memory; `op` is categorical."""
+        """Return the events as one frame in order of start; the column `op` is categorical. The events must fit in memory."""
         wanted = list(columns) if columns is not None else None
         with _damage_in_one_line(self.path / "events.parquet"):
             table: pa.Table = self._events.to_table(columns=wanted, filter=where)
@@ -101,7 +101,7 @@ class Trace:
         return frame
 
     def files(self) -> pd.DataFrame:
-        """Return the files table: one row per file, in order of file_id, which counts from 0."""
+        """Return the files table: one row per file, in order of file_id. Ids count from 0."""
         return self._table("files.parquet", schema.FILES)
 
     def processes(self) -> pd.DataFrame:
@@ -161,7 +161,7 @@ class Trace:
 
 
 def _dataset(files: str | list[str], columns: pa.Schema) -> ds.Dataset:
-    """Return the Parquet files as a dataset that verifies the checksums of pages. Pages without a checksum are accepted."""
+    """Return the Parquet files as a dataset that verifies the checksums of pages that have one."""
     options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     return ds.dataset(files, schema=columns, format=ds.ParquetFileFormat(default_fragment_scan_options=options))
 

@@ -8,7 +8,7 @@ from iotwin.trace_store import strace_text as text
 from iotwin.trace_store.syscalls import Kind
 
 FORKS = ("clone", "clone3", "fork", "vfork")
-FOLLOWED = ("lseek", "dup", "dup2", "dup3", "fcntl", *FORKS, "execve")  # calls that strace must print for a Replay
+FOLLOWED = ("lseek", "dup", "dup2", "dup3", "fcntl", *FORKS, "execve")  # calls that strace must print so that Replay works
 _CHANGEABLE = os.O_APPEND | os.O_DIRECT  # the recorded flags that F_SETFL can change
 _MAPPED = re.compile(rb", (-?\d+(?:<[^>]*>)?), (0x[0-9a-f]+|\d+)$")
 
@@ -24,11 +24,13 @@ class DescriptorUse:
 
 
 class Replay:
-    """The state of processes and descriptors after the calls so far. It must receive all calls in order of time."""
+    """The state of processes and descriptors after the calls so far. All calls must be passed to it in order of time."""
 
     def __init__(self) -> None:
         self._pid_of: dict[int, int] = {}
-        self._positions: dict[tuple[int, int], list[int]] = {}  # [offset, flags] by (pid, fd); duplicates share the list
+        self._positions: dict[
+            tuple[int, int], list[int]
+        ] = {}  # [offset, flags] by (pid, fd); duplicated descriptors share one list
 
     def process_of(self, call: text.Call) -> int:
         """Return the pid of the thread that made `call`. A thread whose start strace did not print counts as a process."""
@@ -67,7 +69,7 @@ class Replay:
             self._positions[self.process_of(call), call.result] = [0, text.flags(call.arguments, b"O_")]
 
     def use(self, call: text.Call, kind: Kind) -> DescriptorUse:
-        """Return how `call` uses its descriptor, and advance its offset. Raises ValueError or IndexError for bad arguments."""
+        """Return how `call` uses its descriptor, and advance the descriptor's offset. Bad arguments: ValueError or IndexError."""
         pid, (fd, path) = self.process_of(call), text.descriptor(call.arguments)
         if kind is Kind.CLOSE:
             self._positions.pop((pid, fd), None)

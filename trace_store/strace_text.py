@@ -23,7 +23,7 @@ _KERNEL_ONLY_ERRORS = {"ERESTARTSYS": 512, "ERESTARTNOINTR": 513, "ERESTARTNOHAN
 
 @dataclass
 class Call:
-    """One finished call, or the end of a thread, which has the name 'exit' and a wait status as result."""
+    """One finished call; or the end of a thread, with the name 'exit' and a wait status as result."""
 
     tid: int
     start_ns: int  # UNIX time
@@ -63,7 +63,7 @@ def parse_lines(tid: int, lines: Iterable[bytes]) -> Iterator[Call]:
 
 
 def is_last(line: bytes) -> bool:
-    """Return True if `line` ends a thread's text, as the thread exited, was killed, or has another id after execve."""
+    """Return True if `line` ends a thread's text: the thread exited, was killed, or has another id after execve."""
     return _LAST.fullmatch(line) is not None
 
 

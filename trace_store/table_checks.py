@@ -1,6 +1,6 @@
 """Check the tables of a trace: columns, nulls, labels, ranges of numbers, file ids.
 
-A trace may be damaged, or written by another program. Each batch is checked when it is read, so other code need not check.
+A trace may be damaged, or written by another program. Each batch is checked when it is read, so other modules can rely on it.
 """
 
 from pathlib import Path
@@ -30,7 +30,7 @@ _LABELS = {
     ("gpu", "kind"): schema.GPU_KINDS,
     ("gpu", "direction"): schema.COPY_DIRECTIONS,
 }
-# Columns whose names end so must not exceed _MOST. Offsets and request sizes may: cp requests nearly 2**63 bytes.
+# Columns with these endings must not exceed _MOST. Offsets and request sizes may: cp requests nearly 2**63 bytes.
 _BOUNDED = ("_ns", "_bytes", "result", "sector")
 
 

@@ -35,7 +35,7 @@ def foreign_entry(directory: Path) -> Path | None:
 
 
 def _foreign_below(directory: Path) -> Path | None:
-    """Return `directory`, a folder in a trace, if no trace contains it, else an entry that no trace contains, else None."""
+    """Return the first of these that no trace contains: the folder `directory` of a trace, or an entry below it; else None."""
     name = _final(directory.name)
     if name in _UNCHECKED:
         return None
@@ -56,7 +56,7 @@ def _foreign_below(directory: Path) -> Path | None:
 
 
 def _final(name: str) -> str:
-    """Return the final name of a file or folder; `name` is the final name or a temporary name that a kill left."""
+    """Return the final name of a file or folder, from the final name or from a temporary name that a killed process left."""
     return partial_of(name) or name.removesuffix(".partial")  # the suffix of earlier versions
 
 
@@ -89,7 +89,7 @@ def refuse_foreign(directory: Path) -> None:
 
 @contextmanager
 def made_trace(directory: Path) -> Iterator[Path]:
-    """Yield a new folder. At the end of the `with` block, it becomes the trace `directory`; if the block raises, it is removed.
+    """Yield a new folder. At the end of the `with` block, it becomes the trace `directory`. If the block fails, it is removed.
 
     `directory` may be missing, empty, or a trace, which is replaced. Raises UsageError if it is anything else.
     """

@@ -38,7 +38,7 @@ def in_this_process(function: Callable[[Item], Result], items: Sequence[Item], /
 
 @contextmanager
 def _processes() -> Iterator[Workers]:
-    """Yield workers: one process per CPU. They are spawned, since a process with threads, such as Arrow's, must not fork."""
+    """Yield workers: one process per CPU. They are spawned, since a process with threads, as Arrow starts, must not fork."""
     number = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(number, get_context("spawn")) as pool:
 
@@ -53,9 +53,9 @@ def _processes() -> Iterator[Workers]:
 def workers(address: str | None, traces: Sequence[Trace], worth_processes: float = math.inf) -> Iterator[Workers]:
     """Yield the workers at `address`: 'HOST:PORT' of a Dask scheduler, or LOCAL for a cluster on this machine.
 
-    If `address` is None, the traces decide: LOCAL if they are larger than memory and Dask is installed, else worker processes if
-    they have `worth_processes` events or more, else this process. Workers on other machines must see the traces under the same
-    paths. Raises IotwinError if Dask is not installed or no scheduler answers.
+    If `address` is None, the traces decide. The choice is LOCAL if they are larger than memory and Dask is installed. Otherwise
+    it is worker processes if they have at least `worth_processes` events, else this process. Workers on other machines must find
+    the traces at the same paths. Raises IotwinError if Dask is not installed or no scheduler answers.
     """
     if address is None and _larger_than_memory(traces):
         if importlib.util.find_spec("distributed"):

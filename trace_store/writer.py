@@ -14,7 +14,7 @@ from iotwin.common.removal import remove_listed
 from iotwin.trace_store import schema
 from iotwin.trace_store.manifest import Manifest, write_manifest
 
-# Parquet encodings: times and offsets grow in small steps, which deltas pack into a byte or two; labels and ids repeat.
+# Columns that repeat values get a dictionary. Times and offsets, which grow in small steps, are stored as differences instead.
 _DICTIONARY_COLUMNS = ["op", "pid", "tid", "file_id", "fd", "requested", "result", "flags", "cpu"]
 _DELTA_COLUMNS = {"start_ns": "DELTA_BINARY_PACKED", "duration_ns": "DELTA_BINARY_PACKED", "offset": "DELTA_BINARY_PACKED"}
 _ROWS_PER_PART = 1 << 20

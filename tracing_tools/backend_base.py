@@ -1,4 +1,4 @@
-"""The base class of backends, each a way to capture calls; the Scope of tasks that they trace; and the Ledger that they keep."""
+"""The base class of backends, which are ways to capture calls; the Scope of tasks to trace; the Ledger of counted events."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ _MEANING_OF_GROUP = {
 
 @dataclass
 class Ledger:
-    """A backend's counts of the events that it saw, and of the events that it lost. It recorded all other events that it saw."""
+    """A backend's counts of the events that it saw, and of those among them that it lost. It recorded all others."""
 
     seen: int | None = None  # None if the backend counts only recorded events
     lost: dict[str, int] = field(default_factory=dict)  # number of lost events by cause
@@ -44,7 +44,7 @@ class Backend:
     unrecorded_groups: ClassVar[tuple[str, ...]] = ()  # groups of --detail that the backend cannot record
 
     def __init__(self, scope: Scope) -> None:
-        """Note which groups of `scope` the backend cannot record. Raises IotwinError if it cannot capture `scope` at all."""
+        """Note which groups in `scope` the backend cannot record. Raises IotwinError if it cannot capture these tasks at all."""
         if self.needs_command and not scope.starts_command:
             raise IotwinError(
                 f"{self.name} traces only a command that it starts itself; containers and running processes need libbpf or bcc"
@@ -79,6 +79,6 @@ class Backend:
         return Ledger()
 
     def stop(self, recording: Recording | None) -> None:
-        """Detach all probes. Move the last records and the backend's notes to `recording`, unless that is None."""
+        """Detach all probes. Move the last records and the backend's notes to `recording`, unless `recording` is None."""
         if recording is not None:
             recording.manifest.notes += self._notes

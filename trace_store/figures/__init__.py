@@ -1,1 +1,1 @@
-"""Figures about one trace: statistics, summary, page cache, SQL."""
+"""Figures about one trace: statistics, summary, page cache, durability of checkpoints, SQL."""

@@ -12,12 +12,12 @@ from iotwin.trace_store.reader import Trace
 _NUMBERS = re.compile(r"\d+")
 # Parts of file names that number the files of one checkpoint: model-00001-of-00003, mp_rank_02, __0_0.distcp, shard3.
 _PARTS = re.compile(r"\d+-of-\d+|(?:rank|shard|part|worker|node|pp|tp|dp|mp)[-_]?\d+|__\d+_\d+", re.IGNORECASE)
-_LEAST_BYTES = 4096  # smaller files, such as LATEST, name a checkpoint but are none
+_LEAST_BYTES = 4096  # smaller files, such as LATEST, only name a checkpoint
 
 
 @dataclass
 class SavedCheckpoint:
-    """The files of one checkpoint. If the job writes the same paths again, that is another SavedCheckpoint."""
+    """The files of one checkpoint. If the job writes the same paths again, they form another SavedCheckpoint."""
 
     files: list[SavedFile]
     gone_ns: int = NEVER  # after this time, a loss of power may leave neither the checkpoint nor its replacement
@@ -34,15 +34,15 @@ class SavedCheckpoint:
 
     @property
     def durable_ns(self) -> int:
-        """The time at which all files had become durable; NEVER if one did not."""
+        """The time at which all files had become durable; NEVER if one of them did not."""
         return max(file.durable_ns for file in self.files)
 
 
 def audit(trace: Trace) -> dict[str, Any]:
-    """Return ``{"checkpoints": [...], "safe": bool}``; safe: a loss of power at any time would have left a whole checkpoint.
+    """Return ``{"checkpoints": [...], "safe": bool}``. Safe: at any time, a loss of power would have left a whole checkpoint.
 
-    A checkpoint's entry has times in seconds from the start of the trace, missing fsync calls, and the spans of time without a
-    durable checkpoint. Raises IotwinError if the job wrote no checkpoint.
+    An entry for a checkpoint has times in seconds from the start of the trace, missing fsync calls, and the spans of time without
+    a durable checkpoint. Raises IotwinError if the job wrote no checkpoint.
     """
     found = judged(saved_files(trace), trace.manifest.start_ns, trace.manifest.end_ns)
     if not found["checkpoints"]:
@@ -53,14 +53,15 @@ def audit(trace: Trace) -> dict[str, Any]:
 
 
 def judged(files: list[SavedFile], start_ns: int, end_ns: int) -> dict[str, Any]:
-    """Return the result of `audit` for `files`, which must be in order of time, in a trace from `start_ns` to `end_ns`."""
+    """Return the result of `audit` for `files`, in order of time, of a trace from `start_ns` to `end_ns`."""
     each = _checkpoints(files)
     _note_gone(each)
     end_ns = max([end_ns, *(saved.ended_ns for saved in each)])
     entries = []
     for number, saved in enumerate(each):
         until_ns = each[number + 1].begun_ns if number + 1 < len(each) else end_ns
-        # The first checkpoint must survive from when it is durable; if the next one begins before, from when it is complete.
+        # The first checkpoint must survive from the time at which it is durable. If the next one begins earlier than that, it
+        # must survive from the time at which it is complete.
         first_ns = saved.durable_ns if saved.durable_ns <= until_ns else saved.ended_ns
         since_ns = saved.begun_ns if number else first_ns
         exposed = _exposed(each, since_ns, until_ns)
@@ -69,7 +70,7 @@ def judged(files: list[SavedFile], start_ns: int, end_ns: int) -> dict[str, Any]
 
 
 def _checkpoints(files: list[SavedFile]) -> list[SavedCheckpoint]:
-    """Group `files` into checkpoints by folder and by numbers in names. A path that is written again starts a new checkpoint."""
+    """Group `files` into checkpoints by folder and by numbers in names. A path that is written again begins a new checkpoint."""
     groups: dict[tuple[str, ...], list[SavedFile]] = {}
     current: dict[tuple[str, ...], int] = {}
     for file in files:
@@ -92,8 +93,8 @@ def _label(path: str) -> tuple[str, ...]:
 def _note_gone(each: list[SavedCheckpoint]) -> None:
     """Set `gone_ns` of each checkpoint to the time at which the first of its files was lost.
 
-    If a rename replaces a checkpoint of one file by a file whose bytes are durable, a loss of power leaves one of the two files
-    complete. So the replaced checkpoint is gone only when its replacement is gone.
+    A rename can replace a checkpoint of one file by a file whose bytes are durable. A loss of power then leaves one of the two
+    files complete. So the replaced checkpoint is gone only when its replacement is gone.
     """
     by_path: dict[str, SavedCheckpoint] = {}
     for saved in reversed(each):
@@ -106,7 +107,7 @@ def _note_gone(each: list[SavedCheckpoint]) -> None:
 
 
 def _exposed(each: list[SavedCheckpoint], since_ns: int, until_ns: int) -> list[tuple[int, int]]:
-    """Return the spans (begin_ns, end_ns) of `since_ns` to `until_ns` in which a loss of power may leave no whole checkpoint."""
+    """Return the spans (begin_ns, end_ns) of `since_ns` to `until_ns` in which a loss of power may leave no checkpoint whole."""
     spans, at_ns = [], since_ns
     for begin_ns, end_ns in sorted((saved.durable_ns, saved.gone_ns) for saved in each if saved.durable_ns < saved.gone_ns):
         if begin_ns >= until_ns:

@@ -1,4 +1,4 @@
-"""Page cache hits: compare the bytes that calls and page faults read with the bytes read from devices."""
+"""Page cache hits: compare the bytes that calls and page faults read with the bytes that devices read."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ _BUSIEST = 10
 
 
 def page_cache_hits(trace: Trace) -> pd.DataFrame | None:
-    """Return path, kind, read_bytes, device_bytes and hit_ratio of each file that was read, most device_bytes first.
+    """Return path, kind, read_bytes, device_bytes and hit_ratio of each file that was read, in descending order of device_bytes.
 
-    Returns None if block requests were not traced. Direct I/O, which bypasses the page cache, is not counted. `hit_ratio` is
-    1 - device_bytes / read_bytes, or 0 if readahead fetched more bytes than the job read.
+    Returns None if block requests were not traced. Direct I/O, which bypasses the page cache, is not counted. `hit_ratio` is 1 -
+    device_bytes / read_bytes, or 0 if readahead fetched more bytes than the job read.
     """
     requests = trace.block()
     if requests is None:
@@ -40,7 +40,7 @@ def page_cache_hits(trace: Trace) -> pd.DataFrame | None:
 
 
 def summarise_page_cache(trace: Trace) -> dict[str, Any] | None:
-    """Return the totals of `page_cache_hits` and its first 10 rows as `files`; None if block requests were not traced."""
+    """Return the totals of `page_cache_hits` and, as `files`, its first 10 rows; None if block requests were not traced."""
     table = page_cache_hits(trace)
     if table is None:
         return None

@@ -1,7 +1,7 @@
 """The checkpoint files that a traced job wrote: when their bytes and names became durable, and when they were lost.
 
-Durable means what POSIX guarantees: bytes after an fsync of the file that begins after the write, a name after an fsync of the
-folder that begins after the call that gave the name. Further guarantees of some file systems do not count.
+"Durable" means what POSIX guarantees. Bytes are durable after an fsync of the file that begins after the write. A name is durable
+after an fsync of the folder that begins after the call that gave the name. Further guarantees of some file systems do not count.
 """
 
 from bisect import bisect_left
@@ -28,7 +28,7 @@ _OPS = (*schema.OPEN_OPS, *schema.CLOSE_OPS, *schema.WRITE_OPS, *_SYNCS, *_RENAM
 
 
 class Naming(NamedTuple):
-    """A call that gave a name to a file or to the folder of the file."""
+    """A call that gave a name to a file or to the file's folder."""
 
     start_ns: int
     end_ns: int
@@ -39,7 +39,7 @@ class Naming(NamedTuple):
 
 @dataclass
 class SavedFile:
-    """A checkpoint file that the job wrote. If the job opens the file and writes it again, that is another SavedFile."""
+    """A checkpoint file that the job wrote. If the job opens the file again and writes to it, that makes another SavedFile."""
 
     path: str  # name of the complete file
     begun_ns: int
@@ -47,7 +47,7 @@ class SavedFile:
     size_bytes: int
     synced_ns: int  # end of the first fsync after the last write
     synced_early: bool  # True if there was any fsync
-    names: list[Naming] = field(default_factory=list)  # all must be durable for the file to be found after a loss of power
+    names: list[Naming] = field(default_factory=list)  # all must be durable for the file to be found
     ended_ns: int = 0  # end of the last write, fsync or rename
     gone_ns: int = NEVER  # after this time, a loss of power may leave nothing of the file
     gone_how: str = ""
@@ -110,7 +110,8 @@ class _CheckpointCalls:
         return sorted(start for start in starts if start >= after_ns)
 
     def synced_ns(self, own: list[tuple[int, int]], after_ns: int) -> int:
-        """Return the end of the first fsync that began at `after_ns` or later, be it in `own` or a sync of all files; else NEVER.
+        """Return the end of the first fsync, of the file itself or of all files, that began at `after_ns` or later; NEVER without
+        one.
 
         `own`: (start, end) of the fsync calls on one file or folder, in order of start.
         """
@@ -121,7 +122,7 @@ class _CheckpointCalls:
         return found
 
     def naming(self, call: "pd.Series", path: str, how: str) -> Naming:
-        """Return the Naming of `call`, which gave the name `path`; `how` describes the call, such as 'the rename to'."""
+        """Return the Naming for `call`, which gave the name `path`. `how` describes the call, such as 'the rename to'."""
         folder = str(PurePosixPath(path).parent)
         end_ns = int(call["end_ns"])
         durable_ns = self.synced_ns(_spans(self.of_folder(folder, _SYNCS)), end_ns)
@@ -133,7 +134,7 @@ def _spans(events: pd.DataFrame) -> list[tuple[int, int]]:
 
 
 def _saved_each_time(calls: _CheckpointCalls, file_id: int) -> list[SavedFile]:
-    """Return a SavedFile for each time that the job opened the file `file_id`, which was closed before, and wrote to it."""
+    """Return a SavedFile for each time that the job opened the file `file_id`, after all earlier closes, and wrote to it."""
     events = calls.of(file_id)
     opened = events["op"].isin(schema.OPEN_OPS).astype(np.int64)
     open_before = (opened - events["op"].isin(schema.CLOSE_OPS)).cumsum() - opened
@@ -170,7 +171,7 @@ def _saved(calls: _CheckpointCalls, file_id: int, since: pd.DataFrame, writes: p
     renames = pd.concat([own.assign(of_folder=False), around.assign(of_folder=True)]).sort_values("start_ns", kind="stable")
     if removed:
         saved.gone_ns, saved.gone_how = last_ns, "was removed"
-        if len(renames) > 1:  # the last rename only moved the file away to remove it
+        if len(renames) > 1:  # ignore the last rename, which only moved the file away to remove it
             saved.gone_ns, renames = int(renames["start_ns"].iloc[-1]), renames.iloc[:-1]
     _add_names(calls, saved, row, renames)
     ends = [written_ns, *(name.end_ns for name in saved.names), *(end for _, end in syncs)]

@@ -1,7 +1,7 @@
 """Calls, errors, bytes and times by operation, file or process, from tallies of bounded size.
 
-A tally counts calls by key (operation, file or process) and by bucket of their duration, with 32 buckets per doubling. Tallies
-of parts, traces and hosts add up exactly in any order, and yield percentiles without storing calls.
+A tally counts calls by key (operation, file or process) and by a bucket of the duration, with 32 buckets per doubling. Tallies of
+parts, traces and hosts add up exactly in any order. They yield percentiles without storing calls.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ _SUMS = ("calls", "errors", "read_bytes", "written_bytes", "total_ns")
 
 
 def tally(batch: pa.RecordBatch, by: str) -> pa.Table:
-    """Return the tally of events by one of BY: a row per key and bucket of duration, with the columns _SUMS and `max_ns`."""
+    """Return the tally of `batch` by one of BY: a row per key and duration bucket, with the columns _SUMS and `max_ns`."""
     duration = np.maximum(integers(batch.column("duration_ns")), 0)
     result = integers(batch.column("result"))
     moved, op = np.maximum(result, 0), batch.column("op")
@@ -59,7 +59,7 @@ def add_up(tallies: Sequence[pa.Table]) -> pa.Table:
 
 
 def named(counted: pa.Table, trace: Trace, label: str, by: str) -> pa.Table:
-    """Return the tally `counted` of `trace` with names in place of keys, since file ids and pids differ between traces.
+    """Return the tally `counted` of `trace` with names instead of file ids and pids, which differ between traces.
 
     `label`: name of the trace, which becomes part of the names of processes.
     """
@@ -77,10 +77,10 @@ def named(counted: pa.Table, trace: Trace, label: str, by: str) -> pa.Table:
 
 
 def rows(tallies: Sequence[pa.Table], by: str) -> pd.DataFrame:
-    """Return one row per name in `tallies`, results of `named`: calls, errors, bytes, times in ns. Largest total time first.
+    """Return one row per name in `tallies`, which are results of `named`: calls, errors, bytes, times in ns.
 
-    `time_share` is the row's share of the total time of all rows. A percentile is the mean of the durations in its bucket: exact
-    if these are equal, else within 2.2 %.
+    Rows are in descending order of total time. `time_share` is the row's share of the total time of all rows. A percentile is the
+    mean of the durations in its bucket: exact if these are equal, else within 2.2 %.
     """
     names = _NAMES[by]
     counted = _add_up(pa.concat_tables(tallies), names).sort_by([(name, "ascending") for name in (*names, "bucket")])
@@ -103,7 +103,7 @@ def rows(tallies: Sequence[pa.Table], by: str) -> pd.DataFrame:
 
 
 def statistics(traces: Sequence[Trace], labels: Sequence[str], by: str, workers: Workers = in_this_process) -> pd.DataFrame:
-    """Return the table of `rows` for all traces together; `workers` tally the Parquet files of events concurrently."""
+    """Return the table of `rows` for all `traces` together. `workers` tally the Parquet files of events concurrently."""
     parts = [(trace.path, part, by) for trace in traces for part in range(trace.event_parts)]
     tallies = list(workers(_tally_part, parts))
     together, counted = [], 0
@@ -115,7 +115,7 @@ def statistics(traces: Sequence[Trace], labels: Sequence[str], by: str, workers:
 
 
 def _tally_part(part: tuple[Path, int, str]) -> bytes:
-    """Return the tally of one Parquet file in Arrow's stream format, which keeps columns aligned in transfer.
+    """Return the tally of one Parquet file in Arrow's stream format, which keeps columns aligned when it is sent to a process.
 
     `part`: path of the trace, index of the Parquet file, one of BY.
     """
@@ -139,7 +139,7 @@ def tally_trace(trace: Trace, by: Iterable[str], parts: Sequence[int] | None = N
 
 
 class _RunningTally:
-    """Sums the tallies of batches. It adds them up now and then, so that memory does not grow with the trace."""
+    """Sums the tallies of batches. It adds them up after every few batches, so that memory does not grow with the trace."""
 
     _MOST_ROWS = 1 << 20
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def has_data_set(path: Path) -> bool:
-    """Return True if the finished trace at `path` has files of a data set. Avoids class Trace, which imports pandas."""
+    """Return True if the finished trace at `path` has files of a data set. (The class Trace would import pandas.)"""
     with pq.ParquetFile(path / "files.parquet") as file:
         return any("dataset" in batch.column(0).to_pylist() for batch in file.iter_batches(columns=["kind"]))
 
 
 def mapped_data_note(trace: "Trace") -> str | None:
-    """Return a note that reads through memory maps are missing; None if they are recorded or no data-set file was mapped."""
+    """Return a note that the trace lacks reads through memory maps; None if it has them or no data-set file was mapped."""
     counts = trace.manifest.counts
     if counts.get("page_fault") or not any(counts.get(op) for op in MAP_OPS):
         return None

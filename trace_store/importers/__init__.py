@@ -1,4 +1,4 @@
-"""Import recordings of other tools. Each format's module has the functions `recognises(source)` and `read(source, timezone)`."""
+"""Import recordings of other tools. Each format has a module with functions `recognises(source)` and `read(source, timezone)`."""
 
 import importlib
 from pathlib import Path
@@ -11,7 +11,7 @@ from iotwin.trace_store.importers.assemble import Imported, write_imported
 from iotwin.trace_store.manifest import Manifest, read_manifest
 from iotwin.trace_store.raw.recording import refuse_unusable
 
-# Maps a format to its module, in the order in which formats are tried. A DFTracer file holds Chrome's events, one per line.
+# The module of each format, in the order in which formats are tried. A DFTracer file holds Chrome's events, one per line.
 FORMATS = {
     "artifact": "artifact",
     "fio": "fio",
@@ -26,11 +26,11 @@ FORMATS = {
 def import_trace(
     source: Path, directory: Path, format_name: str | None = None, timezone: str | None = None, force: bool = False
 ) -> tuple[Manifest, Imported]:
-    """Write a trace at `directory` from the recording `source`; return (manifest, imported tables).
+    """Write a trace at `directory` from the recording `source`. Return (manifest, imported tables).
 
-    `format_name`: one of FORMATS, by default the first whose module recognises `source`. `timezone`: the IANA name of the time
-    zone of local times in `source`. Raises UsageError for an unknown format or a `directory` in use, IotwinError if `source`
-    is unreadable.
+    `format_name`: one of FORMATS, by default the first whose module recognises `source`. `timezone`: IANA name of the time zone
+    of the local times in `source`. Raises UsageError for an unknown format or a `directory` in use. Raises IotwinError if
+    `source` is unreadable.
     """
     if not source.exists():
         raise UsageError(f"{source}: no such file or directory; check the path")

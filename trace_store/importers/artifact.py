@@ -19,7 +19,7 @@ from iotwin.trace_store.manifest import ClockPair
 
 _SECOND = 1_000_000_000
 _DAY_S = 86_400
-_SLACK_S = 900  # the log may exceed the calls by less than a wrong time zone shifts it, which is 15 minutes or more
+_SLACK_S = 900  # how far the log may reach beyond the calls: less than 15 minutes, the least shift by a wrong time zone
 
 
 def recognises(source: Path) -> bool:
@@ -30,8 +30,8 @@ def recognises(source: Path) -> bool:
 def read(source: Path, timezone: str | None) -> Imported:
     """Return the recording in the directory `source`. `timezone`: IANA name of the traced machine's time zone, by default UTC.
 
-    Events before the log's phase init are left out, as in the artifact's plots. Raises IotwinError if the log, read in that
-    time zone, lies outside the recorded calls, and UsageError for an unknown time zone.
+    As in the artifact's plots, events before the log's phase init are left out. Raises IotwinError if the log, read in that time
+    zone, lies outside the recorded calls. Raises UsageError for an unknown time zone.
     """
     if not source.is_dir():
         raise UsageError(f"{source} is not a directory: the artifact's recordings are; choose another --format")
@@ -96,7 +96,7 @@ def _log_times_ns(logs: list[Path]) -> list[int]:
 
 
 def _date_of(second: int, unix: list[int], zone: zoneinfo.ZoneInfo) -> int:
-    """Return the UNIX time in ns of the local `second` of the day. Of all days, choose the closest to the log's start.
+    """Return the UNIX time in ns of the local time `second`, counted from midnight, on the day closest to the log's start.
 
     `unix`: UNIX time in ns of the log's start and end.
     """

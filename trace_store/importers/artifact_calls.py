@@ -45,10 +45,10 @@ _UNSIGNED = 1 << 64
 
 
 def read_calls(directory: Path, torn: dict[str, int], runs: Runs) -> None:
-    """Add the calls in the files of `directory` to `runs`, and to `torn` the number of torn lines by file name."""
+    """Add the calls in the files of `directory` to `runs`. Set `torn` to the number of cut-off lines by file name."""
     paths = _Paths()
     readers: dict[str, Callable[[Path], Iterator[TextColumns]]] = {
-        "trace_openat.out": _opens,  # first, as only its lines have whole paths
+        "trace_openat.out": _opens,  # read first, as only the lines of this file have whole paths
         "trace_read.out": lambda path: _transfers(path, "read", paths),
         "trace_write.out": lambda path: _transfers(path, "write", paths),
         "trace_close.out": lambda path: _closes(path, paths),
@@ -65,7 +65,7 @@ def read_calls(directory: Path, torn: dict[str, int], runs: Runs) -> None:
 
 
 class _Paths:
-    """Maps file names to whole paths. Only the recording of opens has whole paths; the others have names."""
+    """Maps file names to whole paths. Only the recording of opens has whole paths; the other recordings have only names."""
 
     def __init__(self) -> None:
         self._whole: dict[str, str | None] = {}  # None if files of several folders have the name
@@ -87,7 +87,7 @@ class _Paths:
 
 
 def _number(text: str) -> int:
-    """Parse a signed 64-bit number printed as unsigned, decimal or 0x...: -1 is 2**64 - 1. Raises ValueError if it is none."""
+    """Parse a signed 64-bit number that was printed as unsigned, decimal or 0x... (-1 as 2**64 - 1). Else raises ValueError."""
     value = int(text, 16 if text.startswith("0x") else 10)
     if not -(1 << 63) <= value < _UNSIGNED or "_" in text:
         raise ValueError(text)
@@ -95,7 +95,7 @@ def _number(text: str) -> int:
 
 
 def transfer_line(line: str) -> tuple[Any, ...] | None:
-    """Parse a line of trace_read.out. Return (end_ns, pid, offset, unsigned result, duration_ns, name), or None if it is torn."""
+    """Parse a line of trace_read.out. Return (end_ns, pid, offset, unsigned result, duration_ns, name); None if it is cut off."""
     parts = line.split(None, 5)
     if len(parts) < 5 or not all(_PLAIN_NUMBER.fullmatch(parts[column]) for column in (0, 1, 4)):
         return None
@@ -225,7 +225,7 @@ def _bio_columns(path: Path) -> list[str]:
 
 
 def _bio_line(line: str, names: list[str]) -> tuple[Any, ...] | None:
-    """Return a trace_bio.out line's values in the columns `names`, of which COMM may hold blanks; None for a torn line."""
+    """Return a trace_bio.out line's values in the columns `names`, of which COMM may hold blanks; None if it is cut off."""
     parts, comm = line.split(), names.index("COMM")
     after = len(names) - comm - 1
     if len(parts) < len(names):

@@ -30,7 +30,7 @@ def seconds_of_day(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class LocalClock:
-    """Relates local time to CLOCK_MONOTONIC: `second`, counted from the first midnight, began at `tick_ns`."""
+    """Relates local time to CLOCK_MONOTONIC: the local second `second`, counted from the first midnight, began at `tick_ns`."""
 
     tick_ns: int
     second: int
@@ -41,7 +41,7 @@ class LocalClock:
         return self.tick_ns + (second - self.second) * _SECOND
 
     def unwrap(self, seconds: list[int]) -> list[int]:
-        """Return `seconds`, ordered times of day, as seconds from the first midnight, which grow past further midnights."""
+        """Return `seconds`, ordered times of day, as seconds since the first midnight, which grow past later midnights."""
         result: list[int] = []
         before = self.second - _DAY_S // 2
         for second in seconds:
@@ -53,10 +53,10 @@ class LocalClock:
 
 
 def read_local_clock(path: Path) -> tuple[LocalClock, int]:
-    """Read trace_time_align.out, lines of CLOCK_MONOTONIC and local time. Return (clock, number of torn lines).
+    """Read trace_time_align.out, lines of CLOCK_MONOTONIC and local time. Return (clock, number of cut-off lines).
 
-    A second begins between two successive lines with different seconds; the pair closest in time determines the clock. Raises
-    IotwinError if the second never changes.
+    A second begins between two successive lines with different seconds. The two lines that are closest in time determine the
+    clock. Raises IotwinError if the second never changes.
     """
     rows, torn = [], 0
     for line in read_lines(path):
@@ -126,7 +126,7 @@ def gpu_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
 
 
 def gpu_of_job(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows of schema.GPU_SAMPLES from `processes`: for each device, the samples of the first pid listed for it."""
+    """Return rows of schema.GPU_SAMPLES from `processes`: for each device, the samples of the pid that is listed first for it."""
     first: dict[int, int] = {}
     rows = []
     for row in processes:

@@ -21,12 +21,12 @@ from iotwin.trace_store.writer import write_event_parts, write_tables
 
 @dataclass
 class Imported:
-    """The tables of an imported recording, all of them optional."""
+    """The tables of an imported recording. All of them are optional."""
 
     calls: Runs = field(default_factory=Runs)
     torn: dict[str, int] = field(default_factory=dict)  # number of torn lines by file name
     notes: list[str] = field(default_factory=list)
-    processes: list[dict[str, Any]] = field(default_factory=list)  # rows of schema.PROCESSES; columns may lack
+    processes: list[dict[str, Any]] = field(default_factory=list)  # rows of schema.PROCESSES; a row may lack columns
     phases: list[dict[str, Any]] = field(default_factory=list)  # rows of schema.PHASES
     parts: list[dict[str, Any]] = field(default_factory=list)  # rows of schema.PARTS
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # rows, by kind in schema.SAMPLES
@@ -92,7 +92,7 @@ def _extent(imported: Imported, used: ImportedEvents) -> tuple[int, int]:
 def _processes(pids: list[int], known: list[dict[str, Any]], read_by_pid: dict[int, int]) -> list[dict[str, Any]]:
     """Return a row of schema.PROCESSES for each process in `known` or `pids`, in order of start.
 
-    `read_by_pid`: data-set bytes that each process read, from which its role follows.
+    `read_by_pid`: data-set bytes that each process read, from which the process's role follows.
     """
     rows = {row["pid"]: {"comm": "", "command_line": None, "ppid": None, **row} for row in known}
     for pid in pids:

@@ -47,7 +47,7 @@ def recognises(source: Path) -> bool:
 def read(source: Path, timezone: str | None) -> Imported:
     """Return the calls, block requests, phases and accelerator work in `source`.
 
-    Times are exact to 1 us, in files that iotwin exported to 1 ns. Raises IotwinError if `source` is cut off or not Chakra's.
+    Times are exact to 1 us, or to 1 ns if iotwin exported the file. Raises IotwinError if `source` is cut off or not Chakra's.
     """
     try:
         return _imported(source)
@@ -64,7 +64,7 @@ def _imported(source: Path) -> Imported:
     others = 0
     for index, node in enumerate(_nodes(source)):
         if index == 0:
-            continue  # the first message is GlobalMetadata
+            continue  # skip the first message, GlobalMetadata
         attributes = dict(_attributes(node))
         storage = _fields(node[11][0]) if 11 in node else {}
         kind = _integer(node, 3)

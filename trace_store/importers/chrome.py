@@ -46,7 +46,7 @@ class Event(msgspec.Struct):
     name: Any = ""
     cat: Any = ""
     ph: str = ""
-    ts: int | float = 0  # not only float, which would round integer times since 1970
+    ts: int | float = 0  # int, too, as a float would round integer times since 1970
     dur: int | float = 0
     pid: Any = 0
     tid: Any = 0
@@ -166,7 +166,7 @@ def _is_own(event: Event, category: str) -> bool:
 
 
 def is_possible(event: Event) -> bool:
-    """Return True if the start of `event` plus its duration, in ns, fits in 64 bits."""
+    """Return True if the end of `event`, its start plus its duration, fits in 64 bits in ns."""
     most = _LAST_NS / 2 / _NANOSECONDS
     return abs(event.ts) <= most and abs(event.dur) <= most
 
@@ -184,7 +184,7 @@ def _integer(value: Any, missing: int | None = None, most: int = _LAST_NS) -> in
 
 
 def _as_int32(number: int) -> int:
-    """Return the lowest 32 bits of `number` as a signed number. Needed as some tools write a thread's address as its id."""
+    """Return the lowest 32 bits of `number` as a signed number, because some tools write a thread's address as its id."""
     return (number + (1 << 31)) % (1 << 32) - (1 << 31)
 
 

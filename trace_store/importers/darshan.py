@@ -30,9 +30,9 @@ def recognises(source: Path) -> bool:
 
 
 def read(source: Path, timezone: str | None) -> Imported:
-    """Return the reads and writes in `source`. Rank r becomes the process with pid r + 1. Times have the precision of the text.
+    """Return the reads and writes in `source`. Rank r becomes the process with pid r + 1. Times are as precise as the text.
 
-    If a traced file has POSIX rows, its MPI-IO rows are left out, since they describe the same bytes.
+    If a file has POSIX rows, its MPI-IO rows are left out, since they describe the same bytes.
     """
     lines = read_lines(source)
     path_of_line, command = _paths(lines)
@@ -72,7 +72,7 @@ def _path(header: str) -> str:
 
 
 def _paths(lines: list[str]) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[str]]:
-    """Return (for each of `lines` the index of the last file header up to it or -1, the command of the job)."""
+    """Return (index of the last file header at or before each of `lines`, -1 if none; the command of the job)."""
     starts = np.array([line.startswith(_HEADER) for line in lines], bool)
     command = next((match["command"].split() for line in lines if (match := _COMMAND.match(line))), [])
     return np.cumsum(starts) - 1, command

@@ -21,10 +21,10 @@ def recognises(source: Path) -> bool:
 
 
 def read(source: Path, timezone: str | None) -> Imported:
-    """Return the calls in the log `source`; durations are 0, since fio does not log them.
+    """Return the calls in the log `source`. Durations are 0, since fio does not log them.
 
     In version 3, each line has the start of its call in milliseconds. In version 2, lines between calls have waits in
-    microseconds; calls without a wait between them start a nanosecond apart, which preserves their order.
+    microseconds. Calls without a wait in between start a nanosecond apart, which preserves their order.
     """
     lines = read_lines(source)
     match = _HEADER.match(lines[0]) if lines else None

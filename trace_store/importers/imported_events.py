@@ -14,7 +14,7 @@ from iotwin.trace_store.raw.records import TYPE_REGULAR
 
 
 class ImportedEvents:
-    """The events of imported calls, and their tally by operation, process and file, complete once `parts` have been read."""
+    """The events of imported calls. Their tally by operation, process and file is complete once all `parts` have been read."""
 
     def __init__(self, calls: Runs) -> None:
         self._calls = calls
@@ -27,7 +27,7 @@ class ImportedEvents:
 
     @property
     def extent(self) -> tuple[int, int]:
-        """The first start and the last end of the events in ns."""
+        """The start of the first event and the latest end of an event, in ns."""
         return min(first for first, _ in self._extents), max(last for _, last in self._extents)
 
     def _events(self, chunk: pa.Table) -> pa.Table:
@@ -80,7 +80,7 @@ class ImportedEvents:
     def _sums(self) -> NDArray[np.int64]:
         """Return an array of five rows: index of operation, pid, index of path (-1: none), number of calls, bytes moved.
 
-        Each column is the tally of one combination of operation, process and file in one chunk of events.
+        Each column is the tally of one (operation, process, file) in one chunk of events.
         """
         return np.concatenate([np.empty((5, 0), np.int64), *self._tallies], axis=1)
 

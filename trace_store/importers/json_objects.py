@@ -43,10 +43,10 @@ def _end_of_last_object(content: bytes) -> tuple[int, bool]:
 
 
 def _within_strings(data: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return a mask of the bytes within JSON strings; a quote after an odd number of backslashes neither begins nor ends one."""
+    """Return a mask of the bytes within JSON strings. A quote after an odd number of backslashes does not bound a string."""
     quotes = np.flatnonzero(data == _QUOTE)
     other = np.flatnonzero(data != _BACKSLASH)
-    # The last byte before a quote that is no backslash determines the number of backslashes between them.
+    # The bytes between a quote and the last byte before it that is no backslash are all backslashes.
     before = np.searchsorted(other, quotes) - 1
     last_other = np.where(before >= 0, other[np.maximum(before, 0)], -1)
     real = quotes[(quotes - last_other - 1) % 2 == 0]

@@ -1,6 +1,6 @@
 """Sort calls by start: calls arrive in sorted blocks, called runs, which are merged at the end.
 
-Runs remain in memory up to a limit. Beyond it, they move to a file without a name, which disappears with the process.
+Runs remain in memory up to a limit. Beyond it, they move to an unnamed file, which disappears with the process.
 """
 
 import mmap
@@ -22,7 +22,7 @@ _CHUNKS_PER_PART = 4
 _SAMPLED_EACH = 64
 _LABEL = pa.dictionary(pa.int32(), pa.string())
 
-# Calls as importers return them: like schema.EVENTS, but with the path of the file (null: none), and times of any clock.
+# Calls as importers return them: like schema.EVENTS, but with the path of the file (null if none), and times of any clock.
 CALLS = pa.schema([
     ("start_ns", pa.int64()), ("duration_ns", pa.int64()), ("op", _LABEL), ("pid", pa.int32()), ("tid", pa.int32()),
     ("path", _LABEL),
@@ -34,7 +34,7 @@ NUMBERED = pa.schema([(f.name, pa.int32() if f.type == _LABEL else f.type) for f
 
 
 def calls_table(**columns: Any) -> pa.Table:
-    """Return a CALLS table of `columns`; columns not given are null, except `tid`, which is the pid, and `fd`, which is -1."""
+    """Return a CALLS table of `columns`. Columns not passed are null, except `tid`, which is the pid, and `fd`, which is -1."""
     rows = len(columns["start_ns"])
     columns = {"tid": columns["pid"], "fd": np.full(rows, -1, np.int32), **columns}
     arrays = [as_type(columns[f.name], f.type) if columns.get(f.name) is not None else pa.nulls(rows, f.type) for f in CALLS]
@@ -42,9 +42,9 @@ def calls_table(**columns: Any) -> pa.Table:
 
 
 def calls_of(rows: list[tuple[Any, ...]], names: tuple[str, ...]) -> tuple[pa.Table, int]:
-    """Return (`rows`, tuples of the columns `names`, as a CALLS table; the number of rows left out for impossible values).
+    """Return (`rows` as a CALLS table, number of rows left out for impossible values). `names`: the columns of `rows`.
 
-    Columns that are not in `names` are filled as by `calls_table`.
+    All other columns are filled as by `calls_table`.
     """
     limits = [_LIMITS.get(str(CALLS.field(name).type)) for name in names]
     found, rows = len(rows), [row for row in rows if _is_possible(row, limits)]
@@ -100,7 +100,7 @@ class _Numbers:
 
 
 def sorted_by_start(calls: pa.Table) -> pa.Table:
-    """Return the table sorted by `start_ns`; the sort is stable."""
+    """Return `calls` sorted by `start_ns`. Rows with equal times keep their order."""
     start = numbers(calls["start_ns"])
     if (start[1:] >= start[:-1]).all():
         return calls
@@ -108,7 +108,7 @@ def sorted_by_start(calls: pa.Table) -> pa.Table:
 
 
 class Runs:
-    """Collects sorted tables of calls and returns all calls in order of start. `ops` and `paths` map numbers to names."""
+    """Collects sorted tables of calls, and returns all calls in order of start. `ops` and `paths` hold names by number."""
 
     def __init__(self) -> None:
         self._ops, self._paths = _Numbers(), _Numbers()
@@ -126,7 +126,8 @@ class Runs:
         return runs
 
     def add(self, calls: pa.Table) -> None:
-        """Add a CALLS table, which must be in order of start. Rows with impossible times or sizes are only counted, `impossible`.
+        """Add a CALLS table, which must be in order of start. Rows with impossible times or sizes are only counted
+        (`impossible`).
 
         Raises IotwinError if the directory for temporary files is full.
         """

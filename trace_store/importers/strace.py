@@ -35,7 +35,7 @@ def recognises(source: Path) -> bool:
 def read(source: Path, timezone: str | None) -> Imported:
     """Return the calls in strace's text `source`. Times are UNIX ns if strace ran with -ttt, ns since midnight with -tt.
 
-    Offsets follow from the earlier calls on the descriptor. Without -y there are no paths, without -T durations are 0.
+    Offsets follow from earlier calls on the descriptor. If strace ran without -y there are no paths; without -T, durations are 0.
     """
     if not source.is_file():
         raise UsageError(f"{source} is not a file: give the text that strace -o wrote; of strace -ff, one file")

@@ -18,14 +18,14 @@ from iotwin.common.processes.parallel import in_threads
 
 _BLOCK_BYTES = 1 << 23
 _PIECE_BYTES = 1 << 24
-_MOST_BYTES = 1 << 33  # largest file that is read whole; the limit counts unpacked bytes, as small archives may unpack to many
-ParseLine = Callable[[str], tuple[Any, ...] | None]  # returns the values in a line, or None if the line is torn
+_MOST_BYTES = 1 << 33  # largest file that is read whole, in unpacked bytes, since a small archive may hold many
+ParseLine = Callable[[str], tuple[Any, ...] | None]  # returns the values in a line, or None if the line is cut off
 Convert = Callable[[pa.Table], pa.Table]
 
 
 @dataclass
 class TextColumns:
-    """The rows of a block of a text file as an Arrow table, and the number of torn lines in the block."""
+    """The rows of a block of a text file as an Arrow table, and the number of cut-off lines in the block."""
 
     table: pa.Table
     torn: int

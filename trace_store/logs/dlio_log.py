@@ -13,7 +13,7 @@ _PHASES = {"epoch": "epoch", "block": "block", "eval": "evaluation", "checkpoint
 
 @dataclass(frozen=True)
 class Edge:
-    """The begin or end of a phase, at the UNIX time `time_ns`. `number`: number of the epoch, block or checkpoint, if logged."""
+    """The begin or end of a phase, at the UNIX time `time_ns`. `number`: index of the epoch, block or checkpoint, if logged."""
 
     phase: str
     starts: bool
@@ -35,9 +35,9 @@ def parse_edge(line: str, zone: datetime.tzinfo = datetime.UTC) -> Edge | None:
 
 
 def zone_of(lines: list[str], begin_ns: int, end_ns: int) -> datetime.tzinfo:
-    """Return the time zone of the log `lines`: this machine's if only that zone puts a line within the span, else UTC.
+    """Return the time zone of the log `lines`: this machine's zone if a line is within the span only in that zone, else UTC.
 
-    `begin_ns`, `end_ns`: the span in which the job ran, UNIX time.
+    `begin_ns`, `end_ns`: the span in which the job ran, in UNIX ns.
     """
     local = datetime.datetime.fromtimestamp(begin_ns / 1e9).astimezone().tzinfo or datetime.UTC
     for line in lines:

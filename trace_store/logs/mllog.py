@@ -1,6 +1,6 @@
 """Read phases and parts of steps from MLLOG lines (`:::MLLOG {json}`, mlcommons/logging), and phases from DLIO's log.
 
-iotwin's workloads and emulator log `time_ns` (UNIX ns) besides the standard `time_ms`, which is too coarse for short phases.
+iotwin's workloads and emulator log `time_ns` (UNIX ns) in addition to `time_ms`, which is too coarse for short phases.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from iotwin.trace_store.logs.dlio_log import Edge, parse_edge, zone_of
 _LINE = re.compile(r"(?:\[?(?P<rank>\d+)\]?:?\s+)?:::MLLOG\s+(?P<json>\{.*\})\s*$")
 
 _LAST_NS = 1 << 62  # in the year 2116
-_SAME_CLOCK_NS = 3_600_000_000_000  # if a part's end is an hour or more from its log line, its times are of another clock
+_SAME_CLOCK_NS = 3_600_000_000_000  # if a part ends an hour or more before or after its log line, its times are of another clock
 _PART_NAME = re.compile(r"[a-z][a-z0-9_.]{0,63}")
 _MOST_PART_NAMES = 1000
 _MOST_LINE_BYTES = 1 << 20  # the rest of a longer line is ignored
@@ -30,7 +30,7 @@ PhaseRow = dict[str, Any]
 
 @dataclass
 class JobLog:
-    """Rows of schema.PHASES and schema.PARTS read from a job's logs, in order of start, and the number of torn lines."""
+    """Rows of schema.PHASES and schema.PARTS read from a job's logs, in order of start, and the number of cut-off lines."""
 
     phases: list[PhaseRow] = field(default_factory=list)
     parts: list[dict[str, Any]] = field(default_factory=list)
@@ -51,7 +51,7 @@ def read_log(logs: Iterable[Path], to_monotonic_ns: Callable[[int], int], span_n
     """Return the phases and parts of steps in the log files.
 
     `to_monotonic_ns` converts UNIX ns to CLOCK_MONOTONIC ns. DLIO's lines count only if no MLLOG line has a phase. Their times
-    are in UTC, or in this machine's time zone if only that puts them within `span_ns` (UNIX ns).
+    are in UTC, or in this machine's time zone if they are within `span_ns` (UNIX ns) only in that zone.
     """
     found = JobLog()
     dlio_rows: list[PhaseRow] = []
@@ -81,7 +81,7 @@ def read_log(logs: Iterable[Path], to_monotonic_ns: Callable[[int], int], span_n
 
 
 def phase_edge(line: str) -> tuple[str, bool, int, int | None] | None:
-    """Parse a line of MLLOG or DLIO. Return (phase, True if it starts, rank, its step or epoch); None if there is no phase."""
+    """Parse a line of MLLOG or DLIO. Return (phase, True if it starts, rank, step or epoch); None if the line has no phase."""
     if ":::MLLOG" not in line:
         begun = parse_edge(line)
         return None if begun is None else (begun.phase, begun.starts, 0, begun.number)
@@ -109,7 +109,7 @@ def read_values(logs: Iterable[Path]) -> dict[str, Any]:
 def read_parts(logs: Iterable[Path], names: Iterable[str]) -> list[tuple[str, int, int, int]]:
     """Return (name, start in CLOCK_MONOTONIC ns, duration in ns, rank) of each part of a step whose name is in `names`.
 
-    `iotwin.workloads.common.parts` logs a part as a line with the value {"start": NS, "duration": NS}.
+    A part is logged by `iotwin.workloads.common.parts`, as a line with the value {"start": NS, "duration": NS}.
     """
     parts = []
     for log in logs:
@@ -168,7 +168,7 @@ def _part(event: dict[str, Any], clock: Callable[[int], int]) -> dict[str, Any] 
     """Return the part of a step that `event` logs, as a row of schema.PARTS; None if it logs no part.
 
     The logged start is CLOCK_MONOTONIC. If it is far from the log line's time, as in a container with a separate clock, the part
-    counts as ended at that time. `clock` converts UNIX ns to CLOCK_MONOTONIC ns.
+    is assumed to end at that time. `clock` converts UNIX ns to CLOCK_MONOTONIC ns.
     """
     value = event.get("value")
     if not isinstance(value, dict) or not _PART_NAME.fullmatch(event["_key"]):
@@ -192,7 +192,7 @@ def _part(event: dict[str, Any], clock: Callable[[int], int]) -> dict[str, Any] 
 
 
 def _numbers(metadata: dict[str, Any]) -> tuple[int | None, int | None]:
-    """Return (epoch, step) from a line's `metadata`, None for a missing number. Raises ValueError if one exceeds 32 bits."""
+    """Return (epoch, step) from a line's `metadata`, None for a missing number. Raises ValueError if a number exceeds 32 bits."""
     epoch, step = metadata.get("epoch_num"), metadata.get("step_num", metadata.get("first_step_num"))
     return None if epoch is None else _int32(epoch), None if step is None else _int32(step)
 

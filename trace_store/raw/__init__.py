@@ -1,1 +1,1 @@
-"""Write the binary records of a recording, and convert them to the tables of a trace."""
+"""Write the binary records of a recording while a job runs, and convert them to the tables of a trace afterwards."""

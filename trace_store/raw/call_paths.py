@@ -24,12 +24,12 @@ class CallPaths:
             column.append(value)
 
     def find(self, start_ns: NDArray[np.int64], tid: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return, for n calls, the indices in `paths` of their first and of their second paths, -1 for none; all shape (n,)."""
+        """Return, for n calls, the indices in `paths` of their first and second paths, -1 for none; both have shape (n,)."""
         times, tids, indices = self._in_order()
         if not len(times):
             return np.full(len(start_ns), -1), np.full(len(start_ns), -1)
         at = np.searchsorted(times, start_ns)
-        while True:  # repeats if other threads began calls in the same nanosecond
+        while True:  # until no other thread's call that began in the same nanosecond is left to skip
             same_time = (at < len(times)) & (times[np.minimum(at, len(times) - 1)] == start_ns)
             at = np.minimum(at, len(times) - 1)
             other = same_time & (tids[at] != tid)

@@ -19,8 +19,8 @@ _MOST_NAMES_BYTES = 1 << 30
 class ConvertedRecords:
     """Collects converted records. At the end of the `with` block, they become the event and name records of the recording.
 
-    Name records from before the job remain. If the block raises, nothing changes. An interrupted conversion can be repeated
-    with the same result.
+    Name records from before the job remain. If the block raises an error, nothing changes. An interrupted conversion can be
+    repeated with the same result.
     """
 
     def __init__(self, raw: Path) -> None:

@@ -15,7 +15,7 @@ NO_DIRECTION = 0xFFFF
 
 @dataclass(frozen=True)
 class CudaCall:
-    """A function of CUDA: its kind (of schema.GPU_KINDS) and the positions of its arguments, 0 for an argument it lacks."""
+    """A function of CUDA: its kind (one of schema.GPU_KINDS) and the positions of its arguments, 0 for an argument it lacks."""
 
     name: str
     kind: str

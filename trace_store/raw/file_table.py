@@ -34,7 +34,7 @@ _RENAMING = np.array([NUMBER_OF_OP[op] for op in ("rename", "renameat", "renamea
 _REMOVING = np.array([NUMBER_OF_OP[op] for op in ("unlink", "unlinkat")])
 _PAGE_FAULT = NUMBER_OF_OP["page_fault"]
 _UNNAMED = b"unnamed:"
-_MEMORY_DEVICE = 1  # device 0:1, where the kernel puts files of memfd_create and shared memory, which have no path
+_MEMORY_DEVICE = 1  # device 0:1, to which files of memfd_create and shared memory belong, which have no path
 
 
 def readable(path: bytes) -> str:
@@ -43,10 +43,10 @@ def readable(path: bytes) -> str:
 
 
 class FileTable:
-    """Assigns file ids to events in chunks, and collects the rows of the files table.
+    """Assigns file ids to the events of a trace, chunk by chunk, and collects the rows of the files table.
 
-    (device, inode, generation) identifies a file, so that a reused inode number is another file. A path that no call opened, as
-    of a failed open, becomes a file of kind 'missing' without a device.
+    A file is identified by (device, inode, generation), so that a reused inode number is another file. A path that no call
+    opened, as of a failed open, becomes a file of kind 'missing' without a device.
     """
 
     def __init__(self, log_paths: set[bytes]) -> None:
@@ -65,7 +65,7 @@ class FileTable:
         self._in_folder: dict[bytes, set[int]] = {}  # file_ids of opened files, by the folder of their current path
 
     def add_name(self, record: NameRecord) -> None:
-        """Add the path of an open, or a path that was passed to a call. All must be added before the first `assign`."""
+        """Add the path of an open, or a path that was passed to a call. All records must be added before the first `assign`."""
         if record.type == NAME_OPENED:
             identity = _IDENTITY_STRUCT.pack(record.inode, record.device, record.generation)
             first = self._opened.setdefault(identity, record)
@@ -116,7 +116,7 @@ class FileTable:
             if record is None or (inherited and file_type == TYPE_PIPE):  # /dev/stdout is the inherited pipe
                 record = inherited
             nameless = b"/memfd:" if device == _MEMORY_DEVICE else _UNNAMED if file_type else b"anon_inode:"
-            is_named = record is not None and device != _MEMORY_DEVICE  # if it is opened again, by /proc, it is recorded as /
+            is_named = record is not None and device != _MEMORY_DEVICE  # opened again through /proc, a memory file has the name /
             path = record.text if record and is_named else nameless + b"[%d]" % inode
             known = self._add(path, file_type, record.size if record else None)
             if record and is_named:
@@ -238,7 +238,7 @@ class FileTable:
         return kinds
 
     def _kind(self, row: dict[str, Any]) -> str:
-        # The last name counts, since a file may be written under a temporary name first.
+        # The last name decides, since a file may be written under a temporary name first.
         path = readable(row["renamed_to"] or row["path"])
         if row["path"].startswith(_UNNAMED) and row["file_id"] not in self._called:
             return "library"  # a program or its loader, which the kernel opens and maps

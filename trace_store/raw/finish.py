@@ -1,6 +1,6 @@
 """Finish a recording: convert its binary records to Parquet tables in order of start, and remove raw/.
 
-If the recorder was killed, the same conversion recovers the recording up to its last whole record.
+If the recorder was killed, the same conversion recovers the recording up to its last complete record.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ Convert = Callable[[Path, Manifest], None]  # converts a backend's own files in 
 
 
 def recover_trace(directory: Path, convert: Convert | None = None) -> Manifest:
-    """Finish the interrupted recording at `directory` up to its last whole record, and return its manifest.
+    """Finish the interrupted recording at `directory` up to its last complete record, and return its manifest.
 
     Raises IotwinError if there is nothing to recover, or if a recorder is still writing.
     """
@@ -88,7 +88,7 @@ def recover_trace(directory: Path, convert: Convert | None = None) -> Manifest:
 
 
 def _manifest_of_recording(directory: Path) -> Manifest:
-    """Return the manifest. If a crash of the machine destroyed it, return the copy that the journal has from the start."""
+    """Return the manifest. If a crash of the machine destroyed it, return the copy from the beginning of the journal."""
     path = directory / MANIFEST_NAME
     try:
         return read_manifest(directory)
@@ -104,7 +104,7 @@ def _manifest_of_recording(directory: Path) -> Manifest:
 
 
 def finish_trace(directory: Path, manifest: Manifest, convert: Convert | None = None, status: State = "complete") -> Manifest:
-    """Convert the records in `directory`/raw to tables, write the manifest with counts and `status`, remove raw/.
+    """Convert the records in `directory`/raw to tables, write the manifest with counts and `status`, and remove raw/.
 
     `convert` is called first, with the path of raw/ and the manifest. Returns the manifest.
     """
@@ -189,7 +189,7 @@ def _apply_journal(manifest: Manifest, journal: list[dict[str, Any]]) -> None:
 
 
 def _close_ledger(manifest: Manifest) -> None:
-    """Count calls that the kernel saw and did not drop, but that no table has, as lost by the recorder."""
+    """Count calls that the kernel saw and did not drop, but that are in no table, as lost by the recorder."""
     if manifest.seen is None:
         return
     unaccounted = manifest.seen - sum(manifest.lost.get(cause, 0) for cause in _SEEN_AND_LOST) - manifest.events
@@ -228,7 +228,7 @@ def _clock_bounds(clock: list[ClockPair]) -> tuple[int, int]:
 
 
 def _is_valid(records: NDArray[np.void], bounds: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return a mask of the valid records; a crash of the machine may leave zeros or random bytes instead."""
+    """Return a mask of the valid `records`. A crash of the machine may leave zeros or random bytes instead of a record."""
     start, duration = records["start_ns"], records["duration_ns"]
     return np.asarray(
         ((records["header"] == EVENT.itemsize - RING_HEADER_BYTES) | (records["header"] == 0))
@@ -248,7 +248,7 @@ def _is_valid(records: NDArray[np.void], bounds: tuple[int, int]) -> NDArray[np.
 def _event_table(
     chunk: NDArray[np.void], code: NDArray[np.int16], file_id: NDArray[np.int32], is_open: NDArray[np.bool_]
 ) -> pa.Table:
-    # cp requests nearly 2**63 bytes of copy_file_range, more than a trace may contain.
+    # cp requests nearly 2**63 bytes of copy_file_range, more than the limit for a number in a trace.
     requested = np.minimum(chunk["requested"], _MOST_REQUESTED).astype(np.int64)
     flags = ((chunk["call_flags_cpu"] >> 14) & 7).astype(np.int32)  # RAW_FLAG_DIRECT, _APPEND, _WRITABLE
     flags = (flags & 3) | ((flags & 4) << 2)

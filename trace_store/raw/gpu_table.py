@@ -18,7 +18,7 @@ _HAS_SIZE = np.array([call.size > 0 for call in CUDA_CALLS])
 
 
 def gpu_table(path: Path) -> pa.Table:
-    """Return the table of the calls in the file `path` (records.GPU_CALL) in order of start. A torn last record is left out."""
+    """Return a table of the calls in the file `path` (records.GPU_CALL) in order of start, without a cut-off last record."""
     count = path.stat().st_size // GPU_CALL.itemsize
     calls: NDArray[np.void] = np.fromfile(path, GPU_CALL, count)
     calls = calls[_is_valid(calls)]

@@ -17,7 +17,7 @@ def process_table(
 ) -> pa.Table:
     """Return the processes table (schema.PROCESSES) in order of start, from `names`: records of forks, execs and exits.
 
-    `dataset_bytes`: number of data-set bytes read, by pid. `containers`: names of containers, by cgroup id.
+    `dataset_bytes`: number of data-set bytes that each process read, by pid. `containers`: names of containers, by cgroup id.
     """
     lives: list[dict[str, Any]] = []  # a row per process, several for a reused pid
     latest: dict[int, dict[str, Any]] = {}

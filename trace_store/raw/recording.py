@@ -36,7 +36,7 @@ _CLOCK_READINGS = 50
 
 
 def read_clocks() -> ClockPair:
-    """Read both clocks several times, CLOCK_REALTIME between two readings of CLOCK_MONOTONIC. Return the most exact reading."""
+    """Read both clocks several times, CLOCK_REALTIME between two readings of CLOCK_MONOTONIC. Return the most exact pair."""
     readings = []
     for _ in range(_CLOCK_READINGS):
         before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
@@ -82,7 +82,7 @@ def is_being_recorded(directory: Path) -> bool:
 class Recording:
     """An open recording at `directory`. Close it, then convert it by `finish.finish_trace`. Appends are unbuffered.
 
-    The directory appears at once with the manifest and all files that a recovery needs.
+    At once, the directory contains the manifest and all files that a recovery needs.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, force: bool = False) -> None:
@@ -110,7 +110,7 @@ class Recording:
         write_manifest(directory, self.manifest)
         # If a crash of the machine loses the manifest, a recovery uses the copy in the journal.
         self.append_journal("manifest", {"manifest": msgspec.to_builtins(self.manifest)})
-        # If the recording fills the disk, removing this reserve makes room for the ledger.
+        # If the recording fills the disk, removing this reserve makes room for the ledger, the counts of lost events.
         try:
             with open_new(raw / _RESERVE_FILE) as reserve:
                 reserve.write(bytes(_RESERVE_BYTES))
@@ -152,7 +152,7 @@ class Recording:
         write_all(self._journal, memoryview(json.dumps({"kind": kind, **values}).encode() + b"\n"))
 
     def append_clock(self) -> None:
-        """Append a reading of both clocks."""
+        """Append a reading of both clocks to the journal."""
         self.append_journal("clock", msgspec.to_builtins(read_clocks()))
 
     def release_reserve(self) -> None:

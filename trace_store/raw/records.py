@@ -92,7 +92,7 @@ def _text(type_: int, data: bytes, given_length: int) -> bytes:
 
 
 def read_names(content: bytes | mmap.mmap) -> Iterator[NameRecord]:
-    """Yield the name records in `content`. Discarded records and a torn last record are left out."""
+    """Yield the name records in `content`, without discarded records and a cut-off last record."""
     position = 0
     while position + NAME_HEAD.itemsize <= len(content):
         head = _NAME_STRUCT.unpack_from(content, position)
@@ -112,7 +112,7 @@ def read_names(content: bytes | mmap.mmap) -> Iterator[NameRecord]:
 
 
 def whole_names(content: bytes) -> int:
-    """Return the number of bytes of `content` that are whole name records, without a torn or incomplete last record."""
+    """Return how many bytes of `content` are complete name records, without a cut-off or unfinished last record."""
     position = 0
     while position + NAME_HEAD.itemsize <= len(content):
         size = int.from_bytes(content[position : position + 4], "little") & _LENGTH_MASK

@@ -1,8 +1,8 @@
 """Read binary records in order of time, from a file that is nearly in order, in chunks that fit in memory.
 
-Recorders append the buffers of the CPUs, so records are nearly in order, except records of long calls. A sample of the times
-divides all time into ranges, each with about one chunk of records. A chunk is gathered from the few blocks of the file that
-hold records of its range. A block may be read several times; nothing is written.
+Recorders append the buffers of the CPUs one by one, so records are nearly in order, except records of long calls. A sample of the
+times divides all time into ranges, each with about one chunk of records. A chunk is gathered from the few blocks of the file that
+hold records of its range. A block may be read several times. Nothing is written.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _MOST_SAMPLED = 1 << 21
 def sorted_chunks(path: Path, record: np.dtype[np.void], time: str, chunk_rows: int = CHUNK_ROWS) -> Iterator[NDArray[np.void]]:
     """Yield the records of type `record` in the file `path`, sorted by their field `time`, in chunks of about `chunk_rows`.
 
-    Records with equal times keep the order of the file. A torn last record is left out. A chunk is larger if the sample of the
+    Records with equal times keep the order of the file. A cut-off last record is left out. A chunk is larger if the sample of the
     times is inexact, or if many records have the same time.
     """
     rows = path.stat().st_size // record.itemsize
@@ -48,7 +48,7 @@ def _range_of(times: NDArray[np.int64], bounds: NDArray[np.int64]) -> NDArray[np
 
 
 def _bounds(path: Path, record: np.dtype[np.void], time: str, rows: int, chunk_rows: int) -> NDArray[np.int64]:
-    """Return the times that separate the ranges of about `chunk_rows`, from a sample: at most every 64th record."""
+    """Return the times that separate ranges of about `chunk_rows` records, from a sample: at most every 64th record."""
     ranges = -(-rows // chunk_rows)
     if ranges <= 1:
         return np.zeros(0, np.int64)

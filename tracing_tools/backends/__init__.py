@@ -1,4 +1,4 @@
-"""Backends: ways to capture calls, one per module, which all write the same records."""
+"""Backends: ways to capture calls, one per module. They all write the same records."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ _CONVERTERS = {"bpftrace": bpftrace.convert, "strace": strace.convert, "preload"
 
 
 def unavailable_reasons() -> dict[str, str | None]:
-    """Return, by backend and best first, why it does not work on this machine, None if it works. Loads eBPF programs to test."""
+    """Return, by backend and best first, why the backend does not work here, None if it works. Loads eBPF programs to test."""
     return {name: unavailable_reason(name) for name in _BACKENDS}
 
 

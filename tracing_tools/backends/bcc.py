@@ -1,7 +1,8 @@
-"""Capture by bcc: libbcc compiles syscalls.bcc.c on this machine, so that neither clang nor libbpf need be installed.
+"""Capture by bcc: libbcc compiles syscalls.bcc.c on this machine, so neither clang nor libbpf need be installed.
 
-bcc would search for kernel headers, and use even the headers of another kernel. So this module writes small headers for bcc, and
-takes the offsets of fields from the kernel's BTF. Any Python can import Debian's module bcc, which needs only ctypes.
+By itself, bcc would search for kernel headers, and use even the headers of another kernel. So this module writes small headers
+for bcc, and takes the offsets of fields from the kernel's BTF. Any Python can import Debian's module bcc, which needs only
+ctypes.
 """
 
 import ctypes
@@ -91,7 +92,7 @@ def unavailable_reason() -> str | None:
 
 
 def _module() -> ModuleType:
-    """Import the module bcc that the system's package installed. PyPI's bcc is another project."""
+    """Return the module bcc that the system's package installed. PyPI's bcc is another project."""
     if "bcc" in sys.modules:
         return sys.modules["bcc"]
     for folder in _MODULE_FOLDERS:
@@ -115,7 +116,7 @@ def _module() -> ModuleType:
 
 
 class BccBackend(Backend):
-    """Captures by raw tracepoints on system call entry and exit. The kernel filters calls by cgroup or process tree."""
+    """Captures by raw tracepoints at the entry and exit of system calls. The kernel filters calls by cgroup or process tree."""
 
     name = "bcc"
     unrecorded_groups = ("mmap", "async", "block")
@@ -143,7 +144,7 @@ class BccBackend(Backend):
         self._names = RingBuffer(self._program[b"names"].map_fd, NAMES_BYTES)
 
     def follow(self, pid: int) -> None:
-        """Add `pid` to the process tree, by which the kernel filters calls if there is no cgroup."""
+        """Add `pid` to the process tree by which the kernel filters calls if there is no cgroup."""
         self._program[b"tree"][ctypes.c_uint(pid)] = ctypes.c_ubyte(1)
 
     def strays(self) -> dict[int, bool]:
@@ -196,7 +197,7 @@ def _compile(module: ModuleType, constants: list[str]) -> Any:
             write_whole(tree / "include" / name, content.encode(), below=tree)
         try:
             os.environ["BCC_KERNEL_SOURCE"] = str(tree)
-            os.dup2(messages.fileno(), 2)  # libbcc prints pages of errors, of which only the first is reported
+            os.dup2(messages.fileno(), 2)  # libbcc prints pages of errors; iotwin reports the first error only
             return module.BPF(text=text_with_headers(BCC_SOURCE).encode(), cflags=[*constants, "-Wno-everything"])
         except Exception as error:  # bcc raises plain Exception
             messages.seek(0)

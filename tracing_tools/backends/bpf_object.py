@@ -61,7 +61,7 @@ def _library() -> ctypes.CDLL:
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    # libbpf prints pages about a program that fails to load; BpfObject.load reports the kernel's error number instead.
+    # Silence libbpf, which prints pages about a program that fails to load; BpfObject.load reports the kernel's error number.
     library.libbpf_set_print(None)
     return library
 
@@ -76,7 +76,7 @@ def libbpf_unavailable_reason() -> str | None:
 
 
 def possible_cpus() -> int:
-    """Return the number of CPUs that this machine can have, online or not: the number of entries of a per-CPU map."""
+    """Return the number of CPUs that this machine can have, online or not. A per-CPU map has as many entries."""
     return int(_library().libbpf_num_possible_cpus())
 
 
@@ -93,7 +93,7 @@ def missing_tracepoints(names: Collection[str]) -> list[str]:
 
 
 class BpfObject:
-    """An eBPF object file. Set constants, load it, attach its programs, use its maps; closing it detaches all programs."""
+    """An eBPF object file: set its constants, load it, attach its programs, use its maps. Closing it detaches all programs."""
 
     def __init__(self, path: Path) -> None:
         """Open the object file at `path`. Raises IotwinError if it is no eBPF object."""

@@ -43,10 +43,14 @@ _COLUMNS = (
     "device", "generation", "mode", "flags",
 )  # fmt: skip
 _PIECE_BYTES = 1 << 24
-_TEXT_FILE = "bpftrace.txt"  # in raw/; line 1 has the mark with which all other lines begin, and the ns to add to their times
+_TEXT_FILE = (
+    "bpftrace.txt"  # in raw/; line 1 has the mark with which all other lines begin, and ns to add to the other lines' times
+)
 _LONGEST_HEAD_BYTES = 64
 _MOST_START_BYTES = 1 << 30  # limit of the text that bpftrace prints until its probes are attached
-_SLEPT_NS = 1_000_000  # smaller differences of the clocks arise from reading one after the other, not from a sleep
+_SLEPT_NS = (
+    1_000_000  # smaller differences of the clocks come from reading them one after the other, not from a sleep of the machine
+)
 _KIND_OF_CALL = np.zeros(1024, np.int64)
 for _number, _kind in CALLS.values():
     _KIND_OF_CALL[_number] = _kind
@@ -83,7 +87,7 @@ class BpftraceBackend(Backend):
         self._text: Path | None = None
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
-        """Return `command` unchanged, and remember `raw` as the directory of the script's output."""
+        """Return `command` unchanged. Store `raw` as the directory for the script's output."""
         self._text = raw / _TEXT_FILE
         return command
 
@@ -125,7 +129,7 @@ class BpftraceBackend(Backend):
         """Interrupt the script until it has ended. bpftrace may miss a signal, so it receives several."""
         if self._process is None:
             return
-        # A signal makes bpftrace drop events that it has not printed. Once it sleeps, it has printed all.
+        # A signal makes bpftrace drop events that it has not printed. Once bpftrace sleeps, it has printed all events.
         deadline = time.monotonic() + _CATCH_UP_S
         while self._process.poll() is None and not is_asleep(self._process.pid) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
@@ -152,7 +156,7 @@ def _printed(text: Path) -> bytes:
 
 
 def convert(raw: Path, manifest: Manifest) -> None:
-    """Convert the lines that the script printed to records. Calls that the kernel counted but no line reports count as lost."""
+    """Convert the lines that the script printed to records. A call that the kernel counted but no line reports counts as lost."""
     try:
         file = open_foreign(raw / _TEXT_FILE, follow=False)
     except FileNotFoundError:
@@ -175,7 +179,7 @@ def convert(raw: Path, manifest: Manifest) -> None:
 
 
 class _Lines:
-    """Converts the lines that the script io_events.bt printed to records. The script documents its lines."""
+    """Converts the lines that the script io_events.bt printed to records. The script describes the lines' format."""
 
     def __init__(self, mark: int, to_monotonic_ns: int) -> None:
         self._shift_ns = to_monotonic_ns
@@ -233,7 +237,7 @@ class _Lines:
         return out
 
     def gather_names(self, text: bytes) -> None:
-        """Store the lines of `text` about paths and processes for `names`. They are few, so a loop over them is fast."""
+        """Store the lines of `text` about paths and processes, for `names`. They are few, so a loop over them is fast enough."""
         self._named += [(int(number), content) for number, content in self._other.findall(text)]
 
     def names(self) -> list[bytes]:
@@ -288,7 +292,7 @@ class _Lines:
 
 
 class _Path:
-    """A call that names a path. `parts`: (number, text) of each line that describes the path."""
+    """A call that names a path. `parts`: (number, text) of each printed line with a part of the path."""
 
     def __init__(self, tid: int, start_ns: int, result: int, pid: int, kind: int) -> None:
         self.tid, self.start_ns, self.result, self.pid, self.kind = tid, start_ns, result, pid, kind
@@ -296,5 +300,5 @@ class _Path:
 
 
 def _unescape(text: bytes) -> bytes:
-    """Return the bytes that `text` represents, which bpftrace printed by %r."""
+    """Return the bytes that bpftrace printed by %r as `text`."""
     return _ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), text)

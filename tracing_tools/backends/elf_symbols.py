@@ -1,4 +1,4 @@
-"""Find functions in an ELF file (layout: elf(5)) by its symbol tables, with NumPy, since libraries have 100 000 symbols."""
+"""Find functions in an ELF file (layout: elf(5)) by its symbol tables. NumPy reads them, since libraries have 100 000 symbols."""
 
 import mmap
 import struct

@@ -1,6 +1,6 @@
 """Capture calls of CUDA's API in addition to a backend's calls, by uprobes in the libraries and programs that the job maps.
 
-Libraries that the command is known to load get uprobes before the command starts. All others, also those in containers, get
+Libraries that the command is known to load get uprobes before the command starts. All others, including those in containers, get
 uprobes a few hundredths of a second after a traced process maps them, long before a framework makes its first call.
 """
 
@@ -32,7 +32,7 @@ _PACKAGES = ("nvidia/*/lib", "torch/lib")  # folders below site-packages in whic
 
 
 class WithGpuCalls(Backend):
-    """A backend that wraps another one, and in addition records the calls of CUDA's API by the same tasks."""
+    """A backend that wraps another one, and also records the calls that the same tasks make to CUDA's API."""
 
     def __init__(self, backend: Backend, scope: Scope) -> None:
         """Wrap `backend` and load the eBPF programs for CUDA calls. Raises IotwinError if this machine cannot load them."""
@@ -65,7 +65,7 @@ class WithGpuCalls(Backend):
         return self._backend.wrap(command, raw)
 
     def start(self) -> None:
-        """Attach the programs that report mappings, and uprobes for running processes. Start the wrapped backend."""
+        """Attach the programs that report mappings, attach uprobes for running processes, and start the wrapped backend."""
         if self._object is not None:
             self._object.attach(but=("on_call", "on_return"))
         for pid in running_pids():
@@ -80,7 +80,7 @@ class WithGpuCalls(Backend):
         self._backend.follow(pid)
 
     def strays(self) -> dict[int, bool]:
-        """Return what the wrapped backend's `strays` returns."""
+        """Return the `strays` of the wrapped backend."""
         return self._backend.strays()
 
     def drain(self, recording: Recording) -> bool:
@@ -131,7 +131,7 @@ class WithGpuCalls(Backend):
         return []
 
     def _move_calls(self, recording: Recording) -> None:
-        if self._calls.pending_bytes():  # without a call, gpu.parquet must not exist
+        if self._calls.pending_bytes():  # if no call was made, gpu.parquet must not exist
             self._calls.move_records(GPU_CALL, recording.append_gpu_calls)
 
     def _probe_mapped(self, pid: int) -> None:

@@ -1,4 +1,4 @@
-"""Find the offsets of fields in the running kernel's structures by its BTF, since header files might be another kernel's.
+"""Find the offsets of fields in the running kernel's structures by the kernel's BTF. Header files may be another kernel's.
 
 Documentation/bpf/btf.rst of the Linux source describes the layout of BTF.
 """
@@ -14,7 +14,7 @@ _HEADER = struct.Struct("<HBBIIIII")
 _TYPE = struct.Struct("<III")
 _MEMBER = struct.Struct("<III")
 _STRUCT, _UNION = 4, 5
-# Number of bytes after the head of a type, by the type's kind: (fixed number, number per element).
+# Number of bytes after the head of a type, by the type's kind: (bytes in any case, bytes per element).
 _TAIL = {
     1: (4, 0), 3: (12, 0), _STRUCT: (0, 12), _UNION: (0, 12), 6: (0, 8), 13: (0, 8), 14: (4, 0), 15: (0, 12), 17: (4, 0),
     19: (0, 12),
@@ -47,7 +47,7 @@ class KernelTypes:
             position += _TYPE.size + fixed + each * (info & 0xFFFF)
 
     def offset(self, structure: str, field: str) -> int:
-        """Return the byte offset of `field` in `structure`, also within unnamed members. Raises IotwinError if it has none."""
+        """Return the byte offset of `field` in `structure`, even within unnamed members. Raises IotwinError if there is none."""
         text = self._content.find(b"\0%b\0" % structure.encode(), self._strings)  # BTF contains each string only once
         number = self._by_name.get(text + 1 - self._strings)
         found = None if number is None else self._offset_in(number, field)

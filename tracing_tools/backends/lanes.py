@@ -1,8 +1,8 @@
 """Read lanes: one buffer of event records per CPU, which the eBPF programs fill and which this process maps into its memory.
 
-tracing_tools/probes/records.h defines the layout: struct lane and struct slot. Each lane has one writer, the eBPF program,
-and one reader, this process, so a head and a tail suffice; x86-64 does not reorder the stores. If a lane is full, the program
-writes the record to a ring buffer instead.
+tracing_tools/probes/records.h defines the layout: struct lane and struct slot. Each lane has one writer, the eBPF program, and
+one reader, this process. So a head and a tail suffice; x86-64 does not reorder the stores. If a lane is full, the program writes
+the record to a ring buffer instead.
 """
 
 import mmap
@@ -33,7 +33,7 @@ class LaneBuffers:
         return int(self._lanes["head"].sum())
 
     def pending(self) -> int:
-        """Return the number of records that were written and that `take` has not yielded yet."""
+        """Return the number of written records that `take` has not yielded yet."""
         return int((self._lanes["head"] - self._lanes["tail"]).sum())
 
     def take(self) -> Iterator[NDArray[np.void]]:

@@ -57,7 +57,7 @@ _UNSEEN = {
 
 
 def _constants(scope: Scope, slots: int, block_cgroup_id: int) -> dict[str, bytes]:
-    """Return the values of the constants of syscalls.bpf.c in their C layout, by section of the object file.
+    """Return the values of the constants of syscalls.bpf.c as bytes in their C layout, by section of the object file.
 
     tasks.h, arguments.h, outlets.h and block.h declare the constants.
     """
@@ -73,7 +73,7 @@ def _constants(scope: Scope, slots: int, block_cgroup_id: int) -> dict[str, byte
 
 
 class LibbpfBackend(Backend):
-    """Captures by tracepoints on system call entry and exit. The kernel filters calls by cgroup or process tree."""
+    """Captures by tracepoints at the entry and exit of system calls. The kernel filters calls by cgroup or process tree."""
 
     name = "libbpf"
 
@@ -84,7 +84,7 @@ class LibbpfBackend(Backend):
         self._buffer_bytes = buffer_bytes
         self._ledger = Ledger()
         self._strays: dict[int, bool] = {}
-        self._unwritten_bytes = 0  # bytes written to files that still exist, without a recorded block request
+        self._unwritten_bytes = 0  # bytes written to files that still exist, for which no block request was recorded
         self._records_blocks = "block" in scope.detail
         self._block_cgroup = BlockCgroup(scope.cgroup_id if self._records_blocks else 0)
         cpus = possible_cpus()
@@ -131,7 +131,7 @@ class LibbpfBackend(Backend):
         self._loaded().attach()
 
     def follow(self, pid: int) -> None:
-        """Add `pid` to the process tree, by which the kernel filters calls if there is no cgroup."""
+        """Add `pid` to the process tree by which the kernel filters calls if there is no cgroup."""
         self._loaded().update("tree", pid, task_filter.IN_TREE)
         self._block_cgroup.add(pid)
 

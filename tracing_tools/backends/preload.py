@@ -103,7 +103,7 @@ class PreloadBackend(Backend):
         return copy
 
     def stop(self, recording: Recording | None) -> None:
-        """Remove the copy of the library, if there is one. Recording ended with the job."""
+        """Remove the copy of the library, if there is one. The job records by itself, so recording ended with it."""
         if self._elsewhere is not None:
             self._elsewhere.close()
         super().stop(recording)
@@ -131,13 +131,13 @@ def _reason_against(library: Path) -> str | None:
 
 
 def convert(raw: Path, manifest: Manifest) -> None:
-    """Join the threads' records in one file. Set the losses of `manifest` to the number of records that found no space."""
+    """Join the threads' records in one file. Set the losses in `manifest` to the number of records that found no space."""
     directory = raw / _DIRECTORY
     if not directory.is_dir():
         return
     with ConvertedRecords(raw) as made:
         for path in sorted(directory.iterdir()):
-            if path.suffix == ".names":  # each record is one write, so none is torn
+            if path.suffix == ".names":  # a name record is one write, so it is never cut off
                 with open_foreign(path, follow=False) as file:
                     made.append_names(file.read())
             elif path.suffix == ".events":
@@ -149,7 +149,7 @@ def convert(raw: Path, manifest: Manifest) -> None:
 
 
 def _append_whole(file: BinaryIO, made: ConvertedRecords) -> None:
-    """Append the records in a thread's `file` to `made`, without unused space and without a last record cut off by a kill."""
+    """Append the records in a thread's `file` to `made`, without unused space and without a last record that a kill cut off."""
     rows = os.fstat(file.fileno()).st_size // EVENT.itemsize
     for first in range(0, rows, _PIECE_ROWS):
         piece = np.memmap(file, EVENT, "r", first * EVENT.itemsize, (min(rows - first, _PIECE_ROWS),))

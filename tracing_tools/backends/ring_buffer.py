@@ -2,7 +2,8 @@
 
 Layout (kernel/bpf/ringbuf.c): a page with the consumer's position, a page with the producer's position, then the data. The data
 are mapped twice in a row, so that a record that wraps is contiguous. A header of 8 bytes precedes each record: its length with a
-busy bit (still being written) and a discard bit, and a word of the kernel. x86-64 does not reorder loads, as the code requires.
+busy bit (still being written) and a discard bit, and a word that only the kernel uses. The code requires that loads are not
+reordered, as on x86-64.
 """
 
 import mmap
@@ -39,7 +40,7 @@ class RingBuffer:
         return int(self._producer[0]) - int(self._consumer[0])
 
     def fixed_records(self, record: np.dtype[np.void]) -> NDArray[np.void]:
-        """Return a view of the finished records of type `record`, which includes the header. Save them, then call `consume`.
+        """Return a view of the finished records of type `record`, header included. Save the records, then call `consume`.
 
         The view ends before a record that is still being written or was discarded. The next call skips discarded records.
         """
@@ -71,7 +72,7 @@ class RingBuffer:
         self._consumer[0] += np.uint64(size_bytes)
 
     def move_records(self, record: np.dtype[np.void], append: Callable[[NDArray[np.void]], object]) -> int:
-        """Pass all finished records of type `record` to `append`, even if there are none. Free them and return their bytes."""
+        """Pass all finished records of type `record` to `append`, even if there are none. Then free them; return their bytes."""
         records = self.fixed_records(record)
         append(records)
         self.consume(records.nbytes)

@@ -1,7 +1,7 @@
 """Capture by strace, without root or eBPF, exactly but slowly. Tests compare the other backends with this one.
 
 strace writes text while the job runs; afterwards the text is converted to records. strace prints no offsets, so they are computed
-from earlier calls, and no devices and inodes, so they are looked up by path.
+from earlier calls. It prints no devices and inodes, so they are looked up by path.
 """
 
 import contextlib
@@ -40,12 +40,12 @@ _CUT_OFF = (
     " or without an inode for another file: what came later is not in the trace"
 )
 _WATCH_S = 0.5
-_LAST_LINE_BYTES = 1 << 9  # a thread's last line, which has no arguments, is shorter
+_LAST_LINE_BYTES = 1 << 9  # more than the length of a thread's last line, which has no arguments
 _LOST = (
     "strace's text of {} threads is cut off, as by a full disk or a limit on file sizes: each lost one call at least,"
     " and one call each is counted as lost"
 )
-_CALLS_FILE = "strace.calls"  # names of the calls to record; strace prints further calls, which only `Replay` uses
+_CALLS_FILE = "strace.calls"  # holds the names of the calls to record; strace also prints other calls, which only `Replay` uses
 
 
 def unavailable_reason() -> str | None:
@@ -107,7 +107,7 @@ class StraceBackend(Backend):
                         os.kill(pid, signal.SIGKILL)
 
     def strays(self) -> dict[int, bool]:
-        """If there is no cgroup, return the pid of strace, which ends after the last process of the job."""
+        """If there is no cgroup, return the pid of strace, which ends after the job's last process; else nothing."""
         return dict.fromkeys(processes_called_with(self._output), True) if self._output else {}
 
     def stop(self, recording: Recording | None) -> None:
@@ -119,7 +119,7 @@ class StraceBackend(Backend):
 
 
 def convert(raw: Path, manifest: Manifest) -> None:
-    """Convert strace's text to records. Raises IotwinError if there is no clock reading by which to convert its times."""
+    """Convert strace's text to records. Raises IotwinError if `manifest` has no clock reading by which to convert the times."""
     if not (raw / _CALLS_FILE).exists():
         return
     if not manifest.clock:
@@ -157,7 +157,7 @@ def _is_cut_off(path: Path) -> bool:
 
 
 class StraceRecords:
-    """Converts strace's calls, in order of time, to records. `names` collects the name records."""
+    """Converts strace's calls, in order of time, to records. Name records are collected in `names`."""
 
     def __init__(self, to_monotonic_ns: int, recorded: Collection[str]) -> None:
         self._to_monotonic_ns = to_monotonic_ns
@@ -260,7 +260,7 @@ def _look_up(path: bytes) -> tuple[int, int, int, int]:
 
 @functools.cache
 def _device_of(file_type: int) -> int:
-    """Return the device number of a file without a path: for a pipe the device of all pipes, else 1, as any number will do."""
+    """Return the device number of a file without a path: for a pipe the device of all pipes, else 1, since any number will do."""
     if file_type != records.TYPE_PIPE:
         return 1
     ends = os.pipe()

@@ -12,7 +12,7 @@ _LAYOUT = struct.Struct("<QiIII")
 
 
 def constants(scope: Scope) -> dict[str, int]:
-    """Return the filter's constants for `scope` by name, in the order of their declaration in C. `tracer_pid`: this process."""
+    """Return the filter's constants for `scope` by name, in the order of their declaration in C. `tracer_pid` is this process."""
     return {
         "target_cgroup": scope.cgroup_id,
         "target_level": scope.cgroup_level,

@@ -1,7 +1,7 @@
 """Mount tracefs, in which bpftrace finds tracepoints, for one program only, if the machine has not mounted it.
 
 ``python tracefs.py COMMAND...`` executes COMMAND in a separate mount namespace in which tracefs is mounted. Other programs do not
-see the mount, and it disappears with COMMAND.
+see the mount, and the mount disappears with COMMAND.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ def with_tracefs(command: list[str]) -> list[str]:
 
 
 def unavailable_reason() -> str | None:
-    """Return why tracefs is neither mounted nor can be mounted, None if it is or can be. Requires root."""
+    """Return why tracefs cannot be mounted, None if it can or is mounted already. Requires root."""
     command = with_tracefs(["true"])
     if command == ["true"]:
         return None

@@ -26,7 +26,7 @@ FORMATS = (*_WRITERS, "fio")
 
 
 def format_of(output: Path, given: str | None) -> str:
-    """Return `given`, or if it is None, the format of the suffix of `output` before .gz. Raises UsageError if it is unknown."""
+    """Return `given`; if None, the format that the suffix of `output` (before .gz) implies. Raises UsageError if unknown."""
     if given is not None:
         if given not in FORMATS:
             raise UsageError(f"unknown format '{given}'{nearest(given, list(FORMATS))}; known: {', '.join(FORMATS)}")
@@ -40,7 +40,7 @@ def format_of(output: Path, given: str | None) -> str:
 def export_trace(trace: Trace, output: Path, format_: str, files: Path | None = None) -> int:
     """Write `trace` to the file `output`, compressed if its name ends in .gz. Return the number of events written.
 
-    `files`: directory for the files that fio reads and writes in a replay, by default `output` with .files appended.
+    `files`: directory for the files that fio reads and writes in a replay; None means `output` with .files appended.
     """
     check_output(output)
     if files is not None and format_ != "fio":

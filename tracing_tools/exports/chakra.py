@@ -64,7 +64,7 @@ def write_chakra(trace: Trace, out: BinaryIO) -> int:
 
 
 class _Phases:
-    """Finds the step or checkpoint in which a call began. Finds none if the trace has phases of several ranks."""
+    """Finds the step or checkpoint in which a call began. If the trace has phases of several ranks, it finds none."""
 
     def __init__(self, phases: pd.DataFrame) -> None:
         kinds = phases["phase"].astype(str)
@@ -76,7 +76,7 @@ class _Phases:
         self._id = chosen.astype(np.uint64)[order] + np.uint64(1)
 
     def ids(self, start_ns: Ints) -> NDArray[np.uint64]:
-        """Return the node id of the phase that each of `start_ns` lies in, 0 for none; shape (n,)."""
+        """Return the node id of the phase in which each of `start_ns` lies, 0 for none; shape (n,)."""
         if not len(self._start):
             return np.zeros(len(start_ns), np.uint64)
         index = np.searchsorted(self._start, start_ns, "right") - 1
@@ -87,7 +87,8 @@ class _Phases:
 def _causes(block: pd.DataFrame, calls: list[pd.DataFrame], first: int) -> NDArray[np.uint64]:
     """Return, per block request, the node id of the call during which its process issued the request; 0 for none.
 
-    The files of call and request must be equal or unknown. `calls`: the exported calls; the first has the node id `first`.
+    Call and request must be on the same file, or one of the files must be unknown. `calls`: the exported calls; the first of them
+    has the node id `first`.
     """
     found = np.zeros(len(block), np.uint64)
     every = pd.concat(calls, ignore_index=True) if calls else pd.DataFrame(columns=["pid", "start_ns", "duration_ns", "file_id"])

@@ -1,7 +1,7 @@
 """Export as a log that fio replays (--read_iolog, trace file format v3 of fio 3.31 and later; "I/O REPLAY" in fio(1)).
 
 The log contains reads, writes and syncs of regular files, in order of start, with their times. All paths are below one directory,
-so that a replay never writes to the job's files.
+so that a replay never writes to the job's own files.
 """
 
 import os
@@ -34,7 +34,7 @@ _KINDS_TO_REPLAY = ("dataset", "checkpoint", "log", "library", "temporary", "oth
 
 @dataclass
 class _Use:
-    """How the replay uses each file. The index into both arrays is the file_id."""
+    """How the replay uses each file. Both arrays have one entry per file, at the index file_id."""
 
     size_bytes: NDArray[np.int64]  # size that the file must have for its reads
     last_row: NDArray[np.int64]  # index of the file's last row in the log, -1 if the log has no row of the file
@@ -114,8 +114,8 @@ def _lines(
 ) -> bytes:
     """Return the log lines of `rows`, with an open before a file's first line and a close after its last line.
 
-    `opened` marks the files that are open, and is updated. `first_row`: index in the log of the first of `rows`. `zero_ns`:
-    time at which the log begins.
+    `opened` marks the files that are open; the function updates it. `first_row`: index in the log of the first of `rows`.
+    `zero_ns`: time at which the log begins.
     """
     file_id = rows["file_id"].to_numpy(np.int64)
     name = names.take(pa.array(file_id))

@@ -71,7 +71,7 @@ def write_perfetto(trace: Trace, out: BinaryIO) -> int:
 
 
 class _Names:
-    """Ids of the event names that were written already; later events refer to a name by its id."""
+    """Ids of the event names that were written already. Later events refer to a name by its id."""
 
     def __init__(self) -> None:
         self.id_of: dict[str, int] = {}
@@ -94,7 +94,7 @@ def _interned(field: int, entries: Iterable[tuple[int, str]]) -> bytes:
 
 
 def _clocks(pair: ClockPair) -> bytes:
-    # Viewers show BOOTTIME. It is declared equal to MONOTONIC, so that they show the times of the trace.
+    # Viewers show BOOTTIME. Declare it equal to MONOTONIC, so that viewers show the times of the trace.
     readings = [(_MONOTONIC, pair.monotonic_ns), (_BOOTTIME, pair.monotonic_ns)]
     readings += [(_REALTIME, pair.realtime_ns)] if pair.realtime_ns else []
     clocks = b"".join(pb.text(1, pb.integer(1, clock) + pb.integer(2, time_ns)) for clock, time_ns in readings)

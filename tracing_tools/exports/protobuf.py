@@ -1,8 +1,8 @@
 """Encode many Protocol Buffers messages at once, one per row of a table, without Python code per row.
 
-A Part encodes some fields of all messages: a matrix of bytes, one row per message, with a mask of the bytes that belong to the
-message. Parts are joined horizontally, lengths are sums of masks, and the masked bytes in row order are the encoding.
-Source: https://protobuf.dev/programming-guides/encoding/.
+A Part encodes some fields of all messages: a matrix of bytes, one row per message, and a mask of the bytes that belong to the
+message. Parts are joined horizontally. The length of a message is the sum of its mask. The encoding is the masked bytes in row
+order. Source: https://protobuf.dev/programming-guides/encoding/.
 """
 
 import numpy as np
@@ -40,7 +40,7 @@ def _side_by_side(parts: list[Part], present: NDArray[np.bool_] | None) -> Part:
 
 
 def integers(number: int, values: ArrayLike, present: NDArray[np.bool_] | None = None) -> Part:
-    """Return a Part with the field `number`: `values`, shape (rows,), as int64, uint64 or enum, only in `present` rows."""
+    """Return a Part with the field `number`: `values`, shape (rows,), as int64, uint64 or enum; absent where not `present`."""
     column = np.asarray(values).astype(np.int64).view(np.uint64)
     return _side_by_side([_tag(number, _VARINT, len(column)), _varint(column)], present)
 
@@ -53,7 +53,7 @@ def doubles(number: int, values: ArrayLike) -> Part:
 
 
 def messages(number: int, parts: list[Part], present: NDArray[np.bool_] | None = None) -> Part:
-    """Return a Part with the field `number`: in each `present` row, a message that consists of `parts`."""
+    """Return a Part with the field `number`: a message that consists of `parts`; absent where not `present`."""
     content, there = _side_by_side(parts, None)
     lengths = _varint(there.sum(axis=1, dtype=np.uint64))
     return _side_by_side([_tag(number, _LENGTH, len(content)), lengths, (content, there)], present)
@@ -77,7 +77,7 @@ def text(number: int, value: str | bytes) -> bytes:
 
 
 def texts(number: int, values: list[str], present: NDArray[np.bool_] | None = None) -> Part:
-    """Return a Part with the field `number`: `values`, one text per row, only in `present` rows."""
+    """Return a Part with the field `number`: `values`, one text per row; absent where not `present`."""
     encoded = [value.encode("utf-8", "surrogatepass") for value in values]
     lengths = np.array([len(value) for value in encoded], np.uint64)
     width = max(1, int(lengths.max(initial=0)))
@@ -87,6 +87,6 @@ def texts(number: int, values: list[str], present: NDArray[np.bool_] | None = No
 
 
 def delimited(parts: list[Part]) -> Part:
-    """Return a Part with, in each row, a message that consists of `parts`, after its length, as in a stream of messages."""
+    """Return a Part with a message of `parts` in each row, preceded by the message's length, as in a stream of messages."""
     content, there = _side_by_side(parts, None)
     return _side_by_side([_varint(there.sum(axis=1, dtype=np.uint64)), (content, there)], None)

@@ -85,7 +85,7 @@ def _parts(parts: pd.DataFrame | None) -> Iterator[Slices]:
 
 
 def _rows_without_overlap(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return a row index for each interval such that no two intervals in a row overlap. They must be in order of start."""
+    """Return a row index for each interval, such that no two intervals in a row overlap. `start` must be ascending."""
     row = np.zeros(len(start), np.int64)
     if (start[1:] >= end[:-1]).all():
         return row
@@ -109,7 +109,7 @@ def _whole(number: Any) -> str:
 
 
 def counters(trace: Trace) -> Iterator[Counter]:
-    """Yield one counter per column of samples and device, process or resource; and per device, the block requests in flight."""
+    """Yield a counter for each column of samples and each device, process or resource, and the requests in flight per device."""
     for kind, expected in schema.SAMPLES.items():
         samples = trace.samples(kind)
         if samples is None:

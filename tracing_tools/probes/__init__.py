@@ -1,4 +1,4 @@
-"""Sources of the probes and compiled eBPF programs. The wheel contains these programs; else clang compiles them at first use."""
+"""Sources of the probes, and compiled eBPF programs. A wheel contains these programs; else clang compiles them at first use."""
 
 import re
 import shutil
@@ -38,7 +38,7 @@ def _compiled(program: str) -> Path:
 
 
 def uncompiled_reason(program: str = "syscalls") -> str | None:
-    """Return why the eBPF program `program` is neither compiled nor can be compiled, None if it is or can be."""
+    """Return why the eBPF program `program` cannot be compiled, None if it can or is compiled already."""
     if _compiled(program).exists() or shutil.which("clang"):
         return None
     return "the eBPF programs are not compiled and clang is not installed; install the package clang"

@@ -1,4 +1,4 @@
-"""clang's options for the eBPF programs. The build of the wheel runs this file alone, so it imports only the standard library."""
+"""clang's options for the eBPF programs. The build of the wheel runs only this file, so it imports only the standard library."""
 
 import hashlib
 from pathlib import Path
@@ -8,9 +8,9 @@ _FLAGS = ("-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wno-unused-funct
 
 
 def object_name(program: str, folder: Path) -> str:
-    """Return the file name of the compiled `program`, with a checksum of flags, source and all headers in `folder`.
+    """Return the file name of the compiled `program`, with a checksum of clang's options, the source and all headers in `folder`.
 
-    Modification times would not suffice: installed files have the time of their installation.
+    Modification times would not do instead: installed files have the time of their installation.
     """
     digest = hashlib.sha256(" ".join(_FLAGS).encode())
     for source in [folder / f"{program}.bpf.c", *sorted(folder.glob("*.h"))]:

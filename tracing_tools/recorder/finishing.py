@@ -1,6 +1,6 @@
 """Finish a trace without the recorder's privileges.
 
-A recording contains strings that the job chose: log lines, file names, arguments. The recorder, which runs as root, only moves
+A recording contains strings that the job chose: log lines, file names, arguments. The recorder runs as root, so it only moves
 records. A separate process parses them, after it has become the user who called sudo.
 """
 
@@ -24,12 +24,12 @@ from iotwin.tracing_tools.recorder.unprivileged_process import fork_apart, leave
 from iotwin.tracing_tools.targets.user import User
 
 _PIECE_BYTES = 1 << 16
-_IMPORTED_LATE = ("numpy.ma", "pyarrow.compute")  # imported before the change of user, who may be unable to read them
+_IMPORTED_LATE = ("numpy.ma", "pyarrow.compute")  # imported as root: the user may be unable to
 _DONE, _FAILED, _NO_MEMORY = b"+", b"-", b"m"
 
 
 def finish_as(user: User, directory: int, finish: Callable[[], Manifest]) -> Manifest:
-    """Run `finish` in a process of `user` and return its result. `directory`, the trace's, is its only open descriptor.
+    """Run `finish` in a process of `user` and return its result. The process keeps open only `directory`, the trace's.
 
     Raises OSError, MemoryError or IotwinError if the process fails.
     """
@@ -83,7 +83,7 @@ def recover_as(user: User, directory: Path) -> Manifest:
 
 
 def _work(user: User, kept: set[int], answers: int, finish: Callable[[], Manifest]) -> None:
-    """Run in the forked child: close all descriptors but `kept`, become `user`, call `finish`, write its result to `answers`."""
+    """Run in the forked child: close all descriptors but `kept`, become `user`, write what `finish` returns to `answers`."""
     answer = _FAILED
     try:
         leave_root(user, kept, signal.SIG_DFL)
@@ -117,5 +117,5 @@ def hold(directory: Path) -> int:
 
 
 def held_path(descriptor: int) -> Path:
-    """Return a path to the directory with this `descriptor`. The path remains valid if the directory is renamed."""
+    """Return a path to the directory with the descriptor `descriptor`. It remains valid if the directory is renamed."""
     return Path(f"/proc/self/fd/{descriptor}")

@@ -12,10 +12,10 @@ _INSISTED_NS = 5_000_000_000  # how long the job may take to end after the secon
 
 
 class Interruption:
-    """Passes requests to end on to the target, from its release (`begin`) until its trace is finished (`end`).
+    """Passes requests to end on to the target, from the target's release (`begin`) until its trace is finished (`end`).
 
-    A job that iotwin started receives each request. After the first, it may take `grace_ns` to end (None: any time); after the
-    second, 5 s. The third also ends the recording. If iotwin did not start the target, the first request ends the recording.
+    A job that iotwin started receives each request. After the first, the job may take `grace_ns` to end (None: any time); after
+    the second, 5 s. The third also ends the recording. If iotwin did not start the target, the first request ends the recording.
     """
 
     def __init__(self, target: TraceTarget, grace_ns: int | None, notes: list[str]) -> None:
@@ -25,7 +25,7 @@ class Interruption:
         self._kill_ns: int | None = None
 
     def begin(self) -> None:
-        """Collect requests to end from now on, for `heed`."""
+        """Collect requests to end from now on; `heed` handles them."""
         self._requests.collect(even_ignored=not self._target.is_ours)
 
     def end(self) -> None:
@@ -61,7 +61,7 @@ class Interruption:
         return self._count > 2
 
     def is_asked(self) -> bool:
-        """Take one request (Ctrl-C, SIGTERM or SIGHUP) without passing it on to the job. Return whether there was one."""
+        """Take one request (Ctrl-C, SIGTERM or SIGHUP) without passing it on to the job. Return True if there was one."""
         return self._requests.take() is not None
 
     def _kill_if_due(self) -> None:

@@ -40,7 +40,7 @@ _SHOW_CURSOR = "\x1b[?25h\n"
 
 
 class LiveDisplay:
-    """The recorder's side of the display: starts it, sends it the trace's files, ends it, at the latest after a `with` block."""
+    """The recorder's side of the display: starts it, sends it the trace's files, and ends it, by the end of a `with` block."""
 
     def __init__(self, title: str, user: User | None) -> None:
         """Start the display process. Call this before eBPF maps exist, since the process would inherit them."""
@@ -73,7 +73,7 @@ class LiveDisplay:
                     os.close(descriptor)
 
     def end(self) -> int:
-        """End the display. Return its CPU time in nanoseconds, 0 if it had ended already."""
+        """End the display. Return the CPU time in nanoseconds that it used, 0 if it had ended already."""
         if not self._pid:
             return 0
         sys.stderr = self._stderr
@@ -98,7 +98,7 @@ class LiveDisplay:
 
 
 class _NotesThroughDisplay:
-    """Replaces sys.stderr while the display draws on the terminal. It sends notes to the display, which prints them above."""
+    """Replaces sys.stderr while the display draws on the terminal. Notes go to the display, which prints them above tables."""
 
     def __init__(self, behind: TextIO, control: socket.socket) -> None:
         self.behind, self._control = behind, control
@@ -184,7 +184,7 @@ def _line_taker(take: Callable[[str], None]) -> Callable[[NDArray[Any]], None]:
 
 
 class _Growth:
-    """Reads a growing file by memory maps instead of calls, which a trace of the whole machine would record."""
+    """Reads a growing file by memory maps. Read calls would appear in a trace of the whole machine."""
 
     def __init__(self, descriptor: int, dtype: np.dtype[Any]) -> None:
         self._file, self._dtype, self._rows = io.FileIO(descriptor), dtype, 0

@@ -96,7 +96,7 @@ class LiveView:
         return (self._last_ns + _EVERY_NS - time.monotonic_ns()) / 1e9
 
     def refresh(self, lost: Mapping[str, int]) -> None:
-        """Show the counts since the last refresh if a refresh is due. `lost`: number of events lost so far, by cause."""
+        """If a refresh is due, show the counts since the last one. `lost`: number of events lost so far, by cause."""
         now = time.monotonic_ns()
         if self.due_s() > 0:
             return

@@ -33,14 +33,14 @@ from iotwin.tracing_tools.targets.storage_limits import LimitedCgroups
 from iotwin.tracing_tools.targets.target import TraceTarget
 from iotwin.tracing_tools.targets.user import User, invoking_user
 
-# At the highest rate of events measured on one CPU, a lane is full after about 30 ms and the ring buffer 100 ms later.
-# Polling more often made no measurable difference.
+# Seconds between two drains. At the highest rate of events measured on one CPU, a lane is full after about 30 ms, and the ring
+# buffer 100 ms later. Draining more often made no measurable difference.
 _POLL_BUSY_S, _POLL_IDLE_S = 0.01, 0.04
 _BUSY_EVENTS = 1000  # the job counts as busy if one drain moves more events than this
 _CLOCK_EVERY_NS = 10_000_000_000
-_LEDGER_EVERY_NS = 500_000_000  # a killed recorder leaves the losses of the last interval unknown
+_LEDGER_EVERY_NS = 500_000_000  # if the recorder is killed, the losses since the last ledger are unknown
 _SHORTEST_SAMPLE_NS = 50_000_000  # shorter samples would be inexact, as the kernel counts CPU time in ticks of up to 10 ms
-_CONTAINERS_EVERY_NS = 100_000_000  # containers live longer, so none is missed
+_CONTAINERS_EVERY_NS = 100_000_000  # shorter than the life of a container, so that none is missed
 _SHOWN_S = 1.0  # longest wait for the job's last output to be shown before iotwin's messages
 _NO_MEMORY = "the machine refused memory"
 
@@ -56,13 +56,13 @@ class TraceOptions:
     forward_output: bool = True  # copy the job's output to iotwin's stdout and stderr
     detail: tuple[str, ...] = DEFAULT_DETAIL
     duration_ns: int | None = None  # end the trace after this time; the target continues
-    grace_ns: int | None = None  # how long the job may take to end after the first interrupt; None: any time
+    grace_ns: int | None = None  # time that the job may take to end after the first interrupt; None: any time
     live: bool = False  # show the live view instead of the job's output
     ignore_phases: bool = False  # leave out the phases in the job's log
 
 
 def trace_command(command: list[str], directory: Path, options: TraceOptions, limits: LimitedCgroups | None = None) -> Manifest:
-    """Run and trace `command`, write the trace to `directory` and return its manifest, whose exit_status is the command's.
+    """Run and trace `command`, and write the trace to `directory`. Return its manifest; the exit_status is the command's.
 
     `limits` apply to the command, not to the tracer.
     """
@@ -72,8 +72,8 @@ def trace_command(command: list[str], directory: Path, options: TraceOptions, li
 def trace_target(make_target: Callable[[], TraceTarget], directory: Path, options: TraceOptions) -> Manifest:
     """Trace the target that `make_target` returns until it ends, write the trace to `directory` and return its manifest.
 
-    Once the target runs, no failure of the trace affects it. After the target has ended, UnfinishedTraceError is raised, with
-    the target's exit status.
+    Once the target runs, no failure of the trace affects it. If the trace fails, UnfinishedTraceError is raised after the target
+    has ended, with the target's exit status.
     """
     refuse_unusable(directory, options.force)
     remove_stale_cgroups()
@@ -182,7 +182,7 @@ def _wait_for(target: TraceTarget, tails: list[Tail], interruption: Interruption
 def _finish(
     descriptor: int, directory: Path, manifest: Manifest, user: User | None, failure: Exception | None
 ) -> tuple[Manifest, Exception | None]:
-    """Convert the recording to tables, unless `failure` ended it. Return (manifest, the failure or None)."""
+    """Convert the recording to tables, unless `failure` ended it. Return (manifest, `failure` or a later failure or None)."""
     held = held_path(descriptor)
     try:
         write_manifest(held, manifest)  # a recovery reads from the manifest how the job ended
@@ -261,7 +261,7 @@ class _Session:
         if "mmap" in self._options.detail and isinstance(target, CommandTarget) and target.has_ended():
             faults = _faults_of_children() - faults_before
             manifest.notes.append(f"the kernel counted {faults} page faults of the job, those on memory without a file included")
-        display_cpu_ns = self._display.end() if self._display is not None else 0  # first, as its page faults are not the job's
+        display_cpu_ns = self._display.end() if self._display is not None else 0  # first: its page faults are not the job's
         manifest.cost.tracer_cpu_ns = time.process_time_ns() - cpu_before + display_cpu_ns
         if target.has_ended():
             target.has_shown_output(_SHOWN_S)
@@ -313,7 +313,7 @@ class _Session:
             return False
         try:
             before = self._recording.events_written
-            with interrupts_held():  # an interrupt between saving and freeing records would duplicate them
+            with interrupts_held():  # an interrupt between the saving and the freeing of records would duplicate the records
                 busy = self._backend.drain(self._recording)
             if self._recording.events_written - before > _BUSY_EVENTS:
                 self._pause_s = _POLL_BUSY_S
@@ -375,7 +375,7 @@ class _Session:
         except Exception as error:
             self._fail(error)
             self._backend.stop(None)
-        self._recording.release_reserve()  # not earlier, as the job's last output would fill the space
+        self._recording.release_reserve()  # not earlier, since the job's last output would fill the freed space
         self._append_ledger()
         self._recording.append_clock()
         for tail in self.tails:

@@ -13,7 +13,7 @@ _LAST_STANDARD_STREAM = 2
 
 
 def fork_apart(work: Callable[[], None]) -> int:
-    """Run `work` in a forked process and return its pid. The process ends after `work`, with exit status 1 if `work` raised."""
+    """Run `work` in a forked process and return its pid. The process ends after `work`, with status 1 if `work` failed."""
     with interrupts_held():  # Python loses a Ctrl-C that arrives in its hooks around a fork
         child = os.fork()
         if child == 0:
@@ -29,7 +29,7 @@ def fork_apart(work: Callable[[], None]) -> int:
 def leave_root(user: User | None, kept: set[int], requests: signal.Handlers) -> None:
     """Run in the forked process: close all descriptors but the standard streams and `kept`, and become `user`, if not None.
 
-    `requests`: the handler of Ctrl-C and SIGTERM, SIG_DFL or SIG_IGN.
+    `requests`: the handler to set for Ctrl-C and SIGTERM, SIG_DFL or SIG_IGN.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, requests)

@@ -32,7 +32,7 @@ class GpuSampler:
             raise IotwinError(f"NVIDIA's library cannot be used: {error}") from None
         if not self._devices:
             raise IotwinError("NVML lists no GPU")
-        self._seen_us = [0] * len(self._devices)  # the driver's time of the newest process sample read so far, per GPU
+        self._seen_us = [0] * len(self._devices)  # per GPU, the driver's time of the newest process sample read
 
     def sample(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield ("gpu", row) for every GPU and ("gpu_process", row) for every process that uses a GPU."""

@@ -1,8 +1,8 @@
 """The cgroup to which the kernel charges a job's block requests.
 
-If the blkio controller has a separate v1 hierarchy, the cgroup is in that hierarchy, at the path of the job's cgroup. This module
-creates the cgroup and moves the job into it, unless the job already runs. Container engines create the cgroup themselves. In
-cgroup v2, the kernel charges the job's own cgroup, if the io controller is enabled there.
+If the blkio controller has a separate v1 hierarchy, that cgroup is in this hierarchy, at the path of the job's cgroup. This
+module creates it and moves the job into it, unless the job already runs. Container engines create it themselves. In cgroup v2,
+the kernel charges the job's own cgroup, if the io controller is enabled there.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ _OURS = "iotwin"  # prefix of the names of cgroups that iotwin creates
 class BlockCgroup:
     """The cgroup to which the kernel charges the job's block requests.
 
-    That is the job's own v2 cgroup, with the id `job_cgroup_id`. Where blkio is a v1 controller, it is one of the same path, made
-    if it is missing. `cgroup_id` is 0 if neither is possible.
+    In cgroup v2, it is the job's own, with the id `job_cgroup_id`. If blkio is a v1 controller, it is one of the same path,
+    created if missing. `cgroup_id` is 0 if neither is possible.
     """
 
     def __init__(self, job_cgroup_id: int) -> None:

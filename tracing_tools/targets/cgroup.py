@@ -114,7 +114,7 @@ class JobCgroup(Cgroup):
 
     @classmethod
     def create_at(cls, path: Path) -> "JobCgroup | str":
-        """Create a cgroup at `path`. Return it, or the reason as text why it cannot be created."""
+        """Create a cgroup at `path`. Return it or, if it cannot be created, the reason as text."""
         try:
             path.mkdir()
         except OSError as error:

@@ -26,7 +26,7 @@ _AT_GATE = b"\0"  # the child sends this byte when it is ready to execute the co
 
 
 class CommandTarget(TraceTarget):
-    """A command that iotwin starts, and all its descendants: a separate cgroup if iotwin runs as root, else a process tree."""
+    """A command that iotwin starts, with all its descendants: in a separate cgroup if iotwin is root, else a process tree."""
 
     is_ours = True
 
@@ -59,7 +59,7 @@ class CommandTarget(TraceTarget):
         self.root_pid = self._started.pid
 
     def executed(self) -> list[str]:
-        """Return the words to execute. A subclass may execute others than those that `describe` returns."""
+        """Return the words to execute. In a subclass, they may differ from those that `describe` returns."""
         return self._command
 
     def attach(self, backend: Backend) -> None:
@@ -106,7 +106,7 @@ class CommandTarget(TraceTarget):
         return self.exit_status is not None
 
     def remaining(self) -> list[int]:
-        """Return the job's pids. Without a cgroup: the command's pid alone, and after the command's end the backend's strays."""
+        """Return the job's pids. Without a cgroup: the command's pid while it runs, and then the backend's strays."""
         if not self._own and self.root_pid is not None and self.exit_status is None:
             return [self.root_pid]
         return super().remaining() + [pid for pid, runs in self._strays().items() if runs]
@@ -154,7 +154,7 @@ class CommandTarget(TraceTarget):
 
 
 def _lift_limits() -> dict[int, tuple[int, int]]:
-    """Raise this process's limits on size and number of files as far as permitted. Return the former limits, for the command."""
+    """Raise this process's limits on size and number of files as far as permitted. Return the old limits, for the command."""
     before = {kind: resource.getrlimit(kind) for kind in _RECORDER_LIMITS}
     for kind, (soft, hard) in before.items():
         wanted = _RECORDER_LIMITS[kind]

@@ -25,7 +25,7 @@ from iotwin.tracing_tools.targets.running_targets import RunningTarget
 
 _STATUS_S = 60.0  # how long a working engine may take to report a status on a busy machine
 _OOM_S = 1.0  # how long the engine may take to detect that a container ran out of memory
-_LIMITED_OOM_S = 20.0  # the same for a container whose memory is limited, where that is likely
+_LIMITED_OOM_S = 20.0  # the same time for a container whose memory is limited, which is likely to run out
 
 
 @dataclass
@@ -36,7 +36,7 @@ class ContainerOptions:
     gpus: str | None = None
 
     def check(self) -> None:
-        """Raise UsageError if the SDK lacks one of the parameters, or if iotwin sets it itself."""
+        """Raise UsageError if the SDK lacks one of the parameters, or if iotwin itself sets the parameter."""
         models = docker_sdk().models.containers
         ours = {"cgroup_parent", "command", "image", "detach", "auto_remove", "remove", "tty"}
         known = sorted({*models.RUN_CREATE_KWARGS, *models.RUN_HOST_CONFIG_KWARGS, "name", "volumes", "ports", "network"} - ours)
@@ -182,7 +182,7 @@ class ContainerTarget(RunningTarget):
             self._watch.begin()
 
     def has_ended(self) -> bool:
-        """Return True if the exit status is known, or if the container's cgroup is gone and no status arrives in time."""
+        """Return True if the exit status is known, or if the container's cgroup is gone and no status arrives within a limit."""
         may_report = self._watch is not None and self._watch.may_report_status()  # read first: the status may arrive meanwhile
         if self._watch and self._watch.exit_status is not None:
             self._set_status(self._watch.exit_status)
@@ -196,9 +196,9 @@ class ContainerTarget(RunningTarget):
         self.exit_status = 128 - status if 128 < status < 128 + signal.NSIG else status
 
     def _ask_to_end(self, number: int) -> None:
-        """Send the signal `number` to the container's main process, or SIGKILL if the kernel would drop the signal.
+        """Send the signal `number` to the container's main process; SIGKILL instead if the kernel would drop the signal.
 
-        The kernel drops a signal that the first process of a container neither handles nor blocks. Outside of a container, the
+        The kernel drops a signal that the first process of a container neither handles nor blocks. Outside of a container, this
         signal would end the process.
         """
         number = number if self._is_delivered(number) else signal.SIGKILL

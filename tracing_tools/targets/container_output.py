@@ -1,4 +1,4 @@
-"""Copy the output of a container to the logs of its trace, as long as the Docker Engine delivers output."""
+"""Copy the output of a container to the logs of the container's trace, as long as the Docker Engine delivers output."""
 
 import os
 import threading

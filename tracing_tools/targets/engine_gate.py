@@ -17,7 +17,7 @@ from iotwin.tracing_tools.targets.held_folder import HeldFolder, remove_stale
 _UNIX = "unix://"
 _PIECE_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 13
-_PREFIX, _SOCKET, _MODE = "iotwin-engine-", "docker.sock", 0o700  # access to the engine is as much as root
+_PREFIX, _SOCKET, _MODE = "iotwin-engine-", "docker.sock", 0o700  # mode 0700, since whoever reaches the engine can become root
 _CREATE = re.compile(rb"POST (?:/v[\d.]+)?/containers/create\?(\S*) HTTP/")
 _START = re.compile(rb"POST (?:/v[\d.]+)?/containers/([^/?\s]+)/start(?:\?\S*)? HTTP/")
 
@@ -43,7 +43,7 @@ class EngineGate:
         self._may_start.set()
 
     def close(self) -> None:
-        """Accept no more connections, and refuse requests to start the container that still wait."""
+        """Accept no more connections, and refuse the requests to start the container that still wait."""
         self._is_closed = not self._may_start.is_set()
         self._may_start.set()
         self._listener.close()

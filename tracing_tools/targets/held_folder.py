@@ -36,10 +36,10 @@ class HeldFolder:
 
 
 def remove_stale(prefix: str, mode: int, name: str, may_go: Callable[[Path, os.stat_result], bool]) -> list[str]:
-    """Remove the folders called `prefix`... that killed processes of this user left. Return the names of the folders.
+    """Remove the folders that killed processes of this user left. Their names begin with `prefix`. Return the removed names.
 
     A folder is removed if it belongs to this user, has the permissions `mode`, is not locked, and is empty or contains only the
-    file `name`. `may_go`, called with the file's path and status, returns whether the file may be removed.
+    file `name`. `may_go`, called with this file's path and status, must then return True.
     """
     try:
         paths = Path(temporary_directory()).glob(f"{prefix}*")

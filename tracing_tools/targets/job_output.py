@@ -20,15 +20,15 @@ _NAMES = ("stdout", "stderr")
 _PIPE_BYTES = 1 << 20  # largest pipe that an unprivileged user may have
 _PAGE_BYTES = 4096  # a pipe that is not full accepts this much without blocking
 _ANSWER_S = 5.0  # how long the keeper may take to answer
-_MARK_S = 0.005  # after this time, a signal to a process group has reached all its processes
+_MARK_S = 0.005  # within this time, a signal to a process group reaches all its processes
 
 
 class JobOutput:
     """A command's stdout and stderr: two pipes, which the keeper (output_keeper.py) copies to `logs` and to iotwin's streams.
 
-    Neither a full disk nor the tracer's end affects the command: the keeper drops output for which a log has no room, and runs
+    Neither a full disk nor the tracer's end affects the command. The keeper drops output for which a log has no room, and runs
     until all writers have closed the pipes. The tracer also holds the pipes open, and replaces a killed keeper. Only if both are
-    killed, the command's next print fails.
+    killed does the command's next print fail.
     """
 
     def __init__(self, logs: Path, user_id: int | None = None) -> None:
@@ -43,7 +43,7 @@ class JobOutput:
             with contextlib.suppress(OSError):
                 fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             if user_id is not None:
-                os.fchown(end, user_id, -1)  # otherwise the command could not open /dev/stderr
+                os.fchown(end, user_id, -1)  # else the command's user could not open /dev/stderr
         self._is_shown = self._is_ending = False
         self._start()
 
@@ -79,7 +79,7 @@ class JobOutput:
                 self._ask(output_keeper.SHOW)
 
     def _has_ended(self, options: int = 0) -> bool:
-        """Return True if the keeper ended before the output did, as after a kill. `options`: options of waitpid."""
+        """Return True if the keeper ended before the output did, as after a kill. `options`: those of waitpid."""
         pid, status = os.waitpid(self._keeper, options)
         if pid:
             self._keeper = 0
@@ -153,7 +153,7 @@ class JobOutput:
 
 
 def _fork_keeper(descriptors: list[int]) -> int:
-    """Start the keeper by a fork and return its pid. Needed if the tracer has no permission to execute Python."""
+    """Start the keeper by a fork and return the keeper's pid. This works even if the tracer may not execute Python."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = os.fork()
     if pid == 0:
@@ -182,7 +182,7 @@ class Tail:
             except FileNotFoundError:
                 return True
         size = os.fstat(self._log.fileno()).st_size
-        while size > self._position:  # not beyond: a job may print without end
+        while size > self._position:  # and not up to a later size, since a job may print without end
             if not self._takes(wait_s):
                 return False
             content = os.pread(self._log.fileno(), min(_PAGE_BYTES, size - self._position), self._position)

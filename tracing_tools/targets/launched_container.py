@@ -35,7 +35,8 @@ _END_S = 2.0  # how long a launcher may take to notice its container's end, and 
 
 
 class LaunchedContainer(ContainerTarget):
-    """The container called `name` that the command `launcher` starts. iotwin starts the command, and both end together.
+    """The container called `name` that the command `launcher` starts. iotwin starts the command. Command and container are one
+    target.
 
     While an engine starts a container, it answers no requests about the container.
     """
@@ -145,11 +146,11 @@ class LaunchedContainer(ContainerTarget):
         )
 
     def abandon(self) -> None:
-        """End the command, and remove the container, which has not run."""
+        """End the command, and remove the container, which never ran."""
         self._end()
 
     def has_ended(self) -> bool:
-        """Return True if container and launcher have ended. Set the exit status to the launcher's exit status."""
+        """Return True if both container and launcher have ended. Set the exit status to that of the launcher."""
         status = self._launch.status()
         if status is None:
             self._end_launcher_if_due()
@@ -166,7 +167,7 @@ class LaunchedContainer(ContainerTarget):
             self._launch.signal(signal.SIGTERM)
 
     def signal(self, number: int) -> None:
-        """Send the signal `number` to the container's main process, whose end the launcher notices. SIGKILL goes to both."""
+        """Send the signal `number` to the container's main process; the launcher notices its end. SIGKILL goes to both."""
         self._is_asked = True
         self._ask_to_end(number)
         if number == signal.SIGKILL:

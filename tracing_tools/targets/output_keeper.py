@@ -26,10 +26,10 @@ REPLY = struct.Struct("<cQQ")
 
 FOR_TRACERS = b':::MLLOG {"namespace": "iotwin"'  # start of lines with the namespace iotwin.common.mllog.FOR_TRACERS
 
-_CHUNK_BYTES = 1 << 20  # bytes to read at once, the capacity of a pipe
+_CHUNK_BYTES = 1 << 20  # bytes to read at once: as many as a pipe can hold
 _REST_MS = 10  # pause between reads of a pipe with little output, so that one read serves many prints
 _BUSY_BYTES = 1 << 16
-_HELD_BYTES = 64 << 20  # output to buffer for a terminal that does not read; beyond it, the job blocks, as without a tracer
+_HELD_BYTES = 64 << 20  # most output to buffer for a terminal that does not read; then the job blocks, as without a tracer
 _WITHOUT_BLOCKING_BYTES = select.PIPE_BUF  # a pipe or terminal that is ready accepts this much without blocking
 
 
@@ -111,9 +111,9 @@ class _Stream:
 
 
 def for_people(content: memoryview) -> memoryview:
-    """Return `content` without the log lines that only tracers read. The job writes each of these lines as a whole.
+    """Return `content` without the log lines that only tracers read. The job writes each of these lines by a single call.
 
-    Such a line may begin in the middle of another one, whose rest is still in the job's buffer and comes after it.
+    Such a line may begin in the middle of another line, whose rest is still in the job's buffer and is printed later.
     """
     if FOR_TRACERS not in bytes(content):
         return content
@@ -188,7 +188,7 @@ class _Keeper:
                 stream.hide()
 
     def _drain(self) -> None:
-        """Move what the pipes contain now, and no more, since the job may print without end."""
+        """Move only what the pipes contain now, since the job may print without end."""
         for stream in self._streams:
             poll, left = select.poll(), _CHUNK_BYTES
             poll.register(stream.pipe, select.POLLIN)

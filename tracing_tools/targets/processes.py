@@ -1,4 +1,4 @@
-"""Find the descendants of running processes in /proc, and write parent, command and open files of each as a trace's records."""
+"""Find the descendants of running processes in /proc. Write the parent, command and open files of each as a trace's records."""
 
 import contextlib
 import os
@@ -47,7 +47,7 @@ def processes_called_with(word: bytes) -> list[int]:
 
 
 def is_asleep(pid: int) -> bool:
-    """Return True if the process sleeps or has ended."""
+    """Return True if the process `pid` sleeps or has ended."""
     return _state_and_parent(pid)[0] in (b"S", b"Z")
 
 
@@ -138,7 +138,7 @@ def _cgroup_id(pid: int) -> int:
 
 
 def open_files(pid: int, descriptors: Iterable[int] | None = None, called: Mapping[int, bytes] | None = None) -> bytes:
-    """Return name records of the open files of `pid`, or only of `descriptors`. `called`: paths to use, by descriptor."""
+    """Return name records of the open files of `pid`; if given, only of `descriptors`. `called`: paths to use, by descriptor."""
     folder = Path(f"/proc/{pid}/fd")
     numbers = descriptors if descriptors is not None else sorted(int(entry.name) for entry in folder.iterdir())
     content = b""

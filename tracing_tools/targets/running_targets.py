@@ -16,13 +16,13 @@ _TREE_EVERY_S = 0.25
 
 
 class RunningTarget(TraceTarget):
-    """Base class of targets that already run, so that the backend cannot start them."""
+    """Base class of targets that already run when the trace begins, so that no backend can start them."""
 
     def __init__(self, scope: Scope, root_pid: int | None = None, cgroup: Cgroup | None = None) -> None:
         super().__init__(replace(scope, starts_command=False), root_pid, cgroup)
 
     def attach(self, backend: Backend) -> None:
-        """Let the backend follow the processes, also those forked meanwhile, unless the cgroup alone decides what is traced."""
+        """Let the backend follow the processes, also those forked meanwhile. If a cgroup decides what is traced, do nothing."""
         if self.scope.cgroup_id and not self.scope.entered_by_exec:
             return
         followed: set[int] = set()

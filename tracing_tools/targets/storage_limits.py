@@ -35,7 +35,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class DeviceReads:
-    """Numbers of bytes and of requests that the tasks of a cgroup have read from disks."""
+    """Number of bytes and number of requests that the tasks of a cgroup have read from disks."""
 
     size_bytes: int
     requests: int
@@ -73,8 +73,8 @@ def device_below(path: Path) -> str:
 class LimitedCgroups:
     """The cgroups of one run, which exist during a `with` block. The job's v2 cgroup must be below `parent` (None: anywhere).
 
-    `add` moves the job into the v1 cgroups. `most_memory_bytes`: the job's peak memory without the page cache. `device_reads`
-    counts the job's reads from `devices` (MAJOR:MINOR), whether they are limited or not.
+    `add` moves the job into the v1 cgroups. `most_memory_bytes` is the job's peak memory without the page cache. `device_reads`
+    counts the job's reads from `devices` (MAJOR:MINOR), whether reads are limited or not.
     """
 
     def __init__(self, limits: Limits, devices: Collection[str]) -> None:
@@ -168,7 +168,7 @@ class LimitedCgroups:
         mount = cgroup2_mount()
         for controller in self._enabled:
             if mount is not None:
-                with contextlib.suppress(OSError):  # another cgroup uses the controller by now
+                with contextlib.suppress(OSError):  # fails if another cgroup uses the controller by now
                     (mount / "cgroup.subtree_control").write_text(f"-{controller}")
 
 
@@ -202,8 +202,8 @@ def _v1_reads(counter: Path, devices: Collection[str]) -> int:
 class _OwnMemory:
     """The peak memory of the tasks in a memory cgroup, plus the memory that the kernel uses for them.
 
-    The kernel's memory includes data about cached pages (buffer heads, 2.6 % of the pages). To exclude these data, the kernel's
-    memory counts with its smallest value while the tasks used about their peak.
+    The kernel's memory includes data about cached pages (buffer heads, 2.6 % of the pages). To exclude these data, the smallest
+    value of the kernel's memory counts that was read while the tasks used about their peak.
     """
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ class TraceTarget:
         raise NotImplementedError
 
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
-        """Prepare the target up to, but not including, its first instruction. Its output is copied to the directory `logs`."""
+        """Prepare the target up to, but not including, its first instruction. `logs`: directory to which its output is copied."""
 
     def attach(self, backend: Backend) -> None:
         """Let the backend follow the target's processes."""
@@ -35,7 +35,7 @@ class TraceTarget:
         return b""
 
     def show_output(self) -> bool:
-        """Start to copy the output to iotwin's own streams. Return False if the recorder must copy it from the logs."""
+        """Start to copy the output to iotwin's own streams. Return False if the recorder must copy the output from the logs."""
         return False
 
     def has_shown_output(self, wait_s: float) -> bool:
@@ -75,4 +75,4 @@ class TraceTarget:
         return []
 
     def close(self) -> None:
-        """Remove what was made for the target, such as cgroups."""
+        """Remove what was created for the target, such as cgroups."""

@@ -14,12 +14,7 @@ from iotwin.common.tensor_file import Tensor
 
 TENSOR, ARRAY = "$tensor", "$array"
 _TUPLE, _ITEMS = "$tuple", "$items"
-_MARKS = (
-    TENSOR,
-    ARRAY,
-    _TUPLE,
-    _ITEMS,
-)  # keys that mark a dict as a tensor, an array, a tuple, or a dict of other keys
+_MARKS = (TENSOR, ARRAY, _TUPLE, _ITEMS)  # keys that mark a dict as a tensor, an array, a tuple, or a dict of other keys
 _PLAIN = frozenset((bool, int, float, str, type(None)))
 _CONTAINERS = frozenset((dict, OrderedDict, list, tuple))  # types of values for which `leaf` is not called
 # A Leaf converts a (name, value) of the state to (TENSOR or ARRAY, the tensor to store), or to None if the value is no tensor or
