@@ -61,7 +61,7 @@ class Readers:
 
     def __init__(self, occurrences: Occurrences) -> None:
         self._occurrences = occurrences
-        self._seen: list[NDArray[np.int64]] = []  # (occurrence * WINDOWS + window) << 32 | thread
+        self._seen: list[NDArray[np.int64]] = []  # values are (occurrence * WINDOWS + window) << 32 | thread
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
         """Add a batch of calls. `occurrence` has the index of each call's phase occurrence."""

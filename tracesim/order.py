@@ -149,7 +149,7 @@ class Visits:
         return [part % self._files for part in np.split(visited, cuts)]
 
     def written_files(self, occurrences: int) -> NDArray[np.float64]:
-        """Return the number of files that each phase occurrence writes."""
+        """Return the number of files that each phase occurrence writes, shape (occurrences,)."""
         return np.bincount(_once(self._written) // self._files, minlength=occurrences).astype(float)
 
 

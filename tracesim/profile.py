@@ -41,7 +41,7 @@ class PerOccurrence:
     size_bytes: Floats  # same shape: bytes of the calls in size_calls
     step_calls: Floats  # (n, 2 * STEPS): number of reads and of writes by step (order.py)
     step_bytes: Floats  # same shape: bytes of the calls in step_calls
-    activity: Floats  # (n, ACTIVITY_BINS): bytes over the time of the occurrence
+    activity: Floats  # (n, ACTIVITY_BINS): bytes read or written in each time bin of the occurrence
     busy_ns: Floats  # (n,): time in which a thread reads the data set, summed over threads
     pause_ns: Floats  # (n, BINS): time between two reads of a thread, by length
     burst_bytes: Floats  # (n, BINS): bytes that a thread reads between two pauses, by size

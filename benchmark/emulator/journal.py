@@ -147,7 +147,7 @@ class Usage(NamedTuple):
 
     @classmethod
     def so_far(cls) -> "Usage":
-        """Return the resources used until now."""
+        """Return the resources that this process and its ended children have used until now."""
         own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
         return cls(
             (own.ru_inblock + children.ru_inblock) * _BLOCK_BYTES,

@@ -122,7 +122,7 @@ def _run(config: "Config", folder: MadeFolder, real: Trace) -> Trace:
 def _summary(
     fitted: "Fitted", directory: Path, similarity: dict[str, Any], held_out: list[dict[str, Any]], real: Trace
 ) -> dict[str, Any]:
-    """Return the content of summary.json. The run is a list of one round, as a twin of an earlier version has several."""
+    """Return the content of summary.json. Its `rounds` has one entry, the run; earlier versions wrote several."""
     from iotwin.tracesim.sentences import with_names
 
     verdict = with_names(similarity["verdict"], "the job", "its twin")

@@ -1,4 +1,4 @@
-"""The result of ``iotwin twin respond`` as a table of the report."""
+"""Show the result of ``iotwin twin respond`` as a table of the report."""
 
 import math
 from pathlib import Path

@@ -63,5 +63,5 @@ class EveryCall:
         self._lanes += later._lanes
 
     def result(self) -> tuple[CallColumns, Ints] | None:
-        """Return all collected calls in order of start, and the lane of each; None if there are none."""
+        """Return (all collected calls in order of start, lane of each); None if there are none."""
         return (_joined(self._batches), np.concatenate(self._lanes)) if self._batches else None

@@ -99,7 +99,7 @@ _FILE_SUMS = (
 
 
 class ReportedFiles:
-    """Sums, for each file, calls, bytes and time, and how many reads are in order."""
+    """Sums, for each file, calls, bytes and time, and counts its sequential reads."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -65,7 +65,7 @@ def _started(processes: pd.DataFrame, pid: int) -> float:
 
 
 def _rank_of(pid: int, parent: dict[int, int], ranks: set[int]) -> int:
-    """Return the nearest rank among the process and its ancestors, or the process itself."""
+    """Return the pid of the nearest rank among process `pid` and its ancestors; `pid` if there is none."""
     seen: set[int] = set()
     current = pid
     while current in parent and current not in seen:

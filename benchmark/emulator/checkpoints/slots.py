@@ -18,7 +18,7 @@ from iotwin.common.errors import IotwinError
 
 _MS_SYNC = 4
 _NEWEST = struct.Struct("<QQQ")  # number of checkpoints, offset and size of the newest one
-_libc = ctypes.CDLL(None, use_errno=True)  # its calls release Python's lock, which mmap.flush does not
+_libc = ctypes.CDLL(None, use_errno=True)  # calls by ctypes release Python's lock, unlike mmap.flush
 _libc.memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _libc.memcpy.restype = ctypes.c_void_p
 _libc.msync.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

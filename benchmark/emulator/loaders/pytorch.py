@@ -84,7 +84,7 @@ class TorchLoader(Loader):
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
         self._keys.epoch, self._keys.batches = epoch, batches
         try:
-            with safe_path():  # the workers may be spawned
+            with safe_path():  # spawned workers must import no module from the current directory
                 loading = iter(self._loader)
             for problem, numbers, _ in loading:
                 if problem:

@@ -37,7 +37,7 @@ from iotwin.common.numbers.sleeper import Sleeper
 from iotwin.datagen.formats.tfrecord import FRAME_BYTES, HEAD_BYTES
 from iotwin.workloads.policies.read_ahead import OPENED_AHEAD
 
-TF_BUFFER_BYTES = 1 << 18  # TFRecordDataset's default
+TF_BUFFER_BYTES = 1 << 18  # default buffer size of TFRecordDataset
 _LENGTH_BYTES = 8
 _RECORDS_AHEAD = 2  # records that threads keep ready in each open file (tf.data's buffer_output_elements)
 _TURNS, _READERS = 1 << 32, 1 << 33  # keys of random slots and random threads, which differ from the keys of the shuffle buffer
