@@ -243,7 +243,7 @@ class _Loop:
                 each(epoch)
 
     def _evaluate(self, epoch: int, most: int | None = None) -> None:
-        """Evaluate, for at most `most` steps (None: all)."""
+        """Evaluate for at most `most` steps; None: on all batches."""
         begin = time.monotonic()
         with self._journal.interval("eval", epoch, "eval") as amounts:
             self._sleeper.sleep(self._evaluation_lead.seconds(self._rank.index, epoch, 0))
@@ -301,7 +301,7 @@ class _Loop:
             schedule.by_time.saved(time.monotonic() - begin)
 
     def _write_alone(self) -> None:
-        """Write one checkpoint after another and compute in between."""
+        """Write the checkpoints of a run without training, and sleep for the computation between them."""
         asked = self._config.checkpoint.num_checkpoints_write
         count = max(1, asked) if asked else 0
         for number in range(1, count + 1):

@@ -98,7 +98,6 @@ def confine(config: "Config", directory: Path) -> None:
 
 
 def _run(config: "Config", folder: MadeFolder, real: Trace) -> Trace:
-    """Run the twin and return the trace of its run."""
     from iotwin.workload_yaml import dump
 
     note("running the twin")

@@ -223,7 +223,6 @@ class CheckpointWriter:
             self._member.meet()
 
     def _wait(self, until: Callable[[], bool]) -> None:
-        """Wait in the background until `until` returns True."""
         while not until():
             if self._files.abandoned:
                 raise IotwinError(f"{self._folder}: the checkpoint was given up, as the run ended")

@@ -164,7 +164,6 @@ def find_files(config: Config, format_name: str) -> FoundDataSet:
 def _of_layout(
     folder: Folder, dataset: Dataset, twin: Twin, format_name: str, layout: str | None
 ) -> tuple[Sequence[Paths], Sequence[Paths]]:
-    """Return all files for training and all files for evaluation."""
     if layout == "unet3d":
         return _unet3d(folder, twin.train_files or [], twin.eval_files or [])
     if layout == "bert":

@@ -87,7 +87,6 @@ class Npy:
 
 
 def _array(path: str, content: memoryview) -> NDArray[np.generic]:
-    """Return the array in the bytes of a .npy file."""
     head = io.BytesIO(content[:_HEADER_LIMIT_BYTES])
     shape, fortran, dtype = _header(path, head)
     check_within(path, len(content), head.tell(), math.prod(shape) * dtype.itemsize)

@@ -91,7 +91,6 @@ def most_common(values: Sequence[int] | NDArray[np.int64]) -> int:
 
 
 def _sizes(passes: Sequence[Pass]) -> NDArray[np.int64]:
-    """Return the number of samples of each batch."""
     return np.concatenate([part.samples for part in passes])
 
 

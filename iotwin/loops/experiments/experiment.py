@@ -192,7 +192,6 @@ def _shortens(word: str, options: tuple[str, ...]) -> bool:
 
 
 def _cells_of(jobs: Jobs) -> int:
-    """Return the number of cells of `jobs` in one repeat."""
     lists: tuple[Sized, ...] = (jobs.variant, jobs.data, jobs.ranks, jobs.batch, jobs.workers, *jobs.sweep.values())
     return math.prod(len(each) for each in lists)
 
