@@ -1,16 +1,21 @@
 """How alike are the twins of jobs that were killed and resumed, and do wrong ones score lower?
 
 python -m tests.perf.perf_resume [unet3d|dlrm] [resumed|edited|wrong]
+python -m tests.perf.perf_resume detrain
 
-A job is killed once in the middle; each of its resumed runs goes on in a copy of what that left.
+A job is killed once in the middle; each of its resumed runs goes on in a copy of what that left. `detrain` is a script that
+`iotwin detrain run` resumes in two ways, compared with the recording of its uninterrupted run, edited to resume there.
 """
 
 import copy
 import itertools
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from iotwin.benchmark.fit import fit
 from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import DlrmLayout, Unet3dLayout
@@ -25,7 +31,7 @@ from iotwin.loops.traced import run_traced
 from iotwin.loops.twin import make_twin
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim import compare
-from iotwin.workload_yaml import Config, TwinResume, dump, load
+from iotwin.workload_yaml import Config, TwinRecorded, TwinResume, dump, load
 from iotwin.workload_yaml.recording import Op, read_recording, write_recording
 from iotwin.workloads.dlrm.__main__ import main as dlrm
 from iotwin.workloads.unet3d.__main__ import main as unet3d
@@ -180,9 +186,9 @@ def _wrong(case: _Case) -> Iterator[Figure]:
     config, _ = case.make([case.first], "right")
     wrong = [name for name in _WRONG if config.train.epochs > 1 or name != "an epoch fewer"]
     scores: dict[str, list[float]] = {name: [] for name in ("fitted", *wrong)}
-    for time, name in itertools.product(range(_TIMES), scores):
+    for turn, name in itertools.product(range(_TIMES), scores):
         twin = config if name == "fitted" else _WRONG[name](case, config)
-        run = case.twin(f"{name.replace(' ', '_')}{time}", twin)
+        run = case.twin(f"{name.replace(' ', '_')}{turn}", twin)
         scores[name].append(compare(case.first, run).overall or 0.0)
         shutil.rmtree(twin.checkpoint.checkpoint_folder)  # a replay begins with the files that the job found
     told = {name: ", ".join(f"{score:.3f}" for score in own) for name, own in scores.items()}
@@ -192,11 +198,76 @@ def _wrong(case: _Case) -> Iterator[Figure]:
         yield Figure(what, times, _TIMES, False, f"{told[name]}; fitted {told['fitted']}")
 
 
+_SCRIPT, _FILES, _EVERY = Path(__file__).with_name("resumed_script.py"), 48, 6
+_SAVED = TwinResume(epoch=3, step=6)  # 12 steps an epoch: checkpoint 30
+# By the run's --replay: the twin that is right, and wrong ones.
+_REPLAYS: dict[str, dict[str, TwinResume]] = {
+    "restore": {
+        "right": _SAVED, "replays": TwinResume(3, 6, "replay_all"), "an epoch early": TwinResume(2, 6),
+        "state not read": TwinResume(3, 6, "skip_reads"),
+    },
+    "replay-data": {
+        "right": TwinResume(3, 6, "replay_all"), "restores": _SAVED, "an epoch early": TwinResume(2, 6, "replay_all"),
+        "replays this epoch alone": TwinResume(3, 6, "replay_data"),
+    },
+}  # fmt: skip
+
+
+def _detrain_command(data: Path, output: Path, replay: str = "restore") -> list[str]:
+    options = ["-o", str(output), "--every", f"{_EVERY}batches", "--replay", replay, "--", str(data), "2"]
+    return [sys.executable, "-m", "iotwin", "detrain", "run", str(_SCRIPT), *options]
+
+
+def _kill_after_checkpoint(command: list[str], output: Path, name: str) -> None:
+    latest = output / "checkpoints" / "LATEST"
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL) as job:
+        while job.poll() is None and not (latest.exists() and latest.read_text().strip() == name):
+            time.sleep(0.005)
+        os.killpg(job.pid, signal.SIGKILL)
+
+
+def _detrain(folder: Path) -> Iterator[Figure]:
+    """The recording of an uninterrupted run, edited to resume, compared with runs that were killed and resumed."""
+    data = folder / "data"
+    data.mkdir()
+    for number in range(_FILES):
+        np.save(data / f"{number:02d}.npy", np.random.default_rng(number).standard_normal((100, 1024), dtype=np.float32))
+    run_traced(_detrain_command(data, folder / "whole"), folder / "whole.trace", "detrain")
+    whole = fit(Trace(folder / "whole.trace"))
+    assert whole.recording is not None
+    write_recording(whole.recording, folder / "whole.recording")
+    _kill_after_checkpoint(_detrain_command(data, folder / "killed"), folder / "killed", "step-30")
+    for replay, twins in _REPLAYS.items():
+        shutil.copytree(folder / "killed", folder / replay)
+        os.sync()
+        run_traced(_detrain_command(data, folder / replay, replay), folder / f"{replay}.trace", "detrain")
+        scores: dict[str, float] = {}
+        for name, resume in twins.items():
+            config, made = copy.deepcopy(whole.config), folder / f"{replay} {name}".replace(" ", "_")
+            config.twin.recorded = TwinRecorded(str(folder / "whole.recording"))
+            config.twin.resume, config.dataset.data_folder = resume, str(data)
+            config.checkpoint.checkpoint_folder, config.output.folder = f"{made}.saved", f"{made}.out"
+            dump(config, Path(f"{made}.yaml"))
+            command = [sys.executable, "-m", "iotwin", "emulate", f"{made}.yaml"]
+            run_traced(command, Path(f"{made}.trace"), "detrain")
+            scores[name] = compare(Trace(folder / f"{replay}.trace"), Trace(Path(f"{made}.trace"))).overall or 0.0
+        right = scores.pop("right")
+        told = ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
+        what = f"script, killed and resumed by {replay}: edited recording of the whole run"
+        yield Figure(f"{what}, against it", right, 0.90, False, told)
+        yield Figure(f"{what}: lead over the best wrong twin", right - max(scores.values()), 0.03, False, told)
+
+
 _PARTS = {"resumed": _resumed, "edited": _edited, "wrong": _wrong}
 
 
 def measure(words: Sequence[str] = ()) -> Iterator[Figure]:
     """Yield the figures of the jobs and parts among `words`, by default all."""
+    if not words or "detrain" in words:
+        with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as name:
+            yield from _detrain(Path(name))
+    if list(words) == ["detrain"]:
+        return
     for job in [word for word in words if word in _MAINS] or _MAINS:
         with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as name:
             case = _Case(Path(name), job)
