@@ -22,7 +22,7 @@ MPI_VARIABLES = (
 _FIRST_PORT, _PORTS_END = 29500, 65000
 _REPORT_STAGGER_S = 3.0  # delay between two ranks that report the same error
 _LONGEST_WAIT_TO_REPORT_S = 6.0
-_LATEST_START_S = 10.0  # how much later than other ranks rank 0 may start
+_LATEST_START_S = 10.0  # rank 0 may start so many seconds later than the other ranks
 
 
 class Launched(NamedTuple):

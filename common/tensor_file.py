@@ -142,7 +142,6 @@ class _Appender:
                 self._write()
 
     def finish(self) -> None:
-        """Write the bytes that are left in the buffer."""
         if self._filled:
             self._write()
 

@@ -71,7 +71,7 @@ class _Paths:
         self._whole: dict[str, str | None] = {}  # None if files of several folders have the name
 
     def learn(self, opened: pa.ChunkedArray) -> None:
-        """Add the whole paths in the column `opened`, paths of opened files."""
+        """Store the whole paths of opened files, which the column `opened` holds."""
         for path in opened.unify_dictionaries().combine_chunks().dictionary.to_pylist():
             if path.startswith("/"):
                 name = path.rpartition("/")[2]

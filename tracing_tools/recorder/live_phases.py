@@ -5,7 +5,7 @@ from collections.abc import Callable
 from iotwin.trace_store.logs.mllog import phase_edge
 from iotwin.trace_store.schema import PHASE_NAMES
 
-_MAX_LINE_BYTES = 1 << 16  # log lines are not longer
+_MAX_LINE_BYTES = 1 << 16  # most bytes of a log line
 
 
 class LivePhases:

@@ -90,7 +90,7 @@ class LaunchedContainer(ContainerTarget):
 
     def release(self) -> None:
         """Let the container start, and wait until it has started. Raises IotwinError if it started before."""
-        # The engine reports a start only when it is complete, for a frozen container after the release.
+        # The engine reports the start of a container once it is complete. A frozen container starts only after the release.
         if self._launch.saw_start or (not self._is_frozen and self._has_run()):
             raise self._too_late()
         self._is_released = True

@@ -271,7 +271,6 @@ class CFIterator:
 
     @property
     def _waits(self) -> bool:
-        """True if training waits for checkpoints."""
         return self._fixed or self._options.synchronous
 
     def end_epoch_here(self) -> None:

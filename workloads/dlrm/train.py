@@ -147,7 +147,6 @@ class DlrmJob:
             group["lr"] = self._config.learning_rate
 
     def _step(self, batch: Batch, step: int) -> float:
-        """Update the weights from `batch` and return its loss."""
         measure = self._parts.measure
         with measure("load_batch_gpu", step_num=step):
             dense, categories, labels = (torch.from_numpy(array).to(self.devices[0]) for array in batch)

@@ -10,8 +10,6 @@ Size = int | tuple[int, int]
 
 
 class _Branches(nn.Module):
-    """Parallel branches, whose channels are concatenated."""
-
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
         self.branches = nn.ModuleList(branches)

@@ -25,7 +25,6 @@ def encode(state: Any) -> bytes:
 
 
 def _gather(content: bytes) -> list[bytes]:
-    """Return the `content` of every rank, in rank order."""
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
     world_size = distributed.get_world_size()
     length = torch.tensor([len(content)], device=device)

@@ -165,7 +165,7 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 class _BufferTooSmall(Exception):
-    """Raised if the state is larger than the buffer."""
+    pass
 
 
 class _Allocator:

@@ -61,7 +61,6 @@ def _listed(names: list[str]) -> str:
 
 
 def _found(loader: Any) -> Iterator[Any]:
-    """Yield the distinct generators of `loader`."""
     pending = [getattr(loader, name, None) for name in _DRAWS] if isinstance(loader, DataLoader) else [loader]
     seen: set[int] = set()
     while pending and len(seen) < _MOST_OBJECTS:

@@ -162,7 +162,7 @@ class Costs:
         return np.maximum(busy, 2 * np.maximum(entering, leaving) / (at.bandwidth * replicas) / ratio)
 
     def too_large(self, parameters: Any, activations: Any, replicas: int, units: Any) -> Any:
-        """Return True if a stage exceeds the memory of a worker, by the formula of the memory model.
+        """Return True if a stage exceeds the memory of a worker, by one of two formulas, the options' memory model.
 
         `units` is the number of units of this stage and all later ones.
 

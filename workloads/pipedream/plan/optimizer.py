@@ -66,7 +66,6 @@ class _Search:
         return found
 
     def most(self, level: int) -> int:
-        """Return the most replicas that a stage of `level` may have."""
         return 1 if self.options.straight else self.options.levels[level].machines
 
     def rows(self, level: int, begin: int, ends: np.ndarray, first: bool) -> Array:
