@@ -36,6 +36,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "mutations": ("tracesim", "benchmark", "datagen", "trace_store"),
     "pipedream": ("workloads/pipedream", "workloads/policies"),
     "dtr": ("workloads/dtr",),
+    "detrain": ("workloads/detrain",),
     "court": ("workloads/detrain/court",),
     "checkpoints": ("common", "workloads/common", "workloads/state"),
     "resume": ("iotwin/loops", *_TWIN),

@@ -1,0 +1,93 @@
+"""Scripts for the measurements of DETrain: some whole, the others those of the zoo with a part of their text replaced."""
+
+from pathlib import Path
+
+# 10 epochs of batches that do nothing. A line an epoch: microseconds per batch.
+EMPTY_BODY = """
+import time
+
+import torch
+
+weight = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.SGD([weight], 0.1)
+batches = [0] * 20000
+
+
+def main():
+    for epoch in range(10):
+        begin = time.perf_counter()
+        for batch in batches:
+            if batch:
+                optimizer.step()
+        print((time.perf_counter() - begin) / len(batches) * 1e6, flush=True)
+
+
+main()
+"""
+
+# A million additions to few elements, by several threads: without determinism their order is that of the threads.
+RACING_ADDS = """
+import torch
+
+torch.manual_seed(0)
+torch.set_num_threads(2)
+weight = torch.nn.Parameter(torch.randn(1 << 20))
+index = torch.randint(0, 64, (1 << 20,))
+optimizer = torch.optim.SGD([weight], 0.1)
+for step in range(4):
+    sums = torch.zeros(64).index_put((index,), weight, accumulate=True)
+    loss = (sums.sin() / (1 + sums.square())).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+# Runs a script as `python -m iotwin.workloads.detrain` does. Its last line on stderr has seconds, as JSON: for reading the
+# checkpoint, and from the epoch's begin to the first batch that is trained on.
+RESTORE_TIMER = """
+import json
+import sys
+import time
+
+from iotwin.workloads.detrain import session
+from iotwin.workloads.detrain.__main__ import main
+from iotwin.workloads.detrain.saving.script_store import ScriptStore
+
+seconds = {"load": 0.0}
+begin_batch, begin_epoch, read = session.Session.begin_batch, session.Session.begin_epoch, ScriptStore.read
+
+
+def batch_begins(self, frame):
+    taken = begin_batch(self, frame)
+    if "epoch" not in seconds and self.resume is None:
+        seconds["epoch"] = time.perf_counter() - epoch_begin
+    return taken
+
+
+def epoch_begins(self, frame):
+    global epoch_begin
+    epoch_begin = time.perf_counter()
+    return begin_epoch(self, frame)
+
+
+def reads(self, found):
+    load_begin = time.perf_counter()
+    state = read(self, found)
+    seconds["load"] += time.perf_counter() - load_begin
+    return state
+
+
+session.Session.begin_batch, session.Session.begin_epoch, ScriptStore.read = batch_begins, epoch_begins, reads
+epoch_begin = time.perf_counter()
+main()
+print(json.dumps(seconds), file=sys.stderr)
+"""
+
+
+def replaced(script: Path, old: str, new: str, folder: Path) -> Path:
+    """Write a copy of a script, with `new` for each `old`, into a new folder; return its path."""
+    text = script.read_text()
+    assert old in text, (script, old)
+    folder.mkdir(parents=True)
+    (copy := folder / script.name).write_text(text.replace(old, new))
+    return copy

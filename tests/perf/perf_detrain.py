@@ -1,0 +1,310 @@
+"""DETrain: resumed runs compared bit for bit, what instrumenting and determinism cost, and what a resumed run reads.
+
+python -m tests.perf.perf_detrain [PART ...] [SCRIPT ...]: only these parts (a key of PARTS), for these scripts of
+tests/workloads/detrain/zoo only.
+"""
+
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from iotwin.trace_store.reader import Trace
+from tests.conftest import ROOT
+from tests.perf.detrain_scripts import EMPTY_BODY, RACING_ADDS, RESTORE_TIMER, replaced
+from tests.perf.figures import Figure, interleaved, median_ratio
+from tests.perf.records import record_figures
+from tests.workloads.detrain.test_zoo import TENSORFLOW, TORCH, command
+
+_ZOO = ROOT / "tests" / "workloads" / "detrain" / "zoo"
+_IOTWIN = (sys.executable, "-m", "iotwin")
+_DETRAIN = (sys.executable, "-u", "-m", "iotwin.workloads.detrain")
+_WORKERS = "num_workers=cfg.workers"  # in augmented.py
+_LOADERS = {  # options of its loader, and the numbers of its worker processes
+    "persistent workers": ("persistent_workers=True", "1,4"),
+    "workers by spawn": ("multiprocessing_context='spawn'", "1"),
+    "prefetch_factor 1": ("prefetch_factor=1", "1,4"),
+    "prefetch_factor 4": ("prefetch_factor=4", "1,4"),
+}
+_ROUNDS, _ROUNDS_OF_LONG = 5, 3
+_MOST_US, _MOST_SHARE = 20.0, 0.01
+# Epochs of a run whose epochs are timed: some seconds, so that medians are steady.
+_EPOCHS = {"tf_music": 12, "tf_pipeline": 12, "lstm": 20, "gpt": 20}
+_SEEDS = {
+    "cnn": "torch.manual_seed(args.seed)",
+    "dropout_mlp": "torch.manual_seed(args.seed)",
+    "augmented": "seed_everything(cfg.seed)",
+}
+_LONG_EPOCHS = {  # what gives a script epochs of a second and more, by replacing its text
+    "cnn": ("make_images(88, 0)", "make_images(8000, 0)"),
+    "vit": ("Patches(96, 0)", "Patches(4800, 0)"),
+}
+
+_SAVES = {
+    "cnn": (
+        "        scheduler.step()\n",
+        "        scheduler.step()\n        torch.save([model.state_dict(), optimizer.state_dict()], __file__ + '.pt')\n",
+    ),
+    "vit": (
+        "            self.history.append((loss, acc))\n",
+        "            self.history.append((loss, acc))\n"
+        "            torch.save([self.model.state_dict(), self.optimizer.state_dict()], __file__ + '.pt')\n",
+    ),
+}
+
+
+def measure(words: Sequence[str] = ()) -> Iterator[Figure]:
+    """Yield the figures of the parts and for the scripts that `words` name, by default all."""
+    parts = [word for word in words if word in PARTS] or list(PARTS)
+    names = [word for word in words if word not in PARTS] or [*TORCH, *TENSORFLOW]
+    for part in parts:
+        with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as folder:
+            yield from PARTS[part](Path(folder).resolve(), names)
+
+
+# Resumed runs
+
+
+def _resumes(folder: Path, names: Sequence[str]) -> Iterator[Figure]:
+    """Every script of the zoo, resumed at each of its batches with three numbers of workers."""
+    for name in names:
+        path, *arguments = command(name, folder)
+        yield _verified(name, folder / f"{name}_check", Path(path), arguments, "0,1,4")
+
+
+def _loaders(folder: Path, _: Sequence[str]) -> Iterator[Figure]:
+    """The script that augments, with other options of its loader."""
+    for label, (options, workers) in _LOADERS.items():
+        own = folder / label.replace(" ", "_")
+        script = replaced(_ZOO / "augmented.py", _WORKERS, f"num_workers=cfg.workers or 1, {options}", own)
+        yield _verified(f"augmented, {label}", folder / f"{script.parent.name}_check", script, [], workers)
+
+
+def _verified(label: str, output: Path, script: Path, arguments: Sequence[str], workers: str) -> Figure:
+    options = ["-o", str(output), "--workers", workers, "--resume-at", "all", "--json"]
+    words = [*_IOTWIN, "detrain", "verify", str(script), *options, "--", *arguments]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)  # its exit status is 1 if runs differ
+    assert done.stdout.startswith("{"), done.stderr
+    return _resumed_figure(label, workers, json.loads(done.stdout))
+
+
+def _resumed_figure(label: str, workers: str, document: dict[str, Any]) -> Figure:
+    resumes, reruns = document["resumes"], document["reruns"]
+    replays = ", ".join(f"{count} by {replay}" for replay, count in Counter(each["replay"] for each in resumes).items())
+    detail = (
+        f"workers {workers}; {document['steps']} batches; {sum(each['equal'] for each in reruns)} of {len(reruns)} reruns equal; "
+        f"{replays}{_worst(resumes)}"
+    )
+    if not all(each["equal"] for each in reruns):
+        detail += f"; rerun: {_difference(next(each for each in reruns if not each['equal']))}"
+    equal = sum(each["equal"] for each in resumes)
+    return Figure(f"detrain, {label}: of {len(resumes)} resumed runs, equal", equal, len(resumes), False, detail)
+
+
+def _worst(resumes: Sequence[dict[str, Any]]) -> str:
+    wrong = [each for each in resumes if not each["equal"]]
+    return f"; at {wrong[0]['epoch']}:{wrong[0]['batch']}: {_difference(wrong[0])}" if wrong else ""
+
+
+def _difference(run: dict[str, Any]) -> str:
+    found = run["first_difference"]
+    return run["error"] or (f"first in {found['what']} {found['name']}".strip() if found else "elsewhere")
+
+
+# Time of a batch
+
+
+def _instrumentation(folder: Path, _: Sequence[str]) -> Iterator[Figure]:
+    """Batches of an instrumented script that saves nothing, compared with the bare script."""
+    script = folder / "empty_body.py"
+    script.write_text(EMPTY_BODY)
+    bare, ours = interleaved(
+        _ROUNDS, *(lambda words=words: _printed_us([*words, str(script)]) for words in _bare_and_ours(folder))
+    )
+    added = statistics.median(ours) - statistics.median(bare)
+    detail = f"10 x 20,000 batches; bare {statistics.median(bare):.3g} us, instrumented {statistics.median(ours):.3g} us"
+    yield Figure("detrain, empty body: us added to a batch", added, _MOST_US, True, detail)
+    for name, (old, new) in _LONG_EPOCHS.items():
+        script = replaced(_ZOO / f"{name}.py", old, new, folder / f"{name}_long")
+        runs = [_epochs_of([*words, str(script), "--epochs", "4"]) for words in _bare_and_ours(folder)]
+        bare, ours = interleaved(_ROUNDS, *runs)
+        share = median_ratio(ours, bare) - 1
+        batches = int(new.split("(")[1].split(",")[0]) // 16
+        us = (statistics.median(ours) - statistics.median(bare)) / batches * 1e6
+        detail = f"{us:.3g} us a batch of {statistics.median(bare) / batches * 1e6:.4g} us; {_ROUNDS} rounds of 3 epochs"
+        yield Figure(f"detrain, {name}: share of time that instrumentation adds", share, _MOST_SHARE, True, detail)
+
+
+def _bare_and_ours(folder: Path) -> tuple[tuple[str, ...], ...]:
+    return (sys.executable, "-u"), (*_DETRAIN, "-o", str(folder / "run"), "--resume", "never")
+
+
+def _printed_us(words: Sequence[str]) -> float:
+    """Run a script that prints microseconds per batch, a line an epoch; return their median."""
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    return statistics.median(map(float, done.stdout.split()))
+
+
+def _epochs_of(words: Sequence[str], of: Callable[[Sequence[float]], float] = statistics.median) -> Callable[[], float]:
+    return lambda: of(_epoch_seconds(words))
+
+
+def _epoch_seconds(words: Sequence[str]) -> list[float]:
+    """Run a script that prints a line at the end of each epoch; return the seconds of all epochs but the first."""
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        ends = [time.perf_counter() for _ in process.stdout]
+    assert process.returncode == 0 and len(ends) > 2, words
+    return [end - begin for begin, end in pairwise(ends)]
+
+
+def _strict(folder: Path, names: Sequence[str]) -> Iterator[Figure]:
+    """Epochs with --determinism strict, compared with those without."""
+    for name in names:
+        path, *arguments = command(name, folder, "--epochs", str(_EPOCHS.get(name, 40)))
+        runs = [_epochs_of([*_DETRAIN, "--determinism", profile, path, *arguments]) for profile in ("off", "strict")]
+        off, strict = interleaved(_ROUNDS_OF_LONG, *runs)
+        detail = f"epoch {statistics.median(off) * 1e3:.4g} ms off, {statistics.median(strict) * 1e3:.4g} ms strict"
+        yield Figure(f"detrain, {name}: time with strict determinism over off", median_ratio(strict, off), None, True, detail)
+
+
+def _spread(folder: Path, _: Sequence[str]) -> Iterator[Figure]:
+    """The last loss of scripts that seed nothing or add in parallel, in runs without determinism and with strict."""
+    racing = folder / "racing_adds.py"
+    racing.write_text(RACING_ADDS)
+    scripts = {name: replaced(_ZOO / f"{name}.py", seeds, "pass", folder / name) for name, seeds in _SEEDS.items()}
+    for name, script in {**{f"{name} without seeds": path for name, path in scripts.items()}, "parallel adds": racing}.items():
+        for profile in ("off", "strict"):
+            losses = [_last_loss(script, profile, folder) for _ in range(_ROUNDS)]
+            spread = (max(losses) - min(losses)) / abs(statistics.fmean(losses))
+            bound = 0.0 if profile == "strict" else None
+            detail = f"{len(set(losses))} different last losses in {_ROUNDS} runs"
+            yield Figure(f"detrain, {name}, {profile}: relative spread of the last loss", spread, bound, True, detail)
+
+
+def _last_loss(script: Path, profile: str, folder: Path) -> float:
+    (log := folder / "steps").unlink(missing_ok=True)
+    words = [*_DETRAIN, "--determinism", profile, "--steps-log", str(log), str(script)]
+    subprocess.run(words, cwd=ROOT, capture_output=True, check=True)
+    return float.fromhex(json.loads(log.read_text().splitlines()[-1])["loss"][-1])
+
+
+# What a resumed run reads, and how long it takes
+
+
+def _reads(folder: Path, _: Sequence[str]) -> Iterator[Figure]:
+    """The files that a resumed run opens, by our tracer, compared with the samples of its steps."""
+    path, *arguments = command("gnn", folder)
+    run = ["detrain", "run", path, "-o", str(folder / "run"), "--steps-log", str(folder / "steps")]
+    words = [*_IOTWIN, *run, "--resume", "never", "--at", "1:2", "--", *arguments]
+    subprocess.run(words, cwd=ROOT, capture_output=True, check=True)
+    steps = _steps(folder / "steps")
+    first = next(index for index, step in enumerate(steps) if (step["epoch"], step["batch"]) == (1, 2))
+    skipped, later = _samples(steps[:first]), _samples(steps[first:])
+    for replay, wanted in (("restore", Counter()), ("replay-data", skipped)):
+        (folder / "steps").unlink()
+        trace = folder / f"{replay}.trace"
+        words = ["trace", "-o", str(trace), "--", *_IOTWIN, *run, "--replay", replay, "--", *arguments]
+        subprocess.run([*_IOTWIN, *words], cwd=ROOT, capture_output=True, check=True)
+        assert _samples(_steps(folder / "steps")) == later
+        read = _opened(trace)
+        before = Counter(read) - later
+        wrong = (before - wanted) + (wanted - before) + (later - Counter(read))
+        detail = f"gnn resumed at 1:2, {sum(skipped.values())} samples before it; {len(read)} files opened"
+        yield Figure(f"detrain, {replay}: samples before the checkpoint that are read", sum(before.values()),
+                     sum(wanted.values()), True, detail)  # fmt: skip
+        yield Figure(f"detrain, {replay}: samples read wrongly or not at all", sum(wrong.values()), 0, True, detail)
+
+
+def _steps(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def _samples(steps: Sequence[dict[str, Any]]) -> "Counter[int]":
+    return Counter(index for step in steps for index in step["indices"])
+
+
+def _opened(folder: Path) -> list[int]:
+    """Return the samples whose files a traced run opened to read, in order."""
+    trace = Trace(folder)
+    opens = trace.events_frame(["op", "file_id", "result"])
+    opens = opens[opens["op"].isin(["open", "openat", "openat2"]) & (opens["result"] >= 0)]
+    paths = trace.files().set_index("file_id")["path"]
+    names = (re.fullmatch(r".*/graph_(\d+)\.npz", str(paths[file])) for file in opens["file_id"])
+    return [int(name[1]) for name in names if name]
+
+
+def _restore_time(folder: Path, _: Sequence[str]) -> Iterator[Figure]:
+    """Seconds for the checkpoint, and from the epoch's begin to the first step: of a resumed run, compared with a new one."""
+    timer = folder / "timer.py"
+    timer.write_text(RESTORE_TIMER)
+    for name in _LONG_EPOCHS:
+        path, *arguments = command(name, folder)
+        output = ["-o", str(folder / name)]
+        subprocess.run([*_DETRAIN, *output, "--at", "1:2", path, *arguments], cwd=ROOT, capture_output=True, check=True)
+        words = [sys.executable, str(timer), *output]
+        timed = [_timed([*words, "--resume", resume, path, *arguments]) for _ in range(_ROUNDS) for resume in ("never", "auto")]
+        new, resumed = timed[::2], timed[1::2]
+        load, epoch, restored = _median(resumed, "load"), _median(new, "epoch"), _median(resumed, "epoch")
+        detail = (
+            f"load {load * 1e3:.3g} ms; from the epoch's begin to its first step: new run {epoch * 1e3:.3g} ms, resumed at 1:2 "
+            f"{restored * 1e3:.3g} ms"
+        )
+        yield Figure(
+            f"detrain, {name}: time of restore over load and an epoch's start",
+            (load + restored) / (load + epoch),
+            1.0,
+            True,
+            detail,
+        )
+
+
+def _median(timed: Sequence[dict[str, float]], key: str) -> float:
+    return statistics.median(each[key] for each in timed)
+
+
+def _timed(words: Sequence[str]) -> dict[str, float]:
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    seconds: dict[str, float] = json.loads(done.stderr.splitlines()[-1])
+    return seconds
+
+
+def _saving(folder: Path, _: Sequence[str]) -> Iterator[Figure]:
+    """A checkpoint an epoch, by `torch.save` in the script and by iotwin, compared with the script that saves nothing."""
+    for name, (old, new) in _LONG_EPOCHS.items():
+        script = replaced(_ZOO / f"{name}.py", old, new, folder / f"{name}_long")
+        saving = replaced(script, *_SAVES[name], folder / f"{name}_saves")
+        detrain = (*_DETRAIN, "-o", str(folder / name), "--resume", "never", "--keep", "2")
+        options = ["--epochs", "5"]
+        runs = [
+            _epochs_of([sys.executable, "-u", str(script), *options], sum),
+            _epochs_of([sys.executable, "-u", str(saving), *options], sum),
+            _epochs_of([*detrain, "--every", "1epochs", str(script), *options], sum),
+        ]
+        bare, torch_save, ours = interleaved(_ROUNDS_OF_LONG, *runs)
+        epoch = statistics.median(bare) / 4
+        for label, seconds in (("torch.save", torch_save), ("iotwin", ours)):
+            detail = (
+                f"epochs of {epoch:.2f} s; median of {_ROUNDS_OF_LONG} runs; the paper of Flor claims 0.0147 for its own jobs"
+            )
+            share = median_ratio(seconds, bare) - 1
+            yield Figure(
+                f"detrain, {name}: share of time that {label} adds with a checkpoint an epoch", share, None, True, detail
+            )
+
+
+PARTS: dict[str, Callable[[Path, Sequence[str]], Iterator[Figure]]] = {
+    "resumes": _resumes, "loaders": _loaders, "instrumentation": _instrumentation, "saving": _saving, "reads": _reads,
+    "restore": _restore_time, "spread": _spread, "strict": _strict,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    record_figures("detrain", measure(sys.argv[1:]))
