@@ -37,15 +37,15 @@ _LOADERS = {  # options of its loader, and the numbers of its worker processes
 _ROUNDS, _ROUNDS_OF_LONG = 5, 3
 _MOST_US, _MOST_SHARE = 20.0, 0.01
 # Epochs of a run whose epochs are timed: some seconds, so that medians are steady.
-_EPOCHS = {"tf_music": 12, "tf_pipeline": 12, "lstm": 20, "gpt": 20}
+_EPOCHS = {"tf_music": 10, "tf_pipeline": 10}
 _SEEDS = {
     "cnn": "torch.manual_seed(args.seed)",
     "dropout_mlp": "torch.manual_seed(args.seed)",
     "augmented": "seed_everything(cfg.seed)",
 }
 _LONG_EPOCHS = {  # what gives a script epochs of a second and more, by replacing its text
-    "cnn": ("make_images(88, 0)", "make_images(8000, 0)"),
-    "vit": ("Patches(96, 0)", "Patches(4800, 0)"),
+    "cnn": ("make_images(88, 0)", "make_images(4000, 0)"),
+    "vit": ("Patches(96, 0)", "Patches(2400, 0)"),
 }
 
 _SAVES = {
@@ -169,7 +169,7 @@ def _epoch_seconds(words: Sequence[str]) -> list[float]:
 def _strict(folder: Path, names: Sequence[str]) -> Iterator[Figure]:
     """Epochs with --determinism strict, compared with those without."""
     for name in names:
-        path, *arguments = command(name, folder, "--epochs", str(_EPOCHS.get(name, 40)))
+        path, *arguments = command(name, folder, "--epochs", str(_EPOCHS.get(name, 20)))
         runs = [_epochs_of([*_DETRAIN, "--determinism", profile, path, *arguments]) for profile in ("off", "strict")]
         off, strict = interleaved(_ROUNDS_OF_LONG, *runs)
         detail = f"epoch {statistics.median(off) * 1e3:.4g} ms off, {statistics.median(strict) * 1e3:.4g} ms strict"
@@ -251,7 +251,7 @@ def _restore_time(folder: Path, _: Sequence[str]) -> Iterator[Figure]:
         output = ["-o", str(folder / name)]
         subprocess.run([*_DETRAIN, *output, "--at", "1:2", path, *arguments], cwd=ROOT, capture_output=True, check=True)
         words = [sys.executable, str(timer), *output]
-        timed = [_timed([*words, "--resume", resume, path, *arguments]) for _ in range(_ROUNDS) for resume in ("never", "auto")]
+        timed = [_timed([*words, "--resume", resume, path, *arguments]) for _ in range(_ROUNDS_OF_LONG) for resume in ("never", "auto")]
         new, resumed = timed[::2], timed[1::2]
         load, epoch, restored = _median(resumed, "load"), _median(new, "epoch"), _median(resumed, "epoch")
         detail = (
