@@ -134,6 +134,56 @@ SECTIONS = [
         ],
     ),
     Section(
+        "Resumed training scripts",
+        "`iotwin detrain run` saves and resumes unmodified scripts, and `detrain court` judges how others resume. Each figure of\n"
+        "equal runs is that of one script or stack, and counts the runs whose later steps are all equal bit for bit.",
+        [
+            Claim(
+                "14 scripts, resumed at each batch with 0, 1 and 4 workers: equal runs",
+                "detrain",
+                r"detrain, \w+: of \d+ resumed.*",
+            ),
+            Claim(
+                "the same, persistent workers, spawn, prefetch 1 and 4", "detrain", r"detrain, augmented, .*: of \d+ resumed.*"
+            ),
+            Claim("time added to a batch by instrumentation", "detrain", r"detrain, empty body: us added.*", "us"),
+            Claim(
+                "the same, as a share of the processor time of an epoch",
+                "detrain",
+                r"detrain, \w+: share of processor time that instrumentation.*",
+            ),
+            Claim(
+                "a checkpoint an epoch: share of time added by iotwin", "detrain", r"detrain, \w+: share of time that iotwin.*"
+            ),
+            Claim("the same, by `torch.save` in the script", "detrain", r"detrain, \w+: share of time that torch\.save.*"),
+            Claim("samples before the checkpoint read by restore", "detrain", r"detrain, restore: samples before.*"),
+            Claim(
+                "samples that replay-data reads wrongly or not at all", "detrain", r"detrain, replay-data: samples read wrongly.*"
+            ),
+            Claim("time of restore / load and an epoch's start", "detrain", r"detrain, \w+: time of restore.*"),
+            Claim(
+                "processor time of an epoch: strict determinism / off", "detrain", r"detrain, \w+: processor time with strict.*"
+            ),
+            Claim("relative spread of the last loss, strict", "detrain", r"detrain, .*, strict: relative spread.*"),
+            Claim("the same, off", "detrain", r"detrain, .*, off: relative spread.*"),
+            Claim(
+                "scripts that save all their state, killed anywhere: exactly resumed runs",
+                "court",
+                r"court, .*(all state saved by hand|generator saved).*",
+            ),
+            Claim(
+                "public loaders and trainers, 10 kills after an update: exactly resumed runs",
+                "court",
+                r"court, (?!.*(all state|generator) saved).*after an update.*",
+            ),
+            Claim(
+                "the same, 4 to 81 kills before a write, fsync or rename",
+                "court",
+                r"court, (?!.*(all state|generator) saved).*before a write.*",
+            ),
+        ],
+    ),
+    Section(
         "Planning",
         "Plans are computed in seconds, equal to the exact optimum where one can be computed.",
         [

@@ -1,6 +1,7 @@
 """Scripts for the measurements of DETrain: some whole, the others those of the zoo with a part of their text replaced."""
 
 from pathlib import Path
+from textwrap import indent
 
 # 10 epochs of batches that do nothing. A line an epoch: microseconds per batch.
 EMPTY_BODY = """
@@ -82,6 +83,18 @@ epoch_begin = time.perf_counter()
 main()
 print(json.dumps(seconds), file=sys.stderr)
 """
+
+# Saves as most scripts do, and prints the seconds. `of`: "" or "self.".
+SAVE = """
+begin = __import__("time").perf_counter()
+torch.save([{of}model.state_dict(), {of}optimizer.state_dict()], __file__ + ".pt")
+print("saved", __import__("time").perf_counter() - begin)
+"""
+
+
+def indented(text: str, line: str) -> str:
+    """Return a text with the indent of a line."""
+    return indent(text, line[: len(line) - len(line.lstrip())])
 
 
 def replaced(script: Path, old: str, new: str, folder: Path) -> Path:
