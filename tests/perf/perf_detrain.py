@@ -298,7 +298,7 @@ def _saving(folder: Path, _: Sequence[str]) -> Iterator[Figure]:
             seconds, each = _wall(by_torch)
             saved = statistics.fmean(each) * 4
             shares["torch.save"].append(saved / (seconds - saved))
-            seconds, _ = _wall([*by_us, str(script), "--epochs", "5"])
+            seconds = _wall([*by_us, str(script), "--epochs", "5"])[0]
             run = json.loads((output / "run.json").read_text())
             assert len(run["checkpoints"]) == 4
             saved = run["overhead_s_per_batch"] * run["steps"]
@@ -314,7 +314,7 @@ def _saving(folder: Path, _: Sequence[str]) -> Iterator[Figure]:
 
 
 def _wall(words: Sequence[str]) -> tuple[float, list[float]]:
-    """Run a script that prints a line an epoch. Return the seconds from the first to the last, and those that it says it saved."""
+    """Run a script that prints a line an epoch. Return the seconds from the first to the last, and those of its saves."""
     ends, saved = [], []
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
