@@ -136,7 +136,7 @@ SECTIONS = [
     Section(
         "Resumed training scripts",
         "`iotwin detrain run` saves and resumes unmodified scripts, and `detrain court` judges how others resume.\n"
-        "Each figure of equal runs is that of one script or stack, and counts the runs whose later steps are all equal bit for bit.",
+        "Each figure of equal runs counts the runs of one script or stack whose later steps are all equal bit for bit.",
         [
             Claim(
                 "14 scripts, resumed at each batch with 0, 1 and 4 workers: equal runs",
