@@ -5,6 +5,7 @@ tests/workloads/detrain/zoo only.
 """
 
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tests.conftest import ROOT
 from tests.perf.detrain_scripts import EMPTY_BODY, RACING_ADDS, RESTORE_TIMER, SAVE, indented, replaced
 from tests.perf.figures import Figure, interleaved, median_ratio
 from tests.perf.records import record_figures
+from tests.workloads.detrain.script_server import ScriptServer
 from tests.workloads.detrain.test_zoo import TENSORFLOW, TORCH, command
 
 _ZOO = ROOT / "tests" / "workloads" / "detrain" / "zoo"
@@ -159,27 +161,47 @@ def _epoch_of(words: Sequence[str]) -> Callable[[], float]:
     def run() -> float:
         with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
             assert process.stdout is not None
-            spent = Path(f"/proc/{process.pid}/schedstat")
-            ends = [int(spent.read_text().split()[0]) / 1e9 for _ in process.stdout]
-        assert process.returncode == 0 and len(ends) > 2, words
-        return statistics.median(end - begin for begin, end in pairwise(ends))
+            found = _median_epoch(process.pid, process.stdout)
+        assert process.returncode == 0, words
+        return found
 
     return run
 
 
+def _median_epoch(process: int, lines: Iterable[str]) -> float:
+    """Return the processor seconds between two of the lines that a process prints, their median."""
+    spent = Path(f"/proc/{process}/schedstat")
+    ends = [int(spent.read_text().split()[0]) / 1e9 for _ in lines]
+    return statistics.median(end - begin for begin, end in pairwise(ends))
+
+
 def _strict(folder: Path, names: Sequence[str]) -> Iterator[Figure]:
     """Epochs with --determinism strict, compared with those without."""
-    for name in names:
-        path, *arguments = command(name, folder, "--epochs", str(_EPOCHS.get(name, 20)))
-        runs = [_epoch_of([*_DETRAIN, "--determinism", profile, path, *arguments]) for profile in ("off", "strict")]
-        off, strict = interleaved(_ROUNDS_OF_LONG, *runs)
-        detail = (
-            f"processor time of an epoch {statistics.median(off) * 1e3:.4g} ms off, "
-            f"{statistics.median(strict) * 1e3:.4g} ms strict"
-        )
-        yield Figure(
-            f"detrain, {name}: processor time with strict determinism over off", median_ratio(strict, off), None, True, detail
-        )
+    os.environ["PYTHONUNBUFFERED"] = "1"  # the end of an epoch is when its line arrives
+    with ScriptServer(folder) as server:
+        for name in names:
+            arguments = command(name, folder, "--epochs", str(_EPOCHS.get(name, 20)))
+            runs = [
+                lambda words=["--determinism", profile, *arguments]: _epoch_in(server, words) for profile in ("off", "strict")
+            ]
+            off, strict = interleaved(_ROUNDS_OF_LONG, *runs)
+            ms = f"{statistics.median(off) * 1e3:.4g} ms off, {statistics.median(strict) * 1e3:.4g} ms strict"
+            detail = f"processor time of an epoch {ms}; median of {_ROUNDS_OF_LONG}"
+            share = median_ratio(strict, off)
+            yield Figure(f"detrain, {name}: processor time with strict determinism over off", share, None, True, detail)
+
+
+def _epoch_in(server: ScriptServer, words: Sequence[str]) -> float:
+    """As `_epoch_of`, in a process that has PyTorch already."""
+    (output := server.folder / "out.txt").unlink(missing_ok=True)
+    os.mkfifo(output)
+    process = server.start(words)
+    with output.open() as lines:
+        found = _median_epoch(process, lines)
+    output.unlink()
+    output.touch()
+    assert server.wait().status == 0, words
+    return found
 
 
 def _spread(folder: Path, _: Sequence[str]) -> Iterator[Figure]:
