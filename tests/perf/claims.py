@@ -139,13 +139,11 @@ SECTIONS = [
         "Each figure of equal runs counts the runs of one script or stack whose later steps are all equal bit for bit.",
         [
             Claim(
-                "14 scripts, resumed at each batch with 0, 1 and 4 workers: equal runs",
+                "scripts resumed at each batch, PyTorch's with 0, 1 and 4 workers: equal runs",
                 "detrain",
                 r"detrain, \w+: of \d+ resumed.*",
             ),
-            Claim(
-                "the same, persistent workers, spawn, prefetch 1 and 4", "detrain", r"detrain, augmented, .*: of \d+ resumed.*"
-            ),
+            Claim("the same, other options of the loader", "detrain", r"detrain, augmented, .*: of \d+ resumed.*"),
             Claim("time added to a batch by instrumentation", "detrain", r"detrain, empty body: us added.*", "us"),
             Claim(
                 "the same, as a share of the processor time of an epoch",
