@@ -24,7 +24,7 @@ from iotwin.tracesim.logbins import BINS, BINS_PER_OCTAVE, shared_histogram
 from iotwin.tracesim.order import PARTS, STEPS, FileParts, OffsetSteps, Order, Visits, order_of
 from iotwin.tracesim.phases import PHASES, Occurrences, occurrences, phases_of, whole_run
 from iotwin.tracesim.read_pauses import Arrivals, ReadRhythm
-from iotwin.tracesim.steps import StepTimes
+from iotwin.tracesim.steps_and_waits import StepTimes
 
 Floats = NDArray[np.float64]
 REREAD_ONE = 20 * BINS_PER_OCTAVE  # histogram bin of files read exactly once; bin 0 is for files of which a millionth is read

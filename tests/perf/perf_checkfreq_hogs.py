@@ -19,7 +19,7 @@ import torch
 from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
 from iotwin.workloads.checkfreq.iterator import CFIterator
 from iotwin.workloads.checkfreq.manager import CFManager
-from iotwin.workloads.policies.frequency import StepWindow
+from iotwin.workloads.policies.adaptive_interval import StepWindow
 from tests.perf.figures import Figure
 from tests.perf.perf_checkfreq_overhead import Training
 from tests.perf.records import record_figures

@@ -19,8 +19,8 @@ from iotwin.common.files import cache_folder
 from iotwin.workloads.checkfreq import profile
 from iotwin.workloads.checkfreq.epochs.epoch_restarts import Epochs
 from iotwin.workloads.checkfreq.manager import DEVICE, HOST, CFManager, CFMode
+from iotwin.workloads.policies.adaptive_interval import AIMED, Controller, IntervalPlan, StepWindow, plan
 from iotwin.workloads.policies.cadence import LoopPosition, Policy
-from iotwin.workloads.policies.frequency import AIMED, Controller, IntervalPlan, StepWindow, plan
 from iotwin.workloads.state.batches import ResumableBatches
 from iotwin.workloads.state.position import after, begin, go_on
 from iotwin.workloads.state.tracked_objects import State

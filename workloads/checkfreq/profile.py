@@ -15,7 +15,7 @@ from iotwin.common.files import file_system_of, make_folder, write_json
 from iotwin.common.foreign_files import read_foreign_json
 from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
 from iotwin.workloads.checkfreq.manager import CFManager
-from iotwin.workloads.policies.frequency import CheckpointProfile, IntervalPlan
+from iotwin.workloads.policies.adaptive_interval import CheckpointProfile, IntervalPlan
 from iotwin.workloads.state.snapshot_writer import PROCESS, THREAD, Persisted
 from iotwin.workloads.state.tracked_objects import State
 

@@ -11,7 +11,7 @@ from statistics import median
 
 from iotwin.benchmark.emulator.checkpoints.background import Took
 from iotwin.workload_yaml import CheckpointPolicy
-from iotwin.workloads.policies.frequency import AIMED, CheckpointProfile, Controller, plan
+from iotwin.workloads.policies.adaptive_interval import AIMED, CheckpointProfile, Controller, plan
 from iotwin.workloads.policies.goodput import FailingJob, goodput
 
 _WARM_UP = 5  # number of first steps that are not counted

@@ -43,7 +43,7 @@ class CheckFreqPlanCommand(Command):
         from iotwin.commands.checkfreq.tables import seconds
         from iotwin.common.errors import UsageError
         from iotwin.common.units import parse_size
-        from iotwin.workloads.policies.frequency import CheckpointProfile, plan
+        from iotwin.workloads.policies.adaptive_interval import CheckpointProfile, plan
 
         times = [
             seconds(text, option) if text else None

@@ -11,7 +11,7 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.foreign_files import read_foreign_text
 
 if TYPE_CHECKING:
-    from iotwin.workloads.policies.frequency import MeasuredStep
+    from iotwin.workloads.policies.adaptive_interval import MeasuredStep
 
 
 def seconds(text: str, option: str) -> float:
@@ -26,7 +26,7 @@ def seconds(text: str, option: str) -> float:
 
 def read_steps(path: Path) -> "list[MeasuredStep]":
     """Return the steps in a CSV file with columns seconds, checkpoint, stall_s and, optionally, writing."""
-    from iotwin.workloads.policies.frequency import MeasuredStep
+    from iotwin.workloads.policies.adaptive_interval import MeasuredStep
 
     rows = _read(path, ("seconds", "checkpoint", "stall_s"), ("writing",))
     for line, (duration_s, checkpoint, stall_s, writing) in enumerate(rows, 2):

@@ -22,7 +22,7 @@ class CheckFreqTuneCommand(Command):
 
         from iotwin.commands.checkfreq.tables import read_steps
         from iotwin.common.errors import UsageError
-        from iotwin.workloads.policies.frequency import tune
+        from iotwin.workloads.policies.adaptive_interval import tune
 
         steps = read_steps(args.steps)
         try:

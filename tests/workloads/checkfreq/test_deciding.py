@@ -23,7 +23,7 @@ from iotwin.workloads.checkfreq.batches import CFBatches
 from iotwin.workloads.checkfreq.iterator import CFIterator
 from iotwin.workloads.checkfreq.layouts import OurLayout
 from iotwin.workloads.checkfreq.manager import CFManager
-from iotwin.workloads.policies.frequency import CheckpointProfile, StepWindow
+from iotwin.workloads.policies.adaptive_interval import CheckpointProfile, StepWindow
 from iotwin.workloads.state.position import after, go_on, steps_left
 from iotwin.workloads.state.writer_process import WriterProcess
 from tests.workloads.checkfreq.job import BATCH, SAMPLES, Job

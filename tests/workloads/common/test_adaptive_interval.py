@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iotwin.workloads.policies.frequency import CheckpointProfile, Controller, IntervalPlan, MeasuredStep, plan, tune
+from iotwin.workloads.policies.adaptive_interval import CheckpointProfile, Controller, IntervalPlan, MeasuredStep, plan, tune
 
 GIB = 1 << 30
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from iotwin.trace_store.schema import WAIT_OPS
 from iotwin.tracesim.phases import Occurrences
-from iotwin.tracesim.steps import StepTimes
+from iotwin.tracesim.steps_and_waits import StepTimes
 
 TIMES = pa.schema([("tid", pa.int64()), ("start_ns", pa.int64()), ("duration_ns", pa.int64())])
 
