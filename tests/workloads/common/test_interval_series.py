@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iotwin.workloads.policies.adaptive_interval import Controller, StepWindow
-from tests.workloads.common.test_frequency import during, windows_after
+from tests.workloads.common.test_adaptive_interval import during, windows_after
 
 BOUND, K, STALL, WRITTEN = 0.05, 14, 0.7, 6  # stalls of 0.7 steps every 14 are 5 %; writing lasts 6 steps
 
