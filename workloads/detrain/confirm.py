@@ -17,18 +17,20 @@ from iotwin.common.processes.children import dying_with_us
 from iotwin.workloads.detrain.instrumentation import CallLine, Instrumentation, changed_sources, write_instrumentation
 from iotwin.workloads.detrain.observed_loops import MOST_ITERATIONS, LoopReport
 
-_GRACE_S = 10.0  # after the timeout, in which the child writes its report
+_GRACE_S = 10.0  # the child has so long, after the timeout, to write its report
 _CONFIRMED, _REFUTED = 0.95, 0.3
-# Reasons of `discover` for a low confidence that a run until the first iterations cannot remove.
+# `discover` gives these reasons for a low confidence. A run of five iterations cannot refute them.
 _LASTING = ("several loops train", "a framework trains too")
 
 
 def confirm(found: Instrumentation, arguments: Sequence[str] = (), timeout_s: float = 60.0) -> Instrumentation:
-    """Run the script with `arguments` in the current directory until its batch loop has begun five iterations; return the result.
+    """Run the script with `arguments` in the current directory until its batch loop begins five iterations; return an updated
+    `found`.
 
-    The result has `confirmed`, `iterations`, `reads_in_data_call` (read system calls of the process in all data calls of these
-    iterations, None if unknown), the update that really runs, and an adjusted confidence. What the script prints goes to stderr.
-    Its processes are ended. Raises IotwinError if the script cannot be run.
+    The result has `confirmed`, `iterations`, the update that really runs, an adjusted confidence, and `reads_in_data_call`: the
+    number of read system calls of the process during these iterations' data calls, None if unknown. What the script prints goes
+    to
+    stderr. The script's processes are killed at the end. Raises IotwinError if the script cannot be run.
     """
     begin = time.perf_counter()
     if changed := changed_sources(found):
@@ -43,7 +45,7 @@ def _observe(found: Instrumentation, arguments: Sequence[str], timeout_s: float)
         write_instrumentation(folder / "inst.json", found)
         command = [sys.executable, "-m", "iotwin.workloads.detrain.observed_loops"]
         command += [str(folder / "inst.json"), str(folder / "report.json"), str(timeout_s), found.script, *arguments]
-        # stdout is free for the document of --json
+        # The script prints to stderr, since the command may print its result to stdout as JSON.
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True, preexec_fn=dying_with_us(signal.SIGKILL)
         )
@@ -68,7 +70,7 @@ def _framework(found: Instrumentation, report: LoopReport) -> Instrumentation:
 
 
 def judged(found: Instrumentation, report: LoopReport) -> Instrumentation:
-    """Return the document with what a report confirms or refutes."""
+    """Return `found` with what the report of a run confirms or refutes."""
     if found.batch is None:
         return _framework(found, report)
     if not report.iterations:
@@ -95,7 +97,7 @@ def judged(found: Instrumentation, report: LoopReport) -> Instrumentation:
 
 
 def _other_update(found: Instrumentation, hits: dict[CallLine, int]) -> CallLine | None:
-    """Return the sink that runs instead of the update that was found, None if none runs."""
+    """Return the last update call in `found.sinks` that ran, else the last call for gradients that ran, else None."""
     ran = [sink for sink in found.sinks if hits.get(sink)]
     updates = [sink for sink in ran if not _is_gradient(sink)]
     return next(reversed(updates or ran), None)

@@ -1,4 +1,4 @@
-"""Finds the variables that each pass through a loop's body assigns before it reads them: no checkpoint needs their values."""
+"""Finds the variables that each iteration of a loop assigns before it reads them. Checkpoints do not need their values."""
 
 import ast
 from collections.abc import Iterable, Sequence
@@ -10,9 +10,9 @@ _UNSEEN = {"locals", "vars", "globals", "exec", "eval", "dir"}  # calls that may
 
 
 def dead_variables(loop: ast.For | ast.AsyncFor | ast.While, around: ast.AST) -> frozenset[str]:
-    """Return the names that the loop's body assigns before it reads them. `around`: the function or module that has the loop.
+    """Return the names that the loop's body assigns before it reads them. `around`: the function or module with the loop.
 
-    A name that is also read outside of the body counts only if every way through the body assigns it first.
+    A name that is also read outside of the body counts only if every path through the body assigns it first.
     """
     if _UNSEEN & {node.id for node in ast.walk(around) if isinstance(node, ast.Name)}:
         return frozenset()
@@ -29,10 +29,10 @@ def dead_variables(loop: ast.For | ast.AsyncFor | ast.While, around: ast.AST) ->
 
 
 class _Body:
-    """What the statements so far have assigned and read.
+    """The names that the statements read so far assign and read.
 
-    * `assigned`: names that were assigned if the present statement is reached
-    * `always`: those of them that were assigned before any statement that may leave the body
+    * `assigned`: names that are certainly assigned when the current statement starts
+    * `always`: those of `assigned` that were assigned before any statement that may leave the body
     * `read`: names that may have been read before they were assigned
     """
 
@@ -41,7 +41,7 @@ class _Body:
         self._may_have_left = False
 
     def assign(self, *targets: ast.AST | None) -> None:
-        """Assign the names in targets, and read what else is in them."""
+        """Record the names in `targets` as assigned, and all other names in them, such as indices, as read."""
         for target in targets:
             if target is not None:
                 self._read(target)
@@ -56,7 +56,6 @@ class _Body:
             self.always |= new
 
     def run(self, statements: Sequence[ast.stmt]) -> None:
-        """Run statements one after another."""
         for each in statements:
             self._statement(each)
 
@@ -102,7 +101,7 @@ class _Body:
             self._read(node)
 
     def _branches(self, branches: Sequence[Sequence[ast.stmt]]) -> None:
-        """Run one of several; the empty one does nothing. What comes after has what each of those assigns that does not leave."""
+        """Record alternatives of which one runs. A name is assigned after them if all that end normally assign it."""
         before, ends = set(self.assigned), []
         for each in branches:
             self.assigned = set(before)
@@ -113,7 +112,7 @@ class _Body:
         self.always &= self.assigned
 
     def _read(self, node: ast.AST | None) -> None:
-        """Read the names of an expression. A name that it assigns on the way counts as read, unless it was assigned before."""
+        """Record the names of an expression as read, also those that it assigns itself unless they were assigned before."""
         if node is not None:
             self._load(each.id for each in ast.walk(node) if isinstance(each, ast.Name) and _loads(each))
             if not isinstance(node, _SCOPES):

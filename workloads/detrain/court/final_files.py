@@ -1,4 +1,4 @@
-"""The checkpoints that two runs leave: whether they hold the same, byte for byte or at least value for value."""
+"""Compares the checkpoints that two runs leave, byte for byte or else value for value."""
 
 import math
 from collections.abc import Collection
@@ -15,7 +15,10 @@ _MISSING = object()
 
 
 class FinalFiles(msgspec.Struct, frozen=True):
-    """The comparison of two folders. `bytes_equal`: also every byte; values may be equal though their order in a file is not."""
+    """The comparison of two folders. `bytes_equal`: True if all files are equal byte for byte.
+
+    Files with other bytes may still hold equal values, for instance in another order.
+    """
 
     bytes_equal: bool
     difference: Difference | None
@@ -23,9 +26,11 @@ class FinalFiles(msgspec.Struct, frozen=True):
 
 
 def compare_files(expected: Path, found: Path, names: Collection[str]) -> FinalFiles:
-    """Compare the files `names` below two folders. A file that the second lacks may be in another folder there.
+    """Compare the files `names` (relative paths) of folder `expected` with those of folder `found`.
 
-    Frameworks put the files of a resumed run into a new folder, such as version_1.
+    A file that is missing in `found` is searched in its other folders: frameworks put the files of a resumed run into a new
+    folder,
+    such as version_1.
     """
     bytes_equal, first, differing = True, None, []
     for name in sorted(names):
@@ -76,7 +81,7 @@ def _values(path: Path) -> Any:
     import numpy as np
     import torch
 
-    rebuild = np.ndarray(0).__reduce__()[0]  # how arrays are stored, as in the state of NumPy's generator
+    rebuild = np.ndarray(0).__reduce__()[0]  # pickles name this function to rebuild arrays, as of NumPy's generator
     allowed = [np.ndarray, np.dtype, rebuild, *(type(np.dtype(kind)) for kind in np.sctypeDict.values())]
     with torch.serialization.safe_globals(allowed):
         return torch.load(path, map_location="cpu", weights_only=True)

@@ -1,4 +1,4 @@
-"""Where a resumed run first differs from the uninterrupted one."""
+"""Finds the first update of weights at which a resumed run differs from the uninterrupted run."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,10 +10,12 @@ from iotwin.workloads.detrain.court.update_log import Update
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """The first difference. `step`: index from 0 of the update, None if it is in a file at the end.
+    """The first difference of two runs. `step`: index from 0 of the update, None if only a file at the end of the run differs.
 
-    `what`: samples, order, inputs, loss, weights, optimizer, rng, steps or bytes. `name`: of the weight, generator or file.
-    `also`: whatever else differs at the same step. `expected` and `found`: the uninterrupted run's value and the resumed run's.
+    * `what` differs: samples, order, inputs, loss, weights, optimizer, rng, steps or bytes
+    * `name`: the weight, generator or file that differs
+    * `also`: further kinds, as in `what`, that differ at the same step
+    * `expected` and `found`: the value of the uninterrupted run and that of the resumed run
     """
 
     step: int | None
@@ -25,10 +27,11 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def resumed_at(reference: Sequence[Update], resumed: Sequence[Update], killed_after: int) -> int:
-    """Return the index, from 0, of the update that the resumed run did first; the number of all updates if it did none.
+    """Return the index, from 0, of the first update of the `resumed` run among the updates of the uninterrupted run, `reference`.
 
-    This is where the uninterrupted run had the same weights before an update. If it never had them, or had them at several
-    updates, the number of updates that the resumed run did decides: those that were left.
+    It is the update before which `reference` had the weights that `resumed` started with. If none or several fit, the resumed run
+    is
+    assumed to have done all remaining updates. Returns the number of all updates if `resumed` is empty.
     """
     left = max(0, len(reference) - len(resumed))
     if not resumed:
@@ -50,7 +53,7 @@ def _weights_before(updates: Sequence[Update]) -> list[str | None]:
 
 
 def first_difference(reference: Sequence[Update], resumed: Sequence[Update], at: int) -> Difference | None:
-    """Compare the updates of the resumed run with those of the uninterrupted one from index `at` on. Returns None if equal."""
+    """Return the first difference of the `resumed` updates from `reference`, from its index `at` on; None if all are equal."""
     if resumed and at < len(reference) and _weights_before(reference)[at] != resumed[0].before:
         return Difference(at, "weights", "before the first update")
     for index, found in enumerate(resumed[: len(reference) - at]):
@@ -63,7 +66,7 @@ def first_difference(reference: Sequence[Update], resumed: Sequence[Update], at:
 
 
 def _at_step(reference: Sequence[Update], resumed: Sequence[Update], step: int) -> Difference | None:
-    """Return the difference of the first updates of both, None if only generators differ that are not used later."""
+    """Return the difference of the first updates; None if only generators differ that no later update uses."""
     expected, found = reference[0], resumed[0]
     differences: list[Difference] = []
     if expected.indices != found.indices:

@@ -1,7 +1,7 @@
-"""Calls that change files, of all processes of a script, which wait until this process lets them go on.
+"""Holds all system calls of a script's processes that change files, until this process lets each of them continue.
 
-The kernel stops each such call before it does anything (seccomp with user notification, Linux 5.5). No privilege is required,
-since a process may always limit itself, and C++ code that writes without Python is stopped as well.
+The kernel stops each of these calls before it does anything (seccomp with user notification, Linux 5.5). No privilege is
+required, since a process may always restrict itself. Calls of C++ code are stopped as well.
 """
 
 import ctypes
@@ -15,13 +15,13 @@ from typing import NamedTuple
 from iotwin.common.errors import IotwinError
 from iotwin.trace_store.syscalls import NUMBER_OF_OP
 
-# What the court calls each system call, and the index of the argument that is a file descriptor (None: the file is named).
+# By system call: its `kind` in HeldCall, and the index of the argument that is the descriptor of the file.
 _DESCRIPTOR_CALLS = {
     "write": ("write", 0), "pwrite64": ("write", 0), "writev": ("write", 0), "pwritev": ("write", 0), "pwritev2": ("write", 0),
     "sendfile": ("write", 0), "copy_file_range": ("write", 2), "ftruncate": ("truncate", 0),
     "fsync": ("fsync", 0), "fdatasync": ("fsync", 0),
 }  # fmt: skip
-# The indices of the arguments that name files, each with the index of its folder's descriptor (None: the current folder).
+# By system call: its kind, and per path two argument indices: that of its folder's descriptor (None: current folder), its own.
 _NAMED_CALLS: dict[str, tuple[str, tuple[tuple[int | None, int], ...]]] = {
     "rename": ("rename", ((None, 0), (None, 1))),
     "renameat": ("rename", ((0, 1), (2, 3))),
@@ -39,7 +39,7 @@ _LOAD, _IF_EQUAL, _IF_GREATER, _RETURN = 0x20, 0x15, 0x25, 0x06  # instructions 
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16  # offsets in struct seccomp_data
 _SET_NO_NEW_PRIVILEGES = 38  # prctl(2)
 _SECCOMP, _SET_FILTER = 317, 1  # seccomp(2)
-_NEW_LISTENER, _ONLY_KILLED = 1 << 3, 1 << 5  # its flags; with the second, only a fatal signal ends the wait for an answer
+_NEW_LISTENER, _ONLY_KILLED = 1 << 3, 1 << 5  # flags of seccomp; _ONLY_KILLED: only a fatal signal interrupts a held call
 _RECEIVE, _ANSWER = 0xC0502100, 0xC0182101  # ioctl numbers SECCOMP_IOCTL_NOTIF_RECV and SECCOMP_IOCTL_NOTIF_SEND
 _CALL = struct.Struct("=QIIiIQ6Q")  # struct seccomp_notif
 _RESPONSE = struct.Struct("=QqiI")  # struct seccomp_notif_resp
@@ -49,7 +49,7 @@ _LONGEST_PATH = 4096
 
 
 class HeldCall(NamedTuple):
-    """A call that has not happened yet. `kind`: write, truncate, fsync, rename or unlink; `paths`: two for a rename."""
+    """A call that waits to be executed. `kind`: write, truncate, fsync, rename or unlink; `paths`: two for a rename."""
 
     kind: str
     paths: tuple[Path, ...]
@@ -66,7 +66,7 @@ def unavailable_reason() -> str | None:
         actions = ""
     if "user_notif" not in actions:
         return "this kernel has no seccomp with user notification (Linux 5.5)"
-    child = os.fork()  # a filter is for life, so another process tries
+    child = os.fork()  # a process cannot remove its filter, so a child tries
     if child == 0:
         try:
             hold_own_calls()
@@ -78,7 +78,7 @@ def unavailable_reason() -> str | None:
 
 
 def hold_own_calls() -> int:
-    """Have all later calls of this process and its children held; return the descriptor by which they are let go.
+    """Have all later calls of this process and its children that change files held. Return the descriptor for a CallHolder.
 
     Calls on standard input, output and error are never held. Raises IotwinError if the kernel refuses.
     """
@@ -91,7 +91,7 @@ def hold_own_calls() -> int:
     program = Program(len(instructions) // 8, ctypes.addressof(buffer))
     library = ctypes.CDLL(None, use_errno=True)
     library.prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    for flags in (_NEW_LISTENER | _ONLY_KILLED, _NEW_LISTENER):  # the second flag is of Linux 5.19
+    for flags in (_NEW_LISTENER | _ONLY_KILLED, _NEW_LISTENER):  # _ONLY_KILLED exists since Linux 5.19
         listener = library.syscall(_SECCOMP, _SET_FILTER, flags, ctypes.byref(program))
         if listener >= 0:
             return int(listener)
@@ -99,7 +99,7 @@ def hold_own_calls() -> int:
 
 
 def _program() -> list[tuple[int, int, int, int]]:
-    """Return the filter: (instruction, lines to skip if true, lines to skip if false, operand) each."""
+    """Return the seccomp filter: per instruction its code, lines to skip if true, lines to skip if false, and operand."""
     by_argument: dict[int, list[int]] = {}
     for name, (_, argument) in _DESCRIPTOR_CALLS.items():
         by_argument.setdefault(argument, []).append(NUMBER_OF_OP[name])
@@ -107,7 +107,7 @@ def _program() -> list[tuple[int, int, int, int]]:
     tests = [(_IF_EQUAL, number, "notify") for number in named]
     tests += [(_IF_EQUAL, number, f"argument {index}") for index, numbers in by_argument.items() for number in numbers]
     blocks: list[tuple[str, list[tuple[int, int, int, int]]]] = [("allow", [(_RETURN, 0, 0, _ALLOW)])]
-    for index in by_argument:  # of a descriptor above 2, held
+    for index in by_argument:  # calls whose argument `index` is a descriptor are held if it is above 2
         check = [
             (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * index),
             (_IF_GREATER, 1, 0, 2),
@@ -126,7 +126,7 @@ def _program() -> list[tuple[int, int, int, int]]:
 
 
 class CallHolder:
-    """Receives the held calls of the processes whose listener is `listener`, which it closes."""
+    """Receives the held calls. `listener`: descriptor from `hold_own_calls`; `close` closes it."""
 
     def __init__(self, listener: int) -> None:
         self._listener = listener
@@ -136,7 +136,7 @@ class CallHolder:
         return self._listener
 
     def receive(self) -> HeldCall | None:
-        """Return the call that has been held longest, None if its caller died meanwhile. Waits if no call is held."""
+        """Return the call that has been held longest; wait if none is held. Returns None if its process died meanwhile."""
         buffer = bytearray(_CALL.size)
         try:
             fcntl.ioctl(self._listener, _RECEIVE, buffer)
@@ -149,20 +149,20 @@ class CallHolder:
         return HeldCall(kind, paths, token)
 
     def let_go(self, call: HeldCall) -> None:
-        """Let the call happen."""
+        """Let the held call be executed."""
         try:
             fcntl.ioctl(self._listener, _ANSWER, bytearray(_RESPONSE.pack(call.token, 0, 0, _GO_ON)))
         except OSError as error:
-            if error.errno != errno.ENOENT:  # the caller died meanwhile
+            if error.errno != errno.ENOENT:  # ENOENT: the calling process died
                 raise
 
     def close(self) -> None:
-        """Close the listener. Calls that are held then, and later ones, fail with ENOSYS."""
+        """Close the listener. Calls that are held at that time, and later ones, fail with ENOSYS."""
         os.close(self._listener)
 
 
 def _files(thread: int, name: str, arguments: list[int]) -> tuple[str, tuple[Path, ...]]:
-    """Return the kind of a call and the files that it changes; none if the thread is gone."""
+    """Return the kind of a call and the paths of the files that it changes; no paths if the thread has ended."""
     try:
         if name in _DESCRIPTOR_CALLS:
             kind, index = _DESCRIPTOR_CALLS[name]
@@ -182,7 +182,7 @@ def _folder(thread: int, descriptor: int | None) -> Path:
 
 
 def _text(thread: int, address: int) -> str:
-    """Read a path from the memory of a thread."""
+    """Read the path at an address of the memory of another process's thread."""
     with Path(f"/proc/{thread}/mem").open("rb", buffering=0) as memory:
         content = b""
         while b"\0" not in content and len(content) < _LONGEST_PATH:

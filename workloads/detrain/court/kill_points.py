@@ -13,38 +13,41 @@ from iotwin.workloads.detrain.court.held_calls import HeldCall
 
 BATCHES, CALLS = "batches", "calls"
 BATCH = "batch"
-# Logs are written all the time, and nothing is resumed from them.
+# Logs are no checkpoints: no script resumes from them.
 _LOG = re.compile(r"\.(log|csv|tsv|txt|jsonl|out|err|lock)$|tfevents|(^|/)\.", re.IGNORECASE)
 _NO_DISKS = ("dev", "proc", "sys")
 _TEMPORARY = re.compile(r"\.(tmp|temp|part|partial|new)\b|\btmp|~$", re.IGNORECASE)
 
 
 class KillPoint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A point of a run. Updates count from 1: at `update` = 3, the third has been done and the fourth has not.
+    """A point of a run at which the script is killed. `update`: number of updates of weights done before; the next is not done.
 
-    `call`: the index, from 1, among the calls that change checkpoints; the call itself does not happen. None at a batch.
+    `call`: index, from 1, among the run's calls that change checkpoints. The script is killed before this call happens. None if
+    the kill follows an update.
     """
 
     at: str  # batch, write, truncate, fsync, rename or unlink
     update: int
     call: int | None = None
-    path: str | None = None  # of the checkpoint, relative to the run's folder
+    path: str | None = None  # file that `call` changes, relative to the run's folder
 
 
 class CallLog:
-    """The calls of a run that change checkpoints, which are all files below `folder` but for logs.
+    """The calls of one run that change checkpoints: all files below `folder`, except logs, count as checkpoints.
 
-    `updates_log` is the file that gets a line with each update, which is how updates are counted.
+    `updates_log`: file with one line per update, by which updates are counted. `killed_at`: index of the call before which the
+    run
+    is killed, None for never.
     """
 
     def __init__(self, folder: Path, updates_log: Path, killed_at: int | None = None) -> None:
         self.points: list[KillPoint] = []
-        self.renamed: set[str] = set()  # names that files had only until a rename
+        self.renamed: set[str] = set()  # temporary names: the files were renamed later
         self._outside: set[Path] = set()
         self._folder, self._log, self._killed_at, self._updates = folder, updates_log, killed_at, 0
 
     def __call__(self, call: HeldCall) -> bool:
-        """Note a call. Returns True if the run is to be killed before this one."""
+        """Record a held call. Returns True if the run must be killed before this call."""
         if call.paths and call.paths[0] == self._log:
             self._updates += 1
             return False
@@ -65,12 +68,15 @@ class CallLog:
         return _final(names - self.renamed)
 
     def outside(self) -> list[Path]:
-        """Return the files elsewhere that were changed and still exist."""
+        """Return the changed files outside of the run's folder that still exist."""
         paths = (path for path in self._outside if path.is_absolute() and path.parts[1] not in _NO_DISKS)
         return sorted(path for path in paths if path.is_file())
 
     def has_whole_checkpoint(self, call: int | None, update: int) -> bool:
-        """Return whether all calls that follow some earlier update were done by the point before `call`, or after `update`."""
+        """Return whether the run had done all calls that follow some earlier update, before its kill.
+
+        The kill: before `call`, or after `update` if `call` is None.
+        """
         last_calls = {point.update: point.call or 0 for point in self.points if point.update}
         if call is None:
             return any(earlier < update for earlier in last_calls)
@@ -78,7 +84,7 @@ class CallLog:
 
 
 def checkpoints_in(folder: Path) -> set[str]:
-    """Return the names of the files below `folder` that may be checkpoints, for runs whose calls were not held."""
+    """Return the names of the files below `folder` that may be checkpoints. Used for runs whose calls are not held."""
     return _final(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
@@ -87,13 +93,17 @@ def _final(names: Iterable[str]) -> set[str]:
 
 
 def kill_points(updates: int, log: CallLog, kinds: Sequence[str]) -> list[KillPoint]:
-    """Return all points of the kinds BATCHES and CALLS. Calls before the first update prepare data, and are left out."""
+    """Return all kill points of a run with so many `updates`. `kinds`: BATCHES (after each update), CALLS (before each call), or
+    both.
+
+    Calls before the first update are left out, since they prepare data.
+    """
     points = [KillPoint(BATCH, update) for update in range(1, updates + 1)] if BATCHES in kinds else []
     return points + ([point for point in log.points if point.update] if CALLS in kinds else [])
 
 
 def drawn(points: Sequence[KillPoint], count: int, seed: int) -> list[KillPoint]:
-    """Return `count` of the points in their order: equally many of each kind, if there are so many, spread over the run."""
+    """Draw `count` points, spread over the run, as many at batches as at calls if possible; return them in their order."""
     by_kind: dict[str, list[KillPoint]] = defaultdict(list)
     for point in points:
         by_kind[point.at].append(point)
@@ -107,6 +117,6 @@ def drawn(points: Sequence[KillPoint], count: int, seed: int) -> list[KillPoint]
 
 
 def _spread(points: Sequence[KillPoint], count: int, draw: random.Random) -> list[KillPoint]:
-    """Return one point of each of `count` equal stretches."""
+    """Divide the points into `count` stretches of equal length, and draw one point from each."""
     bounds = [round(index * len(points) / count) for index in range(count + 1)] if count else [0]
     return [points[draw.randrange(begin, end)] for begin, end in pairwise(bounds)]

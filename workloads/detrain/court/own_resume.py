@@ -1,4 +1,4 @@
-"""How a script resumes by itself: the option that it has for this, and the checkpoint that the option gets."""
+"""Finds how a script resumes by itself: its option for this, and the checkpoint that this option requires."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ from iotwin.common.foreign_files import read_foreign
 
 CHECKPOINT = "{checkpoint}"
 _MOST_SOURCE_BYTES = 16 << 20
-# Options that resume, the likeliest first.
+# Patterns of options that resume a run, the likeliest first.
 _OPTIONS = (
     r"--(auto[-_]?)?resume", r"--resume[-_]?(from)?[-_]?(checkpoint|ckpt|path|file)?", r"--(continue|restart|restore)([-_].*)?",
     r"--(load|from|init[-_]from)[-_]?(checkpoint|ckpt|path)?", r"--(checkpoint|ckpt)[-_]?(path|file)?",
@@ -22,9 +22,9 @@ _OTHER = re.compile(r"best|final|model_weights|averaged", re.IGNORECASE)
 
 
 def resume_template(script: Path) -> str:
-    """Return the arguments that resume the script, with CHECKPOINT for its newest checkpoint.
+    """Return the arguments that make the script resume, with CHECKPOINT in place of its newest checkpoint's path.
 
-    They come from the script's option for that. Returns "" if it has none, since many scripts resume by themselves.
+    Returns "" if the script has no option for it, since many scripts resume by themselves.
     """
     options = _options(script)
     for pattern in _OPTIONS:
@@ -35,7 +35,7 @@ def resume_template(script: Path) -> str:
 
 
 def _options(script: Path) -> dict[str, bool]:
-    """Return the long options that the script gives to argparse, each with whether it takes a value."""
+    """Return the long options that the script defines with argparse; the value is True if the option takes a value."""
     found = {}
     for node in ast.walk(ast.parse(read_foreign(script, _MOST_SOURCE_BYTES))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
@@ -56,9 +56,9 @@ def resume_arguments(template: str, folder: Path, names: Collection[str]) -> lis
 
 
 def newest_checkpoint(folder: Path, names: Collection[str]) -> Path | None:
-    """Return the file among `names` below `folder` that a person would resume from, or its folder if that has a number.
+    """Return the newest file among `names` below `folder`; its parent folder instead if that folder's name has a number.
 
-    The newest is chosen, but one called last or latest before others, and those called best or final only if nothing else exists.
+    Files called last or latest precede all others. Files called best or final are chosen only if nothing else exists.
     """
     paths = [folder / name for name in names if (folder / name).is_file()]
     latest = [path for path in paths if _LATEST.search(path.name)]

@@ -1,7 +1,7 @@
-"""Processes that run the script. A server imports what the script imports, once, and forks for each run.
+"""Runs the script in forked processes: a server imports the script's packages once, and forks for each run.
 
-As a program, ``python -m iotwin.workloads.detrain.court.script_process DESCRIPTOR [NAME...]``: the server. Its socket
-brings requests; for each it sends the descriptor of the run's held calls, and later how the run ended.
+``python -m iotwin.workloads.detrain.court.script_process DESCRIPTOR [NAME...]`` is the server. DESCRIPTOR is a socket for
+requests. For each request the server sends the descriptor of the run's held calls, and later how the run ended.
 """
 
 import ast
@@ -37,12 +37,12 @@ _MOST_SOURCE_BYTES = 16 << 20
 _MOST_MESSAGE_BYTES = 1 << 20
 _POLL_S = 0.2
 _HASH_SEED = "PYTHONHASHSEED"
-_CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # a package that asks for GPUs then leaves CUDA alone, which survives no fork
+_CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # packages then ask for GPUs without starting CUDA, which no fork survives
 _Message = TypeVar("_Message")
 
 
 class Run(msgspec.Struct, frozen=True):
-    """How a script is run. `folder`: its current folder; `log`: of its updates; `killed_after`: see `observe`."""
+    """How to run a script. `folder`: its current folder; `log`: of its updates of weights; `killed_after`: see `observe`."""
 
     script: str
     arguments: list[str]
@@ -62,20 +62,20 @@ class _Started(msgspec.Struct):
 
 
 class _Ready(msgspec.Struct):
-    """The threads of a server that has imported its modules."""
+    """Sent by a server that has imported its modules. `threads`: how many threads it has."""
 
     threads: int
 
 
 class Ended(msgspec.Struct):
-    """How a run ended. `status`: exit status, -signal if killed by one; `timed_out`: the court killed it for taking too long."""
+    """How a run ended. `status`: exit status, or -signal if a signal killed it; `timed_out`: it exceeded its time limit."""
 
     status: int
     timed_out: bool = False
 
 
 class ScriptProcesses:
-    """Runs scripts, one at a time, in processes whose strings have the hash seed `hash_seed`. `names`: see `imported_names`."""
+    """Runs scripts, one at a time. `hash_seed`: value of PYTHONHASHSEED; `names`: modules to import first (`imported_names`)."""
 
     def __init__(self, names: Sequence[str], hash_seed: int) -> None:
         self._names = names
@@ -91,9 +91,9 @@ class ScriptProcesses:
         self.close()
 
     def run(self, run: Run, on_call: Callable[[HeldCall], bool], limit_s: float) -> Ended:
-        """Run the script, calling `on_call` with each held call: True kills all processes of the run instead of it.
+        """Run the script. `on_call` gets each held call; if it returns True, all processes of the run are killed before the call.
 
-        Raises IotwinError if the run cannot be started.
+        The run is killed too if it takes longer than `limit_s` seconds. Raises IotwinError if the run cannot be started.
         """
         self._await_server()
         self._socket.send(msgspec.json.encode(run))
@@ -164,10 +164,10 @@ def _kill_group(group: int) -> None:
 
 
 def imported_names(script: Path) -> list[str]:
-    """Return what the script imports from installed packages, to be imported before all runs: each MODULE or MODULE:NAME.
+    """Return what the script imports from installed packages, each as MODULE or MODULE:NAME, for a server to import beforehand.
 
-    Names are imported as well, since some packages import their parts only then. Returns [] if the script sets environment
-    variables, which packages may read when they are imported.
+    NAME is imported too, since some packages import their parts only at its first use. Returns [] if the script sets environment
+    variables, since packages may read these when they are imported.
     """
     source = read_foreign(script, _MOST_SOURCE_BYTES)
     if b"environ" in source or b"putenv" in source:
@@ -187,7 +187,7 @@ def imported_names(script: Path) -> list[str]:
 
 
 def _serve(requests: socket.socket) -> Run:
-    """Fork for each request. Only a forked process returns, with the run that it must do."""
+    """Fork for each request. Only a forked child returns: the run that this child must do."""
     while message := requests.recv(_MOST_MESSAGE_BYTES):
         run = decode_foreign(message, Run, "the request")
         parent = os.getpid()
@@ -244,7 +244,7 @@ def _status_of(script: Path, arguments: Sequence[str]) -> int:
 
 
 def _end(status: int, modules: Sequence[ModuleType]) -> None:
-    """End as Python does, but free only the objects of `modules`: freeing PyTorch takes longer than a small script."""
+    """Exit as Python does, but free only the objects of `modules`, since freeing PyTorch takes longer than a small script."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for module in modules:

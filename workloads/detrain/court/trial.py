@@ -1,4 +1,4 @@
-"""Kills a script at many points, resumes it by its own means each time, and compares it with the uninterrupted run."""
+"""Kills a script at many points, resumes it each time by the script's own code, and compares it with the uninterrupted run."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -21,14 +21,14 @@ from iotwin.workloads.detrain.court.update_log import Update, read_updates
 
 EXACT, DIFFERS, FAILS, LOST, NOT_REACHED = "exact", "differs", "does not resume", "lost", "not reached"
 NOT_EXACT, NOT_REPEATABLE = "not exact", "not repeatable"
-_HASH_SEEDS = (1, 2)  # of the strings of Python, for killed and for resumed runs: a restarted process has others
-_LEAST_LIMIT_S, _LIMIT_FACTOR = 120.0, 10.0  # a resumed run that takes longer than that hangs
+_HASH_SEEDS = (1, 2)  # PYTHONHASHSEED of killed and of resumed runs: they differ, as in restarted processes
+_LEAST_LIMIT_S, _LIMIT_FACTOR = 120.0, 10.0  # of the uninterrupted run's time: limit of a run; a longer one counts as hung
 _NEXT_SECOND_S = 1.1
 _WORK = "{work}"
 
 
 class CourtCase(NamedTuple):
-    """What is judged. `arguments`: of the script, with {work} for its folder; `resume`: None to search for the option."""
+    """The script to judge. `arguments`: {work} stands for the run's folder; `resume`: arguments to resume, None to find them."""
 
     script: Path
     arguments: list[str]
@@ -40,7 +40,7 @@ class CourtCase(NamedTuple):
 
 
 class Kill(msgspec.Struct):
-    """A kill and what came of it. `resumed_at_step`: index from 0 of the first update after it; None if it did not resume."""
+    """A kill and its verdict. `resumed_at_step`: index from 0 of the first update after the kill; None without an update."""
 
     at: str
     point: KillPoint
@@ -66,7 +66,7 @@ class _Outcome(NamedTuple):
 
 
 class Trial:
-    """The trial of one script. Use as a context manager, which ends the processes that run the script."""
+    """The trial of one script. Use it as a context manager: its end also ends the processes that run the script."""
 
     def __init__(self, case: CourtCase) -> None:
         self._case = case
@@ -95,11 +95,11 @@ class Trial:
         self._checkpoints = self._whole.calls.checkpoints() if self._holds else checkpoints_in(self._whole.work)
         if not self._whole.updates:
             raise IotwinError(f"{self._case.script}: no optimizer of PyTorch updated weights, so there is nothing to compare")
-        # Names and files may have the time in seconds, and two runs in the same second would hide that.
+        # File names and contents may contain the time in seconds. Two runs in the same second would look repeatable.
         time.sleep(_NEXT_SECOND_S)
         again = self._checked(self._run(self._case.folder / "repeat", self._case.seed, restarted=True))
         self.repeat_difference = first_difference(self._whole.updates, again.updates, 0)
-        # Files that differ although nothing was killed, such as those with times, are not compared later.
+        # Files that differ between two runs without a kill, such as those with times, are not compared after kills.
         self._varying = set(compare_files(self._whole.work, again.work, self._checkpoints).differing)
         self._repeats_bytes = self._files(again.work).bytes_equal
         remove_own(self._case.folder / "repeat")
@@ -115,7 +115,7 @@ class Trial:
         return points if self._case.kills is None else drawn(points, self._case.kills, self._case.seed)
 
     def judged(self, points: Sequence[KillPoint]) -> Iterator[Kill]:
-        """Kill and resume the script at each point. The folder of a kill whose verdict is not exact remains."""
+        """Kill and resume the script at each point, and yield the results. Folders of kills that are not EXACT remain."""
         for point in points:
             folder = self._case.folder / "kills" / f"{self._judged:03d}"
             self._judged += 1
@@ -148,7 +148,12 @@ class Trial:
     def _run(
         self, folder: Path, seed: int, killed: KillPoint | None = None, resume: Sequence[str] = (), restarted: bool = False
     ) -> _Outcome:
-        """Run the script in `folder`/work, to its end or to the point at which it is killed. `restarted`: with other hashes."""
+        """Run the script in `folder`/work to its end, or to the point `killed`.
+
+        `seed`: of the global random generators; `resume`: further arguments; `restarted`: use another hash seed of Python, as a
+        new
+        process has.
+        """
         work, name = folder / "work", "killed" if killed else "run"
         make_folder(work)
         log, output, errors = (folder / f"{name}.{suffix}" for suffix in ("updates", "stdout", "stderr"))
@@ -170,7 +175,7 @@ class Trial:
         return outcome
 
     def notes(self) -> list[str]:
-        """Return what limits the trial, in sentences."""
+        """Return sentences about what this trial could not check."""
         notes = [f"no kills at calls: {self._reason}"] if self._reason and CALLS in self._case.kinds else []
         if elsewhere := self._whole.calls.outside():
             notes.append(f"{elsewhere[0]} was changed, which all runs share; let the script write below {_WORK}")
@@ -181,7 +186,7 @@ class Trial:
         return notes
 
     def document(self, kills: Sequence[Kill]) -> dict[str, Any]:
-        """Return the document of the command."""
+        """Return the result of the trial as the values for court.json."""
         exact = sum(kill.verdict == EXACT for kill in kills)
         verdict = NOT_REPEATABLE if self.repeat_difference else EXACT if exact == len(kills) else NOT_EXACT
         return {

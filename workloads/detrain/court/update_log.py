@@ -1,7 +1,7 @@
-"""What every update of weights did: its samples, losses, weights, optimizer state and the state of random generators.
+"""Logs every update of weights: its samples, losses, weights, optimizer state and the state of random generators.
 
-An update is a call of `step` of any of PyTorch's optimizers. Everything is observed from PyTorch itself, so it does not matter
-whether the loop is the script's or a framework's.
+An update is a call of `step` of any optimizer of PyTorch. Only PyTorch is patched, so the loop may be the script's or a
+framework's.
 """
 
 import importlib.abc
@@ -29,21 +29,21 @@ _MOST_ROWS = 1 << 16
 
 
 class Update(msgspec.Struct):
-    """One update. Digests are of 64 bits; weights are by name, and include the buffers of the modules that were called."""
+    """One update. Digests are 64-bit, as text. `weights`: digest by name, buffers of called modules included."""
 
-    optimizer: int  # in the order of the optimizers' first updates
-    indices: list[Any] | None  # of the samples in the batches of data loaders since the previous update; None if not known
+    optimizer: int  # number of the optimizer, from 0, in the order of first updates
+    indices: list[Any] | None  # of the samples that data loaders delivered since the previous update; None if unknown
     rows: list[str]  # digests of the samples that modules were called with, in order
-    losses: list[str]  # what `backward` was called on, as float.hex()
+    losses: list[str]  # the tensors that `backward` was called on, as float.hex()
     weights: dict[str, str]
-    state: str  # of the optimizer: moments, learning rate
-    rng: dict[str, str]  # states after the update of python, numpy, torch and each GPU
-    before: str | None = None  # the optimizer's weights before its first update
-    after: str = ""  # the same weights after this update
+    state: str  # digest of the optimizer's moments and learning rate
+    rng: dict[str, str]  # by generator (python, numpy, torch, each GPU): digest of its state after the update
+    before: str | None = None  # digest of the optimizer's weights, only before its first update
+    after: str = ""  # digest of the optimizer's weights after this update
 
 
 def read_updates(path: Path) -> list[Update]:
-    """Return the updates of a log; [] if there is none. A last line that was cut off by a kill is left out."""
+    """Return the updates of a log; [] if the file is missing. A last line that a kill cut off is left out."""
     try:
         lines = [line for line in read_foreign_lines(path, _MOST_LINE_BYTES) if line.endswith(b"\n")]
     except FileNotFoundError:
@@ -52,9 +52,9 @@ def read_updates(path: Path) -> list[Update]:
 
 
 def observe(log: Path, seed: int, killed_after: int | None) -> None:
-    """Log the updates of this process, and seed all global generators once PyTorch is imported.
+    """Log the updates of this process to `log`, and seed all global generators with `seed` once PyTorch is imported.
 
-    `killed_after`: kill the process group at the end of this update, counted from 1; None for never.
+    `killed_after`: number of updates after which the process group kills itself; None for never.
     """
     random.seed(seed)
 
@@ -73,7 +73,7 @@ def observe(log: Path, seed: int, killed_after: int | None) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls `then` once the module has been imported. A script may set environment variables that PyTorch reads before."""
+    """Calls `then` once a module is imported, not earlier: PyTorch reads environment variables that the script may set before."""
 
     def __init__(self, module: str, then: Callable[[], None]) -> None:
         self._module, self._then = module, then
@@ -95,14 +95,14 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 class _Observer:
-    """Notes what happens between two updates, and writes a line for each."""
+    """Collects what happens between two updates, and writes one line per update."""
 
     def __init__(self, log: Path, killed_after: int | None) -> None:
         self._descriptor, self._pid = open_append(log), os.getpid()
         self._killed_after, self._updates = killed_after, 0
         self._optimizers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._before: dict[int, str] = {}
-        self._names: dict[int, tuple[Any, str]] = {}  # parameters by their identity, as tensors have another equality
+        self._names: dict[int, tuple[Any, str]] = {}  # by id of the parameter: tensors are not comparable as keys
         self._fetched: WeakKeyDictionary[Any, deque[Any]] = WeakKeyDictionary()  # indices of batches that are being loaded
         self._delivered: dict[int, Any] = {}  # indices of the latest batch of each iterator, until a `backward`
         self._depth = 0
@@ -215,7 +215,7 @@ def tensor_digest(tensor: Any) -> str:
 
 
 def rows_of(values: Sequence[Any]) -> list[str]:
-    """Return a digest for each sample in the arguments of a module: for each row of the tensors that have equally many rows."""
+    """Return one digest per sample in the arguments of a module: row by row, over all tensors with the same number of rows."""
     by_count: dict[int, list[list[str]]] = {}
     for tensor in _tensors(values):
         count = tensor.shape[0] if tensor.dim() else 0
@@ -258,7 +258,7 @@ def _parameters(optimizer: Any) -> list[Any]:
 
 
 def _state_digest(optimizer: Any) -> str:
-    """Return the digest of the moments of all parameters, in order, and of the options of the groups."""
+    """Return the digest of an optimizer's state tensors, in the order of parameters, and of its groups' options."""
     states = [optimizer.state.get(parameter, {}) for parameter in _parameters(optimizer)]
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     return _joined(_described(each) for each in (*states, *groups))
@@ -277,7 +277,7 @@ def _described(value: Any) -> str:
 
 
 def _plain(index: Any) -> Any:
-    """Return a batch's indices as plain values, None if the data set has none."""
+    """Return a batch's indices as plain values, None if the data set has no indices."""
     if isinstance(index, list | tuple):
         values = [_plain(each) for each in index]
         return None if None in values else values

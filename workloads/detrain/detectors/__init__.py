@@ -1,1 +1,1 @@
-"""Detect, while a script runs, what keeps its reruns from being equal, and at which line."""
+"""Detects, while a script runs, why reruns of it would differ, and at which lines of the script."""

@@ -1,4 +1,4 @@
-"""Runs an action when the script first imports a package, so that nobody else has to import it."""
+"""Runs an action when the script first imports a package, so that iotwin need not import it."""
 
 import importlib.util
 import sys
@@ -11,13 +11,13 @@ _Action = Callable[[], None]
 
 
 class _ActionFinder(MetaPathFinder):
-    """Finds the packages that have actions by asking the other finders, and runs the actions once the package is imported."""
+    """Finds packages that have actions through Python's other finders, and runs the actions once such a package is imported."""
 
     def __init__(self) -> None:
         self.actions: dict[str, list[_Action]] = {}
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None) -> ModuleSpec | None:
-        actions = self.actions.pop(name, None)  # without them, this finder leaves the search below to the others
+        actions = self.actions.pop(name, None)  # removed, so that the search below does not enter this finder again
         spec = importlib.util.find_spec(name) if actions else None
         if actions is None or spec is None or spec.loader is None:
             return None
@@ -36,7 +36,7 @@ _finder = _ActionFinder()
 
 
 def after_import(package: str, action: Callable[[], None]) -> None:
-    """Run `action` after the top-level `package` is imported; now, if it is already. Actions run in the order of these calls."""
+    """Run `action` once the top-level `package` is imported, at once if it already is; several actions in the order of calls."""
     if package in sys.modules:
         action()
         return

@@ -1,4 +1,4 @@
-"""The call that a frame is executing, from its source text: compiled functions have no frame that shows their arguments."""
+"""Finds the call that a frame is executing in its source text: calls of compiled functions have no frame with their arguments."""
 
 import ast
 import functools
@@ -11,15 +11,15 @@ _UNKNOWN = object()
 
 
 def current_call(frame: types.FrameType) -> ast.Call | None:
-    """Return the call that a frame is executing, None if its source is not known."""
+    """Return the call that a frame is executing, None if the source is unknown."""
     position = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
     return None if position is None else _calls(frame.f_code.co_filename).get(position)
 
 
 def is_given(frame: types.FrameType, call: ast.Call, *names: str) -> bool:
-    """Return whether the call's first argument, or a keyword of `names`, is not None.
+    """Return whether the first positional argument of `call`, or a keyword argument in `names`, is not None.
 
-    True also if its value is unknown, because it is not a constant, a variable, or an attribute of a variable.
+    Also True if the value is unknown, because it is no constant, variable, or attribute of a variable.
     """
     given = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg in names)]
     return any(_value(frame, node) is not None for node in given)
@@ -31,14 +31,14 @@ def _value(frame: types.FrameType, node: ast.expr) -> Any:
     if isinstance(node, ast.Name):
         return frame.f_locals.get(node.id, frame.f_globals.get(node.id, _UNKNOWN))
     if isinstance(node, ast.Attribute):
-        # Only plain attributes: a property could have side effects.
+        # Only attributes in __dict__ are read: a property could have side effects.
         return getattr(_value(frame, node.value), "__dict__", {}).get(node.attr, _UNKNOWN)
     return _UNKNOWN
 
 
 @functools.cache
 def _calls(file: str) -> dict[tuple[int | None, int | None, int | None, int | None], ast.Call]:
-    """Return the calls in a source file by first and last line and first and last column, as the interpreter gives them."""
+    """Return the calls in a source file by position: (first line, last line, first column, last column), as in `co_positions`."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""Randomness that no seed fixes: what a script takes from the operating system, by source and line."""
+"""Detects randomness that no seed fixes: where a script draws from the operating system or the clock, by source and line."""
 
 import ast
 import functools
@@ -28,12 +28,13 @@ _WATCHED = ("random", "np.random", "numpy.random", "torch", "torch.random")  # t
 
 
 class EntropySources:
-    """Watches the sources of entropy. With `seed`, generators that are not seeded, and bytes that the script takes, come from it.
+    """Watches the sources of entropy. With `seed`, unseeded generators and the bytes that the script draws are derived from
+    `seed`.
 
-    A rerun then also names files and runs as before, if the script names them by such bytes.
+    A rerun then also gives files and runs the same names, if the script builds these names from the bytes.
     """
 
-    draws = 0  # from the seed, by this process so far
+    draws = 0  # number of draws derived from the seed in this process
 
     def __init__(self, findings: Findings, seed: int | None = None) -> None:
         self._findings, self._seed = findings, seed
@@ -51,9 +52,9 @@ class EntropySources:
     # Seeds that are not given
 
     def _fresh_seed(self, source: str) -> int:
-        """Record an unseeded generator, and return a seed for it."""
+        """Record that a generator is made without a seed, and return a seed for it."""
         line = script_line(sys._getframe(2))
-        # The standard library draws names of files and sockets; packages make generators when they are imported, and rarely use
+        # The standard library draws names of files and sockets. Packages create generators at import, and rarely use
         # them. Results depend on neither.
         if line is not None and not any(_is_apart(each.file) for each in line.inside):
             self._add(source, line)
@@ -66,9 +67,9 @@ class EntropySources:
         return int.from_bytes(self._urandom(bits // 8), "little")
 
     def _keyed(self, seed: int) -> Any:
-        """Return the generator of the next draw from the seed."""
+        """Return a generator for the next draw, derived from `seed` and the number of draws so far."""
         worker = getattr(sys.modules.get("torch.utils.data._utils.worker"), "_worker_info", None)
-        # A forked worker goes on counting where its parent was, so its own seed must distinguish it and its epoch.
+        # A forked worker inherits its parent's `draws`. The worker's seed, new in each epoch, makes its draws different.
         key = seed if worker is None else worker.seed % 2**63
         EntropySources.draws += 1
         return generator(key, Purpose.ENTROPY, rank=worker is not None, step=EntropySources.draws)
@@ -95,7 +96,7 @@ class EntropySources:
         np.random.bit_generator.randbits = self._numpy_bits  # type: ignore[attr-defined]
 
     def _numpy_bits(self, bits: int) -> int:
-        """Return the entropy that numpy takes for a bit generator or a RandomState, even if a seed replaces it at once."""
+        """Return `bits` random bits for a new generator of numpy, and record the line if the generator gets no seed."""
         import numpy as np
 
         frame = sys._getframe(1)
@@ -141,7 +142,7 @@ class EntropySources:
         setattr(module, name, seeding)
 
     def _seeded(self, seed: Any) -> None:
-        """Record a seed that is taken from the clock."""
+        """Record the line if the seed of a generator is the current time."""
         if isinstance(seed, int | float) and _is_recent(seed) and (line := script_line(sys._getframe(2))) is not None:
             self._add("time", line)
 
@@ -182,9 +183,9 @@ class EntropySources:
                 self._add(arguments[0], line)
 
     def _take(self, source: str, line: ScriptLine | None) -> bool:
-        """Record bytes that the script takes, directly or by `random`, `secrets` or `uuid`, and return True.
+        """Return whether the script draws these bytes, directly or by `random`, `secrets` or `uuid`; if so, record the line.
 
-        Other code draws names by them: these are not recorded.
+        Draws of other code, such as for temporary names, are not recorded.
         """
         if line is None or not all(_is_random(each.file) for each in line.inside):
             return False
@@ -198,9 +199,9 @@ class EntropySources:
 
 
 def unwatched_sources(path: Path) -> list[tuple[str, int]]:
-    """Return the calls of `seed` without arguments in a source file, as of torch.Generator: (source, line).
+    """Return the calls of `seed` without arguments, as of torch.Generator, in a source file: (source, line), line from 1.
 
-    They are found in the text, whether or not they run, because the classes of compiled libraries cannot be watched.
+    They are found in the text, whether or not they run, because classes of compiled libraries cannot be patched.
     """
     try:
         tree = ast.parse(read_foreign(path, _MOST_SOURCE_BYTES))
@@ -224,7 +225,7 @@ def _is_apart(file: str) -> bool:
 
 
 def _is_recent(seed: float) -> bool:
-    """Return whether a number is the time of the last minute, in any unit, or its milliseconds in 32 bits."""
+    """Return whether a number is a time of the last minute in any unit of _PER_SECOND, or the low 32 bits of its milliseconds."""
     now = time.time()
     whole = any(abs(seed - now * unit) < _RECENT_S * unit for unit in _PER_SECOND)
     return whole or abs(seed - now * 1000 % 2**32) < _RECENT_S * 1000

@@ -1,4 +1,4 @@
-"""What is found at lines of a script while it runs, also by processes that it forks, such as workers of loaders."""
+"""Collects what detectors find at lines of a script, also in processes that the script forks, such as workers of loaders."""
 
 import contextlib
 import os
@@ -7,9 +7,9 @@ import msgspec
 
 
 class Findings:
-    """Unique findings of this process and of those that it forks: (what, file, line).
+    """Findings of this process and of those that it forks, each once: (what was found, file, line).
 
-    They are in an anonymous file, which forked processes share. Processes that are spawned do not.
+    They are stored in an anonymous file, which forked processes share. Processes that are spawned do not share it.
     """
 
     def __init__(self) -> None:
@@ -22,12 +22,12 @@ class Findings:
         if finding in self._found:
             return
         self._found.add(finding)
-        # A script that closes all descriptors, as daemons do, must not fail because of this one.
+        # The script may have closed all descriptors, as daemons do. It must not fail because this file is closed.
         with contextlib.suppress(OSError):
             os.write(self._descriptor, msgspec.json.encode(finding) + b"\n")
 
     def all(self) -> list[tuple[str, str, int]]:
-        """Return the findings of all these processes, each once, sorted by file and line."""
+        """Return the findings of this and all forked processes, each once, sorted by file and line."""
         found = set(self._found)
         with contextlib.suppress(OSError):
             content = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)

@@ -1,4 +1,4 @@
-"""The operations of PyTorch that a script uses although they have no deterministic implementation."""
+"""Detects the PyTorch operations in a script that have no deterministic implementation."""
 
 import re
 import sys
@@ -15,9 +15,10 @@ _WARNING = re.compile(
 
 
 def watch(findings: Findings) -> None:
-    """Record each operation that torch warns about, with the script's line, instead of showing the warning.
+    """Record each operation that torch warns about with the script's line, and hide the warning.
 
-    An operation of the backward pass is recorded with the line that calls `backward`. The script's own filters do not hide it.
+    For operations of the backward pass, it is the line that calls `backward`. Warning filters of the script have no effect on
+    this.
     """
     shown: Any = warnings._showwarnmsg  # type: ignore[attr-defined]  # the function that Python and torch call with each warning
     mutated: Any = warnings._filters_mutated  # type: ignore[attr-defined]  # called after each change of the filters

@@ -1,4 +1,4 @@
-"""Which line of the script a call comes from: the innermost frame in no installed package."""
+"""Finds the line of the script that a call comes from: the innermost frame outside of installed packages."""
 
 import functools
 import site
@@ -20,7 +20,7 @@ def _folders(paths: tuple[str, ...]) -> tuple[str, ...]:
 _SEARCHED = tuple(f"{each}/" for each in (*_STANDARD, *_PACKAGES))
 _STANDARD_FOLDERS = _folders(_STANDARD)
 _WORKLOADS = Path(__file__).resolve().parents[2]
-# This package but for its training jobs, which are scripts as others are.
+# The folders of iotwin. Its training jobs are excluded: they count as scripts.
 _ROOMS = [each for each in Path(str(sys.modules["iotwin"].__file__)).parent.iterdir() if each.is_dir()]
 _OWN = (
     *(str(_WORKLOADS / name) for name in ("detrain", "state", "policies")),
@@ -30,14 +30,14 @@ _PACKAGE_FOLDERS = _folders((*_PACKAGES, *_OWN))
 
 
 class Inside(NamedTuple):
-    """A function that the script called, directly or not."""
+    """A function of a package that the script called, directly or not."""
 
     file: str
     function: str
 
 
 class ScriptLine(NamedTuple):
-    """A line of the script, from 1. `inside`: the functions of other code between this line and the call, outermost first."""
+    """A line of the script, from 1. `inside`: functions of packages between this line and the current call, outermost first."""
 
     file: str
     line: int
@@ -45,7 +45,7 @@ class ScriptLine(NamedTuple):
 
 
 def script_line(frame: types.FrameType | None) -> ScriptLine | None:
-    """Return the line of the script that `frame` was called from, or is in; None if the script has not called it."""
+    """Return the script's line that is executing in `frame` or called it; None if no frame belongs to the script."""
     inside: list[Inside] = []
     while frame is not None:
         file = frame.f_code.co_filename
