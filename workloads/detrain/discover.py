@@ -50,7 +50,7 @@ def discover(script: Path) -> Instrumentation:
 
 
 def analyse(script: Path) -> Instrumentation:
-    """Return the loops of a script, of kind NONE if there are none. Raises IotwinError if it is no Python."""
+    """Return the loops of a script; `kind` is NONE if none was found. Raises IotwinError if the file is no valid Python."""
     begin = time.perf_counter()
     with _deeper_recursion(script):
         found = _analysed(script)
@@ -162,9 +162,9 @@ def _call_lines(sinks: list[Sink]) -> list[CallLine]:
 
 
 def _update(chosen: BatchLoop) -> Sink:
-    """Return the last call in the loop that updates weights, in each iteration if there is one that does.
+    """Return the last call in the loop that updates weights, preferably one that runs in every iteration.
 
-    If none does, return the last that computes gradients.
+    If no call updates weights, return the last one that computes gradients.
     """
     for kind in (SinkKind.UPDATE, SinkKind.GRADIENT, SinkKind.WEAK):
         found = [each for each in chosen.sinks if each.kind is kind and (each.within is None or each.within.kind is not kind)]
@@ -230,7 +230,7 @@ def _loader(choice: LoopChoice, source: Source, around: ActiveLoop) -> BatchSour
 def _judged(
     graph: CallGraph, batches: list[BatchLoop], chosen: BatchLoop, update: Sink, frameworks: list[Sink]
 ) -> tuple[float, list[str]]:
-    """Return how sure the result is, and why."""
+    """Return the confidence in the result, from 0 to 1, and the reasons for it in words."""
     confidence, reasons = _USUAL, [_source_reason(chosen)]
     for factor, holds, reason in (
         (0.75, chosen.source is None, "each iteration may train on the same data"),
@@ -261,7 +261,7 @@ def _judged(
 
 
 def _is_comprehension(chosen: BatchLoop, update: Sink) -> bool:
-    """Return whether a comprehension repeats whole steps, and not just the updates of several optimizers."""
+    """Return whether a comprehension repeats whole training steps, not just the updates of several optimizers."""
     gradients = [each for each in chosen.sinks if each.kind in (SinkKind.GRADIENT, SinkKind.WEAK)]
     return update.repeated and all(each.repeated for each in gradients)
 
@@ -282,7 +282,7 @@ def _source_reason(chosen: BatchLoop) -> str:
 
 
 def _packages_that_may_train(graph: CallGraph) -> list[str]:
-    """Return the calls of installed packages that get a model or a loader, since they may contain the loop."""
+    """Return the calls of installed packages that get a model or a loader: they may contain the training loop."""
     found = []
     models = Models(graph.inference)
     for frame in graph.frames:

@@ -1,4 +1,4 @@
-"""Reads inst.info, the file in which the original DETrain keeps the lines of a script."""
+"""Reads inst.info, the file in which the original DETrain stores the lines of a script's loops."""
 
 import ast
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _KINDS: dict[str, Kind] = {"ON_DATASET": "FOR_OVER_LOADER", "ON_CUSTOM": "NEXT_C
 
 
 class _Place(NamedTuple):
-    """A line that inst.info names, and what is there. `calls`: the first call of the statement."""
+    """A line that inst.info names. `calls`: the first call of the statement at that line."""
 
     file: Path
     line: int
@@ -35,11 +35,11 @@ class _Place(NamedTuple):
 
 
 def read_inst_info(path: Path) -> Instrumentation:
-    """Return what an inst.info of the original states.
+    """Convert a file inst.info of the original DETrain.
 
-    Files are relative to the folder of inst.info, or else to the current directory. The confidence is low if there are no loops
-    at the lines of loops, since the original does not notice that a script has changed. Raises IotwinError if the document or a
-    file that it names cannot be read.
+    The files that it names are searched in its own folder, then in the current directory. The confidence is low if a named line
+    holds no loop, since the original does not notice changes of a script. Raises IotwinError if inst.info or a file that it names
+    cannot be read.
     """
     document = _literal(path)
     info = _section(document, "code_info", path)
@@ -83,7 +83,7 @@ def _literal(path: Path) -> Mapping[str, Any]:
 
 
 def _section(document: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
-    """Return a section of the document. The original writes lists of loaders, of which it uses the first."""
+    """Return a section of the document. If it is a list of loaders, as the original writes, return the first element."""
     section = document.get(name)
     if isinstance(section, list | tuple) and section:
         section = section[0]

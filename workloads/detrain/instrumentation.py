@@ -19,7 +19,7 @@ Kind = Literal["FOR_OVER_LOADER", "NEXT_CALL", "INDEXED", "GENERATOR", "FRAMEWOR
 
 
 class SourceLine(msgspec.Struct, frozen=True):
-    """A line of a source file, from 1: where the statement begins."""
+    """The line, from 1, at which a statement of a source file begins."""
 
     file: str  # absolute path
     line: Annotated[int, msgspec.Meta(ge=1)]
@@ -39,7 +39,7 @@ class Wrapper(msgspec.Struct, frozen=True):
 
 
 class BatchSource(msgspec.Struct, frozen=True):
-    """The object that yields the batches. `persistent`: it lives longer than an epoch."""
+    """The object that yields the batches. `persistent`: it is the same object in all epochs."""
 
     name: str
     persistent: bool = True
@@ -48,9 +48,8 @@ class BatchSource(msgspec.Struct, frozen=True):
 class Instrumentation(msgspec.Struct, frozen=True, kw_only=True):
     """The loops of a script. Lines are those of the `for` or `while`, or of the statement that makes the call.
 
-    `sources` gives the SHA-256 of each file with a line in the document. `sinks`: all calls that update weights. `reasons`: in
-    words, what speaks for and against this result. `confirmed`, `iterations` and `reads_in_data_call` are None or 0 without a
-    confirming run.
+    `sources`: SHA-256 of each file that a line names. `sinks`: all calls that update weights. `reasons`: evidence for and against
+    this result, in words. `confirmed`, `iterations` and `reads_in_data_call` are None or 0 unless `confirm` ran the script.
     """
 
     version: int = VERSION
@@ -79,7 +78,7 @@ def source_sha256(path: Path) -> str:
 
 
 def read_instrumentation(path: Path) -> Instrumentation:
-    """Read inst.json. Raises IotwinError if it is none, or of another version."""
+    """Read inst.json. Raises IotwinError if the file is invalid or of another version."""
     found = read_foreign_struct(path, Instrumentation)
     if found.version != VERSION:
         raise IotwinError(f"{path}: is of version {found.version}; this iotwin reads {VERSION}; discover the script again")
@@ -87,12 +86,12 @@ def read_instrumentation(path: Path) -> Instrumentation:
 
 
 def write_instrumentation(path: Path, found: Instrumentation) -> None:
-    """Write inst.json, whole or not at all."""
+    """Write inst.json atomically."""
     write_whole(path, struct_json(found))
 
 
 def changed_sources(found: Instrumentation) -> list[str]:
-    """Return the files that have changed, or are gone, since the document was written."""
+    """Return the files in `found.sources` that have changed, or are missing, since the document was written."""
     changed = []
     for file, digest in found.sources.items():
         try:

@@ -1,7 +1,7 @@
-"""Iterators of PyTorch's DataLoader that know their position, and that a resumed run starts at a position without reading.
+"""Iterators of PyTorch's DataLoader that know their position, and can start at a position without reading earlier batches.
 
-The first batches that such an iterator yields are placeholders: the loop's `enumerate`, `zip` or progress bar counts them, and
-the session takes them before the loop's body would.
+For each earlier batch such an iterator first yields a placeholder, so that the loop's `enumerate`, `zip` or progress bar counts
+it. The session consumes the placeholders before the loop's body runs.
 """
 
 from collections import deque
@@ -21,15 +21,15 @@ from iotwin.workloads.detrain.saving.provider import Provider
 from iotwin.workloads.detrain.saving.providers import provider_of
 from iotwin.workloads.detrain.saving.tensorflow_states import DatasetTracker, TrackedDatasetIterator
 
-_MOST_PASSES = 200  # whose beginnings are remembered, each some kilobytes
+_MOST_PASSES = 200  # remembered; each takes some kilobytes
 _NUMBERS = count()
 
 
 class IteratorState(NamedTuple):
-    """Where an iterator is.
+    """The position of an iterator.
 
-    `position`: batches that it has yielded; `began`, `drawn`: the generators' states before it was made, and before its first
-    indices were drawn, None if that has not happened; `passes`: iterators of its loader before.
+    `position`: number of batches that it has yielded. `began`, `drawn`: states of the random generators before it was made, and
+    before it drew its first indices (None: not yet). `passes`: how many iterators of its loader began before it.
     """
 
     position: int
@@ -39,7 +39,7 @@ class IteratorState(NamedTuple):
 
 
 class Placeholder:
-    """What a resumed iterator yields for a batch that nobody reads. Whatever uses it ends in an error."""
+    """Stands for a batch that a resumed run does not read. Any use of it raises IotwinError."""
 
     def __getattr__(self, name: str) -> Any:
         raise _processed()
@@ -59,13 +59,13 @@ def _processed() -> IotwinError:
 
 
 class TrackedIterator:
-    """The iterator that a DataLoader gives to a script."""
+    """The iterator that a DataLoader returns to a script while a LoaderTracker is active."""
 
     def __init__(self, loader: "DataLoader[Any]", tracker: "LoaderTracker", start: IteratorState | None) -> None:
         self.loader, self._tracker = loader, tracker
-        self.requested: deque[list[Any]] = deque()  # indices of the batches to come, and of the one that was yielded last
+        self.requested: deque[list[Any]] = deque()  # sample indices of drawn batches that have not been yielded
         self.reads_ahead = loader.num_workers > 0
-        self._awaited: IteratorState | None = None  # where it is to start when its first batch is fetched
+        self._awaited: IteratorState | None = None  # the state to restore when the first batch is fetched
         self._start(start)
 
     def _start(self, start: IteratorState | None) -> None:
@@ -83,7 +83,7 @@ class TrackedIterator:
             self.draw(lambda: next(self._real._sampler_iter))
 
     def draw(self, next_index: Callable[[], object]) -> None:
-        """Draw the indices of the batches that are not read, before others are drawn."""
+        """Draw the indices of the batches that are skipped, before the first others are drawn."""
         if self._drawn is None:
             if self._start_state is not None and self._start_state.drawn is not None:
                 set_generators(self.loader, self._start_state.drawn)
@@ -93,14 +93,15 @@ class TrackedIterator:
                 next_index()
 
     def state(self) -> IteratorState:
-        """Return where it is."""
+        """Return the iterator's present state."""
         return self._awaited or IteratorState(self.position, self._began, self._drawn, self.passes)
 
     def go_to(self, state: IteratorState) -> None:
-        """Begin anew, and go on as an iterator in this state does, without reading what it had yielded.
+        """Start again, and continue as an iterator in this state does, without reading the batches that it had yielded.
 
-        If it had not drawn its first indices, it draws them with its first batch, as without workers: here it may have workers,
-        which draw them when they begin.
+        If that iterator had not drawn indices yet, this one draws its own with its first batch, even if worker processes would
+        draw
+        them at its start.
         """
         if state.drawn is None:
             self._awaited = state
@@ -111,7 +112,7 @@ class TrackedIterator:
 
     @property
     def restorable(self) -> bool:
-        """False if what comes next is only known by reading."""
+        """False if the next batches are only known after reading all earlier ones."""
         return not isinstance(self.loader.dataset, IterableDataset)
 
     def __iter__(self) -> "TrackedIterator":
@@ -139,8 +140,8 @@ class TrackedIterator:
 class LoaderTracker:
     """Patches DataLoader, so that each iterator is tracked.
 
-    `on_batch` is called with the indices of each batch that is yielded. `workers`: processes of all loaders, in place of the
-    script's number. With an `item_seed`, what the items of a data set draw depends on the pass and the item alone.
+    `on_batch` is called with the sample indices of each batch that is yielded. `workers` replaces the script's number of worker
+    processes. With an `item_seed`, random draws of an item of a data set depend only on the pass and the item.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class LoaderTracker:
         self._make = DataLoader.__iter__
         self._making: list[TrackedIterator] = []
         self._starts: deque[IteratorState] = deque()
-        self.opened: list[TrackedIterator | TrackedDatasetIterator] | None = None  # those that began since `opens`
+        self.opened: list[TrackedIterator | TrackedDatasetIterator] | None = None  # iterators that began since `opens`
         self._datasets = DatasetTracker(lambda begun: self.opened.append(begun) if self.opened is not None else None)
         self._history: dict[str, Any] = {}
         self._replayed: dict[str, Any] = {}
@@ -182,7 +183,7 @@ class LoaderTracker:
         torch_loader._BaseDataLoaderIter._next_index = indices
 
     def make(self, owner: TrackedIterator) -> Any:
-        """Return the iterator that DataLoader makes."""
+        """Return the iterator that DataLoader makes for `owner`."""
         self._making.append(owner)
         try:
             made = self._make(owner.loader)
@@ -192,16 +193,18 @@ class LoaderTracker:
         return made
 
     def remember(self, iterator: TrackedIterator) -> None:
-        """Remember how a pass began, for checkpoints that are replayed."""
+        """Remember how the pass of an iterator began, for checkpoints that are restored by replaying the run."""
         if len(self._history) < _MOST_PASSES:
             self._history[_key(iterator.loader, iterator.passes)] = iterator.state()._replace(position=0)._asdict()
 
     def replays(self, history: dict[str, Any], last: dict[str, Any]) -> None:
-        """Passes that begin from now on begin as those of an earlier run did. `last`: the batch of each loader to come to."""
+        """Let later passes begin as in the `history` of an earlier run. `last`: by loader, the batch that the replay must
+        reach.
+        """
         self._replayed, self._expected = history, last
 
     def replayed(self) -> None:
-        """A replay has come to its checkpoint. Raises IotwinError if its loaders have not."""
+        """End a replay. Raises IotwinError if a loader has not reached its expected last batch."""
         here = self.last_batches()
         if different := [name for name in here.keys() & self._expected.keys() if here[name] != self._expected[name]]:
             raise IotwinError(
@@ -210,20 +213,20 @@ class LoaderTracker:
         self._replayed, self._expected = {}, {}
 
     def begun_before(self, loader: "DataLoader[Any]") -> IteratorState | None:
-        """Return how the coming pass over a loader began in the run that is replayed."""
+        """Return how the next pass over a loader began in the run that is replayed; None if that is unknown."""
         found = self._replayed.get(_key(loader, loader.__dict__.get("detrain_passes", 0)))
         return IteratorState(**found) if found else None
 
     def history(self) -> dict[str, Any]:
-        """Return how the passes over all loaders began, up to 200 of them."""
+        """Return how the passes over each loader began, for at most _MOST_PASSES passes."""
         return dict(self._history)
 
     def last_batches(self) -> dict[str, Any]:
-        """Return the indices of the last batch of each loader."""
+        """Return, by loader, the sample indices of its last batch."""
         return {name: repr(indices) for name, indices in self._last.items()}
 
     def passes_of(self, loader: "DataLoader[Any]", passes: int | None) -> int:
-        """Return how many iterators of `loader` began before, or set that to `passes`; key its items by that."""
+        """Return how many iterators of `loader` began before, or set this to `passes`. The loader's items are keyed by it."""
         found: int = loader.__dict__.get("detrain_passes", 0) if passes is None else passes
         loader.__dict__["detrain_passes"] = found + 1
         if self._item_seed is not None:
@@ -234,47 +237,47 @@ class LoaderTracker:
         return found
 
     def yielded(self, iterator: TrackedIterator) -> None:
-        """Learn that an iterator has yielded a batch."""
+        """Record that an iterator has yielded a batch."""
         indices = iterator.requested.popleft() if iterator.requested else []
         self._last[str(_number(iterator.loader))] = indices
         if self._on_batch is not None:
             self._on_batch(indices)
 
     def opens(self, starts: list[dict[str, Any] | None]) -> None:
-        """A loop begins: the iterators that begin from now on start at `starts`, in order; without, at their beginning."""
+        """Prepare for a new loop: its iterators, in the order in which they begin, start at `starts`; []: at the beginning."""
         self.opened = []
         self._starts = deque(IteratorState(**each) for each in starts if each and "drawn" in each)
         self._datasets.opens([each for each in starts if each and "files" in each])
 
     def about_to_save(self) -> None:
-        """The next batch is saved when it has been fetched: pipelines of tf.data must remember where they are."""
+        """Let tf.data pipelines remember their positions: the run is saved once the next batch is fetched."""
         for each in self.opened or ():
             if isinstance(each, TrackedDatasetIterator):
                 each.remember()
 
     def states(self, fetched: bool) -> tuple[list[dict[str, Any] | None], list[str]]:
-        """Return the states of the loop's iterators, and in words which of them cannot start there.
+        """Return the state of each iterator of the loop, None if it cannot be restored, and descriptions of the latter.
 
-        `fetched`: the loop has got a batch from each that it has not trained on.
+        `fetched`: the loop has fetched a batch from each iterator but has not trained on it.
         """
         found = [_state_before(each, fetched) for each in self.opened or ()]
         return found, [f"data loader {index} of the loop" for index, each in enumerate(found) if each is None]
 
     def opened_all(self) -> None:
-        """The loop has its first batch: later iterators are others."""
+        """End the preparation of `opens`: the loop has its first batch, so later iterators are not the loop's."""
         self._starts.clear()
         self._datasets.opened()
 
 
 def _state_before(iterator: TrackedIterator | TrackedDatasetIterator, fetched: bool) -> dict[str, Any] | None:
-    """Return where an iterator was before the batch that was `fetched`; None if it cannot start there."""
+    """Return an iterator's state, before its last batch if that was only `fetched`; None if no iterator can start there."""
     if isinstance(iterator, TrackedDatasetIterator):
         return iterator.state(fetched)
     return iterator.state()._replace(position=iterator.position - fetched)._asdict() if iterator.restorable else None
 
 
 def _number(loader: "DataLoader[Any]") -> int:
-    """Return the number of a loader, in the order in which the script first iterates over them."""
+    """Return the number of a loader, in the order in which the script first iterates over its loaders."""
     if "detrain_number" not in loader.__dict__:
         loader.__dict__["detrain_number"] = next(_NUMBERS)
     return int(loader.__dict__["detrain_number"])
@@ -285,7 +288,7 @@ def _key(loader: "DataLoader[Any]", passes: int) -> str:
 
 
 def generators_of(loader: "DataLoader[Any]") -> dict[str, Any]:
-    """Return the states of the global generators, and those of the loader's and its samplers' own generators."""
+    """Return the states of the global generators and of the generators that the loader and its samplers own."""
     own = [provider.save(generator, {}) for generator, provider in _own_generators(loader)]
     return {**generator_states(), "own": own}
 

@@ -1,4 +1,4 @@
-"""Marks that a script may set itself, where its loops cannot be found in its source.
+"""Marks that a script may set itself, if iotwin cannot find its loops in its source.
 
     from iotwin.workloads.detrain import record_batch, record_epoch
 
@@ -8,8 +8,8 @@
             if not record_batch():
                 continue  # before the checkpoint that the run resumes at
 
-Without ``iotwin detrain run``, these marks of epochs and batches do nothing. With it, they save and resume as instrumented loops
-do. A resumed run gets its earlier batches again, and skips them.
+Without ``iotwin detrain run``, marks of epochs and batches do nothing. With it, they save and resume. A resumed run reads the
+earlier batches of its epoch again, and skips them.
 """
 
 import sys
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _session: "Session | None" = None
-_ignored: list[dict[str, Any]] = []  # the generators' states where parts that are ignored began
+_ignored: list[dict[str, Any]] = []  # the generators' states at each open `ignore_start`
 
 
 def use(session: "Session") -> None:
-    """Let the marks work for a run."""
+    """Connect the marks with the session of a run."""
     global _session
     _session = session
     if session.resume is not None:
@@ -36,7 +36,7 @@ def use(session: "Session") -> None:
 
 
 def record_epoch(epoch: int | None = None) -> bool:
-    """An epoch begins. Return False if the run resumes in a later one; its batches are then skipped.
+    """Mark the begin of an epoch. Returns False if the run resumes in a later epoch: the batches of this one are then skipped.
 
     `epoch`: its index, from 0; by default epochs are counted.
     """
@@ -51,7 +51,7 @@ def record_epoch(epoch: int | None = None) -> bool:
 
 
 def record_batch(batch: int | None = None) -> bool:
-    """A batch begins. Return False if it is to be skipped.
+    """Mark the begin of a batch. Returns False if the script must skip this batch.
 
     `batch`: its index in the epoch, from 0; by default batches are counted.
     """
@@ -69,24 +69,24 @@ def record_batch(batch: int | None = None) -> bool:
 
 
 def ignore_start() -> None:
-    """What follows up to `ignore_end`, such as a picture of samples, shall not change what training draws."""
+    """Save the random generators' states, so that code up to `ignore_end`, such as a plot, does not change training."""
     _ignored.append(generator_states())
 
 
 def ignore_end() -> None:
-    """The random generators go on as at the last `ignore_start`."""
+    """Restore the random generators' states of the last `ignore_start`."""
     if _ignored:
         set_generator_states(_ignored.pop())
 
 
 def checkpoint() -> None:
-    """Save before the next batch, besides those batches that the options name."""
+    """Save a checkpoint before the next batch, in addition to those that the options request."""
     if _session is not None:
         _session.policy.ask()
 
 
 def next_batch(function: _Function) -> _Function:
-    """Mark the function that returns the next batch, so that the steps log has its inputs."""
+    """Decorate the function that returns the next batch, so that the steps log contains the batch's digest."""
 
     def marked(*arguments: Any, **options: Any) -> Any:
         found = function(*arguments, **options)

@@ -1,4 +1,4 @@
-"""A patch that puts marks into the loops of a script, for people who would rather change the script than run it instrumented."""
+"""Makes a patch that adds the marks of markers.py to a script, for users who prefer that to `iotwin detrain run`'s rewriting."""
 
 import difflib
 from pathlib import Path
@@ -12,7 +12,10 @@ _EPOCH, _BATCH = "record_epoch()", "if not record_batch():"
 
 
 def marks_patch(found: Instrumentation) -> str:
-    """Return the diff that adds the marks, for `patch -p1` here. Raises IotwinError if a line is no loop's any more."""
+    """Return the diff that adds the marks, for `patch -p1` in the current directory.
+
+    Raises IotwinError if a line of `found` no longer holds a loop.
+    """
     if found.batch is None:
         raise IotwinError(f"{found.script}: has no loop that marks could be put into")
     changes: dict[str, dict[int, list[str]]] = {}

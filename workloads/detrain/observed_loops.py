@@ -26,16 +26,16 @@ from iotwin.workloads.detrain.source_analysis.local_modules import parsed
 from iotwin.workloads.detrain.source_analysis.scopes import LOOPS
 
 MOST_ITERATIONS = 5
-_MOST_INTERRUPTS = 20  # of a script that swallows every exception
-_GRACE_S = 3.0  # for the script to end after it was interrupted
+_MOST_INTERRUPTS = 20  # then the process is ended, as the script catches every exception
+_GRACE_S = 3.0  # time for the script to end after an interrupt
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
 class LoopReport(msgspec.Struct):
-    """What was observed. `sinks`: how often each sink of the document ran within the loop; `reads`: in all data calls, if known.
+    """What a run of the script showed. `sinks`: calls of each update within the loop; `reads`: system calls in all data calls.
 
-    `persistent`: whether the loader was the same object in two epochs, None unless two epochs began. `is_generator`: whether the
-    loader is a generator, None if unknown. `ended`: why the run ended.
+    `persistent`: the loader was the same object in two epochs, None unless two epochs began. `is_generator`: the loader is a
+    generator. `ended`: why the run ended. None: unknown.
     """
 
     iterations: int = 0
@@ -48,12 +48,12 @@ class LoopReport(msgspec.Struct):
 
 
 class EnoughIterations(BaseException):
-    """Ends the script. No `except Exception` of it catches this."""
+    """Raised in the script to end it. No `except Exception` catches this."""
 
 
 @dataclass(frozen=True)
 class _Span:
-    """Lines of a statement, or of the body of a loop, with the column at which it begins."""
+    """The lines of a statement or of a loop's body, and the column at which it begins."""
 
     file: str
     first: int
@@ -150,7 +150,7 @@ class LoopObserver:
         return _Offsets(batch, epoch, data, sinks, header, on_one_line)
 
     def _reached(self, frame: types.FrameType, offsets: "_Offsets") -> None:
-        """Count what begins at the instruction that comes next."""
+        """Count the iteration, epoch, data call or update that begins at the next instruction."""
         at, line = frame.f_lasti, frame.f_lineno
         if self._enough:
             self._interrupt()
@@ -196,7 +196,7 @@ class LoopObserver:
             known = after is not None and self._reads_alone and not _has_children()
             self._reads.append(
                 after - self._reads_before - 1 if known and after else None
-            )  # less the reading of the count itself
+            )  # minus 1: reading the count is a read call too
             self._reads_before = None
 
     def _note_loader(self, frame: types.FrameType) -> None:
@@ -246,7 +246,7 @@ class LoopObserver:
 
 @dataclass(frozen=True)
 class _Offsets:
-    """Offsets of instructions in a function at which an iteration, an epoch, the data call and the sinks begin."""
+    """Offsets of the instructions in a function at which an iteration, an epoch, the data call and the sinks begin."""
 
     batch: int | None
     epoch: int | None
@@ -287,7 +287,7 @@ def _content(file: str) -> bytes:
 
 
 def main() -> None:
-    """Run the script of the command line: the document, the report to write, seconds, the script and its arguments."""
+    """Run the script. Words of the command line: inst.json, report to write, limit in seconds, script and its arguments."""
     instructions, report, timeout, script, *arguments = sys.argv[1:]
     try:
         observer = LoopObserver(read_instrumentation(Path(instructions)), Path(report))
@@ -319,7 +319,7 @@ def main() -> None:
     observer.write(reason)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # without the handlers that the script has registered for its end
+    os._exit(0)  # skips the script's atexit handlers
 
 
 if __name__ == "__main__":

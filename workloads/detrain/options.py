@@ -1,4 +1,4 @@
-"""What the options of a run mean, and which contradict one another."""
+"""Parses the options of `iotwin detrain run`, and refuses contradictory ones."""
 
 import os
 import re
@@ -20,7 +20,7 @@ class Every(NamedTuple):
 
 
 def every(text: str) -> Every:
-    """Return what a text such as 2epochs, 100batches or 5min means. Raises UsageError if it is no period."""
+    """Parse a text such as 2epochs, 100batches or 5min. Raises UsageError if it is no such interval."""
     match = _EVERY.fullmatch(text)
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"--every '{text}' is no period; give one such as 2epochs, 100batches, 5min or 30s")
@@ -33,7 +33,7 @@ def every(text: str) -> Every:
 
 
 def points(text: str) -> list[tuple[int, int]]:
-    """Return the (epoch, batch) that a text such as 0:3,1:6 lists, both from 0. Raises UsageError if it lists none."""
+    """Parse a text such as 0:3,1:6 into pairs (epoch, batch), both from 0. Raises UsageError if it is no such list."""
     found = [re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", part) for part in text.split(",")]
     if not all(found):
         raise UsageError(f"--at '{text}' lists no batches; give EPOCH:BATCH,... such as 0:3,1:6, both from 0")
@@ -41,7 +41,7 @@ def points(text: str) -> list[tuple[int, int]]:
 
 
 def check_options(options: Namespace) -> None:
-    """Raise UsageError if options contradict one another, or a script is none."""
+    """Raise UsageError if options contradict one another or the script is no file."""
     if not options.script.is_file():
         raise UsageError(f"{options.script}: is no file; name a training script")
     if options.output is None and (options.every or options.at):
@@ -52,7 +52,7 @@ def check_options(options: Namespace) -> None:
 
 
 def policy_of(options: Namespace, now: float) -> Policy:
-    """Return when checkpoints are due. Raises UsageError for a text that is no period or no list of batches."""
+    """Return the policy by which checkpoints are due. Raises UsageError for an invalid interval or list of batches."""
     period = every(options.every) if options.every else None
     count = int(period.amount) if period and period.unit != "s" else 0
     return Policy(

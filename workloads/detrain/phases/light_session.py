@@ -1,7 +1,7 @@
-"""What the instrumented loops of a traced script call: it logs where phases begin and end, and does nothing else.
+"""The session that the instrumented loops of a traced script call: it logs where phases begin and end.
 
-This code runs within the traced job, before the script's first line. So it imports only modules that are built into the
-interpreter, for which Python reads no file.
+It runs within the traced job, before the script's first line. So it imports only modules that are built into the interpreter,
+for which Python reads no file.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
     from typing import Any
 
 _STDOUT = 1
-_HELD = ("step", "checkpoint")  # the ends of these phases are written with the next line, so that a step costs one write
+_HELD = ("step", "checkpoint")  # ends of these phases are written with the next line: one write per step
 
 
 class PhaseSession:
-    """Logs the phases of one process. `output`: a descriptor that is free to use, for a copy of stdout.
+    """Logs the phases of one process. `output`: number of a free descriptor, which becomes a copy of stdout.
 
     `has_epochs`: the script has a loop around its batch loop; otherwise all its batches are one block of steps. `is_for`: the
-    batch loop is a `for`, whose iterator shows its begin and end. `fetches`: the body of the loop gets the batch, and reports it
-    by `data`. Epochs count from 1, and so do the steps of each epoch.
+    batch loop is a `for`, whose iterator shows its begin and end. `fetches`: the body of the loop fetches the batch, and reports
+    it
+    by `data`. Epochs, and the steps of each epoch, count from 1.
     """
 
     class Skipped(BaseException):
@@ -35,26 +36,26 @@ class PhaseSession:
 
     def __init__(self, output: int, has_epochs: bool, is_for: bool, fetches: bool) -> None:
         try:
-            posix.dup2(_STDOUT, output, False)  # remains the job's stdout if the script redirects its own
-        except OSError:  # beyond the limit on descriptors, or there is no stdout
+            posix.dup2(_STDOUT, output, False)  # the copy still leads to the job's stdout if the script redirects stdout
+        except OSError:  # the number exceeds the limit on descriptors, or stdout is closed
             output = _STDOUT
         self._output, self._key = output, "epoch" if has_epochs else "block"
         self._has_epochs, self._is_for, self._fetches = has_epochs, is_for, fetches
         self._epoch = self._step = 0
         self._open: set[str] = set()  # phases that have begun
         self._held = ""  # lines to write with the next one
-        self._saved = ""  # the key of the last held line
+        self._saved = ""  # the phase whose end is in the last held line
         self._thread, self._is_forked, self._rank = _thread.get_ident(), False, _rank(False)
         atexit.register(self._end_pass)
         posix.register_at_fork(after_in_child=self._fork)
 
     def opens(self, kind: str) -> None:
-        """The iterator of a loop is about to be made."""
+        """Do nothing: called before the iterator of a loop is made."""
         if kind == "batch":
             self._begin_pass()
 
     def epochs(self, _: None, values: Iterable[Any]) -> Iterator[Any]:
-        """Yield the epochs."""
+        """Yield the `values` of the loop of epochs, and log each as an epoch."""
         try:
             for value in values:  # noqa: UP028 - `yield from` would close a file that is left early
                 yield value
@@ -62,13 +63,13 @@ class PhaseSession:
             self._end_pass()
 
     def epoch(self) -> bool:
-        """An epoch begins. Return False: no variable changes."""
+        """Log the begin of an epoch. Returns False: the loop need not set variables."""
         if not self._is_for:
             self._begin_pass()
         return False
 
     def batches(self, _: None, values: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of one pass. A step is the time that the loop spends on each."""
+        """Yield the `values` of the batch loop. Each step lasts while the loop's body handles one of them."""
         own = self._epoch
         try:
             for value in values:
@@ -77,16 +78,16 @@ class PhaseSession:
                 yield value
                 self._end("step")
         finally:
-            if self._epoch == own:  # else the iterator of an earlier pass is closed late
+            if self._epoch == own:  # otherwise Python closes the iterator of an earlier pass late
                 self._end_pass()
 
-    turns = batches  # of a loop whose body gets the batches
+    turns = batches  # for loops whose body fetches the batches
 
     def left(self) -> None:
-        """The loop over the batches has ended. Nothing is skipped, so nothing has to be left."""
+        """Do nothing: called after the batch loop."""
 
     def batch(self) -> bool:
-        """The body of the batch loop begins. Return False: no variable changes."""
+        """Log the begin of a step at the start of the loop's body. Returns False: the loop need not set variables."""
         if not self._is_for:
             if not self._open and not self._has_epochs:
                 self._begin_pass()
@@ -96,7 +97,7 @@ class PhaseSession:
         return False
 
     def data(self, *_: Any) -> None:
-        """The body has got a batch."""
+        """Log that the loop's body has fetched its batch."""
         self._begin_step()
 
     def skips(self) -> bool:
@@ -104,7 +105,7 @@ class PhaseSession:
         return False
 
     def has(self, _: str) -> bool:
-        """Return False: no variable changes."""
+        """Return False: no variable has a saved value."""
         return False
 
     def take(self, name: str) -> Any:
@@ -112,7 +113,7 @@ class PhaseSession:
         raise KeyError(name)
 
     def evaluates(self, values: Iterable[Any]) -> Iterable[Any]:
-        """Return the `values` of a loop that evaluates; the phase lasts while they are iterated over."""
+        """Yield the `values` of a loop that evaluates, and log the loop as an evaluation."""
         return values if "evaluation" in self._open else self._evaluation(values)
 
     def _evaluation(self, values: Iterable[Any]) -> Iterator[Any]:
@@ -124,7 +125,7 @@ class PhaseSession:
             self._end("evaluation")
 
     def saves(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that does as `function` and logs a checkpoint, unless training does not wait for it."""
+        """Wrap `function` to log its calls as checkpoints, unless it runs in another thread than training."""
         if _thread.get_ident() != self._thread or "checkpoint" in self._open:
             return function
 
@@ -155,7 +156,7 @@ class PhaseSession:
 
     def _begin(self, key: str) -> None:
         self._open.add(key)
-        if key == self._saved == "checkpoint":  # a checkpoint of several files
+        if key == self._saved == "checkpoint":  # several saves in a row are one checkpoint
             self._held, self._saved = "", ""
         else:
             self._write(self._line(key, "START"))
@@ -169,7 +170,7 @@ class PhaseSession:
             self._write("")
 
     def _line(self, key: str, edge: str) -> str:
-        """Return the line that `key` begins or ends now, as common/mllog.py writes it."""
+        """Return the log line for the begin or end (`edge`) of a phase `key` at this moment, in the format of common/mllog.py."""
         now_ns = time.time_ns()
         numbers = f', "epoch_num": {self._epoch}' if self._has_epochs and self._epoch else ""
         if key == "step":
@@ -184,7 +185,7 @@ class PhaseSession:
         if text and self._rank is not None:
             try:
                 posix.write(self._output, text.encode())
-            except OSError:  # the job runs on without phases
+            except OSError:  # the job continues without logging phases
                 self._rank = None
 
     def _fork(self) -> None:
@@ -202,5 +203,5 @@ def _rank(is_forked: bool) -> int | None:
 
 
 def begin(name: str, output: int, has_epochs: bool, is_for: bool, fetches: bool) -> None:
-    """Make a session that all instrumented modules know by this `name`."""
+    """Make the session, and make it available under `name` to all instrumented modules."""
     setattr(builtins, name, PhaseSession(output, has_epochs, is_for, fetches))

@@ -1,4 +1,4 @@
-"""Finds, in the source of a script, the loops that evaluate and the calls that save, if that is certain."""
+"""Finds, in the source of a script, the loops that evaluate and the calls that save checkpoints, as far as they are certain."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -11,10 +11,11 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 def label_evaluations(tree: ast.Module) -> list[int]:
-    """Insert calls of the session into the loops of a module that evaluate. Return their lines.
+    """Insert calls of the session into a module's loops that evaluate. Returns the lines of these loops.
 
-    Such a loop computes no gradients, as `torch.no_grad()` or `torch.inference_mode()` is around it. And of the calls
-    `model.train()` and `model.eval()` of its function that stand before it, the last one is `eval`.
+    A loop evaluates if `torch.no_grad()` or `torch.inference_mode()` is around it, and if the last call before it in its
+    function,
+    of `model.train()` and `model.eval()`, is `eval`.
     """
     lines = []
     for scope in ast.walk(tree):
@@ -31,7 +32,7 @@ def label_evaluations(tree: ast.Module) -> list[int]:
 
 
 def label_saves(tree: ast.Module) -> list[int]:
-    """Let the session see the calls of `torch.save` in a module. Return their lines."""
+    """Wrap the calls of `torch.save` in a module, so that the session logs them. Returns their lines."""
     lines = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.save":
@@ -42,14 +43,14 @@ def label_saves(tree: ast.Module) -> list[int]:
 
 
 def _modes(body: Iterable[ast.stmt]) -> Iterator[tuple[int, bool]]:
-    """Yield the line of each call of `eval` or `train` without arguments, and whether it is `eval`."""
+    """Yield (line, is it `eval`) of each call of `eval` or `train` without arguments."""
     for node in _within(body):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not (node.args or node.keywords):
             yield from ((node.lineno, mode == "eval") for mode in ("eval", "train") if mode == node.func.attr)
 
 
 def _within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yield the nodes and all below them, except the content of functions and classes."""
+    """Yield the nodes and all their descendants, except those inside of functions and classes."""
     for node in nodes:
         yield node
         if not isinstance(node, _SCOPES):
@@ -57,7 +58,7 @@ def _within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 def _outermost(nodes: Iterable[ast.AST], frozen: bool) -> Iterator[ast.For]:
-    """Yield the outermost `for` loops in which no gradients are computed."""
+    """Yield the outermost `for` loops in which no gradients are computed. `frozen`: none are computed around `nodes`."""
     for node in nodes:
         if isinstance(node, ast.For) and frozen:
             yield node

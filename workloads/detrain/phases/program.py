@@ -1,4 +1,4 @@
-"""Makes the program that a job runs instead of its script, so that it logs its phases. No file is written."""
+"""Builds the program that a job runs in place of its script so that it logs its phases. The program is never a file on disk."""
 
 import ast
 import importlib.util
@@ -19,27 +19,27 @@ from iotwin.workloads.detrain.phases.python_command import interpreter_of, modul
 from iotwin.workloads.detrain.rewrite import SESSION, instrumented
 from iotwin.workloads.detrain.source_analysis.local_modules import LocalModules, SourceModule
 
-_HEADER = bytes(12)  # of a .pyc file after its magic number: no flags, time or size
-_LOGS_ITSELF = "mllog"  # in the source of a script that logs phases, in any case of letters
-_WORDS = {"no_grad", "inference_mode", "save"}  # of modules that may have an evaluation or a checkpoint
+_HEADER = bytes(12)  # follows the magic number of a .pyc file: no flags, time or size
+_LOGS_ITSELF = "mllog"  # a source with this word, in upper or lower case, logs phases itself
+_WORDS = {"no_grad", "inference_mode", "save"}  # only modules with one of these words may evaluate or save
 _PACKAGE = __name__.rpartition(".")[0]
 
 
 def _code_of(module: str) -> bytes:
-    """Return the marshalled code of a module of this package. Its file has a name that Python will not look for."""
+    """Return the marshalled code of a module of this package. Its file name is one for which Python searches no source."""
     name = f"{_PACKAGE}.{module}"
     spec = importlib.util.find_spec(name)
     source = cast(InspectLoader, spec.loader if spec else None).get_source(name) or ""
     return marshal.dumps(compile(source, f"<{name}>", "exec", dont_inherit=True))
 
 
-# Read at the import: later, this process may be one of a user who cannot read iotwin's files.
+# Read at import: later, this process may run as a user who cannot read iotwin's files.
 _SESSION, _START = _code_of("light_session"), _code_of("start")
 
 
 @dataclass(frozen=True)
 class LabelledCommand:
-    """A command whose job logs its phases. The job must find `program` open at the descriptor that `words` name."""
+    """A command whose job logs its phases. The job must have `program` open at the descriptor that `words` name."""
 
     words: list[str]
     program: bytes
@@ -48,7 +48,7 @@ class LabelledCommand:
 
 @dataclass
 class _LabelledModules:
-    """The instrumented modules by path, the entry among them, and the lines of their evaluations and checkpoints."""
+    """The instrumented modules by path, including the script, and the lines of their evaluations and checkpoints."""
 
     trees: dict[Path, ast.Module] = field(default_factory=dict)
     sources: dict[Path, bytes] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class _LabelledModules:
             self.saves += [SourceLine(file, line) for line in saves]
 
     def replacements(self, paths: Iterator[Path], optimize: int) -> dict[str, list[tuple[bytes, bytes]]]:
-        """Return the code of modules before and after, marshalled, by the name of the file."""
+        """Return, by file name, pairs of a module's marshalled code: original and instrumented. `optimize`: as of `compile`."""
         found: dict[str, list[tuple[bytes, bytes]]] = {}
         for path in paths:
             own, labelled = (
@@ -82,9 +82,11 @@ class _LabelledModules:
 def labelled_command(words: Sequence[str], descriptor: int) -> LabelledCommand:
     """Return the command with the loops of its script labelled. The script's files are only read.
 
-    `descriptor`: number of the descriptor at which the job will have the program. Raises IotwinError, with the reason as its
-    text, if the command runs no script by this version of Python, if the script logs phases itself, or if it is unsure which
-    lines are its loops.
+    `descriptor`: number of the descriptor at which the job will have the program. Raises IotwinError with the reason if:
+
+    * the command runs no script, or by another version of Python
+    * the script logs phases itself
+    * it is uncertain which lines are the script's loops
     """
     command = python_command(words)
     python = interpreter_of(command)
@@ -137,7 +139,7 @@ def _add_all(modules: _LabelledModules, script: Path, found: Instrumentation) ->
 
 
 def _facts(trees: dict[Path, ast.Module], found: Instrumentation) -> tuple[bool, bool]:
-    """Return whether the batch loop is a `for`, and whether its body reports each batch that it gets."""
+    """Return (whether the batch loop is a `for`, whether its body reports each batch that it fetches)."""
     tree = next(tree for path, tree in trees.items() if found.batch is not None and path == Path(found.batch.file))
     loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.AsyncFor | ast.While)]
     loop = next(node for node in loops if found.batch is not None and node.lineno == found.batch.line)
@@ -146,7 +148,7 @@ def _facts(trees: dict[Path, ast.Module], found: Instrumentation) -> tuple[bool,
 
 
 def _begin_with(tree: ast.Module, settings: dict[str, Any]) -> None:
-    """Let a module begin with the code of start.py, behind its docstring and what must come first."""
+    """Insert the code of start.py into a module, after its docstring and `from __future__` imports."""
     text = f"(lambda names: (exec(__import__('marshal').loads({_START!r}), names), names['start']({settings!r})))({{}})"
     at = 0
     for at, statement in enumerate(tree.body):  # noqa: B007 - used after the loop

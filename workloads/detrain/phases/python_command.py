@@ -1,4 +1,4 @@
-"""Reads which script a command line of Python runs, and asks that Python what code it understands."""
+"""Finds which script a Python command line runs, and asks that interpreter which version of code it accepts."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 from iotwin.common.errors import IotwinError
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
-_TAKE_VALUE = "cmWX"  # options of Python that a value follows
+_TAKE_VALUE = "cmWX"  # Python's options that take a value
 _LONGEST_S = 60
 _PROBE = (
     "import sys, _frozen_importlib_external as e; f = sys.flags;"
@@ -23,7 +23,7 @@ _PROBE = (
 
 @dataclass(frozen=True)
 class PythonCommand:
-    """A command that runs a script, or a `module` by -m, with `arguments`. `options`: those of Python itself, without -m."""
+    """A command that runs a script, or a `module` by -m, with `arguments`. `options`: those of Python itself, except -m."""
 
     program: str
     options: list[str]
@@ -34,9 +34,9 @@ class PythonCommand:
 
 @dataclass(frozen=True)
 class Interpreter:
-    """Properties of the Python that runs the script.
+    """Properties of the Python that runs the script. `safe_path`: it does not search modules in the script's folder.
 
-    `magic` and `tag` identify the code that it understands. `safe_path`: it searches no modules next to the script.
+    `magic` and `tag` identify the version of compiled code that it accepts.
     """
 
     magic: bytes
@@ -47,7 +47,7 @@ class Interpreter:
 
 
 def python_command(words: Sequence[str]) -> PythonCommand:
-    """Parse a command. Raises IotwinError, with the reason as its text, if it does not run a script or a module by Python."""
+    """Parse a command. Raises IotwinError with the reason if it does not run a script or module with Python."""
     if not words or not is_python(words[0]):
         raise IotwinError(f"{words[0] if words else 'nothing'} is not Python; write: python SCRIPT ARGUMENTS")
     options: list[str] = []
@@ -75,14 +75,14 @@ def python_command(words: Sequence[str]) -> PythonCommand:
 
 
 def is_python(program: str) -> bool:
-    """Return whether the program is a Python, by its name or because it is the one that runs iotwin."""
+    """Return whether `program` is a Python, by its name or because it is the interpreter of this process."""
     found = shutil.which(program)
     same = found is not None and Path(found).resolve() == Path(sys.executable).resolve()
     return same or _PYTHON.fullmatch(Path(program).name) is not None
 
 
 def interpreter_of(command: PythonCommand) -> Interpreter:
-    """Run the command's Python, with its options, and return its properties. Raises IotwinError if it cannot be run."""
+    """Run the command's Python with its options, and return its properties. Raises IotwinError if it cannot be run."""
     try:
         words = [command.program, *command.options, "-S", "-c", _PROBE]
         done = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, timeout=_LONGEST_S, check=True)

@@ -1,4 +1,4 @@
-"""The first code of a traced job whose phases are labelled: it restores what Python shows a script of how it was started.
+"""The first code of a traced job whose phases are labelled: it makes the interpreter look as if it had started the script itself.
 
 Like light_session.py, it imports only modules that are built into the interpreter.
 """
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 
 def start(settings: dict[str, Any]) -> None:
-    """Prepare the interpreter as it would be for the script itself, and the session that the script's loops call.
+    """Prepare the interpreter as for the script itself, and make the session that the script's loops call. Keys of `settings`:
 
-    `session`: code of light_session.py, and `session_settings` the arguments of its `begin`. `argv` is the script's first
-    argument, `command` the words of the whole command. `folder` is where Python searches modules first, None if nowhere. `file`:
-    path of the script; None if it is a module that runpy will run. `modules`: the code of modules before and after they were
-    instrumented, by file name.
+    * `session`: code of light_session.py; `session_settings`: arguments of its `begin`
+    * `argv`: the script's `sys.argv[0]`; `command`: the words of the whole command
+    * `folder`: first folder in which Python searches modules, None if it has none
+    * `file`: path of the script, None for a module that runpy will run
+    * `modules`: see `_replace_code`
     """
     names: dict[str, Any] = {"__name__": "iotwin_phases"}
     exec(marshal.loads(settings["session"]), names)  # noqa: S102, S302 - part of iotwin
@@ -39,7 +40,9 @@ def start(settings: dict[str, Any]) -> None:
 def _replace_code(loader: Any, modules: dict[str, list[tuple[bytes, bytes]]]) -> None:
     """Let `loader`, Python's class that loads source files, return instrumented code for the `modules`.
 
-    The loader reads files as ever. A module is recognised by its code, so that it may be imported by any path.
+    `modules`: by file name, pairs of original and instrumented code. Modules are recognised by their original code, since a
+    module
+    may be imported by several paths.
     """
     load = loader.get_code
     internals: Any = sys.modules["_imp"]
