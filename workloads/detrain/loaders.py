@@ -198,9 +198,7 @@ class LoaderTracker:
             self._history[_key(iterator.loader, iterator.passes)] = iterator.state()._replace(position=0)._asdict()
 
     def replays(self, history: dict[str, Any], last: dict[str, Any]) -> None:
-        """Let later passes begin as in the `history` of an earlier run. `last`: by loader, the batch that the replay must
-        reach.
-        """
+        """Let later passes begin as in the `history` of an earlier run. `last`: by loader, the batch to reach."""
         self._replayed, self._expected = history, last
 
     def replayed(self) -> None:

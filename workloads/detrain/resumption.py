@@ -1,4 +1,4 @@
-"""A checkpoint that a run resumes at, or that a run from the start must come to."""
+"""A checkpoint at which a run resumes, or whose state a run from the start must reach."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ RESTORE, SKIP_READS, REPLAY_DATA, FULL = "restore", "skip-reads", "replay-data",
 
 
 class Resumption(NamedTuple):
-    """The checkpoint's name, point and state, and how what comes before it is passed over."""
+    """A checkpoint's name, point and state, and how the run skips or repeats what comes before the point."""
 
     name: str
     point: ResumePoint
@@ -20,7 +20,7 @@ class Resumption(NamedTuple):
 
     @property
     def jumps(self) -> bool:
-        """True if earlier batches are not read, and earlier epochs not begun."""
+        """True if the run skips earlier epochs and batches without reading them."""
         return self.replay in (RESTORE, SKIP_READS)
 
     def is_in(self, epoch: int) -> bool:
@@ -33,7 +33,7 @@ class Resumption(NamedTuple):
 
 
 def check_inputs(saved: Resumption, item: Any) -> None:
-    """Raise IotwinError if the batch that the loop has got, if it has one, is not the checkpoint's."""
+    """Raise IotwinError unless `item`, the batch that the loop fetched (None: unknown), is the checkpoint's batch."""
     wanted = saved.state["inputs_sha256"]
     if item is not None and wanted is not None and wanted != inputs_sha256(item):
         other = REPLAY_DATA if saved.jumps else FULL
@@ -45,7 +45,7 @@ def check_inputs(saved: Resumption, item: Any) -> None:
 
 
 def certify(saved: Resumption, state: dict[str, Any]) -> None:
-    """Raise IotwinError, which names the first difference, unless a captured state equals the checkpoint's bit for bit."""
+    """Raise IotwinError, which names the first difference, unless `state` equals the checkpoint's state bit for bit."""
     for key in ("objects", "gradients", "tensors", "plain", "made"):
         for path in sorted(state[key].keys() | saved.state[key].keys()):
             if encode(state[key].get(path)) != encode(saved.state[key].get(path)):

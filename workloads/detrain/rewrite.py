@@ -1,4 +1,4 @@
-"""Inserts calls of the session into the loops of a script, in memory; line numbers stay those of the file."""
+"""Inserts calls of the session into the loops of a script, in memory. Line numbers remain those of the file."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -18,14 +18,14 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 def instrumented(source: bytes, path: Path, found: Instrumentation) -> ast.Module:
     """Return the module with calls of the session in those loops of `found` that are in this file.
 
-    * `for x in LOADER:` becomes `for x in session.batches(session.opens(), LOADER):`, and likewise the loop of epochs.
-    * A loop's body begins with `session.batch()`. After a resume it returns True, and the variables of the function that the loop
-      assigns get their saved values.
-    * The body of the loop of epochs is in a `try`, so that the rest of an epoch that is skipped can be left.
-    * Where the batch is got in the body, the session learns what it is, and can get batches without training on them. What such a
-      loop goes over are turns, not batches. After the loop, `session.left()` leaves an epoch whose batches were not trained on.
+    * `for x in LOADER:` becomes `for x in session.batches(session.opens(), LOADER):`, and the loop of epochs likewise.
+    * A loop's body begins with `session.batch()`. If it returns True, after a resume, the variables that the loop assigns get
+      their saved values.
+    * The body of the loop of epochs is in a `try`, so that the session can leave the rest of a skipped epoch by an exception.
+    * If the loop's body fetches the batch, the session is called with that batch, and can fetch batches without training on them.
+      After that loop, `session.left()` leaves an epoch whose batches were skipped.
 
-    Raises IotwinError if a line is no longer that of a loop.
+    Raises IotwinError if a line no longer holds a loop.
     """
     tree = ast.parse(source, str(path))
     here = _LoopLines(path)
@@ -42,9 +42,9 @@ def instrumented(source: bytes, path: Path, found: Instrumentation) -> ast.Modul
 
 
 def batches_begin_without_gradients(found: Instrumentation) -> bool:
-    """Return whether each pass through the body of the batch loop sets all gradients to zero.
+    """Return whether each iteration of the batch loop sets all gradients to zero.
 
-    That is so if `zero_grad` is called, outside of any `if`, for each object whose `step` is called.
+    True if `zero_grad` is called, outside of any `if`, for each object whose `step` is called.
     """
     if found.batch is None:
         return False
@@ -58,7 +58,7 @@ def batches_begin_without_gradients(found: Instrumentation) -> bool:
 
 
 def dead_at_batches(found: Instrumentation) -> frozenset[str]:
-    """Return the variables of the batch loop's function that each pass through its body assigns before it reads them."""
+    """Return the variables that each iteration of the batch loop assigns before it reads them."""
     if found.batch is None:
         return frozenset()
     tree = ast.parse(read_foreign(Path(found.batch.file), MOST_SOURCE_BYTES))
@@ -113,7 +113,7 @@ def first_statement(path: Path, line: int) -> tuple[int, int]:
 
 
 def import_line(path: Path) -> int:
-    """Return the line of a file before which an import can be added: that of its first statement but `from __future__`."""
+    """Return the line before which an import can be added: that of the file's first statement except `from __future__`."""
     body = ast.parse(read_foreign(path, MOST_SOURCE_BYTES)).body
     is_future = [isinstance(each, ast.ImportFrom) and each.module == "__future__" for each in body]
     is_text = [isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant) for each in body]
@@ -121,7 +121,7 @@ def import_line(path: Path) -> int:
 
 
 class _LoopLines:
-    """Which loops of one file have been found by their lines."""
+    """Records which loops of one file have been found at their lines."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._seen = path, set[int]()
@@ -166,9 +166,9 @@ def _instrument_batches(
 
 
 def _instrument_data(loop: _Loop, line: int, update: int | None) -> list[ast.stmt]:
-    """Let the session see what the statement at `line` gets. Return a statement that gets batches without training on them.
+    """Report the batch that the statement at `line` fetches to the session. Return statements that fetch without training.
 
-    There is none if the statement of the loop's body that gets the batch also has the `update`.
+    Returns [] if the statement that fetches the batch also contains the `update`.
     """
     block = next((block for block in _blocks(loop.body) if any(_spans(each, line) for each in block)), None)
     if block is None:
@@ -190,7 +190,7 @@ def _all_blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 def _blocks(body: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
-    """Yield the innermost blocks of statements first."""
+    """Yield the blocks of statements in `body`, innermost first, then `body`."""
     for each in body:
         if not isinstance(each, _SCOPES):
             for name in ("body", "orelse", "finalbody"):

@@ -1,4 +1,4 @@
-"""What an instrumented script calls in its loops: it counts epochs and batches, saves checkpoints, and resumes at one."""
+"""The session that an instrumented script calls in its loops: it counts epochs and batches, saves checkpoints, and resumes."""
 
 import sys
 import time
@@ -24,7 +24,7 @@ State = dict[str, Any]
 
 
 class Skipped(BaseException):
-    """Leaves the rest of an epoch that is skipped. No `except Exception` of the script catches it."""
+    """Raised to leave the rest of a skipped epoch. No `except Exception` of the script catches it."""
 
 
 @dataclass
@@ -38,18 +38,18 @@ class Progress:
 
 @dataclass
 class Session:
-    """One run of a script, which calls the methods up to `take` in its loops.
+    """One run of a script. The script's loops call the methods up to `take`.
 
-    `resume` is the checkpoint that the run has not come to yet, `certifies` one that a run from the start must come to.
+    `resume`: the checkpoint that the run has yet to reach. `certifies`: one whose state a run from the start must reproduce.
     """
 
     policy: Policy
     log: StepsLog | None
     loaders: LoaderTracker
     manifest: Callable[[], State]  # what results depend on besides code and data
-    gradients: bool = True  # a batch may begin with gradients of the one before
+    gradients: bool = True  # save gradients: a batch may begin with those of the previous batch
     dead: frozenset[str] = frozenset()  # variables of the batch loop's function whose values no step needs
-    drop: frozenset[str] = frozenset()  # what is not restored, to show that it is needed
+    drop: frozenset[str] = frozenset()  # parts not to restore, for a test whether they are needed
     store: ScriptStore | None = None
     resume: Resumption | None = None
     certifies: Resumption | None = None
@@ -57,7 +57,7 @@ class Session:
     resumed: ResumePoint | None = None
     saved: list[str] = field(default_factory=list)
     overhead_s: float = 0.0  # of all batches
-    differs_from_saved: list[str] = field(default_factory=list)  # what forbids to expect a bitwise equal run
+    differs_from_saved: list[str] = field(default_factory=list)  # differences of the machine that forbid a bitwise equal run
 
     Skipped = Skipped
 
@@ -70,17 +70,17 @@ class Session:
         self._frame: types.FrameType | None = None  # of the loop, during a step
         self._reason: str | None = None  # why the batch that is fetched is saved
         self._has_built = False  # the run has made a step so that the script's objects have their variables
-        self._fetch: State | None = None  # the generators' states before it was fetched
+        self._fetch: State | None = None  # the generators' states before the current batch was fetched
 
     def opens(self, kind: str) -> None:
-        """A loop is about to begin: iterators of loaders that begin now are the loop's."""
+        """Prepare for a loop: of the batch loop (`kind` is "batch"), track iterators of loaders until its first batch arrives."""
         if kind == "batch":
             resume = self.resume
             restores = resume is not None and resume.jumps and resume.is_in(self.progress.epoch)
             self.loaders.opens(resume.state["loop"] if resume and restores else [])
 
     def epochs(self, _: None, values: Iterable[Any]) -> Iterator[Any]:
-        """Yield the epochs, from the one on in which the run resumes."""
+        """Yield the epochs, from the one in which the run resumes."""
         iterator = iter(values)
         if self.resume is not None and self.resume.jumps:
             for _epoch in range(self.resume.point.epoch):
@@ -88,7 +88,7 @@ class Session:
         yield from iterator
 
     def epoch(self) -> bool:
-        """An epoch begins. Return whether the variables of its function are to be taken from the checkpoint."""
+        """Begin an epoch. Return whether the loop must set its function's variables from the checkpoint."""
         return self.begin_epoch(sys._getframe(1))
 
     def begin_epoch(self, frame: types.FrameType) -> bool:
@@ -114,7 +114,7 @@ class Session:
         return True
 
     def batches(self, _: None, values: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches, from the one on at which the run resumes."""
+        """Yield the batches, from the one at which the run resumes."""
         yield from self._batches(sys._getframe(1), iter(values))
 
     def _batches(self, frame: types.FrameType, iterator: Iterator[Any]) -> Iterator[Any]:
@@ -130,13 +130,13 @@ class Session:
                 finally:
                     self.loaders.opened_all()
                 yield self._item
-                if self.resume is not None:  # the step has only built the script's objects
+                if self.resume is not None:  # the step only created variables of the script's objects: repeat it
                     yield self._item
         finally:
             self._end_step()
 
     def turns(self, _: None, values: Iterable[Any]) -> Iterator[Any]:
-        """As `batches`, for a loop whose body gets the batches, which a replay reads."""
+        """Like `batches`, for a loop whose body fetches the batches."""
         if self.resume is None or self.resume.replay != REPLAY_DATA:
             yield from self._batches(sys._getframe(1), iter(values))
             return
@@ -147,12 +147,12 @@ class Session:
             self._end_step()
 
     def left(self) -> None:
-        """The loop over the batches has ended."""
+        """Leave a skipped epoch: called after the batch loop."""
         if self.resume is not None and not self.resume.is_in(self.progress.epoch):
             raise Skipped
 
     def skips(self) -> bool:
-        """Return whether the batch that the body gets next is not trained on."""
+        """Return whether the script must skip training on the batch that the loop's body fetches next."""
         if self.resume is None or self.resume.replay != REPLAY_DATA:
             return False
         skips = self.resume.is_after(self.progress.epoch, self.progress.batch + 1)
@@ -160,12 +160,12 @@ class Session:
         return skips
 
     def data(self, *values: Any) -> None:
-        """Learn which batch the body has got."""
+        """Record the batch that the loop's body has fetched."""
         if self.log is not None:
             self.log.inputs(values)
 
     def batch(self) -> bool:
-        """A batch begins. Return whether the variables of its function are to be taken from the checkpoint."""
+        """Begin a batch. Return whether the loop must set its function's variables from the checkpoint."""
         return self.begin_batch(sys._getframe(1))
 
     def begin_batch(self, frame: types.FrameType) -> bool:
@@ -200,7 +200,7 @@ class Session:
         return (sys._getframe(1).f_code.co_name, name) in self._variables
 
     def take(self, name: str) -> Any:
-        """Return that value."""
+        """Return the checkpoint's value for a variable of the calling function."""
         return self._variables.pop((sys._getframe(1).f_code.co_name, name))
 
     def taken_by(self, function: str) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class Session:
         return {name: self._variables.pop((function, name)) for _, name in own}
 
     def finish(self) -> None:
-        """The script has ended. Raises IotwinError if it has not come to the batch that it was to resume at."""
+        """End the run. Raises IotwinError if the script ended before the batch at which it had to resume."""
         self._end_step()
         if missed := self.resume or self.certifies:
             raise IotwinError(
@@ -221,7 +221,7 @@ class Session:
         self._variables[function, name] = value
 
     def _pass_over(self, resume: Resumption, iterator: Iterator[Any], frame: types.FrameType) -> None:
-        """Take the batches before the point of resumption, and leave an epoch before it."""
+        """Skip the batches before the point of resumption; raise Skipped if the whole epoch precedes it."""
         while resume.is_after(self.progress.epoch, self.progress.batch + 1):
             try:
                 next(iterator)
@@ -240,7 +240,7 @@ class Session:
             set_generator_states(resume.state["fetch"]["global"])
 
     def _before_fetch(self, frame: types.FrameType) -> None:
-        """Decide whether the coming batch is saved; then its loader must begin with the generators as they are now."""
+        """Decide whether to save before the next batch. If so, remember the random generators' states of this moment."""
         self._end_step()
         if self.store is not None and self.resume is None:
             self._reason = self._due(self.progress.batch + 1)
@@ -283,7 +283,7 @@ class Session:
         self.policy.restart(time.monotonic())
 
     def _resumes(self, resume: Resumption, frame: types.FrameType) -> bool:
-        """Restore the checkpoint. Return False if the script's objects make their variables in a step, which must come before."""
+        """Restore the checkpoint. Return False if objects of the script lack their variables until a first step was made."""
         state = resume.state
         self.differs_from_saved = differences(state["manifest"], self.manifest())
         if self.differs_from_saved:
@@ -316,7 +316,7 @@ class Session:
         check_inputs(saved, self._item)
 
     def _certifies(self, saved: Resumption, frame: types.FrameType) -> None:
-        """Raise IotwinError unless the run from the start has come to the same state as the checkpoint."""
+        """Raise IotwinError unless the run from the start has the same state here as the checkpoint."""
         self._check_inputs(saved)
         self._state.keep(saved.state)
         certify(saved, self._state.capture(frame, self.gradients))

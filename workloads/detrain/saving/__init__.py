@@ -1,1 +1,1 @@
-"""What of a script is saved, and how: found by a walk, encoded, put into a store, and put back."""
+"""Finds which objects of a script hold its state, saves them into checkpoints, and restores them."""

@@ -1,4 +1,4 @@
-"""The states of the global random generators of Python, numpy, torch and TensorFlow, and of what --fix-entropy draws."""
+"""Saves and restores the global random generators of Python, numpy, torch and TensorFlow, and that of --fix-entropy."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where iterators are that cannot be put back, such as generators: whether training has moved them, and whether a replay does."""
+"""Positions of iterators that cannot be restored, such as generators: they show whether training, or a replay, has moved them."""
 
 import io
 import json
@@ -12,7 +12,7 @@ _MOST_DEPTH = 5  # iterators in iterators
 
 
 def position_of(iterator: Any) -> str:
-    """Return in words where an iterator is, as far as Python shows. Equal positions give equal words, but some others do too."""
+    """Return an iterator's position as text, as far as Python shows it. Different positions may have the same text."""
     return json.dumps(_position(iterator, 0))
 
 

@@ -1,6 +1,6 @@
-"""Objects and containers that training has made, as values that a checkpoint can hold, and made again in a later process.
+"""Records objects that training created, so that a checkpoint can hold them and a later process can create them again.
 
-Objects that the script makes before its loop are not made again: a value refers to them by their path.
+Objects that the script creates before its loop are not recorded: a record refers to them by their path.
 """
 
 import copy
@@ -20,27 +20,27 @@ from iotwin.workloads.detrain.saving.tensor_values import can_be_saved, made_ten
 from iotwin.workloads.detrain.saving.tensorflow_states import constant, is_constant
 
 Made = Any  # JSON values and tensors
-_MARK = "$made"  # key of a dict that stands for a value; the others are plain values
-_KEPT = "kept"  # key of what the script makes, and training has changed
+_MARK = "$made"  # a dict with this key is a record; other dicts are plain values
+_KEPT = "kept"  # an object that the script creates and training has changed
 _MOST_DEPTH = 50
 _SEQUENCES = {"list": list, "tuple": tuple, "deque": deque}
-_WITH_OPTIONS = (deque, OrderedDict, defaultdict, Counter)  # containers that are more than their content
+_WITH_OPTIONS = (deque, OrderedDict, defaultdict, Counter)  # containers with options besides their content
 _DICTS = {"dict": dict, "OrderedDict": OrderedDict, "defaultdict": defaultdict, "Counter": Counter}
 
 
 class CannotBeMade(Exception):
-    """A value is, or holds, an object of which nothing is known."""
+    """A value is, or contains, an object that iotwin cannot create again."""
 
 
 class IsCode(CannotBeMade):
-    """A value is, or holds, a function without a name, which the script makes again where it needs it."""
+    """A value is, or contains, a function without a name. The script defines it again when needed."""
 
 
 class ValueRecorder:
     """Records values.
 
-    `paths`: those of all objects that a walk has found, by identity. `exists(path, value)`: whether the script makes that object
-    before its loop. `like` returns the path of a module with the same tensors that it makes there, None if there is none.
+    `paths`: by id, the path of each object that the walk of script_state found. `exists(path, value)`: whether the script creates
+    that object before its loop. `like(module)`: path of a module with the same tensors that it creates there, or None.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ValueRecorder:
         self._paths, self._exists, self._like = dict(paths), exists, like
 
     def record(self, value: Any, path: str, depth: int = 0) -> Made:
-        """Return what makes the value that is at `path`, at depth 0 also if the script makes it too. Raises CannotBeMade."""
+        """Return the record of the value at `path`, at depth 0 even if the script creates it. Raises CannotBeMade."""
         if depth == 0 and self._paths.get(id(value)) == path and self._exists(path, value):
             return {**self._recorded(value, path, 1), _KEPT: True}
         known = self._paths.get(id(value))
@@ -66,7 +66,7 @@ class ValueRecorder:
             if like is not None:
                 return {_MARK: "copy", "of": like}
         elif depth <= _MOST_DEPTH:
-            self._paths[id(value)] = path  # a walk does not go as deep
+            self._paths[id(value)] = path  # deeper than the walk of script_state goes
             return self._recorded(value, path, depth + 1)
         raise CannotBeMade(f"{path} is a {type(value).__name__}")
 
@@ -109,10 +109,10 @@ def _named(name: str) -> Any:
 
 
 class Maker:
-    """Makes the values of `made`, by path, in a process that has `parts`.
+    """Creates the values recorded in `made`, by path. `parts`: the parts of the state in this process, by path.
 
-    An object that is there already gets the content, so that all who hold it see it. This is so if training has not replaced
-    it, or if it is of the same class and no other part holds it.
+    If the object already exists at its path, its content is replaced in place, so that all who refer to it see the change. This
+    requires that training has not replaced it, or that it has the same class and no other part refers to it.
     """
 
     def __init__(self, made: Mapping[str, Made], parts: Mapping[str, Part]) -> None:
@@ -163,7 +163,7 @@ class Maker:
         if empty is None:
             empty = deque(maxlen=node["most"]) if kind == "deque" else (_SEQUENCES.get(kind) or _DICTS[kind])()
         empty.clear()
-        self._done[path] = empty  # what it holds may refer to it
+        self._done[path] = empty  # before its content, which may refer to it
         if kind in _SEQUENCES:
             empty.extend(self.value(f"{path}[{index}]") for index in range(len(node["items"])))
             return empty
@@ -202,12 +202,12 @@ class Maker:
 
 
 def _is_at(path: str, node: Made) -> bool:
-    """Return whether a recorded value is what the script has at its own path."""
+    """Return whether a recorded value refers to the object that the script creates at this same path."""
     return isinstance(node, dict) and node.get(_MARK) == "part" and bool(node["path"] == path)
 
 
 def _nodes(path: str, node: Made) -> Iterator[tuple[str, Made]]:
-    """Yield a recorded value and all that are in it, with their paths."""
+    """Yield (path, record) of a recorded value and of all records inside of it."""
     yield path, node
     kind = node.get(_MARK) if isinstance(node, dict) else None
     if kind in _SEQUENCES or kind == "named tuple":

@@ -1,4 +1,4 @@
-"""Nested dicts, lists and tuples of tensors, arrays and plain values, as values that a checkpoint can hold, and back."""
+"""Encodes nested dicts, lists and tuples of tensors, arrays and plain values for checkpoints, and decodes them."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _ITEMS, _LIST, _TUPLE = "$items", "$list", "$tuple"
 
 
 def encode_nested(value: Any, unsaved: dict[str, str], path: str = "") -> Any:
-    """Return a state with its plain values encoded. Dicts lose what cannot be saved; `unsaved` gets its path and type."""
+    """Return a state with its plain values encoded. Entries that cannot be saved are left out; `unsaved` gets path and type."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return value
     if is_plain(value):
@@ -36,7 +36,7 @@ def _can_be_saved(value: Any, unsaved: dict[str, str], path: str) -> bool:
 
 
 def decode_nested(value: Any) -> Any:
-    """Return the state that `encode_nested` was called with. Raises IotwinError if it is none."""
+    """Return the state that `encode_nested` was called with. Raises IotwinError if `value` is not its result."""
     if isinstance(value, dict) and len(value) == 1:
         [(mark, content)] = value.items()
         if mark == _ITEMS:

@@ -1,4 +1,4 @@
-"""Plain values of a script, such as counters, best scores and histories: as JSON for checkpoints, and back, bit for bit."""
+"""Encodes plain values of a script, such as counters and histories, as JSON values for checkpoints, and decodes them exactly."""
 
 import math
 import struct
@@ -11,16 +11,16 @@ import numpy as np
 
 from iotwin.common.errors import IotwinError
 
-_MARK = "$plain"  # key of a dict that stands for a value that JSON does not have
+_MARK = "$plain"  # a dict with this key encodes a value that JSON lacks
 _ATOMS = (bool, int, float, str, type(None), bytes, complex, np.generic)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _MOST_DEPTH = 12
 _MOST_CONTAINERS = 1000
-_EXACT = 1 << 63  # integers beyond it are no integers of JSON to every reader
+_EXACT = 1 << 63  # not every JSON reader reads larger integers exactly
 
 
 def is_plain(value: Any, depth: int = 0) -> bool:
-    """Return whether a value consists of numbers, texts and containers of them alone."""
+    """Return whether a value consists only of numbers, texts, bytes, None and containers of them."""
     if isinstance(value, _ATOMS):
         return not (isinstance(value, np.generic) and value.dtype == object)
     if type(value) not in (*_CONTAINERS, Counter, OrderedDict, defaultdict) or depth > _MOST_DEPTH:
@@ -31,7 +31,7 @@ def is_plain(value: Any, depth: int = 0) -> bool:
 
 
 def has_containers(value: Any) -> bool:
-    """Return whether a plain value holds containers that may change, which something else may hold too.
+    """Return whether a plain value contains mutable containers, which other objects may refer to as well.
 
     False for more than 1000 containers: these are data.
     """
@@ -72,7 +72,7 @@ _SEQUENCES = {"tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque
 
 
 def decode(value: Any) -> Any:
-    """Return the plain value that `encode` was called with. Raises IotwinError if it is none."""
+    """Return the plain value that `encode` was called with. Raises IotwinError if `value` is not its result."""
     if isinstance(value, list):
         return [decode(each) for each in value]
     if not isinstance(value, dict):
@@ -97,7 +97,7 @@ _DECODED: dict[str, Callable[[Any], Any]] = {
 
 
 def replace_content(held: Any, value: Any) -> bool:
-    """Give a list, dict, set or deque that is held the content of `value`, and return True; False if it is no such container."""
+    """Replace the content of `held` by that of `value` in place, and return True; False if it is no list, dict, set or deque."""
     if isinstance(held, list) and isinstance(value, list):
         held[:] = value
     elif isinstance(held, dict) and isinstance(value, dict):

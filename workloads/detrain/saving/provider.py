@@ -1,4 +1,4 @@
-"""What saves and restores one kind of a script's objects."""
+"""The interface of what saves and restores one kind of a script's objects."""
 
 from typing import Any, Protocol
 
@@ -6,7 +6,7 @@ State = dict[str, Any]
 
 
 class NotBuilt(Exception):
-    """An object makes its variables in its first step, so a state cannot be put into it before."""
+    """An object has no variables before its first training step, so its state cannot be restored yet."""
 
 
 class Provider(Protocol):
@@ -18,7 +18,9 @@ class Provider(Protocol):
         """Return whether an object is of this kind."""
 
     def save(self, value: Any, unsaved: dict[str, str]) -> Any:
-        """Return the object's state: nested values of tensors, arrays and plain values. `unsaved` gets what it leaves out."""
+        """Return the object's state as nested tensors, arrays and plain values. `unsaved` gets path and type of what is left
+        out.
+        """
 
     def load(self, value: Any, saved: Any) -> None:
-        """Give the object a saved state. Raises IotwinError if it does not fit, and NotBuilt if the object has to make a step."""
+        """Restore an object's state. Raises IotwinError if the state does not fit, NotBuilt if the object needs a step first."""

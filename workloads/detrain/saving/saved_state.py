@@ -1,4 +1,4 @@
-"""Saves the parts of a script's state that have changed since its loop began, and puts them back."""
+"""Saves the parts of a script's state that have changed since its loop began, and restores them."""
 
 import contextlib
 import sys
@@ -24,22 +24,22 @@ from iotwin.workloads.detrain.saving.script_state import Part, Walk
 from iotwin.workloads.detrain.saving.tensor_values import can_be_saved, put_tensor, saved_tensor
 
 _TENSORS = (script_state.TENSOR, script_state.ARRAY)
-_REPLACED = (*_TENSORS, script_state.HOLDER, script_state.SAME)  # kinds of parts that are made again if they are other objects
+_REPLACED = (*_TENSORS, script_state.HOLDER, script_state.SAME)  # kinds of parts that are recorded if their object was replaced
 _KINDS = ("objects", "types", "gradients", "iterators", "tensors", "plain", "made", "lost", "holders")
 _Frame = types.FrameType | None
 
 
 class _Begun(NamedTuple):
-    """What a part was when the loop began. The value is held, so that no other one gets its identity."""
+    """A part as it was when the loop began. It refers to the value, so that no other object gets the same id."""
 
     value: Any
     mark: Any
 
 
 class ScriptState:
-    """Captures and restores the state of a script. `assign` is called with (function, name, value) to put a variable.
+    """Saves and restores the state of a script. `assign(function, name, value)` sets a variable.
 
-    `dead`: variables of the batch loop's function whose values no step needs.
+    `dead`: variables of the batch loop's function that every step assigns before it reads them.
     """
 
     def __init__(self, assign: Callable[[str, str, Any], None], dead: frozenset[str] = frozenset()) -> None:
@@ -48,12 +48,12 @@ class ScriptState:
         self._paths: dict[int, list[str]] = {}  # by identity of what the script made before the loop
         self._modules: frozenset[str] | None = None  # those that had been imported when the loop began
         self._kept: set[str] = set()  # paths that were restored: the script, run from its start, does not make these values
-        self._kept_inside: tuple[str, ...] = ()  # beginnings of paths: all that is inside of what was made again
+        self._kept_inside: tuple[str, ...] = ()  # prefixes of paths: everything inside of restored values
         self.unsaved: dict[str, str] = {}  # paths whose values cannot be restored, with the reason
         self.left: dict[str, str] = {}  # paths whose values have been replaced and cannot be saved, with the reason
 
     def begin(self, frame: _Frame) -> None:
-        """Remember what the script made before its loop, the first time."""
+        """Remember the parts that exist before the loop, at the first call only."""
         if self._begun is None:
             walk = self._walk(frame)
             parts = list(walk.parts())
@@ -72,11 +72,12 @@ class ScriptState:
         return {part.path: part for part in self._walk(frame).parts()}
 
     def capture(self, frame: _Frame, gradients: bool) -> State:
-        """Return the state by path.
+        """Return the state, by section and path.
 
-        * `objects` and their `types`; `gradients` of modules if asked for; positions of `iterators`, and of those that are `lost`
-        * `tensors` and `plain` values that have changed in place; what has been `made` since the loop began
-        * `holders`: paths of the objects that hold new values
+        * `objects` and `types`: states and types of objects with a provider; `gradients` of modules, if requested
+        * `iterators`: positions; `lost`: positions of iterators that cannot be restored
+        * `tensors` and `plain`: values that changed in place; `made`: values that were created since the loop began
+        * `holders`: paths of the objects that hold the values of `made`
         """
         walk = self._walk(frame, self._dead)
         parts = list(walk.parts())
@@ -106,7 +107,7 @@ class ScriptState:
     def _made(
         self, parts: Sequence[Part], paths: Mapping[int, str], chosen: Callable[[Any], bool] = lambda _: True
     ) -> tuple[State, set[str]]:
-        """Return what makes the objects and containers that are new, or hold new ones, by path; and the paths inside of these.
+        """Return the records of values created since the loop began or that contain such values, by path, and the paths inside.
 
         `chosen`: whether a value counts.
         """
@@ -146,7 +147,7 @@ class ScriptState:
         )
 
     def _is_replaced(self, part: Part) -> bool:
-        """Return whether another object is at a part's path, which is made again there."""
+        """Return whether a part's value is another object than when the loop began, and so must be recorded."""
         is_made = part.kind in _REPLACED or (part.kind == script_state.PLAIN and script_state.has_identity(part.value))
         return is_made and self._is_other(part.path, part.value)
 
@@ -156,7 +157,7 @@ class ScriptState:
         return begun is None or begun.value is not value
 
     def _like(self, module: torch.nn.Module) -> str | None:
-        """Return the path of a module that the script made before its loop and that has the same tensors."""
+        """Return the path of a module with the same tensors that the script created before its loop; None if there is none."""
         shapes = _shapes(module)
         alike = (
             path
@@ -181,7 +182,7 @@ class ScriptState:
         return True
 
     def keep(self, state: State) -> None:
-        """Save what `state` holds in later checkpoints too."""
+        """Include everything that `state` contains in later checkpoints."""
         self._kept |= state["plain"].keys() | state["tensors"].keys() | state["made"].keys()
         self._kept_inside += tuple(f"{path}{mark}" for path in state["made"] for mark in ".[")
 
@@ -197,7 +198,7 @@ class ScriptState:
             _load(parts[path], saved[path])
 
     def plain(self, frame: _Frame) -> State:
-        """Return the plain values that have changed, and those that have been made, by path."""
+        """Return the plain values that changed since the loop began, and those created since, by path."""
         walk = self._walk(frame)
         parts = list(walk.parts())
         made, inside = self._made(parts, walk.paths, is_plain)
@@ -205,9 +206,9 @@ class ScriptState:
         return {"plain": {part.path: encode(part.value) for part in changed}, "made": made}
 
     def restore(self, state: State, frame: _Frame, without: frozenset[str] = frozenset()) -> None:
-        """Put a captured state back, but for objects whose type's name is in `without`.
+        """Restore a captured state, except objects whose type's name is in `without`.
 
-        Raises NotBuilt if the script has no such object yet, and IotwinError if it never has, or if one does not fit.
+        Raises NotBuilt if an object does not exist yet, and IotwinError if it never will or does not fit.
         """
         parts = self.parts(frame)
         for path, position in state["lost"].items():
@@ -219,7 +220,7 @@ class ScriptState:
             _load(objects[path], state["objects"][path])
         for path, gradients in state["gradients"].items():
             _put_gradients(objects[path].value, gradients)
-        parts = maker.parts = self.parts(frame)  # optimizers have other groups of parameters now
+        parts = maker.parts = self.parts(frame)  # walk again: restoring gave optimizers other parameter groups
         for path in state["made"]:
             self._put(path, maker.value(path), parts, maker, state["holders"])
         for path, saved in state["iterators"].items():
@@ -232,7 +233,7 @@ class ScriptState:
         self.keep(state)
 
     def restore_plain(self, saved: State, parts: dict[str, Part]) -> None:
-        """Put plain values back where the script has their holders."""
+        """Restore plain values whose holders exist in the script."""
         maker = Maker(saved["made"], parts)
         for path in saved["made"]:
             with contextlib.suppress(IotwinError):
@@ -243,7 +244,7 @@ class ScriptState:
                     self._put(path, decode(value), parts, maker, {})
 
     def _put(self, path: str, value: Any, parts: Mapping[str, Part], maker: Maker, holders: Mapping[str, str]) -> None:
-        """Put a value where it is held. Raises IotwinError if the script has nothing that holds it."""
+        """Store a value in its holder. Raises IotwinError if the script has no such holder."""
         function, call, name = path.partition("().")
         module, _, variable = path.rpartition(":")
         if path in parts:
@@ -278,7 +279,7 @@ def _object(path: str, state: State, parts: Mapping[str, Part], maker: Maker) ->
 
 
 def _check_position(path: str, position: str, parts: Mapping[str, Part]) -> None:
-    """Raise IotwinError unless an iterator that cannot be restored is where it was, as it is if a replay moves it."""
+    """Raise IotwinError unless an iterator that cannot be restored is at `position`, for instance because a replay moved it."""
     if path not in parts or position_of(parts[path].value) != position:
         raise IotwinError(f"{path} cannot be restored, and reading earlier batches does not move it; resume with --replay full")
 
@@ -312,7 +313,7 @@ def _load(part: Part, saved: Any) -> None:
 
 
 def _mark(part: Part) -> tuple[str, Any]:
-    """Return a part's mark: if it is another one later, the part has changed in place."""
+    """Return a part's mark. If a later mark differs, the part has changed in place."""
     return part.kind, _content_mark(part)
 
 

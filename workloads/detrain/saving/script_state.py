@@ -27,16 +27,16 @@ from iotwin.workloads.detrain.saving.tensorflow_states import is_keras
 OBJECT, ITERATOR, TENSOR, ARRAY, PLAIN, LOST = "object", "iterator", "tensor", "array", "plain", "lost"
 HOLDER = "holder"  # a container or an object with parts inside
 SAVED_WITH = "saved with"  # a module's submodule, parameter or buffer, or an optimizer's group, which is saved with its object
-SAME = "same"  # an object that is a part by another path
+SAME = "same"  # an object that is already a part under another path
 _MOST_DEPTH = 8  # attributes and elements between a variable and a part of the state
 _MOST_PARTS = 100_000  # elements of a container with other than plain values; a longer one is data
 _OPAQUE = (types.ModuleType, types.BuiltinFunctionType, type, torch.device, torch.dtype)
 
 
 class Part(NamedTuple):
-    """A part of the state. `put` replaces the value where it is held, for values that are not changed in place.
+    """A part of the state. `put` replaces a value that cannot be changed in place, where it is held.
 
-    `holder`: the path of the object that holds it, "" for a variable. `same`: the other path of a part of kind SAME.
+    `holder`: path of the object that holds it, "" for a variable. `same`: of a part of kind SAME, its other path.
     """
 
     path: str
@@ -64,7 +64,7 @@ def scripts_modules() -> dict[str, types.ModuleType]:
 
 
 def put_variables(frame: types.FrameType, values: Mapping[str, Any]) -> None:
-    """Give variables of a function that is running their values."""
+    """Set variables of a running function."""
     for name, value in values.items():
         frame.f_locals[name] = value
         if sys.version_info < (3, 13):  # later versions write through
@@ -72,11 +72,10 @@ def put_variables(frame: types.FrameType, values: Mapping[str, Any]) -> None:
 
 
 class Walk:
-    """Walks over the script's state as it is now. `assign` is called with (function, name, value) to put a variable.
+    """Finds the parts of the script's present state. `assign(function, name, value)` sets a variable.
 
-    `paths`: those that objects had in an earlier walk, by identity. An object keeps the first of them if it can still be reached
-    by it, otherwise another one.
-    `without`: variables of the innermost frame that are passed over. `modules`: names of the only modules to walk over.
+    `paths`: by id, the paths of objects in an earlier walk, which they retain if still reachable by them. `without`: variables of
+    the innermost frame to skip. `modules`: names of the only modules to search.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class Walk:
         self._held: list[Any] = []  # so that no object is freed, and its id used again
 
     def parts(self) -> Iterator[Part]:
-        """Yield all parts, each object once, with the shortest path first; again for each other path, as SAME."""
+        """Yield each object once, under its shortest path, and again as SAME for each other path."""
         queue: deque[tuple[Part, int]] = deque((each, 0) for each in self._variables())
         renamed: deque[tuple[Part, int]] = deque()
         while queue or renamed:
@@ -144,7 +143,7 @@ class Walk:
 
 
 def _kind(value: Any) -> str | None:
-    """Return the kind of part that a value is, None if only what is inside it counts."""
+    """Return the kind of part that a value is, None if only its content can be part of the state."""
     if isinstance(value, TrackedIterator):
         return ITERATOR
     if isinstance(value, torch.Tensor):
@@ -161,12 +160,12 @@ def _kind(value: Any) -> str | None:
 
 
 def has_identity(value: Any) -> bool:
-    """Return whether a plain value may change, so that all who hold it must hold the same object."""
+    """Return whether a plain value is mutable, so that all who refer to it must refer to the same object."""
     return isinstance(value, list | dict | set | deque | bytearray)
 
 
 def _inside(part: Part, kind: str | None) -> Iterator[Part]:
-    """Yield what is inside a value that may change while the script trains."""
+    """Yield the parts inside of a value that may change while the script trains."""
     if kind in (HOLDER, OBJECT):
         for known, inside in _INSIDE:
             if isinstance(part.value, known):
@@ -264,7 +263,7 @@ _INSIDE: tuple[tuple[Any, Callable[[str, Any], Iterator[Part]]], ...] = (
 
 
 def is_users_class(kind: Any) -> bool:
-    """Return whether a value is a class of the script, or a namespace, which any script may fill."""
+    """Return whether a value is a class that the script defines, or a namespace class, whose instances any script fills."""
     if not isinstance(kind, type):
         return False
     if kind is types.SimpleNamespace or kind.__module__ == "argparse":

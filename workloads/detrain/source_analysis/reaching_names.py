@@ -132,7 +132,7 @@ class ReachingNames:
         return set()
 
     def _collect(self, module: SourceModule) -> None:
-        """Add what a module defines and passes on to the facts."""
+        """Add to `_facts`, `_passed` and `_variables` what a module defines, imports, assigns and passes as arguments."""
         for node in module.nodes:
             if isinstance(node, _METHODS):
                 self._function(node, module)

@@ -66,16 +66,18 @@ class Verifier:
         return self.reference.steps
 
     def is_like(self, other: "Verifier") -> bool:
-        """Return whether the reference has the same steps as that of `other`."""
+        """Return whether the reference runs of both verifiers have equal steps."""
         return first_difference(self.reference.steps, other.reference.steps) is None
 
     def save_at(self, points: Sequence[Point]) -> dict[str, Any]:
-        """Run the script again, and save its state before the batches at `points`. Return whether this has changed its steps."""
+        """Run the script again, and save its state before the batches at `points`. Return whether saving has changed its
+        steps.
+        """
         at = ",".join(f"{epoch}:{batch}" for epoch, batch in points)
         return self._compared(self._run(f"saving{self._label}", self.saved_in, (*_FRESH, "--at", at)))
 
     def rerun(self) -> dict[str, Any]:
-        """Run the script again. Return whether its steps are equal, and their first difference."""
+        """Run the script again. Return whether its steps equal the reference's, and the first difference, None if equal."""
         return self._compared(self._run(self._new_name("rerun"), self._plain, _FRESH))
 
     def _compared(self, run: ScriptRun) -> dict[str, Any]:
@@ -84,7 +86,8 @@ class Verifier:
         return {"equal": equal, "workers": self.workers, "first_difference": difference, "error": run.error}
 
     def resume(self, point: Point, without: Sequence[str] = ()) -> dict[str, Any]:
-        """Resume at a saved batch, in a new process. Return whether the later steps are equal, and their first difference.
+        """Resume at a saved batch, in a new process. Return whether all later steps equal the reference's, and the first
+        difference.
 
         `without`: parts of the state that are not restored.
         """
@@ -99,7 +102,7 @@ class Verifier:
         }  # fmt: skip
 
     def resumes_without(self, point: Point, without: Sequence[str]) -> bool:
-        """Return whether a run that resumes without these parts of the state has equal steps."""
+        """Return whether a run that resumes without these parts of the state has the same later steps as the reference."""
         run, difference = self._resumed(point, without)
         return difference is None and run.error is None
 
@@ -157,7 +160,10 @@ class Verifier:
     # Differences
 
     def _difference(self, run: ScriptRun, first: int) -> StepDifference | None:
-        """Return the first difference of a run that began with step `first`. Steps that a failed run lacks are none."""
+        """Return the first difference of a run that began with step `first` from the reference.
+
+        If the run failed, steps that it lacks are no difference.
+        """
         end = None if run.error is None else first + len(run.steps)
         return first_difference(self.reference.steps[:end], run.steps, first)
 
