@@ -13,7 +13,7 @@ _CLEARLY = 0.1  # another threshold must be better than the guess by this much
 
 
 def batches_by_pauses(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the index of the batch that each access (sorted by `starts`, ns) lies in; batches lie between long gaps."""
+    """Return the index of the batch of each access. `starts` (ascending), `ends`: ns. Long gaps separate batches."""
     return regular_batches(starts, ends, _between_long_gaps(starts, ends))
 
 
@@ -37,9 +37,9 @@ def regular_batches(starts: NDArray[np.int64], ends: NDArray[np.int64], guess: N
 
 
 def _joined(number: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return `number` with adjacent smaller groups as one where together they have the most common size.
+    """Return `number` with adjacent smaller groups joined if together they have the most common size.
 
-    Warm-up splits the first one. More smaller groups in a row are batches by themselves, as those of an evaluation.
+    Such groups are pieces of one batch. More of them in a row are separate batches, as those of an evaluation.
     """
     sizes = np.bincount(number)
     common = int(np.bincount(sizes).argmax())
@@ -51,7 +51,7 @@ def _joined(number: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _split(gap_logs: NDArray[np.float64], threshold: float) -> NDArray[np.int64]:
-    """Groups between the gaps beyond the threshold; a single one where those are not much longer than the others."""
+    """Return the group of each access: gaps over the threshold separate groups, if they are much longer than the others."""
     beyond = gap_logs > threshold
     apart = gap_logs[beyond].mean() - gap_logs[~beyond].mean() >= _CONTRAST
     number: NDArray[np.int64] = np.append(0, np.cumsum(beyond & apart))
@@ -59,7 +59,10 @@ def _split(gap_logs: NDArray[np.float64], threshold: float) -> NDArray[np.int64]
 
 
 def _regularity(number: NDArray[np.int64], fewest: int) -> float:
-    """The share of groups of the most common size, of all groups or all accesses, whichever is less; 0 if that size is one."""
+    """Return the number of groups of the most common size as a share of all groups or accesses, whichever is less.
+
+    Returns 0 if that size is one access.
+    """
     sizes = np.bincount(number)[:-1]  # the last may be cut short
     found, counts = np.unique(sizes, return_counts=True)
     if len(sizes) == 0 or counts.max() < fewest:

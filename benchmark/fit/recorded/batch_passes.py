@@ -1,4 +1,4 @@
-"""Which batches of a rank form a pass over the samples, and which passes train."""
+"""Assigns a rank's batches to passes over the samples, and decides which passes train."""
 
 from itertools import pairwise
 
@@ -107,7 +107,7 @@ def numbers_of_repeats(regions: list[set[int]]) -> _Ints:
 
 
 def _same_beginning(a: list[set[int]], b: list[set[int]]) -> int:
-    """Return after how many batches two passes have first read the same regions, if not from their first batch on; else 0."""
+    """Return for how many batches two passes begin with equal regions, in another order; 0 if they begin with the same batch."""
     read_a: set[int] = set()
     read_b: set[int] = set()
     for number, (own_a, own_b) in enumerate(zip(a, b, strict=False), 1):
@@ -118,7 +118,10 @@ def _same_beginning(a: list[set[int]], b: list[set[int]]) -> int:
 
 
 def are_training(job: Job, calls: pd.DataFrame, passes: list[pd.DataFrame]) -> list[bool]:
-    """Return by pass whether it trains: outside of logged evaluations, else on the set of samples that most bytes are read of."""
+    """Return, by pass, whether it trains.
+
+    Passes outside of logged evaluations train. Without logged ones, those over the sample set with most bytes read do.
+    """
     evaluations = logged_evaluations(job)
     if len(evaluations):
         middles = np.array([int(part["taken_ns"].iloc[len(part) // 2]) for part in passes], np.int64)
@@ -140,12 +143,12 @@ def are_training(job: Job, calls: pd.DataFrame, passes: list[pd.DataFrame]) -> l
 
 
 def regions_of(calls: pd.DataFrame) -> pd.Series:
-    """Return by call a number for the region of a file that it begins in, _REGION_BYTES long."""
+    """Return, by call, the number of the file region of _REGION_BYTES bytes in which the call begins."""
     return calls["file_id"] * (1 << 40) + calls["offset"].fillna(0).astype(np.int64) // _REGION_BYTES
 
 
 def _overlap(a: pd.Series, b: pd.Series) -> float:
-    """Return the share of the bytes of the smaller one, by region, that the other one has read too."""
+    """Return the share of the smaller one's bytes that the other one has read too. `a`, `b`: bytes by region."""
     small, large = (a, b) if a.sum() < b.sum() else (b, a)
     return float(small[small.index.isin(large.index)].sum() / small.sum())
 

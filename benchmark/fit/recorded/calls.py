@@ -34,8 +34,10 @@ _OPS: dict[str, int] = {
 
 @dataclass(frozen=True)
 class Seen:
-    """What of a trace is recorded. Rows of `calls`, in order of start: `at`, `end` (ns), `op` (Op, or POLL), `pid`, `tid`,
-    `file` (file_id; -1: none), `fd`, `offset` (-1: none), `size`, `flags`."""
+    """The calls to record. Columns of `calls`, in order of start: `at`, `end` (ns), `op` (Op, or POLL), `pid`, `tid`, `file`
+    (file_id;
+    -1: none), `fd`, `offset` (-1: none), `size`, `flags`.
+    """
 
     trace: Trace
     files: pd.DataFrame
@@ -44,7 +46,7 @@ class Seen:
 
 
 def see(trace: Trace) -> Seen:
-    """Return the calls to record; IotwinError when there is none on storage."""
+    """Return the calls of the trace to record. Raises IotwinError if none is on storage."""
     files, processes = trace.files(), trace.processes()
     paths = files["path"].astype(str)
     # The job's stdout and stderr are logs, too, but none of its files.
@@ -95,7 +97,7 @@ def _rows(frame: pd.DataFrame, files: pd.DataFrame) -> pd.DataFrame:
 
 
 def _tell_copies(op: _Ints, names: NDArray[Any], file: _Ints, tid: _Ints, start: _Ints, files: pd.DataFrame) -> None:
-    """Turn the two rows of a call that copies from one kept file to another into COPY and COPY_TO."""
+    """Set `op` of the two rows of a call that copies between two recorded files to COPY and COPY_TO."""
     is_pipe = np.append((files["kind"] == "pipe").to_numpy(np.bool_), True)[file]
     first = np.isin(names[:-1], _COPIES) & np.isin(names[1:], [f"{name}_to" for name in _COPIES]) & (tid[:-1] == tid[1:])
     first &= (start[:-1] == start[1:]) & ~is_pipe[:-1] & ~is_pipe[1:]

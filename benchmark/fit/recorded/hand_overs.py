@@ -1,4 +1,4 @@
-"""Hand-overs between threads of a process that are no call on a file or pipe: what one had done before another could go on."""
+"""Finds hand-overs between threads of a process: one thread waited until another had done something, without a pipe's help."""
 
 from collections.abc import Mapping
 
@@ -51,8 +51,10 @@ def _idle_since(tree: Tree, rows: pd.DataFrame, found: pd.DataFrame, begins: Map
 
 
 def _of_feeders(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:
-    """What threads that do nothing but write to pipes (as multiprocessing's queues have them) were handed before each write, by
-    another thread of the process; the one whose call ended last, it is taken."""
+    """Return the hand-overs to threads that only write to pipes, as of multiprocessing's queues.
+
+    Each such write is assumed to follow the call of another thread of the process that ended last before it.
+    """
     found: list[tuple[int, int, int, int]] = []
     only_writes = (rows["op"] == Op.PIPE_WRITE).groupby(rows["thread"]).all()
     for thread in only_writes.index[only_writes].tolist():
@@ -74,7 +76,7 @@ def _of_feeders(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_descriptors(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:
-    """Descriptors that one thread opened before another used them, or used before another closed them."""
+    """Return the hand-overs of descriptors: a thread opened one before another used it, or used it before another closed it."""
     used = rows[rows["op"].isin(_BY_DESCRIPTOR) & (rows["fd"] >= 0)]
     used = used.assign(process=np.array(tree.process, np.int64)[used["thread"]])
     used = used.sort_values(["process", "subject", "fd", "at"], kind="stable")
@@ -119,7 +121,7 @@ def _of_silences(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _waited(handed: pd.DataFrame) -> bool:
-    """Whether a thread's calls after silences followed the last calls before them."""
+    """Return whether the thread's calls after silences waited for the last calls before these silences."""
     after_others, after_own = handed["wanted"] - handed["done"], handed["wanted"] - handed["own_end"]
     spread = (after_others - after_others.median()).abs().median()
     of_own = (after_own - after_own.median()).abs().median()

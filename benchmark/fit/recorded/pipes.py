@@ -39,7 +39,7 @@ def match_pipes(calls: pd.DataFrame) -> tuple[pd.DataFrame, list[Pipe]]:
 
 
 def _with_polls(calls: pd.DataFrame) -> pd.DataFrame:
-    """Keep of the waits for descriptors those for a pipe that the thread reads next, several in a row as one."""
+    """Return the calls with only those waits for descriptors that precede a read of a pipe; several in a row become one."""
     calls = calls.sort_values(["tid", "at"], kind="stable").reset_index(drop=True)
     is_poll, tid = (calls["op"] == POLL).to_numpy(np.bool_), calls["tid"].to_numpy()
     rows = np.arange(len(calls))
@@ -62,7 +62,7 @@ def _with_polls(calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def _first_of_last_run(begins: NDArray[np.bool_], is_poll: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Of the runs of waits before a call, each beginning at `begins`, the beginning of the last one."""
+    """Return the mask of the starts of runs of waits, for each call only the last run before it. `begins`: mask of all starts."""
     rows = np.arange(len(begins))
     latest = np.maximum.accumulate(np.where(begins, rows, -1))
     last_poll = np.flatnonzero(is_poll & ~np.append(is_poll[1:], False))

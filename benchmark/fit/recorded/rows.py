@@ -1,4 +1,4 @@
-"""From calls to rows of a recording: threads and processes numbered, their starts, ends and hand-overs put in between."""
+"""Turns calls into rows of a recording: numbers threads and processes, and inserts their starts, ends and hand-overs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ _ENDS_COUNT = (Op.PIPE_READ, Op.POLL)
 
 
 def grow(seen: Seen, calls: pd.DataFrame) -> Tree:
-    """Return the tree of the processes that `calls` are of."""
+    """Return the tree of the processes that made `calls`, and of their parents."""
     manifest, table = seen.trace.manifest, seen.processes
     parent = dict(zip(table["pid"].astype(int), table["ppid"].fillna(-1).astype(int), strict=True))
     begin = dict(zip(table["pid"].astype(int), table["start_ns"].fillna(manifest.start_ns).astype(int), strict=True))
@@ -46,7 +46,7 @@ def grow(seen: Seen, calls: pd.DataFrame) -> Tree:
 
 
 def _line(pid: int, parent: dict[int, int]) -> list[int]:
-    """The process and its ancestors that were traced, itself first."""
+    """Return the process and its traced ancestors, itself first."""
     line = [pid]
     while (above := parent.get(line[-1], -1)) in parent and above not in line:
         line.append(above)
@@ -96,7 +96,7 @@ def _with(rows: pd.DataFrame, added: Sequence[tuple[int, int, int, int]]) -> pd.
 
 
 def _threads(tree: Tree, rows: pd.DataFrame) -> list[tuple[int, int, int, int]]:
-    """Starts of threads: taken to come after the last call of the main thread that ended before the thread's first one."""
+    """Return starts of threads: after the main thread's last call that ended before the thread's first one."""
     first = rows.groupby("thread")["at"].min()
     ends = {thread: np.sort(part["end"].to_numpy(np.int64)) for thread, part in rows.groupby("thread")}
     added = []
@@ -111,7 +111,7 @@ def _threads(tree: Tree, rows: pd.DataFrame) -> list[tuple[int, int, int, int]]:
 
 
 def _starts(tree: Tree, rows: pd.DataFrame) -> list[tuple[int, int, int, int]]:
-    """Starts of processes, by their parent's main thread; where that waited just then, before it did so."""
+    """Return starts of processes by their parents' main threads, before a wait if the parent was waiting at that time."""
     waits = rows[rows["op"].isin(_ENDS_COUNT)]
     times = {thread: (part["at"].to_numpy(np.int64), part["end"].to_numpy(np.int64)) for thread, part in waits.groupby("thread")}
     added = []
@@ -124,7 +124,7 @@ def _starts(tree: Tree, rows: pd.DataFrame) -> list[tuple[int, int, int, int]]:
 
 
 def _joins(tree: Tree, rows: pd.DataFrame) -> list[tuple[int, int, int, int]]:
-    """Waits for processes: a parent that does nothing when its child ends, and something soon after, has waited for it."""
+    """Return waits for processes: a parent waited if it was idle when its child ended and acted soon after."""
     added = []
     times = {thread: (part["at"].to_numpy(np.int64), part["end"].to_numpy(np.int64)) for thread, part in rows.groupby("thread")}
     for process in range(1, len(tree.pids)):

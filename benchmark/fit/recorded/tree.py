@@ -7,8 +7,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Tree:
-    """The processes, those that do something and their parents, by number: `parents` of each and `begin_ns`, `end_ns`; and the
-    threads: `process` and `tid` of each."""
+    """The processes of a recording and their threads, by number.
+
+    * of processes: `parents`, `begin_ns` and `end_ns`
+    * of threads: `process` and `tid`
+    """
 
     pids: list[int]
     parents: list[int]

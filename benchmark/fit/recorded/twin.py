@@ -97,7 +97,7 @@ def _confidence(batches: RecordedBatches | None) -> dict[str, dict[str, Any]]:
 
 
 def _coverage(seen: Seen) -> dict[str, Any]:
-    """Return how much the recording holds of everybody's calls on files that storage keeps."""
+    """Return which share of all storage calls of the trace the recording contains."""
     kinds = seen.files["kind"].astype(str).to_numpy()
     ids = np.flatnonzero(np.isin(kinds, list(KINDS))).tolist()
     made = seen.trace.events_frame(("op", "file_id", "result"), pc.field("file_id").isin(ids))
@@ -112,14 +112,14 @@ def _coverage(seen: Seen) -> dict[str, Any]:
 
 
 def _renamed(calls: pd.DataFrame, on_file: pd.Series) -> pd.Series:
-    """The flag RENAMED for calls on a file after its first rename."""
+    """Return the flag RENAMED for calls on a file after its first rename, else 0."""
     renames = calls[on_file & (calls["op"] == Op.RENAME)].groupby("file")["at"].min()
     since = calls["file"].map(renames)
     return pd.Series(np.where(on_file & since.notna() & (calls["at"] > since), RENAMED, 0), index=calls.index)
 
 
 def _duplicated(calls: pd.DataFrame, on_file: pd.Series) -> NDArray[np.int64]:
-    """The flag DUPLICATED for opens of files that are used by descriptors which no open gave."""
+    """Return the flag DUPLICATED for opens of files that are also used by descriptors which no traced open returned."""
     key = pd.MultiIndex.from_frame(calls[["file", "fd"]])
     opens = (on_file & (calls["op"] == Op.OPEN)).to_numpy(np.bool_)
     uses = (on_file & ~calls["op"].isin([Op.OPEN, Op.TOUCH]) & (calls["fd"] >= 0)).to_numpy(np.bool_)

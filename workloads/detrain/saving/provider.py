@@ -18,9 +18,7 @@ class Provider(Protocol):
         """Return whether an object is of this kind."""
 
     def save(self, value: Any, unsaved: dict[str, str]) -> Any:
-        """Return the object's state as nested tensors, arrays and plain values. `unsaved` gets path and type of what is left
-        out.
-        """
+        """Return the object's state as nested tensors, arrays and plain values. `unsaved` gets path and type of omitted ones."""
 
     def load(self, value: Any, saved: Any) -> None:
         """Restore an object's state. Raises IotwinError if the state does not fit, NotBuilt if the object needs a step first."""

@@ -70,9 +70,7 @@ class Verifier:
         return first_difference(self.reference.steps, other.reference.steps) is None
 
     def save_at(self, points: Sequence[Point]) -> dict[str, Any]:
-        """Run the script again, and save its state before the batches at `points`. Return whether saving has changed its
-        steps.
-        """
+        """Run the script again, saving its state before the batches at `points`. Return whether its steps remain equal."""
         at = ",".join(f"{epoch}:{batch}" for epoch, batch in points)
         return self._compared(self._run(f"saving{self._label}", self.saved_in, (*_FRESH, "--at", at)))
 

@@ -1,1 +1,1 @@
-"""Edit a recording: deal its samples anew to other batches, loaders, epochs and ranks, and scale its computation."""
+"""Edits a recording: assigns its samples to other batches, loaders, epochs and ranks, and scales its computation."""

@@ -1,4 +1,4 @@
-"""Deal the samples of a recorded pass anew: to batches of another size, other loaders, ranks, and in another order."""
+"""Deals (assigns) the samples of a recorded pass to batches of another size, other loaders or ranks, and in another order."""
 
 from collections.abc import Sequence
 from itertools import groupby, pairwise
@@ -17,9 +17,9 @@ _Part = tuple[list[DealtSample], list[DealtSample]]  # samples and reads of a ba
 
 
 class DealtBatch(NamedTuple):
-    """A batch of an edited pass: the slot of the loader that reads it (-1: the rank itself), its samples, and what is read then.
+    """A batch of an edited pass. `slot`: index of the loader that reads it, -1 for the rank itself.
 
-    `reads` are the samples, unless the loader reads ahead in files.
+    `reads`: what is read for the batch. These are its `samples`, unless the loader reads ahead in files.
     """
 
     slot: int
@@ -30,8 +30,8 @@ class DealtBatch(NamedTuple):
 class RecordedPassSamples(NamedTuple):
     """The batches of a recorded pass, in order.
 
-    `parts`: number of samples of each batch. `streams`: those of the loaders, if loaders read on in separate shards, so that
-    samples remain in their order; else none. `shuffled`: the order of samples differs from pass to pass. `known`: parts are
+    `parts`: number of samples of each batch. `streams`: by loader, its samples, if loaders read shards from begin to end, so that
+    samples must remain in order; else empty. `shuffled`: the order of samples differs between passes. `known`: parts are single
     samples, which may be read in any order.
     """
 
@@ -45,20 +45,20 @@ class RecordedPassSamples(NamedTuple):
 def deal(
     recorded: RecordedPassSamples, edits: Edits, training: bool, size: int, loaders: int, rank: int, again: int
 ) -> list[DealtBatch]:
-    """Return the batches of the edited pass, in the order in which they are requested.
+    """Return the batches of the edited pass that rank `rank` requests, in the order of its requests.
 
-    `size`: samples (or parts) of a recorded batch; `loaders`: of the edited pass; `again`: 0, or how often the pass was repeated
-    before, each time in another order.
+    `size`: samples (or parts) of a recorded batch; `loaders`: number of loaders in the edited pass; `again`: 0, or how often the
+    pass was repeated before, each time in another order.
     """
     wanted = max(1, round(size * (edits.batch if training else 1.0)))
     if not recorded.streams:
         samples = _more(_whole(recorded, edits, again), edits, recorded)
-        samples += samples[: -len(samples) % edits.ranks]  # as PyTorch's DistributedSampler, so that all ranks take as many steps
+        samples += samples[: -len(samples) % edits.ranks]  # like PyTorch's DistributedSampler: all ranks do equally many steps
         own = _cut(samples[rank :: edits.ranks], wanted)
         return [DealtBatch(index % loaders if loaders else -1, batch, batch) for index, batch in enumerate(own)]
     streams = deal_streams(recorded.streams, max(loaders, 1) * edits.ranks, edits.samples)
     ranks = [_in_turn([stream.batches(wanted) for stream in streams[first :: edits.ranks]]) for first in range(edits.ranks)]
-    steps = min(map(len, ranks))  # ranks meet after each step, so that none takes more
+    steps = min(map(len, ranks))  # ranks synchronise after each step, so the shortest one decides
     if not steps:
         raise UsageError(
             f"twin.ranks: loaders read {_files(recorded)} files as streams, too few for {edits.ranks} ranks; ask for fewer"
@@ -75,7 +75,7 @@ def _cut(samples: list[DealtSample], size: int) -> list[list[DealtSample]]:
 
 
 def _in_turn(streams: list[list[_Part]]) -> list[tuple[int, _Part]]:
-    """Return the batches of all streams with the index of their stream: in turn, as long as a stream has one."""
+    """Return (index of stream, batch), taking one batch of each stream in turn and leaving out streams that have ended."""
     turns = range(max(map(len, streams)))
     return [(slot, own[turn]) for turn in turns for slot, own in enumerate(streams) if turn < len(own)]
 
@@ -86,7 +86,7 @@ def _whole(recorded: RecordedPassSamples, edits: Edits, again: int) -> list[Deal
 
 
 def _shuffled(samples: list[DealtSample], recorded: RecordedPassSamples, drawn: np.random.Generator) -> list[DealtSample]:
-    """Return the samples in another order, if they may be: without known samples, whole batches."""
+    """Return the samples in random order (whole batches if samples are unknown); unchanged if the recorded order never varies."""
     if not recorded.shuffled:
         return samples
     if recorded.known:
@@ -102,7 +102,7 @@ def _samples(batches: _Ints, parts: _Ints) -> list[DealtSample]:
 
 
 def _more(stream: list[DealtSample], edits: Edits, recorded: RecordedPassSamples) -> list[DealtSample]:
-    """Return the stream with as many samples as are asked for, those beyond it on copies of their files."""
+    """Return the stream with `edits.samples` times as many samples; additional ones are read from copies of files."""
     count = round(len(stream) * edits.samples)
     more = [sample._replace(copy=copy) for copy in range(-(-count // max(len(stream), 1))) for sample in stream][:count]
     if edits.samples <= 1:
@@ -111,10 +111,10 @@ def _more(stream: list[DealtSample], edits: Edits, recorded: RecordedPassSamples
 
 
 def are_shuffled(orders: Sequence[_Ints]) -> bool:
-    """Return whether passes read samples in different orders; True for a single pass, unless it reads them in their order.
+    """Return whether passes read samples in different orders. A single pass is shuffled unless it reads in ascending order.
 
-    `orders`: by pass, the place of the first read of each batch, as a number.
+    `orders`: by pass, the position of the first read of each batch as a number.
     """
     if all(bool((np.diff(order) > 0).all()) for order in orders):
-        return False  # they go on where the one before stopped
+        return False  # each pass reads in ascending order
     return len(orders) < 2 or any(len(a) != len(b) or bool((a != b).any()) for a, b in pairwise(orders))

@@ -1,4 +1,4 @@
-"""Edit a recording: make its ranks and loaders anew, and take over its other processes as they were."""
+"""Edits a recording: rebuilds its ranks and loaders, and copies its other processes unchanged."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -51,7 +51,7 @@ def _edited(recording: TwinRecording, edits: Edits, rank: int) -> TwinRecording:
 
 
 class Copies(NamedTuple):
-    """Copies of the data set's files, as (name, bytes), their folder, and the edited recording that reads them."""
+    """Copies of the data set's files as (name, bytes), their folder, and the edited recording that reads them."""
 
     files: list[tuple[str, int]]
     folder: Path
@@ -70,10 +70,10 @@ def copies_needed(config: Config, file: str, ranks: int) -> Copies | None:
 
 
 def _kept(recording: TwinRecording, ranks: set[int], loaders: set[int], writes_nothing: bool) -> NDArray[np.bool_]:
-    """Return the mask of the rows that an edited recording may take over.
+    """Return the mask of the rows that an edited recording may copy unchanged.
 
-    Pipes with an end in a rank or a loader, and hand-overs between their threads, are made anew. So are the starts and ends of
-    loaders, by the rank. `writes_nothing`: ranks write no files, as all but the first of data-parallel ranks.
+    Left out, since they are rebuilt: pipes with an end in a rank or a loader, hand-overs between their threads, and starts and
+    ends of loaders. `writes_nothing`: ranks write no files, as all but the first of data-parallel ranks.
     """
     columns, header = recording.columns, recording.header
     op, subject = columns["op"], columns["subject"]
@@ -91,7 +91,7 @@ def _kept(recording: TwinRecording, ranks: set[int], loaders: set[int], writes_n
 
 
 def _reads_of_found(recording: TwinRecording) -> NDArray[np.bool_]:
-    """Return the mask of the rows on files that the job found and has yet to change, such as a checkpoint that it loads."""
+    """Return the mask of rows on files that existed before the job, such as a checkpoint, until the job first changes them."""
     columns = recording.columns
     op, at_ns, changes = columns["op"], columns["at_ns"], np.isin(columns["op"], _CHANGES)
     changes |= (op == Op.OPEN) & (columns["flags"] & (FLAG_CREATE | FLAG_TRUNCATE | FLAG_WRITABLE) > 0)

@@ -12,7 +12,7 @@ from iotwin.workload_yaml.recorded_structure import RecordedStructure, structure
 from iotwin.workload_yaml.recording import Header
 
 _MOST_FACTOR = 10_000
-# Keys and sections that change what a recorded twin does. A value of any other key would be ignored, and is refused.
+# Keys and sections that change what a recorded twin does. A changed value of another key is an error, as it has no effect.
 _HONOURED = (
     "dataset.data_folder", "dataset.num_files_train", "reader.batch_size", "reader.read_threads", "reader.prefetch_size",
     "train.epochs", "train.computation_time", "train.seed", "checkpoint.checkpoint_folder",
@@ -27,7 +27,7 @@ class Edits(NamedTuple):
 
     batch: float = 1.0  # factor for the size of training batches
     loaders: int | None = None  # loader processes of a pass; None: as recorded
-    prefetch: int | None = None  # batches in flight over all loaders; None: as many for each loader as recorded
+    prefetch: int | None = None  # requested, undelivered batches of all loaders; None: per loader as recorded
     epochs: int | None = None
     samples: float = 1.0  # factor for the number of samples of each pass
     computation: float = 1.0  # factor for the time of steps
@@ -70,7 +70,7 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
 
 
 def copies_folder(config: Config, edits: Edits) -> Path:
-    """Return the folder of the copies of the data set's files that more samples lie in, next to the data set."""
+    """Return the folder, next to the data set, for the copies of files from which additional samples are read."""
     data = Path(config.dataset.data_folder)
     return data.parent / f"{data.name}.x{edits.samples:g}"
 

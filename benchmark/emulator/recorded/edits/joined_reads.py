@@ -1,4 +1,4 @@
-"""Larger reads of ranks that read each batch by one call: a batch of twice the size is one read of twice the size."""
+"""Enlarges reads of ranks that read each batch by one call: an edited batch of twice the size is one read of twice the size."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from iotwin.workload_yaml.recording import Op, TwinRecording
 def join_reads(
     columns: dict[str, NDArray[Any]], batch: NDArray[np.int64], recorded: TwinRecording, most: int
 ) -> dict[str, NDArray[Any]]:
-    """Return the rows `columns` of an edited recording, in which up to `most` reads of one batch are one read.
+    """Return the columns of an edited recording's rows, with up to `most` consecutive reads joined into one.
 
-    Reads are joined if they follow one another without a pause, each goes on where the one before stopped, and each was all that
-    its rank read for a batch when it was recorded. `batch`: the recorded batch of each row, -1 for none.
+    Reads are joined if no computation lies between them, each starts at the offset at which the previous one ended, and each was
+    the only read for its recorded batch. `batch`: the recorded batch of each row, -1 for none.
     """
     alone = np.append(_read_by_one_call(recorded), False)[batch]  # the last element: rows without a batch
     goes_on = alone[1:] & alone[:-1] & (batch[1:] != batch[:-1]) & (columns["think_ns"][1:] == 0)
@@ -28,7 +28,7 @@ def join_reads(
 
 
 def _read_by_one_call(recorded: TwinRecording) -> NDArray[np.bool_]:
-    """Return by recorded batch whether a rank read it itself, by one call."""
+    """Return, by recorded batch, whether a rank read it without loaders and by one call."""
     columns, batches = recorded.columns, recorded.batches
     of_batch = (columns["batch"] >= 0) & (columns["op"] < Op.PIPE_WRITE)
     calls, reads = (

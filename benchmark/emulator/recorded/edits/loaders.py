@@ -1,4 +1,4 @@
-"""Loader processes of a recording, cut into the samples that they read, and new ones that read samples dealt anew."""
+"""Recorded loader processes, cut into the samples that they read, and new ones that read other samples."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from iotwin.benchmark.emulator.recorded.edits.think_clock import ProcessRows, St
 from iotwin.workload_yaml.recording import Label, Op, TwinRecording
 
 _Ints = NDArray[np.int64]
-PARTS = 16  # parts of a batch whose samples are unknown
+PARTS = 16  # a batch whose samples are unknown is cut into so many parts
 
 
 class RecordedLoader:
@@ -48,7 +48,7 @@ class RecordedLoader:
                 at += 1
 
     def keep_samples_alone(self) -> None:
-        """Forget all but the samples: what a rank that reads by itself does besides is no loader's."""
+        """Forget all rows except those for samples: other rows of a rank that reads by itself are not a loader's."""
         self.after.clear()
         self.prologue = self.epilogue = self.once = _nothing()
 
@@ -69,7 +69,7 @@ class RecordedLoader:
 
     @staticmethod
     def _starts(recording: TwinRecording, process: int, batch: int, begin_ns: int, end_ns: int, samples: int) -> list[int]:
-        """Return when each sample of a batch begins, or each of PARTS parts if that is unknown."""
+        """Return when each sample of a batch begins (ns); if samples are unknown, the begins of PARTS equal parts."""
         columns, bounds = recording.columns, recording.starts()
         main = int(np.searchsorted(recording.header.threads, process))
         first, end = int(bounds[main]), int(bounds[main + 1])
@@ -93,7 +93,7 @@ def _nothing() -> Stretch:
 
 
 class NewLoader:
-    """Reads dealt samples as a new process does, whose set-up and end are those of the recorded loader `like`."""
+    """A loader of the edited recording that reads dealt samples. It starts and ends like the recorded loader `like`."""
 
     def __init__(self, builder: RowBuilder, parent: int, like: RecordedLoader, pipes: tuple[int, int]) -> None:
         self.line = ProcessLine(builder, builder.new_process(parent))
@@ -103,7 +103,7 @@ class NewLoader:
         self.line.play(like.prologue)
 
     def serve(self, samples: Sequence[DealtSample], deal: "Deal") -> None:
-        """Wait for a request, read the samples and deliver them."""
+        """Append: wait for a request, read the samples, deliver them."""
         self.line.main.add(Op.PIPE_READ, self.requests, 1)
         first, self._fresh = self._fresh, False
         if first:
@@ -119,12 +119,12 @@ class NewLoader:
             self.line.play(stretch, waits=False)
 
     def end(self, deal: "Deal") -> None:
-        """Do what the recorded loader did after its last batch, but for files of streams that other loaders read."""
+        """Append what the recorded loader did after its last batch, except on files of streams that other loaders read."""
         self.line.play(deal.without_other_files(self._like.epilogue, self._files), waits=False)
 
 
 class Deal:
-    """Finds the recorded reads of samples that are dealt anew, and plays them."""
+    """Finds the recorded rows that read a dealt sample, and appends them to processes of the edited recording."""
 
     def __init__(self, recording: TwinRecording, builder: RowBuilder, loaders: dict[int, RecordedLoader]) -> None:
         self._recording, self._builder, self._loaders = recording, builder, loaders
@@ -137,13 +137,13 @@ class Deal:
         self._file_of = np.where(on_data, subject, -1).__getitem__  # by row
 
     def parts(self, batch: int) -> int:
-        """Return the number of samples, or parts, of a recorded batch."""
+        """Return the number of samples of a recorded batch, or of parts if samples are unknown."""
         return len(self._loaders[self._loader_of[batch]].parts[batch])
 
     def read(self, line: ProcessLine, samples: Sequence[DealtSample]) -> list[Stretch]:
-        """Read the samples in order, and return what came after deliveries in the recording.
+        """Append the reads of the samples to `line`. Return what the recorded loaders did after deliveries.
 
-        That is one stretch for each recorded batch whose last sample is among the samples.
+        The result has one stretch for each recorded batch whose last sample is among the samples.
         """
         after = []
         for batch, part, copy, piece in samples:
@@ -158,7 +158,7 @@ class Deal:
         return after
 
     def begin_ahead(self, line: ProcessLine, samples: Sequence[DealtSample]) -> list[int]:
-        """Let other threads of a process begin to read the samples. Return the channels to wait for before they are taken."""
+        """Let other threads of the process start to read the samples. Return the channels to wait for before using them."""
         channels: list[int] = []
         for batch, part, copy, _ in samples if self.ahead is not None else ():
             stretch = self.ahead.of(batch, part) if self.ahead is not None else None

@@ -1,4 +1,4 @@
-"""Which recorded passes an edited rank plays, one after another, and which of their steps it makes."""
+"""Decides which recorded passes an edited rank plays, in which order, and which of their steps."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,13 +8,12 @@ from iotwin.workload_yaml import TwinResume
 
 
 class PassTurn(NamedTuple):
-    """A pass of the edited run.
+    """A pass of the edited run. `number`: index of the recorded pass; `copy`: how often it was repeated before, 0 if never.
 
-    `number`: index of the recorded pass; `copy`: 0, or how often it was repeated before. `before`: index of what the rank did
-    before the pass, None for nothing.
+    `before`: index of what the rank did before the pass, None for nothing. `begins`: this is the first training pass.
 
-    Of a resumed run, `done` are steps that are not made, whose batches are read if `replays`; `left_out` are steps of earlier
-    passes that the rank neither makes nor reads for. `begins`: the first pass of training; `resumes`: training goes on here.
+    In a resumed run, `done` is the number of steps that are skipped; their batches are read if `replays`. `left_out`: steps of
+    earlier passes, which are neither done nor read for. `resumes`: training continues in this pass.
     """
 
     number: int
@@ -47,10 +46,10 @@ def whole_run(count: int, training: list[int], period: int, epochs: int) -> list
 def resumed_run(
     whole: list[PassTurn], training: list[int], resume: TwinResume, steps: Callable[[PassTurn], int]
 ) -> list[PassTurn]:
-    """Return the passes of a run that resumes, out of those of the `whole` run.
+    """Return the passes of a run that resumes, chosen from those of the `whole` run.
 
-    `steps`: gives the number of steps of a training pass. What came before the first epoch comes before the resumed one, too.
-    Raises UsageError if the epoch has fewer steps than `resume.step`.
+    `steps(turn)`: number of steps of a training pass. What precedes the first epoch precedes the resumed epoch, too. Raises
+    UsageError if the epoch has fewer steps than `resume.step`.
     """
     epochs = [index for index, turn in enumerate(whole) if turn.number in training]
     at = epochs[resume.epoch - 1]

@@ -1,4 +1,4 @@
-"""One process of an edited recording: stretches of recorded processes, played one after another."""
+"""One process of an edited recording: stretches (rows of a recorded process between two moments), appended one by one."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ from iotwin.workload_yaml.recording import Op
 
 
 class ProcessLine:
-    """The main thread of a process, and the other threads that do parts of its stretches.
+    """The main thread of a process, and the threads that execute the other threads' rows of its stretches.
 
-    A thread begins its part of a stretch when the main thread does, and the main thread may wait for it at the end.
+    Such a thread begins its rows when the main thread begins the stretch. The main thread may wait for it at the end.
     """
 
     def __init__(self, builder: RowBuilder, process: int) -> None:
@@ -23,9 +23,9 @@ class ProcessLine:
         self._others: dict[int, tuple[int, ThreadRows]] = {}
 
     def play(self, stretch: Stretch, factor: float = 1.0, subjects: Subjects | None = None, waits: bool = True) -> None:
-        """Append a stretch with its times of thinking multiplied by `factor`.
+        """Append a stretch, with its times between calls multiplied by `factor`.
 
-        `subjects`: gives the new subjects of rows, None to keep them. `waits`: the end of the stretch waits for other threads.
+        `subjects`: gives the new subjects (file, pipe or process) of rows, None to retain them. `waits`: wait for other threads.
         """
         channels = [
             self._begin(position, rows, (thinks * factor).astype(np.int64), subjects, waits)
@@ -47,7 +47,7 @@ class ProcessLine:
     def _begin(
         self, position: int, rows: NDArray[np.int64], thinks: NDArray[np.int64], subjects: Subjects | None, waits: bool
     ) -> int:
-        """Let the other thread at `position` do `rows` from now on, and return the first of its two channels."""
+        """Let the thread at `position` execute `rows` from now on. Return the first of its two channels."""
         if position not in self._others:
             number, thread = self._builder.thread(self.process)
             self._others[position] = 2 * len(self._others), thread

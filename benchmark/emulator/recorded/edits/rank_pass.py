@@ -37,7 +37,7 @@ class RankPass:
         self.computation_ns = np.zeros(0, np.int64)
 
     def leave_out(self, rare: NDArray[np.bool_]) -> None:
-        """Let the steps of the mask `rare` be as the others: with their typical computation, and without calls."""
+        """Replace the steps of the mask `rare` by usual ones: with the typical computation time, and without calls."""
         if rare.any() and not rare.all():
             self.computation_ns[rare] = int(np.median(self.computation_ns[~rare]))
             for index in np.flatnonzero(rare).tolist():

@@ -1,4 +1,4 @@
-"""What a rank does after few of its steps, such as a checkpoint, and after which steps an edited rank does it."""
+"""Finds what a rank does only after few of its steps, such as a checkpoint, and decides when an edited rank does it."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -10,10 +10,10 @@ from iotwin.benchmark.emulator.recorded.edits.think_clock import Stretch
 
 
 class RareSteps(NamedTuple):
-    """The steps of training, over all epochs, after which the rank does more than after others.
+    """The rare steps: training steps after which the rank does more than after others, over all epochs.
 
-    `steps`: their indices in the run; `within`: their indices in their epochs; `epochs`: their epochs; `lengths`: steps of each
-    recorded epoch.
+    `steps`: their indices in the run; `within`: their indices in their epochs; `epochs`: their epochs; `lengths`: number of steps
+    of each recorded epoch.
     """
 
     steps: list[int]
@@ -47,9 +47,9 @@ class RareSteps(NamedTuple):
         return found[0] if found else None
 
     def _interval(self) -> tuple[int, int]:
-        """Return the interval in steps of the run, 0 if it is irregular, and how many steps later the calls come.
+        """Return (interval between rare steps in steps of the run, 0 if it is irregular; steps until the calls appear).
 
-        The calls of a thread that saves may belong to the step after the one that asked for them.
+        Calls of a thread that saves may appear in the step after the one that started the save.
         """
         first = self.steps[0]
         every = round((self.steps[-1] - first) / (len(self.steps) - 1)) if len(self.steps) > 1 else first + 1

@@ -1,4 +1,4 @@
-"""What other threads of a rank read ahead for its batches, if it has no loaders."""
+"""Calls by which a rank without loaders reads its batches ahead, in threads other than its main thread."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +14,7 @@ _Ints = NDArray[np.int64]
 
 
 class TakenBatches(NamedTuple):
-    """Batches of a pass, when the rank took each (ns), and when it wanted the first."""
+    """The batches of a pass, when the rank took each one (ns), and when it requested the first one (ns)."""
 
     batches: _Ints
     taken_ns: _Ints
@@ -67,7 +67,7 @@ class ReadAhead:
         return found
 
     def of(self, batch: int, part: int) -> Stretch | None:
-        """Return what the other threads do for a part of a batch, None for nothing. Its main thread does nothing."""
+        """Return what the other threads do for a part of a batch, None for nothing; the main thread has no rows in it."""
         parts = self._parts.get(batch, [])
         return parts[part] if part < len(parts) and parts[part].others else None
 

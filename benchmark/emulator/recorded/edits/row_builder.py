@@ -29,7 +29,7 @@ class ThreadRows:
         self._delay_ns = 0
 
     def delay(self, think_ns: int) -> None:
-        """Let the thread think for so long before its next row; for less time than so far, if `think_ns` is negative."""
+        """Add `think_ns`, which may be negative, to the time before the thread's next row."""
         self._delay_ns = max(self._delay_ns + think_ns, 0)
 
     def take(self, rows: _Ints, think_ns: _Ints, subjects: _Ints | None = None) -> None:
@@ -54,7 +54,7 @@ class ThreadRows:
 
 
 class RowBuilder:
-    """The edited recording as far as it is built. Its processes are those of the original, followed by new ones."""
+    """The edited recording while it is built. It has the original's processes, then new ones."""
 
     def __init__(self, recording: TwinRecording) -> None:
         self._recording, self._new = recording, list[tuple[int, int, int, int, int]]()
@@ -115,7 +115,7 @@ class RowBuilder:
         return new
 
     def mark(self, index: int, copy: int) -> int:
-        """Return the index of a mark; if it is repeated, that of a later epoch, `copy` epochs later."""
+        """Return the index of a log mark; with `copy` > 0, of the same mark with an epoch number that is `copy` higher."""
         mark = self._marks[index]
         if not copy or mark.epoch is None:
             return index
@@ -153,7 +153,7 @@ class RowBuilder:
         return self._copied[index, tag]
 
     def found_file(self, index: int) -> tuple[int, int]:
-        """Return the index of a file that exists from the start, as the job wrote the file at `index`, and its bytes."""
+        """Return (index, bytes) of a new file that exists at the start and equals the file at `index` as the job left it."""
         key, file, size_bytes = (index, ""), self.files[index], self._written_bytes(index)
         if key not in self._copied:
             name = file.renamed_to or file.name
@@ -162,7 +162,7 @@ class RowBuilder:
         return self._copied[key], size_bytes
 
     def _written_bytes(self, index: int) -> int:
-        """Return how long the job made a recorded file."""
+        """Return the size in bytes to which the job wrote a recorded file."""
         columns = self._recording.columns
         own = np.isin(columns["op"], [Op.WRITE, Op.COPY_TO]) & (columns["subject"] == index)
         size, offset = columns["size"][own].astype(np.int64), columns["offset"][own]

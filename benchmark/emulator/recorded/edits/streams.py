@@ -23,10 +23,11 @@ class DealtSample(NamedTuple):
 
 
 class StreamPart(NamedTuple):
-    """What a loader did at once on one file.
+    """Consecutive calls of a loader on one file.
 
-    `at`: index of the sample of the stream that the loader read for; `file`: number of the file, in the order in which the stream
-    reads its files; `size_bytes`: bytes read.
+    `at`: index of the stream's sample that they are for; `file`: rank of the file in the order in which the stream reads its
+    files;
+    `size_bytes`: bytes read.
     """
 
     at: int
@@ -43,7 +44,7 @@ class RecordedStream(NamedTuple):
 
 
 class DealtStream(NamedTuple):
-    """The samples that an edited loader delivers. `reads`: what it does, with the index of the sample that it does it for."""
+    """The samples that an edited loader delivers. `reads`: pairs of a sample's index and what is read for it."""
 
     samples: list[DealtSample]
     reads: list[tuple[int, DealtSample]]
@@ -97,7 +98,7 @@ class _Files:
         self._bounds = [*begins, len(stream.samples)]
 
     def _samples_ahead(self) -> int:
-        """Return how many samples the loader had read, but not delivered, when it came to a further file."""
+        """Return how many samples the loader had read but not yet delivered when it reached another file."""
         sizes = [sum(part.size_bytes for part in own) for own in self._parts]
         read, total = list(accumulate(sizes, initial=0)), max(sum(sizes), 1)
         ahead = [len(self._stream.samples) * read[turn] / total - own[0].at for turn, own in enumerate(self._parts) if turn]
