@@ -11,6 +11,7 @@ import msgspec
 
 from iotwin.common.errors import IotwinError
 from iotwin.workloads.detrain.instrumentation import (
+    KERAS_FIT,
     BatchSource,
     CallLine,
     Instrumentation,
@@ -34,6 +35,7 @@ _RECURSION = 5000
 _LONGEST_CALL = 200
 _USUAL = 0.95
 _AMBIGUOUS = 0.4
+_KERAS = {"keras", "tensorflow"}
 
 
 def no_loop(found: Instrumentation) -> str:
@@ -112,10 +114,16 @@ def _of_framework(graph: CallGraph, frameworks: list[Sink]) -> Instrumentation:
     reasons = [f"{line.file}:{line.line}: {line.call} runs the loops of an installed package" for line in calls]
     if len(calls) > 1:
         reasons.append(f"{len(calls)} calls train, one after the other or one of them")
-    confidence = 0.9 if len(calls) == 1 else _AMBIGUOUS
-    return msgspec.structs.replace(
-        _document(graph, "FRAMEWORK"), update=calls[-1], sinks=calls, confidence=confidence, reasons=reasons
+    if repeats := [each for each in frameworks if each.loops or each.repeated]:
+        reasons.append(f"{_where(repeats[0].frame, repeats[0].call)}: the call is in a loop")
+    confidence = 0.9 if len(calls) == 1 and not repeats else _AMBIGUOUS
+    is_keras = (
+        all(getattr(each.call.func, "attr", "") == "fit" for each in frameworks) and _KERAS & graph.inference.modules.packages
     )
+    return msgspec.structs.replace(
+        _document(graph, "FRAMEWORK"), update=calls[-1], sinks=calls, confidence=confidence, reasons=reasons,
+        wrapper=KERAS_FIT if is_keras else None,
+    )  # fmt: skip
 
 
 def _described(graph: CallGraph, choice: LoopChoice, batches: list[BatchLoop], frameworks: list[Sink]) -> Instrumentation:

@@ -38,6 +38,9 @@ class Wrapper(msgspec.Struct, frozen=True):
     function: str
 
 
+KERAS_FIT = Wrapper("keras", "Model.fit")  # of scripts whose loops are Keras's
+
+
 class BatchSource(msgspec.Struct, frozen=True):
     """The object that yields the batches. `persistent`: it is the same object in all epochs."""
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from inspect import signature
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import dataloader as torch_loader
@@ -36,6 +36,13 @@ class IteratorState(NamedTuple):
     began: dict[str, Any]
     drawn: dict[str, Any] | None
     passes: int
+
+
+class _Positioned(Protocol):
+    """What else batches come from."""
+
+    def state(self, fetched: bool) -> dict[str, Any] | None:
+        """Return where it was before the batch that was `fetched`, if one was; None if it cannot start there."""
 
 
 class Placeholder:
@@ -137,6 +144,18 @@ class TrackedIterator:
         return getattr(self.__dict__["_real"], name)
 
 
+class _Content:
+    """Stands for a batch by its content, which is only hashed for a checkpoint."""
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+
+    def __repr__(self) -> str:
+        from iotwin.workloads.detrain.steps_log import inputs_sha256
+
+        return str(inputs_sha256(self._batch))
+
+
 class LoaderTracker:
     """Patches DataLoader, so that each iterator is tracked.
 
@@ -151,7 +170,7 @@ class LoaderTracker:
         self._make = DataLoader.__iter__
         self._making: list[TrackedIterator] = []
         self._starts: deque[IteratorState] = deque()
-        self.opened: list[TrackedIterator | TrackedDatasetIterator] | None = None  # iterators that began since `opens`
+        self.opened: list[TrackedIterator | _Positioned] | None = None  # iterators that began since `opens`
         self._datasets = DatasetTracker(lambda begun: self.opened.append(begun) if self.opened is not None else None)
         self._history: dict[str, Any] = {}
         self._replayed: dict[str, Any] = {}
@@ -241,6 +260,10 @@ class LoaderTracker:
         if self._on_batch is not None:
             self._on_batch(indices)
 
+    def read(self, name: str, batch: Any) -> None:
+        """Learn that a batch has been read from what has a `name` and no indices."""
+        self._last[name] = _Content(batch)
+
     def opens(self, starts: list[dict[str, Any] | None]) -> None:
         """Prepare for a new loop: its iterators, in the order in which they begin, start at `starts`; []: at the beginning."""
         self.opened = []
@@ -267,9 +290,9 @@ class LoaderTracker:
         self._datasets.opened()
 
 
-def _state_before(iterator: TrackedIterator | TrackedDatasetIterator, fetched: bool) -> dict[str, Any] | None:
+def _state_before(iterator: TrackedIterator | _Positioned, fetched: bool) -> dict[str, Any] | None:
     """Return an iterator's state, before its last batch if that was only `fetched`; None if no iterator can start there."""
-    if isinstance(iterator, TrackedDatasetIterator):
+    if not isinstance(iterator, TrackedIterator):
         return iterator.state(fetched)
     return iterator.state()._replace(position=iterator.position - fetched)._asdict() if iterator.restorable else None
 

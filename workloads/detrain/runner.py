@@ -23,6 +23,7 @@ from iotwin.common.files import make_folder, write_json
 from iotwin.common.foreign_files import read_foreign
 from iotwin.common.progress import note
 from iotwin.workloads.detrain.instrumentation import (
+    KERAS_FIT,
     MOST_SOURCE_BYTES,
     SURE,
     Instrumentation,
@@ -62,12 +63,17 @@ def run_script(
 
     Raises IotwinError if the script has no loop or does not fit the checkpoint, and UsageError if options contradict one another.
     """
+    from iotwin.workloads.detrain.keras_fit import KerasFit
+
     check_options(options)
     found = instrumentation_of(options)
     sys.argv = [str(options.script), *options.arguments]
     sys.path[0] = str(options.script.resolve().parent)
     with _session(options, found, make_session, make_log, keys_items) as session:
+        fit = KerasFit(session, options.script) if found.wrapper == KERAS_FIT else None
         _execute(options.script.resolve(), found, session)
+        if fit is not None:
+            fit.finish()
 
 
 def instrumentation_of(options: Namespace) -> Instrumentation:
@@ -87,7 +93,7 @@ def instrumentation_of(options: Namespace) -> Instrumentation:
             found = discover(options.script)
     if is_marked(options.script):
         return msgspec.structs.replace(found, kind="NONE", epoch=None, batch=None, data=None)
-    if found.kind == "FRAMEWORK":
+    if found.kind == "FRAMEWORK" and found.wrapper != KERAS_FIT:
         at = f" at line {found.update.line}" if found.update else ""
         raise IotwinError(
             f"{options.script}: trains by a framework{at}, whose loops are not the script's; use the framework's resume"
@@ -152,7 +158,7 @@ def _session(
         resumed = _resumed(store, options)
         session.store = store if saves else None
         session.resume, session.certifies = (None, resumed) if options.replay == "full" else (resumed, None)
-        if found.batch is None:
+        if found.batch is None and found.kind != "FRAMEWORK":
             markers.use(session)
         if session.resume is not None and session.resume.replay == "replay-data":
             loaders.replays(session.resume.state["passes"], session.resume.state["last_batches"])

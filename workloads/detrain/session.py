@@ -195,6 +195,12 @@ class Session:
         self.overhead_s += time.perf_counter() - begin
         return resume is not None
 
+    def end_batch(self, trained: bool) -> None:
+        """The batch that has begun has ended; if not `trained`, there was none."""
+        if not trained and self._frame is not None:
+            self._frame, self.progress.batch, self.progress.step = None, self.progress.batch - 1, self.progress.step - 1
+        self._end_step()
+
     def has(self, name: str) -> bool:
         """Return whether the checkpoint has a value for a variable of the calling function."""
         return (sys._getframe(1).f_code.co_name, name) in self._variables

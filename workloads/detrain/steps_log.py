@@ -3,7 +3,7 @@
 import hashlib
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,10 @@ class StepsLog:
     def inputs(self, item: Any) -> None:
         """The loop's body has got its batch."""
         self._step |= {"indices": self._indices(), "inputs_sha256": inputs_sha256(item)}
+
+    def losses(self, values: Mapping[str, Any]) -> None:
+        """A framework has computed these losses and metrics of the step."""
+        self._losses += [f"{name} {np.asarray(each, float).tolist()!r}" for name, each in sorted(values.items())]
 
     def _indices(self) -> Any:
         return _plain_indices(self.indices[-1]) if self.indices else None

@@ -30,6 +30,8 @@ def status_of(run):
         return 1
     return 0
 
+for name in sys.argv[1:]:
+    __import__(name)
 gc.freeze()
 parent = os.getpid()
 for line in sys.stdin:
@@ -62,15 +64,15 @@ class Ended(NamedTuple):
 
 
 class ScriptServer:
-    """Starts runs, one at a time, in `folder`, into which their output goes."""
+    """Starts runs, one at a time, in `folder`, into which their output goes. `imported`: packages that the scripts import too."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, imported: Sequence[str] = ()) -> None:
+        self.folder, self._imported = folder, imported
         self.pid = 0  # of the run that was started last
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", _PROGRAM, *self._imported], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         return self
 

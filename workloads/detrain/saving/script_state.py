@@ -22,7 +22,7 @@ from iotwin.workloads.detrain.detectors.script_frames import is_script
 from iotwin.workloads.detrain.loaders import TrackedIterator
 from iotwin.workloads.detrain.saving.plain_values import has_containers, is_plain
 from iotwin.workloads.detrain.saving.providers import provider_of
-from iotwin.workloads.detrain.saving.tensorflow_states import is_keras
+from iotwin.workloads.detrain.saving.tensorflow_states import held_by_model, is_callback, is_keras
 
 OBJECT, ITERATOR, TENSOR, ARRAY, PLAIN, LOST = "object", "iterator", "tensor", "array", "plain", "lost"
 HOLDER = "holder"  # a container or an object with parts inside
@@ -171,9 +171,15 @@ def _inside(part: Part, kind: str | None) -> Iterator[Part]:
             if isinstance(part.value, known):
                 yield from inside(part.path, part.value)
                 return
-        if is_users_class(part.value if isinstance(part.value, type) else type(part.value)):
+        held = held_by_model(part.value)
+        yield from (Part(f"{part.path}.{name}", "", each, _no_setter(part.value, name)) for name, each in held.items())
+        if is_callback(part.value) or is_users_class(part.value if isinstance(part.value, type) else type(part.value)):
             # Names that begin with _ are Keras's own in objects of classes derived from its classes.
-            private = () if not is_keras(part.value) else tuple(name for name in vars(part.value) if name.startswith("_"))
+            private = (
+                ()
+                if not is_keras(part.value)
+                else tuple(name for name in vars(part.value) if name.startswith("_") or name in held)
+            )
             yield from _attributes(part.path, part.value, skipped=private)
 
 

@@ -53,6 +53,22 @@ def is_keras(value: Any) -> bool:
     return KerasObjects().knows(value)
 
 
+def is_callback(value: Any) -> bool:
+    """Return whether an object is a callback of Keras, which counts epochs or keeps the best weights."""
+    keras = sys.modules.get("keras")
+    return keras is not None and hasattr(keras, "callbacks") and isinstance(value, keras.callbacks.Callback)
+
+
+def held_by_model(value: Any) -> dict[str, Any]:
+    """Return by name what a Keras model has from `compile` and `fit`: the optimizer, metrics, and the history."""
+    keras = sys.modules.get("keras")
+    if keras is None or not hasattr(keras, "random") or not isinstance(value, keras.Model):
+        return {}
+    metrics = {f"metrics[{index}]": each for index, each in enumerate(value.metrics)}
+    found = {"optimizer": getattr(value, "optimizer", None), "history": getattr(value, "history", None)} | metrics
+    return {name: each for name, each in found.items() if each is not None}
+
+
 def is_constant(value: Any) -> bool:
     """Return whether an object is a tensor of TensorFlow with a value."""
     tensorflow = sys.modules.get("tensorflow")
@@ -98,6 +114,33 @@ def _context() -> Any:
     return context.context()
 
 
+def iterator_files(iterator: Any) -> State | None:
+    """Return the files in which tf.data saves where an iterator is; None if it cannot save that."""
+    import tensorflow as tf
+
+    with scratch_folder() as folder:
+        try:
+            tf.train.Checkpoint(iterator=iterator).write(f"{folder}/iterator")
+        except tf.errors.FailedPreconditionError:  # the pipeline draws random numbers itself
+            return None
+        return {path.name: np.fromfile(path, np.uint8) for path in folder.iterdir()}
+
+
+def put_iterator_files(iterator: Any, files: State) -> None:
+    """Put an iterator where it was when `iterator_files` returned these files."""
+    import tensorflow as tf
+
+    with scratch_folder() as folder:
+        for name, content in files.items():
+            content.tofile(folder / Path(name).name)
+        tf.train.Checkpoint(iterator=iterator).read(f"{folder}/iterator").assert_consumed()
+
+
+def passes_of(dataset: Any) -> int:
+    """Return how many iterators of a tf.data pipeline have begun since the first loop did."""
+    return int(dataset.__dict__.get("detrain_passes", 0))
+
+
 class TrackedDatasetIterator:
     """The iterator of a loop over a tf.data pipeline. It starts at a saved state without reading what comes before.
 
@@ -114,7 +157,7 @@ class TrackedDatasetIterator:
         self._real = make(dataset)
         self._remembered: State | None = None
         if start is not None:
-            self._restore(start["files"])
+            put_iterator_files(self._real, start["files"])
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -128,30 +171,14 @@ class TrackedDatasetIterator:
 
     def remember(self) -> None:
         """Save where it is, for a checkpoint that is written when the next batch has been fetched."""
-        import tensorflow as tf
-
-        with scratch_folder() as folder:
-            try:
-                tf.train.Checkpoint(iterator=self._real).write(f"{folder}/iterator")
-            except tf.errors.FailedPreconditionError:  # the pipeline draws random numbers itself
-                self._remembered = None
-                return
-            files = {path.name: np.fromfile(path, np.uint8) for path in folder.iterdir()}
-        self._remembered = {"position": self.position, "passes": self.passes, "files": files}
+        files = iterator_files(self._real)
+        self._remembered = files and {"position": self.position, "passes": self.passes, "files": files}
 
     def state(self, fetched: bool) -> State | None:
         """Return where it was before the batch that was `fetched`; None if tf.data cannot save that."""
         if not fetched:
             self.remember()
         return self._remembered
-
-    def _restore(self, files: State) -> None:
-        import tensorflow as tf
-
-        with scratch_folder() as folder:
-            for name, content in files.items():
-                content.tofile(folder / Path(name).name)
-            tf.train.Checkpoint(iterator=self._real).read(f"{folder}/iterator").assert_consumed()
 
 
 class DatasetTracker:
@@ -178,9 +205,10 @@ class DatasetTracker:
 
     def _iterator(self, dataset: Any) -> Any:
         if not self._opening:
+            dataset.__dict__["detrain_passes"] = passes_of(dataset) + 1
             return self._make(dataset)
-        passes = dataset.__dict__.setdefault("detrain_passes", 0)
-        found = TrackedDatasetIterator(dataset, self._make, passes, self._starts.popleft() if self._starts else None)
+        start = self._starts.popleft() if self._starts else None
+        found = TrackedDatasetIterator(dataset, self._make, passes_of(dataset), start)
         dataset.__dict__["detrain_passes"] = found.passes + 1
         self._begun(found)
         return found
