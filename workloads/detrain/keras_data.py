@@ -15,7 +15,7 @@ from tensorflow.python.eager import context
 
 from iotwin.common.errors import IotwinError
 
-_UNKNOWN_SIZE = 32  # of axes other than the first in a made-up batch
+_UNKNOWN_SIZE = 32  # of axes other than the first in a batch of zeros
 _Seen = Callable[[Any], None]
 
 
@@ -59,7 +59,7 @@ class GeneratedBatches(GeneratorDataAdapter):
 
     def __init__(self, generator: Iterator[Any], seen: _Seen) -> None:
         super().__init__(generator)
-        self._batches, self._seen = self.generator, seen
+        self._batches, self._seen = vars(self)["generator"], seen
         self.generator = self._seen_batches
 
     def _seen_batches(self) -> Iterator[Any]:

@@ -132,7 +132,7 @@ class KerasFit:
         x, validation = given["x"], given["validation_data"]
         pipelines = [each for each in (x, validation) if keras_data.is_dataset(each)]
         arrays = keras_data.are_arrays((x, given["y"], given["sample_weight"]))
-        if not (pipelines[:1] == [x] if pipelines else False) and not arrays and not isinstance(x, _kinds()):
+        if not arrays and not keras_data.is_dataset(x) and not isinstance(x, keras.utils.PyDataset | types.GeneratorType):
             raise self._refusal(f"fit reads its batches from a {type(x).__name__}, whose position cannot be put back")
         if isinstance(validation, types.GeneratorType):
             raise self._refusal("its validation data are a generator, whose position cannot be put back")
@@ -165,7 +165,7 @@ class KerasFit:
             x = keras_data.GeneratedBatches(x, self._seen)
         given["x"] = x
         loaders = self._session.loaders
-        loaders.opens([])
+        self._session.opens("batch")
         loaders.opened_all()
         self._position = _Position(x, saves=self._session.store is not None)
         loaders.opened = [self._position]
@@ -229,8 +229,8 @@ class KerasFit:
 
     def _begin_resumed(self, resume: "Resumption", epochs: Any, frame: types.FrameType) -> None:
         """Read the epochs before the checkpoint's if the run reads what it passes over."""
-        if resume.jumps:
-            epochs._num_batches = resume.state["loop"][0]["batches"]
+        if resume.jumps and (start := resume.state["loop"][0]) is not None:
+            epochs._num_batches = start["batches"]
         while not resume.is_in(self._session.progress.epoch):
             with epochs.catch_stop_iteration():
                 for _, _, iterator in epochs._enumerate_iterator():
@@ -257,11 +257,5 @@ class KerasFit:
         for name, each in self._datasets.items():
             for _ in range(self._held.passes.get(name, 0) - passes_of(each)):  # each pass has made its shuffling draw new seeds
                 iter(each)
-        if resume.jumps and "loader" not in self._session.drop:
-            self._position.put(resume.state["loop"][0])
-
-
-def _kinds() -> tuple[type, ...]:
-    import keras
-
-    return keras.utils.PyDataset, types.GeneratorType
+        if resume.jumps and (start := resume.state["loop"][0]) is not None:
+            self._position.put(start)

@@ -43,8 +43,9 @@ class StepsLog:
         self._step |= {"indices": self._indices(), "inputs_sha256": inputs_sha256(item)}
 
     def losses(self, values: Mapping[str, Any]) -> None:
-        """A framework has computed these losses and metrics of the step."""
-        self._losses += [f"{name} {np.asarray(each, float).tolist()!r}" for name, each in sorted(values.items())]
+        """A framework has computed these metrics of the step, the `loss` among them, which comes last."""
+        for name in sorted(values, key=lambda name: (name == "loss", name)):
+            self._losses += [float(each).hex() for each in np.ravel(values[name])]
 
     def _indices(self) -> Any:
         return _plain_indices(self.indices[-1]) if self.indices else None

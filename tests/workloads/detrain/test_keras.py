@@ -168,7 +168,7 @@ def test_no_batch_is_counted_where_an_epoch_of_unknown_length_ends(server):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (FIT, f"{FIT}; {FIT}", "it is unsure which lines are its loops (2 calls train"),
+        (FIT, f"{FIT}\n{FIT}", "it is unsure which lines are its loops (2 calls train"),
         (FIT, f"[{FIT} for fold in range(2)]", "the call is in a loop"),
         ("keras.utils.set_random_seed(1)", "", "the samples' order cannot be put back; add --determinism seeded"),
         ("[draws]", "[keras.callbacks.BackupAndRestore('backup')]", "resumes by its own BackupAndRestore"),
