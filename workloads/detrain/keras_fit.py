@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 _HELD = "keras.fit"  # module of the variables that fit holds for the script
 
 
+class _Content:
+    """Stands for a batch by its content, which is only hashed for a checkpoint."""
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+
+    def __repr__(self) -> str:
+        from iotwin.workloads.detrain.steps_log import inputs_sha256
+
+        return str(inputs_sha256(self._batch))
+
+
 class _Position:
     """Where the loop over fit's batches is, before the coming one. `saves`: it may be asked for its state."""
 
@@ -181,7 +193,7 @@ class KerasFit:
 
     def _seen(self, batch: Any) -> None:
         self._session.data(batch)
-        self._session.loaders.read("fit", batch)
+        self._session.loaders.read("fit", _Content(batch))
 
     def _begin_epoch(self, frame: types.FrameType) -> None:
         if self._session.begin_epoch(frame):

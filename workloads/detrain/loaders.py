@@ -144,18 +144,6 @@ class TrackedIterator:
         return getattr(self.__dict__["_real"], name)
 
 
-class _Content:
-    """Stands for a batch by its content, which is only hashed for a checkpoint."""
-
-    def __init__(self, batch: Any) -> None:
-        self._batch = batch
-
-    def __repr__(self) -> str:
-        from iotwin.workloads.detrain.steps_log import inputs_sha256
-
-        return str(inputs_sha256(self._batch))
-
-
 class LoaderTracker:
     """Patches DataLoader, so that each iterator is tracked.
 
@@ -260,9 +248,9 @@ class LoaderTracker:
         if self._on_batch is not None:
             self._on_batch(indices)
 
-    def read(self, name: str, batch: Any) -> None:
-        """Learn that a batch has been read from what has a `name` and no indices."""
-        self._last[name] = _Content(batch)
+    def read(self, name: str, content: Any) -> None:
+        """Learn that a batch has been read from what has a `name` and no indices. `content`: prints as the batch's digest."""
+        self._last[name] = content
 
     def opens(self, starts: list[dict[str, Any] | None]) -> None:
         """Prepare for a new loop: its iterators, in the order in which they begin, start at `starts`; []: at the beginning."""
