@@ -73,7 +73,7 @@ def refused(ended: Ended, message: str, status: int = 1) -> None:
         ("no_loop", "no training loop was found"),
         ("two_trainings", "it is unsure which lines are its loops"),
         ("executed_text", "executed_text.py:9: exec runs code that is not read"),
-        ("keras_fit", "trains by a framework at line"),
+        ("../stacks/lightning_fit", "trains by a framework at line"),
     ],
 )
 def test_scripts_without_one_loop_of_their_own_are_refused(folder, server, shape, message):
