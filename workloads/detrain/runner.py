@@ -77,9 +77,9 @@ def run_script(
 
 
 def instrumentation_of(options: Namespace) -> Instrumentation:
-    """Return the script's loops, from --inst unless its files have changed since; without lines if the script marks them.
+    """Return the script's loops: from --inst if its files are unchanged, else by analysis; without lines if the script has marks.
 
-    Raises IotwinError if the loops are unsure, or those of a framework.
+    Raises IotwinError if the loops are uncertain or those of a framework.
     """
     from iotwin.workloads.detrain.discover import analyse, discover
 

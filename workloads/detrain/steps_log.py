@@ -1,4 +1,4 @@
-"""A line of JSON for each step of a script: which samples it took, what it computed, and the state after it."""
+"""Writes one line of JSON for each training step: its samples, its losses, and digests of the state after it."""
 
 import hashlib
 import types
@@ -32,14 +32,14 @@ class StepsLog:
         _on_backward(lambda value: self._losses.append(value))
 
     def begin(self, epoch: int, batch: int, item: Any) -> None:
-        """A step begins. `item`: the batch, None if the loop's body gets it."""
+        """Begin a step. `item`: the batch, None if the loop's body fetches it."""
         if item is None:
             self.indices.clear()
         self._step = {"epoch": epoch, "batch": batch, "indices": self._indices(), "inputs_sha256": inputs_sha256(item)}
         self._losses.clear()
 
     def inputs(self, item: Any) -> None:
-        """The loop's body has got its batch."""
+        """Record the batch that the loop's body has fetched."""
         self._step |= {"indices": self._indices(), "inputs_sha256": inputs_sha256(item)}
 
     def losses(self, values: Mapping[str, Any]) -> None:
@@ -51,7 +51,7 @@ class StepsLog:
         return _plain_indices(self.indices[-1]) if self.indices else None
 
     def end(self, frame: types.FrameType | None) -> None:
-        """A step has ended; write its line."""
+        """End a step and write its line."""
         if self._step["indices"] is None:  # the body got its batch elsewhere than by its data call
             self._step["indices"] = self._indices()
         parameters, optimizers = self._states(frame)

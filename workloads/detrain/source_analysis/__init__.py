@@ -1,1 +1,1 @@
-"""Reads a training script and its local modules without running them: scopes, values, calls, and where a batch comes from."""
+"""Analyses a training script and its local modules without running them: scopes, values, calls, and the sources of batches."""

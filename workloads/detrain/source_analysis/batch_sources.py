@@ -1,4 +1,4 @@
-"""What gives a batch: loops, calls and subscripts, and how surely each does."""
+"""Recognises what delivers a batch: loops, calls and subscripts, with the strength of the evidence for each."""
 
 import ast
 import re
@@ -25,7 +25,7 @@ _RANDOM = re.compile(
 
 
 class Strength(IntEnum):
-    """How surely a source gives a batch."""
+    """The strength of the evidence that a source delivers batches."""
 
     RANDOM = 1  # random numbers, as in a synthetic batch
     PLAIN = 2  # a call of which only the data flow is known
@@ -34,7 +34,9 @@ class Strength(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What gives a batch: a loop over an iterable, or a call or subscript in the loop. `indexed`: an index chooses the batch."""
+    """What delivers a batch: a loop over an iterable, or a call or subscript in the loop. `indexed`: an index selects the
+    batch.
+    """
 
     node: ForLoop | ast.expr
     frame: CallFrame
@@ -44,14 +46,16 @@ class Source:
 
 @dataclass
 class BatchFlow:
-    """What flows into an expression. `counted`: it depends on a counter of the loop; `computed`: on a model or a loss."""
+    """The data that an expression depends on. `counted`: on a counter of the loop; `computed`: on the result of a model or
+    loss.
+    """
 
     sources: list[Source] = field(default_factory=list)
     counted: bool = False
     computed: bool = False
 
     def add(self, other: "BatchFlow") -> "BatchFlow":
-        """Add what flows into a part of the expression."""
+        """Return the union of this flow and that of another part of the expression."""
         known = {id(each.node) for each in self.sources}
         self.sources += [each for each in other.sources if id(each.node) not in known]
         self.counted |= other.counted
@@ -60,17 +64,18 @@ class BatchFlow:
 
     @property
     def clear(self) -> bool:
-        """True if a source is more than random numbers."""
+        """True if a source is stronger than random numbers."""
         return any(each.strength > Strength.RANDOM for each in self.sources)
 
 
 def called_source(
     node: ast.Call, frame: CallFrame, paths: list[str], is_local: bool, arguments: BatchFlow, inner: BatchFlow
 ) -> Source | None:
-    """Return a call as a source, None if it gives no batch.
+    """Return a call as a source, None if it delivers no batch.
 
-    `paths`: what it may call of installed packages; `is_local`: it may call a local function. `arguments` flows into arguments,
-    and `inner` into what the local function returns.
+    `paths`: functions of installed packages that it may call; `is_local`: it may call a local function. `arguments`: flow into
+    its
+    arguments; `inner`: flow into the return value of the local function.
     """
     text = ast.unparse(node.func)
     varies = arguments.counted or bool(arguments.sources)

@@ -21,14 +21,14 @@ from iotwin.workloads.detrain.source_analysis.values import (
 )
 
 _MOST_FRAMES = 4000
-_RUNNERS = ("start", "run", "__call__")  # methods of foreign base classes that call the object's own `run`
+_RUNNERS = ("start", "run", "__call__")  # methods of packages' base classes that call `run` of the subclass
 
 
 @dataclass(frozen=True, eq=False)
 class Sink:
     """A call that updates weights or computes gradients. `loops`: all loops around it, outermost first.
 
-    `repeated`: a comprehension repeats the call. `within`: the sink whose callee contains this one.
+    `repeated`: a comprehension repeats the call. `within`: the sink whose called function contains this one, None if none does.
     """
 
     kind: SinkKind
@@ -45,7 +45,7 @@ class Sink:
 
 
 class _Around(NamedTuple):
-    """What is around a call: all loops, outermost first; whether a comprehension repeats it; the sink whose callee it is in."""
+    """The context of a call: all loops around it, outermost first; `repeated` and `within` as in Sink."""
 
     loops: tuple[ActiveLoop, ...] = ()
     repeated: bool = False
@@ -53,8 +53,9 @@ class _Around(NamedTuple):
 
 
 class CallGraph:
-    """All sinks that the script reaches. `dynamic`: where it runs code that cannot be read; `outside`: calls of packages that may
-    train, because they get the model or the data.
+    """All sinks that the script reaches. `dynamic`: places where it runs code that cannot be analysed.
+
+    `outside`: calls of packages that may train, because their arguments include the model or the data.
     """
 
     def __init__(self, inference: Inference) -> None:
@@ -63,7 +64,7 @@ class CallGraph:
         self.dynamic: list[str] = []
         self.frames: list[CallFrame] = []
         self.truncated = False
-        self.unreached = False  # sinks were found only in functions that nothing is seen to call
+        self.unreached = False  # sinks were found only in functions without a known caller
         self._reaching = ReachingNames(inference.modules)
         self._active: list[object] = []
         self._done: set[CallFrame] = set()
@@ -135,7 +136,7 @@ class CallGraph:
         self._walk(self.inference.frame_of(function, call, frame, given), around)
 
     def _follow_callbacks(self, call: ast.Call, frame: CallFrame, called: list[Value], around: _Around) -> None:
-        """Follow the functions that a foreign function gets, and the method `run` of a thread or process that starts."""
+        """Follow functions that are passed to a package's function, and the `run` of a thread or process that is started."""
         if any(isinstance(each, Outside) and each.path in ("builtins.map", "builtins.filter") for each in called):
             around = around._replace(repeated=True)
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
@@ -161,9 +162,9 @@ class CallGraph:
 
 
 def _callback_arguments(call: ast.Call, position: int, frame: CallFrame) -> tuple[list[Argument], Keywords]:
-    """Return what a foreign function probably passes to a callback: the tuple `args=`, else the arguments after the callback.
+    """Return the arguments that a package's function probably passes to a callback: `args=`, else those after the callback.
 
-    `torch.multiprocessing.spawn` puts the rank before them.
+    `torch.multiprocessing.spawn` passes the rank first.
     """
     keywords = {each.arg: each.value for each in call.keywords}
     packed = keywords.get("args")

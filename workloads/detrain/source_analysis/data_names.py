@@ -1,4 +1,4 @@
-"""What names of a script suggest: data sets and loaders, calls that get a batch, indices, lists of parameters."""
+"""Guesses from names in a script: data sets, loaders, calls that fetch a batch, indices, lists of parameters."""
 
 import ast
 import re

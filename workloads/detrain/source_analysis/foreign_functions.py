@@ -1,8 +1,8 @@
-"""Functions of installed packages that return what they are given, or the items of it."""
+"""Functions of installed packages that return their argument unchanged, or the items of their argument."""
 
 import ast
 
-# Calls that return what they are given: a function, a model, a loader.
+# Calls that return their argument, such as a function, model or loader.
 TRANSPARENT = {
     "tf.function", "tensorflow.function", "torch.compile", "torch.jit.script", "jax.jit", "jax.pmap", "functools.wraps()",
     "functools.lru_cache", "functools.cache", "copy.deepcopy", "copy.copy", "torch.no_grad()", "torch.enable_grad()",
@@ -20,9 +20,11 @@ ENUMERATE = "builtins.enumerate"
 
 
 def iterated(path: str, call: ast.Call, item: tuple[int, ...]) -> tuple[ast.expr, tuple[int, ...]] | None:
-    """Return which argument of a call of the foreign function `path` gives the part `item` of each item that the call yields.
+    """Return the argument of the call whose items the call yields, and the path within an item of that argument.
 
-    The second result is the part of the argument's items. None if it is unknown, or if it is the counter of `enumerate`.
+    `path`: name of the called function; `item`: path within each item that the call yields, such as (1, 0). None if it is
+    unknown,
+    or the counter of `enumerate`.
     """
     last = path.rpartition(".")[2]
     which: int | None = 0

@@ -25,9 +25,10 @@ from iotwin.workloads.detrain.source_analysis.values import (
 
 @dataclass(eq=False)
 class BatchLoop:
-    """A batch loop, with where its batches come from. `source` None: each iteration uses the same data, or it is unknown.
+    """A batch loop. `source`: where its batches come from; None if that is unknown, or the same data is used in each iteration.
 
-    `guessed`: no data flow from the source to the loss was found. `epochs`: the different next loops further out.
+    `guessed`: no data flow from the source to the loss was found. `epochs`: the next outer loops, one for each way into this
+    loop.
     """
 
     loop: ActiveLoop
@@ -138,7 +139,9 @@ class LoopChoice:
         return found
 
     def _inputs(self, loop: ActiveLoop) -> list[Argument]:
-        """Return the losses from which gradients are computed within the loop, and the data of an update that gets some."""
+        """Return the losses from which gradients are computed within the loop, and arguments of updates that take losses or
+        data.
+        """
         found: list[Argument] = []
         steps: list[Argument] = []
         for each in self._graph.sinks:
@@ -154,7 +157,7 @@ class LoopChoice:
             else:
                 owner = [function.value] if isinstance(function, ast.Attribute) else []
                 found += [(argument, each.frame) for argument in (*owner, *given)]
-        return found or steps  # `step` gets gradients only from scripts that compute them by themselves
+        return found or steps  # arguments of `step` count only if no loss was found
 
     def _runs_over_parts(self, loop: ActiveLoop, outer: list[ActiveLoop]) -> bool:
         """Return whether a `for` runs over parameters, optimizers, models, or losses of one batch."""

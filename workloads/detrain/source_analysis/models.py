@@ -8,7 +8,7 @@ from iotwin.workloads.detrain.source_analysis.local_modules import SourceModule
 from iotwin.workloads.detrain.source_analysis.name_lookup import SELF_RETURNING
 from iotwin.workloads.detrain.source_analysis.values import CallFrame, LocalClass, LocalFunction, LocalInstance, Outside, Value
 
-# What scripts call only on models.
+# Methods that scripts call only on models.
 _METHODS_OF_MODELS = {
     "parameters", "named_parameters", "state_dict", "load_state_dict", "zero_grad", "trainable_variables", "trainable_weights",
     "modules", "named_modules",
@@ -44,7 +44,7 @@ class Models:
         """Return whether an expression is a model, by what it may be, what is called on it, or its name."""
         values = self._inference.values(expression, frame)
         known = {self._value_is_model(value) for value in values} - {None}
-        if len(known) == 1:  # else the values contradict one another
+        if len(known) == 1:  # more: the values contradict one another
             return bool(known.pop())
         text = ast.unparse(expression)
         if text != "self" and text in self._owners_of_methods(frame.scope.module):  # each class has another self

@@ -7,7 +7,7 @@ from iotwin.workloads.detrain.source_analysis.scopes import COMPREHENSIONS, FOR_
 
 
 def reaching(use: ast.AST, bindings: list[Binding], module: SourceModule) -> list[Binding]:
-    """Return the bindings whose value may be the one that is used: back to the last one that surely runs before."""
+    """Return the bindings that may determine the used value, back to the last one that certainly runs before the use."""
     place = _place(module.statement(use))
     own = [each for each in bindings if each.kind == "comprehension" and _is_within(use, each.node, module)]
     if own:

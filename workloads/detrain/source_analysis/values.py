@@ -27,7 +27,7 @@ class CallFrame:
     loops: tuple["ActiveLoop", ...] = ()
 
     def reached_from(self, frame: "CallFrame") -> ast.expr | None:
-        """Return the call in `frame` that leads, through others, to this frame; None if none does."""
+        """Return the call in `frame` that leads, directly or not, to this frame; None if none does."""
         below = self
         while below.caller is not None:
             if below.caller is frame:
@@ -100,8 +100,9 @@ class LocalClass:
 
 @dataclass(frozen=True, eq=False)
 class LocalInstance:
-    """An object of a local class. `call`, `frame`: where it is made, None if unknown. `after`: a class whose bases are searched
-    instead of the object's own class, as by `super()`.
+    """An object of a local class. `call`, `frame`: the call that creates it, None if unknown.
+
+    `after`: search attributes only in the classes after this one in the inheritance order, as `super()` does.
     """
 
     local_class: LocalClass
@@ -119,9 +120,9 @@ class LocalModule:
 
 @dataclass(frozen=True, eq=False)
 class Outside:
-    """A value of an installed package or a builtin. `path`: as `torch.optim.SGD()`; `[]` means an item.
+    """A value of an installed package or a builtin. `path`: how it is obtained, as `torch.optim.SGD()`; `[]` means an item.
 
-    `call`, `frame`: the call whose result it is, or that it was taken from.
+    `call`, `frame`: the call that returned it.
     """
 
     path: str

@@ -53,7 +53,7 @@ def run(request: RunRequest) -> None:
     parser = ArgumentParser()
     add_run_options(parser)
     parser.add_argument("arguments", nargs=REMAINDER)
-    scramble_generators()  # processes that one server has forked begin alike
+    scramble_generators()  # forked processes inherit equal states from the server
     if request.threads is not None:
         torch.set_num_threads(request.threads)
         torch.set_num_threads = lambda _: None  # the script's calls change nothing
@@ -73,7 +73,7 @@ class ObservedSession(Session):
         self._scrambled = False
 
     def opens(self, kind: str) -> None:
-        """A loop is about to begin."""
+        """Prepare for a loop, as `Session.opens` does, with random states and positions as the request demands."""
         if self.resume is not None and self.resume.replay == RESTORE and not self._scrambled:
             scramble_generators()
             self._scrambled = True
@@ -118,25 +118,25 @@ class RecordingLog(StepsLog):
         self._records = False  # the present step
 
     def before_fetch(self, epoch: int, batch: int) -> None:
-        """The batch is about to be fetched by the loop."""
+        """Record the generators before the loop fetches a batch."""
         if self._record is not None and self._record_at == (epoch, batch):
             self._record.before_fetch()
 
     def begin(self, epoch: int, batch: int, item: Any) -> None:
-        """A step begins."""
+        """Begin a step, and its record if it is the one to record."""
         super().begin(epoch, batch, item)
         self._records = self._record is not None and self._record_at == (epoch, batch)
         if self._record is not None and self._records:
             self._record.begin(sys._getframe(1), self._step["indices"], item)
 
     def inputs(self, item: Any) -> None:
-        """The loop's body has got its batch."""
+        """Record the batch that the loop's body has fetched."""
         super().inputs(item)
         if self._record is not None and self._records:
             self._record.inputs(self._step["indices"], item)
 
     def end(self, frame: types.FrameType | None) -> None:
-        """A step has ended. If it was the one to record, the run ends."""
+        """End a step. If it was the one to record, raise _Recorded, which ends the run."""
         if self._record is not None and self._records:
             self._record.end()
             self._record = None

@@ -50,7 +50,7 @@ class StepRecord:
         self._add_generators()
 
     def begin(self, frame: types.FrameType, indices: Any, item: Any) -> None:
-        """The step begins in `frame`. `item`: its batch, None if the loop's body fetches it."""
+        """Begin the record of the step in `frame`. `item`: its batch, None if the loop's body fetches it."""
         if item is None:
             self.before_fetch()
         parts = Walk(frames_of(frame), lambda *_: None).parts()
@@ -62,7 +62,7 @@ class StepRecord:
         self._watch()
 
     def inputs(self, indices: Any, item: Any) -> None:
-        """The step has got its batch."""
+        """Record the batch of the step."""
         self._add("indices", "", "", repr(indices).encode())
         with self._pause():
             for path, content in _leaves(item, ""):
@@ -70,7 +70,7 @@ class StepRecord:
         self._phase = "loss"
 
     def end(self) -> None:
-        """The step has ended: write the record."""
+        """Write the record: the step has ended."""
         self._mode.__exit__(None, None, None)
         for handle in self._removed_later:
             handle.remove()

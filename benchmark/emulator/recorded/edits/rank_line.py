@@ -1,4 +1,4 @@
-"""The edited rank: what it does before, between and after its passes, and in their steps on batches that are dealt anew."""
+"""Builds the edited rank: its calls before, between and after its passes, and in steps on dealt batches."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ _Ints = NDArray[np.int64]
 
 
 class RankLine:
-    """A rank of the edited recording, which takes its batches from new loaders or reads them itself."""
+    """The edited rank. New loaders deliver its batches, or it reads them itself."""
 
     def __init__(
         self, recording: TwinRecording, builder: RowBuilder, process: int, kept: NDArray[np.bool_], edits: Edits, rank: int
@@ -46,8 +46,8 @@ class RankLine:
             taken = [TakenBatches(each.batches, each.moments[::2], each.begin_ns) for each in self._passes if not each.depth]
             self._deal.ahead = ReadAhead(recording, process, ahead, taken, self._deal.parts)
         self._live: dict[int, NewLoader] = {}  # by the recorded loader in whose place it is
-        self._more: dict[int, list[NewLoader]] = {}  # further ones, by the last recorded loader of the pass
-        self._pipes: list[tuple[int, int]] = []  # those of loaders that have ended
+        self._more: dict[int, list[NewLoader]] = {}  # additional loaders, by the last recorded loader of the pass
+        self._pipes: list[tuple[int, int]] = []  # (requests, results) of loaders that have ended
         self._children: dict[int, int] = {}
         self._slots: dict[int, tuple[int, list[int]]] = {}  # by recorded loader: its slot, and its pass's loaders
         for each in self._passes:
@@ -116,7 +116,9 @@ class RankLine:
         return are_shuffled(orders)
 
     def _is_streamed(self) -> bool:
-        """Return whether loaders, or other threads of the rank, read on in files for most of the bytes that batches read."""
+        """Return whether most bytes are read from files that loaders, or the rank's other threads, read on from batch to
+        batch.
+        """
         if self._deal.ahead is not None:
             return self._deal.ahead.is_streamed()
         columns = self._recording.columns
@@ -172,7 +174,7 @@ class RankLine:
         return turns
 
     def _epochs_alike(self) -> int:
-        """Return after how many epochs the rank does the same again: evaluates, and writes after its passes."""
+        """Return the period, in epochs, with which the rank repeats its evaluations and the writes after its passes."""
         ends = [*self._training[1:], len(self._passes)]
         done = [
             (end - first, *(self._writes(self._between[number]) for number in range(first + 1, end + 1)))
@@ -186,10 +188,10 @@ class RankLine:
         return 1
 
     def _put(self, stretch: Stretch, copy: int = 0, factor: float = 1.0, epochs_later: int = 0) -> None:
-        """Append what the rank did in a stretch, with its times of thinking multiplied by `factor`.
+        """Append the rank's calls in a stretch, with the times between calls multiplied by `factor`.
 
-        `copy`: 0, or how often the stretch was repeated before. A repeated stretch writes files with other names. `epochs_later`:
-        added to the epochs that it logs.
+        `copy`: 0, or how often the stretch was repeated before; a repeated stretch writes files with other names. `epochs_later`:
+        added to the epoch numbers that it logs.
         """
         op, subject = self._recording.columns["op"], self._recording.columns["subject"]
         waits = not self._writes(stretch, main=False)
@@ -245,7 +247,9 @@ class RankLine:
         return asked if len(loaders) == usual else max(1, round(asked * len(loaders) / usual)) if asked else 0
 
     def _fork_ns(self, row: int) -> int:
-        """Return how long after another loader the rank started the one of `row`; 0 if it did something else in between."""
+        """Return the time (ns) from the previous row to the start of a loader at `row`, if that row starts a loader too; else
+        0.
+        """
         op, at_ns = self._recording.columns["op"], self._recording.columns["at_ns"]
         return int(at_ns[row] - at_ns[row - 1]) if row and op[row - 1] == op[row] == Op.START else 0
 
@@ -332,7 +336,7 @@ class RankLine:
         return self._rare.due(epoch, index, step, count, self._edits.saves_every) if self._rare.steps else None
 
     def _play_step(self, each: RankPass, index: int, count: int, batch: DealtBatch, copy: int) -> None:
-        """Append the computation of a step, and the calls that a step of that share of the pass made."""
+        """Append the computation of a step, and the calls of the recorded step at the same share of the pass."""
         weights = np.zeros(len(each.batches))
         for sample in batch.samples:
             weights[sample.batch - each.batches[0]] += 1 / self._deal.parts(sample.batch)
