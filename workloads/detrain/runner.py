@@ -79,7 +79,7 @@ def run_script(
 def instrumentation_of(options: Namespace) -> Instrumentation:
     """Return the script's loops: from --inst if its files are unchanged, else by analysis; without lines if the script has marks.
 
-    Raises IotwinError if the loops are uncertain or those of a framework.
+    Raises IotwinError if the loops are uncertain, or belong to a framework other than Keras.
     """
     from iotwin.workloads.detrain.discover import analyse, discover
 

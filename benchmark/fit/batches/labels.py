@@ -1,7 +1,7 @@
-"""Labels of a job's calls on files. A label is how firmly a call belongs to the samples that the job trains on.
+"""Labels a job's calls on files by how certainly each belongs to a batch of samples.
 
-A call is *dealt* if a loader made it for a batch that had been requested. It is *streamed* if the loader reads on in a file where
-it stopped for the batch before, or reads for several batches at once. It is *timed* if nothing connects the call with a batch.
+A call is *dealt* if a loader made it for a batch that had been requested. It is *streamed* if the loader reads on in a file
+where it stopped for the previous batch, or reads for several batches at once. It is *timed* if nothing connects it with a batch.
 """
 
 import pickle
@@ -200,7 +200,7 @@ def _samples(calls: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def _opens_to_keep(calls: pd.DataFrame) -> pd.Series:
-    """Return by batch whether a file is opened for it that is not closed for it."""
+    """Return, by batch, whether a file is opened for it that remains open after it."""
     change = np.select([calls["op"].isin(schema.OPEN_OPS), calls["op"].isin(schema.CLOSE_OPS)], [1, -1], 0)
     return pd.Series(change).groupby(calls["batch"].to_numpy()).sum() > 0
 

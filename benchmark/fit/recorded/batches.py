@@ -157,9 +157,9 @@ def _samples_requested(size_bytes: _Ints) -> pd.Series:
 
 
 def _with_reads(found: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
-    """Return the batches without answers to messages of another kind, as to the begin of an epoch.
+    """Return the batches without answers to other messages, such as one that begins an epoch.
 
-    Nothing is read for them, and the message is shorter or longer than all requests for batches that something is read for.
+    Nothing is read for such a message, and its size lies outside of the sizes of all requests for which something is read.
     """
     read = found["batch"].isin(calls["batch"])
     sizes = found.loc[read, "size_bytes"]

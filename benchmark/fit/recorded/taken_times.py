@@ -100,7 +100,7 @@ def _next_call(rows: pd.DataFrame, after_ns: int, next_ns: int) -> int:
 
 
 class _BusyClock:
-    """A clock that stands still while a thread waits, in the calls `waits` (at, end; in order)."""
+    """A clock that stops while a thread waits. `waits`: begin and end (ns) of its waits, in order."""
 
     def __init__(self, waits: pd.DataFrame) -> None:
         self._begins = waits["at"].to_numpy(np.int64)

@@ -34,9 +34,7 @@ class Strength(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What delivers a batch: a loop over an iterable, or a call or subscript in the loop. `indexed`: an index selects the
-    batch.
-    """
+    """What delivers a batch: a loop over an iterable, or a call or subscript in it. `indexed`: an index selects the batch."""
 
     node: ForLoop | ast.expr
     frame: CallFrame
@@ -46,9 +44,7 @@ class Source:
 
 @dataclass
 class BatchFlow:
-    """The data that an expression depends on. `counted`: on a counter of the loop; `computed`: on the result of a model or
-    loss.
-    """
+    """The data that an expression depends on. `counted`: on a loop's counter; `computed`: on the result of a model or loss."""
 
     sources: list[Source] = field(default_factory=list)
     counted: bool = False

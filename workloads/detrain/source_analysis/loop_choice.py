@@ -139,9 +139,7 @@ class LoopChoice:
         return found
 
     def _inputs(self, loop: ActiveLoop) -> list[Argument]:
-        """Return the losses from which gradients are computed within the loop, and arguments of updates that take losses or
-        data.
-        """
+        """Return the losses from which gradients are computed within the loop, and the arguments of updates."""
         found: list[Argument] = []
         steps: list[Argument] = []
         for each in self._graph.sinks:

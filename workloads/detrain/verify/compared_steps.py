@@ -34,7 +34,7 @@ class StepDifference(msgspec.Struct, frozen=True):
     op: str = ""
 
 
-# A step takes samples, computes on what they hold, and changes the weights; what remains different is the generators' state.
+# In the order of causes: a step reads samples, computes on them, changes the weights, and leaves the generators in a new state.
 _CAUSES: tuple[tuple[What, str], ...] = (
     ("indices", "epoch"),
     ("indices", "batch"),

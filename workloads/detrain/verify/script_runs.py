@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from iotwin.workloads.detrain.verify.observed_run import RunRequest
 
 _MOST_MESSAGE_BYTES = 1 << 20
-# What each run would import: optimizers import torch._dynamo when the first one is made.
+# Modules that each run would import. The first optimizer imports torch._dynamo.
 _IMPORTED = ("torch._dynamo", "iotwin.workloads.detrain.verify.observed_run", "iotwin.workloads.detrain.discover")
 
 

@@ -1,4 +1,4 @@
-"""The document of a verification: are reruns equal, are resumed runs equal, which state do they need."""
+"""The result of a verification: whether reruns and resumed runs equal the first run, and which state resumed runs need."""
 
 import math
 import statistics
@@ -59,9 +59,10 @@ def verified_document(script: VerifiedScript, checks: Checks) -> dict[str, Any]:
 
 
 def _reruns(verifier: Verifier, first: Verifier, points: Sequence[Point], count: int) -> Iterator[dict[str, Any]]:
-    """Yield the results of `count` reruns, after which there are checkpoints at `points`.
+    """Yield the results of `count` reruns. Checkpoints at `points` exist afterwards.
 
-    If the number of worker processes makes no difference, those of `first` are used, to resume with another number too.
+    If the number of worker processes does not change the steps, the checkpoints of `first` are used: a run then also resumes with
+    another number of workers.
     """
     if verifier is not first:
         verifier.run_reference()
@@ -84,7 +85,7 @@ def _variance(script: VerifiedScript, checks: Checks) -> dict[str, Any] | None:
 
 
 def relative_spread(losses: Sequence[float]) -> float | None:
-    """Return the largest minus the smallest value, divided by the absolute mean. None without two values, or if not finite."""
+    """Return (largest - smallest value) / absolute mean. None for fewer than two values, or if the result is not finite."""
     if len(losses) < 2 or not all(map(math.isfinite, losses)):
         return None
     spread, mean = max(losses) - min(losses), abs(statistics.fmean(losses))

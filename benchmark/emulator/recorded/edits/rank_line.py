@@ -116,9 +116,7 @@ class RankLine:
         return are_shuffled(orders)
 
     def _is_streamed(self) -> bool:
-        """Return whether most bytes are read from files that loaders, or the rank's other threads, read on from batch to
-        batch.
-        """
+        """Return whether most bytes come from files that are read from batch to batch, by loaders or the rank's other threads."""
         if self._deal.ahead is not None:
             return self._deal.ahead.is_streamed()
         columns = self._recording.columns
@@ -247,9 +245,7 @@ class RankLine:
         return asked if len(loaders) == usual else max(1, round(asked * len(loaders) / usual)) if asked else 0
 
     def _fork_ns(self, row: int) -> int:
-        """Return the time (ns) from the previous row to the start of a loader at `row`, if that row starts a loader too; else
-        0.
-        """
+        """Return the time (ns) from the previous row to the start of a loader at `row`; 0 if the previous row is no start."""
         op, at_ns = self._recording.columns["op"], self._recording.columns["at_ns"]
         return int(at_ns[row] - at_ns[row - 1]) if row and op[row - 1] == op[row] == Op.START else 0
 
