@@ -247,9 +247,10 @@ def _parts_that_stay_together(places: NDArray[np.int64]) -> int:
 
 
 def _parts_of_a_sample(sizes: NDArray[np.float64], most: int) -> int:
-    """Return of how many parts a sample consists, if a batch has at most `most` samples: 2 for an image and its label.
+    """Return of how many parts a sample consists, for example 2 for an image and its label.
 
-    That is after how many parts the sizes repeat (`sizes`: logarithms, shape (batches, parts)), else the fewest possible.
+    It is the period with which the sizes repeat (`sizes`: logarithms, shape (batches, parts)). Without one it is the least number
+    for which a batch has at most `most` samples.
     """
     count = sizes.shape[1]
     possible = [each for each in range(1, count + 1) if count % each == 0 and count <= each * most] or [count]

@@ -43,7 +43,7 @@ def resumed_at(reference: Sequence[Update], resumed: Sequence[Update], killed_af
 
 
 def _weights_before(updates: Sequence[Update]) -> list[str | None]:
-    """Return, for each update, the digest of the weights of its optimizer before it."""
+    """Return, for each update, the digest of its optimizer's weights before the update."""
     latest: dict[int, str | None] = {}
     found = []
     for update in updates:

@@ -19,7 +19,7 @@ Point = tuple[int, int]  # epoch and batch, from 0
 DROPS = ("rng", "loader", "scaler", "threads", "workers")
 _PLAIN, _SAVING = "plain", "saving"  # folders of runs that save nothing, and of those that save or resume
 _FRESH = ("--resume", "never")
-_MORE_WORKERS = 2  # of a resumed run that must not have the reference's number
+_MORE_WORKERS = 2  # worker processes of resumed runs for DROPS "workers"
 
 
 class VerifiedScript(NamedTuple):
@@ -111,7 +111,7 @@ class Verifier:
         return run, self._difference(run, first)
 
     def _resuming(self, point: Point, without: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-        """Return the options of a run that resumes at a point, and what else its request holds."""
+        """Return the options of a run that resumes at a point, and further fields of its RunRequest."""
         dropped = [name for name in ("rng", "scaler") if name == self._drop or name in without]
         more = ["--workers", str((self.workers or 0) + _MORE_WORKERS)] if self._drop == "workers" else []
         observed: dict[str, Any] = {"without": [*without, *([LOADER] if self._drop == LOADER else [])]}

@@ -86,7 +86,7 @@ class RankLine:
             for run in runs_of(is_rare)
         ]
         self._rare_stretches = [reduce(Stretch.followed_by, [stretch for stretch, _ in run]) for run in runs]
-        self._rare_first = [run[0][1] for run in runs]  # the rank did so before it computed: it saved what it had before the step
+        self._rare_first = [run[0][1] for run in runs]  # by rare step: whether its calls precede its computation
         if self._edits.saves_every and not any(map(self._writes, self._rare_stretches)):
             raise UsageError("checkpoint.steps_between_checkpoints: the job wrote nothing after steps within its epochs")
         for each in self._passes:

@@ -81,7 +81,9 @@ class SavedFiles:
                 self._read(builder, thread, file, _READ_BYTES)
 
     def _newest(self) -> list[_SavedFile]:
-        """Return the files of the newest checkpoint: those written after the last step, and others of their renamed folders."""
+        """Return the files of the newest checkpoint: those written after its last step, and the other files in their renamed
+        folders.
+        """
         steps = max(file.steps for file in self._files)
         folders = {_folder(file.name) for file in self._files if file.in_renamed_folder and file.steps == steps}
         return [file for file in self._files if file.steps == steps or (file.in_renamed_folder and _folder(file.name) in folders)]

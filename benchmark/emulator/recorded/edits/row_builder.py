@@ -21,7 +21,7 @@ _NOT_COPIED = (Op.PIPE_WRITE, Op.PIPE_READ, Op.POLL, Op.START, Op.JOIN)
 
 
 class ThreadRows:
-    """Rows of one thread. `think_ns` passes to `delay` are added to the next row's time of thinking."""
+    """Rows of one thread. `delay` adds to the time between the previous row's end and the next row."""
 
     def __init__(self, builder: "RowBuilder") -> None:
         self._builder = builder
