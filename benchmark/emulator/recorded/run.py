@@ -64,7 +64,7 @@ def replay(
 
     The job's start-up begins with this process, or with this call if the replay `starts_anew` or there are several ranks.
 
-    Each rank has separate pipes and a separate output folder; all read the same data set. No process outlives the call. Raises
+    Each rank has separate pipes. Ranks of an edited job share one output folder, others have one each; all read the same data set. No process outlives the call. Raises
     IotwinError, which names the file, if the recording is damaged, a file of the data set is missing, or a call fails.
     """
     rank, settings = rank or Rank(), config.twin.recorded
@@ -87,9 +87,10 @@ def replay(
     measured, before = Replayed(rank.index, time.time()), Usage.so_far()
     if edits is not None and batches is not None:
         measured.resumed = resumed_record(recording, edits, batches)
-    if rank.index == 0 or not shared:
+    owns_files = rank.index == 0 or not shared  # one rank makes what all read, before the others begin
+    if owns_files:
         files.claim()
-    files.prepare()
+        files.prepare()
     rank.meet()
     begin_ns = time.monotonic_ns() if starts_anew or rank.count > 1 else started_ns
     deadline_ns = _NEVER_NS if limit_s is None else time.monotonic_ns() + int(limit_s * 1e9)
@@ -97,7 +98,8 @@ def replay(
     gc.freeze()  # so that garbage collection in forked processes does not copy the shared pages
     for turn in range(settings.loop):
         if turn:
-            files.prepare()
+            if owns_files:
+                files.prepare()
             begin_ns = time.monotonic_ns()
         board = _once(recording, files, log, settings.think_scale, deadline_ns, begin_ns, measured, rank)
         if batches is not None:
