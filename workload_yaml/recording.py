@@ -150,6 +150,7 @@ class Header(msgspec.Struct, forbid_unknown_fields=True):
     threads: list[int]  # index of each thread's process; the first thread of a process is its main thread
     marks: list[Mark]
     batches: RecordedBatches | None = None  # None: the recording has no labels, and no edit can be made
+    ranks: int = 0  # the YAML's twin.ranks; 0: the recording is older, and its YAML does not give them
 
 
 @dataclass(frozen=True)

@@ -119,14 +119,15 @@ def _replay(config: "Config", options: EmulationOptions) -> dict[str, Any]:
     """Replay the recording of a twin on every rank. Return the summary."""
     from iotwin.benchmark.emulator.ranks import run_local, under_mpi
     from iotwin.benchmark.emulator.recorded.results import write_replayed
-    from iotwin.benchmark.emulator.recorded.run import replay
+    from iotwin.benchmark.emulator.recorded.run import replay, replays_of
 
     if under_mpi():
         raise IotwinError("a recorded twin runs on one machine, without mpirun; give --ranks N")
     if config.twin.recorded is not None:
         make_copies(config, config.twin.recorded.file, options.ranks)
     starts_anew = options.one_of_several
-    ranks = run_local(options.ranks, partial(replay, config, options.log, limit_s=options.limit_s, starts_anew=starts_anew))
+    job = partial(replay, config, options.log, limit_s=options.limit_s, starts_anew=starts_anew, job_ranks=options.ranks)
+    ranks = run_local(replays_of(config, options.ranks), job)
     return {**write_replayed(config, ranks), "output": config.output.folder}
 
 

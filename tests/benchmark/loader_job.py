@@ -34,48 +34,61 @@ class LoaderJob:
     )
     tries_folder: bool = False  # the thread that sends a loader's first batch writes a temporary file while samples are read
     mapped: bool = False  # the job maps all files at its beginning, and a loader reads a sample by a page fault
+    ranks: int = 1  # processes that share the samples of each epoch; the first one saves
+    rank = RANK  # pid of the rank that is being played
     mask_bytes: int = 0  # each sample also has a mask of so many bytes, in another file that is read after the image
 
     def trace(self, folder: Path) -> Trace:
         """Write the trace and return it."""
-        made, now, step, saved = Made(), 5.0, 0, list[int]()
-        made.process(RANK, 1, "rank")
+        made = Made()
         training, held = self._names()
         self._training, self._held = ([made.file(name, size=self.file_bytes) for name in names] for names in (training, held))
         names = [each["path"].replace(".jpg", ".png") for each in made.files] if self.mask_bytes else []
         self._masks = [made.file(name, size=self.mask_bytes) for name in names]
         self._shards = [made.file(f"{self.root}/{i}.tar", size=self.files * self.file_bytes) for i in range(self.loaders)]
+        for number in range(self.ranks):
+            self.rank = RANK + number
+            self._play(made, number)
+        return made.trace(folder)
+
+    def _play(self, made: Made, number: int) -> None:
+        """Let the rank of this number train."""
+        now, step, saved = 5.0, 0, list[int]()
+        made.process(self.rank, 1, "rank")
+        process = made.processes[-1]
         for file in [*self._training, *self._held] if self.mapped else ():
-            now = made.call(now, RANK, "mmap", file, 0, self.file_bytes, 0.01)
+            now = made.call(now, self.rank, "mmap", file, 0, self.file_bytes, 0.01)
         found = made.file(f"{self.root}/out/found.pt", "checkpoint", self.restored_bytes)
-        now = made.read_file(now, RANK, found) + 1 if self.restored_bytes else now
+        now = made.read_file(now, self.rank, found) + 1 if self.restored_bytes else now
         crew = None
         for epoch in range(self.epochs):
             stride = (5, 7, 19)[epoch % 3]
-            order = [self._training[(stride * i + 7 * epoch) % self.files] for i in range(self.files)]
+            order = [self._training[(stride * i + 7 * epoch) % self.files] for i in range(number, self.files, self.ranks)]
             if crew is None:
-                crew, now = _Crew.start(made, now, self.loaders, f"epoch{epoch}")
+                crew, now = _Crew.start(made, now, self.loaders, f"epoch{epoch}of{self.rank}", self.rank)
             now, step = self._pass(made, now, crew, order, self.compute_ms, step)
             if not self.persistent or epoch == self.epochs - 1:
                 now, crew = crew.end(made, now), None
             if self._held and (epoch + 1) % self.evaluate_every == 0:
-                held, now = _Crew.start(made, now, self.loaders, f"held{epoch}")
+                held, now = _Crew.start(made, now, self.loaders, f"held{epoch}of{self.rank}", self.rank)
                 now, _ = self._pass(made, now, held, self._held, self.compute_ms / 2, 1 << 40)
                 now = held.end(made, now)
-            now = made.write_file(now, RANK, f"{self.root}/out/epoch_{epoch}.pt", 300_000) + 3
+            if number:
+                now += 5
+                continue
+            now = made.write_file(now, self.rank, f"{self.root}/out/epoch_{epoch}.pt", 300_000) + 3
             saved.append(len(made.files) - 1)
             if self.restored_bytes:
                 now = made.call(
-                    now, RANK, "openat", found, flags=schema.FLAG_CREATE | schema.FLAG_TRUNCATE | schema.FLAG_WRITABLE
+                    now, self.rank, "openat", found, flags=schema.FLAG_CREATE | schema.FLAG_TRUNCATE | schema.FLAG_WRITABLE
                 )
-                now = made.call(now, RANK, "write", found, 0, self.restored_bytes)
-                now = made.call(now, RANK, "close", found)
+                now = made.call(now, self.rank, "write", found, 0, self.restored_bytes)
+                now = made.call(now, self.rank, "close", found)
             for older in saved[-3:-1] if self.keeps_two else ():
-                now = made.read_file(now, RANK, older) + 0.1
+                now = made.read_file(now, self.rank, older) + 0.1
             if self.keeps_two and epoch > 1:
-                now = made.call(now, RANK, "unlink", saved[-3]) + 0.1
-        made.processes[0]["exit_ns"] = START_NS + int(now * MILLISECOND)
-        return made.trace(folder)
+                now = made.call(now, self.rank, "unlink", saved[-3]) + 0.1
+        process["exit_ns"] = START_NS + int(now * MILLISECOND)
 
     def write_data(self, folder: Path) -> None:
         """Write the files that the job reads, with a root that is relative to `folder`."""
@@ -94,7 +107,7 @@ class LoaderJob:
 
         def serve(index: int, asked: float) -> None:
             loader = index % self.loaders
-            made.call(asked, RANK, "write", crew.requests[loader], None, 30 + self.batch, 0.05)
+            made.call(asked, self.rank, "write", crew.requests[loader], None, 30 + self.batch, 0.05)
             begin = max(asked + 0.1, crew.free[loader])
             begin = made.call(begin, crew.pids[loader], "read", crew.requests[loader], None, 30 + self.batch, 0.05) + 0.1
             if self.tries_folder and index < self.loaders:
@@ -119,16 +132,16 @@ class LoaderJob:
             now += 0.2
         for index, batch in enumerate(batches):
             wanted = now
-            made.call(wanted, RANK, "read", crew.results, None, 3000, max(0.05, delivered[index] + 0.05 - wanted))
+            made.call(wanted, self.rank, "read", crew.results, None, 3000, max(0.05, delivered[index] + 0.05 - wanted))
             now = max(wanted + 0.05, delivered[index] + 0.05) + 0.05
             if index + ahead < len(batches):
                 serve(index + ahead, now)
             if self.save_first and self.save_after and step and step % self.save_after == 0:
-                now = made.write_file(now, RANK, f"{self.root}/out/step_{step}.pt", 200_000)
+                now = made.write_file(now, self.rank, f"{self.root}/out/step_{step}.pt", 200_000)
             now += compute_ms * len(batch) / self.batch
             step += 1
             if not self.save_first and self.save_after and step % self.save_after == 0:
-                now = made.write_file(now, RANK, f"{self.root}/out/step_{step}.pt", 200_000)
+                now = made.write_file(now, self.rank, f"{self.root}/out/step_{step}.pt", 200_000)
         return now, step
 
     def _try_folder(self, made: Made, now: float, loader: int) -> None:
@@ -141,8 +154,9 @@ class LoaderJob:
 
 @dataclass
 class _Crew:
-    """Loader processes, their pipes, when each is free again (ms), and how much it has read of its shard."""
+    """The pid of the rank, loader processes, their pipes, when each is free again (ms), and how much it has read of its shard."""
 
+    rank: int
     pids: list[int]
     requests: list[int]
     results: int
@@ -150,18 +164,18 @@ class _Crew:
     read: list[int]
 
     @classmethod
-    def start(cls, made: Made, now: float, count: int, name: str) -> tuple["_Crew", float]:
+    def start(cls, made: Made, now: float, count: int, name: str, rank: int) -> tuple["_Crew", float]:
         """Start loaders and return them, and when the last one has started."""
         first = 2000 + len(made.processes)
-        pids = [made.process(first + i, RANK, "loader", begin_ms=now + i) for i in range(count)]
+        pids = [made.process(first + i, rank, "loader", begin_ms=now + i) for i in range(count)]
         requests = [made.file(f"pipe:[{name}.{i}]", "pipe") for i in range(count)]
         results = made.file(f"pipe:[{name}]", "pipe")
-        return cls(pids, requests, results, [now + i + 3 for i in range(count)], [0] * count), now + count
+        return cls(rank, pids, requests, results, [now + i + 3 for i in range(count)], [0] * count), now + count
 
     def end(self, made: Made, now: float) -> float:
         """Let the loaders end, and return when the last one has."""
         for requests in self.requests:
-            now = made.call(now, RANK, "write", requests, None, 8, 0.05) + 0.1
+            now = made.call(now, self.rank, "write", requests, None, 8, 0.05) + 0.1
         for process in made.processes:
             if process["pid"] in self.pids:
                 now += 0.5

@@ -41,6 +41,8 @@ EDITS: dict[str, tuple[str, str, Callable[[float], float]]] = {
     "computation halved": ("--computation=0.5", "twin.recorded.computation_scale", lambda _: 0.5),
     "one epoch more": ("--epochs-more=1", "train.epochs", lambda epochs: epochs + 1),
     "two ranks": ("--ranks=2", "twin.ranks", lambda _: 2),
+    "one rank": ("--ranks=1", "twin.ranks", lambda _: 1),
+    "four ranks": ("--ranks=4", "twin.ranks", lambda _: 4),
     "data doubled": ("--data-factor=2", "dataset.num_files_train", lambda samples: 2 * samples),
 }
 
@@ -52,7 +54,9 @@ def measure(names: Sequence[str] = (), edits: Sequence[str] = ()) -> Iterator[Fi
             with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as folder:
                 job = UnseenJob(program, Path(folder))
                 twin = _recorded(job)
-                for edit in edits or EDITS:
+                ranks = load(twin).twin.ranks
+                own = [edit for edit in EDITS if edit not in (("one rank", "four ranks") if ranks == 1 else ("two ranks",))]
+                for edit in edits or own:
                     yield from _edited(name, job, twin, edit)
 
 
@@ -63,7 +67,8 @@ def _recorded(job: UnseenJob) -> Path:
     return twin
 
 
-def _override(twin: Path, edit: str) -> str:
+def override(twin: Path, edit: str) -> str:
+    """Return the option of `iotwin emulate` that makes the edit of the YAML `twin`."""
     _, key, change = EDITS[edit]
     value: Config | float = load(twin)
     for part in key.split("."):
@@ -80,9 +85,9 @@ def _edited(name: str, job: UnseenJob, twin: Path, edit: str) -> Iterator[Figure
         job.make_data(option)
     real = Trace(job.run(2, option))
     try:
-        override = _override(twin, edit)
-        _copy_data(twin, override)
-        run = _emulate(job, twin, override, folder)
+        option_of_twin = override(twin, edit)
+        _copy_data(twin, option_of_twin)
+        run = _emulate(job, twin, option_of_twin, folder)
     except (IotwinError, AssertionError) as refused:
         yield Figure(f"{title} compared with the job so edited", 0.0, _ENOUGH, False, f"refused: {str(refused)[-200:]}")
         return
@@ -103,15 +108,15 @@ def _edited(name: str, job: UnseenJob, twin: Path, edit: str) -> Iterator[Figure
     shutil.rmtree(folder)
 
 
-def _copy_data(twin: Path, override: str) -> None:
+def _copy_data(twin: Path, change: str) -> None:
     """Make the copies of the data that the edit reads, so that the measured run does not."""
-    config = load(twin, [override])
+    config = load(twin, [change])
     make_copies(config, str(twin.with_suffix(".recording")), 1)
 
 
-def _emulate(job: UnseenJob, twin: Path, override: str, folder: Path) -> Trace:
+def _emulate(job: UnseenJob, twin: Path, change: str, folder: Path) -> Trace:
     outputs = [f"++workload.checkpoint.checkpoint_folder={folder}/saved", f"++workload.output.folder={folder}/output"]
-    command = [sys.executable, "-m", "iotwin", "emulate", str(twin), override, *outputs]
+    command = [sys.executable, "-m", "iotwin", "emulate", str(twin), change, *outputs]
     with kept_cached(job.mapped()):
         manifest = trace_command(command, folder / "twin.trace", TraceOptions(forward_output=False, detail=job.groups))
     assert manifest.exit_status == 0, (folder / "twin.trace" / "logs" / "stderr").read_text().strip()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from iotwin.benchmark.emulator.journal import RankTotals, Usage
 from iotwin.benchmark.emulator.ranks import Rank
 from iotwin.benchmark.emulator.recorded.edits.edit import edit
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits, copies_folder, edits_of
+from iotwin.benchmark.emulator.recorded.edits.edits import Edits, copies_folder, edits_of, replays
 from iotwin.benchmark.emulator.recorded.edits.resumption import resumed_record
 from iotwin.benchmark.emulator.recorded.files import JobFiles
 from iotwin.benchmark.emulator.recorded.process import ReplayedProcess, ReplayWatch
@@ -59,8 +59,11 @@ def replay(
     rank: Rank | None = None,
     limit_s: float | None = None,
     starts_anew: bool = False,
+    job_ranks: int | None = None,
 ) -> Replayed:
     """Replay the workload's recording as `rank` (None: the only rank) for at most `limit_s` seconds, and measure it.
+
+    `job_ranks`: ranks of the edited job, if the recording holds them all; None: as many as replay it.
 
     The job's start-up begins with this process, or with this call if the replay `starts_anew` or there are several ranks.
 
@@ -74,7 +77,7 @@ def replay(
     started_ns = time.monotonic_ns() - int(age_s() * 1e9)
     recording = read_recording(Path(settings.file))
     batches, recorded = recording.header.batches, len(recording.header.files)
-    edits = edits_of(config, recording.header, rank.count)
+    edits = edits_of(config, recording.header, job_ranks or rank.count)
     recording = cut(recording, settings.cut_s) if edits is None else edit(recording, edits, rank.index)
     output = Path(config.checkpoint.checkpoint_folder)
     shared = edits is not None and edits.ranks > 1  # ranks of one job: they read one checkpoint, and the first one writes all
@@ -103,7 +106,7 @@ def replay(
             begin_ns = time.monotonic_ns()
         board = _once(recording, files, log, settings.think_scale, deadline_ns, begin_ns, measured, rank)
         if batches is not None:
-            waited_s = _data_wait_s(board, recording, batches, None if edits is None else edits.loaders)
+            waited_s = _data_wait_s(board, recording, batches, edits or Edits())
             measured.data_wait_s = (measured.data_wait_s or 0.0) + waited_s
         if measured.stopped_early:
             break
@@ -112,13 +115,19 @@ def replay(
     return measured
 
 
-def _data_wait_s(board: Board, recording: TwinRecording, batches: RecordedBatches, loaders: int | None) -> float:
+def replays_of(config: Config, ranks: int) -> int:
+    """Return how many ranks replay the workload's recording for a job of `ranks` ranks."""
+    settings = config.twin.recorded
+    return ranks if settings is None else replays(read_recording(Path(settings.file)).header, ranks)
+
+
+def _data_wait_s(board: Board, recording: TwinRecording, batches: RecordedBatches, edits: Edits) -> float:
     """Return how long the main threads of the ranks waited for batches, or read them by themselves, on average.
 
-    `batches`: those of the recording before it was edited; `loaders`: of an edited pass, None for as many as recorded.
+    `batches`: those of the recording before it was edited.
     """
-    has_loaders = any(each.depth for each in batches.passes) if loaders is None else loaders > 0
-    ranks = sorted({each.process for each in batches.passes if each.training})
+    has_loaders = any(each.depth for each in batches.passes) if edits.loaders is None else edits.loaders > 0
+    ranks = list(dict.fromkeys(each.process for each in batches.passes if each.training))[: 1 if edits.regrouped else None]
     threads = [int(np.searchsorted(recording.header.threads, process)) for process in ranks]
     return board.column(WAITED_NS if has_loaders else READ_NS, threads) / 1e9 / len(threads)
 

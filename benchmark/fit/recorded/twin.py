@@ -50,9 +50,10 @@ def fit_recorded(trace: Trace, job: Job, labelled: pd.DataFrame) -> Fitted:
     batches, index = find_batches(job, labelled, tree, calls)
     if batches is not None:
         columns |= label_rows(columns, labelled, index, thread_of, tree.begin_ns[0])
-    header = Header(1, named.files, pipes, channels, tree.parents, tree.process, marks, batches)
-    recording = TwinRecording(header, columns)
     structure = None if batches is None else structure_of(batches)
+    trained = structure.ranks if structure else 0
+    header = Header(1, named.files, pipes, channels, tree.parents, tree.process, marks, batches, trained)
+    recording = TwinRecording(header, columns)
     config = c.Config(
         workflow=c.Workflow(train=True),
         dataset=c.Dataset(data_folder=named.folder, num_files_train=structure.samples if structure else None),
@@ -62,6 +63,7 @@ def fit_recorded(trace: Trace, job: Job, labelled: pd.DataFrame) -> Fitted:
             source=trace.path.name,
             host=trace.manifest.host.hostname,
             recorded=c.TwinRecorded(file=RECORDING),
+            ranks=max(trained, 1),
             assumptions=_assumptions(trace, recording, structure),
         ),
     )

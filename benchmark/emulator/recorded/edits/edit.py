@@ -18,6 +18,7 @@ from iotwin.workload_yaml.recording import MOST_ROWS, Op, TwinRecording, read_re
 
 _NEVER_NS = 1 << 62
 _CHANGES = (Op.WRITE, Op.COPY_TO, Op.TRUNCATE, Op.RENAME, Op.UNLINK)
+_LITTLE = 0.1  # share of the bytes that the first rank writes: others write small files, as to find one another
 _ON_PIPES = (Op.PIPE_WRITE, Op.PIPE_READ, Op.POLL)
 
 
@@ -41,8 +42,16 @@ def _edited(recording: TwinRecording, edits: Edits, rank: int) -> TwinRecording:
     ranks = list(dict.fromkeys(each.process for each in batches.passes))
     loaders = set(batches.loader) - set(ranks)
     kept = _kept(recording, set(ranks), loaders, edits.ranks > 1 and rank > 0)
+    left_out = set[int]()
+    if edits.regrouped:  # the first rank stands for all
+        _check_writes(recording, ranks)
+        left_out = set(ranks[1:])
+        op, subject = recording.columns["op"], recording.columns["subject"]
+        kept &= ~(np.isin(op, [Op.START, Op.JOIN]) & np.isin(subject, list(left_out)))
     builder = RowBuilder(recording)
-    for process in range(len(recording.header.parents)):
+    for process, parent in enumerate(recording.header.parents):
+        if process in left_out or parent in left_out:
+            continue
         if process in ranks:
             RankLine(recording, builder, process, kept, edits, rank).play()
         elif process not in loaders:
@@ -67,6 +76,19 @@ def copies_needed(config: Config, file: str, ranks: int) -> Copies | None:
     edited = edit(recording, edits._replace(ranks=1))
     files = [(file.name, file.size_bytes) for file in edited.header.files[len(recording.header.files) :] if not file.written]
     return Copies(files, copies_folder(config, edits), edited) if files else None
+
+
+def _check_writes(recording: TwinRecording, ranks: list[int]) -> None:
+    """Raise UsageError if ranks other than the first one write much, such as parts of checkpoints."""
+    columns = recording.columns
+    writes = np.isin(columns["op"], [Op.WRITE, Op.COPY_TO])
+    process = np.array(recording.header.threads, np.int64)[columns["thread"][writes]]
+    written = [int(columns["size"][writes][process == rank].sum()) for rank in ranks]
+    if max(written[1:], default=0) > _LITTLE * written[0]:
+        raise UsageError(
+            f"twin.ranks: each rank writes a part of the checkpoints, and those of other numbers of ranks are unknown; "
+            f"leave it at {len(ranks)}"
+        )
 
 
 def _kept(recording: TwinRecording, ranks: set[int], loaders: set[int], writes_nothing: bool) -> NDArray[np.bool_]:

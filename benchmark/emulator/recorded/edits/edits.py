@@ -32,13 +32,21 @@ class Edits(NamedTuple):
     samples: float = 1.0  # factor for the number of samples of each pass
     computation: float = 1.0  # factor for the time of steps
     saves_every: int | None = None  # steps between checkpoints within epochs; None: as recorded
-    ranks: int = 1  # ranks that share the samples of the recorded one
+    ranks: int = 1  # ranks that share the samples of the recorded one, or if `regrouped` those of all recorded ranks
+    regrouped: bool = False  # the number of ranks differs from that of a recording with several
     seed: int = 123  # for the order in which samples are dealt anew
     resume: TwinResume | None = None  # None: the run begins at its first step
 
 
+def replays(header: Header, ranks: int) -> int:
+    """Return how many times the recording is replayed at once for a job of `ranks` ranks: once if it holds as many."""
+    return 1 if header.ranks == ranks else ranks
+
+
 def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
     """Return the edits that `config` makes of the recording with this header; None if there are none.
+
+    `ranks`: of the edited job.
 
     Raises UsageError, which names the key, if the recording cannot follow an edit.
     """
@@ -57,7 +65,8 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
         samples=(config.dataset.num_files_train or recorded.samples) / recorded.samples,
         computation=_computation(config, recorded),
         saves_every=steps_between if (steps_between := config.checkpoint.steps_between_checkpoints) > 0 else None,
-        ranks=1 if repeats else ranks,
+        ranks=1 if repeats else replays(header, ranks),
+        regrouped=not repeats and header.ranks > 1 and header.ranks != ranks,
         seed=train.seed,
         resume=config.twin.resume,
     )
@@ -85,8 +94,8 @@ def _computation(config: Config, recorded: RecordedStructure) -> float:
 
 
 def _check(recorded: RecordedStructure, edits: Edits) -> None:
-    if recorded.ranks > 1 and edits.ranks > 1:
-        raise UsageError(f"twin.ranks: the recording holds {recorded.ranks} ranks that wait for one another; leave it at 1")
+    if recorded.ranks > 1 and edits.ranks > 1 and not edits.regrouped:
+        raise UsageError(f"twin.ranks: this older recording holds {recorded.ranks} ranks; leave it at 1, or fit the trace again")
     for key, factor in (("reader.batch_size", edits.batch), ("dataset.num_files_train", edits.samples)):
         if not 1 / _MOST_FACTOR <= factor <= _MOST_FACTOR:
             raise UsageError(f"{key}: is {factor:g} times what was recorded; give a factor of at most {_MOST_FACTOR}")

@@ -36,13 +36,18 @@ class RankLine:
         self._recording, self._builder, self._edits, self._rank = recording, builder, edits, rank
         self._line = ProcessLine(builder, process)
         bounds = pass_bounds(batches)
-        self._passes = [RankPass(recording, i, bounds) for i, each in enumerate(batches.passes) if each.process == process]
+        of_process = [[i for i, each in enumerate(batches.passes) if each.process == rank] for rank in self._ranks(process)]
+        self._passes = [RankPass(recording, own, bounds, others) for own, *others in zip(*of_process, strict=True)]
         ahead = kept & read_ahead_rows(recording, process)
         self._cut(ProcessRows(recording, process, kept & ~ahead))
         self._training = [number for number, each in enumerate(self._passes) if each.training]
         self._loaders = self._recorded_loaders(kept & ~ahead)
         self._deal = Deal(recording, builder, self._loaders)
         if ahead.any():
+            if edits.regrouped:
+                raise UsageError(
+                    "twin.ranks: threads of the recorded ranks read ahead, and whose samples is unknown; leave it as it is"
+                )
             taken = [TakenBatches(each.batches, each.moments[::2], each.begin_ns) for each in self._passes if not each.depth]
             self._deal.ahead = ReadAhead(recording, process, ahead, taken, self._deal.parts)
         self._live: dict[int, NewLoader] = {}  # by the recorded loader in whose place it is
@@ -64,6 +69,12 @@ class RankLine:
         self._streamed = self._is_streamed()
         columns = recording.columns
         self._mapped = np.unique(columns["subject"][(columns["op"] == Op.TOUCH) & (columns["batch"] >= 0)])
+
+    def _ranks(self, process: int) -> list[int]:
+        """Return the ranks whose samples the rank `process` stands for, itself first."""
+        if not self._edits.regrouped:
+            return [process]
+        return list(dict.fromkeys(each.process for each in self._recording.batches.passes))
 
     def _cut(self, rows: ProcessRows) -> None:
         """Cut the rank's rows into what comes before, in, between and after its passes."""
@@ -96,11 +107,12 @@ class RankLine:
 
     def _recorded_loaders(self, kept: NDArray[np.bool_]) -> dict[int, RecordedLoader]:
         found = {}
-        for loader in dict.fromkeys(loader for each in self._passes for loader in each.loaders):
-            own = np.concatenate([each.batches[each.loader_of == loader] for each in self._passes])
+        ranks = self._ranks(self._line.process)
+        for loader in dict.fromkeys(loader for each in self._passes for loader in each.dealt_loader.tolist()):
+            own = np.concatenate([each.dealt[each.dealt_loader == loader] for each in self._passes])
             received = np.array(self._recording.batches.received_ns, np.int64)[own]
             found[loader] = RecordedLoader(self._recording, loader, own[np.argsort(received, kind="stable")], kept)
-            if loader == self._line.process:
+            if loader in ranks:
                 found[loader].keep_samples_alone()
         return found
 
@@ -335,7 +347,7 @@ class RankLine:
         """Append the computation of a step, and the calls of the recorded step at the same share of the pass."""
         weights = np.zeros(len(each.batches))
         for sample in batch.samples:
-            weights[sample.batch - each.batches[0]] += 1 / self._deal.parts(sample.batch)
+            weights[each.step_of[sample.batch]] += 1 / self._deal.parts(sample.batch)
         wanted = float(weights @ each.computation_ns) * self._edits.computation
         recorded = min(index * len(each.steps) // count, len(each.steps) - 1)
         step = each.steps[recorded]
@@ -345,15 +357,11 @@ class RankLine:
             self._line.main.delay(int(wanted))
 
     def _samples_of(self, each: RankPass) -> RecordedPassSamples:
-        batches = each.batches.tolist()
-        streams = [self._deal.stream(each.batches[each.loader_of == loader]) for loader in each.loaders if self._streamed]
-        return RecordedPassSamples(
-            each.batches,
-            np.array([self._deal.parts(batch) for batch in batches]),
-            streams,
-            self._shuffled[each.training],
-            each.known,
-        )
+        every = dict.fromkeys(each.dealt_loader.tolist()) if self._edits.regrouped else each.loaders
+        loaders = every if self._streamed else ()
+        streams = [self._deal.stream(each.dealt[each.dealt_loader == loader]) for loader in loaders]
+        parts = np.array([self._deal.parts(batch) for batch in each.dealt.tolist()])
+        return RecordedPassSamples(each.dealt, parts, streams, self._shuffled[each.training], each.known)
 
     def _loaders_of(self, each: RankPass, count: int) -> list[NewLoader]:
         """Return the new loaders of the pass by slot, started if no recorded start stands for them."""

@@ -1,5 +1,6 @@
 """One pass of a recorded rank over samples: its batches, its loaders, and what the rank did in each step."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +14,12 @@ _Ints = NDArray[np.int64]
 
 
 class RankPass:
-    """A recorded pass of the rank: its stretches, its batches, and its loaders in the order of their first batch."""
+    """A recorded pass of the rank: its stretches, its batches, and its loaders in the order of their first batch.
 
-    def __init__(self, recording: TwinRecording, index: int, bounds: _Ints) -> None:
+    `others`: the passes of other ranks that are dealt with it. `dealt`: the batches of all of them, step by step.
+    """
+
+    def __init__(self, recording: TwinRecording, index: int, bounds: _Ints, others: Sequence[int]) -> None:
         batches = recording.batches
         own = slice(int(bounds[index]), int(bounds[index + 1]))
         self.training, self.depth = batches.passes[index].training, batches.passes[index].depth
@@ -23,6 +27,11 @@ class RankPass:
         self.loader_of = np.array(batches.loader, np.int64)[own]
         self.loaders: list[int] = list(dict.fromkeys(self.loader_of.tolist()))
         sizes = np.array(batches.samples, np.int64)[own]
+        every = [self.batches, *(np.arange(bounds[other], bounds[other + 1]) for other in others)]
+        steps = [(step, rank, batch) for rank, theirs in enumerate(every) for step, batch in enumerate(theirs.tolist())]
+        self.step_of = {batch: min(step, len(self.batches) - 1) for step, _, batch in sorted(steps)}
+        self.dealt = np.array(list(self.step_of), np.int64)
+        self.dealt_loader = np.array(batches.loader, np.int64)[self.dealt]
         self.known = bool((sizes > 0).any())  # how many samples a batch has
         self.size = int(np.bincount(sizes[sizes > 0]).argmax()) if self.known else PARTS
         requested, taken, computed = (

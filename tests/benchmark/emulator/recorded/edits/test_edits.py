@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from iotwin.benchmark.emulator.recorded.edits.edit import edit
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits, edits_of
+from iotwin.benchmark.emulator.recorded.edits.edits import Edits, edits_of, replays
 from iotwin.benchmark.fit import fit
 from iotwin.common.errors import UsageError
 from iotwin.loops import page_cache
@@ -197,6 +197,38 @@ def test_ranks_meet_as_often_as_one_another(tmp_path, job, ranks):
     assert len({count(each, Op.MEET) for each in shares}) == 1
     files = [{name for name, _, _ in reads(each)} for each in shares]
     assert not job.shards or (files[0] and files[1] and not files[0] & files[1])
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+@pytest.mark.parametrize("shards", [False, True])
+def test_a_recording_of_two_ranks_is_dealt_to_another_number_of_ranks(tmp_path, ranks, shards):
+    job = LoaderJob(ranks=2, files=24, epochs=3, shards=shards, loaders=3)
+    before = recorded(tmp_path, job)
+    assert before.header.ranks == structure_of(before.header.batches).ranks == 2
+    edits = Edits(ranks=ranks, regrouped=True)
+    shares = [edit(before, edits, rank) for rank in range(ranks)]
+    total = sum((reads(each) for each in shares), Counter())
+    assert shards or total == reads(before)
+    assert set(total) == set(reads(before)) or (ranks == 4 and shards)  # six streams are not even for four ranks
+    assert [len(writes(each)) for each in shares] == [job.epochs] + [0] * (ranks - 1)
+    steps = job.epochs * -(-24 // ranks // 4)  # the last batch of an epoch may be short
+    assert shards or {count(each, Op.MEET) for each in shares} == {steps if ranks > 1 else 0}
+    assert {count(each, Op.START) for each in shares} == {1 + 3 * job.epochs}  # the rank, and its loaders
+
+
+def test_a_recording_of_two_ranks_is_replayed_once_for_two(tmp_path):
+    fitted = fit(LoaderJob(ranks=2).trace(tmp_path / "t"))
+    before, found = fitted.recording, fitted.config
+    assert [replays(before.header, ranks) for ranks in (1, 2, 4)] == [1, 1, 4]
+    assert edits_of(found, before.header, 2) is None
+    assert edits_of(found, before.header, 4) == Edits(ranks=4, regrouped=True)
+    assert edits_of(found, before.header, 1) == Edits(regrouped=True)
+
+
+def test_parts_of_checkpoints_belong_to_the_recorded_ranks(tmp_path):
+    before = recorded(tmp_path, LoaderJob(ranks=2, save_after=2))
+    with pytest.raises(UsageError, match="each rank writes a part of the checkpoints"):
+        edit(before, Edits(ranks=4, regrouped=True))
 
 
 def test_streams_keep_their_order_with_fewer_and_more_loaders(tmp_path):
