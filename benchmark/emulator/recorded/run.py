@@ -67,8 +67,9 @@ def replay(
 
     The job's start-up begins with this process, or with this call if the replay `starts_anew` or there are several ranks.
 
-    Each rank has separate pipes. Ranks of an edited job share one output folder, others have one each; all read the same data set. No process outlives the call. Raises
-    IotwinError, which names the file, if the recording is damaged, a file of the data set is missing, or a call fails.
+    Each rank has separate pipes. Ranks of an edited job share one output folder, others have one each. All read the same data
+    set. No process outlives the call. Raises IotwinError, which names the file, if the recording is damaged, a file of the data
+    set is missing, or a call fails.
     """
     rank, settings = rank or Rank(), config.twin.recorded
     if settings is None:

@@ -19,7 +19,7 @@ Point = tuple[int, int]  # epoch and batch, from 0
 DROPS = ("rng", "loader", "scaler", "threads", "workers")
 _PLAIN, _SAVING = "plain", "saving"  # folders of runs that save nothing, and of those that save or resume
 _FRESH = ("--resume", "never")
-_MORE_WORKERS = 2  # worker processes of resumed runs for DROPS "workers"
+_MORE_WORKERS = 2  # additional worker processes of a resumed run if "workers" is dropped
 
 
 class VerifiedScript(NamedTuple):
