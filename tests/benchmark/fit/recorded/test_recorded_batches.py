@@ -105,6 +105,8 @@ def test_passes_begin_where_samples_come_again():
     assert numbers_of_repeats([{1}, {2}, {3}, {2}, {1}, {3}, {3}, {1}, {2}]).tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert numbers_of_repeats([{1}, {2}, {9}, {2}, {1}, {9}]).tolist() == [0, 0, 1, 2, 2, 3]
     assert numbers_of_repeats([{1}, {1}, {2}, {2}, {1}]).tolist() == [0] * 5  # drawn with replacement
+    assert numbers_of_repeats([{1}, {2}, {3}, {1}, {2}]).tolist() == [0] * 5  # too few batches to tell
+    assert numbers_of_repeats([{1}, {2}, {3}, {1}, {2}, {3}]).tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_rows_carry_the_labels_of_their_calls(tmp_path):
