@@ -17,7 +17,7 @@ _OTHER_NAMES = {
 }
 _LOCAL_URL = re.compile("^(file|direct)://")  # beginnings of local paths in MLCommons' fork of DLIO
 _SHUFFLES = ("reader.file_shuffle", "reader.sample_shuffle")
-# Values that mean "not given" to DLIO. It also ignores PyTorch's own class as data_loader_classname.
+# Values that DLIO treats as if the key were not given; the class is PyTorch's own loader, which DLIO uses anyway.
 _NONE_VALUES = {
     "reader.prefetch_size": 0,
     "checkpoint.time_between_checkpoints": -1,

@@ -47,7 +47,7 @@ from iotwin.trace_store.writer import write_events, write_table
 NO_PHASES = "none"  # value of the parameter `phases` of a trace without the phases that its job logged
 _CLOCK_SLACK_NS = 3_600_000_000_000  # an event that begins more than an hour after the last clock reading is damaged
 _MOST_PID = 1 << 22  # the kernel's greatest pid_max
-_MOST_REQUESTED = np.uint64((1 << 62) - 1)  # the limit of table_checks.py
+_MOST_REQUESTED = np.uint64((1 << 62) - 1)  # bytes; table_checks.py refuses tables with more
 _O_CREAT, _O_TRUNC = 0o100, 0o1000
 _OPEN_NUMBERS = np.array([number for number, kind in CALLS.values() if kind in OPEN_KINDS])
 _OP_NAMES = list(NUMBER_OF_OP)

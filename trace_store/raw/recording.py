@@ -110,7 +110,7 @@ class Recording:
         write_manifest(directory, self.manifest)
         # If a crash of the machine loses the manifest, a recovery uses the copy in the journal.
         self.append_journal("manifest", {"manifest": msgspec.to_builtins(self.manifest)})
-        # If the recording fills the disk, removing this reserve makes room for the ledger, the counts of lost events.
+        # If the recording fills the disk, removing this reserve makes room for the counts of lost events.
         try:
             with open_new(raw / _RESERVE_FILE) as reserve:
                 reserve.write(bytes(_RESERVE_BYTES))

@@ -25,7 +25,7 @@ ALIKE, DIFFERENT, INCONCLUSIVE = "alike", "different", "cannot be told"
 # If the test is inconclusive, as without reruns, scores below these still make two traces different: reruns score higher.
 ALIKE_OVERALL = 0.90
 ALIKE_DIMENSION = 0.75
-# dimensions that may be low in reruns: they depend on milliseconds, or on the page cache before the run
+# Dimensions whose scores may be low even in reruns: a few milliseconds, or the page cache before the run, change them.
 _LOW_IN_RERUNS = ("timeline", "block")
 # With these values, the test was right for 40 of 40 reruns and 40 of 40 wrong twins (docs/similarity.md: error rates).
 _LEVEL = 0.02  # chance that a rerun is called different for its times, and again for its amounts

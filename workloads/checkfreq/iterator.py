@@ -180,7 +180,10 @@ class CFIterator:
             self._durations_s.append(seconds)
 
     def _correct(self, window: StepWindow) -> None:
-        """Let the controller correct the interval. Without `dynamic`, this ends with the first window within the bound."""
+        """Let the controller correct the interval between checkpoints, from the durations of a window of steps.
+
+        Unless the policy is dynamic, the controller is dropped after the first window whose overhead is within the bound.
+        """
         self.windows.append(window)
         if (
             self._own_s and self._controller is not None

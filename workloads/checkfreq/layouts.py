@@ -177,7 +177,10 @@ class TheirLayout:
             self._lock = None
 
     def commit(self, manifest: CheckpointManifest, tensors: Iterable[Tensor], values: State, waited: bool = False) -> None:
-        """Write a temporary file, sync it, and rename it. With `overwrite`, remove the older checkpoints."""
+        """Write the checkpoint of `values`, with its `tensors`, to one file: first under another name, synced, then renamed.
+
+        `waited`: training waited for it, which its name shows. Older checkpoints are removed if the store overwrites.
+        """
         before = self._numbered()
         number = before[0][0] + 1 if before else 0
         suffix = "_sync" if waited else ""

@@ -39,7 +39,7 @@ _KERAS = {"keras", "tensorflow"}
 
 
 def no_loop(found: Instrumentation) -> str:
-    """Return the message for a script of kind NONE."""
+    """Return the error message for a script without a training loop."""
     return f"{found.script}: no training loop was found: {'; '.join(found.reasons[:2])}"
 
 
@@ -221,7 +221,7 @@ def _kind(choice: LoopChoice, chosen: BatchLoop) -> Kind:
 
 
 def _wrapper(chosen: BatchLoop, source: Source | None, update: Sink) -> Wrapper | None:
-    """Return the function that gets a batch and updates the weights, if the loop that calls it is in another module."""
+    """Return the function that gets a batch and updates the weights, if the module of the batch loop is another; else None."""
     if source is None or source.frame is not update.frame:
         return None
     scope = update.frame.scope

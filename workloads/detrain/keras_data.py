@@ -120,7 +120,7 @@ def make_variables(model: Any, dataset: Any) -> None:
 
     try:
         batch = tf.nest.map_structure(zeros, dataset.element_spec)
-        # Of the same kind as the script's batches, so that the step is not compiled twice.
+        # A dataset with the shapes and types of the script's batches, so that the script's step is not compiled again.
         batches = tf.data.Dataset.from_generator(lambda: iter([batch]), output_signature=dataset.element_spec)
         model.train_function(iter(batches))
     except (tf.errors.OpError, ValueError, TypeError, AttributeError) as error:

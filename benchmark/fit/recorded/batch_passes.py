@@ -80,11 +80,11 @@ def _numbers_of_rows(idle: NDArray[np.bool_], at_once: _Ints, most: int) -> _Int
 
 
 def numbers_of_repeats(regions: list[set[int]]) -> _Ints:
-    """Return the index of the pass of each batch by the `regions` that it reads: a pass reads no region twice.
+    """Return for each batch the index of its pass. A new pass begins with a batch that reads a region of the pass again.
 
-    If all passes begin with batches over one set of regions, before they read others, those batches are passes by themselves: an
-    epoch before its evaluation. There is one pass if those that follow one another share few regions: samples are drawn with
-    replacement.
+    `regions`: for each batch, the regions of files that it reads. If every pass begins with batches over the same set of regions,
+    and reads others later, each pass is split there, into an epoch and its evaluation. If consecutive passes have few regions in
+    common, samples are drawn with replacement, and all batches are one pass.
     """
     seen: set[int] = set()
     begins = [0]
@@ -148,7 +148,7 @@ def regions_of(calls: pd.DataFrame) -> pd.Series:
 
 
 def _overlap(a: pd.Series, b: pd.Series) -> float:
-    """Return the share of the smaller one's bytes that the other one has read too. `a`, `b`: bytes by region."""
+    """Return which share of the bytes in the smaller of two passes lies in regions that both read. `a`, `b`: bytes by region."""
     small, large = (a, b) if a.sum() < b.sum() else (b, a)
     return float(small[small.index.isin(large.index)].sum() / small.sum())
 

@@ -203,7 +203,7 @@ def _serve(requests: socket.socket) -> Run:
 
 
 def _prepare(run: Run, requests: socket.socket) -> None:
-    """Enter the run's folder, observe its updates, and have its calls held."""
+    """Enter the run's folder, log its updates of weights, and let the kernel hold its calls that change files until released."""
     from iotwin.workloads.detrain.court.update_log import observe
 
     os.chdir(run.folder)

@@ -34,7 +34,10 @@ class Strength(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What delivers a batch: a loop over an iterable, or a call or subscript in it. `indexed`: an index selects the batch."""
+    """What delivers the batches of a loop: the loop itself, over an iterable, or a call or subscript in its body.
+
+    `indexed`: an index selects the batch.
+    """
 
     node: ForLoop | ast.expr
     frame: CallFrame

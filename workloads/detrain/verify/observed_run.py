@@ -45,7 +45,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Recorded(BaseException):
-    """The step that was to be recorded has ended. No `except Exception` of the script catches it."""
+    """Ends the script after the step that was to be recorded; not an Exception, so that the script does not catch it."""
 
 
 def run(request: RunRequest) -> None:

@@ -22,8 +22,9 @@ def has_numba() -> bool:
 
 
 def compiler_of(module: str, inline: bool = False) -> Callable[[_Function], _Function]:
-    """Return a decorator that compiles functions of `module`. It does nothing without numba, or if the module's name ends in
-    PLAIN.
+    """Return a decorator that compiles functions of `module`.
+
+    Without numba, or if the name of the module ends in "_plain", the decorator returns the functions unchanged.
 
     Functions that are called in loops should be `inline`: a real call passes every field of every array of the kernel's state.
     """

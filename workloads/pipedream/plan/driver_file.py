@@ -150,7 +150,7 @@ def _too_many(ranks: int, name: str) -> tuple[int, list[tuple[str, str]]]:
 
 
 def conf_document(path: Path) -> dict[str, Any]:
-    """Return the JSON object for a conf.json in the output of ``iotwin pipedream validate``."""
+    """Check the conf.json at `path`, and return what ``iotwin pipedream validate`` prints of it, as a JSON object."""
     ranks, problems = _ranks_of(path, path.name if "gpus=" in path.name else str(path))
     return {
         "file": str(path),

@@ -39,7 +39,10 @@ class Edits(NamedTuple):
 
 
 def replays(header: Header, ranks: int) -> int:
-    """Return how many times the recording is replayed at once for a job of `ranks` ranks: once if it holds as many."""
+    """Return how many replays run side by side for a job of `ranks` ranks.
+
+    That is one if the recording holds so many ranks already, else one for each rank.
+    """
     return 1 if header.ranks == ranks else ranks
 
 

@@ -72,7 +72,7 @@ class RowBuilder:
         np.maximum.at(self._last_ns, subject, at_ns)
 
     def new_row(self, op: Op, subject: int, size: int, fd: int, offset: int) -> int:
-        """Return the number of a new row, which follow those of the original."""
+        """Add a row that the recording does not have, and return its number. New rows are numbered after the recording's own."""
         self._new.append((int(op), subject, size, fd, offset))
         return self._recording.rows + len(self._new) - 1
 
