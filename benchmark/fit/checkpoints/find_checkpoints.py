@@ -280,10 +280,10 @@ def leads_and_tails_s(phases: pd.DataFrame, files: Sequence[SeenFile]) -> tuple[
 def unnumbered(each: Sequence[SeenCheckpoint], number: str) -> None:
     """Replace the numbers that count checkpoints in the names of all files by `number`, such as '{epoch}'.
 
-    Names that differ only in their numbers are compared, one place after another. The numbers at a place count
-    checkpoints if no two checkpoints have one in common, or if each checkpoint has a single number there and these differ.
-    Numbers at other places, as of the parts of a checkpoint, remain. Folders that were renamed all get the most common name, since another
-    name was a second attempt to write the same checkpoint.
+    Names that differ only in their numbers are compared, one place after another. The numbers at a place count checkpoints if no
+    two checkpoints have one in common, or if each checkpoint has a single number there and these differ. Numbers at other places,
+    as of the parts of a checkpoint, remain. Folders that were renamed all get the most common name, since another name was a
+    second attempt to write the same checkpoint.
     """
     shapes: dict[tuple[str, ...], dict[int, list[tuple[SeenFile, list[str]]]]] = {}
     for index, point in enumerate(each):
