@@ -58,9 +58,8 @@ class Schedule:
         self.epochs = range(first, config.train.epochs + 1)
         self.evaluates_first = config.twin.evaluation.steps_before if evaluates else 0  # steps before the first epoch
         self.saves_first = config.checkpoint.checkpoint_after_step == 0 and self._resume is None
-        self.checkpoints_first = (
-            config.twin.evaluation.after_checkpoint
-        )  # True: if an evaluation and a checkpoint are due together, the checkpoint comes first
+        # True: if an evaluation and a checkpoint are due together, the checkpoint comes first.
+        self.checkpoints_first = config.twin.evaluation.after_checkpoint
         self.logs_checkpoints = not twin.asynchronous if twin.logged is None else twin.logged
         self._evaluate_after_epochs, self._evaluate_after_steps = (
             evaluation_cadence(config.evaluation) if evaluates else (None, None)

@@ -185,9 +185,8 @@ class CFIterator:
         Unless the policy is dynamic, the controller is dropped after the first window whose overhead is within the bound.
         """
         self.windows.append(window)
-        if (
-            self._own_s and self._controller is not None
-        ):  # the controller does not notice this class's own time, since all steps contain it
+        # The controller does not notice this class's own time, since all steps contain it.
+        if self._own_s and self._controller is not None:
             own = median(self._own_s) / window.base_s
             self._controller.overhead = max(AIMED * self._bound - own, _LEAST_SHARE * self._bound)
         self._own_s.clear()

@@ -29,8 +29,7 @@ def confirm(found: Instrumentation, arguments: Sequence[str] = (), timeout_s: fl
 
     The result has `confirmed`, `iterations`, the update that really runs, an adjusted confidence, and `reads_in_data_call`: the
     number of read system calls of the process during these iterations' data calls, None if unknown. What the script prints goes
-    to
-    stderr. The script's processes are killed at the end. Raises IotwinError if the script cannot be run.
+    to stderr. The script's processes are killed at the end. Raises IotwinError if the script cannot be run.
     """
     begin = time.perf_counter()
     if changed := changed_sources(found):

@@ -107,8 +107,7 @@ class TrackedIterator:
         """Start again, and continue as an iterator in this state does, without reading the batches that it had yielded.
 
         If that iterator had not drawn indices yet, this one draws its own with its first batch, even if worker processes would
-        draw
-        them at its start.
+        draw them at its start.
         """
         if state.drawn is None:
             self._awaited = state

@@ -194,9 +194,8 @@ class LoopObserver:
         if self._reads_before is not None:
             after = _read_calls()
             known = after is not None and self._reads_alone and not _has_children()
-            self._reads.append(
-                after - self._reads_before - 1 if known and after else None
-            )  # minus 1: reading the count is a read call too
+            # Minus 1: reading the count is a read call too.
+            self._reads.append(after - self._reads_before - 1 if known and after else None)
             self._reads_before = None
 
     def _note_loader(self, frame: types.FrameType) -> None:

@@ -91,8 +91,7 @@ def replay(
     measured, before = Replayed(rank.index, time.time()), Usage.so_far()
     if edits is not None and batches is not None:
         measured.resumed = resumed_record(recording, edits, batches)
-    owns_files = rank.index == 0 or not shared  # one rank makes what all read, before the others begin
-    if owns_files:
+    if rank.index == 0 or not shared:  # one rank makes what all read, before the others begin
         files.claim()
         files.prepare()
     rank.meet()
@@ -102,8 +101,7 @@ def replay(
     gc.freeze()  # so that garbage collection in forked processes does not copy the shared pages
     for turn in range(settings.loop):
         if turn:
-            if owns_files:
-                files.prepare()
+            files.prepare()
             begin_ns = time.monotonic_ns()
         board = _once(recording, files, log, settings.think_scale, deadline_ns, begin_ns, measured, rank)
         if batches is not None:

@@ -33,9 +33,8 @@ def apart_from_snapshots(
     late_ns = round(LATE * float(np.median(compute_s)) * 1e9)
     opened_ns = np.array([point.files[0].start_ns for point in checkpoints.each], np.int64)
     held = np.searchsorted(begins_ns, opened_ns - late_ns, side="right") - 1
-    known = (held >= 0) & (
-        opened_ns <= begins_ns[held] + compute_s[held] * 1e9 + late_ns
-    )  # False if the file was opened outside of the known steps
+    # False if the file was opened outside of the known steps.
+    known = (held >= 0) & (opened_ns <= begins_ns[held] + compute_s[held] * 1e9 + late_ns)
     opened_ns, held = opened_ns[known], held[known]
     rest = np.setdiff1d(np.arange(len(compute_s)), held)
     if len(held) >= max(_EACH * len(compute_s), _FEWEST):

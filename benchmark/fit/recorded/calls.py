@@ -35,8 +35,7 @@ _OPS: dict[str, int] = {
 @dataclass(frozen=True)
 class Seen:
     """The calls to record. Columns of `calls`, in order of start: `at`, `end` (ns), `op` (Op, or POLL), `pid`, `tid`, `file`
-    (file_id;
-    -1: none), `fd`, `offset` (-1: none), `size`, `flags`.
+    (file_id; -1: none), `fd`, `offset` (-1: none), `size`, `flags`.
     """
 
     trace: Trace

@@ -140,9 +140,8 @@ class Epochs:
     def _begin_again(self, taken: int, state: State) -> Iterator[Any]:
         now = state["now"] if taken else state["start"] or self._generators.state_dict()
         self._workers_start = state["workers_start"]
-        if (
-            self._workers_start is not None
-        ):  # put new workers into their second epoch, since those of the interrupted job were past their first
+        # Put new workers into their second epoch, since those of the interrupted job were past their first.
+        if self._workers_start is not None:
             self._workers = state["workers"]
             if self._watched is not None and self._workers is not None:
                 self._watched.begin_with(self._workers, first_batches(self._loader))

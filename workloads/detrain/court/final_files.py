@@ -29,8 +29,7 @@ def compare_files(expected: Path, found: Path, names: Collection[str]) -> FinalF
     """Compare the files `names` (relative paths) of folder `expected` with those of folder `found`.
 
     A file that is missing in `found` is searched in its other folders: frameworks put the files of a resumed run into a new
-    folder,
-    such as version_1.
+    folder, such as version_1.
     """
     bytes_equal, first, differing = True, None, []
     for name in sorted(names):

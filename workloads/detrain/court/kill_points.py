@@ -36,8 +36,7 @@ class CallLog:
     """The calls of one run that change checkpoints: all files below `folder`, except logs, count as checkpoints.
 
     `updates_log`: file with one line per update, by which updates are counted. `killed_at`: index of the call before which the
-    run
-    is killed, None for never.
+    run is killed, None for never.
     """
 
     def __init__(self, folder: Path, updates_log: Path, killed_at: int | None = None) -> None:

@@ -151,8 +151,7 @@ class Trial:
         """Run the script in `folder`/work to its end, or to the point `killed`.
 
         `seed`: of the global random generators; `resume`: further arguments; `restarted`: use another hash seed of Python, as a
-        new
-        process has.
+        new process has.
         """
         work, name = folder / "work", "killed" if killed else "run"
         make_folder(work)

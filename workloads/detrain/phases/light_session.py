@@ -27,8 +27,7 @@ class PhaseSession:
 
     `has_epochs`: the script has a loop around its batch loop; otherwise all its batches are one block of steps. `is_for`: the
     batch loop is a `for`, whose iterator shows its begin and end. `fetches`: the body of the loop fetches the batch, and reports
-    it
-    by `data`. Epochs, and the steps of each epoch, count from 1.
+    it by `data`. Epochs, and the steps of each epoch, count from 1.
     """
 
     class Skipped(BaseException):

@@ -14,8 +14,7 @@ def label_evaluations(tree: ast.Module) -> list[int]:
     """Insert calls of the session into a module's loops that evaluate. Returns the lines of these loops.
 
     A loop evaluates if `torch.no_grad()` or `torch.inference_mode()` is around it, and if the last call before it in its
-    function,
-    of `model.train()` and `model.eval()`, is `eval`.
+    function, of `model.train()` and `model.eval()`, is `eval`.
     """
     lines = []
     for scope in ast.walk(tree):

@@ -41,8 +41,7 @@ def _replace_code(loader: Any, modules: dict[str, list[tuple[bytes, bytes]]]) ->
     """Let `loader`, Python's class that loads source files, return instrumented code for the `modules`.
 
     `modules`: by file name, pairs of original and instrumented code. Modules are recognised by their original code, since a
-    module
-    may be imported by several paths.
+    module may be imported by several paths.
     """
     load = loader.get_code
     internals: Any = sys.modules["_imp"]

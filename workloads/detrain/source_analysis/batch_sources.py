@@ -73,8 +73,7 @@ def called_source(
     """Return a call as a source, None if it delivers no batch.
 
     `paths`: functions of installed packages that it may call; `is_local`: it may call a local function. `arguments`: flow into
-    its
-    arguments; `inner`: flow into the return value of the local function.
+    its arguments; `inner`: flow into the return value of the local function.
     """
     text = ast.unparse(node.func)
     varies = arguments.counted or bool(arguments.sources)

@@ -23,8 +23,7 @@ def iterated(path: str, call: ast.Call, item: tuple[int, ...]) -> tuple[ast.expr
     """Return the argument of the call whose items the call yields, and the path within an item of that argument.
 
     `path`: name of the called function; `item`: path within each item that the call yields, such as (1, 0). None if it is
-    unknown,
-    or the counter of `enumerate`.
+    unknown, or the counter of `enumerate`.
     """
     last = path.rpartition(".")[2]
     which: int | None = 0

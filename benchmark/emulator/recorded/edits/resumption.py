@@ -55,8 +55,18 @@ class SavedFiles:
             self._files.append(_SavedFile(index, name, _pattern(name), steps, owner, _folder(name) != _folder(file.name)))
 
     def are_read(self, resume: TwinResume) -> bool:
-        """Return whether a resumed run reads a checkpoint. Raises UsageError if the job had not written its first one."""
-        if resume.mode == "skip_reads" or not self._saves:
+        """Return whether a resumed run reads a checkpoint.
+
+        Raises UsageError if the job had not written its first one, or if the recording does not show which files are checkpoints.
+        """
+        if resume.mode == "skip_reads":
+            return False
+        if not self._saves:
+            if not self._recording.header.ranks:
+                raise UsageError(
+                    "twin.resume: this recording is of an earlier version and does not show which files are checkpoints; "
+                    "fit the trace again"
+                )
             return False
         if not self._files:
             raise UsageError(

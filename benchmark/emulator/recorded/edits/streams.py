@@ -26,8 +26,7 @@ class StreamPart(NamedTuple):
     """Consecutive calls of a loader on one file.
 
     `at`: index of the stream's sample that they are for; `file`: rank of the file in the order in which the stream reads its
-    files;
-    `size_bytes`: bytes read.
+    files; `size_bytes`: bytes read.
     """
 
     at: int

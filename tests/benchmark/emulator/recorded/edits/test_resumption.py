@@ -120,6 +120,18 @@ def test_a_step_that_saves_before_it_computes_does_so_once(tmp_path):
     assert abs(think_ms[0] - think_ms[1]) < 5
 
 
+def test_a_recording_that_marks_no_checkpoints_is_refused_if_it_is_older_than_the_marks(tmp_path):
+    before = recorded(tmp_path, JOB)
+    for file in before.header.files:
+        file.checkpoint = False
+    assert before.header.ranks == 1  # as of a job that wrote none
+    assert not on_found(edit(before, Edits(resume=TwinResume(1, 2))), Op.READ)
+    before.header.ranks = 0
+    edit(before, Edits(resume=TwinResume(1, 2, "skip_reads")))
+    with pytest.raises(UsageError, match=r"of an earlier version .* fit the trace again"):
+        edit(before, Edits(resume=TwinResume(1, 2)))
+
+
 def test_what_a_resumed_run_cannot_do_is_refused(tmp_path):
     before = recorded(tmp_path, JOB)
     with pytest.raises(UsageError, match=r"twin.resume.step: 7 is after the last of the 6 steps"):
