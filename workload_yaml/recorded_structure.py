@@ -9,7 +9,7 @@ from iotwin.workload_yaml.recording import RecordedBatches
 
 MOST_PREFETCHED = 8  # most batches that a loader is assumed to prefetch; PyTorch's default is 2
 _NEARLY_ALL = 0.9  # least share of a pass's batches in flight that counts as all batches
-UNKNOWN_SAMPLES = 1  # batch size of a job whose samples are unknown: an edited batch size is then a factor
+PARTS = 16  # of a batch whose samples are unknown: its batch size in the YAML, so that it can be halved, too
 
 
 class RecordedStructure(NamedTuple):
@@ -35,7 +35,7 @@ def structure_of(batches: RecordedBatches) -> RecordedStructure:
     rows = np.concatenate([np.arange(bounds[index], bounds[index + 1]) for index in own])
     sizes = np.array(batches.samples, np.int64)[rows]
     known = bool((sizes > 0).any())
-    size = int(np.bincount(sizes[sizes > 0]).argmax()) if known else UNKNOWN_SAMPLES
+    size = int(np.bincount(sizes[sizes > 0]).argmax()) if known else batches.usual_samples
     loaders = np.array(batches.loader, np.int64)
     workers = max(len(np.unique(loaders[bounds[index] : bounds[index + 1]])) * bool(batches.passes[index].depth) for index in own)
     depth = max(batches.passes[index].depth for index in own)  # short epochs and busy machines have fewer batches in flight

@@ -137,6 +137,7 @@ class RecordedBatches(msgspec.Struct, forbid_unknown_fields=True):
     delivered_ns: list[int]
     taken_ns: list[int]  # when the rank began to compute on the batch
     computed_ns: list[int]  # when that computation ended, and the rank wanted the next batch
+    usual_samples: int = 1  # the YAML's batch size if samples are unknown; 1: the recording is older
 
 
 class Header(msgspec.Struct, forbid_unknown_fields=True):

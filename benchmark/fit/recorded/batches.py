@@ -22,6 +22,7 @@ from iotwin.benchmark.fit.recorded.batch_passes import (
 from iotwin.benchmark.fit.recorded.taken_times import depth_of, with_computation
 from iotwin.benchmark.fit.recorded.tree import Tree
 from iotwin.trace_store import schema
+from iotwin.workload_yaml.recorded_structure import PARTS
 from iotwin.workload_yaml.recording import LABELS, Label, Op, RecordedBatches, RecordedPass
 
 _Ints = NDArray[np.int64]
@@ -58,6 +59,7 @@ def find_batches(job: Job, calls: pd.DataFrame, tree: Tree, rows: pd.DataFrame) 
         ],
         loader=whole["loader"].tolist(),
         samples=samples.tolist(),
+        usual_samples=PARTS,
         **{name: (whole[name] - tree.begin_ns[0]).clip(lower=0).tolist() for name in _TIMES},
     )
     return document, index

@@ -149,7 +149,8 @@ def _edits(structure: RecordedStructure | None) -> str:
     """Return in words which values of the twin can be edited."""
     if structure is None:
         return "none, as the trace does not show when a rank took which batch"
-    batch = f"batch size {structure.batch_size}" if structure.samples_known else "batch size (as a factor)"
+    known = "" if structure.samples_known else " (parts of a batch, as its samples are unknown)"
+    batch = f"batch size {structure.batch_size}{known}"
     return (
         f"{batch}, {structure.loaders} loaders, {structure.epochs} epochs, {structure.samples} samples, "
         f"{structure.ranks} ranks, {1e3 * structure.computation_s:.1f} ms of computation a step"
@@ -167,7 +168,9 @@ def _assumptions(trace: Trace, recording: TwinRecording, structure: RecordedStru
         if structure.requested_at_once:
             notes.append("all batches of an epoch are requested at once, so that its steps are assumed to take equally long")
         if not structure.samples_known:
-            notes.append("the samples of a batch are unknown: reader.batch_size 2 makes batches twice as large")
+            notes.append(
+                f"the samples of a batch are unknown: reader.batch_size {structure.batch_size} stands for the recorded batch"
+            )
     if any(file.written for file in recording.header.files):
         notes.append(f"what the job wrote goes below {_OUTPUT}")
     return notes

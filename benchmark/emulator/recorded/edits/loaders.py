@@ -11,10 +11,10 @@ from iotwin.benchmark.emulator.recorded.edits.read_ahead import ReadAhead
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder
 from iotwin.benchmark.emulator.recorded.edits.streams import DealtSample, RecordedStream, StreamPart
 from iotwin.benchmark.emulator.recorded.edits.think_clock import ProcessRows, Stretch
+from iotwin.workload_yaml.recorded_structure import PARTS
 from iotwin.workload_yaml.recording import Label, Op, TwinRecording
 
 _Ints = NDArray[np.int64]
-PARTS = 16  # a batch whose samples are unknown is cut into so many parts
 
 
 class RecordedLoader:

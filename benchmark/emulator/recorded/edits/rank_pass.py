@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.benchmark.emulator.recorded.edits.loaders import PARTS
 from iotwin.benchmark.emulator.recorded.edits.think_clock import Stretch
+from iotwin.workload_yaml.recorded_structure import PARTS
 from iotwin.workload_yaml.recording import TwinRecording
 
 _Ints = NDArray[np.int64]

@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,7 +16,7 @@ from iotwin.loops.emulation import EmulationOptions, make_copies, run_workload
 from iotwin.loops.what_if import ask
 from iotwin.workload_yaml import Config, TwinRecorded, dump, load
 from iotwin.workload_yaml.recorded_structure import structure_of
-from iotwin.workload_yaml.recording import Op, RecordedFile, TwinRecording, write_recording
+from iotwin.workload_yaml.recording import Op, RecordedBatches, RecordedFile, TwinRecording, write_recording
 from tests.benchmark.fit.recorded.test_recorded_batches import reading_rank
 from tests.benchmark.loader_job import LoaderJob
 from tests.benchmark.recordings import recording, row, write_twin
@@ -229,6 +230,20 @@ def test_parts_of_checkpoints_belong_to_the_recorded_ranks(tmp_path):
     before = recorded(tmp_path, LoaderJob(ranks=2, save_after=2))
     with pytest.raises(UsageError, match="each rank writes a part of the checkpoints"):
         edit(before, Edits(ranks=4, regrouped=True))
+
+
+@pytest.mark.parametrize(("size", "factor"), [(8, 0.5), (16, None), (24, 1.5), (32, 2.0)])
+def test_batches_of_unknown_samples_can_be_halved(tmp_path, size, factor):
+    fitted = fit(LoaderJob(shards=True).trace(tmp_path / "t"))
+    fitted.config.reader.batch_size = size
+    edits = edits_of(fitted.config, fitted.recording.header, 1)
+    assert (edits and edits.batch) == factor
+
+
+def test_a_recording_of_an_earlier_version_gives_unknown_samples_as_one(tmp_path):
+    batches = recorded(tmp_path, LoaderJob(shards=True)).batches
+    older = msgspec.structs.replace(batches, usual_samples=RecordedBatches.__struct_defaults__[-1])
+    assert [structure_of(each).batch_size for each in (batches, older)] == [16, 1]
 
 
 def test_streams_keep_their_order_with_fewer_and_more_loaders(tmp_path):

@@ -124,7 +124,7 @@ def test_an_edited_twin_runs(tmp_path, change):
     config.dataset.data_folder = str(tmp_path / "data")
     config.checkpoint.checkpoint_folder, config.output.folder = str(tmp_path / "made"), str(tmp_path / "results")
     if change == "batch_size":
-        config.reader.batch_size = 2
+        config.reader.batch_size *= 2
     if change == "epochs":
         config.train.epochs = 3
     summary = run_workload(config, EmulationOptions())
