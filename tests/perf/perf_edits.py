@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from iotwin.benchmark.fit.batches.labels import label_calls
+from iotwin.benchmark.fit.batches.paced_steps import paced_steps
 from iotwin.benchmark.fit.look import look
 from iotwin.benchmark.fit.passes import find_passes
 from iotwin.common.errors import IotwinError
@@ -124,14 +125,19 @@ def _emulate(job: UnseenJob, twin: Path, change: str, folder: Path) -> Trace:
 
 
 def _stall_share(trace: Trace) -> float | None:
-    """Return the share of the time of training that a rank wanted its next batch and did not have it, None if that is unknown."""
+    """Return the share of the time of training that a rank wanted its next batch and did not have it, None if that is unknown.
+
+    It is unknown if steps are inferred from the reads of threads that read ahead.
+    """
     job = look(trace)
     try:
         training = find_passes(trace, job, label_calls(job)).training
     except IotwinError:
         return None
-    stalls = sum(int((part.taken_ns[1:] - part.computed_ns[:-1]).sum()) for part in training)
-    return stalls / sum(int(part.computed_ns[-1] - part.taken_ns[0]) for part in training)
+    spans = sum(int(part.computed_ns[-1] - part.taken_ns[0]) for part in training)
+    if not spans or not paced_steps(job).empty:
+        return None
+    return sum(int((part.taken_ns[1:] - part.computed_ns[:-1]).sum()) for part in training) / spans
 
 
 def _span_s(trace: Trace) -> float:

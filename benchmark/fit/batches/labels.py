@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from iotwin.benchmark.fit.batches.bursts import batches_by_pauses
 from iotwin.benchmark.fit.batches.deliveries import deliveries, delivery_of, requests_of
-from iotwin.benchmark.fit.batches.logged_steps import batches_of_steps
+from iotwin.benchmark.fit.batches.rank_steps import batches_of_steps
 from iotwin.benchmark.fit.look import Job
 from iotwin.common.units import format_size
 from iotwin.trace_store import schema

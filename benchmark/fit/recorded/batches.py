@@ -10,14 +10,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from iotwin.benchmark.fit.batches.deliveries import LENGTH_BYTES, deliveries, requests_of
-from iotwin.benchmark.fit.batches.logged_steps import logged_steps
+from iotwin.benchmark.fit.batches.rank_steps import known_steps
+from iotwin.benchmark.fit.batches.repeated_regions import regions_of
 from iotwin.benchmark.fit.logged_phases import NEVER_NS, logged_end, logged_evaluations
 from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.recorded.batch_passes import (
     are_training,
     begin_of_pass,
     pass_numbers,
-    regions_of,
 )
 from iotwin.benchmark.fit.recorded.taken_times import depth_of, with_computation
 from iotwin.benchmark.fit.recorded.tree import Tree
@@ -81,11 +81,11 @@ def _passes(job: Job, found: pd.DataFrame, tree: Tree, rows: pd.DataFrame) -> li
 
 
 def _passes_of_steps(job: Job, tree: Tree) -> list[pd.DataFrame]:
-    """Return a batch for each step that the only rank logged, by pass, with the columns of `_passes`.
+    """Return a batch for each step of the only rank, by pass, with the columns of `_passes`.
 
     A batch has the number that label_calls gives its calls.
     """
-    steps = logged_steps(job)
+    steps = known_steps(job)
     steps = steps[steps["pid"].isin(tree.pids)]
     process = steps["pid"].map({pid: number for number, pid in enumerate(tree.pids)})
     batches = pd.DataFrame({

@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 
 from iotwin import workload_yaml as c
+from iotwin.benchmark.fit.batches.logged_steps import logged_steps
+from iotwin.benchmark.fit.batches.paced_steps import paced_steps
 from iotwin.benchmark.fit.confidence import agreement, interval
 from iotwin.benchmark.fit.coverage import KINDS, document_of, flows_of
 from iotwin.benchmark.fit.fitted import Fitted, loss_notes
@@ -64,7 +66,7 @@ def fit_recorded(trace: Trace, job: Job, labelled: pd.DataFrame) -> Fitted:
             host=trace.manifest.host.hostname,
             recorded=c.TwinRecorded(file=RECORDING),
             ranks=max(trained, 1),
-            assumptions=_assumptions(trace, recording, structure),
+            assumptions=_assumptions(trace, recording, structure, _are_paced(job, batches)),
         ),
     )
     evidence = {**_evidence(recording, calls), "edits": _edits(structure)}
@@ -157,7 +159,13 @@ def _edits(structure: RecordedStructure | None) -> str:
     )
 
 
-def _assumptions(trace: Trace, recording: TwinRecording, structure: RecordedStructure | None) -> list[str]:
+def _are_paced(job: Job, batches: RecordedBatches | None) -> bool:
+    """Return whether steps were inferred from the pauses of threads that read ahead."""
+    without_loaders = batches is not None and not any(each.depth for each in batches.passes)
+    return without_loaders and logged_steps(job).empty and not paced_steps(job).empty
+
+
+def _assumptions(trace: Trace, recording: TwinRecording, structure: RecordedStructure | None, paced: bool) -> list[str]:
     notes = [
         *loss_notes(trace.manifest),
         "a thread's wait for another one of its process is known only if a system call or regular times show it; other waits, "
@@ -167,6 +175,8 @@ def _assumptions(trace: Trace, recording: TwinRecording, structure: RecordedStru
         notes.append("the computation of a step grows with its batch; on several ranks, the first one writes the checkpoints")
         if structure.requested_at_once:
             notes.append("all batches of an epoch are requested at once, so that its steps are assumed to take equally long")
+        if paced:
+            notes.append("the rank takes a batch when threads that read ahead go on; it never waits for data")
         if not structure.samples_known:
             notes.append(
                 f"the samples of a batch are unknown: reader.batch_size {structure.batch_size} stands for the recorded batch"

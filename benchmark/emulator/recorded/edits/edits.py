@@ -138,5 +138,7 @@ def _refuse(config: Config) -> None:
     }
     for key, differs in changed.items():
         if differs:
-            reason = "the trace does not show when a rank took which batch"
-            raise UsageError(f"{key}: this twin cannot follow it, since {reason}; twin.recorded.think_scale scales its pauses")
+            raise UsageError(
+                f"{key}: this twin cannot follow it, since the trace does not show when a rank took which batch; trace the job "
+                "with --phases auto and fit it again, or scale its pauses by twin.recorded.think_scale"
+            )

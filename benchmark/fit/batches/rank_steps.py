@@ -1,0 +1,44 @@
+"""The batches that a rank took for its steps, if nothing but the steps shows when it took which batch."""
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from iotwin.benchmark.fit.batches.logged_steps import logged_steps
+from iotwin.benchmark.fit.batches.paced_steps import paced_steps
+from iotwin.benchmark.fit.look import Job
+from iotwin.trace_store import schema
+
+_Ints = NDArray[np.int64]
+_ENOUGH = 0.5  # share of the bytes read of the data set that must be read for steps
+
+
+def known_steps(job: Job) -> pd.DataFrame:
+    """Return the steps that the job logged, or those that the pauses between its reads show; columns as of `logged_steps`."""
+    logged = logged_steps(job)
+    return paced_steps(job) if logged.empty else logged
+
+
+def batches_of_steps(job: Job, calls: pd.DataFrame) -> _Ints:
+    """Return by call on the data set the index of the step that it reads for, -1 if none or if few bytes are read for any.
+
+    The rank's main thread reads for the batch that it waits for. Its other threads read ahead, at the pace at which it takes
+    batches: what they read between two steps' begins counts for the later one.
+    """
+    steps = known_steps(job)
+    if steps.empty:
+        return np.full(len(calls), -1, np.int64)
+    at_ns = calls["start_ns"].to_numpy(np.int64)
+    own = (calls["pid"] == steps["pid"].iloc[0]).to_numpy()
+    main = (calls["tid"] == calls["pid"]).to_numpy()
+    start_ns, wanted_ns = steps["start_ns"].to_numpy(np.int64), steps["wanted_ns"].to_numpy(np.int64)
+    step = np.searchsorted(start_ns, at_ns, side="right")  # the first one that begins later
+    first = steps["pass"].diff().ne(0).to_numpy()
+    since_ns = np.where(first, wanted_ns, np.append(0, start_ns[:-1]))  # when other threads may read for the step
+    last = len(steps) - 1
+    earliest_ns = np.where(main, wanted_ns[np.minimum(step, last)], since_ns[np.minimum(step, last)])
+    batch = np.where(own & (step <= last) & (at_ns >= earliest_ns), step, -1)
+    reads = (calls["op"].isin(schema.READ_OPS) & (calls["result"] > 0)).to_numpy()
+    read_bytes = calls["result"].to_numpy(np.int64)
+    is_enough = read_bytes[reads & (batch >= 0)].sum() > _ENOUGH * read_bytes[reads].sum()
+    return batch if is_enough else np.full(len(calls), -1, np.int64)
