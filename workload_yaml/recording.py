@@ -26,6 +26,7 @@ SUFFIX = ".recording"
 _KEY = b"iotwin.recording"
 _NUMBERS = ("at_ns", "think_ns")  # columns without dictionary encoding, since their values hardly repeat
 MOST_ROWS, _MOST_FILES, _MOST_THREADS, _LARGEST_HEADER_BYTES = 200_000_000, 4_000_000, 100_000, 256 << 20
+_MOST_PASSES = 1 << 30
 _MOST_BYTES, _LONGEST_NS, _FARTHEST = 1 << 31, 1 << 54, 1 << 54  # limits: bytes of one call, a time (half a year), a file offset
 
 
@@ -60,6 +61,7 @@ class Op(IntEnum):
     MARK = 22  # logs that a phase begins or ends
     END = 23  # the end of the process or thread; its time counts, nothing is called
     MEET = 24  # waits for the other ranks, as an all-reduce does
+    STEP = 25  # of edited recordings: the player records when training came so far (benchmark.emulator.recorded.step_points)
 
 
 CALLS = 17  # operations with a smaller number are system calls on files and pipes
@@ -284,6 +286,7 @@ def _rows_problem(recording: TwinRecording) -> str | None:
     limits[Op.PIPE_WRITE : Op.POST] = len(header.pipes)
     limits[[Op.POST, Op.WAIT]] = header.channels
     limits[[Op.START, Op.JOIN]] = len(header.parents)
+    limits[Op.STEP] = _MOST_PASSES
     limits[Op.THREAD], limits[Op.MARK], limits[[Op.END, Op.MEET]] = len(header.threads), len(header.marks), 1
     if ((subject < 0) | (subject >= limits[op])).any():
         return "a row names what is not there"

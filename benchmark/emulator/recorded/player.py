@@ -44,7 +44,7 @@ _FRESH_BYTES = 1 << 17
 _TICK_S = 0.5
 _NEXT_LOOK_S = 0.0002  # seconds between two checks whether the other ranks have arrived
 _LONGEST_DELAY_NS = 50_000_000  # longer delays are not caught up; forking a process takes some milliseconds
-_INSTANT = frozenset({Op.POST, Op.START, Op.THREAD, Op.MARK, Op.END})
+_INSTANT = frozenset({Op.POST, Op.START, Op.THREAD, Op.MARK, Op.END, Op.STEP})
 _WAITS = frozenset({Op.WAIT, Op.JOIN})
 
 
@@ -81,13 +81,14 @@ class Player:
         self._noise = memoryview(process.shared.noise)
         self._scratch = memoryview(mmap.mmap(-1, _FRESH_BYTES))
         self._from: tuple[int, int] = -1, -1  # descriptor and offset of a copy
+        self._spent_ns = [0] * len(Op)  # time of the thread's rows so far, by operation
         does: dict[Op, Callable[[int, int, int, int, int], int]] = {
             Op.OPEN: self._open, Op.READ: self._read, Op.WRITE: self._write, Op.SYNC: self._sync, Op.DATASYNC: self._datasync,
             Op.CLOSE: self._close, Op.RENAME: self._rename, Op.UNLINK: self._unlink, Op.MAP: self._maps.map,
             Op.TOUCH: self._maps.touch, Op.UNMAP: self._maps.unmap, Op.COPY: self._copy, Op.COPY_TO: self._copy_to,
             Op.TRUNCATE: self._truncate, Op.PIPE_WRITE: self._pipe_write, Op.PIPE_READ: self._pipe_read, Op.POLL: self._poll,
             Op.POST: self._post, Op.WAIT: self._wait, Op.START: self._start, Op.JOIN: self._join, Op.THREAD: self._start_thread,
-            Op.MARK: self._mark, Op.END: self._end, Op.MEET: self._meet,
+            Op.MARK: self._mark, Op.END: self._end, Op.MEET: self._meet, Op.STEP: self._step,
         }  # fmt: skip
         self._does = [does[op] for op in Op]
 
@@ -105,7 +106,7 @@ class Player:
             time.monotonic_ns,
             time.sleep,
         )
-        counts, late, moved_bytes, spent_ns = [0] * len(Op), [0] * BUCKETS, [0] * len(Op), [0] * len(Op)
+        counts, late, moved_bytes, spent_ns = [0] * len(Op), [0] * BUCKETS, [0] * len(Op), self._spent_ns
         logical = self._begin_ns
         board[STATE] = RUNNING
         for done, (think, op, subject, fd, offset, size, flags) in enumerate(self._rows()):
@@ -276,6 +277,10 @@ class Player:
         while not word[0] and not all_arrived():
             time.sleep(_NEXT_LOOK_S)
         self._board[STATE] = RUNNING
+        return 0
+
+    def _step(self, subject: int, fd: int, offset: int, size: int, flags: int) -> int:
+        self._process.shared.points.record(flags, self._due_ns, self._spent_ns)
         return 0
 
     def _end(self, subject: int, fd: int, offset: int, size: int, flags: int) -> int:

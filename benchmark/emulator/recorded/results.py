@@ -8,6 +8,7 @@ import numpy as np
 
 from iotwin.benchmark.emulator.recorded.run import Replayed, lateness
 from iotwin.benchmark.emulator.results.dlio_log import local_time
+from iotwin.benchmark.emulator.results.training import training_document
 from iotwin.benchmark.emulator.results.write import SUMMARY_NAME, resumed_document
 from iotwin.common.files import struct_json, write_whole
 from iotwin.workload_yaml import Config
@@ -34,6 +35,7 @@ def _summary(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any]:
             "bytes_written": sum(one.written_bytes for one in ranks), "storage_bytes_read": storage,
             "page_cache_hit_ratio": None if not read else max(0.0, 1.0 - storage / read),
             "cpu_s": sum(one.cpu_s for one in ranks), "peak_memory_bytes": max(one.peak_memory_bytes for one in ranks),
+            "training": training_document([each for one in ranks for each in one.passes]),
             "train": None, "evaluation": None, "checkpoint_files": [], "source": config.twin.source,
             "resumed": resumed_document(ranks),
             "recorded": {

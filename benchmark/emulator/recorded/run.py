@@ -31,6 +31,8 @@ from iotwin.benchmark.emulator.recorded.shared import (
     Pipes,
     Shared,
 )
+from iotwin.benchmark.emulator.recorded.step_points import StepPoints, numbered, with_points
+from iotwin.benchmark.emulator.results.training import TrainedPass
 from iotwin.common.errors import IotwinError
 from iotwin.common.mllog import FOR_TRACERS, MlLog
 from iotwin.common.processes.process_settings import age_s, sharpen_timers
@@ -50,6 +52,7 @@ class Replayed(RankTotals):
     written_bytes: int = 0
     late: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BUCKETS, np.int64))
     freed_waits: int = 0
+    passes: list[TrainedPass] = field(default_factory=list)
     data_wait_s: float | None = None  # time that training processes waited for batches, or read them; None: unknown
 
 
@@ -79,7 +82,8 @@ def replay(
     recording = read_recording(Path(settings.file))
     batches, recorded = recording.header.batches, len(recording.header.files)
     edits = edits_of(config, recording.header, job_ranks or rank.count)
-    recording = cut(recording, settings.cut_s) if edits is None else edit(recording, edits, rank.index)
+    recording = with_points(cut(recording, settings.cut_s)) if edits is None else edit(recording, edits, rank.index)
+    recording = numbered(recording)
     output = Path(config.checkpoint.checkpoint_folder)
     shared = edits is not None and edits.ranks > 1  # ranks of one job: they read one checkpoint, and the first one writes all
     files = JobFiles(
@@ -148,9 +152,10 @@ def _once(
 ) -> Board:
     """Replay the recording once, add the measurements to `measured`, and return the numbers of all threads."""
     board, pipes, failures = Board(len(recording.header.threads)), Pipes(recording.header), os.pipe()
+    points = StepPoints(int((recording.columns["op"] == Op.STEP).sum()))
     os.set_blocking(failures[0], False)
     shared = Shared(
-        recording, recording.starts(), board, pipes, files, log, _noise(), think_scale, deadline_ns, failures, rank.arrive
+        recording, recording.starts(), board, points, pipes, files, log, _noise(), think_scale, deadline_ns, failures, rank.arrive
     )
     root, watch = ReplayedProcess(shared, 0), ReplayWatch(shared)
     watch.start()
@@ -171,6 +176,7 @@ def _once(
     measured.written_bytes += int(totals[WRITTEN_BYTES])
     measured.late += Board.histogram(totals)
     measured.freed_waits += watch.freed
+    measured.passes += points.passes(recording, rank.index)
     measured.stopped_early = measured.stopped_early or board.word[0] == STOPPED
     return board
 

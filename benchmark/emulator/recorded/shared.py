@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.benchmark.emulator.recorded.files import JobFiles
+from iotwin.benchmark.emulator.recorded.step_points import StepPoints
 from iotwin.common.mllog import MlLog
 from iotwin.workload_yaml.recording import CALLS, Header, TwinRecording
 
@@ -112,6 +113,7 @@ class Shared:
     recording: TwinRecording
     bounds: NDArray[np.int64]  # index of the first row of each thread, then the number of rows
     board: Board
+    points: StepPoints
     pipes: Pipes
     files: JobFiles
     log: MlLog

@@ -1,6 +1,7 @@
 """Write a run's output files: DLIO's summary, log and files of each rank, and metrics.parquet with one row per step."""
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from iotwin.benchmark.emulator.journal import Measured, RankTotals, ResumedRun
 from iotwin.benchmark.emulator.results.dlio_log import epoch_stats, local_time, log_lines, rank_output
 from iotwin.benchmark.emulator.results.metrics import checkpoint_metrics, estimates, phase_metrics, step_quantiles
 from iotwin.benchmark.emulator.results.step_table import StepTable
+from iotwin.benchmark.emulator.results.training import passes_of, training_document
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import make_folder, struct_json, write_whole
 from iotwin.common.removal import remove_file
@@ -119,6 +121,7 @@ def _own(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[st
             for phase, columns in (("train", train), ("evaluation", evaluation))
             if len(columns["step"])
         },
+        "training": training_document(list(passes_of(table, _saving_ns(ranks)))),
         "train": step_quantiles(train) if len(train["step"]) else None,
         "evaluation": step_quantiles(evaluation) if len(evaluation["step"]) else None,
         "checkpoint_files": [
@@ -137,6 +140,16 @@ def _own(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[st
         "resumed": resumed_document(ranks),
         "source": config.twin.source,
     }
+
+
+def _saving_ns(ranks: Sequence[Measured]) -> Counter[tuple[int, int]]:
+    """Return the time for which checkpoints interrupted training, in ns by (rank, epoch)."""
+    found = Counter[tuple[int, int]]()
+    for index, measured in enumerate(ranks):
+        for span in measured.spans:
+            if span.kind == "save_ckpt":
+                found[index, span.epoch] += int(span.duration_s * 1e9)
+    return found
 
 
 def _policy(config: Config, decided: Decided | None) -> dict[str, Any] | None:

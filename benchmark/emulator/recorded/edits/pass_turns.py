@@ -1,7 +1,7 @@
 """Decides which recorded passes an edited rank plays, in which order, and which of their steps."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from iotwin.common.errors import UsageError
 from iotwin.workload_yaml import TwinResume
@@ -64,3 +64,11 @@ def resumed_run(
         turns[0] = turns[0]._replace(left_out=sum(map(steps, earlier)))
     turns[0] = turns[0]._replace(before=training[0], begins=True)
     return [*whole[: epochs[0]], *turns, *whole[at + 1 :]]
+
+
+def period_of(done: Sequence[tuple[Any, ...]]) -> int:
+    """Return the least period with which the items of `done` repeat, as far as the later one of two is long; 1 if they do not."""
+    for period in range(1, len(done) // 2 + 1):
+        if all(a[: len(b)] == b for a, b in zip(done, done[period:], strict=False)):
+            return period
+    return 1

@@ -7,17 +7,18 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.benchmark.emulator.recorded.edits.dealing import DealtBatch, RecordedPassSamples, are_shuffled, deal
+from iotwin.benchmark.emulator.recorded.edits.dealing import DealtBatch, RecordedPassSamples, deal
 from iotwin.benchmark.emulator.recorded.edits.edits import Edits
 from iotwin.benchmark.emulator.recorded.edits.loaders import Deal, NewLoader, RecordedLoader
-from iotwin.benchmark.emulator.recorded.edits.pass_turns import PassTurn, resumed_run, whole_run
+from iotwin.benchmark.emulator.recorded.edits.pass_turns import PassTurn, period_of, resumed_run, whole_run
 from iotwin.benchmark.emulator.recorded.edits.process_line import ProcessLine
-from iotwin.benchmark.emulator.recorded.edits.rank_pass import RankPass
+from iotwin.benchmark.emulator.recorded.edits.rank_pass import RankPass, are_dealt_shuffled
 from iotwin.benchmark.emulator.recorded.edits.rare_steps import after_computation, find_rare_steps, runs_of
 from iotwin.benchmark.emulator.recorded.edits.read_ahead import ReadAhead, TakenBatches, read_ahead_rows
 from iotwin.benchmark.emulator.recorded.edits.resumption import SavedFiles
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder, Subjects
 from iotwin.benchmark.emulator.recorded.edits.think_clock import ProcessRows, Stretch
+from iotwin.benchmark.emulator.recorded.step_points import StepPoint
 from iotwin.common.errors import UsageError
 from iotwin.workload_yaml import TwinResume
 from iotwin.workload_yaml.recorded_structure import is_requested_at_once, pass_bounds
@@ -45,9 +46,7 @@ class RankLine:
         self._deal = Deal(recording, builder, self._loaders)
         if ahead.any():
             if edits.regrouped:
-                raise UsageError(
-                    "twin.ranks: threads of the recorded ranks read ahead, and whose samples is unknown; leave it as it is"
-                )
+                raise UsageError("twin.ranks: which rank the read-ahead threads serve is unknown; leave it as it is")
             taken = [TakenBatches(each.batches, each.moments[::2], each.begin_ns) for each in self._passes if not each.depth]
             self._deal.ahead = ReadAhead(recording, process, ahead, taken, self._deal.parts)
         self._live: dict[int, NewLoader] = {}  # by the recorded loader in whose place it is
@@ -62,10 +61,11 @@ class RankLine:
         self._period = self._epochs_alike()
         self._rare_plays = [0] * len(self._rare_stretches)
         self._step = 0
+        self._timed = 0  # training passes so far
         self._saved_at = -1  # steps of the run that the checkpoint holds from which the run resumes
         self._to_restore: SavedFiles | None = None
         self._stands_for: dict[int, int | None] = {}  # by loader: that of the resumed pass, which starts in its place
-        self._shuffled = [self._is_shuffled(training) for training in (False, True)]
+        self._shuffled = [are_dealt_shuffled(recording, self._passes, training) for training in (False, True)]
         self._streamed = self._is_streamed()
         columns = recording.columns
         self._mapped = np.unique(columns["subject"][(columns["op"] == Op.TOUCH) & (columns["batch"] >= 0)])
@@ -115,17 +115,6 @@ class RankLine:
             if loader in ranks:
                 found[loader].keep_samples_alone()
         return found
-
-    def _is_shuffled(self, training: bool) -> bool:
-        columns = self._recording.columns
-        own = [each for each in self._passes if each.training == training]
-        orders = []
-        for each in own:
-            rows = np.flatnonzero(np.isin(columns["batch"], each.batches) & np.isin(columns["op"], [Op.READ, Op.TOUCH]))
-            key = columns["subject"][rows].astype(np.int64) * (1 << 40) + columns["offset"][rows]
-            _, first = np.unique(columns["batch"][rows], return_index=True)
-            orders.append(key[first])
-        return are_shuffled(orders)
 
     def _is_streamed(self) -> bool:
         """Return whether most bytes come from files that are read from batch to batch, by loaders or the rank's other threads."""
@@ -191,11 +180,7 @@ class RankLine:
             for first, end in zip(self._training, ends, strict=True)
         ]
         done[-1] = done[-1][:-1]  # the last one's end is that of the job
-        count = len(done)
-        for period in range(1, count // 2 + 1):
-            if all(a[: len(b)] == b for a, b in zip(done, done[period:], strict=False)):
-                return period
-        return 1
+        return period_of(done)
 
     def _put(self, stretch: Stretch, copy: int = 0, factor: float = 1.0, epochs_later: int = 0) -> None:
         """Append the rank's calls in a stretch, with the times between calls multiplied by `factor`.
@@ -289,7 +274,6 @@ class RankLine:
             self._line.main.add(Op.JOIN, new.line.process)
 
     def _crew(self, each: RankPass) -> int:
-        """Return how many loaders read for the edited pass."""
         return self._count(each.loaders) if each.depth else self._edits.loaders or 0
 
     def _dealt(self, turn: PassTurn) -> list[DealtBatch]:
@@ -306,6 +290,8 @@ class RankLine:
         loaders = self._loaders_of(each, count)
         self._step += turn.left_out + first
         ahead = min(self._ahead(each, count, len(dealt)), len(dealt)) if loaders else 0
+        timed = each.training and not turn.replays and len(dealt) > 0
+        self._add_point(timed, StepPoint.BEGIN, dealt, loaders)
         for batch in dealt if loaders else ():
             loaders[batch.slot].serve(batch.reads, self._deal)
         for batch in dealt[:ahead]:
@@ -314,19 +300,36 @@ class RankLine:
             self._put(each.opening, copy)
         begun = self._deal.begin_ahead(self._line, dealt[0].reads) if dealt and not loaders else []
         for index, batch in enumerate(dealt):
-            if loaders:
-                self._line.main.add(Op.PIPE_READ, loaders[batch.slot].results, 1)
-                if index + ahead < len(dealt):
-                    self._line.main.add(Op.PIPE_WRITE, loaders[dealt[index + ahead].slot].requests, 1)
-            else:
-                self._line.wait(begun)
-                self._deal.read(self._line, batch.reads)
-                begun = self._deal.begin_ahead(self._line, dealt[index + 1].reads) if index + 1 < len(dealt) else []
+            begun = self._take_batch(dealt, index, ahead, loaders, begun)
             if first + index >= turn.done:
                 self._make_step(turn, first + index, len(whole), batch)
             self._step += each.training
+            self._add_point(timed and index == 0, StepPoint.STARTED, dealt, loaders)
+        self._add_point(timed, StepPoint.END, dealt, loaders)
+        self._timed += timed
         if not each.depth:  # these loaders have read for this pass alone
             self._pipes += [(loader.requests, loader.results) for loader in loaders]
+
+    def _take_batch(
+        self, dealt: list[DealtBatch], index: int, ahead: int, loaders: list[NewLoader], begun: list[int]
+    ) -> list[int]:
+        """Append how the rank receives or reads batch `index`, and requests another one. `begun`: channels of reads ahead of it.
+
+        Return the channels of the reads ahead of the next batch.
+        """
+        main = self._line.main
+        if loaders:
+            main.add(Op.PIPE_READ, loaders[dealt[index].slot].results, 1)
+            if index + ahead < len(dealt):
+                main.add(Op.PIPE_WRITE, loaders[dealt[index + ahead].slot].requests, 1)
+            return []
+        self._line.wait(begun)
+        self._deal.read(self._line, dealt[index].reads)
+        return self._deal.begin_ahead(self._line, dealt[index + 1].reads) if index + 1 < len(dealt) else []
+
+    def _add_point(self, timed: bool, point: StepPoint, dealt: list[DealtBatch], loaders: list[NewLoader]) -> None:
+        if timed:
+            self._line.main.add(Op.STEP, self._timed, point, fd=len(dealt), offset=int(bool(loaders)))
 
     def _make_step(self, turn: PassTurn, index: int, count: int, batch: DealtBatch) -> None:
         """Append step `index` of `count`, and what few steps are followed by, such as a checkpoint, if that is due."""

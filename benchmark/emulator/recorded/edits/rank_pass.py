@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from iotwin.benchmark.emulator.recorded.edits.dealing import are_shuffled
 from iotwin.benchmark.emulator.recorded.edits.think_clock import Stretch
 from iotwin.workload_yaml.recorded_structure import PARTS
-from iotwin.workload_yaml.recording import TwinRecording
+from iotwin.workload_yaml.recording import Op, TwinRecording
 
 _Ints = NDArray[np.int64]
 
@@ -52,3 +53,15 @@ class RankPass:
             for index in np.flatnonzero(rare).tolist():
                 step = self.steps[index]
                 self.steps[index] = replace(step, rows=step.rows[:0], at=step.at[:0], others=[])
+
+
+def are_dealt_shuffled(recording: TwinRecording, passes: Sequence[RankPass], training: bool) -> bool:
+    """Return whether the passes of one kind, training or evaluation, read the samples in different orders."""
+    columns, orders = recording.columns, []
+    for each in passes:
+        if each.training == training:
+            rows = np.flatnonzero(np.isin(columns["batch"], each.batches) & np.isin(columns["op"], [Op.READ, Op.TOUCH]))
+            key = columns["subject"][rows].astype(np.int64) * (1 << 40) + columns["offset"][rows]
+            _, first = np.unique(columns["batch"][rows], return_index=True)
+            orders.append(key[first])
+    return are_shuffled(orders)

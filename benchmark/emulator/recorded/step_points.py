@@ -1,0 +1,145 @@
+"""Time the training of a replay: points of the ranks' main threads at which the player records how it spent its time.
+
+A point is a row with the operation STEP. Its columns are:
+
+* `subject`: the training pass, counted from 0 for each rank; `fd`: the number of its steps;
+* `size`: a StepPoint;
+* `offset`: 1 if loaders read the batches, else 0;
+* `flags`: the point's index in `StepPoints`.
+"""
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import IntEnum
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iotwin.benchmark.emulator.results.training import TrainedPass
+from iotwin.workload_yaml.recorded_structure import pass_bounds
+from iotwin.workload_yaml.recording import Op, RecordedBatches, TwinRecording
+
+_READS = (Op.OPEN, Op.READ, Op.CLOSE, Op.MAP, Op.TOUCH, Op.UNMAP, Op.COPY)
+_WRITES = (Op.WRITE, Op.SYNC, Op.DATASYNC, Op.RENAME, Op.UNLINK, Op.COPY_TO, Op.TRUNCATE)
+_WAITS = (Op.PIPE_READ, Op.POLL, Op.WAIT)
+_GROUPS = (_READS, _WRITES, _WAITS, (Op.MEET,))
+_TIMED_BY_END = (Op.POLL, Op.PIPE_READ, Op.WAIT, Op.JOIN)  # operations whose `at_ns` is when they ended
+
+
+class StepPoint(IntEnum):
+    """What a rank has done at a point."""
+
+    BEGIN = 0  # nothing of the pass yet: it is about to request its first batch
+    STARTED = 1  # the first step
+    END = 2  # the last step
+
+
+class StepPoints:
+    """Memory that forked processes share: for each point, when it was reached and how long its thread's calls took so far."""
+
+    def __init__(self, count: int) -> None:
+        self._width = 1 + len(_GROUPS)
+        memory = mmap.mmap(-1, max(count * self._width, 1) * 8)
+        self._cells = memoryview(memory).cast("q")
+        self._rows = np.frombuffer(memory, np.int64)[: count * self._width].reshape(count, self._width)
+
+    def record(self, index: int, due_ns: int, spent_ns: Sequence[int]) -> None:
+        """Record that the point was due at `due_ns`, after the thread's rows had taken `spent_ns` by operation."""
+        values = (due_ns, *(sum(spent_ns[op] for op in group) for group in _GROUPS))
+        for column, value in enumerate(values, index * self._width):
+            self._cells[column] = value
+
+    def passes(self, recording: TwinRecording, first_rank: int) -> list[TrainedPass]:
+        """Return the passes that the replay of `recording` has ended. `first_rank`: number of the recording's first rank."""
+        columns = recording.columns
+        rows = np.flatnonzero(columns["op"] == Op.STEP)
+        process = np.array(recording.header.threads, np.int64)[columns["thread"][rows]]
+        ranks = {number: first_rank + index for index, number in enumerate(np.unique(process).tolist())}
+        found = []
+        for begin in range(0, len(rows), len(StepPoint)):
+            times = self._rows[begin : begin + len(StepPoint)]
+            if (times[:, 0] == 0).any():
+                continue  # the replay was stopped before
+            row, parts = rows[begin], times[StepPoint.END] - times[StepPoint.STARTED]
+            after_ns, reads, writes, waits, meets = parts.tolist()
+            if not columns["offset"][row]:
+                waits, reads = waits + reads, 0
+            found.append(
+                TrainedPass(
+                    ranks[int(process[begin])], int(columns["subject"][row]) + 1, int(columns["fd"][row]),
+                    int(times[StepPoint.END, 0] - times[StepPoint.BEGIN, 0]), max(after_ns - reads - writes - waits - meets, 0),
+                    waits, meets, reads + writes,
+                )
+            )  # fmt: skip
+        return found
+
+
+def with_points(recording: TwinRecording) -> TwinRecording:
+    """Return an unedited recording with the points of its training passes, which change no time of any other row.
+
+    A pass that the recording does not hold to its end has no points.
+    """
+    batches = recording.header.batches
+    if batches is None:
+        return recording
+    bounds, starts, columns = pass_bounds(batches), recording.starts(), recording.columns
+    ended: dict[int, list[int]] = {}  # by rank: when its passes so far ended
+    before, values = [], []
+    for index, each in enumerate(batches.passes):
+        thread = int(np.searchsorted(recording.header.threads, each.process))
+        own = slice(int(starts[thread]), int(starts[thread + 1]))
+        earlier = ended.setdefault(each.process, [])
+        moments = _moments(batches, int(bounds[index]), int(bounds[index + 1]), max(earlier, default=0))
+        at_ns = columns["at_ns"][own]
+        if not each.training or not len(at_ns) or moments[-1] > at_ns[-1]:
+            continue
+        for point, moment in zip(StepPoint, moments, strict=True):
+            before.append(own.start + int(np.searchsorted(at_ns, moment)))
+            values.append((thread, moment, len(earlier), point, each.batches, int(each.depth > 0)))
+        earlier.append(moments[-1])
+    order = sorted(range(len(before)), key=lambda point: (before[point], values[point][1]))
+    return _inserted(recording, np.array(before, np.int64)[order], np.array(values, np.int64).reshape(-1, 6)[order])
+
+
+def numbered(recording: TwinRecording) -> TwinRecording:
+    """Return the recording with an index for each of its points."""
+    points, flags = recording.columns["op"] == Op.STEP, recording.columns["flags"].copy()
+    flags[points] = np.arange(points.sum())
+    return replace(recording, columns={**recording.columns, "flags": flags})
+
+
+def _moments(batches: RecordedBatches, first: int, end: int, earliest: int) -> list[int]:
+    """Return when each point of a pass was reached (ns), ascending and not before `earliest`."""
+    times = (batches.requested_ns[first], batches.computed_ns[first], batches.computed_ns[end - 1])
+    return list(accumulate((earliest, *times), max))[1:]
+
+
+def _inserted(recording: TwinRecording, before: NDArray[np.int64], values: NDArray[np.int64]) -> TwinRecording:
+    """Return the recording with a point before each of the rows `before`, which then follows that much sooner.
+
+    `values`: thread, moment, pass, StepPoint, steps and loaders of each point, shape (points, 6).
+    """
+    if not len(before):
+        return recording
+    columns = recording.columns
+    thread, moment, number, point, steps, has_loaders = values.T
+    # A point divides the time between two calls. When a wait began is not recorded; what precedes it counts as computation.
+    left, by_end = columns["think_ns"][before], np.isin(columns["op"][before], _TIMED_BY_END)
+    since_ns = np.where(by_end, columns["at_ns"][np.maximum(before - 1, 0)], columns["at_ns"][before] - left)
+    at = np.clip(moment - since_ns, 0, left)
+    same = np.append(False, before[1:] == before[:-1])
+    think = np.where(same, np.maximum(at - np.append(0, at[:-1]), 0), at)
+    others = columns["think_ns"].copy()
+    np.subtract.at(others, before, think)
+    new = {
+        "thread": thread, "at_ns": moment, "think_ns": think, "op": np.full(len(before), Op.STEP), "subject": number,
+        "size": point, "fd": steps, "offset": has_loaders,
+    }  # fmt: skip
+    nothing = np.full(len(before), -1)
+    made = {
+        name: np.insert(column, before, new.get(name, nothing).astype(column.dtype))
+        for name, column in {**columns, "think_ns": others}.items()
+    }
+    return replace(recording, columns=made)

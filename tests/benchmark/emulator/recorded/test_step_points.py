@@ -1,0 +1,100 @@
+"""The figures of training of a replay, recorded at points of the ranks' main threads."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iotwin.benchmark.emulator.recorded.step_points import StepPoint, StepPoints, numbered, with_points
+from iotwin.loops.emulation import EmulationOptions, run_workload
+from iotwin.workload_yaml.recording import Mark, Op, RecordedBatches, RecordedPass
+from tests.benchmark.emulator.recorded.test_data_wait import fitted
+from tests.benchmark.recordings import recording, row
+
+
+def training(config):
+    summary = run_workload(config, EmulationOptions())
+    assert summary is not None
+    return summary["iotwin"]["training"]
+
+
+def test_computation_is_the_time_between_calls_after_the_first_step(tmp_path):
+    """JOB has 16 files in batches of 4, and computes 40 ms a step."""
+    found = training(fitted(tmp_path))
+    assert found["steps"] == 4 and len(found["epoch_s"]) == 1
+    assert found["compute_s"] == pytest.approx(3 * 0.04, rel=0.1)
+    assert found["step_s"] == pytest.approx(found["epoch_s"][0] / 4)
+    assert found["au"] == pytest.approx(found["compute_s"] / (found["compute_s"] + found["data_wait_s"] + found["rank_wait_s"]))
+
+
+def test_an_edited_replay_measures_its_own_steps_and_epochs(tmp_path):
+    config = fitted(tmp_path)
+    config.train.epochs, config.twin.recorded.computation_scale = 2, 0.5
+    config.reader.batch_size *= 2
+    found = training(config)
+    assert found["steps"] == 2 * 2 and [each["epoch"] for each in found["passes"]] == [1, 2]
+    assert found["compute_s"] == pytest.approx(2 * 0.04, rel=0.1)  # twice as many samples, half the time for each
+
+
+def test_two_ranks_count_their_waits_for_one_another(tmp_path):
+    config = fitted(tmp_path)
+    summary = run_workload(config, EmulationOptions(ranks=2))
+    assert summary is not None
+    found = summary["iotwin"]["training"]
+    assert sorted(each["rank"] for each in found["passes"]) == [0, 1] and found["steps"] == 4
+    assert found["rank_wait_s"] > 0
+
+
+def test_reads_of_a_rank_without_loaders_are_waits_for_data(tmp_path):
+    config = fitted(tmp_path)
+    config.reader.read_threads = 0
+    found = training(config)
+    assert found["data_wait_s"] > 0 and found["storage_s"] == 0
+
+
+def test_a_replay_that_is_stopped_early_counts_whole_passes_only(tmp_path):
+    summary = run_workload(fitted(tmp_path), EmulationOptions(limit_s=0.05))
+    assert summary is not None and summary["iotwin"]["stopped_early"] and summary["iotwin"]["training"] is None
+
+
+def passes_of_one_rank(ends_ns: list[int]) -> RecordedBatches:
+    """Passes with one batch each, which the rank reads when the pass before has ended."""
+    begins = [0, *ends_ns[:-1]]
+    passes = [RecordedPass(process=0, training=True, batches=1, depth=0) for _ in ends_ns]
+    zeros = [0] * len(ends_ns)
+    return RecordedBatches(passes, zeros, zeros, begins, begins, begins, begins, ends_ns)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.lists(st.integers(0, 400), min_size=1, max_size=5))
+def test_points_change_no_time_of_any_other_row(thinks, ends):
+    rows = [row(0, Op.OPEN, think_ns=0)] + [row(0, Op.MARK, think_ns=think) for think in thinks]
+    made = recording(rows, [], marks=[Mark("step", True)])
+    at_ns = np.cumsum(made.columns["think_ns"])
+    batches = passes_of_one_rank(sorted(ends))
+    labels = {name: np.full(made.rows, -1) for name in ("label", "batch", "sample")}
+    made = replace(made, columns={**made.columns, **labels, "at_ns": at_ns})
+    made.header.batches = batches
+    pointed = numbered(with_points(made))
+    points = pointed.columns["op"] == Op.STEP
+    assert (np.cumsum(pointed.columns["think_ns"])[~points] == at_ns).all()
+    assert (pointed.columns["think_ns"] >= 0).all()
+    whole = [end for end in sorted(ends) if end <= at_ns[-1]]
+    assert points.sum() == 3 * len(whole)
+    reached = np.cumsum(pointed.columns["think_ns"])[points].reshape(-1, 3)
+    assert (reached[:, StepPoint.END] == whole).all()
+
+
+def test_the_passes_are_the_differences_between_their_points():
+    rows = [row(0, Op.STEP, size=point, fd=4, offset=1) for point in StepPoint]
+    made = numbered(recording(rows, []))
+    points, spent_ns = StepPoints(3), [0] * len(Op)
+    for index, (at_ns, read_ns, written_ns, waited_ns, met_ns) in enumerate(
+        [(10, 0, 0, 0, 0), (30, 5, 0, 9, 0), (130, 6, 20, 19, 3)]
+    ):
+        spent_ns[Op.READ], spent_ns[Op.WRITE], spent_ns[Op.PIPE_READ], spent_ns[Op.MEET] = read_ns, written_ns, waited_ns, met_ns
+        points.record(index, at_ns, spent_ns)
+    (found,) = points.passes(made, 3)
+    assert (found.rank, found.epoch, found.steps, found.duration_ns) == (3, 1, 4, 120)
+    assert (found.data_wait_ns, found.rank_wait_ns, found.storage_ns, found.compute_ns) == (10, 3, 21, 100 - 10 - 3 - 21)
