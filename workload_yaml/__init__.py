@@ -18,6 +18,7 @@ from iotwin.common.numbers.durations import (
 from iotwin.workload_yaml.compose import SHIPPED, ComposedWorkload, compose, load, parse_foreign, select
 from iotwin.workload_yaml.dataset import Dataset, Parquet
 from iotwin.workload_yaml.hydra import ConfigFolders, compose_job, job_files, job_text
+from iotwin.workload_yaml.recorded_section import TwinRecorded
 from iotwin.workload_yaml.schema import (
     Checkpoint,
     CheckpointFile,
@@ -36,7 +37,6 @@ from iotwin.workload_yaml.schema import (
     TwinCheckpoint,
     TwinEvaluation,
     TwinReader,
-    TwinRecorded,
     TwinResume,
     Workflow,
 )

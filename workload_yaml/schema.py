@@ -11,6 +11,7 @@ import msgspec
 
 from iotwin.common.numbers.durations import Duration, PositiveSeconds, Seconds
 from iotwin.workload_yaml.dataset import Count, Dataset, Positive, Section, Size
+from iotwin.workload_yaml.recorded_section import TwinRecorded
 from iotwin.workload_yaml.step_times import StepTime
 
 OrNone = Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]  # -1: none, as in DLIO
@@ -333,16 +334,6 @@ class Pipeline(Section):
     schedule: Literal["1f1b", "gpipe", "flush", "none", "2bw"] = "1f1b"
     depth: dict[str, Count] = {}  # minibatches in flight during warm-up, by the stage's index, instead of the schedule's formula
     minibatches: Positive | None = None  # of each epoch; None: all that the data set has
-
-
-class TwinRecorded(Section):
-    """The recording to replay, and how to replay it. A replay ignores all other keys except twin.ranks and the folders."""
-
-    file: str  # written by `iotwin fit` next to the YAML, and read from there
-    loop: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1  # number of replays, one after another
-    cut_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # replay only the job's first seconds; None: all
-    think_scale: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 1.0  # factor for the job's time between calls
-    computation_scale: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 1.0  # factor for the computation of steps
 
 
 class Twin(Section):

@@ -9,7 +9,8 @@ import yaml
 
 from iotwin.common.errors import UsageError
 from iotwin.common.files import write_whole
-from iotwin.workload_yaml.schema import Config, TwinRecorded
+from iotwin.workload_yaml.recorded_section import TwinRecorded
+from iotwin.workload_yaml.schema import Config
 from iotwin.workload_yaml.yaml12 import add_scalars, parse, read_text
 
 _FREE_SECTION = "storage.storage_options"  # its keys are the object store's, not the schema's

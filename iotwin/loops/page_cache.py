@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from iotwin.workload_yaml.recording import TwinRecording
 
 FOLIO_BYTES = 2 << 20  # largest folio: a run of pages that the cache handles as one, beginning at a multiple of its size
+_READ_BYTES = 1 << 22  # size of the reads that bring a file into the page cache
 _PIECE_BYTES = 1 << 16  # bytes that a page fault maps (fault-around)
 
 
@@ -23,6 +24,13 @@ def evict(path: Path) -> None:
     with open_foreign(path) as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def fetch(path: Path) -> None:
+    """Read a file, so that the page cache holds it."""
+    with open_foreign(path) as file:
+        while file.read(_READ_BYTES):
+            pass
 
 
 def cache_in_pages(path: Path, stretches: Sequence[tuple[int, int]]) -> None:

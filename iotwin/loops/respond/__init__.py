@@ -9,12 +9,12 @@ from typing import Any
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import write_json
-from iotwin.common.foreign_files import open_foreign, read_foreign_json
+from iotwin.common.foreign_files import read_foreign_json
 from iotwin.common.progress import note
 from iotwin.common.result_folder import MadeFolder
 from iotwin.common.units import parse_size
 from iotwin.loops.kept_cache import kept_cached
-from iotwin.loops.page_cache import evict
+from iotwin.loops.page_cache import evict, fetch
 from iotwin.loops.respond.in_force import DataSetReading, not_in_force, reading_of
 from iotwin.loops.traced import run_traced
 from iotwin.loops.twin import KIND, OUTPUT, TWIN, generate_data, read_summary
@@ -26,7 +26,6 @@ from iotwin.tracing_tools.targets.storage_limits import MEMORY, READS, LimitedCg
 RESPONSE = "response.json"
 DEFAULT_CHANGES = ("cold", "read=50MB", "requests=500", "cache=32MiB")
 _JOB, _TWIN = "job", "twin"
-_READ_BYTES = 1 << 22  # size of the reads that bring a file into the page cache
 _EXAMPLES = "write for example cold, read=25MB, requests=200, cache=64MiB or read=25MB,cache=64MiB"
 
 
@@ -174,7 +173,7 @@ class _ResponseSide:
         with kept, LimitedCgroups(limits, devices) as cgroups:
             if not change.is_cold:
                 for path in self._data:
-                    _fetch(path)
+                    fetch(path)
             run_traced(self._command, trace, trace.stem, page_faults=self._page_faults, limits=cgroups)
             disks = cgroups.device_reads()
         if change is UNCHANGED:
@@ -205,13 +204,6 @@ def _check_changes(changes: Sequence[StorageChange], sides: dict[str, _ResponseS
     if capped:
         for side in sides.values():
             side.devices()
-
-
-def _fetch(path: Path) -> None:
-    """Read a file, so that the page cache holds it."""
-    with open_foreign(path) as file:
-        while file.read(_READ_BYTES):
-            pass
 
 
 def _row(found: dict[str, list[_ResponseRun]]) -> dict[str, Any]:

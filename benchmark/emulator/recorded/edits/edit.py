@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from iotwin.benchmark.emulator.recorded.edits.call_shapes import kept_open, with_requests
 from iotwin.benchmark.emulator.recorded.edits.edits import Edits, copies_folder, edits_of
 from iotwin.benchmark.emulator.recorded.edits.rank_line import RankLine
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder
@@ -56,7 +57,9 @@ def _edited(recording: TwinRecording, edits: Edits, rank: int) -> TwinRecording:
             RankLine(recording, builder, process, kept, edits, rank).play()
         elif process not in loaders:
             builder.copy_process(process, process, kept)
-    return builder.finish(round(edits.batch))
+    made = builder.finish(round(edits.batch))
+    made = kept_open(made) if edits.keep_open else made
+    return with_requests(made, edits.request_bytes) if edits.request_bytes else made
 
 
 class Copies(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from iotwin.common.errors import UsageError
-from iotwin.workload_yaml import Config, TwinResume
+from iotwin.workload_yaml import Config, TwinRecorded, TwinResume
 from iotwin.workload_yaml.recorded_structure import RecordedStructure, structure_of
 from iotwin.workload_yaml.recording import Header
 
@@ -20,6 +20,8 @@ _HONOURED = (
     "twin.source", "twin.host", "twin.assumptions", "twin.resume",
     "model.name", "framework", "workflow", "output", "metric", "profiling",
 )  # fmt: skip
+
+_RECORDED_EDITS = ("computation_scale", "decode_scale", "request_bytes", "keep_open")  # keys of twin.recorded
 
 
 class Edits(NamedTuple):
@@ -35,6 +37,9 @@ class Edits(NamedTuple):
     ranks: int = 1  # ranks that share the samples of the recorded one, or if `regrouped` those of all recorded ranks
     regrouped: bool = False  # the number of ranks differs from that of a recording with several
     seed: int = 123  # for the order in which samples are dealt anew
+    decode: float = 1.0  # factor for the time between the calls that read a sample
+    request_bytes: int | None = None  # sequential reads are joined up to so many bytes; None: as recorded
+    keep_open: bool = False  # a process opens each file of the data set once
     resume: TwinResume | None = None  # None: the run begins at its first step
 
 
@@ -71,6 +76,9 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
         ranks=1 if repeats else replays(header, ranks),
         regrouped=not repeats and header.ranks > 1 and header.ranks != ranks,
         seed=train.seed,
+        decode=1.0 if settings is None else settings.decode_scale,
+        request_bytes=None if settings is None else settings.request_bytes,
+        keep_open=settings is not None and settings.keep_open,
         resume=config.twin.resume,
     )
     if edits._replace(seed=Edits().seed) == Edits():
@@ -125,7 +133,7 @@ def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 def _refuse(config: Config) -> None:
     """Raise UsageError if the twin of a recording without batches is edited."""
-    usual = Config()
+    usual, usual_twin = Config(), TwinRecorded("")
     changed = {
         "reader.batch_size": config.reader.batch_size != usual.reader.batch_size,
         "reader.read_threads": config.reader.read_threads != usual.reader.read_threads,
@@ -134,7 +142,7 @@ def _refuse(config: Config) -> None:
         "dataset.num_files_train": config.dataset.num_files_train is not None,
         "checkpoint.steps_between_checkpoints": config.checkpoint.steps_between_checkpoints > 0,
         "twin.resume": config.twin.resume is not None,
-        "twin.recorded.computation_scale": config.twin.recorded is not None and config.twin.recorded.computation_scale != 1,
+        **{f"twin.recorded.{name}": getattr(config.twin.recorded, name) != getattr(usual_twin, name) for name in _RECORDED_EDITS},
     }
     for key, differs in changed.items():
         if differs:

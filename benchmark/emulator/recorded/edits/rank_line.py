@@ -43,7 +43,7 @@ class RankLine:
         self._cut(ProcessRows(recording, process, kept & ~ahead))
         self._training = [number for number, each in enumerate(self._passes) if each.training]
         self._loaders = self._recorded_loaders(kept & ~ahead)
-        self._deal = Deal(recording, builder, self._loaders)
+        self._deal = Deal(recording, builder, self._loaders, edits.decode)
         if ahead.any():
             if edits.regrouped:
                 raise UsageError("twin.ranks: which rank the read-ahead threads serve is unknown; leave it as it is")

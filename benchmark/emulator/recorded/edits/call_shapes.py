@@ -1,0 +1,78 @@
+"""Change how an edited recording reads its files: in larger requests, and without opening a file again and again."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iotwin.workload_yaml.recording import Op, TwinRecording
+
+_Columns = dict[str, NDArray[Any]]
+
+
+def with_requests(recording: TwinRecording, request_bytes: int) -> TwinRecording:
+    """Return the recording with consecutive sequential reads joined into requests of up to `request_bytes` bytes.
+
+    Reads are joined if one thread makes them one after another by one descriptor, each from the offset at which the previous one
+    ended. Larger reads remain as they are. The time between joined reads precedes the next call.
+    """
+    columns = recording.columns
+    if not recording.rows:
+        return recording
+    follows = (columns["op"] == Op.READ) & (columns["offset"] >= 0) & (columns["size"] < request_bytes)
+    goes_on = follows[1:] & follows[:-1]
+    for name in ("thread", "subject", "fd", "flags"):
+        goes_on &= columns[name][1:] == columns[name][:-1]
+    goes_on &= columns["offset"][1:] == columns["offset"][:-1] + columns["size"][:-1]
+    first = _first_of_run(goes_on)
+    before = np.cumsum(columns["size"]) - columns["size"]
+    request = np.where(follows, (before - before[first]) // request_bytes, 0)
+    joined = np.append(False, goes_on & (request[1:] == request[:-1]))
+    begins = np.flatnonzero(~joined)
+    sizes = np.add.reduceat(columns["size"], begins)
+    changed = _without(columns, joined)
+    return replace(recording, columns={**changed, "size": sizes.astype(columns["size"].dtype)})
+
+
+def kept_open(recording: TwinRecording) -> TwinRecording:
+    """Return the recording without the openings of a file of the data set that its process has opened before.
+
+    A process closes such a file after its last use only. Reads without an offset would continue at another one, so the files of
+    such reads are opened as before.
+    """
+    columns, header = recording.columns, recording.header
+    op, subject = columns["op"], columns["subject"]
+    on_file = op < Op.PIPE_WRITE
+    free = np.array([not file.written for file in header.files] or [False])
+    free[subject[(op == Op.READ) & (columns["offset"] < 0)]] = False
+    chosen = on_file & free[np.where(on_file, subject, 0)]
+    process = np.array(header.threads, np.int64)[columns["thread"]]
+    key = process * max(len(header.files), 1) + subject
+    opens, closes = (np.flatnonzero(chosen & (op == each)) for each in (Op.OPEN, Op.CLOSE))
+    again, early = np.ones(len(op), np.bool_), np.ones(len(op), np.bool_)
+    again[opens[np.unique(key[opens], return_index=True)[1]]] = False
+    early[closes[::-1][np.unique(key[closes][::-1], return_index=True)[1]]] = False
+    left_out = np.zeros(len(op), np.bool_)
+    left_out[opens], left_out[closes] = again[opens], early[closes]
+    return replace(recording, columns=_without(columns, left_out))
+
+
+def _first_of_run(goes_on: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the index of the first row of each row's run. `goes_on`: whether each row but the first continues a run."""
+    row = np.arange(len(goes_on) + 1)
+    found: NDArray[np.int64] = np.maximum.accumulate(np.where(np.append(False, goes_on), 0, row))
+    return found
+
+
+def _without(columns: _Columns, left_out: NDArray[np.bool_]) -> _Columns:
+    """Return the rows that are not left out. The time before a row that is left out precedes the next row of its thread."""
+    thread, clock = columns["thread"], np.cumsum(columns["think_ns"])
+    kept = np.flatnonzero(~left_out)
+    begins = np.searchsorted(thread, thread[kept])  # the first row of the thread
+    since = clock[begins] - columns["think_ns"][begins]
+    previous = np.append(0, clock[kept][:-1])
+    same = np.append(False, thread[kept][1:] == thread[kept][:-1])
+    thinks = clock[kept] - np.where(same, previous, since)
+    made = {name: column[kept] for name, column in columns.items()}
+    return {**made, "think_ns": thinks.astype(columns["think_ns"].dtype)}

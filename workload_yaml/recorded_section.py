@@ -1,0 +1,22 @@
+"""The section `twin.recorded`: the recording that the emulator replays, and how."""
+
+from typing import Annotated
+
+import msgspec
+
+from iotwin.workload_yaml.dataset import Positive, Section
+
+Factor = Annotated[float, msgspec.Meta(ge=0, le=1000)]
+
+
+class TwinRecorded(Section):
+    """The recording to replay, and how to replay it. A replay ignores all other keys except twin.ranks and the folders."""
+
+    file: str  # written by `iotwin fit` next to the YAML, and read from there
+    loop: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1  # number of replays, one after another
+    cut_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # replay only the job's first seconds; None: all
+    think_scale: Factor = 1.0  # for the job's time between calls
+    computation_scale: Factor = 1.0  # for the computation of steps
+    decode_scale: Factor = 1.0  # for the time between the calls that read a sample
+    request_bytes: Positive | None = None  # sequential reads are joined into requests of up to so many bytes; None: as recorded
+    keep_open: bool = False  # a process opens each file of the data set once, and closes it after its last read
