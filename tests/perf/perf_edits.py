@@ -87,8 +87,9 @@ def _edited(name: str, job: UnseenJob, twin: Path, edit: str) -> Iterator[Figure
     real = Trace(job.run(2, option))
     try:
         option_of_twin = override(twin, edit)
-        _copy_data(twin, option_of_twin)
-        run = _emulate(job, twin, option_of_twin, folder)
+        outputs = [f"++workload.checkpoint.checkpoint_folder={folder}/saved", f"++workload.output.folder={folder}/output"]
+        _copy_data(twin, [option_of_twin, *outputs])
+        run = _emulate(job, twin, [option_of_twin, *outputs], folder)
     except (IotwinError, AssertionError) as refused:
         yield Figure(f"{title} compared with the job so edited", 0.0, _ENOUGH, False, f"refused: {str(refused)[-200:]}")
         return
@@ -109,15 +110,14 @@ def _edited(name: str, job: UnseenJob, twin: Path, edit: str) -> Iterator[Figure
     shutil.rmtree(folder)
 
 
-def _copy_data(twin: Path, change: str) -> None:
+def _copy_data(twin: Path, changes: list[str]) -> None:
     """Make the copies of the data that the edit reads, so that the measured run does not."""
-    config = load(twin, [change])
+    config = load(twin, changes)
     make_copies(config, str(twin.with_suffix(".recording")), 1)
 
 
-def _emulate(job: UnseenJob, twin: Path, change: str, folder: Path) -> Trace:
-    outputs = [f"++workload.checkpoint.checkpoint_folder={folder}/saved", f"++workload.output.folder={folder}/output"]
-    command = [sys.executable, "-m", "iotwin", "emulate", str(twin), change, *outputs]
+def _emulate(job: UnseenJob, twin: Path, changes: list[str], folder: Path) -> Trace:
+    command = [sys.executable, "-m", "iotwin", "emulate", str(twin), *changes]
     with kept_cached(job.mapped()):
         manifest = trace_command(command, folder / "twin.trace", TraceOptions(forward_output=False, detail=job.groups))
     assert manifest.exit_status == 0, (folder / "twin.trace" / "logs" / "stderr").read_text().strip()

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.benchmark.emulator.recorded.edits.edits import Edits
+from iotwin.benchmark.emulator.recorded.edits.files_in_turn import are_in_turn, deal_in_turn
 from iotwin.benchmark.emulator.recorded.edits.streams import DealtSample, RecordedStream, deal_streams
 from iotwin.common.errors import UsageError
 from iotwin.common.numbers.keyed import Purpose, generator
@@ -56,7 +57,13 @@ def deal(
         samples += samples[: -len(samples) % edits.ranks]  # like PyTorch's DistributedSampler: all ranks do equally many steps
         own = _cut(samples[rank :: edits.ranks], wanted)
         return [DealtBatch(index % loaders if loaders else -1, batch, batch) for index, batch in enumerate(own)]
-    streams = deal_streams(recorded.streams, max(loaders, 1) * edits.ranks, edits.samples)
+    in_turn = len(recorded.streams) == 1 and are_in_turn(recorded.streams[0])
+    count = max(loaders, 1) * edits.ranks
+    streams = (
+        deal_in_turn(recorded.streams[0], count, edits.samples)
+        if in_turn
+        else deal_streams(recorded.streams, count, edits.samples)
+    )
     ranks = [_in_turn([stream.batches(wanted) for stream in streams[first :: edits.ranks]]) for first in range(edits.ranks)]
     steps = min(map(len, ranks))  # ranks synchronise after each step, so the shortest one decides
     if not steps:

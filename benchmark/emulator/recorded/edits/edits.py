@@ -90,8 +90,13 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
 
 
 def copies_folder(config: Config, edits: Edits) -> Path:
-    """Return the folder, next to the data set, for the copies of files from which additional samples are read."""
+    """Return the folder for the copies of files from which additional samples are read.
+
+    It is next to the data set. If the data set's files have no folder but the root in common, it is below the checkpoints' folder.
+    """
     data = Path(config.dataset.data_folder)
+    if data == Path(data.anchor):
+        return Path(config.checkpoint.checkpoint_folder) / f"data.x{edits.samples:g}"
     return data.parent / f"{data.name}.x{edits.samples:g}"
 
 

@@ -154,7 +154,11 @@ class Deal:
         after = []
         for batch, part, copy, piece in samples:
             loader = self._loaders[self._loader_of[batch]]
-            stretch = loader.parts[batch][part] if piece is None else self._pieces(batch, part)[piece][1]
+            stretch = loader.parts[batch][part]
+            if piece is not None and self.ahead is None:
+                stretch = self._pieces(batch, part)[piece][1]
+            elif piece:  # pieces are what other threads read ahead: the main thread's calls come with the first one
+                stretch = _nothing()
             tag = f"-copy{copy}"
             copied = self._builder.on_copies(tag, stretch.begin_ns, stretch.end_ns, data=True) if copy else None
             line.play(stretch, self.decode, copied)
@@ -166,8 +170,10 @@ class Deal:
     def begin_ahead(self, line: ProcessLine, samples: Sequence[DealtSample]) -> list[int]:
         """Let other threads of the process start to read the samples. Return the channels to wait for before using them."""
         channels: list[int] = []
-        for batch, part, copy, _ in samples if self.ahead is not None else ():
+        for batch, part, copy, piece in samples if self.ahead is not None else ():
             stretch = self.ahead.of(batch, part) if self.ahead is not None else None
+            if stretch is not None and piece is not None:
+                stretch = self._pieces(batch, part)[piece][1]
             if stretch is not None:
                 copied = self._builder.on_copies(f"-copy{copy}", stretch.begin_ns, stretch.end_ns, data=True) if copy else None
                 channels += line.begin_others(stretch, copied)
@@ -196,22 +202,17 @@ class Deal:
                     number = numbers.setdefault(file, len(numbers)) if file >= 0 else max(len(numbers) - 1, 0)
                     rows = stretch.all_rows()
                     size = int(columns["size"][rows[np.isin(columns["op"][rows], [Op.READ, Op.TOUCH])]].sum())
-                    piece = None if self.ahead is not None else index
-                    parts.append(StreamPart(len(samples), number, size, DealtSample(batch, part, piece=piece)))
+                    parts.append(StreamPart(len(samples), number, size, DealtSample(batch, part, piece=index)))
                 samples.append(DealtSample(batch, part))
         return RecordedStream(samples, parts)
 
     def _pieces(self, batch: int, part: int) -> list[tuple[int, Stretch]]:
         """Return what was done for a part of a batch, by file; -1 for nothing on a file of the data set.
 
-        What other threads of a rank read ahead stays together.
+        If other threads of the rank read ahead, it is what they did.
         """
         if (batch, part) not in self._by_file:
             own = self._loaders[self._loader_of[batch]].parts[batch][part]
-            if self.ahead is None:
-                self._by_file[batch, part] = own.by_file(self._file_of)
-            else:
-                of_rank = [each for each in (own, self.ahead.of(batch, part)) if each is not None]
-                files = self._file_of(np.concatenate([each.all_rows() for each in of_rank]))
-                self._by_file[batch, part] = [(int(files[files >= 0][0]) if (files >= 0).any() else -1, of_rank[-1])]
+            done = own if self.ahead is None else self.ahead.of(batch, part)
+            self._by_file[batch, part] = [(-1, _nothing())] if done is None else done.by_file(self._file_of)
         return self._by_file[batch, part]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from iotwin.benchmark.emulator.recorded.edits.edit import edit
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits, edits_of, replays
+from iotwin.benchmark.emulator.recorded.edits.edits import Edits, copies_folder, edits_of, replays
 from iotwin.benchmark.fit import fit
 from iotwin.common.errors import UsageError
 from iotwin.loops import page_cache
@@ -239,6 +239,13 @@ def test_batches_of_unknown_samples_can_be_halved(tmp_path, size, factor):
     fitted.config.reader.batch_size = size
     edits = edits_of(fitted.config, fitted.recording.header, 1)
     assert (edits and edits.batch) == factor
+
+
+@pytest.mark.parametrize(("data", "copies"), [("/a/data", "/a/data.x2"), ("/", "/b/saved/data.x2")])
+def test_copies_lie_next_to_the_data_but_not_in_the_root(data, copies):
+    config = Config()
+    config.dataset.data_folder, config.checkpoint.checkpoint_folder = data, "/b/saved"
+    assert str(copies_folder(config, Edits(samples=2))) == copies
 
 
 def test_a_recording_of_an_earlier_version_gives_unknown_samples_as_one(tmp_path):
