@@ -92,7 +92,7 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
 def copies_folder(config: Config, edits: Edits) -> Path:
     """Return the folder for the copies of files from which additional samples are read.
 
-    It is next to the data set. If the data set's files have no folder but the root in common, it is below the checkpoints' folder.
+    It is next to the data set. If the data folder is the root folder, it is below the checkpoints' folder.
     """
     data = Path(config.dataset.data_folder)
     if data == Path(data.anchor):
