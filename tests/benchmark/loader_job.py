@@ -22,6 +22,7 @@ class LoaderJob:
     evaluated: int = 0  # files of a validation set that is read after epochs
     evaluate_every: int = 1  # epochs between two evaluations
     compute_ms: float = 20
+    evenly: bool = False  # a short last batch takes as long as the others
     save_after: int = 0  # also write a checkpoint after each so many steps of the run
     save_first: bool = False  # that checkpoint is written before the step computes, and not after it
     restored_bytes: int = 0  # it reads a checkpoint of so many bytes at its beginning, and overwrites it after each epoch
@@ -138,7 +139,7 @@ class LoaderJob:
                 serve(index + ahead, now)
             if self.save_first and self.save_after and step and step % self.save_after == 0:
                 now = made.write_file(now, self.rank, f"{self.root}/out/step_{step}.pt", 200_000)
-            now += compute_ms * len(batch) / self.batch
+            now += compute_ms * (1 if self.evenly else len(batch) / self.batch)
             step += 1
             if not self.save_first and self.save_after and step % self.save_after == 0:
                 now = made.write_file(now, self.rank, f"{self.root}/out/step_{step}.pt", 200_000)

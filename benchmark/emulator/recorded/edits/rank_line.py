@@ -17,6 +17,7 @@ from iotwin.benchmark.emulator.recorded.edits.rare_steps import after_computatio
 from iotwin.benchmark.emulator.recorded.edits.read_ahead import ReadAhead, TakenBatches, read_ahead_rows
 from iotwin.benchmark.emulator.recorded.edits.resumption import SavedFiles
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder, Subjects
+from iotwin.benchmark.emulator.recorded.edits.step_computation import StepComputation
 from iotwin.benchmark.emulator.recorded.edits.think_clock import ProcessRows, Stretch
 from iotwin.benchmark.emulator.recorded.step_points import StepPoint
 from iotwin.common.errors import UsageError
@@ -104,6 +105,7 @@ class RankLine:
             each.computation_ns = np.array([stretch.think_ns for stretch in each.steps], np.int64)
         for each, is_rare in zip(training, rare, strict=True):
             each.leave_out(is_rare)
+        self._computation = StepComputation(training, rare)
 
     def _recorded_loaders(self, kept: NDArray[np.bool_]) -> dict[int, RecordedLoader]:
         found = {}
@@ -299,10 +301,10 @@ class RankLine:
         if each.depth:  # otherwise the rank reads its first batch then
             self._put(each.opening, copy)
         begun = self._deal.begin_ahead(self._line, dealt[0].reads) if dealt and not loaders else []
-        for index, batch in enumerate(dealt):
+        for index in range(len(dealt)):
             begun = self._take_batch(dealt, index, ahead, loaders, begun)
             if first + index >= turn.done:
-                self._make_step(turn, first + index, len(whole), batch)
+                self._make_step(turn, first + index, whole)
             self._step += each.training
             self._add_point(timed and index == 0, StepPoint.STARTED, dealt, loaders)
         self._add_point(timed, StepPoint.END, dealt, loaders)
@@ -331,14 +333,14 @@ class RankLine:
         if timed:
             self._line.main.add(Op.STEP, self._timed, point, fd=len(dealt), offset=int(bool(loaders)))
 
-    def _make_step(self, turn: PassTurn, index: int, count: int, batch: DealtBatch) -> None:
-        """Append step `index` of `count`, and what few steps are followed by, such as a checkpoint, if that is due."""
+    def _make_step(self, turn: PassTurn, index: int, whole: list[DealtBatch]) -> None:
+        """Append the step on batch `index` of the `whole` pass, and what few steps are followed by, as a checkpoint, if due."""
         each = self._passes[turn.number]
-        self._play_step(each, index, count, batch, turn.copy)
+        self._play_step(each, index, whole, turn.copy)
         if each.training:
             if self._edits.ranks > 1:
                 self._line.main.add(Op.MEET, 0)
-            rare = self._due(self._training.index(turn.number), index, self._step, count)
+            rare = self._due(self._training.index(turn.number), index, self._step, len(whole))
             if rare is not None and not (self._rare_first[rare] and self._step == self._saved_at):
                 self._put(self._rare_stretches[rare], self._rare_plays[rare])
                 self._rare_plays[rare] += 1
@@ -346,13 +348,11 @@ class RankLine:
     def _due(self, epoch: int, index: int, step: int, count: int) -> int | None:
         return self._rare.due(epoch, index, step, count, self._edits.saves_every) if self._rare.steps else None
 
-    def _play_step(self, each: RankPass, index: int, count: int, batch: DealtBatch, copy: int) -> None:
+    def _play_step(self, each: RankPass, index: int, whole: list[DealtBatch], copy: int) -> None:
         """Append the computation of a step, and the calls of the recorded step at the same share of the pass."""
-        weights = np.zeros(len(each.batches))
-        for sample in batch.samples:
-            weights[each.step_of[sample.batch]] += 1 / self._deal.parts(sample.batch)
-        wanted = float(weights @ each.computation_ns) * self._edits.computation
-        recorded = min(index * len(each.steps) // count, len(each.steps) - 1)
+        time_ns = self._computation.time_ns(each, whole[index].samples, self._deal.parts, len(whole[0].samples))
+        wanted = time_ns * self._edits.computation
+        recorded = min(index * len(each.steps) // len(whole), len(each.steps) - 1)
         step = each.steps[recorded]
         if len(step.rows) or step.others:
             self._put(step, copy, wanted / step.think_ns if step.think_ns else 0.0)

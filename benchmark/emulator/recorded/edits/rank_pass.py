@@ -27,7 +27,7 @@ class RankPass:
         self.batches = np.arange(own.start, own.stop)
         self.loader_of = np.array(batches.loader, np.int64)[own]
         self.loaders: list[int] = list(dict.fromkeys(self.loader_of.tolist()))
-        sizes = np.array(batches.samples, np.int64)[own]
+        self.sizes = sizes = np.array(batches.samples, np.int64)[own]
         every = [self.batches, *(np.arange(bounds[other], bounds[other + 1]) for other in others)]
         steps = [(step, rank, batch) for rank, theirs in enumerate(every) for step, batch in enumerate(theirs.tolist())]
         self.step_of = {batch: min(step, len(self.batches) - 1) for step, _, batch in sorted(steps)}

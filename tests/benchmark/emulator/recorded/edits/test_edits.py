@@ -80,6 +80,20 @@ def test_samples_are_dealt_to_other_batches_and_loaders(tmp_path, factor, steps,
         assert abs(rank_think_ms(after) - rank_think_ms(edit(before, Edits(prefetch=4)))) < 2 + 1.1 * 4 * abs(workers - 2)
 
 
+@pytest.mark.parametrize("loaders", [2, 0])
+@pytest.mark.parametrize(("evenly", "files", "factor", "steps"), [
+    (True, 26, 1, 7), (False, 26, 1, 6.5),  # of 20 ms, in an epoch: six whole ones, and one on two samples instead of four
+    (True, 26, 2, 2 * 4), (False, 26, 2, 2 * 3.25), (True, 26, 0.5, 13 / 2), (False, 26, 0.5, 13 / 2),
+    (False, 24, 1.25, 1.25 * 5),  # the recording has no short batch, so that the edited one counts as a whole one
+    (False, 24, 100, 6),  # no batch is whole
+])  # fmt: skip
+def test_a_short_last_batch_computes_as_the_recording_shows(tmp_path, loaders, evenly, files, factor, steps):
+    job = LoaderJob(files=files, evenly=evenly, epochs=3)
+    before = recorded(tmp_path, job)
+    once, thrice = (rank_think_ms(edit(before, Edits(loaders=loaders, batch=factor, computation=scale))) for scale in (1, 3))
+    assert (thrice - once) / 2 == pytest.approx(job.epochs * job.compute_ms * steps, rel=0.03)
+
+
 def test_loaders_deliver_batches_in_turn(tmp_path):
     after = edit(recorded(tmp_path), Edits(loaders=3))
     rank = after.columns["thread"] == 0

@@ -1,0 +1,46 @@
+"""How long an edited rank computes on a batch of recorded samples, also on a short last one."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iotwin.benchmark.emulator.recorded.edits.rank_pass import RankPass
+from iotwin.benchmark.emulator.recorded.edits.streams import DealtSample
+
+_PROPORTIONAL = 0.5  # 1: a recorded short batch took as much less time as it had fewer samples; 0: as long as the others
+
+
+class StepComputation:
+    """The computation of steps. `training`: the recorded passes that train; `rare`: by pass, the mask of its rare steps."""
+
+    def __init__(self, training: Sequence[RankPass], rare: Sequence[NDArray[np.bool_]]) -> None:
+        shares = [_share_saved(each, is_rare) for each, is_rare in zip(training, rare, strict=True)]
+        known = [share for share in shares if share is not None]
+        self._follows_samples = bool(known) and float(np.median(known)) > _PROPORTIONAL
+
+    def time_ns(self, each: RankPass, samples: Sequence[DealtSample], parts: Callable[[int], int], whole: int) -> float:
+        """Return the time of a step of the pass on a batch with these samples, ns.
+
+        `parts`: gives the number of samples of a recorded batch; `whole`: number of samples of the pass's first edited batch. A
+        batch with fewer samples takes as long as that one, unless short batches of the recording took less time.
+        """
+        weights = np.zeros(len(each.batches))
+        for sample in samples:
+            weights[each.step_of[sample.batch]] += 1 / parts(sample.batch)
+        found = float(weights @ each.computation_ns)
+        return found if self._follows_samples or not weights.any() else found * whole / each.size / float(weights.sum())
+
+
+def _share_saved(each: RankPass, rare: NDArray[np.bool_]) -> float | None:
+    """Return how much of the time that a pass saved by its short last batch is in proportion to the missing samples.
+
+    Returns None if the pass has no short last batch, or if that is unknown. With loaders, only the sum of the times of the last
+    steps is known: those whose batches were requested in advance.
+    """
+    last = max(each.depth, 1)
+    missing = 1 - int(each.sizes[-1]) / each.size
+    usual = float(np.median(each.computation_ns[:-last])) if len(each.batches) > last else 0.0
+    if not each.sizes[-1] or missing <= 0 or not usual or bool(rare[-last:].any()):
+        return None
+    return float(last * usual - each.computation_ns[-last:].sum()) / (usual * missing)
