@@ -18,6 +18,7 @@ _Ints = NDArray[np.int64]
 _Floats = NDArray[np.float64]
 STEP_COLUMNS = ["pid", "pass", "wanted_ns", "start_ns", "end_ns"]
 _MOST_STEPS = 64  # between two bursts; in longer pauses, the times of steps vary too much to count them
+_ENOUGH = 256  # pauses, drawn evenly from all; the time to try them grows with the square of their number
 _FEWEST = 9  # pauses; fewer are multiples of some time by chance
 _IDLE = 0.9  # share of the time in which no thread reads that lies between bursts; the rest lies within them
 _AS_LONG = 0.2  # a pause this share as long as another one separates bursts, too
@@ -40,23 +41,26 @@ def paced_steps(job: Job) -> pd.DataFrame:
     calls = job.calls[(job.calls["pid"] == pid) & (job.calls["result"] >= 0)]
     ahead = calls[(calls["tid"] != pid) & calls["file_id"].isin(job.file_ids("dataset"))]
     saving = calls[(calls["tid"] == pid) & calls["file_id"].isin(job.file_ids("checkpoint"))]
-    bursts, clock = _bursts(ahead), _WorkClock(saving)
-    if len(bursts) <= _FEWEST:
+    if len(ahead) <= _FEWEST:
         return none
+    bursts, clock = _bursts(ahead), _WorkClock(saving)
     begins = clock.readings(bursts["start_ns"].to_numpy(np.int64))
     step_ns = time_of_a_step(np.diff(begins)[1:])  # the first burst fills the buffers, before any step
-    if not step_ns:
+    last_ns = _end_of_training(bursts, saving, int(ranks["exit_ns"].fillna(calls["end_ns"].max()).iloc[0]))
+    if not step_ns or last_ns - begins[0] > _MOST_STEPS * len(bursts) * step_ns:
         return none
     passes = [own for _, own in bursts.groupby(numbers_of_repeats(bursts["regions"].tolist()))]
-    ended_ns = int(ranks["exit_ns"].fillna(calls["end_ns"].max()).iloc[0])
-    last_ns = int(saving["end_ns"].max()) if len(saving) else 0
-    if last_ns <= bursts["end_ns"].iloc[-1]:
-        last_ns = max(ended_ns, int(bursts["end_ns"].iloc[-1]) + 1)
     wanted_ns = [int(ahead["start_ns"].min()), *(_begin_of_pass(ahead, *each) for each in pairwise(passes))]
     return pd.concat([
         _steps_of_pass(own, clock, step_ns, begun, next_ns).assign(**{"pass": number, "pid": pid})
         for number, (own, (begun, next_ns)) in enumerate(zip(passes, pairwise([*wanted_ns, last_ns]), strict=True))
     ])[STEP_COLUMNS].reset_index(drop=True)  # fmt: skip
+
+
+def _end_of_training(bursts: pd.DataFrame, saving: pd.DataFrame, ended_ns: int) -> int:
+    """Return when the last step ended: with the last checkpoint that was written after all reads, else with the process."""
+    read_ns, saved_ns = int(bursts["end_ns"].max()), int(saving["end_ns"].max()) if len(saving) else 0
+    return saved_ns if saved_ns > read_ns else max(ended_ns, read_ns + 1)
 
 
 def _bursts(ahead: pd.DataFrame) -> pd.DataFrame:
@@ -76,6 +80,7 @@ def time_of_a_step(pauses: _Floats) -> float:
     pauses = pauses[pauses > 0]
     if len(pauses) < _FEWEST:
         return 0.0
+    pauses = pauses[np.unique(np.linspace(0, len(pauses) - 1, _ENOUGH).astype(np.int64))]
     tried = np.unique(pauses / np.arange(1, _MOST_STEPS + 1)[:, None])[::-1]  # of equally good ones, the longest
     counts = np.maximum(np.rint(pauses / tried[:, None]), 1)
     apart = np.abs(pauses / tried[:, None] - counts).mean(axis=1)

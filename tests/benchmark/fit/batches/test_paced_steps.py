@@ -109,6 +109,11 @@ def test_a_time_of_which_pauses_are_multiples_is_found():
         assert time_of_a_step(pauses) == pytest.approx(step, rel=0.01)
 
 
+def test_a_million_pauses_show_the_same_time():
+    pauses = 4e7 * np.random.default_rng(4).integers(1, 20, 1_000_000)
+    assert time_of_a_step(pauses) == 4e7
+
+
 def test_random_pauses_are_multiples_of_no_time():
     rng = np.random.default_rng(5)
     found = [time_of_a_step(rng.exponential(4e7, count) + 1e6) for count in (9, 20, 60, 200) for _ in range(50)]
@@ -124,3 +129,21 @@ def test_a_rank_whose_threads_read_at_random_times_has_no_steps(tmp_path):
         made.call(at, 1000, "pread64", file, number << 16, 1 << 16, tid=1001)
     trace = made.trace(tmp_path / "t")
     assert paced_steps(look(trace)).empty and fit(trace).recording.header.batches is None
+
+
+def test_a_rank_that_stays_idle_for_hours_after_it_has_read_has_no_steps(tmp_path):
+    made = Made()
+    made.process(1000, 1, "rank", end_ms=3.6e6)
+    file = made.file("/d/0.bin", size=1 << 30)
+    for number in range(40):
+        made.call(30 * number, 1000, "pread64", file, number << 16, 1 << 16, tid=1001)
+    assert paced_steps(look(made.trace(tmp_path / "t"))).empty
+
+
+def test_steps_last_until_the_process_ends_if_nothing_is_saved(tmp_path):
+    made = Made()
+    made.process(1000, 1, "rank", end_ms=30 * 50)
+    file = made.file("/d/0.bin", size=1 << 30)
+    for number in range(40):
+        made.call(30 * number, 1000, "pread64", file, number << 16, 1 << 16, tid=1001)
+    assert len(paced_steps(look(made.trace(tmp_path / "t")))) == 50
