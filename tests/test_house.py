@@ -52,7 +52,12 @@ LONG = {
     "workloads/dtr/simulator/eviction.py": "one algorithm, compiled by numba or plain; numba compiles what lies in one file",
 }
 # Folders above that, each with why.
-CROWDED = {"iotwin/commands": "a file a command", "common": "a file for each thing that several rooms share"}
+CROWDED = {
+    "iotwin/commands": "a file a command",
+    "iotwin/loops": "a file for each loop that several commands share",
+    "workload_yaml": "a file for each part of the YAML and of a recording that fit and the emulator share",
+    "common": "a file for each thing that several rooms share",
+}
 
 
 # The one module that opens and decodes what somebody else may have made. The others read no such file; each with what it reads.
