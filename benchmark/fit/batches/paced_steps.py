@@ -41,9 +41,9 @@ def paced_steps(job: Job) -> pd.DataFrame:
     calls = job.calls[(job.calls["pid"] == pid) & (job.calls["result"] >= 0)]
     ahead = calls[(calls["tid"] != pid) & calls["file_id"].isin(job.file_ids("dataset"))]
     saving = calls[(calls["tid"] == pid) & calls["file_id"].isin(job.file_ids("checkpoint"))]
-    if len(ahead) <= _FEWEST:
-        return none
     bursts, clock = _bursts(ahead), _WorkClock(saving)
+    if len(bursts) <= _FEWEST:
+        return none
     begins = clock.readings(bursts["start_ns"].to_numpy(np.int64))
     step_ns = time_of_a_step(np.diff(begins)[1:])  # the first burst fills the buffers, before any step
     last_ns = _end_of_training(bursts, saving, int(ranks["exit_ns"].fillna(calls["end_ns"].max()).iloc[0]))

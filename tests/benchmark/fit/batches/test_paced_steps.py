@@ -147,3 +147,15 @@ def test_steps_last_until_the_process_ends_if_nothing_is_saved(tmp_path):
     for number in range(40):
         made.call(30 * number, 1000, "pread64", file, number << 16, 1 << 16, tid=1001)
     assert len(paced_steps(look(made.trace(tmp_path / "t")))) == 50
+
+
+@pytest.mark.parametrize("reads", [0, 1, 9])
+def test_few_reads_show_no_steps(tmp_path, reads):
+    made = Made()
+    made.process(1000, 1, "rank", end_ms=1000)
+    file = made.file("/d/0.bin", size=1 << 30)
+    for number in range(20):
+        made.call(30 * number, 1000, "openat", file, tid=1001)
+    for number in range(reads):
+        made.call(30 * number + 5, 1000, "pread64", file, number << 16, 1 << 16, tid=1001)
+    assert paced_steps(look(made.trace(tmp_path / "t"))).empty
