@@ -1,6 +1,6 @@
 """The section `twin.recorded`: the recording that the emulator replays, and how."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -20,3 +20,4 @@ class TwinRecorded(Section):
     decode_scale: Factor = 1.0  # for the time between the calls that read a sample
     request_bytes: Positive | None = None  # sequential reads are joined into requests of up to so many bytes; None: as recorded
     keep_open: bool = False  # a process opens each file of the data set once, and closes it after its last read
+    read_order: Literal["recorded", "sequential"] = "recorded"  # sequential: training reads its samples without shuffling them

@@ -1,6 +1,6 @@
 """Deals (assigns) the samples of a recorded pass to batches of another size, other loaders or ranks, and in another order."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ class RecordedPassSamples(NamedTuple):
 
     `parts`: number of samples of each batch. `streams`: by loader, its samples, if loaders read shards from begin to end, so that
     samples must remain in order; else empty. `shuffled`: the order of samples differs between passes. `known`: parts are single
-    samples, which may be read in any order.
+    samples, which may be read in any order. `place`: file and offset at which a sample begins; needed if reads become sequential.
     """
 
     batches: _Ints
@@ -41,6 +41,7 @@ class RecordedPassSamples(NamedTuple):
     streams: list[RecordedStream]
     shuffled: bool
     known: bool
+    place: Callable[[DealtSample], tuple[str, int]] = lambda sample: ("", 0)
 
 
 def deal(
@@ -52,8 +53,12 @@ def deal(
     pass was repeated before, each time in another order.
     """
     wanted = max(1, round(size * (edits.batch if training else 1.0)))
+    in_order = edits.sequential and training
+    if in_order:
+        _check_order(recorded)
     if not recorded.streams:
         samples = _more(_whole(recorded, edits, again), edits, recorded)
+        samples = sorted(samples, key=lambda each: (each.copy, *recorded.place(each))) if in_order else samples
         samples += samples[: -len(samples) % edits.ranks]  # like PyTorch's DistributedSampler: all ranks do equally many steps
         own = _cut(samples[rank :: edits.ranks], wanted)
         return [DealtBatch(index % loaders if loaders else -1, batch, batch) for index, batch in enumerate(own)]
@@ -71,6 +76,21 @@ def deal(
             f"twin.ranks: loaders read {_files(recorded)} files as streams, too few for {edits.ranks} ranks; ask for fewer"
         )
     return [DealtBatch(slot if loaders else -1, *batch) for slot, batch in ranks[rank][:steps]]
+
+
+def _check_order(recorded: RecordedPassSamples) -> None:
+    """Raise UsageError if samples cannot be read in the order of files, or are already."""
+    reason = (
+        "loaders read on in files from batch to batch, in their order already"
+        if recorded.streams
+        else "the job reads the samples of all epochs in the same order already"
+        if not recorded.shuffled
+        else "the trace does not show which sample is read by which calls"
+        if not recorded.known
+        else None
+    )
+    if reason is not None:
+        raise UsageError(f"twin.recorded.read_order: {reason}; leave it out")
 
 
 def _files(recorded: RecordedPassSamples) -> int:

@@ -21,7 +21,7 @@ _HONOURED = (
     "model.name", "framework", "workflow", "output", "metric", "profiling",
 )  # fmt: skip
 
-_RECORDED_EDITS = ("computation_scale", "decode_scale", "request_bytes", "keep_open")  # keys of twin.recorded
+_RECORDED_EDITS = ("computation_scale", "decode_scale", "request_bytes", "keep_open", "read_order")  # keys of twin.recorded
 
 
 class Edits(NamedTuple):
@@ -40,6 +40,7 @@ class Edits(NamedTuple):
     decode: float = 1.0  # factor for the time between the calls that read a sample
     request_bytes: int | None = None  # sequential reads are joined up to so many bytes; None: as recorded
     keep_open: bool = False  # a process opens each file of the data set once
+    sequential: bool = False  # training reads its samples in the order of files and offsets
     resume: TwinResume | None = None  # None: the run begins at its first step
 
 
@@ -79,6 +80,7 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
         decode=1.0 if settings is None else settings.decode_scale,
         request_bytes=None if settings is None else settings.request_bytes,
         keep_open=settings is not None and settings.keep_open,
+        sequential=settings is not None and settings.read_order == "sequential",
         resume=config.twin.resume,
     )
     if edits._replace(seed=Edits().seed) == Edits():

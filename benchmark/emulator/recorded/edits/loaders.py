@@ -167,6 +167,16 @@ class Deal:
                 after.append(loader.after[batch])
         return after
 
+    def place(self, sample: DealtSample) -> tuple[str, int]:
+        """Return the name of the first file of the data set that is read for the sample, and the least offset there, in bytes."""
+        columns = self._recording.columns
+        for file, stretch in self._pieces(sample.batch, sample.part):
+            rows = stretch.all_rows()
+            reads = rows[np.isin(columns["op"][rows], [Op.READ, Op.TOUCH])]
+            if file >= 0 and len(reads):
+                return self._recording.header.files[file].name, int(columns["offset"][reads].min())
+        return "", 0
+
     def begin_ahead(self, line: ProcessLine, samples: Sequence[DealtSample]) -> list[int]:
         """Let other threads of the process start to read the samples. Return the channels to wait for before using them."""
         channels: list[int] = []

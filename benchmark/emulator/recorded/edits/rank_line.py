@@ -364,7 +364,7 @@ class RankLine:
         loaders = every if self._streamed else ()
         streams = [self._deal.stream(each.dealt[each.dealt_loader == loader]) for loader in loaders]
         parts = np.array([self._deal.parts(batch) for batch in each.dealt.tolist()])
-        return RecordedPassSamples(each.dealt, parts, streams, self._shuffled[each.training], each.known)
+        return RecordedPassSamples(each.dealt, parts, streams, self._shuffled[each.training], each.known, self._deal.place)
 
     def _loaders_of(self, each: RankPass, count: int) -> list[NewLoader]:
         """Return the new loaders of the pass by slot, started if no recorded start stands for them."""
