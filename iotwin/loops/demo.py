@@ -130,7 +130,7 @@ class _Demo:
 
         traces = [self._directory / f"{name}.trace" for name in ("real", "twin")]
         plot_timeline(traces, self._directory / "timeline.png")
-        write_report(traces, self._directory / "report.html")
+        write_report(traces, self._directory / "report.html", repeats=[self._directory / "rerun.trace"])
 
     def summary(self) -> dict[str, Any]:
         traces = {name: str(self._directory / f"{name}.trace") for name in ("real", "rerun", "twin")}

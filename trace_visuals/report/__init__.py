@@ -4,7 +4,7 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from iotwin.trace_visuals.windows import choose_view
 # Script files of the page, in the order in which it runs them.
 _SCRIPTS = (
     "page_units.js",
+    "page_look.js",
     "page_data.js",
     "page_timeline.js",
     "page_tables.js",
@@ -38,6 +39,8 @@ _BINS, _CALLS = 32_768, 160_000  # most bins of time, and most single calls, on 
 _MOST_TRACES = 8
 _WORTH_PROCESSES = 8_000_000  # from this many events on, several worker processes are faster than one
 
+Verdicts = Sequence[Mapping[str, Any] | None]  # for each trace, the fields of a verdict that `answers_to` reads
+
 
 def write_report(
     paths: list[Path],
@@ -46,11 +49,13 @@ def write_report(
     open_trace: Callable[[Path], Trace] = Trace,
     repeats: Sequence[Path] = (),
     response: Path | None = None,
+    verdicts: Verdicts = (),
 ) -> list[Analysis]:
     """Write the report of the traces at `paths` to `output` (.html), and return the analysis of each trace.
 
     `dask`: address of a Dask scheduler, if its workers are to be used. `open_trace` opens a trace. `repeats`: traces of reruns of
-    the first trace's job. `response`: the file that `iotwin twin respond` wrote. Raises UsageError if `output` is not .html or
+    the first trace's job. `response`: the file that `iotwin twin respond` wrote. `verdicts`: for each trace
+    what limits its job, or None. Raises UsageError if `output` is not .html or
     there are too many traces, IotwinError if a trace cannot be read or the page cannot be written.
     """
     check_type(output, (".html", ".htm"))
@@ -65,7 +70,7 @@ def write_report(
         # Each trace is read twice.
         with progress("report: reading calls", 2 * events, "calls") as advance:
             analyses = analyse(traces, trace_labels(paths), zeros, detail, each, advance)
-        document = report_document(analyses, view.axis_label, each, [Trace(path) for path in repeats]) | table
+        document = report_document(analyses, view.axis_label, each, [Trace(path) for path in repeats], verdicts) | table
     write_whole(output, page(document).encode("utf-8"))
     return analyses
 
@@ -77,7 +82,11 @@ def check_number(paths: list[Path]) -> None:
 
 
 def report_document(
-    analyses: list[Analysis], axis_label: str, each: Workers | None = None, repeats: Sequence[Trace] = ()
+    analyses: list[Analysis],
+    axis_label: str,
+    each: Workers | None = None,
+    repeats: Sequence[Trace] = (),
+    verdicts: Verdicts = (),
 ) -> dict[str, Any]:
     """Return the data of the page as a JSON document. The first trace is compared with each of the others.
 
@@ -90,7 +99,7 @@ def report_document(
     return {
         "axis": axis_label,
         "colours": {"groups": groups, "phases": style.PHASE_COLOURS, "cpu": style.CPU_COLOURS, "traces": style.TRACE_COLOURS},
-        "traces": [trace_document(analysis) for analysis in analyses],
+        "traces": [trace_document(*pair) for pair in zip(analyses, verdicts or [None] * len(analyses), strict=True)],
         "comparisons": comparison_documents(
             [Trace(found.trace.path) for found in analyses], [found.label for found in analyses], each, repeats
         ),

@@ -53,6 +53,14 @@ def describe(analysis: Analysis) -> list[Finding]:
 
 def headline(analysis: Analysis) -> list[str]:
     """Return the report's first sentences: bytes that the job moved, whether it waits for storage, and the rates it requires."""
+    sentences = [moved(analysis)]
+    if analysis.trace.manifest.exit_status:
+        sentences.insert(0, f"The command failed with exit status {analysis.trace.manifest.exit_status}.")
+    return sentences + [text for text in (pace(analysis), required_rates(analysis)) if text]
+
+
+def moved(analysis: Analysis) -> str:
+    """Return a sentence on the bytes that the job read from its data set and wrote to checkpoints, and on its duration."""
     span = analysis.survey.end_ns - analysis.survey.begin_ns
     files = analysis.storage_files
     data, saved = files[(files["kind"] == "dataset") & (files["reads"] > 0)], analysis.checkpoints
@@ -61,14 +69,11 @@ def headline(analysis: Analysis) -> list[str]:
         did.append(f"read {format_size(data['read_bytes'].sum())} from {counted(len(data), 'data-set file')}")
     if len(saved):
         did.append(f"wrote {format_size(saved['written_bytes'].sum())} to {counted(len(saved), 'checkpoint file')}")
-    sentences = [f"{' and '.join(did) or 'read no data set and wrote no checkpoint'}, in {format_duration(span)}."]
-    sentences[0] = sentences[0][0].upper() + sentences[0][1:]
-    if analysis.trace.manifest.exit_status:
-        sentences.insert(0, f"The command failed with exit status {analysis.trace.manifest.exit_status}.")
-    return sentences + [text for text in (_pace(analysis), _required_rates(analysis)) if text]
+    text = f"{' and '.join(did) or 'read no data set and wrote no checkpoint'}, in {format_duration(span)}."
+    return text[0].upper() + text[1:]
 
 
-def _pace(analysis: Analysis) -> str:
+def pace(analysis: Analysis) -> str:
     """Return a sentence that states whether the job waits for data; an empty string if it reads nothing."""
     waiting, reading = (_share_of_training(analysis, lane) for lane in ("wait", "read"))
     if not reading:
@@ -138,7 +143,7 @@ def _improvements(analysis: Analysis) -> tuple[str, str]:
 
     That may be few reads per open, slow reads or unsynced checkpoints.
     """
-    text = _required_rates(analysis)
+    text = required_rates(analysis)
     if not text:
         return "", ""
     span_s, calls = _span_s(analysis), int(analysis.lanes.calls[_lane(analysis, "read")].sum())
@@ -156,7 +161,7 @@ def _improvements(analysis: Analysis) -> tuple[str, str]:
     return "What to improve", text
 
 
-def _required_rates(analysis: Analysis) -> str:
+def required_rates(analysis: Analysis) -> str:
     """Return a sentence on the bytes and reads per second that storage delivered; an empty string if the job read nothing."""
     lane, span_s = _lane(analysis, "read"), _span_s(analysis)
     moved, calls = int(analysis.lanes.size_bytes[lane].sum()), int(analysis.lanes.calls[lane].sum())

@@ -6,13 +6,13 @@ async function main() {
   const page = { colours: raw.colours, traces };
   document.querySelector("main").hidden = false;
   document.getElementById("subtitle").textContent = `${traces.map((trace) => trace.label).join(", ")} · time in ${raw.axis}`;
+  addAnswers(page);
   addVerdicts(raw.comparisons);
-  addHeadlines(page);
   addOverview(page);
   addFindings(page);
   const timeline = new Timeline(page, traces);
   addPhaseLegend(page);
-  addZoomButtons(timeline, traces[0]);
+  addZoomButtons(timeline, traces);
   if (raw.served) new Detail(timeline, traces);
   wireToggles(timeline, traces, raw.served);
   addHeatMaps(page, timeline);
@@ -23,6 +23,7 @@ async function main() {
   addComparisons(page, raw.comparisons);
   addResponse(raw.response);
   document.getElementById("loading").remove();
+  addContents();
   document.body.dataset.ready = "yes";
 }
 
@@ -43,20 +44,24 @@ function addPhaseLegend(page) {
   document.getElementById("phase-legend").append(legend(shown.map(([name, colour]) => [colour, name])));
 }
 
-// Adds buttons that show the whole run, or the first phase of each kind in the first trace.
-function addZoomButtons(timeline, trace) {
+// Adds buttons that show the whole run, or the first phase of each kind. All traces' first phases then begin at one x.
+function addZoomButtons(timeline, traces) {
   const place = document.getElementById("zoom-buttons");
-  const add = (text, from, to) => {
+  const add = (text, from, to, shifts) => {
     const button = element("button", {}, text);
-    button.addEventListener("click", () => timeline.setView(from, to));
+    button.addEventListener("click", () => timeline.setView(from, to, shifts));
     place.append(button);
   };
-  add("everything", timeline.whole.from, timeline.whole.to);
+  add("everything", timeline.whole.from, timeline.whole.to, new Map());
   for (const [name, text] of [["init", "init"], ["epoch", "first epoch"], ["block", "first block"], ["evaluation", "first evaluation"],
     ["checkpoint", "first checkpoint"]]) {
-    const phase = trace.phases.find((candidate) => candidate[0] === name);
-    if (phase) add(text, phase[3] - (phase[4] - phase[3]) * 0.03, phase[4] + (phase[4] - phase[3]) * 0.03);
+    const firsts = traces.map((trace) => trace.phases.find((candidate) => candidate[0] === name));
+    if (!firsts[0]) continue;
+    const begin = firsts[0][3], longest = Math.max(...firsts.map((phase) => (phase ? phase[4] - phase[3] : 0)));
+    const shifts = new Map(traces.map((trace, at) => [trace, firsts[at] ? firsts[at][3] - begin : 0]));
+    add(text, begin - longest * 0.03, begin + longest * 1.03, shifts);
   }
+  place.append(pictureButton(timeline.canvas, "timeline"));
 }
 
 function wireToggles(timeline, traces, served) {
@@ -85,8 +90,8 @@ function addHeatMaps(page, timeline) {
   const maps = [];
   for (const trace of page.traces) {
     const who = page.traces.length > 1 ? `${trace.label}: ` : "";
-    if (trace.readsHeat) maps.push(new HeatMap(timeline, trace.readsHeat, `${who}reads of the data set`));
-    if (trace.writesHeat) maps.push(new HeatMap(timeline, trace.writesHeat, `${who}writes of checkpoints`));
+    if (trace.readsHeat) maps.push(new HeatMap(timeline, trace, trace.readsHeat, `${who}reads of the data set`));
+    if (trace.writesHeat) maps.push(new HeatMap(timeline, trace, trace.writesHeat, `${who}writes of checkpoints`));
   }
   document.getElementById("heat").hidden = !maps.length;
   document.getElementById("heatmaps").append(...maps.map((map) => map.place));
@@ -95,7 +100,7 @@ function addHeatMaps(page, timeline) {
 function addTables(traces, timeline) {
   const show = (trace) => (row) => {
     const start = row[0], seconds = row[1] / 1e9;
-    timeline.setView(start - Math.max(seconds, 1e-6), start + 2 * Math.max(seconds, 1e-6));
+    timeline.setView(start - Math.max(seconds, 1e-6), start + 2 * Math.max(seconds, 1e-6), new Map());
     document.getElementById("timeline").scrollIntoView({ behavior: "auto" });
   };
   for (const trace of traces) {
@@ -155,7 +160,7 @@ function addBlock(page) {
     if (!trace.block) continue;
     document.getElementById("block").hidden = false;
     const { requests, phases, time_s: time, curves } = trace.block, groups = page.colours.groups;
-    const chart = (kind, title) => element("div", { class: "chart" }, element("h3", {}, title),
+    const chart = (kind, title) => chartBox(title,
       lineChart([{ x: time, y: curves[`${kind} calls`], colour: groups[kind] }, { x: time, y: curves[`${kind} block`], colour: groups[`block ${kind}`] }],
         { log: false, binary: true, formatX: significant, formatY: formatSize, axis: "seconds" }),
       legend([[groups[kind], `by calls: ${formatSize(curves[`${kind} calls`].at(-1))}`],
@@ -178,8 +183,8 @@ function dimensionChart(page, comparison, dimension) {
     : lineChart(dimension.curves.map((curve, number) => ({ ...curve, colour: colours[number] })), {
       log: dimension.x_unit.startsWith("bytes"), base: 16, binary: bytes, formatY, axis: dimension.x_unit,
       formatX: dimension.x_unit.startsWith("bytes") ? formatSize : significant });
-  return element("div", { class: "chart" }, element("h3", {}, `${words(dimension.name)}: ${dimension.score.toFixed(3)}`),
-    element("p", { class: "note" }, dimension.unit), chart, legend(names.map((name, number) => [colours[number], name])));
+  const title = `${words(dimension.name)}: ${dimension.score.toFixed(3)}`, unit = element("p", { class: "note" }, dimension.unit);
+  return chartBox(title, chart, unit, legend(names.map((name, number) => [colours[number], name])));
 }
 
 main().catch((error) => {

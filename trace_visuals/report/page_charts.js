@@ -12,12 +12,12 @@ function lineChart(series, options) {
   const px = (x) => CHART.left + (warp(x) - warp(low)) / wide * (CHART.width - CHART.left - CHART.right);
   const py = (y) => CHART.height - CHART.bottom - y / top * (CHART.height - CHART.top - CHART.bottom);
   for (const tick of options.log ? logTicks(low, high, options.base) : roundTicks(low, high, 5)) {
-    svg.append(svgElement("line", { x1: px(tick), x2: px(tick), y1: CHART.top, y2: py(0), stroke: "#eee" }));
+    svg.append(svgElement("line", { x1: px(tick), x2: px(tick), y1: CHART.top, y2: py(0), class: "grid" }));
     svg.append(svgElement("text", { x: px(tick), y: CHART.height - 21, "text-anchor": "middle" }, options.formatX(tick)));
   }
   const unit = options.binary ? Math.pow(1024, Math.floor(Math.log(top) / Math.log(1024))) : 1;
   for (const tick of roundTicks(0, top / unit, 3).map((part) => part * unit)) {
-    svg.append(svgElement("line", { x1: CHART.left, x2: CHART.width - CHART.right, y1: py(tick), y2: py(tick), stroke: tick ? "#eee" : "#888" }));
+    svg.append(svgElement("line", { x1: CHART.left, x2: CHART.width - CHART.right, y1: py(tick), y2: py(tick), class: tick ? "grid" : "axis" }));
     svg.append(svgElement("text", { x: CHART.left - 5, y: py(tick) + 4, "text-anchor": "end" }, options.formatY(tick)));
   }
   if (options.axis) svg.append(svgElement("text", { x: (CHART.left + CHART.width) / 2, y: CHART.height - 5, "text-anchor": "middle" }, options.axis));
@@ -54,6 +54,12 @@ function logTicks(low, high, base) {
   return ticks.filter((_, place) => place % skip === 0);
 }
 
+// A chart below its title, which is also its accessible name, and above `below`.
+function chartBox(title, chart, ...below) {
+  chart.setAttribute("aria-label", title);
+  return element("div", { class: "chart" }, element("h3", {}, title, pictureButton(chart, title)), chart, ...below);
+}
+
 function legend(entries) {
   return element("ul", { class: "legend" }, ...entries.map(([colour, text]) => element("li", {}, swatch(colour), text)));
 }
@@ -82,7 +88,7 @@ function addBursts(page) {
     if (time.length > 1) {
       const chart = lineChart([{ x: time, y: intervals, colour: groups.write }],
         { log: false, formatX: significant, formatY: formatDuration, axis: "seconds at which a checkpoint begins" });
-      charts.push(element("div", { class: "chart" }, element("h3", {}, "time since the checkpoint before"), chart));
+      charts.push(chartBox("time since the checkpoint before", chart));
     }
     if (reads.length > 1) {
       const colours = [groups.write, groups.read];
@@ -92,7 +98,7 @@ function addBursts(page) {
       const notes = reads.map((one, place) => [colours[place], `${one.group}: ` + Object.entries(one.percentiles).map(
         ([label, value]) => `${label} ${formatDuration(value)}`).join(", ")]);
       const chart = lineChart(series, { log: true, base: 10, formatX: formatDuration, formatY: formatShare, axis: "time in a read" });
-      charts.push(element("div", { class: "chart" }, element("h3", {}, "reads, share of calls"), chart, legend(notes)));
+      charts.push(chartBox("reads, share of calls", chart, legend(notes)));
     }
     if (charts.length) place.append(...heading(page.traces, trace), element("div", { class: "grid" }, ...charts));
     if (charts.length) document.getElementById("checkpoint").hidden = false;
@@ -117,7 +123,6 @@ function addHistograms(place, page) {
     });
     const [base, axis, title] = what === "size" ? [16, "bytes moved by a call", "sizes"] : [10, "time in a call", "latencies"];
     const chart = lineChart(series, { log: true, base, formatX: format, formatY: formatShare, axis });
-    const head = element("h3", {}, `${group}: ${title}, share of calls`);
-    place.append(element("div", { class: "chart" }, head, chart, legend(notes)));
+    place.append(chartBox(`${group}: ${title}, share of calls`, chart, legend(notes)));
   }
 }

@@ -1,5 +1,6 @@
 """Convert an analysed trace into the document that the report's scripts read: packed numbers, and names as plain text."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from iotwin.trace_visuals.gaps import sample_gaps
 from iotwin.trace_visuals.histogram import LogHistogram
 from iotwin.trace_visuals.labels import loss_line, machine_line, tracing_cost_line
 from iotwin.trace_visuals.report.analysis import Analysis
+from iotwin.trace_visuals.report.answers import answers_to
 from iotwin.trace_visuals.report.checkpoint_writes import APART, DURING, checkpoint_writes_ns
-from iotwin.trace_visuals.report.diagnosis import describe, headline
+from iotwin.trace_visuals.report.diagnosis import describe, headline, moved
 from iotwin.trace_visuals.report.heatmap import Heat
 from iotwin.trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
 from iotwin.trace_visuals.report.recompute import CURVES, recompute_shares
@@ -51,14 +53,14 @@ _CACHE_COLUMNS = (
 _SLOW_COLUMNS = ("start_s", "duration_ns", "op", "pid", "path", "offset", "size_bytes", "result")
 
 
-def trace_document(analysis: Analysis) -> dict[str, Any]:
+def trace_document(analysis: Analysis, verdict: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the data of one trace for the page. Times are seconds from the page's time zero, unless a key names another unit."""
     manifest = analysis.trace.manifest
     return {
         "label": analysis.label, "command": " ".join(manifest.target.command), "workload": manifest.workload,
         "machine": machine_line(manifest), "loss": loss_line(manifest), "facts": _facts(analysis),
         "span_s": [_seconds(analysis, analysis.survey.begin_ns), _seconds(analysis, analysis.survey.end_ns)],
-        "headline": headline(analysis),
+        "headline": headline(analysis), "did": moved(analysis), "answers": answers_to(analysis, verdict),
         "findings": [{"topic": finding.topic, "text": finding.text} for finding in describe(analysis)],
         "phases": _phases(analysis), "phases_inferred": analysis.trace.inferred is not None,
         "samples": _samples(analysis), "lanes": lanes_document(analysis, lanes_shown(analysis)),

@@ -3,21 +3,22 @@
 const HEAT_HEIGHT = 220;
 
 class HeatMap {
-  constructor(timeline, heat, title) {
+  constructor(timeline, trace, heat, title) {
+    this.trace = trace;
     this.heat = heat;
     this.timeline = timeline;
-    this.canvas = element("canvas");
+    this.canvas = element("canvas", { role: "img", "aria-label": `${title}: bytes by time and address` });
     this.tip = element("p", { class: "note" });
     const box = element("div", { class: "heat" }, this.canvas);
     this.top = heat.cells.reduce((most, cell) => Math.max(most, cell), 0);
-    this.place = element("div", {}, element("h3", {}, title), box, this.tip);
+    this.place = element("div", {}, element("h3", {}, title, pictureButton(this.canvas, title)), box, this.tip);
     this.legend = `${formatCount(heat.file_count)} files, ${formatSize(heat.rows * heat.row_bytes)}; darker: more bytes, up to ` +
       `${formatSize(this.top)} in a cell of ${formatDuration(heat.width_s * 1e9)} by ${formatSize(heat.row_bytes)} (logarithmic)`;
     this.tip.textContent = this.legend;
     this.canvas.addEventListener("pointermove", (event) => this.describe(event));
     this.canvas.addEventListener("pointerleave", () => { this.tip.textContent = this.legend; });
     timeline.listeners.push(() => this.invalidate());
-    window.addEventListener("resize", () => this.invalidate());
+    for (const event of ["resize", "theme"]) window.addEventListener(event, () => this.invalidate());
     // A map that is out of sight is not drawn, so that zooming the timeline remains fast.
     new IntersectionObserver((entries) => {
       this.visible = entries[entries.length - 1].isIntersecting;
@@ -62,18 +63,20 @@ class HeatMap {
   }
 
   draw() {
-    const ratio = window.devicePixelRatio || 1, width = this.canvas.parentElement.clientWidth, { heat, timeline } = this;
+    const ratio = window.devicePixelRatio || 1, width = this.canvas.parentElement.clientWidth, { heat } = this;
+    const { from, to } = this.timeline.viewOf(this.trace);
+    setMargins(width);
     this.canvas.style.height = HEAT_HEIGHT + "px";
     this.canvas.width = Math.round(width * ratio);
     this.canvas.height = Math.round(HEAT_HEIGHT * ratio);
     const g = this.canvas.getContext("2d"), plot = Math.max(50, width - LEFT - RIGHT);
     g.scale(ratio, ratio);
     g.imageSmoothingEnabled = false;
-    g.drawImage(this.render(timeline.view.from, timeline.view.to, Math.round(plot)), LEFT, 0, plot, HEAT_HEIGHT);
-    g.strokeStyle = "#999";
+    g.drawImage(this.render(from, to, Math.round(plot)), LEFT, 0, plot, HEAT_HEIGHT);
+    g.strokeStyle = THEME.axis;
     g.strokeRect(LEFT + 0.5, 0.5, plot - 1, HEAT_HEIGHT - 1);
     g.font = "12px system-ui, sans-serif";
-    g.fillStyle = "#444";
+    g.fillStyle = THEME.soft;
     g.textAlign = "right";
     g.textBaseline = "top";
     g.fillText(formatSize(heat.rows * heat.row_bytes), LEFT - 8, 2);
@@ -83,7 +86,7 @@ class HeatMap {
   }
 
   describe(event) {
-    const { heat, timeline } = this, plot = Math.max(50, this.canvas.clientWidth - LEFT - RIGHT), { from, to } = timeline.view;
+    const { heat, timeline } = this, plot = Math.max(50, this.canvas.clientWidth - LEFT - RIGHT), { from, to } = timeline.viewOf(this.trace);
     const moment = from + (event.offsetX - LEFT) / plot * (to - from), column = Math.floor((moment - heat.origin_s) / heat.width_s);
     const row = Math.floor((1 - event.offsetY / HEAT_HEIGHT) * heat.rows);
     if (event.offsetX < LEFT || event.offsetX > LEFT + plot || column < 0 || column >= heat.columns || row < 0 || row >= heat.rows) {

@@ -1,7 +1,7 @@
 // Tables that can be sorted and filtered; the unit in a column's name selects its format.
 
 const HEADINGS = {
-  name: "", value: "", difference_share: "differs by", noticed_share: "noticed from", job_ns: "job", twin_ns: "twin", ratio: "twin / job",
+  name: "item", value: "value", difference_share: "differs by", noticed_share: "noticed from", job_ns: "job", twin_ns: "twin", ratio: "twin / job",
   first_epoch_ratio: "first epoch",
   p50_ns: "median", p90_ns: "p90", p99_ns: "p99", "p99.9_ns": "p99.9", most_ns: "longest", time_ns: "time in calls", size_bytes: "bytes",
   p50_bytes: "median size", extent_bytes: "size", read_bytes: "read", written_bytes: "written", sequential_share: "in order", first_s: "first call",
@@ -31,14 +31,14 @@ function formatCell(name, value) {
 function addTable(place, table, options = {}) {
   const state = { column: -1, descending: true, words: "", all: false };
   const body = element("tbody"), heads = table.columns.map((name, at) => headCell(name, () => sortBy(at)));
-  const head = element("tr", {}, ...heads, ...(options.onRow ? [element("th")] : []));
+  const head = element("tr", {}, ...heads, ...(options.onRow ? [element("td")] : []));
   const filter = element("input", { type: "search", placeholder: "filter rows", class: "table-filter", "aria-label": "filter rows" });
   const status = element("span", { class: "table-status" }), more = element("button", {}, "show all");
   filter.addEventListener("input", () => { state.words = filter.value.toLowerCase(); fill(); });
   more.addEventListener("click", () => { state.all = true; fill(); });
   const bar = element("div", { class: "bar table-bar" }, filter, status, more);
   if (table.rows.length > 10) place.append(bar);
-  place.append(element("div", { class: "scroll" }, element("table", {}, element("thead", {}, head), body)));
+  place.append(element("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "table" }, element("table", {}, element("thead", {}, head), body)));
 
   function sortBy(at) {
     state.descending = state.column === at ? !state.descending : true;

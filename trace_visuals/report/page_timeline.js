@@ -1,6 +1,7 @@
 // The zoomable timeline: one canvas, rows for every trace on one time axis.
 
-const LEFT = 148, RIGHT = 132, AXIS = 26;
+let LEFT = 148, RIGHT = 132;
+const AXIS = 26, NARROW = 640;
 const HEIGHTS = { head: 30, phases: 20, graph: 42, rate: 46, lane: 22 }, GAP = 4;
 const MOST_STEP_MARKS = 400, PIXELS_A_SAMPLE = 3;
 
@@ -12,6 +13,9 @@ function phaseWords(name, epoch) {
   return [number ? `${name} ${number}` : name, { evaluation: "eval", checkpoint: "ckpt" }[name] || number];
 }
 
+// Sets the margins of all pictures on the time axis. On a phone, names are short and amounts are left out.
+function setMargins(width) { [LEFT, RIGHT] = width < NARROW ? [92, 8] : [148, 132]; }
+
 function phaseFits(g, text, wide) { return g.measureText(text).width + 6 < wide; }
 
 class Timeline {
@@ -22,6 +26,7 @@ class Timeline {
     this.box = document.getElementById("canvas-box");
     this.tooltip = document.getElementById("tooltip");
     this.sections = new Set(["storage", "block", "device", "part", "wait"]);
+    this.shifts = new Map(); // seconds by which a trace's rows are ahead of the time axis, so that phases are aligned
     this.keep = null; // by trace, for each file whether its calls are shown; null shows all
     const from = Math.min(...traces.map((trace) => trace.span_s[0])), to = Math.max(...traces.map((trace) => trace.span_s[1]));
     const margin = Math.max((to - from) * 0.004, 1e-9);
@@ -56,7 +61,9 @@ class Timeline {
     this.draw();
   }
 
-  setView(from, to) {
+  // Shows from..to (seconds). `shifts` aligns traces; without it, the present alignment remains.
+  setView(from, to, shifts = this.shifts) {
+    this.shifts = shifts;
     const least = 1e-6, whole = this.whole.to - this.whole.from;
     const span = Math.min(Math.max(to - from, least), whole);
     from = Math.min(Math.max(from, this.whole.from), this.whole.to - span);
@@ -73,6 +80,8 @@ class Timeline {
   paint() {
     const ratio = window.devicePixelRatio || 1, width = this.box.clientWidth;
     this.width = width;
+    setMargins(width);
+    this.own = this.view;
     this.canvas.width = Math.round(width * ratio);
     this.canvas.height = Math.round(this.height * ratio);
     const g = this.canvas.getContext("2d");
@@ -83,21 +92,31 @@ class Timeline {
     this.peak = this.peakRate();
     this.spelt = this.spellings(g);
     this.paintAxis(g);
-    for (const row of this.rows) this["paint_" + row.kind](g, row);
+    for (const row of this.rows) {
+      this.own = this.viewOf(row.trace);
+      this["paint_" + row.kind](g, row);
+    }
     const span = this.view.to - this.view.from, range = document.getElementById("range");
     range.textContent = `${formatMoment(this.view.from, span)} to ${formatMoment(this.view.to, span)} (${formatDuration(span * 1e9)})`;
     range.dataset.from = this.view.from;
     range.dataset.to = this.view.to;
   }
 
-  x(seconds) { return LEFT + (seconds - this.view.from) / (this.view.to - this.view.from) * this.plot; }
+  // The part of a trace that its rows show: the view, moved by the trace's shift.
+  viewOf(trace) {
+    const shift = this.shifts.get(trace) || 0;
+    return { from: this.view.from + shift, to: this.view.to + shift };
+  }
+
+  // The x of a moment in the rows that are being painted.
+  x(seconds) { return LEFT + (seconds - this.own.from) / (this.own.to - this.own.from) * this.plot; }
 
   seconds(x) { return this.view.from + (x - LEFT) / this.plot * (this.view.to - this.view.from); }
 
   // What the lane does in each pixel: from bins if they are as fine as pixels, else from calls if the page has them.
   pixels(trace, lane) {
     if (!this.pixelCache.has(lane)) {
-      const { from, to } = this.view, count = Math.round(this.plot);
+      const { from, to } = this.viewOf(trace), count = Math.round(this.plot);
       const keep = this.keep && this.keep.get(trace), { shown, calls } = this.finest(trace, lane);
       const coarse = shown.levels[0].width > (to - from) / count;
       const pixels = shown.calls && (coarse || keep)
@@ -109,8 +128,8 @@ class Timeline {
 
   // The finest known version of the lane: the server's detail if it covers the view, else the page's.
   finest(trace, lane) {
-    const { detail } = trace;
-    if (!detail || detail.from > this.view.from || detail.to < this.view.to) return { shown: lane, calls: trace.calls };
+    const { detail } = trace, view = this.viewOf(trace);
+    if (!detail || detail.from > view.from || detail.to < view.to) return { shown: lane, calls: trace.calls };
     const fine = detail.lanes[trace.lanes.indexOf(lane)];
     return fine.levels[0].width < lane.levels[0].width ? { shown: fine, calls: detail.calls } : { shown: lane, calls: trace.calls };
   }
@@ -133,25 +152,26 @@ class Timeline {
     const ticks = roundTicks(this.view.from, this.view.to, this.plot / 110), texts = formatTicks(ticks);
     for (const [place, tick] of ticks.entries()) {
       const x = Math.round(this.x(tick)) + 0.5;
-      g.strokeStyle = Math.abs(tick) < span * 1e-9 ? "#999" : "#ececec";
+      g.strokeStyle = Math.abs(tick) < span * 1e-9 ? THEME.axis : THEME.faint;
       line(g, x, 0, x, y);
-      g.fillStyle = "#444";
+      g.fillStyle = THEME.soft;
       g.fillText(`${texts[place]} s`, x, y + 5);
     }
-    g.strokeStyle = "#888";
+    g.strokeStyle = THEME.axis;
     line(g, LEFT, y + 0.5, LEFT + this.plot, y + 0.5);
   }
 
   paint_head(g, row) {
     g.textAlign = "left";
     g.textBaseline = "middle";
-    g.fillStyle = "#fff";
+    g.fillStyle = THEME.paper;
     g.fillRect(0, row.top, this.width, row.height);
     g.font = "bold 14px system-ui, sans-serif";
-    g.fillStyle = "#1a1a1a";
+    g.fillStyle = THEME.ink;
     g.fillText(row.trace.label, 8, row.top + 16);
     let left = 16 + g.measureText(row.trace.label).width;
-    for (const [text, colour, weight] of [[row.trace.loss, "#b34700", "bold "], [row.trace.machine, "#666", ""]]) {
+    const shift = this.shifts.get(row.trace), moved = shift ? `aligned: its time is the axis's ${shift < 0 ? "-" : "+"} ${formatDuration(Math.abs(shift) * 1e9)}` : "";
+    for (const [text, colour, weight] of [[row.trace.loss, THEME.loss, "bold "], [moved, THEME.ink, "bold "], [row.trace.machine, THEME.soft, ""]]) {
       g.font = weight + "12px system-ui, sans-serif";
       g.fillStyle = colour;
       if (text && left < this.width - 60) g.fillText(text, left, row.top + 16, this.width - left - 8);
@@ -163,28 +183,28 @@ class Timeline {
     const middle = row.top + row.height / 2;
     g.textBaseline = "middle";
     g.font = "12.5px system-ui, sans-serif";
-    g.fillStyle = "#222";
+    g.fillStyle = THEME.ink;
     g.textAlign = "right";
     g.fillText(name, LEFT - 8, middle, LEFT - 14);
     g.font = "11.5px system-ui, sans-serif";
-    g.fillStyle = "#555";
+    g.fillStyle = THEME.soft;
     g.textAlign = "left";
-    right.forEach((text, place) => g.fillText(text, LEFT + this.plot + 7, middle + (place - (right.length - 1) / 2) * 14, RIGHT - 9));
+    if (RIGHT > 20) right.forEach((text, place) => g.fillText(text, LEFT + this.plot + 7, middle + (place - (right.length - 1) / 2) * 14, RIGHT - 9));
   }
 
   // Paints a row's background, which is grey before the trace begins and after it ends.
   paintFloor(g, row) {
     const [begin, end] = row.trace.span_s.map((moment) => Math.min(Math.max(this.x(moment), LEFT), LEFT + this.plot));
-    g.fillStyle = "#f0f0f0";
+    g.fillStyle = THEME.floor;
     if (begin > LEFT + 1) g.fillRect(LEFT, row.top, begin - LEFT, row.height);
     if (end < LEFT + this.plot - 1) g.fillRect(end, row.top, LEFT + this.plot - end, row.height);
-    g.strokeStyle = "#bbb";
+    g.strokeStyle = THEME.line;
     line(g, LEFT, row.top + row.height + 0.5, LEFT + this.plot, row.top + row.height + 0.5);
   }
 
   paint_phases(g, row) {
     this.nameRow(g, row, "phases", row.trace.phases_inferred ? ["not logged:", "inferred from reads"] : row.trace.phases.length ? [] : ["none logged"]);
-    const inView = row.trace.phases.filter((phase) => phase[4] > this.view.from && phase[3] < this.view.to);
+    const inView = row.trace.phases.filter((phase) => phase[4] > this.own.from && phase[3] < this.own.to);
     const steps = inView.filter((phase) => phase[0] === "step");
     g.save();
     g.beginPath();
@@ -197,7 +217,7 @@ class Timeline {
       g.fillRect(x, row.top, Math.max(wide - 0.7, 0.7), row.height);
       this.labelPhase(g, row, name, epoch, Math.max(x, LEFT), Math.min(x + wide, LEFT + this.plot));
     }
-    g.strokeStyle = "#555";
+    g.strokeStyle = THEME.soft;
     const bottom = row.top + row.height;
     if (steps.length <= MOST_STEP_MARKS) for (const step of steps) line(g, this.x(step[3]), bottom - 5, this.x(step[3]), bottom);
     g.restore();
@@ -205,7 +225,7 @@ class Timeline {
 
   labelPhase(g, row, name, epoch, left, right) {
     g.font = PHASE_FONT;
-    g.fillStyle = "#222";
+    g.fillStyle = "#1a1a1a";
     g.textAlign = "center";
     g.textBaseline = "middle";
     const text = phaseWords(name, epoch)[this.spelt.get(name)];
@@ -230,10 +250,10 @@ class Timeline {
 
   paint_graph(g, row) {
     this.paintFloor(g, row);
-    const { graph } = row, colours = { ...this.page.colours.cpu, job: "#000", busy: "#0072B2", SM: "#009E73", memory: "#CC79A7", cached: "#0072B2", dirty: "#D55E00",
+    const { graph } = row, colours = { ...this.page.colours.cpu, job: THEME.black, busy: "#0072B2", SM: "#009E73", memory: "#CC79A7", cached: "#0072B2", dirty: "#D55E00",
       base: "#009E73", recomputed: "#E69F00", search: "#CC79A7" };
-    const first = Math.max(0, firstAbove(graph.time, this.view.from) - 1);
-    const last = Math.min(graph.time.length, firstAbove(graph.time, this.view.to) + 1);
+    const first = Math.max(0, firstAbove(graph.time, this.own.from) - 1);
+    const last = Math.min(graph.time.length, firstAbove(graph.time, this.own.to) + 1);
     const y = (share) => row.top + row.height * (1 - Math.min(share, 1));
     // Neighbouring samples are averaged, since a line that rises and falls in each pixel would be one black band.
     const together = Math.max(1, Math.ceil(PIXELS_A_SAMPLE * (last - first) / this.plot));
@@ -277,16 +297,16 @@ class Timeline {
       g.beginPath();
       g.rect(left, row.top, right - left, row.height);
       g.clip();
-      g.fillStyle = "#fff";
+      g.fillStyle = THEME.paper;
       g.fillRect(left, row.top, right - left, row.height);
-      g.strokeStyle = "#bbb";
+      g.strokeStyle = THEME.line;
       for (let x = left - row.height; x < right; x += 6) line(g, x, bottom, x + row.height, row.top);
       g.font = "11.5px system-ui, sans-serif";
       const words = "no samples", wide = g.measureText(words).width + 10, middle = (left + right) / 2;
       if (wide < right - left) {
-        g.fillStyle = "#fff";
+        g.fillStyle = THEME.paper;
         g.fillRect(middle - wide / 2, row.top + row.height / 2 - 9, wide, 18);
-        g.fillStyle = "#555";
+        g.fillStyle = THEME.soft;
         g.textAlign = "center";
         g.textBaseline = "middle";
         g.fillText(words, middle, row.top + row.height / 2);
@@ -315,13 +335,13 @@ class Timeline {
 
   // Tints the background of bars by the number of calls. Neighbouring pixels of one shade are one rectangle, which is faster.
   paintTint(g, row, pixels, most) {
-    const shades = 24, scale = Math.log1p(most);
+    const shades = 24, scale = Math.log1p(most), palest = DARK.matches ? 0.35 : 0.14;
     for (let x = 0, begin = 0, before = 0; x <= pixels.calls.length; x += 1) {
       const some = x < pixels.calls.length && (pixels.calls[x] > 0 || pixels.inFlight[x] > 0);
       const shade = some ? 1 + Math.round(shades * Math.log1p(pixels.calls[x]) / scale) : 0;
       if (shade === before) continue;
       if (before) {
-        g.globalAlpha = 0.14 + 0.3 * (before - 1) / shades;
+        g.globalAlpha = palest + 0.3 * (before - 1) / shades;
         g.fillRect(LEFT + begin, row.top, x - begin, row.height);
       }
       [begin, before] = [x, shade];
@@ -355,11 +375,11 @@ class Timeline {
     }, { passive: false });
     canvas.addEventListener("pointerdown", (event) => this.startDrag(event));
     canvas.addEventListener("pointermove", (event) => (this.drag ? this.moveDrag(event) : this.showTooltip(event)));
-    canvas.addEventListener("pointerup", (event) => this.endDrag(event));
+    for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => this.endDrag());
     canvas.addEventListener("pointerleave", () => { this.tooltip.hidden = true; });
-    canvas.addEventListener("dblclick", () => this.setView(this.whole.from, this.whole.to));
+    canvas.addEventListener("dblclick", () => this.setView(this.whole.from, this.whole.to, new Map()));
     this.box.addEventListener("keydown", (event) => this.onKey(event));
-    window.addEventListener("resize", () => this.setView(this.view.from, this.view.to));
+    for (const event of ["resize", "theme"]) window.addEventListener(event, () => this.setView(this.view.from, this.view.to));
   }
 
   zoomAt(moment, factor) {
@@ -401,7 +421,7 @@ class Timeline {
     else if (event.key === "ArrowRight") this.setView(from + step, to + step);
     else if (event.key === "+" || event.key === "=") this.zoomAt(middle, 0.6);
     else if (event.key === "-") this.zoomAt(middle, 1 / 0.6);
-    else if (event.key === "Home") this.setView(this.whole.from, this.whole.to);
+    else if (event.key === "Home") this.setView(this.whole.from, this.whole.to, new Map());
     else return;
     event.preventDefault();
   }
@@ -417,7 +437,7 @@ class Timeline {
   }
 
   describe(row, x) {
-    const moment = this.seconds(x), span = this.view.to - this.view.from, time = formatMoment(moment, span / 100);
+    const moment = this.seconds(x) + (this.shifts.get(row.trace) || 0), span = this.view.to - this.view.from, time = formatMoment(moment, span / 100);
     if (row.kind === "lane") return `${time}, ${row.lane.title}\n${this.describePixel(row, x)}${this.describeCall(row, moment, span / this.plot)}`;
     if (row.kind === "phases") {
       const under = row.trace.phases.filter((phase) => phase[3] <= moment && phase[4] >= moment);

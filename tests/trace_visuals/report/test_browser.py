@@ -32,7 +32,10 @@ def pages(tmp_path_factory):
     rerun = write_job(place / "rerun.trace", Job(seed=7))
     row = {"change": "read=25MB", "of": "epoch", "job": {"seconds": 13.0}, "twin": {"seconds": 12.8}, "ratio": 0.985}
     (place / "response.json").write_text(json.dumps({"changes": [row]}))
-    write_report([real, twin], place / "pair.html", repeats=[rerun], response=place / "response.json")
+    verdicts = [{"limited_by": name, "sentence": f"Limited by {name} in epoch 1."} for name in ("storage", "loaders")]
+    write_report([real, twin], place / "pair.html", repeats=[rerun], response=place / "response.json", verdicts=verdicts)
+    late = write_job(place / "late.trace", Job(seed=5, compute_ns=120_000_000))
+    write_report([real, late], place / "late.html")
     write_report([hostile], place / "hostile.html")
     block = write_job(place / "block.trace", Job(block=True, gpu=True))
     stall(block, "cpu")
