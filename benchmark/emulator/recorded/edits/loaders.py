@@ -180,10 +180,15 @@ class Deal:
     def begin_ahead(self, line: ProcessLine, samples: Sequence[DealtSample]) -> list[int]:
         """Let other threads of the process start to read the samples. Return the channels to wait for before using them."""
         channels: list[int] = []
+        begun: dict[tuple[int, int], set[int]] = {}  # by file and copy: the threads that use it
         for batch, part, copy, piece in samples if self.ahead is not None else ():
             stretch = self.ahead.of(batch, part) if self.ahead is not None else None
             if stretch is not None and piece is not None:
-                stretch = self._pieces(batch, part)[piece][1]
+                file, stretch = self._pieces(batch, part)[piece]
+                threads = {position for position, _, _ in stretch.others}
+                if begun.setdefault((file, copy), threads) != threads:  # one thread may close what another one still reads
+                    line.wait(channels)
+                    channels, begun = [], {(file, copy): threads}
             if stretch is not None:
                 copied = self._builder.on_copies(f"-copy{copy}", stretch.begin_ns, stretch.end_ns, data=True) if copy else None
                 channels += line.begin_others(stretch, copied)
