@@ -107,6 +107,11 @@ def _conflicts(config: Config) -> list[tuple[str, bool, str]]:
             "stage 3 shards the model over all ranks, so pipeline must be 1",
         ),
         (
+            "twin.clock",
+            twin.clock == "virtual" and twin.recorded is None,
+            "only a twin with a recording runs on a virtual clock; leave it out",
+        ),
+        (
             "profiling.profiler",
             workflow.profiling and config.profiling.profiler in ("darshan", "tensorboard"),
             "not supported; use iostat or trace",

@@ -363,6 +363,7 @@ class Twin(Section):
     barrier: bool = True  # ranks wait for one another after each step, as for an all-reduce
     all_reduce_time: Duration = 0.0  # seconds of each step after the wait of `barrier`; all ranks draw the same
     instrument: bool = False  # log every part of every step of rank 0; the option --instrument sets it, too
+    clock: Literal["real", "virtual"] = "real"  # virtual: the time in which all threads sleep or wait is skipped
     busy_wait: bool = False  # keep a CPU busy instead of sleeping in place of computation
     persistent_workers: bool = False  # worker processes live through all epochs; False: each epoch starts new ones
     pipeline: Pipeline | None = None  # pipeline-parallel stages; None: all ranks do the same

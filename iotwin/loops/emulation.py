@@ -117,6 +117,7 @@ def _emulate(config: "Config", options: EmulationOptions) -> Any:
 
 def _replay(config: "Config", options: EmulationOptions) -> dict[str, Any]:
     """Replay the recording of a twin on every rank. Return the summary."""
+    from iotwin.benchmark.emulator.clock import VirtualClock
     from iotwin.benchmark.emulator.ranks import run_local, under_mpi
     from iotwin.benchmark.emulator.recorded.results import write_replayed
     from iotwin.benchmark.emulator.recorded.run import replay, replays_of
@@ -126,9 +127,12 @@ def _replay(config: "Config", options: EmulationOptions) -> dict[str, Any]:
     if config.twin.recorded is not None:
         make_copies(config, config.twin.recorded.file, options.ranks)
     starts_anew = options.one_of_several
-    job = partial(replay, config, options.log, limit_s=options.limit_s, starts_anew=starts_anew, job_ranks=options.ranks)
-    ranks = run_local(replays_of(config, options.ranks), job)
-    return {**write_replayed(config, ranks), "output": config.output.folder}
+    count = replays_of(config, options.ranks)
+    clock = VirtualClock(count) if config.twin.clock == "virtual" else None
+    job = partial(
+        replay, config, options.log, limit_s=options.limit_s, starts_anew=starts_anew, job_ranks=options.ranks, clock=clock
+    )
+    return {**write_replayed(config, run_local(count, job), clock), "output": config.output.folder}
 
 
 def make_copies(config: "Config", file: str, ranks: int) -> None:

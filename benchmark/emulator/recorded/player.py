@@ -51,6 +51,7 @@ _WAITS = frozenset({Op.WAIT, Op.JOIN})
 class Home(Protocol):
     """The interface of a thread's process."""
 
+    number: int
     shared: Shared
     files: JobFiles
     fds: Descriptors
@@ -60,8 +61,8 @@ class Home(Protocol):
     def start(self, number: int, begin_ns: int) -> None:
         """Fork the process `number` of the recording, which begins at `begin_ns`."""
 
-    def join(self, number: int) -> int:
-        """Wait for the process `number` to end, and return when its end was due."""
+    def join(self, number: int, waiting: int) -> int:
+        """Let the thread `waiting` wait for the process `number` to end, and return when its end was due."""
 
     def start_thread(self, thread: int, begin_ns: int) -> None:
         """Start the thread `thread` of the recording, which begins at `begin_ns`."""
@@ -72,6 +73,9 @@ class Home(Protocol):
 
 class Player:
     """Replays one thread in its process. The time of the first row is counted from `begin_ns` (CLOCK_MONOTONIC)."""
+
+    now_ns: Callable[[], int] = staticmethod(time.monotonic_ns)
+    sleep: Callable[[float], None] = staticmethod(time.sleep)
 
     def __init__(self, process: Home, thread: int, begin_ns: int) -> None:
         self._process, self._thread = process, thread
@@ -103,8 +107,8 @@ class Player:
             shared.board.word,
             shared.deadline_ns,
             shared.think_scale,
-            time.monotonic_ns,
-            time.sleep,
+            self.now_ns,
+            self.sleep,
         )
         counts, late, moved_bytes, spent_ns = [0] * len(Op), [0] * BUCKETS, [0] * len(Op), self._spent_ns
         logical = self._begin_ns
@@ -259,7 +263,7 @@ class Player:
     def _join(self, number: int, fd: int, offset: int, size: int, flags: int) -> int:
         self._board[STATE] = WAITING
         # The due time counts, not the time at which the process really ended, which includes overhead of the replay.
-        ended_ns = self._process.join(number)
+        ended_ns = self._process.join(number, self._thread)
         self._board[STATE] = RUNNING
         return ended_ns
 

@@ -5,13 +5,13 @@ import os
 import queue
 import signal
 import threading
-import time
 
 import numpy as np
 
 from iotwin.benchmark.emulator.recorded.memory import Descriptors, Maps
 from iotwin.benchmark.emulator.recorded.player import Player
 from iotwin.benchmark.emulator.recorded.shared import DONE, ENDED_NS, FAILED, GO_ON, LET_GO, RUNNING, STOPPED, WAITING, Shared
+from iotwin.benchmark.emulator.recorded.virtual import VirtualPlayer
 from iotwin.common.processes.children import become_child
 from iotwin.trace_store.schema import FLAG_CREATE, FLAG_TRUNCATE
 from iotwin.workload_yaml.recording import RENAMED
@@ -30,34 +30,55 @@ class ReplayedProcess:
         self.maps: list[Maps] = list(parent.maps) if parent else []
         self.channels: list[queue.SimpleQueue[int]] = [queue.SimpleQueue() for _ in range(shared.recording.header.channels)]
         self._children: dict[int, int] = {}
-        self._threads: list[threading.Thread] = []
+        self._threads: list[tuple[int, threading.Thread]] = []
 
     def run(self, begin_ns: int) -> None:
         """Replay the main thread, which starts the others. Return when all threads and child processes have ended."""
-        self._play(self.shared.main(self.number), begin_ns)
-        for thread in self._threads:
+        main, virtual = self.shared.main(self.number), self.shared.virtual
+        self._play(main, begin_ns)
+        for number, thread in self._threads:
+            if virtual is not None:
+                virtual.wait_for_end(main, number, self.shared.is_over)
             thread.join()
         for number in list(self._children):
-            self.join(number)
+            self.join(number, main)
+        if virtual is not None:
+            virtual.end(main)
 
     def _open_again(self, file: int, flags: int) -> int:
         return self.files.open(file, bool(flags & RENAMED), flags & ~_MAKES)
 
     def _play(self, thread: int, begin_ns: int) -> None:
         try:
-            Player(self, thread, begin_ns).play()
+            self._player(thread, begin_ns).play()
         except Exception as error:
             self.shared.fail(error)
             self.shared.board.of(thread)[0] = DONE
 
+    def _player(self, thread: int, begin_ns: int) -> Player:
+        virtual = self.shared.virtual
+        if virtual is None:
+            return Player(self, thread, begin_ns)
+        virtual.clock.enter(virtual.slot(thread))
+        return VirtualPlayer(self, thread, begin_ns, replay=virtual)
+
+    def _play_thread(self, thread: int, begin_ns: int) -> None:
+        self._play(thread, begin_ns)
+        if self.shared.virtual is not None:
+            self.shared.virtual.end(thread)
+
     def start_thread(self, thread: int, begin_ns: int) -> None:
         """Start the thread `thread` of the recording, which begins at `begin_ns`."""
-        started = threading.Thread(target=self._play, args=(thread, begin_ns), daemon=True)
+        if self.shared.virtual is not None:
+            self.shared.virtual.begin(thread)
+        started = threading.Thread(target=self._play_thread, args=(thread, begin_ns), daemon=True)
         started.start()
-        self._threads.append(started)
+        self._threads.append((thread, started))
 
     def start(self, number: int, begin_ns: int) -> None:
         """Fork the process `number` of the recording, which begins at `begin_ns`."""
+        if self.shared.virtual is not None:
+            self.shared.virtual.begin(self.shared.main(number))
         parent = os.getpid()
         pid = os.fork()
         if pid:
@@ -73,11 +94,13 @@ class ReplayedProcess:
         finally:
             os._exit(status)
 
-    def join(self, number: int) -> int:
-        """Wait for the process `number` to end, and return when its end was due; 0 if it does not run."""
+    def join(self, number: int, waiting: int) -> int:
+        """Let the thread `waiting` wait for the process `number` to end. Return when its end was due; 0 if it does not run."""
         pid = self._children.pop(number, None)
         if pid is None:
             return 0
+        if self.shared.virtual is not None:
+            self.shared.virtual.wait_for_end(waiting, self.shared.main(number), self.shared.is_over)
         _, status = os.waitpid(pid, 0)
         if status and self.shared.board.word[0] != FAILED:
             self.shared.fail(RuntimeError(f"process {pid} of the replay ended with status {os.waitstatus_to_exitcode(status)}"))
@@ -111,7 +134,10 @@ class ReplayWatch(threading.Thread):
         """Inspect the board every `tick_s` seconds until `end` is called."""
         before, quiet = self._shared.board.states(), 0
         while not self._ended.wait(self._tick_s):
-            if time.monotonic_ns() >= self._shared.deadline_ns and self._shared.board.word[0] == GO_ON:
+            virtual = self._shared.virtual
+            if virtual is not None and virtual.clock.end_dead() and self._shared.board.word[0] == GO_ON:
+                self._shared.fail(RuntimeError("a process of the replay was killed"))
+            if self._shared.now_ns() >= self._shared.deadline_ns and self._shared.board.word[0] == GO_ON:
                 self._shared.board.word[0] = STOPPED
             now = self._shared.board.states()
             state = now[:, 0]
@@ -123,7 +149,8 @@ class ReplayWatch(threading.Thread):
                 self.freed += 0 if over else len(on_pipes)
                 for thread in on_pipes.tolist():
                     self._shared.board.of(thread)[LET_GO] = 1
-                    self._shared.pipes.free_one(int(state[thread]))
+                    if virtual is None:
+                        self._shared.pipes.free_one(int(state[thread]))
 
     def end(self) -> None:
         """Stop watching."""

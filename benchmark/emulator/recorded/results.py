@@ -6,19 +6,35 @@ from typing import Any
 
 import numpy as np
 
+from iotwin.benchmark.emulator.clock import VirtualClock, clock_document
 from iotwin.benchmark.emulator.recorded.run import Replayed, lateness
 from iotwin.benchmark.emulator.results.dlio_log import local_time
 from iotwin.benchmark.emulator.results.training import training_document
 from iotwin.benchmark.emulator.results.write import SUMMARY_NAME, resumed_document
-from iotwin.common.files import struct_json, write_whole
+from iotwin.common.files import open_whole, struct_json, write_whole
 from iotwin.workload_yaml import Config
 
+JUMPS_NAME = "clock.parquet"
 
-def write_replayed(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any]:
+
+def write_replayed(config: Config, ranks: Sequence[Replayed], clock: VirtualClock | None) -> dict[str, Any]:
     """Write the summary of the replays of all ranks to summary.json in the output folder, and return it."""
     summary = _summary(config, ranks)
+    summary["iotwin"]["clock"] = clock_document(clock, summary["iotwin"]["elapsed_s"])
+    if clock is not None:
+        _write_jumps(clock, Path(config.output.folder) / JUMPS_NAME)
     write_whole(Path(config.output.folder) / SUMMARY_NAME, struct_json(summary))
     return summary
+
+
+def _write_jumps(clock: VirtualClock, path: Path) -> None:
+    """Write the jumps of the clock as a Parquet table: real_ns (CLOCK_MONOTONIC), and offset_ns from then on."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    real_ns, offset_ns = clock.jumps().T
+    with open_whole(path) as file:
+        pq.write_table(pa.table({"real_ns": real_ns, "offset_ns": offset_ns}), file, compression="zstd")
 
 
 def _summary(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any]:

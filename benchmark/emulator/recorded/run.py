@@ -11,6 +11,7 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from iotwin.benchmark.emulator.clock import VirtualClock
 from iotwin.benchmark.emulator.journal import RankTotals, Usage
 from iotwin.benchmark.emulator.ranks import Rank
 from iotwin.benchmark.emulator.recorded.edits.edit import edit
@@ -31,6 +32,7 @@ from iotwin.benchmark.emulator.recorded.shared import (
     Pipes,
     Shared,
 )
+from iotwin.benchmark.emulator.recorded.slots import VirtualReplay
 from iotwin.benchmark.emulator.recorded.step_points import StepPoints, numbered, with_points
 from iotwin.benchmark.emulator.results.training import TrainedPass
 from iotwin.common.errors import IotwinError
@@ -63,8 +65,11 @@ def replay(
     limit_s: float | None = None,
     starts_anew: bool = False,
     job_ranks: int | None = None,
+    clock: VirtualClock | None = None,
 ) -> Replayed:
     """Replay the workload's recording as `rank` (None: the only rank) for at most `limit_s` seconds, and measure it.
+
+    `clock`: a virtual clock, on which the rank's slot is its index; None: time is real.
 
     `job_ranks`: ranks of the edited job, if the recording holds them all; None: as many as replay it.
 
@@ -99,15 +104,17 @@ def replay(
         files.claim()
         files.prepare()
     rank.meet()
-    begin_ns = time.monotonic_ns() if starts_anew or rank.count > 1 else started_ns
-    deadline_ns = _NEVER_NS if limit_s is None else time.monotonic_ns() + int(limit_s * 1e9)
+    now_ns = time.monotonic_ns if clock is None else clock.now_ns
+    begin_ns = now_ns() if starts_anew or rank.count > 1 else started_ns
+    deadline_ns = _NEVER_NS if limit_s is None else now_ns() + int(limit_s * 1e9)
     gc.collect()
     gc.freeze()  # so that garbage collection in forked processes does not copy the shared pages
     for turn in range(settings.loop):
         if turn:
             files.prepare()
-            begin_ns = time.monotonic_ns()
-        board = _once(recording, files, log, settings.think_scale, deadline_ns, begin_ns, measured, rank)
+            begin_ns = now_ns()
+        virtual = None if clock is None else VirtualReplay(clock, recording.header)
+        board = _once(recording, files, log, settings.think_scale, deadline_ns, begin_ns, measured, rank, virtual)
         if batches is not None:
             waited_s = _data_wait_s(board, recording, batches, edits or Edits())
             measured.data_wait_s = (measured.data_wait_s or 0.0) + waited_s
@@ -115,6 +122,9 @@ def replay(
             break
     gc.unfreeze()
     before.note_end(measured)
+    if clock is not None:
+        clock.end(rank.index)
+        measured.end_s += clock.figures().skipped_s
     return measured
 
 
@@ -149,18 +159,21 @@ def _once(
     begin_ns: int,
     measured: Replayed,
     rank: Rank,
+    virtual: VirtualReplay | None,
 ) -> Board:
     """Replay the recording once, add the measurements to `measured`, and return the numbers of all threads."""
-    board, pipes, failures = Board(len(recording.header.threads)), Pipes(recording.header), os.pipe()
+    board, failures = Board(len(recording.header.threads)), os.pipe()
+    pipes = Pipes(recording.header, virtual is not None)
     points = StepPoints(int((recording.columns["op"] == Op.STEP).sum()))
     os.set_blocking(failures[0], False)
     shared = Shared(
-        recording, recording.starts(), board, points, pipes, files, log, _noise(), think_scale, deadline_ns, failures, rank.arrive
-    )
+        recording, recording.starts(), board, points, pipes, files, log, _noise(), think_scale, deadline_ns, failures, virtual,
+        rank.arrive,
+    )  # fmt: skip
     root, watch = ReplayedProcess(shared, 0), ReplayWatch(shared)
     watch.start()
     try:
-        root.run(begin_ns)
+        _run(root, begin_ns, virtual, rank.index)
         if board.word[0] == FAILED:
             raise IotwinError(f"{_why(failures[0])}; the replay is ended")
     finally:
@@ -179,6 +192,16 @@ def _once(
     measured.passes += points.passes(recording, rank.index)
     measured.stopped_early = measured.stopped_early or board.word[0] == STOPPED
     return board
+
+
+def _run(root: ReplayedProcess, begin_ns: int, virtual: VirtualReplay | None, rank: int) -> None:
+    """Run the replay's first process. On a virtual clock, its main thread takes the place of the rank meanwhile."""
+    if virtual is not None:
+        virtual.begin(0)
+        virtual.clock.end(rank)
+    root.run(begin_ns)
+    if virtual is not None:
+        virtual.clock.begin(rank)
 
 
 def _noise() -> mmap.mmap:

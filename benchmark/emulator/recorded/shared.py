@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.benchmark.emulator.recorded.files import JobFiles
+from iotwin.benchmark.emulator.recorded.slots import VirtualReplay
 from iotwin.benchmark.emulator.recorded.step_points import StepPoints
 from iotwin.common.mllog import MlLog
 from iotwin.workload_yaml.recording import CALLS, Header, TwinRecording
@@ -73,10 +74,16 @@ class Board:
 
 
 class Pipes:
-    """The pipes of a recording: (read end, write end) of each, inherited by all processes."""
+    """The pipes of a recording: (read end, write end) of each, inherited by all processes.
 
-    def __init__(self, header: Header) -> None:
+    If time is virtual, writes do not block, since the clock must know who waits.
+    """
+
+    def __init__(self, header: Header, is_virtual: bool = False) -> None:
         self.ends = [os.pipe() for _ in header.pipes]
+        if is_virtual:
+            for _, write_end in self.ends:
+                os.set_blocking(write_end, False)
         self.in_messages = [pipe.messages for pipe in header.pipes]
 
     def free_one(self, state: int) -> None:
@@ -121,7 +128,16 @@ class Shared:
     think_scale: float
     deadline_ns: int
     failures: tuple[int, int]  # ends of a pipe for error messages
+    virtual: VirtualReplay | None  # None: time is real
     arrive: Callable[[], Callable[[], bool]]  # announces this rank to the others; the result returns whether all have arrived
+
+    def now_ns(self) -> int:
+        """Return the time in ns: CLOCK_MONOTONIC, or that of the virtual clock."""
+        return time.monotonic_ns() if self.virtual is None else self.virtual.clock.now_ns()
+
+    def is_over(self) -> bool:
+        """Return True if the replay was stopped or has failed."""
+        return self.board.word[0] != GO_ON
 
     def main(self, process: int) -> int:
         """Return the index of the main thread of a process."""

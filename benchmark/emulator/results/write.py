@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from iotwin.benchmark.emulator.checkpoints.frequency import Decided
+from iotwin.benchmark.emulator.clock import clock_document
 from iotwin.benchmark.emulator.journal import Measured, RankTotals, ResumedRun
 from iotwin.benchmark.emulator.results.dlio_log import epoch_stats, local_time, log_lines, rank_output
 from iotwin.benchmark.emulator.results.metrics import checkpoint_metrics, estimates, phase_metrics, step_quantiles
@@ -99,6 +100,7 @@ def summarize(config: Config, ranks: Sequence[Measured], table: StepTable) -> di
 def _own(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[str, Any]:
     """Return the results that DLIO does not report: bytes read, quantiles, intervals, checkpoint files, and the machine."""
     first = ranks[0]
+    elapsed_s = max(measured.end_s for measured in ranks) - min(measured.start_s for measured in ranks)
     train, evaluation = table.of("train"), table.of("evaluation")
     bytes_read = int(table.columns["bytes_read"].sum())
     storage_bytes = sum(measured.storage_read_bytes for measured in ranks)
@@ -106,7 +108,8 @@ def _own(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[st
     return {
         "kernel": first.host.kernel,
         "machine": first.host.machine,
-        "elapsed_s": max(measured.end_s for measured in ranks) - min(measured.start_s for measured in ranks),
+        "elapsed_s": elapsed_s,
+        "clock": clock_document(None, elapsed_s),
         "stopped_early": first.stopped_early,
         "steps": len(train["step"]) // len(ranks),
         "evaluation_steps": len(evaluation["step"]) // len(ranks),

@@ -16,7 +16,7 @@ _MOST_FACTOR = 10_000
 _HONOURED = (
     "dataset.data_folder", "dataset.num_files_train", "reader.batch_size", "reader.read_threads", "reader.prefetch_size",
     "train.epochs", "train.computation_time", "train.seed", "checkpoint.checkpoint_folder",
-    "checkpoint.steps_between_checkpoints", "twin.recorded", "twin.ranks",
+    "checkpoint.steps_between_checkpoints", "twin.recorded", "twin.ranks", "twin.clock",
     "twin.source", "twin.host", "twin.assumptions", "twin.resume",
     "model.name", "framework", "workflow", "output", "metric", "profiling",
 )  # fmt: skip
