@@ -101,3 +101,21 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
                 for i, (text, width) in enumerate(zip(row, widths, strict=True))
             )
         )
+
+
+def print_wrapped(text: str, indent: int) -> None:
+    """Print `text`. On a terminal, break its lines between words and indent all but the first by `indent` characters.
+
+    Other output is not broken, so that a script finds each text on one line.
+    """
+    import shutil
+    import textwrap
+
+    if sys.stdout.isatty():
+        width = max(40, shutil.get_terminal_size().columns)
+        hanging = " " * min(indent, width // 3)
+        text = "\n".join(
+            textwrap.fill(line, width, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+            for line in text.splitlines()
+        )
+    print(text)

@@ -25,6 +25,13 @@ _COMMANDS = (
     "twin", "checkpoints", "checkfreq", "detrain", "dtr", "plot", "report", "view", "scale", "run", "export", "attach-profile",
     "pipedream", "completion",
 )  # fmt: skip
+# What the bare `iotwin` lists: commands by what they are for. A command in no group is listed last.
+_GROUPS = {
+    "measure a job": ("doctor", "trace", "info", "stats", "recover", "merge", "import", "attach-profile", "export"),
+    "answer questions": ("advise", "size", "compare", "plot", "report", "view"),
+    "build and run its twin": ("demo", "fit", "emulate", "twin", "generate", "scale", "run"),
+    "training systems": ("checkpoints", "checkfreq", "detrain", "dtr", "pipedream"),
+}
 _MODULES = {"import": "import_trace", "attach-profile": "attach_profile"}  # names of modules that differ from the command's name
 
 _Parsers = dict[str, argparse.ArgumentParser]  # parsers by the words that call their command: "info", "twin pack"
@@ -32,6 +39,14 @@ _Parsers = dict[str, argparse.ArgumentParser]  # parsers by the words that call 
 
 class _Parser(argparse.ArgumentParser):
     """A parser that reports a usage error in one line, which names --help, instead of printing the whole usage."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is none of the choices of `action`, and suggest the nearest one."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += nearest(str(value), [str(choice) for choice in action.choices or ()])
+            raise
 
     def error(self, message: str) -> None:  # type: ignore[override]
         print(f"{self.prog}: {message}; see: {self.prog} --help", file=sys.stderr)
@@ -78,6 +93,17 @@ def build_parser(commands: Sequence[Command | Group]) -> tuple[argparse.Argument
                 words = f"{command.name} {leaf.name}"
                 parsers[words] = _add_parser(leaf_sub, leaf, words)
     return parser, parsers
+
+
+def _grouped(commands: Sequence[Command | Group]) -> str:
+    """Return a list of the commands, grouped by what they are for, with one line each."""
+    helps = {command.name: command.help for command in commands}
+    grouped = {title: [name for name in names if name in helps] for title, names in _GROUPS.items()}
+    grouped["more"] = [name for name in helps if not any(name in names for names in _GROUPS.values())]
+    lines = ["Trace a training job's I/O, build its twin, run the twin, prove how alike they are.", ""]
+    for title, names in grouped.items():
+        lines += [f"{title}:", *(f"  {name:<15} {helps[name]}" for name in names), ""] if names else []
+    return "\n".join([*lines, "start with: iotwin demo -o demo; options of a command: iotwin COMMAND --help"])
 
 
 def _leaf_first(arguments: list[str], group: Group, parsers: _Parsers) -> list[str]:
@@ -153,6 +179,9 @@ def _main(argv: Sequence[str] | None) -> int:
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
         return _refuse(parsers[args.called] if command else parser, unknown[0])
+    if not words:
+        print(_grouped(list(commands.values())))
+        return 2
     if command is None:
         parsers.get(arguments[0] if arguments else "", parser).print_help()
         return 2

@@ -13,6 +13,7 @@ from iotwin.trace_store.schema import SCHEMA_VERSION
 MANIFEST_NAME = "manifest.json"
 KIND = "iotwin trace"
 _MOST_MANIFEST_BYTES = 1 << 26
+_MOST_NAMED = 5  # traces that an error message names
 
 # Values are bounded, so that the sum of two fits in 64 bits.
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
@@ -121,10 +122,19 @@ def read_manifest(directory: Path) -> Manifest:
     except NotADirectoryError:
         raise IotwinError(f"{directory} is a file; a trace is a directory, with a {MANIFEST_NAME} in it") from None
     except FileNotFoundError:
-        raise IotwinError(f"{directory} is not an iotwin trace: it has no {MANIFEST_NAME}") from None
+        raise IotwinError(f"{directory} is not an iotwin trace: it has no {MANIFEST_NAME}{_traces_within(directory)}") from None
     if not content.strip(b"\0 \n"):
         raise IotwinError(f"{path} is empty: the machine went down or the disk was full; try: iotwin recover {directory}")
     return decode_manifest(content, path)
+
+
+def _traces_within(directory: Path) -> str:
+    """Return words on the traces that `directory` contains, for an error message; an empty string if it contains none."""
+    names = sorted(path.parent.name for path in directory.glob("*/events.parquet"))
+    if not names:
+        return ""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f", but it contains the traces {', '.join(names[:_MOST_NAMED])}{more}; give one of them, as {directory / names[0]}"
 
 
 def decode_manifest(content: bytes, path: Path) -> Manifest:

@@ -1,5 +1,6 @@
 """``iotwin compare``: score how alike two traces, or all pairs of traces in two folders, are."""
 
+import shlex
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,7 @@ class CompareCommand(Command):
             if further:
                 print(f"\n{'further ' if len(further) < len(document[title]) else ''}{title}:")
                 print("\n".join(f"  {sentence}" for sentence in further))
+        print(f"\nnext: iotwin report {shlex.quote(document['a'])} {shlex.quote(document['b'])} -o report.html")
 
 
 def _show_matrix(document: dict[str, Any]) -> None:

@@ -32,5 +32,17 @@ class DoctorCommand(Command):
             mark = Text("yes", style="green") if row["reason"] is None else Text("no", style="yellow")
             table.add_row(mark, row["name"], row["purpose"], Text(row["reason"] or ""))
         console().print(table)
-        if not document["can_trace"]:
-            print("this machine cannot trace: fix one of the backends above")
+        print(f"\n{_conclusion(document)}")
+
+
+def _conclusion(document: dict[str, Any]) -> str:
+    """Return what this machine can do, and the next command or what to fix."""
+    from iotwin.tracing_tools.backends import BACKEND_NAMES
+
+    works = {row["name"]: row["reason"] is None for row in document["checks"]}
+    usable = [name for name in BACKEND_NAMES if works.get(name)]
+    if not usable:
+        return "this machine cannot trace: fix one of the backends above"
+    start = "iotwin demo -o demo" if works.get("torch") else "iotwin trace -o run.trace -- COMMAND"
+    slower = "" if usable[0] == BACKEND_NAMES[0] else f"; {BACKEND_NAMES[0]} would cost the job less: see its line above"
+    return f"this machine can trace, by {usable[0]}{slower}; next: {start}"

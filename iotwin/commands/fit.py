@@ -1,5 +1,6 @@
 """``iotwin fit``: derive the twin of a traced job."""
 
+import shlex
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
@@ -46,15 +47,17 @@ class FitCommand(Command):
     def show(self, document: dict[str, Any]) -> None:
         from iotwin.benchmark.fit import coverage
         from iotwin.benchmark.fit.confidence import describe
+        from iotwin.common.terminal import print_wrapped
 
         print(f"{document['twin']}:")
         for name, text in document["evidence"].items():
-            print(f"  {name:16} {text}")
+            print_wrapped(f"  {name:16} {text}", 19)
         if document["coverage"]:
-            print(coverage.describe_coverage(document["coverage"]))
+            print_wrapped(coverage.describe_coverage(document["coverage"]), 2)
         if document["confidence"]:
             print("how sure:")
         for name, entry in document["confidence"].items():
-            print(f"  {name:37} {describe(entry)}")
+            print_wrapped(f"  {name:37} {describe(entry)}", 40)
         for text in document["assumptions"]:
-            print(f"  assumed: {text}")
+            print_wrapped(f"  assumed: {text}", 11)
+        print(f"next: iotwin emulate {shlex.quote(document['twin'])}")

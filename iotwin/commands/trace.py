@@ -1,5 +1,6 @@
 """``iotwin trace``: record a command, a container or running processes."""
 
+import shlex
 import signal
 import sys
 from argparse import REMAINDER, ArgumentParser, Namespace
@@ -113,9 +114,24 @@ class TraceCommand(Command):
         note(f"{document['trace']}: {document['events']} events in {took} by {document['backend']}{lost}")
         if document["exit_status"]:
             note(f"  {_failed(document['exit_status'])}")
-        for text in document["notes"]:
-            if not text.startswith("no GPU"):  # most machines have no GPU, so this note is not printed; `iotwin info` shows it
-                note(f"  note: {text}")
+        for text in _merged(document["notes"]):
+            note(f"  note: {text}")
+        if not document["exit_status"]:
+            note(f"  next: iotwin report {shlex.quote(document['trace'])} -o report.html, or iotwin fit to build its twin")
+
+
+def _merged(notes: list[str]) -> list[str]:
+    """Return at most two notes: one on the backends that do not work here, and one with all others.
+
+    The note on missing GPU samples is left out, since most machines have no GPU; `iotwin info` shows all notes.
+    """
+    from iotwin.tracing_tools.backends import BACKEND_NAMES
+
+    refused = {name: text for text in notes for name in BACKEND_NAMES if text.startswith(f"no {name}: ")}
+    others = [text for text in notes if text not in refused.values() and not text.startswith("no GPU")]
+    first, *further = refused or [""]
+    backends = [refused[first] + (f" (nor {', '.join(further)}: see iotwin doctor)" if further else "")] if first else []
+    return backends + (["; ".join(others)] if others else [])
 
 
 def _refuse_removed_directory(output: Path) -> None:

@@ -82,7 +82,7 @@ def test_doctor(capsys, monkeypatch):
         "GPU samples", "torch", "hdf5", "tensorflow", "containers", "gpu", "sql", "dask", "s3", "dtr", "mpi", "python",
     ]  # fmt: skip
     lines = text.splitlines()[1:]
-    assert len(lines) == len(document["checks"]) + (0 if document["can_trace"] else 1)
+    assert len(lines) == len(document["checks"]) + 2
     for line, row in zip(lines, document["checks"], strict=False):
         answer, name = line[:5].strip(), line[5:].partition("  ")[0]
         assert (answer, name) == ("yes" if row["reason"] is None else "no", row["name"])
