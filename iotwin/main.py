@@ -22,8 +22,8 @@ from iotwin.common.terminal import cleaned_streams
 # The commands, in the order in which a newcomer needs them.
 _COMMANDS = (
     "doctor", "demo", "generate", "trace", "info", "stats", "import", "recover", "merge", "fit", "emulate", "compare",
-    "twin", "checkpoints", "checkfreq", "detrain", "dtr", "plot", "report", "view", "scale", "run", "export", "attach-profile",
-    "pipedream", "completion",
+    "twin", "size", "checkpoints", "checkfreq", "detrain", "dtr", "plot", "report", "view", "scale", "run", "export",
+    "attach-profile", "pipedream", "completion",
 )  # fmt: skip
 # What the bare `iotwin` lists: commands by what they are for. A command in no group is listed last.
 _GROUPS = {

@@ -19,5 +19,6 @@ class TwinRecorded(Section):
     computation_scale: Factor = 1.0  # for the computation of steps
     decode_scale: Factor = 1.0  # for the time between the calls that read a sample
     request_bytes: Positive | None = None  # sequential reads are joined into requests of up to so many bytes; None: as recorded
+    read_latency: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0  # seconds added to a read that the page cache lacks
     keep_open: bool = False  # a process opens each file of the data set once, and closes it after its last read
     read_order: Literal["recorded", "sequential"] = "recorded"  # sequential: training reads its samples without shuffling them

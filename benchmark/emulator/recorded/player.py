@@ -33,6 +33,7 @@ from iotwin.benchmark.emulator.recorded.shared import (
     Board,
     Shared,
 )
+from iotwin.benchmark.emulator.recorded.slow_reads import read_slowly
 from iotwin.common.direct_io import write_direct
 from iotwin.trace_store.schema import FLAG_DIRECT
 from iotwin.workload_yaml.recording import CALLS, DUPLICATED, RENAMED, Op, TwinRecording
@@ -172,7 +173,9 @@ class Player:
         return 0
 
     def _read(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
-        actual = self._process.fds.of(fd, file, flags)
+        actual, latency_s = self._process.fds.of(fd, file, flags), self._process.shared.read_latency_s
+        if latency_s:
+            return read_slowly(actual, size, offset, self._scratch, partial(self.sleep, latency_s))
         if size >= _FRESH_BYTES and offset >= 0:
             return len(os.pread(actual, size, offset))
         buffer = self._scratch[: min(size, _FRESH_BYTES)]

@@ -38,7 +38,7 @@ from iotwin.benchmark.emulator.results.training import TrainedPass
 from iotwin.common.errors import IotwinError
 from iotwin.common.mllog import FOR_TRACERS, MlLog
 from iotwin.common.processes.process_settings import age_s, sharpen_timers
-from iotwin.workload_yaml import Config
+from iotwin.workload_yaml import Config, TwinRecorded
 from iotwin.workload_yaml.recording import CALLS, Op, RecordedBatches, TwinRecording, read_recording
 
 _NOISE_BYTES = 1 << 22
@@ -114,7 +114,7 @@ def replay(
             files.prepare()
             begin_ns = now_ns()
         virtual = None if clock is None else VirtualReplay(clock, recording.header)
-        board = _once(recording, files, log, settings.think_scale, deadline_ns, begin_ns, measured, rank, virtual)
+        board = _once(recording, files, log, settings, deadline_ns, begin_ns, measured, rank, virtual)
         if batches is not None:
             waited_s = _data_wait_s(board, recording, batches, edits or Edits())
             measured.data_wait_s = (measured.data_wait_s or 0.0) + waited_s
@@ -154,7 +154,7 @@ def _once(
     recording: TwinRecording,
     files: JobFiles,
     log: MlLog,
-    think_scale: float,
+    settings: TwinRecorded,
     deadline_ns: int,
     begin_ns: int,
     measured: Replayed,
@@ -167,8 +167,8 @@ def _once(
     points = StepPoints(int((recording.columns["op"] == Op.STEP).sum()))
     os.set_blocking(failures[0], False)
     shared = Shared(
-        recording, recording.starts(), board, points, pipes, files, log, _noise(), think_scale, deadline_ns, failures, virtual,
-        rank.arrive,
+        recording, recording.starts(), board, points, pipes, files, log, _noise(), settings.think_scale, settings.read_latency,
+        deadline_ns, failures, virtual, rank.arrive,
     )  # fmt: skip
     root, watch = ReplayedProcess(shared, 0), ReplayWatch(shared)
     watch.start()

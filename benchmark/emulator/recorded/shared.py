@@ -126,6 +126,7 @@ class Shared:
     log: MlLog
     noise: mmap.mmap  # the bytes that are written
     think_scale: float
+    read_latency_s: float
     deadline_ns: int
     failures: tuple[int, int]  # ends of a pipe for error messages
     virtual: VirtualReplay | None  # None: time is real

@@ -1,0 +1,133 @@
+"""Run a twin under limits of storage, each time from the same state of the page cache, and return its training figures."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.files import new_folder
+from iotwin.common.foreign_files import read_foreign_json
+from iotwin.common.progress import note
+from iotwin.common.units import format_duration, format_size
+from iotwin.loops.kept_cache import kept_cached
+from iotwin.loops.page_cache import evict, fetch
+from iotwin.loops.respond.in_force import reading_of
+from iotwin.loops.traced import run_traced
+from iotwin.own_command import own_command
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.targets.storage_limits import LimitedCgroups, Limits, device_below
+
+# Reading may outlast training this much: evaluations, and what loaders read ahead.
+_OUTLASTS, _OUTLASTS_S = 2.0, 2.0
+
+
+@dataclass(frozen=True)
+class StorageLimits:
+    """What storage gives at most, and the latency that it adds. None: unlimited. `cache_bytes`: page cache of the twin."""
+
+    bandwidth: float | None = None  # bytes per second
+    requests: float | None = None  # per second
+    latency: float | None = None  # seconds per read that the page cache does not hold whole
+    cache: float | None = None  # bytes
+
+    def __str__(self) -> str:
+        found = []
+        if self.bandwidth:
+            found.append(f"{format_size(self.bandwidth)}/s")
+        if self.requests:
+            found.append(f"{self.requests:.4g} requests/s")
+        if self.latency:
+            found.append(f"latency of {format_duration(self.latency * 1e9)}")
+        if self.cache:
+            found.append(f"page cache of {format_size(self.cache)}")
+        return ", ".join(found) or "unlimited"
+
+
+@dataclass(frozen=True)
+class SizedRun:
+    """One run's utilisation (0 to 1), mean epoch in seconds, and trace. `au` is None if it is unknown."""
+
+    au: float | None
+    epoch_s: float
+    trace: Path
+
+
+class LimitedTwin:
+    """A twin that runs under limits. `folder`: where its runs write; `data`: the files of its data set."""
+
+    def __init__(self, twin: Path, data: list[Path], folder: Path, ranks: int | None, clock: str) -> None:
+        self._twin, self._data, self._folder, self._ranks, self._clock = twin, data, folder, ranks, clock
+        self._own_memory_bytes = 0
+        self.runs = 0
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the twin replays a recording."""
+        from iotwin.workload_yaml import load
+
+        return load(self._twin).twin.recorded is not None
+
+    def data_bytes(self) -> int:
+        """Return the size of the data set."""
+        return sum(path.stat().st_size for path in self._data)
+
+    def devices(self) -> set[str]:
+        """Return the disks that hold the data set. Raises IotwinError if a file is on none."""
+        return {device_below(folder) for folder in {path.parent for path in self._data}}
+
+    def run(self, limits: StorageLimits, is_cold: bool) -> SizedRun:
+        """Run the twin once under `limits`, with its data evicted first if `is_cold`, otherwise read first."""
+        self.runs += 1
+        note(f"run {self.runs}: {limits}, {'cold' if is_cold else 'warm'}")
+        folder = self._folder / f"run-{self.runs}"
+        new_folder(folder)
+        for path in self._data:
+            (evict if is_cold else fetch)(path)
+        memory = None if limits.cache is None else self._own_memory_bytes + round(limits.cache)
+        caps = Limits(_whole(limits.bandwidth), _whole(limits.requests), memory)
+        devices = self.devices() if limits.bandwidth or limits.requests else set()
+        # If the cache is limited, the kernel must decide which pages remain.
+        kept = nullcontext() if limits.cache else kept_cached(self._data)
+        with kept, LimitedCgroups(caps, devices) as cgroups:
+            run_traced(self._command(limits, folder), folder / "twin.trace", "twin", limits=cgroups, prints_events=False)
+        if limits.cache is None:
+            self._own_memory_bytes = max(self._own_memory_bytes, cgroups.most_memory_bytes)
+        training = _training(folder / "output" / "summary.json", self._twin)
+        _check_waits(reading_of(Trace(folder / "twin.trace")).span_s, sum(training["epoch_s"]), self._twin)
+        return SizedRun(training["au"], float(np.mean(training["epoch_s"])), folder / "twin.trace")
+
+    def _command(self, limits: StorageLimits, folder: Path) -> list[str]:
+        words = [
+            f"++workload.output.folder={folder}/output",
+            f"++workload.checkpoint.checkpoint_folder={folder}/output/checkpoints",
+            *([f"++workload.twin.recorded.read_latency={limits.latency:.9f}"] if limits.latency else []),
+            *([] if self._clock == "real" else [f"++workload.twin.clock={self._clock}"]),
+            *([] if self._ranks is None else ["--ranks", str(self._ranks)]),
+        ]
+        return own_command("emulate", self._twin, *words, "--quiet")
+
+
+def _whole(limit: float | None) -> int | None:
+    return None if limit is None else max(1, round(limit))
+
+
+def _check_waits(reading_s: float, training_s: float, twin: Path) -> None:
+    """Raise IotwinError if reading outlasted training by far: the twin's ranks then do not wait for what its loaders read."""
+    if reading_s > _OUTLASTS * training_s + _OUTLASTS_S:
+        raise IotwinError(
+            f"{twin}: its ranks do not wait for all data: reads took {reading_s:.1f} s, but training ended after {training_s:.1f} s; "
+            "the trace does not show these waits, so make the twin from a trace of a longer run on an idle machine"
+        )
+
+
+def _training(summary: Path, twin: Path) -> dict[str, Any]:
+    document = read_foreign_json(summary)
+    training = document.get("iotwin", {}).get("training") if isinstance(document, dict) else None
+    if not isinstance(training, dict):
+        raise UsageError(f"{twin} trains no step that can be timed, so its utilisation is unknown; see docs/size.md")
+    if not training["epoch_s"]:
+        raise IotwinError(f"{summary}: the run has no epoch")
+    return training

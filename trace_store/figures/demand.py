@@ -1,0 +1,117 @@
+"""The rates at which a job read its data during training: mean, 99th percentile and peak over one second."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.schema import READ_OPS
+
+_BIN_NS = 100_000_000
+_BINS_PER_S = 10
+_TRAINING, _READING = "training", "from the first to the last read of data"
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The reads of the data set within a window of a trace. Times are seconds since the start of the trace.
+
+    The 99th percentile and the peak are those of all intervals of one second that begin at a multiple of 0.1 s in the window.
+    """
+
+    phase: str
+    begin_s: float
+    end_s: float
+    size_bytes: int
+    requests: int
+    mean_bytes_per_s: float
+    p99_bytes_per_s: float
+    peak_1s_bytes_per_s: float
+    mean_requests_per_s: float
+    p99_requests_per_s: float
+    peak_1s_requests_per_s: float
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the figures by name, with the window as a separate object."""
+        figures = {name: value for name, value in vars(self).items() if name not in ("phase", "begin_s", "end_s")}
+        return {"window": {"phase": self.phase, "begin_s": self.begin_s, "end_s": self.end_s}, **figures}
+
+
+def demand_of(trace: Trace) -> Demand | None:
+    """Return what the traced job read of its data set during training. None if it read nothing then.
+
+    Training begins with the first epoch and ends with the last. If the trace has no epochs, the window is that of the reads.
+    """
+    files = trace.files()
+    data = files.loc[files["kind"] == "dataset", "file_id"].tolist()
+    of_data = pc.field("op").cast("string").isin(list(READ_OPS)) & pc.field("file_id").isin(data) & (pc.field("result") > 0)
+    window = _training(trace) or _reading(trace, of_data)
+    if window is None:
+        return None
+    begin_ns, end_ns, phase = window
+    bins = max(1, -(-(end_ns - begin_ns) // _BIN_NS))
+    size_bytes, requests = np.zeros(bins), np.zeros(bins)
+    for batch in trace.events(columns=["start_ns", "duration_ns", "result"], where=of_data):
+        start_ns, duration_ns, result = (np.asarray(column).astype(np.int64) for column in batch.columns)
+        size_bytes += _spread(start_ns - begin_ns, duration_ns, result.astype(float), end_ns - begin_ns, bins)
+        inside = start_ns[(start_ns >= begin_ns) & (start_ns < end_ns)]
+        requests += np.bincount((inside - begin_ns) // _BIN_NS, minlength=bins)
+    if not requests.sum():
+        return None
+    span_s, zero_ns = (end_ns - begin_ns) / 1e9, trace.manifest.start_ns or 0
+    bytes_per_s, requests_per_s = _seconds(size_bytes, span_s), _seconds(requests, span_s)
+    return Demand(
+        phase, (begin_ns - zero_ns) / 1e9, (end_ns - zero_ns) / 1e9, round(size_bytes.sum()), int(requests.sum()),
+        float(size_bytes.sum() / span_s), float(np.percentile(bytes_per_s, 99)), float(bytes_per_s.max()),
+        float(requests.sum() / span_s), float(np.percentile(requests_per_s, 99)), float(requests_per_s.max()),
+    )  # fmt: skip
+
+
+def _training(trace: Trace) -> tuple[int, int, str] | None:
+    phases = trace.phases()
+    epochs = phases[phases["phase"] == "epoch"]
+    if epochs.empty or epochs["end_ns"].max() <= epochs["start_ns"].min():
+        return None
+    return int(epochs["start_ns"].min()), int(epochs["end_ns"].max()), _TRAINING
+
+
+def _reading(trace: Trace, of_data: pc.Expression) -> tuple[int, int, str] | None:
+    begin_ns = end_ns = None
+    for batch in trace.events(columns=["start_ns", "duration_ns"], where=of_data):
+        start, duration = (np.asarray(column).astype(np.int64) for column in batch.columns)
+        if len(start):
+            begin_ns = min(begin_ns or int(start.min()), int(start.min()))
+            end_ns = max(end_ns or 0, int((start + duration).max()))
+    return None if begin_ns is None or end_ns is None else (begin_ns, max(end_ns, begin_ns + 1), _READING)
+
+
+def _spread(
+    start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64], amount: NDArray[np.float64], span_ns: int, bins: int
+) -> NDArray[np.float64]:
+    """Return the amount in each bin of 0.1 s, shape (bins,). Each call's amount is spread evenly over its duration.
+
+    Times are relative to the window. What lies outside of the window of `span_ns` is left out.
+    """
+    length = np.maximum(duration_ns, 1)
+    first, last = np.clip(start_ns, 0, span_ns), np.clip(start_ns + length, 0, span_ns)
+    inside = last > first
+    first, last, rate = first[inside], last[inside], amount[inside] / length[inside]
+    touched = (last - 1) // _BIN_NS - first // _BIN_NS + 1
+    index = np.repeat(np.cumsum(touched) - touched, touched)
+    bin_of = np.repeat(first // _BIN_NS, touched) + np.arange(touched.sum()) - index
+    covered = np.minimum(np.repeat(last, touched), (bin_of + 1) * _BIN_NS) - np.maximum(
+        np.repeat(first, touched), bin_of * _BIN_NS
+    )
+    return np.bincount(bin_of, covered * np.repeat(rate, touched), bins).astype(float)
+
+
+def _seconds(bins: NDArray[np.float64], span_s: float) -> NDArray[np.float64]:
+    """Return the rates per second of all intervals of one second; of the whole window if it is shorter."""
+    if len(bins) <= _BINS_PER_S:
+        return np.array([bins.sum() / span_s])
+    whole = np.concatenate([[0.0], np.cumsum(bins)])
+    rates: NDArray[np.float64] = whole[_BINS_PER_S:] - whole[:-_BINS_PER_S]
+    return rates
