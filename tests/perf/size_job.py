@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-FILES, FILE_BYTES, BATCH, STEP_S = 320, 256 << 10, 8, 0.05
+FILES, FILE_BYTES, BATCH, STEP_S = 640, 32 << 10, 8, 0.05
 
 
 class Samples(Dataset):
@@ -42,7 +42,7 @@ def train(folder: Path, epochs: int) -> float:
     """Return the AU of the job."""
     torch.set_num_threads(1)
     torch.manual_seed(7)
-    loader = DataLoader(Samples(folder), batch_size=BATCH, shuffle=True, num_workers=2)
+    loader = DataLoader(Samples(folder), batch_size=BATCH, shuffle=True, num_workers=0)
     computed = counted = 0.0
     for _ in range(epochs):
         first = None

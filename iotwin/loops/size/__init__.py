@@ -11,7 +11,7 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import scratch_folder
 from iotwin.common.result_folder import MadeFolder
 from iotwin.loops.size.limited_runs import LimitedTwin, SizedRun, StorageLimits
-from iotwin.loops.size.search import FoundLimit, MeasuredPoint, MeasuredRun, Target, measure_near, tightest
+from iotwin.loops.size.search import FoundLimit, MeasuredPoint, MeasuredRun, SizeTarget, measure_near, tightest
 from iotwin.loops.size.twin_data import open_twin
 from iotwin.trace_store.figures.demand import Demand, demand_of
 from iotwin.trace_store.reader import Trace
@@ -32,7 +32,7 @@ _LATENCY_S = (1e-4, 1e-2)  # the first latencies tried
 class SizeQuestion:
     """What `size` searches: the target, the ranks to scale to (None: the twin's), states of the cache, axes, runs and clock."""
 
-    target: Target
+    target: SizeTarget
     ranks: int | None
     caches: Sequence[str]
     axes: Sequence[str]
@@ -109,12 +109,12 @@ def _sized(limited: LimitedTwin, question: SizeQuestion, axes: Sequence[str], sc
         "needs": needs,
         "together": together[0],
         "together_by_cache": together,
-        "caveats": list(dict.fromkeys(caveats)),
+        "caveats": list(dict.fromkeys([*caveats, *limited.caveats])),
         "runs": limited.runs,
     }
 
 
-def _check_target(target: Target, baseline: SizedRun) -> None:
+def _check_target(target: SizeTarget, baseline: SizedRun) -> None:
     if target.figure != "au":
         return
     if baseline.au is None:
@@ -126,7 +126,9 @@ def _check_target(target: Target, baseline: SizedRun) -> None:
         )
 
 
-def _measure(limited: LimitedTwin, target: Target, baseline: SizedRun, is_cold: bool) -> Callable[[StorageLimits], MeasuredRun]:
+def _measure(
+    limited: LimitedTwin, target: SizeTarget, baseline: SizedRun, is_cold: bool
+) -> Callable[[StorageLimits], MeasuredRun]:
     def measure(limits: StorageLimits) -> MeasuredRun:
         run = limited.run(limits, is_cold)
         return MeasuredRun(run.au or 0.0 if target.figure == "au" else run.epoch_s / baseline.epoch_s, run.au)
@@ -147,7 +149,7 @@ def _least(
     else:
         kind = "bytes" if axis == "bandwidth" else "requests"
         mean = 1.0 if demand is None else getattr(demand, f"mean_{kind}_per_s")
-        loose, tight, floor = max(mean * 4, 4.0), max(mean / 4, 1.0), 1.0
+        loose, tight, floor = max(mean * 4, 4.0), max(mean / 2, 1.0), 1.0
     return tightest(lambda limit: measure(StorageLimits(**{axis: limit})), question.target, loose, tight, question.runs, floor)
 
 

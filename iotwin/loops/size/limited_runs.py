@@ -20,8 +20,8 @@ from iotwin.own_command import own_command
 from iotwin.trace_store.reader import Trace
 from iotwin.tracing_tools.targets.storage_limits import LimitedCgroups, Limits, device_below
 
-# Reading may outlast training this much: evaluations, and what loaders read ahead.
-_OUTLASTS, _OUTLASTS_S = 2.0, 2.0
+# Reading may outlast training so many times before a warning or a refusal, and by so many seconds: evaluations, start of loaders.
+_WARNED, _REFUSED, _OUTLASTS_S = 1.3, 2.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class LimitedTwin:
         self._twin, self._data, self._folder, self._ranks, self._clock = twin, data, folder, ranks, clock
         self._own_memory_bytes = 0
         self.runs = 0
+        self.caveats: list[str] = []
 
     @property
     def is_recorded(self) -> bool:
@@ -96,7 +97,9 @@ class LimitedTwin:
         if limits.cache is None:
             self._own_memory_bytes = max(self._own_memory_bytes, cgroups.most_memory_bytes)
         training = _training(folder / "output" / "summary.json", self._twin)
-        _check_waits(reading_of(Trace(folder / "twin.trace")).span_s, sum(training["epoch_s"]), self._twin)
+        reading_s = reading_of(Trace(folder / "twin.trace")).span_s
+        if not self.caveats and (caveat := _unmet_waits(reading_s, sum(training["epoch_s"]), self._twin)):
+            self.caveats.append(caveat)
         return SizedRun(training["au"], float(np.mean(training["epoch_s"])), folder / "twin.trace")
 
     def _command(self, limits: StorageLimits, folder: Path) -> list[str]:
@@ -114,13 +117,20 @@ def _whole(limit: float | None) -> int | None:
     return None if limit is None else max(1, round(limit))
 
 
-def _check_waits(reading_s: float, training_s: float, twin: Path) -> None:
-    """Raise IotwinError if reading outlasted training by far: the twin's ranks then do not wait for what its loaders read."""
-    if reading_s > _OUTLASTS * training_s + _OUTLASTS_S:
+def _unmet_waits(reading_s: float, training_s: float, twin: Path) -> str | None:
+    """Return a caveat if reading outlasted training: ranks may then not wait for what loaders read. None if it did not.
+
+    Raises IotwinError if reading outlasted training by far.
+    """
+    if reading_s <= _WARNED * training_s + _OUTLASTS_S:
+        return None
+    times = f"reads took {reading_s:.1f} s, but training ended after {training_s:.1f} s"
+    if reading_s > _REFUSED * training_s + _OUTLASTS_S:
         raise IotwinError(
-            f"{twin}: its ranks do not wait for all data: reads took {reading_s:.1f} s, but training ended after {training_s:.1f} s; "
-            "the trace does not show these waits, so make the twin from a trace of a longer run on an idle machine"
+            f"{twin}: its ranks do not wait for all data: {times}; the trace does not show these waits, so make the twin from "
+            "a trace of a longer run on an idle machine"
         )
+    return f"in at least one run, {times}: evaluations read that long, or ranks do not wait for all data and need more than found"
 
 
 def _training(summary: Path, twin: Path) -> dict[str, Any]:

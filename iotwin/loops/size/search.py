@@ -16,7 +16,7 @@ _NEAR = 0.03  # a figure this near to the target, relative to it, is measured ag
 
 
 @dataclass(frozen=True)
-class Target:
+class SizeTarget:
     """The figure that storage must keep: `au` at least `value`, or `epoch_time` at most `value` times the unlimited epoch."""
 
     figure: str
@@ -34,7 +34,7 @@ class Target:
         return f"{self.figure}={self.value:g}"
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str) -> SizeTarget:
     """Return the target that `text` specifies, such as au=0.9 or epoch_time=1.05. Raises UsageError for other text."""
     figure, _, value = text.partition("=")
     try:
@@ -42,7 +42,7 @@ def parse_target(text: str) -> Target:
     except ValueError:
         number = math.nan
     if (figure == "au" and 0 < number < 1) or (figure == "epoch_time" and 1 < number < math.inf):
-        return Target(figure, number)
+        return SizeTarget(figure, number)
     raise UsageError(f"--target '{text}' is no target; write for example au=0.9 (below 1) or epoch_time=1.05 (above 1)")
 
 
@@ -77,7 +77,7 @@ class MeasuredPoint:
         return median(self.figures)
 
 
-def measure_near(measure: Callable[[], MeasuredRun], target: Target, runs: int) -> list[MeasuredRun]:
+def measure_near(measure: Callable[[], MeasuredRun], target: SizeTarget, runs: int) -> list[MeasuredRun]:
     """Return the runs of `measure`: one, or up to `runs` while their median is near the target."""
     found = [measure()]
     while len(found) < runs and target.is_near(median(run.figure for run in found)):
@@ -101,7 +101,7 @@ class FoundLimit:
 
 
 def tightest(
-    measure: Callable[[float], MeasuredRun], target: Target, loose: float, tight: float, runs: int, floor: float = 0.0
+    measure: Callable[[float], MeasuredRun], target: SizeTarget, loose: float, tight: float, runs: int, floor: float = 0.0
 ) -> FoundLimit:
     """Return the tightest limit at which `measure(limit)` keeps `target`, to 5 %.
 
@@ -149,7 +149,7 @@ def _bracket(
     return good, bad
 
 
-def _noisy_edge(points: list[MeasuredPoint], target: Target, low: float, high: float) -> tuple[float, float]:
+def _noisy_edge(points: list[MeasuredPoint], target: SizeTarget, low: float, high: float) -> tuple[float, float]:
     """Return the bracket, widened to all points whose runs disagree on the target."""
     mixed = [point.limit for point in points if len({target.holds(figure) for figure in point.figures}) > 1]
     return min([low, *mixed]), max([high, *mixed])

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from iotwin.common.errors import UsageError
+from iotwin.common.errors import IotwinError, UsageError
 from iotwin.loops import size as module
 from iotwin.loops.size import SizeQuestion, size
-from iotwin.loops.size.limited_runs import SizedRun, StorageLimits
-from iotwin.loops.size.search import MeasuredRun, Target, parse_target, tightest
+from iotwin.loops.size.limited_runs import SizedRun, StorageLimits, _unmet_waits
+from iotwin.loops.size.search import MeasuredRun, SizeTarget, parse_target, tightest
 from iotwin.tracing_tools.targets.storage_limits import READS
 from tests.conftest import run_iotwin
 from tests.synthetic import Job, write_job
 
-AU = Target("au", 0.9)
+AU = SizeTarget("au", 0.9)
 
 
 def limited_by(knee: float, inverse: bool = False):
@@ -57,7 +57,7 @@ def test_points_near_the_target_are_measured_several_times_and_disagreeing_runs_
 
 
 def test_an_epoch_time_keeps_its_target_from_below():
-    found = tightest(lambda limit: MeasuredRun(max(1.0, 1e6 / limit), 0.7), Target("epoch_time", 1.05), 1e7, 1e5, runs=1)
+    found = tightest(lambda limit: MeasuredRun(max(1.0, 1e6 / limit), 0.7), SizeTarget("epoch_time", 1.05), 1e7, 1e5, runs=1)
     assert 1e6 / 1.05 <= found.point.limit <= 1e6 and found.point.au == 0.7
 
 
@@ -74,7 +74,7 @@ class MadeStorage:
 
     def __init__(self, trace: Path, fastest: float = 1.0) -> None:
         self._trace, self._fastest, self.runs, self.ran = trace, fastest, 0, []
-        self.is_recorded = True
+        self.is_recorded, self.caveats = True, []
 
     def data_bytes(self) -> int:
         return 256 << 20
@@ -179,3 +179,10 @@ def test_bad_arguments_end_in_one_line(tmp_path, arguments, message):
     done = run_iotwin("size", tmp_path / "none", "-o", tmp_path / "out", *arguments)
     assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_twin_whose_reads_outlast_its_training_is_refused_and_warned_about_before():
+    assert _unmet_waits(9.0, 8.0, Path("t")) is None
+    assert "need more than found" in _unmet_waits(14.0, 8.0, Path("t"))
+    with pytest.raises(IotwinError, match="its ranks do not wait for all data: reads took 34"):
+        _unmet_waits(34.0, 5.7, Path("t"))
