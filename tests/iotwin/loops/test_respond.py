@@ -34,7 +34,7 @@ class Machine:
         self.memory_bytes = 100 << 20
         self.crowded: set[str] = set()  # sides whose runs are on a crowded machine
         monkeypatch.setattr(module, "evict", lambda path: self.asked.append(("evict", path)))
-        monkeypatch.setattr(module, "_fetch", lambda path: self.asked.append(("fetch", path)))
+        monkeypatch.setattr(module, "fetch", lambda path: self.asked.append(("fetch", path)))
         monkeypatch.setattr(module, "reason_against", lambda what: None)
         monkeypatch.setattr(module, "device_below", lambda path: f"8:{len(path.name)}")
         monkeypatch.setattr(module, "LimitedCgroups", self._limited)
