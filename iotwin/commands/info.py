@@ -25,6 +25,7 @@ class InfoCommand(Command):
         import msgspec
 
         from iotwin.benchmark.fit import predict_twin
+        from iotwin.loops.advise.verdict import quick_verdict
         from iotwin.trace_store.clocks import summarise_clock
         from iotwin.trace_store.figures.summary import summarise
         from iotwin.trace_store.reader import Trace
@@ -32,6 +33,7 @@ class InfoCommand(Command):
         trace = Trace(args.trace)
         summary = summarise(trace)
         summary["twin"] = predict_twin(trace) if 0 < trace.manifest.events <= _MOST_EVENTS else None
+        summary["verdict"] = quick_verdict(trace)
         clock = msgspec.to_builtins(summarise_clock(trace.manifest.clock))
         return Outcome({"trace": str(args.trace), "manifest": msgspec.to_builtins(trace.manifest), "clock": clock, **summary})
 
@@ -68,6 +70,8 @@ def _head(document: dict[str, Any]) -> Iterator[str]:
     from iotwin.trace_visuals.labels import machine_words, plain
 
     manifest = document["manifest"]
+    if document["verdict"] is not None:
+        yield document["verdict"]["sentence"]
     lost = sum(manifest["lost"].values())
     yield plain(f"{document['trace']}: {' '.join(manifest['target']['command'])}", 200)
     machine = ", ".join(machine_words(Host(**manifest["host"])))
@@ -75,6 +79,7 @@ def _head(document: dict[str, Any]) -> Iterator[str]:
     losses = f"{lost} events LOST: {manifest['lost']}" if lost else "no event lost"
     duration = format_duration(manifest["end_ns"] - manifest["start_ns"])
     yield f"{manifest['events']} events in {duration}, {losses}, exit status {manifest['exit_status']}"
+    yield f"time in calls: {', '.join(_uses(document))}"
     yield f"processes: {', '.join(f'{count} {role}' for role, count in document['processes'].items())}"
     if document["phases"]:
         yield f"phases: {', '.join(map(_phase, document['phases']))}"
@@ -87,6 +92,25 @@ def _head(document: dict[str, Any]) -> Iterator[str]:
     yield from (plain(f"note: {note}", 500) for note in shown)
     if len(shown) < len(notes):
         yield f"{len(notes) - len(shown)} more notes: iotwin info --json"
+
+
+def _uses(document: dict[str, Any]) -> Iterator[str]:
+    """Yield calls and time by use, so that polling and libraries do not look like storage."""
+    from iotwin.common.units import format_duration
+    from iotwin.loops.advise.verdict import WAITS
+    from iotwin.loops.statistics_table import KINDS_FIRST
+
+    exchange = ("pipe", "socket")
+    uses = {
+        "storage": [row for row in document["files"] if row["kind"] in KINDS_FIRST],
+        "polling": [row for row in document["operations"] if row["op"] in WAITS],
+        "pipes and sockets": [row for row in document["files"] if row["kind"] in exchange],
+        "libraries and others": [row for row in document["files"] if row["kind"] not in (*KINDS_FIRST, *exchange)],
+    }
+    for use, rows in uses.items():
+        calls, time_ns = (int(sum(row[name] for row in rows)) for name in ("calls", "total_ns"))
+        if calls:
+            yield f"{use} {format_duration(time_ns)} in {calls:,} {'call' if calls == 1 else 'calls'}"
 
 
 def _phase(row: dict[str, Any]) -> str:

@@ -31,12 +31,20 @@ class ReportCommand(Command):
         add_dask_option(parser)
 
     def run(self, args: Namespace) -> Outcome:
+        from iotwin.loops.advise.verdict import quick_verdict
         from iotwin.loops.inferred_phases import open_with_phases
+        from iotwin.trace_store.reader import Trace
         from iotwin.trace_visuals.report import write_report
         from iotwin.trace_visuals.report.diagnosis import describe, headline
 
         analyses = write_report(
-            args.traces, args.output, args.dask, open_with_phases, repeats=args.repeats, response=args.response
+            args.traces,
+            args.output,
+            args.dask,
+            open_with_phases,
+            repeats=args.repeats,
+            response=args.response,
+            verdicts=[quick_verdict(Trace(path)) for path in args.traces],
         )
         return Outcome({
             "output": str(args.output), "size_bytes": args.output.stat().st_size,

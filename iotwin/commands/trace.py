@@ -117,7 +117,22 @@ class TraceCommand(Command):
         for text in _merged(document["notes"]):
             note(f"  note: {text}")
         if not document["exit_status"]:
+            if verdict := _verdict(Path(document["trace"])):
+                note(f"  {verdict}")
             note(f"  next: iotwin report {shlex.quote(document['trace'])} -o report.html, or iotwin fit to build its twin")
+
+
+def _verdict(output: Path) -> str:
+    """Return a sentence on what limits the traced job; an empty string if it reads no data set or the trace is very large."""
+    from iotwin.trace_store.figures.unrecorded_maps import has_data_set
+
+    if not has_data_set(output):
+        return ""
+    from iotwin.loops.advise.verdict import quick_verdict
+    from iotwin.trace_store.reader import Trace
+
+    found = quick_verdict(Trace(output))
+    return found["sentence"] if found else ""
 
 
 def _merged(notes: list[str]) -> list[str]:

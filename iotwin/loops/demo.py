@@ -125,12 +125,15 @@ class _Demo:
         write_json(self._directory / "similarity.json", self._documents)
 
     def draw(self) -> None:
+        from iotwin.loops.advise.verdict import quick_verdict
+        from iotwin.trace_store.reader import Trace
         from iotwin.trace_visuals.report import write_report
         from iotwin.trace_visuals.timeline import plot_timeline
 
         traces = [self._directory / f"{name}.trace" for name in ("real", "twin")]
         plot_timeline(traces, self._directory / "timeline.png")
-        write_report(traces, self._directory / "report.html", repeats=[self._directory / "rerun.trace"])
+        verdicts = [quick_verdict(Trace(path)) for path in traces]
+        write_report(traces, self._directory / "report.html", repeats=[self._directory / "rerun.trace"], verdicts=verdicts)
 
     def summary(self) -> dict[str, Any]:
         traces = {name: str(self._directory / f"{name}.trace") for name in ("real", "rerun", "twin")}

@@ -1,5 +1,7 @@
 """What terminals show at the end of a command and instead of one: conclusions, next commands, groups, guesses."""
 
+import json
+
 import pytest
 
 from iotwin.commands.doctor import _conclusion
@@ -95,3 +97,14 @@ def test_trace_names_the_next_command(tmp_path):
     assert f"next: iotwin report {tmp_path / 'run.trace'} -o report.html" in done.stderr
     failed = run_iotwin("trace", "-o", tmp_path / "bad.trace", "--", "false", check=False)
     assert "next:" not in failed.stderr
+
+
+def test_info_leads_with_the_verdict_and_separates_storage_from_polling(tmp_path):
+    trace = write_job(tmp_path / "job.trace", Job(log_waits=True, pipes=True))
+    lines = run_iotwin("info", trace).stdout.splitlines()
+    assert lines[0].startswith("Not limited by storage: the rank waits for data for ")
+    (uses,) = (line for line in lines if line.startswith("time in calls: "))
+    assert "storage " in uses and "polling " in uses and "pipes and sockets " in uses
+    document = json.loads(run_iotwin("info", trace, "--json").stdout)
+    storage = sum(row["calls"] for row in document["files"] if row["kind"] in ("dataset", "checkpoint", "log"))
+    assert f" in {storage:,} calls, polling" in uses

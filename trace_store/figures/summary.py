@@ -37,11 +37,18 @@ def summarise(trace: Trace) -> dict[str, Any]:
 
 
 def _files(by_file: pd.DataFrame, files: pd.DataFrame) -> list[dict[str, Any]]:
-    totals = by_file.groupby("kind", as_index=False)[["calls", "read_bytes", "written_bytes"]].sum()
+    totals = by_file.groupby("kind", as_index=False)[["calls", "read_bytes", "written_bytes", "total_ns"]].sum()
     counts = files["kind"].astype(str).value_counts().to_dict()
     found: list[dict[str, Any]] = [
-        {"kind": kind, "files": int(counts[kind]), "calls": calls, "read_bytes": read_bytes, "written_bytes": written_bytes}
-        for kind, calls, read_bytes, written_bytes in totals.to_numpy().tolist()
+        {
+            "kind": kind,
+            "files": int(counts[kind]),
+            "calls": calls,
+            "read_bytes": read_bytes,
+            "written_bytes": written_bytes,
+            "total_ns": total_ns,
+        }
+        for kind, calls, read_bytes, written_bytes, total_ns in totals.to_numpy().tolist()
     ]
     return sorted(found, key=lambda row: -row["read_bytes"] - row["written_bytes"])
 

@@ -1,0 +1,1 @@
+"""Advice about a traced job: what limits it."""
