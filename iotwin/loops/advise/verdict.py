@@ -105,7 +105,7 @@ def _judged(shares: tuple[float, float, float, float], window: TrainingWindow, w
 def _training(trace: Trace, calls: pd.DataFrame, data: NDArray[np.bool_]) -> tuple[_Spans, str]:
     """Return the times of training and their name: the logged epochs, else the time from the first read to the last."""
     phases = trace.phases()
-    epochs = phases[phases["phase"].astype(str) == "epoch"]
+    epochs = phases[phases["phase"].astype(str) == "epoch"].dropna(subset=["start_ns", "end_ns"])
     if len(epochs):
         return _union(epochs[["start_ns", "end_ns"]].to_numpy(dtype=np.int64)), "epochs"
     spans = _spans(calls, data)
