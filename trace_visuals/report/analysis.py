@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,7 @@ import pandas as pd
 from iotwin.common.progress import Advance
 from iotwin.trace_store.calls import Collectors, folded
 from iotwin.trace_store.chunks import Chunk, chunks_of
+from iotwin.trace_store.figures.demand import Demand, demand_of
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers
 from iotwin.trace_visuals.bins import CallLanes, Grid, LaneBins
@@ -56,6 +58,11 @@ class Analysis:
     phases: pd.DataFrame  # phases of the lowest rank
     block: BlockAnalysis | None  # None if block requests were not traced
     reads_during_checkpoints: ReadsDuringCheckpoints
+
+    @cached_property
+    def demand(self) -> Demand | None:
+        """The rates at which the job read its data during training; None if it read nothing then."""
+        return demand_of(self.trace)
 
     @property
     def storage_files(self) -> pd.DataFrame:

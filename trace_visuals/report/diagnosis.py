@@ -162,14 +162,16 @@ def _improvements(analysis: Analysis) -> tuple[str, str]:
 
 
 def required_rates(analysis: Analysis) -> str:
-    """Return a sentence on the bytes and reads per second that storage delivered; an empty string if the job read nothing."""
-    lane, span_s = _lane(analysis, "read"), _span_s(analysis)
-    moved, calls = int(analysis.lanes.size_bytes[lane].sum()), int(analysis.lanes.calls[lane].sum())
-    if not moved:
+    """Return a sentence on the rates of reading during training; an empty string if the job read no data then."""
+    demand = analysis.demand
+    if demand is None:
         return ""
-    window, most_bytes, most_calls = _busiest(analysis, lane)
-    text = f"To keep this pace storage must give {format_size(moved / span_s)}/s and {_rate(calls / span_s)} reads/s on average, "
-    return text + f"{format_size(most_bytes)}/s and {_rate(most_calls)} reads/s in the busiest {format_duration(window)}."
+    return (
+        f"To keep this pace storage must give {format_size(demand.mean_bytes_per_s)}/s and "
+        f"{_rate(demand.mean_requests_per_s)} reads/s on average over {demand.phase} ({demand.begin_s:.3g} to "
+        f"{demand.end_s:.3g} s), {format_size(demand.p99_bytes_per_s)}/s at the 99th percentile, and "
+        f"{format_size(demand.peak_1s_bytes_per_s)}/s and {_rate(demand.peak_1s_requests_per_s)} reads/s in the busiest second."
+    )
 
 
 def _span_s(analysis: Analysis) -> float:

@@ -228,7 +228,7 @@ def test_the_real_eviction_and_its_opposite_leave_the_file_as_it_is(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"content" * 1000)
     module.evict(path)
-    module._fetch(path)
+    module.fetch(path)
     assert path.read_bytes() == b"content" * 1000
 
 

@@ -221,7 +221,7 @@ def test_a_stalled_sampler_is_told_and_marked(tmp_path):
         (Job(compute_ns=900 * MILLISECOND, files=4), "What dominates", "it is not what limits this job"),
         (Job(checkpoint_every=0), "Checkpoints", None),
         (Job(), "Gaps", None),
-        (Job(), "What to improve", "To keep this pace storage must give"),
+        (Job(), "What to improve", "reads/s on average over training ("),
         (Job(), "Checkpoints", "3 checkpoint files, 6.01 MiB in 12 writes that took 600 us and 3 syncs that took 15 ms"),
         (Job(read_bytes=4096, file_bytes=65536), "Request sizes", "0% of the bytes and 0% of the time in reads: request rate"),
         (Job(), "Request sizes", "100% of the calls, 100% of the bytes and 100% of the time in reads: bandwidth"),
