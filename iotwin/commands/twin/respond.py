@@ -6,6 +6,8 @@ from typing import Any
 
 from iotwin.command import Command, Outcome, at_least
 
+_NEAR = 0.05  # relative difference of times up to which the twin takes as long as the job
+
 
 class TwinRespondCommand(Command):
     name = "respond"
@@ -66,8 +68,10 @@ class TwinRespondCommand(Command):
         for row in document["changes"]:
             for text in row["not_in_force"]:
                 print(f"{row['change']} was not in force: {text}")
-        for line in lines_of_caveats(_caveats(document)):
+        caveats = _caveats(document)
+        for line in lines_of_caveats(caveats):
             print(line)
+        print(_conclusion(document, any("crowded" in caveat for caveat in caveats)))
 
 
 def _caveats(document: dict[str, Any]) -> list[str]:
@@ -77,3 +81,16 @@ def _caveats(document: dict[str, Any]) -> list[str]:
         for caveat in row["caveats"]:
             rows.setdefault(caveat, []).append(row["change"])
     return [*document["caveats"], *(f"{', '.join(names)}: {caveat}" for caveat, names in rows.items())]
+
+
+def _conclusion(document: dict[str, Any], crowded: bool) -> str:
+    """Return a sentence on how far the twin's times are from the job's; `crowded`: other work took processors during a run."""
+    compared = [row for row in document["changes"] if row["ratio"] is not None]
+    if not compared:
+        reason = "the job did not run" if document["job"] is None else "no change was in force"
+        return f"conclusion: the twin's response was not compared with the job's: {reason}"
+    furthest = max(compared, key=lambda row: max(row["ratio"], 1 / max(row["ratio"], 1e-9)))
+    near = sum(abs(row["ratio"] - 1) <= _NEAR for row in compared)
+    text = f"conclusion: the twin takes as long as the job, within {_NEAR:.0%}, on {near} of {len(compared)} kinds of storage; "
+    text += f"furthest is {furthest['change']}: {furthest['ratio']:.2f} times as long"
+    return f"{text}; the machine was crowded, so run it again on an idle machine" if crowded else text

@@ -279,6 +279,9 @@ def test_what_makes_the_ratios_weak_is_said_of_the_row_and_below_the_table(twin,
     assert "0.82" in document["caveats"][0] and "proves little" in document["caveats"][0]
     crowded, unknown, *_ = document["changes"][1]["caveats"]
     assert crowded.startswith("the job's machine was crowded") and unknown.startswith("whether the reads of the job were cold")
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("conclusion: the twin takes as long as the job, within 5%, on 2 of 2 kinds of storage; furthest is ")
+    assert last.endswith("the machine was crowded, so run it again on an idle machine")
     assert f"caveat: cached, cold: {crowded}" in done.stdout and f"caveat: {document['caveats'][0]}" in done.stdout
 
 
