@@ -23,12 +23,15 @@ class ViewCommand(Command):
         import threading
 
         from iotwin.common.errors import UsageError
+        from iotwin.loops.advise.verdict import quick_verdict
         from iotwin.loops.inferred_phases import open_with_phases
+        from iotwin.trace_store.reader import Trace
         from iotwin.trace_visuals.report.view import ReportServer
 
         if not 0 <= args.port < 1 << 16:
             raise UsageError(f"--port {args.port} is no port; give a number below 65536, or 0 for a free one")
-        with ReportServer(args.traces, args.port, open_with_phases) as server:
+        verdicts = [quick_verdict(Trace(path)) for path in args.traces]
+        with ReportServer(args.traces, args.port, open_with_phases, verdicts) as server:
             try:
                 # The user needs the address, so it is printed even under --quiet and --json.
                 print(f"open {server.url} in a browser on this machine; Ctrl-C ends", file=sys.stderr, flush=True)

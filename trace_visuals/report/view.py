@@ -24,7 +24,7 @@ from iotwin.trace_store.workers import in_this_process
 from iotwin.trace_visuals.bins import Grid, LaneBins
 from iotwin.trace_visuals.call_columns import CallReader
 from iotwin.trace_visuals.labels import trace_labels
-from iotwin.trace_visuals.report import check_number, page, report_document
+from iotwin.trace_visuals.report import Verdicts, check_number, page, report_document
 from iotwin.trace_visuals.report.analysis import Analysis, Detail, analyse, with_requests
 from iotwin.trace_visuals.report.lanes import LanePlan
 from iotwin.trace_visuals.report.page_data import calls_document, lanes_document, lanes_shown
@@ -45,7 +45,13 @@ class ReportServer:
     Raises UsageError if there are too many traces, IotwinError if one cannot be read.
     """
 
-    def __init__(self, paths: list[Path], port: int = 0, open_trace: Callable[[Path], Trace] = Trace) -> None:
+    def __init__(
+        self,
+        paths: list[Path],
+        port: int = 0,
+        open_trace: Callable[[Path], Trace] = Trace,
+        verdicts: Verdicts = (),
+    ) -> None:
         check_number(paths)
         traces = [open_trace(path) for path in paths]
         view = choose_view(traces, None)
@@ -54,7 +60,7 @@ class ReportServer:
             zeros = [window.zero_ns for window in view.windows]
             analyses = analyse(traces, trace_labels(paths), zeros, detail, in_this_process, advance)
         self._details = [_DetailReader(analysis) for analysis in analyses]
-        document = report_document(analyses, view.axis_label) | {"served": True}
+        document = report_document(analyses, view.axis_label, verdicts=verdicts) | {"served": True}
         self._page = page(document, served=True).encode("utf-8")
         self._token = secrets.token_urlsafe(24)
         self._server = _Server(("127.0.0.1", port), _handler(self))
