@@ -91,6 +91,8 @@ def _sized(limited: LimitedTwin, question: SizeQuestion, axes: Sequence[str], sc
     needs, together, baselines, demand, caveats = [], [], {}, None, []
     for cache in question.caches:
         baseline = limited.run(StorageLimits(), is_cold=cache == "cold")
+        if question.clock == "virtual" and demand is None:  # rates are those of real time
+            demand = demand_of(Trace(limited.run(StorageLimits(), is_cold=True, clock="real").trace))
         trace = Trace(baseline.trace)
         demand = demand or demand_of(trace)
         caveats += caveats_of(trace, "the unlimited run")
@@ -204,5 +206,8 @@ def _assumptions(question: SizeQuestion, ranks: int, run_ranks: int, needs: list
             "requests, and the same latency"
         )
     if question.clock == "virtual":
-        found.append("computing was not waited for; what storage does in idle time, such as write-back, is not included")
+        found.append(
+            "computing was not waited for, so limits of bandwidth and requests allow no burst after a pause, unlike in real time; "
+            "what storage does in idle time, such as write-back, is not included"
+        )
     return found

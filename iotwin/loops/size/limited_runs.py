@@ -79,8 +79,10 @@ class LimitedTwin:
         """Return the disks that hold the data set. Raises IotwinError if a file is on none."""
         return {device_below(folder) for folder in {path.parent for path in self._data}}
 
-    def run(self, limits: StorageLimits, is_cold: bool) -> SizedRun:
-        """Run the twin once under `limits`, with its data evicted first if `is_cold`, otherwise read first."""
+    def run(self, limits: StorageLimits, is_cold: bool, clock: str | None = None) -> SizedRun:
+        """Run the twin once under `limits`, with its data evicted first if `is_cold`, otherwise read first.
+
+        `clock`: real or virtual; None: the one of the other runs."""
         self.runs += 1
         note(f"run {self.runs}: {limits}, {'cold' if is_cold else 'warm'}")
         folder = self._folder / f"run-{self.runs}"
@@ -93,7 +95,13 @@ class LimitedTwin:
         # If the cache is limited, the kernel must decide which pages remain.
         kept = nullcontext() if limits.cache else kept_cached(self._data)
         with kept, LimitedCgroups(caps, devices) as cgroups:
-            run_traced(self._command(limits, folder), folder / "twin.trace", "twin", limits=cgroups, prints_events=False)
+            run_traced(
+                self._command(limits, folder, clock or self._clock),
+                folder / "twin.trace",
+                "twin",
+                limits=cgroups,
+                prints_events=False,
+            )
         if limits.cache is None:
             self._own_memory_bytes = max(self._own_memory_bytes, cgroups.most_memory_bytes)
         training = _training(folder / "output" / "summary.json", self._twin)
@@ -102,12 +110,12 @@ class LimitedTwin:
             self.caveats.append(caveat)
         return SizedRun(training["au"], float(np.mean(training["epoch_s"])), folder / "twin.trace")
 
-    def _command(self, limits: StorageLimits, folder: Path) -> list[str]:
+    def _command(self, limits: StorageLimits, folder: Path, clock: str) -> list[str]:
         words = [
             f"++workload.output.folder={folder}/output",
             f"++workload.checkpoint.checkpoint_folder={folder}/output/checkpoints",
             *([f"++workload.twin.recorded.read_latency={limits.latency:.9f}"] if limits.latency else []),
-            *([] if self._clock == "real" else [f"++workload.twin.clock={self._clock}"]),
+            *([] if clock == "real" else [f"++workload.twin.clock={clock}"]),
             *([] if self._ranks is None else ["--ranks", str(self._ranks)]),
         ]
         return own_command("emulate", self._twin, *words, "--quiet")

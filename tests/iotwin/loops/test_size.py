@@ -74,7 +74,7 @@ class MadeStorage:
 
     def __init__(self, trace: Path, fastest: float = 1.0) -> None:
         self._trace, self._fastest, self.runs, self.ran = trace, fastest, 0, []
-        self.is_recorded, self.caveats = True, []
+        self.is_recorded, self.caveats, self.clocks = True, [], []
 
     def data_bytes(self) -> int:
         return 256 << 20
@@ -82,9 +82,10 @@ class MadeStorage:
     def devices(self) -> set[str]:
         return {"8:0"}
 
-    def run(self, limits: StorageLimits, is_cold: bool) -> SizedRun:
+    def run(self, limits: StorageLimits, is_cold: bool, clock: str | None = None) -> SizedRun:
         self.runs += 1
         self.ran.append((limits, is_cold))
+        self.clocks.append(clock)
         au = self._fastest
         for axis in ("bandwidth", "requests", "cache"):
             if (limit := getattr(limits, axis)) and (is_cold or axis == "cache"):
@@ -186,3 +187,8 @@ def test_a_twin_whose_reads_outlast_its_training_is_refused_and_warned_about_bef
     assert "need more than found" in _unmet_waits(14.0, 8.0, Path("t"))
     with pytest.raises(IotwinError, match="its ranks do not wait for all data: reads took 34"):
         _unmet_waits(34.0, 5.7, Path("t"))
+
+
+def test_on_a_virtual_clock_the_demand_is_measured_in_real_time(storage, tmp_path):
+    document = size(tmp_path, question(clock="virtual", axes=["latency"]), tmp_path / "out", force=False)
+    assert storage.clocks.count("real") == 1 and document["clock"] == "virtual"
