@@ -207,7 +207,7 @@ def _assumptions(question: SizeQuestion, ranks: int, run_ranks: int, needs: list
         )
     if question.clock == "virtual":
         found.append(
-            "computing was not waited for, so limits of bandwidth and requests allow no burst after a pause, unlike in real time; "
+            "computing was not waited for, so limits of bandwidth and requests let no burst follow a pause, unlike in real time; "
             "what storage does in idle time, such as write-back, is not included"
         )
     return found
