@@ -71,6 +71,8 @@ def _draw(document: dict[str, Any], path: Path) -> None:
 
 def _draw_axis(panel: "Axes", needs: list[dict[str, Any]], target: str) -> None:
     """Draw the figure over the limit, the target as a line, and the least limit as a mark, for each state of the cache."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
     from iotwin.trace_visuals.style import BLACK, BLUE, GREY, VERMILLION
 
     figure, _, value = target.partition("=")
@@ -87,9 +89,11 @@ def _draw_axis(panel: "Axes", needs: list[dict[str, Any]], target: str) -> None:
                            fontsize=6.5, color=BLACK)  # fmt: skip
     panel.axhline(float(value), color=GREY, linestyle="--", linewidth=0.8)
     panel.set_xscale("log")
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: limit_text({"axis": needs[0]["axis"], "least": value})))
+    panel.xaxis.set_minor_formatter(NullFormatter())
     panel.set_title(
         {"latency": "added latency", "cache": "page cache", "requests": "requests"}.get(needs[0]["axis"], "bandwidth")
     )
-    panel.set_xlabel(needs[0]["unit"])
+    panel.tick_params(axis="x", labelrotation=30)
     panel.set_ylabel("AU" if figure == "au" else "epoch time / unlimited")
     panel.legend(frameon=False)
