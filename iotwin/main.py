@@ -21,7 +21,7 @@ from iotwin.common.terminal import cleaned_streams
 
 # The commands, in the order in which a newcomer needs them.
 _COMMANDS = (
-    "doctor", "demo", "generate", "trace", "info", "stats", "import", "recover", "merge", "fit", "emulate", "compare",
+    "doctor", "demo", "generate", "trace", "info", "advise", "stats", "import", "recover", "merge", "fit", "emulate", "compare",
     "twin", "size", "checkpoints", "checkfreq", "detrain", "dtr", "plot", "report", "view", "scale", "run", "export",
     "attach-profile", "pipedream", "completion",
 )  # fmt: skip

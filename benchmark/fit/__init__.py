@@ -23,19 +23,20 @@ def fit(trace: Trace) -> Fitted:
         note(f"{trace.path}: {failed}; what follows is of what it did until then")
     if unseen := mapped_data_note(trace):
         note(f"{trace.path}: {unseen}")
-    return _fit(trace)
+    return quiet_fit(trace)
 
 
 def predict_twin(trace: Trace) -> str:
     """Return in words how much of the job the twin that `fit` makes accounts for, and what can be edited in it."""
     try:
-        fitted = _fit(trace)
+        fitted = quiet_fit(trace)
     except IotwinError as error:
         return f"none: {str(error).removeprefix(f'{trace.path}: ')}"
     return f"{describe_coverage(fitted.coverage)}; edits: {fitted.evidence['edits']}"
 
 
-def _fit(trace: Trace) -> Fitted:
+def quiet_fit(trace: Trace) -> Fitted:
+    """Return what `fit` returns, without notes on what the trace lacks."""
     job = look(trace)
     labelled = label_calls(job)
     fitted = fit_recorded(trace, job, labelled)

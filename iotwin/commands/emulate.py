@@ -114,8 +114,8 @@ class EmulateCommand(Command):
         return run_workload(config, _options(args, args.ranks, notes))
 
     def _what_if(self, args: Namespace) -> dict[str, Any]:
+        from iotwin.loops.answers.what_if import ACCELERATORS, ask, key_of, parse_question
         from iotwin.loops.emulation import run_workload
-        from iotwin.loops.what_if import ACCELERATORS, ask, key_of, parse_question
 
         key, values = parse_question(args.what_if)
         folder = _composed(args, args.words)[0].config.output.folder

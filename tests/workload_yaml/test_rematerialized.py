@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from iotwin.common.errors import UsageError
+from iotwin.loops.answers.what_if import ask, key_of
 from iotwin.loops.emulation_summary import print_what_if
-from iotwin.loops.what_if import ask, key_of
 from iotwin.workload_yaml import Normal, Quantiles, Recorded, Rematerialized, StepTime
 from iotwin.workload_yaml.rematerialized import facts, overhead
 from iotwin.workload_yaml.step_time_models import step_time

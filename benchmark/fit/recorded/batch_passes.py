@@ -21,11 +21,14 @@ def pass_numbers(own: pd.DataFrame, evaluations: pd.DataFrame) -> _Ints:
 
     `evaluations`: the logged ones (start_ns, end_ns).
 
-    A pass begins when all batches requested before have been delivered, and one of three things happens:
+    A pass begins when all batches requested before have been delivered, and one of two things happens:
 
-    * a new loader gets a request,
-    * a loader has received another message in between, or
-    * as many batches are requested at once as are ever under way.
+    * a loader gets a request that had none in the present pass, or
+    * a loader has received another message in between.
+
+    If loaders serve several passes without other messages, or evaluations are logged, a pass also begins when as many batches are
+    requested at once as are ever under way. Within a pass, that happens too: a fast rank takes all batches that its loaders have
+    delivered, and requests as many, before they deliver the next one.
 
     It does not begin while a loader that started before the present pass has had no request yet. If all batches of a pass are
     requested at once, a pass begins with such a row of requests, of which loaders may answer the first before the last is made.
@@ -40,23 +43,43 @@ def pass_numbers(own: pd.DataFrame, evaluations: pd.DataFrame) -> _Ints:
             numbers[evaluates == kind] = numbers_of_repeats(own["key"][evaluates == kind].tolist())
         begins = np.append(False, (np.diff(numbers) != 0) | (np.diff(evaluates) != 0))
         return np.cumsum(begins)
-    requested, delivered, loader, turn = (
-        own[name].to_numpy(np.int64) for name in ("requested_ns", "delivered_ns", "loader", "turn")
-    )
+    requested, delivered, loader = (own[name].to_numpy(np.int64) for name in ("requested_ns", "delivered_ns", "loader"))
     depth = depth_of(requested, delivered)
     before = np.append(0, np.maximum.accumulate(delivered)[:-1])
     following = np.minimum.accumulate(delivered[::-1])[::-1]  # the first delivery of this batch or a later one
     at_once = np.searchsorted(np.maximum.accumulate(requested), following) - np.arange(len(own))
     if depth > (most := MOST_PREFETCHED * len(np.unique(loader))):
         return _numbers_of_rows(requested >= before, at_once, most)
-    begun, last_turn = own["begun_ns"].to_numpy(np.int64), dict[int, int]()
+    found = _numbers_of_loaders(own, depth, before, np.zeros(len(own), np.bool_))
+    served = pd.Series(found).groupby(loader).nunique()
+    if found[-1] and evaluations.empty and (served.max() == 1 or _are_messaged(own, found)):
+        return found
+    return _numbers_of_loaders(own, depth, before, at_once >= max(depth, 2))
+
+
+def _are_messaged(own: pd.DataFrame, numbers: _Ints) -> bool:
+    """Return whether each loader has received another message between its batches of one pass and those of the next."""
+    ordered = own.assign(number=numbers).sort_values(["loader", "turn"], kind="stable")
+    loader, turn, number = (ordered[name].to_numpy(np.int64) for name in ("loader", "turn", "number"))
+    later = (loader[1:] == loader[:-1]) & (number[1:] != number[:-1])
+    return bool((np.diff(turn)[later] > 1).all())
+
+
+def _numbers_of_loaders(own: pd.DataFrame, depth: int, before: _Ints, bursts: NDArray[np.bool_]) -> _Ints:
+    """Return the index of the pass of each batch. `before`: when all batches requested before had been delivered.
+
+    `bursts`: the batches with which a pass may begin although its loader has received no other message.
+    """
+    requested, loader, turn, begun = (own[name].to_numpy(np.int64) for name in ("requested_ns", "loader", "turn", "begun_ns"))
+    last_turn = dict[int, int]()
     number, first, numbers = 0, 0, np.zeros(len(own), np.int64)
     for row, (asked, turned) in enumerate(zip(loader.tolist(), turn.tolist(), strict=True)):
         skipped = last_turn.get(asked, -2) != turned - 1
         # The first requests of a pass come from several threads of the rank: one may be answered before all are made.
         later = loader[row : first + depth]
         starting = any(each not in last_turn for each in later[begun[row : first + depth] <= requested[first]].tolist())
-        if row and requested[row] >= before[row] and not starting and (skipped or at_once[row] >= depth > 1):
+        other = asked not in loader[first:row]
+        if row and requested[row] >= before[row] and not starting and (skipped or other or bursts[row]):
             number, first = number + 1, row
         last_turn[asked] = turned
         numbers[row] = number

@@ -12,8 +12,8 @@ from iotwin.benchmark.emulator.recorded.edits.edits import Edits, copies_folder,
 from iotwin.benchmark.fit import fit
 from iotwin.common.errors import UsageError
 from iotwin.loops import page_cache
+from iotwin.loops.answers.what_if import ask
 from iotwin.loops.emulation import EmulationOptions, make_copies, run_workload
-from iotwin.loops.what_if import ask
 from iotwin.workload_yaml import Config, TwinRecorded, dump, load
 from iotwin.workload_yaml.recorded_structure import structure_of
 from iotwin.workload_yaml.recording import Op, RecordedBatches, RecordedFile, TwinRecording, write_recording

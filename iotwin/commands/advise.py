@@ -1,0 +1,66 @@
+"""``iotwin advise``: report what limits a traced job, and which changes help, each tested on the job's twin."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from iotwin.command import Command, Outcome, at_least
+
+
+class AdviseCommand(Command):
+    name = "advise"
+    help = "what limits a traced job, and which changes help: each is tested on the job's twin first"
+    epilog = "examples:\n  iotwin advise job.trace\n  iotwin advise job.trace rerun.trace --runs 5\n  iotwin advise job.trace --untested"
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        parser.add_argument("trace", type=Path, metavar="TRACE")
+        parser.add_argument("reruns", type=Path, nargs="*", metavar="RERUN", help="traces of the same job, which show its noise")
+        parser.add_argument(
+            "--runs", type=at_least(1), default=3, metavar="N", help="runs of the twin with each change (default 3)"
+        )
+        parser.add_argument("--untested", action="store_true", help="list the findings only, and run no twin")
+
+    def run(self, args: Namespace) -> Outcome:
+        from iotwin.loops.answers.advise import advise
+        from iotwin.trace_store.reader import Trace
+
+        advice = advise(Trace(args.trace), [Trace(path) for path in args.reruns], args.runs, not args.untested)
+        return Outcome({"trace": str(args.trace), **advice.to_document()})
+
+    def show(self, document: dict[str, Any]) -> None:
+        from iotwin.common.terminal import console
+        from iotwin.trace_visuals.labels import plain
+
+        print_line = console().print
+        print_line(plain(document["verdict"]["sentence"], 500), style="bold", markup=False)
+        if document["machine"]["crowded"]:
+            print_line("The machine was crowded: the times of the trace include other programs' work.", markup=False)
+        for each in document["findings"]:
+            print_line()
+            print_line(plain(f"{each['rank']}. {each['kind']}: {_gain(each)}", 500), markup=False)
+            print_line(plain(f"   {each['sentence'][0].upper()}{each['sentence'][1:]}.", 500), markup=False)
+            change = each["change"]
+            print_line(
+                plain(f"   change {change['setting']} from {change['from']} to {change['to']} ({change['where']})", 500),
+                markup=False,
+            )
+            for text in each["notes"]:
+                print_line(plain(f"   {text}", 500), markup=False)
+        if not document["findings"]:
+            print_line("No change suggests itself.", markup=False)
+        for text in document["notes"]:
+            print_line(plain(text, 1000), markup=False)
+        print_line()
+        print_line(f"the evidence: iotwin advise {document['trace']} --json | jq .findings[0].sql", markup=False)
+
+
+def _gain(finding: dict[str, Any]) -> str:
+    """Return what the change gains, in words."""
+    predicted = finding["predicted"]
+    if predicted is None:
+        return "not tested on the twin"
+    value, low, high = (predicted[key] for key in ("step_time_ratio", "low", "high"))
+    bounds = "" if low is None else f" [{low:.2f}, {high:.2f}]"
+    if not finding["significant"]:
+        return f"no gain above noise, steps take {value:.2f}{bounds} of the time"
+    return f"steps take {value:.2f}{bounds} of the time, in the twin so changed"

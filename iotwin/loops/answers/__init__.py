@@ -1,0 +1,1 @@
+"""Answer questions about a job: what limits it, what to change, and what a change of its twin does."""

@@ -1,0 +1,128 @@
+"""Advise on a traced job: what limits it, and which changes help, each tested on the job's twin before it is given."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import scratch_folder
+from iotwin.loops.answers.checkpoint_findings import checkpoint_findings
+from iotwin.loops.answers.data_findings import DataReads, data_findings
+from iotwin.loops.answers.finding import Finding
+from iotwin.loops.answers.loader_findings import loader_findings
+from iotwin.loops.answers.training_view import TrainingView, training_view
+from iotwin.loops.answers.twin_runs import TrainingFigures, TwinVariant, ratios, run_variants
+from iotwin.loops.answers.verdict import Verdict, verdict_on
+from iotwin.trace_store.reader import Trace
+from iotwin.tracesim.verdict.caveats import caveats_of
+
+if TYPE_CHECKING:
+    from iotwin.benchmark.fit.fitted import Fitted
+
+_UNCHANGED = "the twin as it is"
+_LEAST_GAIN = 0.03  # two runs of one job differ by as much
+# Findings with gains that are alike are ordered by what explains most, then by what is changed most easily.
+_ORDER = (
+    "small_reads", "reopened_files", "metadata_storm", "cache_too_small", "cold_random_reads", "read_twice", "uneven_ranks",
+    "checkpoint_stall", "shallow_prefetch", "few_loaders", "slow_decode", "slow_storage", "evaluation_stall",
+    "unaligned_direct_io", "start_up", "checkpoint_not_durable",
+)  # fmt: skip
+
+
+@dataclass
+class Advice:
+    """The verdict on a job and the findings, best first. `step_s`: seconds a step of the job; `twin_step_s`: of its twin."""
+
+    verdict: Verdict
+    findings: list[Finding]
+    crowded: bool
+    step_s: float | None = None
+    twin_step_s: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the advice as a JSON document (see docs/advise.md)."""
+        return {
+            "verdict": self.verdict.to_document(),
+            "findings": [each.to_document(rank) for rank, each in enumerate(self.findings, 1)],
+            "machine": {"crowded": self.crowded},
+            "step_s": self.step_s, "twin_step_s": self.twin_step_s, "notes": self.notes,
+        }  # fmt: skip
+
+
+def advise(trace: Trace, reruns: Sequence[Trace] = (), runs: int = 3, tested: bool = True) -> Advice:
+    """Return the advice on the traced job. Each change is tried `runs` times on the job's twin, unless `tested` is False.
+
+    `reruns`: traces of the same job; their step times widen what counts as noise. Raises IotwinError if the trace cannot be fitted.
+    """
+    from iotwin.benchmark.fit import quiet_fit
+
+    fitted = quiet_fit(trace)
+    view = training_view(trace, fitted)
+    advice = Advice(verdict_on(view), [], bool(caveats_of(trace, "the job")))
+    if view is None:
+        return advice
+    advice.step_s = view.step_s
+    advice.findings = [*data_findings(view), *checkpoint_findings(view), *loader_findings(view)]
+    if tested and any(each.change.is_testable for each in advice.findings):
+        try:
+            _test(advice, view, fitted, runs, _noise(view, reruns))
+        except IotwinError as error:
+            advice.notes.append(f"no change was tested: {error}")
+    advice.findings.sort(key=_rank)
+    return advice
+
+
+def _noise(view: TrainingView, reruns: Sequence[Trace]) -> float:
+    """Return the largest relative difference of a rerun's step time; 0 without reruns."""
+    from iotwin.benchmark.fit import quiet_fit
+
+    views = [training_view(rerun, quiet_fit(rerun)) for rerun in reruns]
+    return max((abs(other.step_s / view.step_s - 1) for other in views if other is not None), default=0.0)
+
+
+def _test(advice: Advice, view: TrainingView, fitted: "Fitted", runs: int, noise: float) -> None:
+    """Run the twin unchanged and with each change, and note the ratios of step times in the findings."""
+    from iotwin.benchmark.fit.fitted import write_twin
+
+    data = [path for name, _ in fitted.files if (path := Path(fitted.config.dataset.data_folder) / name).is_file()]
+    if len(data) < len(fitted.files):
+        raise IotwinError(
+            f"{len(fitted.files) - len(data)} of {len(fitted.files)} files of the data set are not here; run advise where the job ran"
+        )
+    is_cold = DataReads(view).is_cold
+    testable = [each for each in advice.findings if each.change.is_testable]
+    variants = [TwinVariant(_UNCHANGED, (), is_cold)]
+    variants += [
+        TwinVariant(f"{each.kind}: {each.change}", each.change.overrides or (), is_cold and not each.change.warms)
+        for each in testable
+    ]
+    with scratch_folder() as folder:
+        write_twin(fitted, folder / "twin.yaml")
+        found = run_variants(folder / "twin.yaml", variants, runs, data)
+    unchanged = found[_UNCHANGED]
+    advice.twin_step_s = median(each.step_s for each in unchanged)
+    distance = abs(advice.twin_step_s / view.step_s - 1)
+    for each, variant in zip(testable, variants[1:], strict=True):
+        _judge(each, found[variant.name], unchanged, max(distance, noise, _LEAST_GAIN))
+
+
+def _judge(finding: Finding, changed: Sequence[TrainingFigures], unchanged: Sequence[TrainingFigures], noise: float) -> None:
+    """Note the predicted ratio of step times, and whether its gain exceeds `noise` (a share of the step time)."""
+    ratio = ratios(changed, unchanged)
+    if ratio is None:
+        return
+    if ratio.value < finding.floor:
+        finding.notes.append(f"limited by the processors, of which the job uses {finding.floor:.0%}")
+        low, high = (None if bound is None else max(bound, finding.floor) for bound in ratio[1:])
+        ratio = ratio._replace(value=finding.floor, low=low, high=high)
+    finding.predicted, finding.runs = ratio, len(changed)
+    finding.significant = (ratio.value if ratio.high is None else ratio.high) < 1 and 1 - ratio.value > noise
+
+
+def _rank(finding: Finding) -> tuple[bool, int, int]:
+    """Return the key by which findings are sorted: gains that differ by less than _LEAST_GAIN are alike."""
+    gain = 0.0 if finding.predicted is None else 1 - finding.predicted.value
+    return not finding.significant, -round(gain / (2 * _LEAST_GAIN)), _ORDER.index(finding.kind)

@@ -1,0 +1,127 @@
+"""Findings about a job's loaders: too few, too slow, or requested too late; evaluations; uneven ranks; start-up."""
+
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from iotwin.loops.answers.finding import Change, Finding
+from iotwin.loops.answers.training_view import TrainingView
+from iotwin.loops.answers.verdict import HARDLY, start_up_share
+
+_BUSY = 0.8  # loaders that have a request for a larger share of their time cannot be helped by requesting earlier
+_SATURATED = 0.85  # share of the processors, from which on more loaders have no processor to run on
+_MOSTLY_DECODING = 0.5  # share of a loader's service time besides its calls on the data set, from which on decoding is slow
+_MOST_LOADERS = 16
+_SPARE = 1.25  # loaders per loader needed, since a batch takes a varying time
+_DEEPER = 4  # factor for the prefetch depth
+_LONG_START = 0.3  # share of the run before the first step has its data
+_LONG_EVALUATION = 0.2  # share of the time of all passes
+_UNEVEN = 0.15  # difference of the ranks' shares of waiting
+
+_REQUESTS_SQL = "select pid, count(*) as calls, sum(duration_ns) / 1e9 as seconds from events group by pid order by seconds desc"
+
+
+def loader_findings(view: TrainingView) -> Iterator[Finding]:
+    """Yield the findings about loaders, those with the simplest change first."""
+    if view.waiting_share > HARDLY:
+        yield from _waiting(view)
+    yield from _evaluation(view)
+    yield from _uneven(view)
+    if (share := start_up_share(view)) > _LONG_START:
+        yield Finding(
+            "start_up", f"{share:.0%} of the run passed before the first step had its data", {"start_up_share": share},
+            "select comm, start_ns, exit_ns from processes order by start_ns",
+            Change("start-up", f"{share:.0%} of the run", "less", "imports, listing of the data set, start of loaders"),
+        )  # fmt: skip
+
+
+def decoding_share(view: TrainingView) -> float:
+    """Return the share (0 to 1) of the loaders' service time besides calls on the data set."""
+    service_s = view.service_s * sum(len(each.taken) for each in view.training)
+    return float(np.clip(1 - view.data_calls["duration_ns"].sum() / 1e9 / service_s, 0, 1)) if service_s else 0.0
+
+
+def _waiting(view: TrainingView) -> Iterator[Finding]:
+    structure, cpus = view.structure, view.job_cpus
+    machine = view.trace.manifest.host.cpus or os.cpu_count() or 1
+    floor = (cpus or 0.0) / machine
+    evidence: dict[str, Any] = {
+        "waiting_share": view.waiting_share, "loaders": structure.loaders, "loaders_busy_share": view.busy_share,
+        "service_s": view.service_s, "computation_s": view.computation_s, "job_cpus": cpus, "cpus": machine,
+    }  # fmt: skip
+    waits = f"ranks wait for data for {view.waiting_share:.0%} of their time"
+    decoding = decoding_share(view)
+    if structure.loaders and view.busy_share < _BUSY:
+        depth = structure.prefetch or 2 * structure.loaders
+        per_loader = max(round(depth / structure.loaders), 1)
+        yield Finding(
+            "shallow_prefetch", f"{waits}, while loaders have no request for {1 - view.busy_share:.0%} of theirs", evidence,
+            _REQUESTS_SQL, Change(
+                _named(view, "prefetch_factor", "batches that a loader reads ahead"), per_loader, per_loader * _DEEPER, "DataLoader",
+                (f"++workload.reader.prefetch_size={structure.loaders * per_loader * _DEEPER}",),
+            ), floor,
+        )  # fmt: skip
+    saturated = floor >= _SATURATED
+    if not saturated and (view.busy_share >= _BUSY or not structure.loaders):
+        needed = math.ceil(_SPARE * view.service_s / max(view.computation_s, view.service_s / _MOST_LOADERS))
+        loaders = min(max(needed, structure.loaders + 1), _MOST_LOADERS)
+        what = (
+            f"{structure.loaders} loaders are busy for {view.busy_share:.0%} of their time"
+            if structure.loaders
+            else "it has no loaders"
+        )
+        yield Finding(
+            "few_loaders", f"{waits}, and {what}", evidence, _REQUESTS_SQL,
+            Change(
+                _named(view, "num_workers", "loader processes"), structure.loaders, loaders, "DataLoader",
+                (f"++workload.reader.read_threads={loaders}",),
+            ), floor,
+        )  # fmt: skip
+    if decoding > _MOSTLY_DECODING and (view.busy_share >= _BUSY or not structure.loaders):
+        yield Finding(
+            "slow_decode", f"{waits}; {decoding:.0%} of the time of reading a batch is no storage call", evidence | {"decoding_share": decoding},
+            _REQUESTS_SQL, Change(
+                "decoding", f"{view.service_s * decoding * 1e3:.3g} ms a batch", "in advance", "store decoded samples, or decode on the accelerator",
+                ("++workload.twin.recorded.decode_scale=0",),
+            ),
+        )  # fmt: skip
+
+
+def _evaluation(view: TrainingView) -> Iterator[Finding]:
+    held = [each for each in view.passes if not each.training and len(each.taken) > 1]
+    spent, every = (sum(each.duration_ns for each in some) for some in (held, view.passes))
+    waited = sum(int(np.diff(each.waits, axis=1).sum()) for each in held)
+    if spent > _LONG_EVALUATION * every and waited > 0.5 * spent:
+        share = spent / every
+        yield Finding(
+            "evaluation_stall", f"evaluations take {share:.0%} of the time, and wait for data for {waited / spent:.0%} of theirs",
+            {"evaluation_share": share, "waiting_share": waited / spent}, _REQUESTS_SQL,
+            Change(_named(view, "num_workers", "loader processes"), "as it is", "more", "DataLoader of the evaluation"),
+        )  # fmt: skip
+
+
+def _uneven(view: TrainingView) -> Iterator[Finding]:
+    ranks = sorted({each.process for each in view.training})
+    if len(ranks) < 2:
+        return
+    own = [[each for each in view.training if each.process == rank] for rank in ranks]
+    shares = [
+        sum(int(np.diff(each.waits, axis=1).sum()) for each in passes) / max(sum(each.counted_ns for each in passes), 1)
+        for passes in own
+    ]
+    if max(shares) - min(shares) > _UNEVEN:
+        slow = int(np.argmax(shares))
+        yield Finding(
+            "uneven_ranks", f"rank {slow} waits for data for {shares[slow]:.0%} of its time, another for {min(shares):.0%}",
+            {"waiting_shares": shares, "rank": slow}, _REQUESTS_SQL,
+            Change("loading of the slow rank", f"rank {slow}", "as the others", "its storage, its loaders or its share of the samples"),
+        )  # fmt: skip
+
+
+def _named(view: TrainingView, setting: str, otherwise: str) -> str:
+    """Return PyTorch's name of a setting if the job uses PyTorch, else plain words."""
+    is_torch = view.files["path"].str.contains("/torch/", regex=False).any()
+    return setting if is_torch else otherwise

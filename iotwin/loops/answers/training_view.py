@@ -1,0 +1,185 @@
+"""What a trace shows of a job's training: the batches of each pass, the calls on its files, and how busy processors were."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from iotwin.benchmark.fit.fitted import Fitted
+from iotwin.trace_store.reader import Trace
+from iotwin.workload_yaml.recorded_structure import RecordedStructure, pass_bounds, structure_of
+from iotwin.workload_yaml.recording import RecordedBatches
+
+_Ints = NDArray[np.int64]
+_CALL_COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "file_id", "offset", "requested", "result", "flags")
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """One pass of a rank over its batches; times in ns on the trace's clock, one for each batch."""
+
+    process: int  # of the recording
+    training: bool
+    loader: _Ints  # process that read the batch
+    requested: _Ints
+    received: _Ints
+    delivered: _Ints
+    taken: _Ints
+    computed: _Ints
+
+    @property
+    def waits(self) -> _Ints:
+        """Return begin and end of the rank's wait for each batch but the first, shape (batches - 1, 2)."""
+        begin = self.computed[:-1]
+        return np.stack([begin, np.maximum(self.taken[1:], begin)], axis=1)
+
+    @property
+    def counted_ns(self) -> int:
+        """Return the time from the end of the first step to the end of the last."""
+        return int(self.computed[-1] - self.computed[0])
+
+    @property
+    def duration_ns(self) -> int:
+        """Return the time from the first request to the end of the last step."""
+        return int(self.computed[-1] - self.requested[0])
+
+
+class TrainingView:
+    """The training that `fitted`, the twin of `trace`, found. `fitted.recording` must have batches."""
+
+    def __init__(self, trace: Trace, fitted: Fitted, batches: RecordedBatches) -> None:
+        self.trace, self.fitted, self.batches = trace, fitted, batches
+        self.structure: RecordedStructure = structure_of(batches)
+        self.passes = _passes(batches, trace.manifest.start_ns)
+        self.training = [each for each in self.passes if each.training]
+        self.begin_ns = int(min(each.requested[0] for each in self.training))
+        self.end_ns = int(max(each.computed[-1] for each in self.training))
+        self.files = trace.files()
+
+    @property
+    def span_ns(self) -> int:
+        """Return the length of the window of training."""
+        return max(self.end_ns - self.begin_ns, 1)
+
+    @cached_property
+    def waits(self) -> _Ints:
+        """Return begin and end of all waits for batches in training, shape (waits, 2)."""
+        return np.concatenate([each.waits for each in self.training])
+
+    @cached_property
+    def waiting_share(self) -> float:
+        """Return the share (0 to 1) of the ranks' time after the first step of each pass that is spent in waits for data."""
+        counted = sum(each.counted_ns for each in self.training)
+        return float(np.diff(self.waits, axis=1).sum() / counted) if counted else 0.0
+
+    @cached_property
+    def step_s(self) -> float:
+        """Return the duration of the training passes by their steps, in seconds."""
+        return sum(each.duration_ns for each in self.training) / sum(len(each.taken) for each in self.training) / 1e9
+
+    @cached_property
+    def service_s(self) -> float:
+        """Return the mean time in seconds from a loader's receipt of a request to the delivery of the batch."""
+        return float(np.mean(np.concatenate([each.delivered - each.received for each in self.training]))) / 1e9
+
+    @cached_property
+    def computation_s(self) -> float:
+        """Return the mean computation time of a training step, in seconds."""
+        return float(np.mean(np.concatenate([each.computed - each.taken for each in self.training]))) / 1e9
+
+    @cached_property
+    def busy_share(self) -> float:
+        """Return the share (0 to 1) of the loaders' time between their first request and last delivery in which they had one."""
+        busy = whole = 0
+        for each in self.training:
+            for loader in np.unique(each.loader):
+                own = each.loader == loader
+                begin, end = each.received[own], each.delivered[own]
+                busy += int((end - np.maximum(begin, np.append(begin[0], np.maximum.accumulate(end)[:-1]))).clip(0).sum())
+                whole += int(end.max() - begin.min())
+        return busy / whole if whole else 0.0
+
+    def kind_ids(self, kind: str) -> list[int]:
+        """Return the ids of the files of one kind."""
+        ids: list[int] = self.files.loc[self.files["kind"] == kind, "file_id"].tolist()
+        return ids
+
+    def calls(self, kind: str) -> pd.DataFrame:
+        """Return the calls during training on the files of one kind, with _CALL_COLUMNS."""
+        of_files = pc.field("file_id").isin(self.kind_ids(kind))
+        within = (pc.field("start_ns") >= self.begin_ns) & (pc.field("start_ns") <= self.end_ns)
+        return self.trace.events_frame(_CALL_COLUMNS, of_files & within)
+
+    @cached_property
+    def data_calls(self) -> pd.DataFrame:
+        """Return the calls on the data set during training."""
+        return self.calls("dataset")
+
+    @cached_property
+    def storage_share(self) -> float:
+        """Return the share (0 to 1) of the waits for data in which a call on the data set was under way."""
+        waited = int(np.diff(self.waits, axis=1).sum())
+        calls = self.data_calls
+        if not waited or calls.empty:
+            return 0.0
+        return overlap_ns(self.waits, calls[["start_ns", "duration_ns"]].to_numpy(np.int64)) / waited
+
+    @cached_property
+    def device_bytes(self) -> int:
+        """Return the bytes of the data set that block devices read during training; 0 if unknown."""
+        block = self.trace.block()
+        if block is None:
+            return 0
+        own = (block["op"] == "read") & block["file_id"].isin(self.kind_ids("dataset"))
+        return int(block.loc[own & block["issue_ns"].between(self.begin_ns, self.end_ns), "size_bytes"].sum())
+
+    @cached_property
+    def job_cpus(self) -> float | None:
+        """Return how many processors the job used during training, on average; None if that was not sampled."""
+        samples = self.trace.samples("cpu")
+        if samples is None:
+            return None
+        used = samples.loc[samples["time_ns"].between(self.begin_ns, self.end_ns), "job_cpus"].dropna()
+        return float(used.mean()) if len(used) else None
+
+
+def training_view(trace: Trace, fitted: Fitted) -> TrainingView | None:
+    """Return the view of a job's training; None if the trace does not show when ranks took their batches."""
+    batches = None if fitted.recording is None else fitted.recording.header.batches
+    return None if batches is None else TrainingView(trace, fitted, batches)
+
+
+def overlap_ns(spans: _Ints, calls: _Ints) -> int:
+    """Return the time within `spans` in which at least one call is under way.
+
+    `spans`: begin and end, shape (n, 2), which may overlap. `calls`: begin and duration, shape (m, 2).
+    """
+    begin, end = calls[:, 0], calls[:, 0] + calls[:, 1]
+    order = np.argsort(begin, kind="stable")
+    begin, end = begin[order], np.maximum.accumulate(end[order])
+    first = np.append(True, begin[1:] > end[:-1])
+    begins, ends = begin[first], np.append(end[:-1][first[1:]], end[-1])
+    covered = np.append(0, np.cumsum(ends - begins))
+
+    def until(times: _Ints) -> _Ints:
+        """Return the time up to `times` in which a call is under way."""
+        index = np.searchsorted(begins, times, side="right")
+        inside = np.where(index > 0, np.maximum(np.append(0, ends)[index] - times, 0), 0)
+        found: _Ints = covered[index] - inside
+        return found
+
+    return int((until(spans[:, 1]) - until(spans[:, 0])).sum())
+
+
+def _passes(batches: RecordedBatches, start_ns: int) -> list[PassTimes]:
+    bounds = pass_bounds(batches)
+    names = ("requested_ns", "received_ns", "delivered_ns", "taken_ns", "computed_ns")
+    times = [np.array(getattr(batches, name), np.int64) + start_ns for name in names]
+    loader = np.array(batches.loader, np.int64)
+    return [
+        PassTimes(one.process, one.training, loader[a:b], *(column[a:b] for column in times))
+        for one, a, b in zip(batches.passes, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    ]
