@@ -10,14 +10,15 @@ from iotwin.command import Command, Outcome, at_least
 class AdviseCommand(Command):
     name = "advise"
     help = "what limits a traced job, and which changes help: each is tested on the job's twin first"
-    epilog = "examples:\n  iotwin advise job.trace\n  iotwin advise job.trace rerun.trace --runs 5\n  iotwin advise job.trace --untested"
+    epilog = """examples:
+  iotwin advise job.trace
+  iotwin advise job.trace rerun.trace --runs 5
+  iotwin advise job.trace --untested"""
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         parser.add_argument("trace", type=Path, metavar="TRACE")
         parser.add_argument("reruns", type=Path, nargs="*", metavar="RERUN", help="traces of the same job, which show its noise")
-        parser.add_argument(
-            "--runs", type=at_least(1), default=3, metavar="N", help="runs of the twin with each change (default 3)"
-        )
+        parser.add_argument("--runs", type=at_least(1), default=3, metavar="N", help="runs of each changed twin (default 3)")
         parser.add_argument("--untested", action="store_true", help="list the findings only, and run no twin")
 
     def run(self, args: Namespace) -> Outcome:
@@ -39,11 +40,8 @@ class AdviseCommand(Command):
             print_line()
             print_line(plain(f"{each['rank']}. {each['kind']}: {_gain(each)}", 500), markup=False)
             print_line(plain(f"   {each['sentence'][0].upper()}{each['sentence'][1:]}.", 500), markup=False)
-            change = each["change"]
-            print_line(
-                plain(f"   change {change['setting']} from {change['from']} to {change['to']} ({change['where']})", 500),
-                markup=False,
-            )
+            change = "   change {setting} from {from} to {to} ({where})".format(**each["change"])
+            print_line(plain(change, 500), markup=False)
             for text in each["notes"]:
                 print_line(plain(f"   {text}", 500), markup=False)
         if not document["findings"]:

@@ -55,7 +55,7 @@ class Advice:
 def advise(trace: Trace, reruns: Sequence[Trace] = (), runs: int = 3, tested: bool = True) -> Advice:
     """Return the advice on the traced job. Each change is tried `runs` times on the job's twin, unless `tested` is False.
 
-    `reruns`: traces of the same job; their step times widen what counts as noise. Raises IotwinError if the trace cannot be fitted.
+    `reruns`: traces of the same job; their step times widen what counts as noise. Raises IotwinError if there is nothing to fit.
     """
     from iotwin.benchmark.fit import quiet_fit
 
@@ -89,9 +89,8 @@ def _test(advice: Advice, view: TrainingView, fitted: "Fitted", runs: int, noise
 
     data = [path for name, _ in fitted.files if (path := Path(fitted.config.dataset.data_folder) / name).is_file()]
     if len(data) < len(fitted.files):
-        raise IotwinError(
-            f"{len(fitted.files) - len(data)} of {len(fitted.files)} files of the data set are not here; run advise where the job ran"
-        )
+        missing = len(fitted.files) - len(data)
+        raise IotwinError(f"{missing} of {len(fitted.files)} files of the data set are not here; run advise where the job ran")
     is_cold = DataReads(view).is_cold
     testable = [each for each in advice.findings if each.change.is_testable]
     variants = [TwinVariant(_UNCHANGED, (), is_cold)]

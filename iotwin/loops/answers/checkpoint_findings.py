@@ -32,8 +32,9 @@ def checkpoint_findings(view: TrainingView) -> Iterator[Finding]:
     written = set(calls.loc[op.isin(WRITE_OPS) & (calls["result"] > 0), "file_id"])
     unsynced = written - set(calls.loc[op.isin(_SYNCS), "file_id"])
     if unsynced:
+        lost = f"{len(unsynced)} of {len(written)} checkpoint files were never synced: a crash may lose them"
         yield Finding(
-            "checkpoint_not_durable", f"{len(unsynced)} of {len(written)} checkpoint files were never synced: a crash may lose them",
+            "checkpoint_not_durable", lost,
             {"files": len(written), "unsynced": len(unsynced)}, _SQL,
             Change("fsync", "none", "before the rename", "the function that saves"),
         )  # fmt: skip

@@ -17,8 +17,7 @@ def saving_share(view: TrainingView) -> float:
 
 def saving_ns(view: TrainingView, one: PassTimes) -> NDArray[np.int64]:
     """Return how long the rank's main thread wrote checkpoints in each step of a pass, in ns: from first to last call."""
-    recording = view.fitted.recording
-    assert recording is not None
+    recording = view.recording
     columns, header = recording.columns, recording.header
     thread = int(np.searchsorted(header.threads, one.process))
     begin, end = recording.starts()[thread : thread + 2].tolist()

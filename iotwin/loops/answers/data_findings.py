@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from iotwin.common.units import format_size
 from iotwin.loops.answers.finding import Change, Finding
@@ -18,6 +20,7 @@ _PAGE = 4096
 _COLD = 0.5  # share of the different bytes read that devices delivered
 _NOTICEABLE = 0.1  # share of the loaders' service time, from which on a kind of call is worth a change
 _METADATA = ("stat", "fstat", "newfstatat", "statx", "lstat", "getdents64", "getdents", "access", "faccessat", "faccessat2")
+_AGAIN = 1.5  # times that a byte is read, from which on it counts as read again
 _SEQUENTIAL = 0.5  # share of the reads that continue where the one before ended
 
 _FILES_SQL = (
@@ -47,9 +50,7 @@ class DataReads:
         ends = (ordered["offset"] + ordered["result"]).to_numpy()
         follows = same & (ordered["offset"].to_numpy() == np.append(np.nan, ends[:-1]))
         self.sequential_share = float(follows.mean()) if len(reads) else 0.0
-        self.distinct_bytes = (
-            int(_different(ordered["file_id"].to_numpy(), ordered["offset"].to_numpy(), ends)) if len(reads) else 0
-        )
+        self.distinct_bytes = different_bytes(ordered["file_id"].to_numpy(), ordered["offset"].to_numpy(), ends)
         self.cold_share = min(view.device_bytes / self.distinct_bytes, 1.0) if self.distinct_bytes else 0.0
 
     @property
@@ -76,94 +77,91 @@ def data_findings(view: TrainingView) -> Iterator[Finding]:
 def _small(found: DataReads) -> Iterator[Finding]:
     reads = found.reads
     middle, count = float(reads["result"].median()), len(reads)
-    batches = sum(len(each.taken) for each in found.view.training)
-    if middle < _SMALL_BYTES and found.sequential_share > _SEQUENTIAL and count > _MANY * batches:
-        evidence = {
-            "median_bytes": middle, "reads": count, "reads_per_batch": count / batches, "sequential_share": found.sequential_share,
-            "seconds_in_reads": float(reads["duration_ns"].sum() / 1e9),
-        }  # fmt: skip
-        yield Finding(
-            "small_reads", f"half of the {count:,} reads return {format_size(middle)} or less, {count / batches:,.0f} a batch", evidence,
-            _FILES_SQL, Change(
-                "request size", format_size(middle), format_size(_LARGE_BYTES), "read whole files or large buffers at once",
-                (f"++workload.twin.recorded.request_bytes={_LARGE_BYTES}",),
-            ),
-        )  # fmt: skip
+    each = count / sum(len(one.taken) for one in found.view.training)
+    if middle >= _SMALL_BYTES or found.sequential_share <= _SEQUENTIAL or each <= _MANY:
+        return
+    evidence = {
+        "median_bytes": middle, "reads": count, "reads_per_batch": each, "sequential_share": found.sequential_share,
+        "seconds_in_reads": float(reads["duration_ns"].sum() / 1e9),
+    }  # fmt: skip
+    overrides = (f"++workload.twin.recorded.request_bytes={_LARGE_BYTES}",)
+    where = "read whole files, or through a large buffer"
+    sentence = f"half of the {count:,} reads return {format_size(middle)} or less, {each:,.0f} reads a batch"
+    change = Change("request size", format_size(middle), format_size(_LARGE_BYTES), where, overrides)
+    yield Finding("small_reads", sentence, evidence, _FILES_SQL, change)
 
 
 def _reopened(found: DataReads) -> Iterator[Finding]:
     opens, view = found.opens, found.view
-    passes = max(len({index for index, _ in enumerate(view.training)}) // view.structure.ranks, 1)
     distinct = int(opens["file_id"].nunique())
-    each = len(opens) / max(distinct * passes, 1)
+    each = len(opens) / max(distinct * epochs_of(view), 1)
     if distinct and each > _MANY:
-        yield Finding(
-            "reopened_files", f"each of {distinct:,} files is opened {each:,.0f} times an epoch",
-            {"opens": len(opens), "files": distinct, "opens_per_file_and_epoch": each, "seconds_in_opens": float(opens["duration_ns"].sum() / 1e9)},
-            _FILES_SQL,
-            Change("opens of a file", f"{each:,.0f} an epoch", "once", "keep files open between samples", ("++workload.twin.recorded.keep_open=true",)),
-        )  # fmt: skip
+        seconds = float(opens["duration_ns"].sum() / 1e9)
+        evidence = {"opens": len(opens), "files": distinct, "opens_per_file_and_epoch": each, "seconds_in_opens": seconds}
+        overrides = ("++workload.twin.recorded.keep_open=true",)
+        change = Change("opens of a file", f"{each:,.0f} an epoch", "once", "keep files open between samples", overrides)
+        sentence = f"each of {distinct:,} files is opened {each:,.0f} times an epoch"
+        yield Finding("reopened_files", sentence, evidence, _FILES_SQL, change)
 
 
 def _metadata(found: DataReads) -> Iterator[Finding]:
     calls, share = len(found.metadata), found.share(float(found.metadata["duration_ns"].sum()))
     if calls > _MANY * len(found.reads) and share > _NOTICEABLE:
-        yield Finding(
-            "metadata_storm", f"{calls:,} calls ask for metadata of the data set, {share:.0%} of the time of reading batches",
-            {"metadata_calls": calls, "reads": len(found.reads), "share_of_service": share}, _FILES_SQL,
-            Change("metadata calls", f"{calls:,}", "a list made once", "keep a list of the files and their sizes"),
-        )  # fmt: skip
+        evidence = {"metadata_calls": calls, "reads": len(found.reads), "share_of_service": share}
+        change = Change("metadata calls", f"{calls:,}", "a list made once", "keep a list of the files and their sizes")
+        sentence = f"{calls:,} calls ask for metadata of the data set, {share:.0%} of the time of reading batches"
+        yield Finding("metadata_storm", sentence, evidence, _FILES_SQL, change)
 
 
 def _cold(found: DataReads) -> Iterator[Finding]:
-    view = found.view
-    share = found.share(float(found.reads["duration_ns"].sum()))
+    view, share = found.view, found.share(float(found.reads["duration_ns"].sum()))
     if not found.is_cold or share < _NOTICEABLE:
         return
     evidence = {
         "device_bytes": view.device_bytes, "distinct_bytes": found.distinct_bytes, "cold_share": found.cold_share,
         "sequential_share": found.sequential_share, "share_of_service": share,
     }  # fmt: skip
-    warmed = partial(Change, before="cold", overrides=(), warms=True)
-    if view.device_bytes > 1.5 * found.distinct_bytes:
-        yield Finding(
-            "cache_too_small", f"devices read {view.device_bytes / found.distinct_bytes:.1f} times the bytes of the data set", evidence,
-            _BLOCK_SQL, warmed("page cache", after=f"at least {format_size(found.distinct_bytes)}", where="memory of the machine"),
-        )  # fmt: skip
+    finding = partial(Finding, evidence=evidence, sql=_BLOCK_SQL)
+    warmed = partial(Change, before="cold", warms=True)
+    times = view.device_bytes / found.distinct_bytes
+    if times > _AGAIN:
+        change = warmed("page cache", after=f"at least {format_size(found.distinct_bytes)}", where="memory of the machine")
+        yield finding("cache_too_small", f"devices read {times:.1f} times the bytes of the data set", change=change)
     if found.sequential_share < _SEQUENTIAL and float(found.reads["result"].median()) < _LARGE_BYTES:
-        yield Finding(
-            "cold_random_reads", f"{found.cold_share:.0%} of the data come from the device, in reads at scattered offsets", evidence,
-            _BLOCK_SQL, warmed("order of reads", after="sequential, or cached before training", where="shard or shuffle in memory; read ahead"),
-        )  # fmt: skip
-    yield Finding(
-        "slow_storage", f"{share:.0%} of the time of reading a batch is spent in reads from the device", evidence, _BLOCK_SQL,
-        warmed("storage", after="faster, or cached before training", where="iotwin size finds how fast it must be"),
-    )  # fmt: skip
+        after = "sequential, or cached before training"
+        change = warmed("order of reads", after=after, where="shuffle in memory, larger records, or read ahead")
+        sentence = f"{found.cold_share:.0%} of the data come from the device, in reads at scattered offsets"
+        yield finding("cold_random_reads", sentence, change=change)
+    change = warmed(
+        "storage", after="faster, or cached before training", where="iotwin twin respond runs the twin on slower storage"
+    )
+    yield finding("slow_storage", f"{share:.0%} of the time of reading a batch is spent in reads from the device", change=change)
 
 
 def _twice(found: DataReads) -> Iterator[Finding]:
-    view = found.view
-    epochs = max(len(view.training) // view.structure.ranks, 1)
-    times = int(found.reads["result"].sum()) / max(found.distinct_bytes * epochs, 1)
-    if times > 1.5:
-        yield Finding(
-            "read_twice", f"each byte of the data set is read {times:.1f} times an epoch", {"times_an_epoch": times}, _FILES_SQL,
-            Change("reads of a byte", f"{times:.1f} an epoch", "one", "keep what several samples share"),
-        )  # fmt: skip
+    times = int(found.reads["result"].sum()) / max(found.distinct_bytes * epochs_of(found.view), 1)
+    if times > _AGAIN:
+        change = Change("reads of a byte", f"{times:.1f} an epoch", "one", "keep what several samples share")
+        sentence = f"each byte of the data set is read {times:.1f} times an epoch"
+        yield Finding("read_twice", sentence, {"times_an_epoch": times}, _FILES_SQL, change)
 
 
 def _direct(found: DataReads) -> Iterator[Finding]:
     direct = found.reads[(found.reads["flags"] & FLAG_DIRECT) > 0]
-    unaligned = ((direct["offset"] % _PAGE != 0) | (direct["requested"] % _PAGE != 0)).sum()
+    unaligned = int(((direct["offset"] % _PAGE != 0) | (direct["requested"] % _PAGE != 0)).sum())
     if unaligned:
-        yield Finding(
-            "unaligned_direct_io", f"{unaligned:,} direct reads are not aligned to {_PAGE} bytes",
-            {"unaligned_reads": int(unaligned), "direct_reads": len(direct)}, _FILES_SQL,
-            Change("alignment", "none", f"{_PAGE} bytes", "offsets and sizes of direct reads"),
-        )  # fmt: skip
+        evidence = {"unaligned_reads": unaligned, "direct_reads": len(direct)}
+        change = Change("alignment", "none", f"{_PAGE} bytes", "offsets and sizes of direct reads")
+        sentence = f"{unaligned:,} direct reads are not aligned to {_PAGE} bytes"
+        yield Finding("unaligned_direct_io", sentence, evidence, _FILES_SQL, change)
 
 
-def _different(file_id: np.ndarray, begin: np.ndarray, end: np.ndarray) -> int:
+def epochs_of(view: TrainingView) -> int:
+    """Return the number of training passes of a rank."""
+    return max(len(view.training) // max(view.structure.ranks, 1), 1)
+
+
+def different_bytes(file_id: NDArray[Any], begin: NDArray[Any], end: NDArray[Any]) -> int:
     """Return how many different bytes the reads [begin, end) of files cover; reads with an unknown offset do not count."""
     known = ~np.isnan(begin)
     order = np.lexsort((begin[known], file_id[known]))

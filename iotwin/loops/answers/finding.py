@@ -10,7 +10,7 @@ from iotwin.common.numbers.confidence import Estimate
 class Change:
     """A change of the job: `setting` from one value to another, in the words of its framework. `where`: what is to be changed.
 
-    `overrides`: the same change of the job's twin, None if the twin cannot make it. `warms`: the data are read from the page cache.
+    `overrides`: the same change of the job's twin, None if the twin cannot make it. `warms`: the data are cached before the run.
     """
 
     setting: str

@@ -45,80 +45,73 @@ def decoding_share(view: TrainingView) -> float:
 
 
 def _waiting(view: TrainingView) -> Iterator[Finding]:
-    structure, cpus = view.structure, view.job_cpus
-    machine = view.trace.manifest.host.cpus or os.cpu_count() or 1
-    floor = (cpus or 0.0) / machine
+    structure = view.structure
+    cpus = view.trace.manifest.host.cpus or os.cpu_count() or 1
+    # The job's work on processors remains, so its steps take at least this share of their time.
+    floor = (view.job_cpus or 0.0) / cpus
     evidence: dict[str, Any] = {
         "waiting_share": view.waiting_share, "loaders": structure.loaders, "loaders_busy_share": view.busy_share,
-        "service_s": view.service_s, "computation_s": view.computation_s, "job_cpus": cpus, "cpus": machine,
+        "service_s": view.service_s, "computation_s": view.computation_s, "job_cpus": view.job_cpus, "cpus": cpus,
     }  # fmt: skip
     waits = f"ranks wait for data for {view.waiting_share:.0%} of their time"
-    decoding = decoding_share(view)
-    if structure.loaders and view.busy_share < _BUSY:
-        depth = structure.prefetch or 2 * structure.loaders
-        per_loader = max(round(depth / structure.loaders), 1)
-        yield Finding(
-            "shallow_prefetch", f"{waits}, while loaders have no request for {1 - view.busy_share:.0%} of theirs", evidence,
-            _REQUESTS_SQL, Change(
-                _named(view, "prefetch_factor", "batches that a loader reads ahead"), per_loader, per_loader * _DEEPER, "DataLoader",
-                (f"++workload.reader.prefetch_size={structure.loaders * per_loader * _DEEPER}",),
-            ), floor,
-        )  # fmt: skip
-    saturated = floor >= _SATURATED
-    if not saturated and (view.busy_share >= _BUSY or not structure.loaders):
-        needed = math.ceil(_SPARE * view.service_s / max(view.computation_s, view.service_s / _MOST_LOADERS))
-        loaders = min(max(needed, structure.loaders + 1), _MOST_LOADERS)
-        what = (
-            f"{structure.loaders} loaders are busy for {view.busy_share:.0%} of their time"
-            if structure.loaders
-            else "it has no loaders"
-        )
-        yield Finding(
-            "few_loaders", f"{waits}, and {what}", evidence, _REQUESTS_SQL,
-            Change(
-                _named(view, "num_workers", "loader processes"), structure.loaders, loaders, "DataLoader",
-                (f"++workload.reader.read_threads={loaders}",),
-            ), floor,
-        )  # fmt: skip
-    if decoding > _MOSTLY_DECODING and (view.busy_share >= _BUSY or not structure.loaders):
-        yield Finding(
-            "slow_decode", f"{waits}; {decoding:.0%} of the time of reading a batch is no storage call", evidence | {"decoding_share": decoding},
-            _REQUESTS_SQL, Change(
-                "decoding", f"{view.service_s * decoding * 1e3:.3g} ms a batch", "in advance", "store decoded samples, or decode on the accelerator",
-                ("++workload.twin.recorded.decode_scale=0",),
-            ),
-        )  # fmt: skip
+    are_busy = view.busy_share >= _BUSY or not structure.loaders
+    if not are_busy:
+        sentence = f"{waits}, while loaders have no request for {1 - view.busy_share:.0%} of theirs"
+        yield Finding("shallow_prefetch", sentence, evidence, _REQUESTS_SQL, _deeper(view), floor)
+    if are_busy and floor < _SATURATED:
+        loaders = f"its loaders ({structure.loaders}) are busy for {view.busy_share:.0%} of theirs"
+        sentence = f"{waits}, and {loaders if structure.loaders else 'it has no loaders'}"
+        yield Finding("few_loaders", sentence, evidence, _REQUESTS_SQL, _more_loaders(view), floor)
+    share = decoding_share(view)
+    if are_busy and share > _MOSTLY_DECODING:
+        sentence = f"{waits}; {share:.0%} of the time of reading a batch is no storage call"
+        where = "store decoded samples, decode less, or decode on the accelerator"
+        before, overrides = f"{view.service_s * share * 1e3:.3g} ms a batch", ("++workload.twin.recorded.decode_scale=0",)
+        change = Change("decoding", before, "in advance", where, overrides)
+        yield Finding("slow_decode", sentence, evidence | {"decoding_share": share}, _REQUESTS_SQL, change)
+
+
+def _deeper(view: TrainingView) -> Change:
+    loaders = view.structure.loaders
+    depth = max(round((view.structure.prefetch or 2 * loaders) / loaders), 1)
+    setting = _named(view, "prefetch_factor", "batches that a loader reads ahead")
+    overrides = (f"++workload.reader.prefetch_size={loaders * depth * _DEEPER}",)
+    return Change(setting, depth, depth * _DEEPER, "DataLoader", overrides)
+
+
+def _more_loaders(view: TrainingView) -> Change:
+    """Return the change to as many loaders as deliver a batch in the time of a step's computation."""
+    before = view.structure.loaders
+    needed = math.ceil(_SPARE * view.service_s / max(view.computation_s, view.service_s / _MOST_LOADERS))
+    after = min(max(needed, before + 1), max(_MOST_LOADERS, before + 1))
+    setting = _named(view, "num_workers", "loader processes")
+    return Change(setting, before, after, "DataLoader", (f"++workload.reader.read_threads={after}",))
 
 
 def _evaluation(view: TrainingView) -> Iterator[Finding]:
     held = [each for each in view.passes if not each.training and len(each.taken) > 1]
     spent, every = (sum(each.duration_ns for each in some) for some in (held, view.passes))
     waited = sum(int(np.diff(each.waits, axis=1).sum()) for each in held)
-    if spent > _LONG_EVALUATION * every and waited > 0.5 * spent:
-        share = spent / every
-        yield Finding(
-            "evaluation_stall", f"evaluations take {share:.0%} of the time, and wait for data for {waited / spent:.0%} of theirs",
-            {"evaluation_share": share, "waiting_share": waited / spent}, _REQUESTS_SQL,
-            Change(_named(view, "num_workers", "loader processes"), "as it is", "more", "DataLoader of the evaluation"),
-        )  # fmt: skip
+    if spent > _LONG_EVALUATION * every and waited > _MOSTLY_DECODING * spent:
+        sentence = f"evaluations take {spent / every:.0%} of the time, and wait for data for {waited / spent:.0%} of theirs"
+        evidence = {"evaluation_share": spent / every, "waiting_share": waited / spent}
+        change = Change(_named(view, "num_workers", "loader processes"), "as it is", "more", "DataLoader of the evaluation")
+        yield Finding("evaluation_stall", sentence, evidence, _REQUESTS_SQL, change)
 
 
 def _uneven(view: TrainingView) -> Iterator[Finding]:
     ranks = sorted({each.process for each in view.training})
-    if len(ranks) < 2:
-        return
-    own = [[each for each in view.training if each.process == rank] for rank in ranks]
-    shares = [
-        sum(int(np.diff(each.waits, axis=1).sum()) for each in passes) / max(sum(each.counted_ns for each in passes), 1)
-        for passes in own
-    ]
+    shares = []
+    for rank in ranks:
+        own = [each for each in view.training if each.process == rank]
+        waited = sum(int(np.diff(each.waits, axis=1).sum()) for each in own)
+        shares.append(waited / max(sum(each.counted_ns for each in own), 1))
     if max(shares) - min(shares) > _UNEVEN:
         slow = int(np.argmax(shares))
-        yield Finding(
-            "uneven_ranks", f"rank {slow} waits for data for {shares[slow]:.0%} of its time, another for {min(shares):.0%}",
-            {"waiting_shares": shares, "rank": slow}, _REQUESTS_SQL,
-            Change("loading of the slow rank", f"rank {slow}", "as the others", "its storage, its loaders or its share of the samples"),
-        )  # fmt: skip
+        sentence = f"rank {slow} waits for data for {shares[slow]:.0%} of its time, another for {min(shares):.0%}"
+        where = "its storage, its loaders or its share of the samples"
+        change = Change("loading of the slow rank", f"rank {slow}", "as the others", where)
+        yield Finding("uneven_ranks", sentence, {"waiting_shares": shares, "rank": slow}, _REQUESTS_SQL, change)
 
 
 def _named(view: TrainingView, setting: str, otherwise: str) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from iotwin.benchmark.fit.fitted import Fitted
 from iotwin.trace_store.reader import Trace
 from iotwin.workload_yaml.recorded_structure import RecordedStructure, pass_bounds, structure_of
-from iotwin.workload_yaml.recording import RecordedBatches
+from iotwin.workload_yaml.recording import RecordedBatches, TwinRecording
 
 _Ints = NDArray[np.int64]
 _CALL_COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "file_id", "offset", "requested", "result", "flags")
@@ -48,10 +48,10 @@ class PassTimes:
 
 
 class TrainingView:
-    """The training that `fitted`, the twin of `trace`, found. `fitted.recording` must have batches."""
+    """The training that a fit found in `trace`: its recording, and the batches of that."""
 
-    def __init__(self, trace: Trace, fitted: Fitted, batches: RecordedBatches) -> None:
-        self.trace, self.fitted, self.batches = trace, fitted, batches
+    def __init__(self, trace: Trace, recording: TwinRecording, batches: RecordedBatches) -> None:
+        self.trace, self.recording, self.batches = trace, recording, batches
         self.structure: RecordedStructure = structure_of(batches)
         self.passes = _passes(batches, trace.manifest.start_ns)
         self.training = [each for each in self.passes if each.training]
@@ -129,12 +129,19 @@ class TrainingView:
 
     @cached_property
     def device_bytes(self) -> int:
-        """Return the bytes of the data set that block devices read during training; 0 if unknown."""
+        """Return the bytes of the data set that devices read during training.
+
+        If block requests were not traced, all reads of the machine's disks count, from the last sample before training on.
+        """
         block = self.trace.block()
-        if block is None:
+        if block is not None:
+            own = (block["op"] == "read") & block["file_id"].isin(self.kind_ids("dataset"))
+            return int(block.loc[own & block["issue_ns"].between(self.begin_ns, self.end_ns), "size_bytes"].sum())
+        samples = self.trace.samples("disk")
+        if samples is None:
             return 0
-        own = (block["op"] == "read") & block["file_id"].isin(self.kind_ids("dataset"))
-        return int(block.loc[own & block["issue_ns"].between(self.begin_ns, self.end_ns), "size_bytes"].sum())
+        within = (samples["time_ns"] >= self.begin_ns) & (samples["time_ns"] - samples["interval_ns"] <= self.end_ns)
+        return int(samples.loc[within, "read_bytes"].sum())
 
     @cached_property
     def job_cpus(self) -> float | None:
@@ -148,8 +155,10 @@ class TrainingView:
 
 def training_view(trace: Trace, fitted: Fitted) -> TrainingView | None:
     """Return the view of a job's training; None if the trace does not show when ranks took their batches."""
-    batches = None if fitted.recording is None else fitted.recording.header.batches
-    return None if batches is None else TrainingView(trace, fitted, batches)
+    recording = fitted.recording
+    if recording is None or recording.header.batches is None:
+        return None
+    return TrainingView(trace, recording, recording.header.batches)
 
 
 def overlap_ns(spans: _Ints, calls: _Ints) -> int:

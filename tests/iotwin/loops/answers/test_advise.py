@@ -1,0 +1,143 @@
+"""Advice on jobs with a planted problem and without one, and its figures against naive programs."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iotwin.benchmark.fit import quiet_fit
+from iotwin.common.numbers.confidence import Estimate
+from iotwin.loops.answers.advise import Advice, advise
+from iotwin.loops.answers.checkpoint_times import steps_between_saves
+from iotwin.loops.answers.data_findings import different_bytes
+from iotwin.loops.answers.finding import Change, Finding
+from iotwin.loops.answers.training_view import TrainingView, overlap_ns, training_view
+from iotwin.loops.answers.verdict import verdict_of
+from iotwin.trace_store.figures.sql import query
+from iotwin.trace_store.reader import Trace
+from tests.benchmark.loader_job import LoaderJob
+from tests.conftest import run_iotwin
+
+QUICK = {"files": 96, "epochs": 2}
+PLANTED = {
+    "few_loaders": LoaderJob(**QUICK, loaders=1, compute_ms=1),
+    "checkpoint_stall": LoaderJob(**QUICK, compute_ms=5, save_after=2),
+}
+JOBS = [*PLANTED.items(), (None, LoaderJob(**QUICK, loaders=2, compute_ms=20))]
+
+
+def view_of(trace: Trace) -> TrainingView:
+    view = training_view(trace, quiet_fit(trace))
+    assert view is not None
+    return view
+
+
+def kinds(advice: Advice) -> list[str]:
+    return [each.kind for each in advice.findings]
+
+
+@pytest.mark.parametrize(("kind", "job"), JOBS, ids=str)
+def test_a_planted_problem_is_found_and_no_other_job_has_it(tmp_path, kind, job):
+    found = kinds(advise(job.trace(tmp_path / "t"), tested=False))
+    assert [each for each in found if each in PLANTED] == ([kind] if kind else [])
+
+
+def test_the_verdict_names_what_limits_the_job(tmp_path):
+    for kind, limit in (("few_loaders", "loaders"), ("checkpoint_stall", "checkpoints"), (None, "compute")):
+        verdict = verdict_of(dict(JOBS)[kind].trace(tmp_path / limit))
+        assert verdict.limited_by == limit and verdict.sentence.startswith(f"Limited by {limit}: ")
+        assert verdict.begin_s is not None and 0 < verdict.begin_s < verdict.end_s
+
+
+def test_a_trace_without_batches_has_an_unknown_limit(tmp_path):
+    from tests.synthetic import Job, write_job
+
+    verdict = verdict_of(Trace(write_job(tmp_path / "t", Job(epochs=0))))
+    assert verdict.limited_by == "unknown" and verdict.waiting_share is None
+
+
+def test_waits_are_the_time_between_the_end_of_a_step_and_the_next_batch(tmp_path):
+    """A loader of the job takes 4 * (0.1 + ...) ms a batch, and the rank computes for 1 ms: it waits for most of its time."""
+    view = view_of(PLANTED["few_loaders"].trace(tmp_path / "t"))
+    computing = 1 / (1e3 * view.step_s)
+    assert view.waiting_share == pytest.approx(1 - computing, abs=0.1)
+    assert view.busy_share > 0.9 and view.service_s > view.computation_s
+    assert steps_between_saves(view_of(PLANTED["checkpoint_stall"].trace(tmp_path / "c"))) == 2
+
+
+@pytest.mark.parametrize(("kind", "job"), PLANTED.items(), ids=str)
+def test_every_query_shows_rows(tmp_path, kind, job):
+    trace = job.trace(tmp_path / "t")
+    for finding in advise(trace, tested=False).findings:
+        assert query(trace, finding.sql)[1], finding.kind
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=8),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=8),
+)
+def test_overlap_is_that_of_a_naive_count(spans, calls):
+    busy = {tick for begin, length in calls for tick in range(begin, begin + length)}
+    expected = sum(len(busy & set(range(begin, begin + length))) for begin, length in spans)
+    each = np.array([(begin, begin + length) for begin, length in spans])
+    assert overlap_ns(each, np.array(calls)) == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40), st.integers(1, 10)), max_size=12))
+def test_different_bytes_are_those_of_a_naive_set(reads):
+    expected = {(file, byte) for file, begin, size in reads for byte in range(begin, begin + size)}
+    file, begin, size = (np.array([read[i] for read in reads], float) for i in range(3))
+    assert different_bytes(file, begin, begin + size) == len(expected)
+
+
+def finding(kind: str, gain: float | None, significant: bool = True) -> Finding:
+    predicted = None if gain is None else Estimate(1 - gain, 1 - gain - 0.01, 1 - gain + 0.01)
+    return Finding(kind, "", {}, "", Change("a", 1, 2, "b"), predicted=predicted, runs=3, significant=significant)
+
+
+def test_findings_are_ordered_by_gain_and_alike_gains_by_how_specific_they_are():
+    from iotwin.loops.answers.advise import _rank
+
+    found = [
+        finding("checkpoint_not_durable", None, False), finding("slow_decode", 0.51), finding("few_loaders", 0.50),
+        finding("checkpoint_stall", 0.2), finding("small_reads", 0.51),
+    ]  # fmt: skip
+    assert [each.kind for each in sorted(found, key=_rank)] == [
+        "small_reads", "few_loaders", "slow_decode", "checkpoint_stall", "checkpoint_not_durable",
+    ]  # fmt: skip
+
+
+def local_job(folder: Path, job: LoaderJob) -> Trace:
+    """The trace of a job whose data are in `folder`."""
+    job.root = str(folder / "data")
+    job.write_data(folder)
+    return job.trace(folder / "t")
+
+
+def test_a_change_is_tested_on_the_twin_before_it_is_given(tmp_path):
+    job = LoaderJob(files=48, epochs=1, loaders=1, compute_ms=1, file_bytes=10_000)
+    advice = advise(local_job(tmp_path, job), runs=2)
+    assert not advice.notes and advice.twin_step_s is not None
+    first = next(each for each in advice.findings if each.kind == "few_loaders")
+    assert first.predicted is not None and first.predicted.value < 1 and first.runs == 2
+
+
+def test_without_the_data_no_change_is_tested_and_the_reason_is_given(tmp_path):
+    advice = advise(PLANTED["few_loaders"].trace(tmp_path / "t"))
+    assert "96 of 96 files of the data set are not here" in advice.notes[0]
+    assert all(each.predicted is None for each in advice.findings)
+
+
+def test_the_document_has_the_keys_that_scripts_rely_on(tmp_path):
+    trace = PLANTED["checkpoint_stall"].trace(tmp_path / "t")
+    document: dict[str, Any] = run_iotwin("advise", trace.path, "--untested", "--json")
+    assert document["verdict"]["limited_by"] == "checkpoints"
+    assert set(document["verdict"]) == {"limited_by", "waiting_share", "window", "sentence"}
+    first = document["findings"][0]
+    assert set(first) >= {"kind", "rank", "sentence", "evidence", "sql", "change", "predicted", "significant"}
+    assert first["kind"] == "checkpoint_stall" and first["rank"] == 1
+    assert first["change"]["from"] == 2 and first["change"]["to"] == 20
+    assert document["machine"] == {"crowded": False}
