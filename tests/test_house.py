@@ -54,7 +54,6 @@ LONG = {
 # Folders above that, each with why.
 CROWDED = {
     "iotwin/commands": "a file a command",
-    "iotwin/loops": "a file for each loop that several commands share",
     "workload_yaml": "a file for each part of the YAML and of a recording that fit and the emulator share",
     "common": "a file for each thing that several rooms share",
 }

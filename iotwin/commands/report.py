@@ -31,7 +31,7 @@ class ReportCommand(Command):
         add_dask_option(parser)
 
     def run(self, args: Namespace) -> Outcome:
-        from iotwin.loops.advise.verdict import quick_verdict
+        from iotwin.loops.answers.verdict import quick_verdict
         from iotwin.loops.inferred_phases import open_with_phases
         from iotwin.trace_store.reader import Trace
         from iotwin.trace_visuals.report import write_report

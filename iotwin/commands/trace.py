@@ -128,7 +128,7 @@ def _verdict(output: Path) -> str:
 
     if not has_data_set(output):
         return ""
-    from iotwin.loops.advise.verdict import quick_verdict
+    from iotwin.loops.answers.verdict import quick_verdict
     from iotwin.trace_store.reader import Trace
 
     found = quick_verdict(Trace(output))

@@ -125,7 +125,7 @@ class _Demo:
         write_json(self._directory / "similarity.json", self._documents)
 
     def draw(self) -> None:
-        from iotwin.loops.advise.verdict import quick_verdict
+        from iotwin.loops.answers.verdict import quick_verdict
         from iotwin.trace_store.reader import Trace
         from iotwin.trace_visuals.report import write_report
         from iotwin.trace_visuals.timeline import plot_timeline

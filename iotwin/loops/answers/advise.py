@@ -1,7 +1,7 @@
 """Advise on a traced job: what limits it, and which changes help, each tested on the job's twin before it is given."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,11 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.files import scratch_folder
 from iotwin.loops.answers.checkpoint_findings import checkpoint_findings
 from iotwin.loops.answers.data_findings import DataReads, data_findings
-from iotwin.loops.answers.finding import Finding
+from iotwin.loops.answers.finding import JobFinding
 from iotwin.loops.answers.loader_findings import loader_findings
 from iotwin.loops.answers.training_view import TrainingView, training_view
 from iotwin.loops.answers.twin_runs import TrainingFigures, TwinVariant, ratios, run_variants
-from iotwin.loops.answers.verdict import Verdict, verdict_on
+from iotwin.loops.answers.verdict import JobVerdict, verdict_of
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim.verdict.caveats import caveats_of
 
@@ -35,8 +35,8 @@ _ORDER = (
 class Advice:
     """The verdict on a job and the findings, best first. `step_s`: seconds a step of the job; `twin_step_s`: of its twin."""
 
-    verdict: Verdict
-    findings: list[Finding]
+    verdict: JobVerdict
+    findings: list[JobFinding]
     crowded: bool
     step_s: float | None = None
     twin_step_s: float | None = None
@@ -45,7 +45,7 @@ class Advice:
     def to_document(self) -> dict[str, Any]:
         """Return the advice as a JSON document (see docs/advise.md)."""
         return {
-            "verdict": self.verdict.to_document(),
+            "verdict": asdict(self.verdict),
             "findings": [each.to_document(rank) for rank, each in enumerate(self.findings, 1)],
             "machine": {"crowded": self.crowded},
             "step_s": self.step_s, "twin_step_s": self.twin_step_s, "notes": self.notes,
@@ -61,7 +61,7 @@ def advise(trace: Trace, reruns: Sequence[Trace] = (), runs: int = 3, tested: bo
 
     fitted = quiet_fit(trace)
     view = training_view(trace, fitted)
-    advice = Advice(verdict_on(view), [], bool(caveats_of(trace, "the job")))
+    advice = Advice(verdict_of(trace), [], bool(caveats_of(trace, "the job")))
     if view is None:
         return advice
     advice.step_s = view.step_s
@@ -100,7 +100,7 @@ def _test(advice: Advice, view: TrainingView, fitted: "Fitted", runs: int, noise
     ]
     with scratch_folder() as folder:
         write_twin(fitted, folder / "twin.yaml")
-        found = run_variants(folder / "twin.yaml", variants, runs, data)
+        found = run_variants(folder / "twin.yaml", variants, runs, data, clock="virtual")
     unchanged = found[_UNCHANGED]
     advice.twin_step_s = median(each.step_s for each in unchanged)
     distance = abs(advice.twin_step_s / view.step_s - 1)
@@ -108,7 +108,7 @@ def _test(advice: Advice, view: TrainingView, fitted: "Fitted", runs: int, noise
         _judge(each, found[variant.name], unchanged, max(distance, noise, _LEAST_GAIN))
 
 
-def _judge(finding: Finding, changed: Sequence[TrainingFigures], unchanged: Sequence[TrainingFigures], noise: float) -> None:
+def _judge(finding: JobFinding, changed: Sequence[TrainingFigures], unchanged: Sequence[TrainingFigures], noise: float) -> None:
     """Note the predicted ratio of step times, and whether its gain exceeds `noise` (a share of the step time)."""
     ratio = ratios(changed, unchanged)
     if ratio is None:
@@ -121,7 +121,7 @@ def _judge(finding: Finding, changed: Sequence[TrainingFigures], unchanged: Sequ
     finding.significant = (ratio.value if ratio.high is None else ratio.high) < 1 and 1 - ratio.value > noise
 
 
-def _rank(finding: Finding) -> tuple[bool, int, int]:
+def _rank(finding: JobFinding) -> tuple[bool, int, int]:
     """Return the key by which findings are sorted: gains that differ by less than _LEAST_GAIN are alike."""
     gain = 0.0 if finding.predicted is None else 1 - finding.predicted.value
     return not finding.significant, -round(gain / (2 * _LEAST_GAIN)), _ORDER.index(finding.kind)

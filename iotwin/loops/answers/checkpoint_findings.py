@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 
 from iotwin.loops.answers.checkpoint_times import saving_share, steps_between_saves
-from iotwin.loops.answers.finding import Change, Finding
-from iotwin.loops.answers.training_view import TrainingView
-from iotwin.loops.answers.verdict import HARDLY
+from iotwin.loops.answers.finding import JobChange, JobFinding
+from iotwin.loops.answers.training_view import HARDLY, TrainingView
 from iotwin.trace_store.schema import WRITE_OPS
 
 _RARER = 10  # factor for the steps between checkpoints
@@ -16,16 +15,16 @@ _SQL = (
 )
 
 
-def checkpoint_findings(view: TrainingView) -> Iterator[Finding]:
+def checkpoint_findings(view: TrainingView) -> Iterator[JobFinding]:
     """Yield the findings about checkpoints."""
     share, every = saving_share(view), steps_between_saves(view)
     if share > HARDLY:
         rarer = None if every is None else every * _RARER
         overrides = None if rarer is None else (f"++workload.checkpoint.steps_between_checkpoints={rarer}",)
-        yield Finding(
+        yield JobFinding(
             "checkpoint_stall", f"training stands still for {share:.0%} of the time while a checkpoint is written",
             {"saving_share": share, "steps_between": every}, _SQL,
-            Change("steps between checkpoints", every, rarer or "more", "or write them in a thread of their own", overrides),
+            JobChange("steps between checkpoints", every, rarer or "more", "or write them in a background thread", overrides),
         )  # fmt: skip
     calls = view.calls("checkpoint")
     op = calls["op"].astype(str)
@@ -33,8 +32,8 @@ def checkpoint_findings(view: TrainingView) -> Iterator[Finding]:
     unsynced = written - set(calls.loc[op.isin(_SYNCS), "file_id"])
     if unsynced:
         lost = f"{len(unsynced)} of {len(written)} checkpoint files were never synced: a crash may lose them"
-        yield Finding(
+        yield JobFinding(
             "checkpoint_not_durable", lost,
             {"files": len(written), "unsynced": len(unsynced)}, _SQL,
-            Change("fsync", "none", "before the rename", "the function that saves"),
+            JobChange("fsync", "none", "before the rename", "the function that saves"),
         )  # fmt: skip

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.common.units import format_size
-from iotwin.loops.answers.finding import Change, Finding
-from iotwin.loops.answers.training_view import TrainingView
-from iotwin.loops.answers.verdict import HARDLY
+from iotwin.loops.answers.finding import JobChange, JobFinding
+from iotwin.loops.answers.training_view import HARDLY, TrainingView
 from iotwin.trace_store.schema import FLAG_DIRECT, READ_OPS
 
 _SMALL_BYTES = 64 << 10  # below, the cost of the call exceeds that of its bytes on most file systems
@@ -63,7 +62,7 @@ class DataReads:
         return nanoseconds / self.service_ns if self.service_ns else 0.0
 
 
-def data_findings(view: TrainingView) -> Iterator[Finding]:
+def data_findings(view: TrainingView) -> Iterator[JobFinding]:
     """Yield the findings about the reads of the data set, the most specific first."""
     found = DataReads(view)
     if not len(found.reads):
@@ -74,7 +73,7 @@ def data_findings(view: TrainingView) -> Iterator[Finding]:
             yield from kind(found)
 
 
-def _small(found: DataReads) -> Iterator[Finding]:
+def _small(found: DataReads) -> Iterator[JobFinding]:
     reads = found.reads
     middle, count = float(reads["result"].median()), len(reads)
     each = count / sum(len(one.taken) for one in found.view.training)
@@ -87,11 +86,11 @@ def _small(found: DataReads) -> Iterator[Finding]:
     overrides = (f"++workload.twin.recorded.request_bytes={_LARGE_BYTES}",)
     where = "read whole files, or through a large buffer"
     sentence = f"half of the {count:,} reads return {format_size(middle)} or less, {each:,.0f} reads a batch"
-    change = Change("request size", format_size(middle), format_size(_LARGE_BYTES), where, overrides)
-    yield Finding("small_reads", sentence, evidence, _FILES_SQL, change)
+    change = JobChange("request size", format_size(middle), format_size(_LARGE_BYTES), where, overrides)
+    yield JobFinding("small_reads", sentence, evidence, _FILES_SQL, change)
 
 
-def _reopened(found: DataReads) -> Iterator[Finding]:
+def _reopened(found: DataReads) -> Iterator[JobFinding]:
     opens, view = found.opens, found.view
     distinct = int(opens["file_id"].nunique())
     each = len(opens) / max(distinct * epochs_of(view), 1)
@@ -99,21 +98,21 @@ def _reopened(found: DataReads) -> Iterator[Finding]:
         seconds = float(opens["duration_ns"].sum() / 1e9)
         evidence = {"opens": len(opens), "files": distinct, "opens_per_file_and_epoch": each, "seconds_in_opens": seconds}
         overrides = ("++workload.twin.recorded.keep_open=true",)
-        change = Change("opens of a file", f"{each:,.0f} an epoch", "once", "keep files open between samples", overrides)
+        change = JobChange("opens of a file", f"{each:,.0f} an epoch", "once", "keep files open between samples", overrides)
         sentence = f"each of {distinct:,} files is opened {each:,.0f} times an epoch"
-        yield Finding("reopened_files", sentence, evidence, _FILES_SQL, change)
+        yield JobFinding("reopened_files", sentence, evidence, _FILES_SQL, change)
 
 
-def _metadata(found: DataReads) -> Iterator[Finding]:
+def _metadata(found: DataReads) -> Iterator[JobFinding]:
     calls, share = len(found.metadata), found.share(float(found.metadata["duration_ns"].sum()))
     if calls > _MANY * len(found.reads) and share > _NOTICEABLE:
         evidence = {"metadata_calls": calls, "reads": len(found.reads), "share_of_service": share}
-        change = Change("metadata calls", f"{calls:,}", "a list made once", "keep a list of the files and their sizes")
+        change = JobChange("metadata calls", f"{calls:,}", "a list made once", "keep a list of the files and their sizes")
         sentence = f"{calls:,} calls ask for metadata of the data set, {share:.0%} of the time of reading batches"
-        yield Finding("metadata_storm", sentence, evidence, _FILES_SQL, change)
+        yield JobFinding("metadata_storm", sentence, evidence, _FILES_SQL, change)
 
 
-def _cold(found: DataReads) -> Iterator[Finding]:
+def _cold(found: DataReads) -> Iterator[JobFinding]:
     view, share = found.view, found.share(float(found.reads["duration_ns"].sum()))
     if not found.is_cold or share < _NOTICEABLE:
         return
@@ -121,8 +120,8 @@ def _cold(found: DataReads) -> Iterator[Finding]:
         "device_bytes": view.device_bytes, "distinct_bytes": found.distinct_bytes, "cold_share": found.cold_share,
         "sequential_share": found.sequential_share, "share_of_service": share,
     }  # fmt: skip
-    finding = partial(Finding, evidence=evidence, sql=_BLOCK_SQL)
-    warmed = partial(Change, before="cold", warms=True)
+    finding = partial(JobFinding, evidence=evidence, sql=_BLOCK_SQL)
+    warmed = partial(JobChange, before="cold", warms=True)
     times = view.device_bytes / found.distinct_bytes
     if times > _AGAIN:
         change = warmed("page cache", after=f"at least {format_size(found.distinct_bytes)}", where="memory of the machine")
@@ -138,22 +137,22 @@ def _cold(found: DataReads) -> Iterator[Finding]:
     yield finding("slow_storage", f"{share:.0%} of the time of reading a batch is spent in reads from the device", change=change)
 
 
-def _twice(found: DataReads) -> Iterator[Finding]:
+def _twice(found: DataReads) -> Iterator[JobFinding]:
     times = int(found.reads["result"].sum()) / max(found.distinct_bytes * epochs_of(found.view), 1)
     if times > _AGAIN:
-        change = Change("reads of a byte", f"{times:.1f} an epoch", "one", "keep what several samples share")
+        change = JobChange("reads of a byte", f"{times:.1f} an epoch", "one", "keep what several samples share")
         sentence = f"each byte of the data set is read {times:.1f} times an epoch"
-        yield Finding("read_twice", sentence, {"times_an_epoch": times}, _FILES_SQL, change)
+        yield JobFinding("read_twice", sentence, {"times_an_epoch": times}, _FILES_SQL, change)
 
 
-def _direct(found: DataReads) -> Iterator[Finding]:
+def _direct(found: DataReads) -> Iterator[JobFinding]:
     direct = found.reads[(found.reads["flags"] & FLAG_DIRECT) > 0]
     unaligned = int(((direct["offset"] % _PAGE != 0) | (direct["requested"] % _PAGE != 0)).sum())
     if unaligned:
         evidence = {"unaligned_reads": unaligned, "direct_reads": len(direct)}
-        change = Change("alignment", "none", f"{_PAGE} bytes", "offsets and sizes of direct reads")
+        change = JobChange("alignment", "none", f"{_PAGE} bytes", "offsets and sizes of direct reads")
         sentence = f"{unaligned:,} direct reads are not aligned to {_PAGE} bytes"
-        yield Finding("unaligned_direct_io", sentence, evidence, _FILES_SQL, change)
+        yield JobFinding("unaligned_direct_io", sentence, evidence, _FILES_SQL, change)
 
 
 def epochs_of(view: TrainingView) -> int:

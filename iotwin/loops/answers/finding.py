@@ -7,7 +7,7 @@ from iotwin.common.numbers.confidence import Estimate
 
 
 @dataclass(frozen=True)
-class Change:
+class JobChange:
     """A change of the job: `setting` from one value to another, in the words of its framework. `where`: what is to be changed.
 
     `overrides`: the same change of the job's twin, None if the twin cannot make it. `warms`: the data are cached before the run.
@@ -31,7 +31,7 @@ class Change:
 
 
 @dataclass
-class Finding:
+class JobFinding:
     """One kind of problem. `sql` is a query for ``iotwin stats TRACE --sql`` that shows the evidence.
 
     `predicted`: ratio of step times, changed by unchanged, with its interval; None if it was not tested. `floor`: the least ratio
@@ -42,7 +42,7 @@ class Finding:
     sentence: str
     evidence: dict[str, Any]
     sql: str
-    change: Change
+    change: JobChange
     floor: float = 0.0
     predicted: Estimate | None = None
     runs: int = 0

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from iotwin.loops.answers.finding import Change, Finding
-from iotwin.loops.answers.training_view import TrainingView
-from iotwin.loops.answers.verdict import HARDLY, start_up_share
+from iotwin.loops.answers.finding import JobChange, JobFinding
+from iotwin.loops.answers.training_view import HARDLY, TrainingView
 
 _BUSY = 0.8  # loaders that have a request for a larger share of their time cannot be helped by requesting earlier
 _SATURATED = 0.85  # share of the processors, from which on more loaders have no processor to run on
@@ -24,17 +23,17 @@ _UNEVEN = 0.15  # difference of the ranks' shares of waiting
 _REQUESTS_SQL = "select pid, count(*) as calls, sum(duration_ns) / 1e9 as seconds from events group by pid order by seconds desc"
 
 
-def loader_findings(view: TrainingView) -> Iterator[Finding]:
+def loader_findings(view: TrainingView) -> Iterator[JobFinding]:
     """Yield the findings about loaders, those with the simplest change first."""
     if view.waiting_share > HARDLY:
         yield from _waiting(view)
     yield from _evaluation(view)
     yield from _uneven(view)
     if (share := start_up_share(view)) > _LONG_START:
-        yield Finding(
+        yield JobFinding(
             "start_up", f"{share:.0%} of the run passed before the first step had its data", {"start_up_share": share},
             "select comm, start_ns, exit_ns from processes order by start_ns",
-            Change("start-up", f"{share:.0%} of the run", "less", "imports, listing of the data set, start of loaders"),
+            JobChange("start-up", f"{share:.0%} of the run", "less", "imports, listing of the data set, start of loaders"),
         )  # fmt: skip
 
 
@@ -44,7 +43,7 @@ def decoding_share(view: TrainingView) -> float:
     return float(np.clip(1 - view.data_calls["duration_ns"].sum() / 1e9 / service_s, 0, 1)) if service_s else 0.0
 
 
-def _waiting(view: TrainingView) -> Iterator[Finding]:
+def _waiting(view: TrainingView) -> Iterator[JobFinding]:
     structure = view.structure
     cpus = view.trace.manifest.host.cpus or os.cpu_count() or 1
     # The job's work on processors remains, so its steps take at least this share of their time.
@@ -57,49 +56,57 @@ def _waiting(view: TrainingView) -> Iterator[Finding]:
     are_busy = view.busy_share >= _BUSY or not structure.loaders
     if not are_busy:
         sentence = f"{waits}, while loaders have no request for {1 - view.busy_share:.0%} of theirs"
-        yield Finding("shallow_prefetch", sentence, evidence, _REQUESTS_SQL, _deeper(view), floor)
+        yield JobFinding("shallow_prefetch", sentence, evidence, _REQUESTS_SQL, _deeper(view), floor)
     if are_busy and floor < _SATURATED:
         loaders = f"its loaders ({structure.loaders}) are busy for {view.busy_share:.0%} of theirs"
         sentence = f"{waits}, and {loaders if structure.loaders else 'it has no loaders'}"
-        yield Finding("few_loaders", sentence, evidence, _REQUESTS_SQL, _more_loaders(view), floor)
+        yield JobFinding("few_loaders", sentence, evidence, _REQUESTS_SQL, _more_loaders(view), floor)
     share = decoding_share(view)
     if are_busy and share > _MOSTLY_DECODING:
         sentence = f"{waits}; {share:.0%} of the time of reading a batch is no storage call"
         where = "store decoded samples, decode less, or decode on the accelerator"
         before, overrides = f"{view.service_s * share * 1e3:.3g} ms a batch", ("++workload.twin.recorded.decode_scale=0",)
-        change = Change("decoding", before, "in advance", where, overrides)
-        yield Finding("slow_decode", sentence, evidence | {"decoding_share": share}, _REQUESTS_SQL, change)
+        change = JobChange("decoding", before, "in advance", where, overrides)
+        yield JobFinding("slow_decode", sentence, evidence | {"decoding_share": share}, _REQUESTS_SQL, change)
 
 
-def _deeper(view: TrainingView) -> Change:
+def _deeper(view: TrainingView) -> JobChange:
     loaders = view.structure.loaders
     depth = max(round((view.structure.prefetch or 2 * loaders) / loaders), 1)
     setting = _named(view, "prefetch_factor", "batches that a loader reads ahead")
     overrides = (f"++workload.reader.prefetch_size={loaders * depth * _DEEPER}",)
-    return Change(setting, depth, depth * _DEEPER, "DataLoader", overrides)
+    return JobChange(setting, depth, depth * _DEEPER, "DataLoader", overrides)
 
 
-def _more_loaders(view: TrainingView) -> Change:
+def _more_loaders(view: TrainingView) -> JobChange:
     """Return the change to as many loaders as deliver a batch in the time of a step's computation."""
     before = view.structure.loaders
     needed = math.ceil(_SPARE * view.service_s / max(view.computation_s, view.service_s / _MOST_LOADERS))
     after = min(max(needed, before + 1), max(_MOST_LOADERS, before + 1))
     setting = _named(view, "num_workers", "loader processes")
-    return Change(setting, before, after, "DataLoader", (f"++workload.reader.read_threads={after}",))
+    return JobChange(setting, before, after, "DataLoader", (f"++workload.reader.read_threads={after}",))
 
 
-def _evaluation(view: TrainingView) -> Iterator[Finding]:
+def start_up_share(view: TrainingView) -> float:
+    """Return the share (0 to 1) of the run before a rank took its first batch."""
+    manifest = view.trace.manifest
+    whole = (manifest.end_ns or view.end_ns) - manifest.start_ns
+    first = min(int(each.taken[0]) for each in view.training)
+    return float(np.clip((first - manifest.start_ns) / max(whole, 1), 0, 1))
+
+
+def _evaluation(view: TrainingView) -> Iterator[JobFinding]:
     held = [each for each in view.passes if not each.training and len(each.taken) > 1]
     spent, every = (sum(each.duration_ns for each in some) for some in (held, view.passes))
     waited = sum(int(np.diff(each.waits, axis=1).sum()) for each in held)
     if spent > _LONG_EVALUATION * every and waited > _MOSTLY_DECODING * spent:
         sentence = f"evaluations take {spent / every:.0%} of the time, and wait for data for {waited / spent:.0%} of theirs"
         evidence = {"evaluation_share": spent / every, "waiting_share": waited / spent}
-        change = Change(_named(view, "num_workers", "loader processes"), "as it is", "more", "DataLoader of the evaluation")
-        yield Finding("evaluation_stall", sentence, evidence, _REQUESTS_SQL, change)
+        change = JobChange(_named(view, "num_workers", "loader processes"), "as it is", "more", "DataLoader of the evaluation")
+        yield JobFinding("evaluation_stall", sentence, evidence, _REQUESTS_SQL, change)
 
 
-def _uneven(view: TrainingView) -> Iterator[Finding]:
+def _uneven(view: TrainingView) -> Iterator[JobFinding]:
     ranks = sorted({each.process for each in view.training})
     shares = []
     for rank in ranks:
@@ -110,8 +117,8 @@ def _uneven(view: TrainingView) -> Iterator[Finding]:
         slow = int(np.argmax(shares))
         sentence = f"rank {slow} waits for data for {shares[slow]:.0%} of its time, another for {min(shares):.0%}"
         where = "its storage, its loaders or its share of the samples"
-        change = Change("loading of the slow rank", f"rank {slow}", "as the others", where)
-        yield Finding("uneven_ranks", sentence, {"waiting_shares": shares, "rank": slow}, _REQUESTS_SQL, change)
+        change = JobChange("loading of the slow rank", f"rank {slow}", "as the others", where)
+        yield JobFinding("uneven_ranks", sentence, {"waiting_shares": shares, "rank": slow}, _REQUESTS_SQL, change)
 
 
 def _named(view: TrainingView, setting: str, otherwise: str) -> str:

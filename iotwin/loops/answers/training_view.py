@@ -14,6 +14,7 @@ from iotwin.workload_yaml.recorded_structure import RecordedStructure, pass_boun
 from iotwin.workload_yaml.recording import RecordedBatches, TwinRecording
 
 _Ints = NDArray[np.int64]
+HARDLY = 0.05  # ranks that wait for a smaller share of their time are limited by something else; two runs differ by as much
 _CALL_COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "file_id", "offset", "requested", "result", "flags")
 
 

@@ -1,89 +1,141 @@
-"""The verdict on a job: what limits its training, by how much, and when."""
+"""What limits a traced job: storage, its loaders, the computation, checkpoints or its start."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from iotwin.common.errors import IotwinError
 from iotwin.common.units import format_duration
-from iotwin.loops.answers.checkpoint_times import saving_share
-from iotwin.loops.answers.training_view import TrainingView, training_view
 from iotwin.trace_store.reader import Trace
 
-# A job that waits for less is limited by its computation: two runs of one job differ by as much.
-HARDLY = 0.05
-_MOSTLY_STORAGE = 0.5  # share of the waits with a call on the data set under way, from which on storage is the cause
-_MOSTLY_START_UP = 0.5  # share of the run before the first step, from which on start-up is what the run consists of
-MOST_EVENTS = 5_000_000  # of a trace whose twin is fitted for a verdict, since fit holds all events in memory
+WAITS = ("poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait")
+_MOST_EVENTS = 2_000_000  # all calls of a trace are in memory while it is judged
+_LITTLE = 0.05  # waits or checkpoints for a smaller share of training do not limit a job
+_COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "file_id")
+_SECOND = 1e9
+
+_Spans = NDArray[np.int64]  # (number, 2): begin and end in ns, in order, without overlap
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """`limited_by`: storage, loaders, compute, checkpoints, start-up or unknown. The window is in seconds of the trace."""
+class TrainingWindow:
+    """The part of a trace that a verdict is about. Times are in seconds from the trace's first moment."""
+
+    phase: str
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class JobVerdict:
+    """What limits a job: `limited_by` is storage, loaders, compute, checkpoints, start-up or unknown.
+
+    `waiting_share` is the share of the window in which the rank waits for data; None if unknown.
+    """
 
     limited_by: str
+    waiting_share: float | None
+    window: TrainingWindow | None
     sentence: str
-    waiting_share: float | None = None
-    begin_s: float | None = None
-    end_s: float | None = None
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the verdict as a JSON document."""
-        window = None if self.begin_s is None else {"phase": "training", "begin_s": self.begin_s, "end_s": self.end_s}
-        return {
-            "limited_by": self.limited_by, "waiting_share": self.waiting_share, "window": window, "sentence": self.sentence,
-        }  # fmt: skip
 
 
-def verdict_of(trace: Trace) -> Verdict:
-    """Return the verdict on the traced job."""
-    from iotwin.benchmark.fit import quiet_fit
-
-    if trace.manifest.events > MOST_EVENTS:
-        return Verdict("unknown", f"What limits the job is unknown: the trace has more than {MOST_EVENTS:,} events.")
-    try:
-        view = training_view(trace, quiet_fit(trace))
-    except IotwinError as error:
-        return Verdict("unknown", f"What limits the job is unknown: {str(error).removeprefix(f'{trace.path}: ')}.")
-    return verdict_on(view)
+def quick_verdict(trace: Trace) -> dict[str, Any] | None:
+    """Return the verdict on the job of `trace` as a document; None if the trace is too large to judge it in passing."""
+    return asdict(verdict_of(trace)) if 0 < trace.manifest.events <= _MOST_EVENTS else None
 
 
-def verdict_on(view: TrainingView | None) -> Verdict:
-    """Return the verdict on the training in `view`; None stands for a trace that does not show the job's batches."""
-    if view is None:
-        return Verdict("unknown", "What limits the job is unknown: the trace does not show when a rank took which batch.")
-    start_ns = view.trace.manifest.start_ns
-    limited_by, reason = _cause(view)
-    window = f"training, {format_duration(view.span_ns)} from second {(view.begin_ns - start_ns) / 1e9:.1f} on"
-    sentence = f"Limited by {limited_by}: {reason} ({window})."
-    return Verdict(limited_by, sentence, view.waiting_share, (view.begin_ns - start_ns) / 1e9, (view.end_ns - start_ns) / 1e9)
+def verdict_of(trace: Trace) -> JobVerdict:
+    """Return what limits the job of `trace`, judged by the main thread of its first rank while it trains."""
+    kinds = trace.files()["kind"].astype(str).to_numpy()
+    processes = trace.processes()
+    ranks = processes.loc[processes["role"].astype(str) == "rank", "pid"]
+    calls = trace.events_frame(_COLUMNS, (pc.field("file_id") >= 0) | pc.field("op").isin(WAITS))
+    known = calls["file_id"].fillna(-1).to_numpy(dtype=np.int64)
+    kind = np.where(known >= 0, kinds[np.clip(known, 0, None)], "") if len(kinds) else np.full(len(calls), "")
+    data = kind == "dataset"
+    if ranks.empty or not data.any():
+        return JobVerdict("unknown", None, None, "What limits the job is unknown: no rank was seen to read a data set.")
+    main = ((calls["pid"] == ranks.iloc[0]) & (calls["tid"] == ranks.iloc[0])).to_numpy()
+    waits = main & (calls["op"].isin(WAITS).to_numpy() | data)
+    training, phase = _training(trace, calls, data)
+    waiting = _within(_spans(calls, waits), training)
+    reading = _length(_within(_spans(calls, data), waiting))
+    saving = _length(_within(_spans(calls, main & (kind == "checkpoint")), np.array([[training[0, 0], training[-1, 1]]])))
+    begin, end = training[0, 0], training[-1, 1]
+    window = TrainingWindow(phase, (begin - trace.manifest.start_ns) / _SECOND, (end - trace.manifest.start_ns) / _SECOND)
+    before = (begin - trace.manifest.start_ns) / max(trace.manifest.end_ns - trace.manifest.start_ns, 1)
+    shares = (
+        _length(waiting) / max(_length(training), 1),
+        reading / max(_length(waiting), 1),
+        saving / max(end - begin, 1),
+        before,
+    )
+    return _judged(shares, window, bool(waits.any()))
 
 
-def _cause(view: TrainingView) -> tuple[str, str]:
-    waiting, saving = view.waiting_share, saving_share(view)
-    start_up = start_up_share(view)
-    if saving > HARDLY and saving > waiting:
-        return (
-            "checkpoints",
-            f"ranks spend {saving:.0%} of their time on writing checkpoints, and wait for data for {waiting:.0%}",
+def _judged(shares: tuple[float, float, float, float], window: TrainingWindow, waits_seen: bool) -> JobVerdict:
+    """Return the verdict for the shares of waiting in training, of reading in waiting, of checkpoints, and of the start."""
+    waiting, reading, saving, before = shares
+    span = f"{window.phase}, {window.begin_s:.1f} s to {window.end_s:.1f} s"
+    waits = f"the rank waits for data for {waiting:.0%} of training ({span})"
+    if saving >= _LITTLE and saving > waiting:
+        text = f"Limited by checkpoints: the rank writes them for {saving:.0%} of training ({span})."
+        return JobVerdict("checkpoints", waiting, window, text)
+    if not waits_seen:
+        return JobVerdict(
+            "unknown", None, window, f"What limits the job is unknown: no call of the rank shows a wait for data ({span})."
         )
-    if waiting > HARDLY and view.storage_share >= _MOSTLY_STORAGE:
-        return (
-            "storage",
-            f"ranks wait for data for {waiting:.0%} of their time, and storage is busy for {view.storage_share:.0%} of that",
+    if waiting >= _LITTLE and reading >= 0.5:
+        return JobVerdict(
+            "storage", waiting, window, f"Limited by storage: {waits}, and storage is busy for {reading:.0%} of that."
         )
-    if waiting > HARDLY:
-        idle = f"storage is busy for only {view.storage_share:.0%} of that"
-        return "loaders", f"ranks wait for data for {waiting:.0%} of their time, and {idle}"
-    if start_up > _MOSTLY_START_UP:
-        return "start-up", f"{start_up:.0%} of the run passed before the first step had its data"
-    return "compute", f"ranks wait for data for {waiting:.1%} of their time, so faster storage would not help"
+    if waiting >= _LITTLE:
+        return JobVerdict(
+            "loaders", waiting, window, f"Limited by the loaders: {waits}, but storage is idle for {1 - reading:.0%} of that."
+        )
+    if before > 0.5:
+        start = format_duration(int(window.begin_s * _SECOND))
+        return JobVerdict("start-up", waiting, window, f"Limited by its start: {start} pass before training; then {waits}.")
+    return JobVerdict("compute", waiting, window, f"Not limited by storage: {waits}.")
 
 
-def start_up_share(view: TrainingView) -> float:
-    """Return the share (0 to 1) of the run before a rank took its first batch."""
-    manifest = view.trace.manifest
-    whole = (manifest.end_ns or view.end_ns) - manifest.start_ns
-    first = min(int(each.taken[0]) for each in view.training)
-    return float(np.clip((first - manifest.start_ns) / max(whole, 1), 0, 1))
+def _training(trace: Trace, calls: pd.DataFrame, data: NDArray[np.bool_]) -> tuple[_Spans, str]:
+    """Return the times of training and their name: the logged epochs, else the time from the first read to the last."""
+    phases = trace.phases()
+    epochs = phases[phases["phase"].astype(str) == "epoch"].dropna(subset=["start_ns", "end_ns"])
+    if len(epochs):
+        return _union(epochs[["start_ns", "end_ns"]].to_numpy(dtype=np.int64)), "epochs"
+    spans = _spans(calls, data)
+    return np.array([[spans[0, 0], spans[-1, 1]]]), "first to last read"
+
+
+def _spans(calls: pd.DataFrame, chosen: NDArray[np.bool_]) -> _Spans:
+    """Return the times with at least one of the `chosen` calls in flight."""
+    begin = calls["start_ns"].to_numpy()[chosen]
+    return _union(np.column_stack((begin, begin + calls["duration_ns"].to_numpy()[chosen])))
+
+
+def _union(spans: _Spans) -> _Spans:
+    if not len(spans):
+        return np.empty((0, 2), dtype=np.int64)
+    spans = spans[np.argsort(spans[:, 0], kind="stable")]
+    reach = np.maximum.accumulate(spans[:, 1])
+    first = np.flatnonzero(np.append(True, spans[1:, 0] > reach[:-1]))
+    return np.column_stack((spans[first, 0], np.append(reach[first[1:] - 1], reach[-1])))
+
+
+def _within(spans: _Spans, others: _Spans) -> _Spans:
+    """Return the times in both `spans` and `others`."""
+    moments = np.concatenate((spans.ravel(), others.ravel()))
+    steps = np.concatenate((np.tile([1, -1], len(spans)), np.tile([1, -1], len(others))))
+    order = np.lexsort((steps, moments))
+    depth, moments = np.cumsum(steps[order]), moments[order]
+    both = np.flatnonzero(depth == 2)
+    return np.column_stack((moments[both], moments[both + 1])) if len(both) else np.empty((0, 2), dtype=np.int64)
+
+
+def _length(spans: _Spans) -> int:
+    return int((spans[:, 1] - spans[:, 0]).sum())

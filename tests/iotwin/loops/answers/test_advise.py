@@ -1,5 +1,6 @@
 """Advice on jobs with a planted problem and without one, and its figures against naive programs."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,8 @@ from iotwin.common.numbers.confidence import Estimate
 from iotwin.loops.answers.advise import Advice, advise
 from iotwin.loops.answers.checkpoint_times import steps_between_saves
 from iotwin.loops.answers.data_findings import different_bytes
-from iotwin.loops.answers.finding import Change, Finding
+from iotwin.loops.answers.finding import JobChange, JobFinding
 from iotwin.loops.answers.training_view import TrainingView, overlap_ns, training_view
-from iotwin.loops.answers.verdict import verdict_of
 from iotwin.trace_store.figures.sql import query
 from iotwin.trace_store.reader import Trace
 from tests.benchmark.loader_job import LoaderJob
@@ -43,20 +43,6 @@ def kinds(advice: Advice) -> list[str]:
 def test_a_planted_problem_is_found_and_no_other_job_has_it(tmp_path, kind, job):
     found = kinds(advise(job.trace(tmp_path / "t"), tested=False))
     assert [each for each in found if each in PLANTED] == ([kind] if kind else [])
-
-
-def test_the_verdict_names_what_limits_the_job(tmp_path):
-    for kind, limit in (("few_loaders", "loaders"), ("checkpoint_stall", "checkpoints"), (None, "compute")):
-        verdict = verdict_of(dict(JOBS)[kind].trace(tmp_path / limit))
-        assert verdict.limited_by == limit and verdict.sentence.startswith(f"Limited by {limit}: ")
-        assert verdict.begin_s is not None and 0 < verdict.begin_s < verdict.end_s
-
-
-def test_a_trace_without_batches_has_an_unknown_limit(tmp_path):
-    from tests.synthetic import Job, write_job
-
-    verdict = verdict_of(Trace(write_job(tmp_path / "t", Job(epochs=0))))
-    assert verdict.limited_by == "unknown" and verdict.waiting_share is None
 
 
 def test_waits_are_the_time_between_the_end_of_a_step_and_the_next_batch(tmp_path):
@@ -93,9 +79,9 @@ def test_different_bytes_are_those_of_a_naive_set(reads):
     assert different_bytes(file, begin, begin + size) == len(expected)
 
 
-def finding(kind: str, gain: float | None, significant: bool = True) -> Finding:
+def finding(kind: str, gain: float | None, significant: bool = True) -> JobFinding:
     predicted = None if gain is None else Estimate(1 - gain, 1 - gain - 0.01, 1 - gain + 0.01)
-    return Finding(kind, "", {}, "", Change("a", 1, 2, "b"), predicted=predicted, runs=3, significant=significant)
+    return JobFinding(kind, "", {}, "", JobChange("a", 1, 2, "b"), predicted=predicted, runs=3, significant=significant)
 
 
 def test_findings_are_ordered_by_gain_and_alike_gains_by_how_specific_they_are():
@@ -118,7 +104,7 @@ def local_job(folder: Path, job: LoaderJob) -> Trace:
 
 
 def test_a_change_is_tested_on_the_twin_before_it_is_given(tmp_path):
-    job = LoaderJob(files=48, epochs=1, loaders=1, compute_ms=1, file_bytes=10_000)
+    job = LoaderJob(files=320, batch=16, epochs=1, loaders=1, compute_ms=5, file_bytes=1_000)
     advice = advise(local_job(tmp_path, job), runs=2)
     assert not advice.notes and advice.twin_step_s is not None
     first = next(each for each in advice.findings if each.kind == "few_loaders")
@@ -133,8 +119,7 @@ def test_without_the_data_no_change_is_tested_and_the_reason_is_given(tmp_path):
 
 def test_the_document_has_the_keys_that_scripts_rely_on(tmp_path):
     trace = PLANTED["checkpoint_stall"].trace(tmp_path / "t")
-    document: dict[str, Any] = run_iotwin("advise", trace.path, "--untested", "--json")
-    assert document["verdict"]["limited_by"] == "checkpoints"
+    document: dict[str, Any] = json.loads(run_iotwin("advise", trace.path, "--untested", "--json").stdout)
     assert set(document["verdict"]) == {"limited_by", "waiting_share", "window", "sentence"}
     first = document["findings"][0]
     assert set(first) >= {"kind", "rank", "sentence", "evidence", "sql", "change", "predicted", "significant"}

@@ -6,8 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from iotwin.loops.advise import verdict as verdict_module
-from iotwin.loops.advise.verdict import _length, _union, _within, quick_verdict, verdict_of
+from iotwin.loops.answers import verdict as verdict_module
+from iotwin.loops.answers.verdict import _length, _union, _within, quick_verdict, verdict_of
 from iotwin.trace_store.reader import Trace
 from tests.synthetic import MILLISECOND, Job, write_job
 

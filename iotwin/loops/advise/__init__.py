@@ -1,1 +1,0 @@
-"""Advice about a traced job: what limits it."""
