@@ -18,6 +18,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "unseen": ("iotwin/loops", *_TWIN),
     "edits": ("iotwin/loops", *_TWIN),
     "respond": ("iotwin/loops", *_TWIN),
+    "advise": ("iotwin/loops", *_TWIN),
     "size": ("iotwin/loops", *_TWIN),
     "rivals": ("iotwin/loops", *_TWIN),
     "held_out": ("iotwin/loops", *_TWIN),

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from iotwin.workload_yaml.recording import Op, TwinRecording
 
+_OF_CALL_NS = 20_000  # a program in Python spends 1 to 20 us on making a call
 _Columns = dict[str, NDArray[Any]]
 
 
@@ -15,7 +16,8 @@ def with_requests(recording: TwinRecording, request_bytes: int) -> TwinRecording
     """Return the recording with consecutive sequential reads joined into requests of up to `request_bytes` bytes.
 
     Reads are joined if one thread makes them one after another by one descriptor, each from the offset at which the previous one
-    ended. Larger reads remain as they are. The time between joined reads precedes the next call.
+    ended. Larger reads remain as they are. The time between joined reads precedes the next call, as far as it exceeds the cost of
+    making a call.
     """
     columns = recording.columns
     if not recording.rows:
@@ -66,8 +68,13 @@ def _first_of_run(goes_on: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _without(columns: _Columns, left_out: NDArray[np.bool_]) -> _Columns:
-    """Return the rows that are not left out. The time before a row that is left out precedes the next row of its thread."""
-    thread, clock = columns["thread"], np.cumsum(columns["think_ns"])
+    """Return the rows that are not left out. The time before a row that is left out precedes the next row of its thread.
+
+    A time that is so short that it belongs to the call is left out as well.
+    """
+    thread, thinks = columns["thread"], columns["think_ns"]
+    columns = {**columns, "think_ns": np.where(left_out & (thinks < _OF_CALL_NS), 0, thinks)}
+    clock = np.cumsum(columns["think_ns"])
     kept = np.flatnonzero(~left_out)
     begins = np.searchsorted(thread, thread[kept])  # the first row of the thread
     since = clock[begins] - columns["think_ns"][begins]
