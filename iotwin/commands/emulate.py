@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iotwin.command import Command, Outcome
+from iotwin.command import Command, Outcome, at_least
 from iotwin.common.errors import UsageError
 
 if TYPE_CHECKING:
@@ -67,6 +67,9 @@ class EmulateCommand(Command):
             "--what-if", metavar="KEY=VALUES", help="vary one thing, such as accelerators=8,64 or reader.read_threads=1,4"
         )
         parser.add_argument(
+            "--runs", type=at_least(1), default=1, metavar="N", help="with --what-if: runs of each variant, in turn (default 1)"
+        )
+        parser.add_argument(
             "--instrument", action="store_true", help="log the duration of every part of every step; not of a replay"
         )
         parser.add_argument("--mllog", action="store_true", help="print MLLOG lines on a terminal, too")
@@ -114,25 +117,33 @@ class EmulateCommand(Command):
         return run_workload(config, _options(args, args.ranks, notes))
 
     def _what_if(self, args: Namespace) -> dict[str, Any]:
-        from iotwin.loops.answers.what_if import ACCELERATORS, ask, key_of, parse_question
-        from iotwin.loops.emulation import run_workload
+        from iotwin.loops.answers.what_if import ACCELERATORS, ask, assumptions_of, key_of, parse_question
+        from iotwin.loops.emulation import check_edits, run_workload
 
         key, values = parse_question(args.what_if)
         folder = _composed(args, args.words)[0].config.output.folder
 
-        def run(value: str | None) -> dict[str, Any]:
+        def compose(value: str | None) -> tuple[Any, int, dict[str, str]]:
             name = "as_it_is" if value is None else f"{key}={value.replace('/', '_')}"
             words = [*args.words, f"++workload.output.folder={folder}/what_if/{name}"]
             if value is not None and key != ACCELERATORS:
                 words.append(f"++workload.{key_of(key)}={value}")
             ranks = int(value) if value is not None and key == ACCELERATORS else args.ranks
             workload, notes = _composed(args, words)
-            summary = run_workload(workload.config, _options(args, ranks, notes)._replace(one_of_several=True))
+            check_edits(workload.config, ranks)
+            return workload.config, ranks, notes
+
+        variants = {value: compose(value) for value in (None, *values)}  # all are checked before the first one runs
+
+        def run(value: str | None) -> dict[str, Any]:
+            config, ranks, notes = variants[value]
+            summary = run_workload(config, _options(args, ranks, notes)._replace(one_of_several=True))
             if summary is None or "metric" not in summary:
                 raise UsageError("--what-if compares runs that train on one machine; without mpirun, with workflow.train")
             return summary
 
-        return {**ask(key, values, run), "output": f"{folder}/what_if"}
+        assumed = assumptions_of(key, variants[None][0])
+        return {**ask(key, values, run, args.runs), "assumptions": assumed, "output": f"{folder}/what_if"}
 
     def show(self, document: dict[str, Any]) -> None:
         from iotwin.loops import emulation_summary as summary

@@ -135,6 +135,15 @@ def _replay(config: "Config", options: EmulationOptions) -> dict[str, Any]:
     return {**write_replayed(config, run_local(count, job), clock), "output": config.output.folder}
 
 
+def check_edits(config: "Config", ranks: int) -> None:
+    """Raise UsageError, which names the key, if the workload's recording cannot follow the changes that `config` makes of it."""
+    from iotwin.benchmark.emulator.recorded.edits.edits import edits_of
+    from iotwin.workload_yaml.recording import read_recording
+
+    if config.twin.recorded is not None:
+        edits_of(config, read_recording(Path(config.twin.recorded.file)).header, ranks)
+
+
 def make_copies(config: "Config", file: str, ranks: int) -> None:
     """Write the copies of the data set's files that a twin with more samples than its job reads, unless they exist.
 

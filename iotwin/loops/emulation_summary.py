@@ -95,8 +95,8 @@ def print_what_if(document: dict[str, Any]) -> None:
         first = row["au_without_recompute_percentage"]
         useful = f" {'' if first is None else format(first, '.1f'):>11}" * recomputes
         every = "" if row["checkpoint_interval"] is None else f" {row['checkpoint_interval']:>11} steps"
-        print(f"{value:>24}{cells} {wait:>12}{useful}{every}")
-    print(f"{'results':24} {document['output']}")
+        print(f"{value:>24}{cells} {wait:>12}{useful}{every}{_noise(row)}")
+    _print_end(document)
 
 
 def _print_replays(document: dict[str, Any]) -> None:
@@ -105,5 +105,20 @@ def _print_replays(document: dict[str, Any]) -> None:
     for row in document["runs"]:
         value = "as it is" if row["value"] is None else row["value"]
         times = "" if row["speed_up"] is None else f"{row['speed_up']:.2f}"
-        print(f"{value:>24} {row['elapsed_s']:>10.1f} {times:>7} {format_duration(row['waited_s'] * 1e9):>16}")
+        waited = format_duration(row["waited_s"] * 1e9)
+        print(f"{value:>24} {row['elapsed_s']:>10.1f} {times:>7} {waited:>16}{_noise(row)}")
+    _print_end(document)
+
+
+def _noise(row: dict[str, Any]) -> str:
+    """Return the interval of a row's `times`, and whether the difference is within noise; empty for a single run."""
+    if row["value"] is None or row["within_noise"] is None:
+        return ""
+    return f"  [{row['low']:.2f}, {row['high']:.2f}]" + (" within noise" if row["within_noise"] else "")
+
+
+def _print_end(document: dict[str, Any]) -> None:
+    """Print what the answer assumes, and where the results are."""
+    for text in document.get("assumptions", ()):
+        print(f"{'assumed':24} {text}")
     print(f"{'results':24} {document['output']}")

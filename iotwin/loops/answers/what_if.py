@@ -1,9 +1,15 @@
 """Answer what-if questions: run a workload with each value of one key, and compare the runs with the unchanged workload."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from iotwin.common.errors import UsageError
+from iotwin.common.numbers.confidence import Estimate, mean
+
+if TYPE_CHECKING:
+    from iotwin.workload_yaml import Config
 
 ACCELERATORS = "accelerators"
 _ABBREVIATIONS = {"accelerator.memory_budget": "train.computation_time.budget"}
@@ -26,19 +32,49 @@ def parse_question(text: str) -> tuple[str, list[str]]:
     return key, found
 
 
-def ask(key: str, values: list[str], run: Callable[[str | None], dict[str, Any]]) -> dict[str, Any]:
-    """Return a document with a row for each run: the unchanged workload, then each value of `key`.
+def ask(key: str, values: list[str], run: Callable[[str | None], dict[str, Any]], runs: int = 1) -> dict[str, Any]:
+    """Return a document with a row for the unchanged workload, then for each value of `key`.
 
-    `run(value)` runs the workload with that value, or unchanged if it is None, and returns the summary.
+    `run(value)` runs the workload with that value, or unchanged if it is None, and returns the summary. All variants run `runs`
+    times, in turn. A row has the figures of its last run. `speed_up` is the mean of its ratios to the unchanged workload, with
+    the 95 % interval `low`, `high`. `within_noise`: the interval contains 1; None for a single run.
     """
-    rows = [_row(value, run(value)) for value in (None, *values)]
-    for row in rows:
-        base = rows[0]["samples_per_second"]
-        if base:
-            row["speed_up"] = row["samples_per_second"] / base if row["samples_per_second"] else None
-        else:  # a twin with a recording, or a run that only writes checkpoints
-            row["speed_up"] = rows[0]["elapsed_s"] / row["elapsed_s"] if row["elapsed_s"] else None
+    found: dict[str | None, list[dict[str, Any]]] = {value: [] for value in (None, *values)}
+    for _ in range(runs):
+        for value, summaries in found.items():
+            summaries.append(run(value))
+    rows = []
+    for value, summaries in found.items():
+        speed = _speed_up(summaries, found[None])
+        low, high = (None, None) if speed is None else speed[1:]
+        within = None if low is None or high is None else low <= 1 <= high
+        rows.append(
+            _row(value, summaries[-1])
+            | {"speed_up": speed and speed.value, "low": low, "high": high, "runs": runs, "within_noise": within}
+        )
     return {"what_if": key, "runs": rows}
+
+
+def _speed_up(changed: Sequence[dict[str, Any]], unchanged: Sequence[dict[str, Any]]) -> Estimate | None:
+    """Return the ratio of samples per second, or of durations of twins with a recording; None if either is unknown."""
+    ratios = []
+    for one, other in zip(changed, unchanged, strict=True):
+        rates = [each["metric"].get("train_throughput_mean_samples_per_second") for each in (one, other)]
+        if not rates[1]:  # a twin with a recording, or a run that only writes checkpoints
+            rates = [1 / each["iotwin"]["elapsed_s"] if each["iotwin"]["elapsed_s"] else None for each in (one, other)]
+        if not all(rates):
+            return None
+        ratios.append(rates[0] / rates[1])
+    return mean(np.array(ratios))
+
+
+def assumptions_of(key: str, config: "Config") -> list[str]:
+    """Return sentences on what the answer to a question about `key` assumes."""
+    if key != "reader.batch_size":
+        return []
+    if config.twin.recorded is not None:
+        return ["steps compute in proportion to their samples; twin.recorded.computation_scale scales them"]
+    return ["a step computes as long as before, whatever its batch size; set train.computation_time for the changed batch"]
 
 
 def _row(value: str | None, summary: dict[str, Any]) -> dict[str, Any]:
@@ -51,6 +87,8 @@ def _row(value: str | None, summary: dict[str, Any]) -> dict[str, Any]:
         "au_without_recompute_percentage": _without_recompute(summary),
         "samples_per_second": metric.get("train_throughput_mean_samples_per_second"),
         "read_MB_per_second": metric.get("train_io_mean_MB_per_second"),
+        "step_s": (own.get("training") or {}).get("step_s"),
+        "au": (own.get("training") or {}).get("au"),
         "data_wait_s": (training.get("data_wait_s") or {}).get("value"),
         "waited_s": (own.get("recorded") or {}).get("data_wait_s"),
         "page_cache_hit_ratio": own["page_cache_hit_ratio"],

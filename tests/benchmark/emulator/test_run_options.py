@@ -7,10 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
+from iotwin.loops.answers.what_if import ask
+from iotwin.workload_yaml.recording import Op, RecordedFile
+from tests.benchmark.recordings import recording, row, write_twin
 from tests.conftest import PATIENCE_S, ROOT, run_iotwin
 from tests.processes import children, name_of, wait_for
 
@@ -290,3 +294,28 @@ def test_a_clock_that_is_set_back_changes_no_figure(monkeypatch: pytest.MonkeyPa
     assert document is not None and document["metric"]["train_au_mean_percentage"] > 0
     stats = json.loads((tmp_path / "output" / "0_per_epoch_stats.json").read_text())
     assert float(stats["1"]["duration"]) >= 0.29
+
+
+def test_what_if_runs_have_intervals_and_mark_what_is_within_noise() -> None:
+    """Against ratios that are known: three runs of each variant, in turn."""
+    rates = {None: iter([10.0, 20.0, 40.0]), "2": iter([20.0, 40.0, 80.0]), "3": iter([11.0, 18.0, 41.0])}
+    order = []
+
+    def run(value: str | None) -> dict[str, Any]:
+        order.append(value)
+        metric = {"train_throughput_mean_samples_per_second": next(rates[value])}
+        own = {"page_cache_hit_ratio": None, "elapsed_s": 1.0}
+        return {"metric": metric, "num_accelerators": 1, "iotwin": own, "output": "out"}
+
+    rows = ask("accelerators", ["2", "3"], run, runs=3)["runs"]
+    assert order == [None, "2", "3"] * 3
+    assert rows[1]["speed_up"] == rows[1]["low"] == rows[1]["high"] == 2 and rows[1]["within_noise"] is False
+    assert rows[2]["low"] < 1 < rows[2]["high"] and rows[2]["within_noise"] is True
+    assert rows[0]["within_noise"] is True
+
+
+def test_a_question_that_a_recording_cannot_follow_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    path = write_twin(tmp_path, recording([row(0, Op.OPEN), row(0, Op.END)], [RecordedFile("a", size_bytes=1)]))
+    done = run_iotwin("emulate", path, "--what-if", "reader.batch_size=2", "--quiet")
+    assert done.returncode == 2 and "this twin cannot follow it" in done.stderr
+    assert not (tmp_path / "results").exists()
