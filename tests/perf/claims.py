@@ -28,8 +28,7 @@ This page is generated from `tests/perf/records`. Do not edit it: see [CONTRIBUT
 
 * Repeat a row with `python -m tests.perf NAME`, where NAME is its last column. That also records the new values.
 * † marks figures measured with an earlier program: their code has changed since. `make perf` lists them with their commands.
-* Several figures in one row are shown as the range from the lowest to the highest. The record of each gives its load and details,
-  and `tests/perf/perf_NAME.py` its method.
+* Several figures in one row are shown as a range. Their records give load and details, `tests/perf/perf_NAME.py` the method.
 * A ratio compares two programs that ran alternately on the same machine, so that other load slows both. It is a ratio of medians.
 """
 
@@ -82,6 +81,7 @@ SECTIONS = [
             Claim("four shapes of fio", "unseen", r"fio's .*"),
             Claim("killed and resumed jobs: twin", "resume", r".*(twin against a resumed run|edited twin of the job).*"),
             Claim("other storage: error of the twin's predicted duration", "respond", r"respond: .*"),
+            Claim("advice: predicted step time, off that of the job so changed", "advise", r".*: predicted step time, off.*"),
             Claim("best rival's distance from the job / our twin's", "rivals", r"rivals: .*"),
             Claim("verdict: reruns called alike, and wrong twins different", "verdict", r".*, % called (alike|different)", "%"),
             Claim("runs and twins whose nearest job is their own", "identification", r"identification: .*", "%"),
@@ -140,7 +140,6 @@ SECTIONS = [
                 r"detrain, (restore|replay-data): samples read wrongly.*",
             ),
             Claim("the same: time added to a batch by instrumentation", "detrain", r"detrain, empty body: us added.*", "us"),
-            Claim("the same: share of time for a checkpoint an epoch", "detrain", r"detrain, \w+: share of time that iotwin.*"),
             Claim("the same: time of restore / load and an epoch's start", "detrain", r"detrain, \w+: time of restore.*"),
             Claim("the same: share of processor time by instrumentation", "detrain", r"detrain, \w+: share of processor time.*"),
             Claim(
