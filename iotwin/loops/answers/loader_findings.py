@@ -12,6 +12,7 @@ from iotwin.loops.answers.training_view import HARDLY, TrainingView
 
 _BUSY = 0.8  # loaders that have a request for a larger share of their time cannot be helped by requesting earlier
 _SATURATED = 0.85  # share of the processors, from which on more loaders have no processor to run on
+_QUICK = 0.25  # share of the steps that had a processor at once, although loaders use nearly all
 _MOSTLY_DECODING = 0.5  # share of a loader's service time besides its calls on the data set, from which on decoding is slow
 _MOST_LOADERS = 16
 _SPARE = 1.25  # loaders per loader needed, since a batch takes a varying time
@@ -64,10 +65,28 @@ def _waiting(view: TrainingView) -> Iterator[JobFinding]:
     share = decoding_share(view)
     if are_busy and share > _MOSTLY_DECODING:
         sentence = f"{waits}; {share:.0%} of the time of reading a batch is no storage call"
-        where = "store decoded samples, decode less, or decode on the accelerator"
-        before, overrides = f"{view.service_s * share * 1e3:.3g} ms a batch", ("++workload.twin.recorded.decode_scale=0",)
-        change = JobChange("decoding", before, "in advance", where, overrides)
-        yield JobFinding("slow_decode", sentence, evidence | {"decoding_share": share}, _REQUESTS_SQL, change)
+        finding = JobFinding(
+            "slow_decode", sentence, evidence | {"decoding_share": share}, _REQUESTS_SQL, _no_decoding(view, share, floor)
+        )
+        if floor >= _SATURATED:
+            finding.notes.append(
+                "loaders use all processors; without decoding, steps are assumed to compute as the quickest quarter"
+            )
+        yield finding
+
+
+def _no_decoding(view: TrainingView, share: float, floor: float) -> JobChange:
+    """Return the change to samples that are decoded in advance. `floor`: share of the processors that the job uses.
+
+    If that is nearly all of them, the computation of steps includes waits for a processor. Without decoding, it does not.
+    """
+    overrides = ["++workload.twin.recorded.decode_scale=0"]
+    if floor >= _SATURATED:
+        computed = np.concatenate([each.computed - each.taken for each in view.training])
+        scale = float(np.quantile(computed, _QUICK) / max(computed.mean(), 1))
+        overrides.append(f"++workload.twin.recorded.computation_scale={min(scale, 1.0):.4f}")
+    where = "store decoded samples, decode less, or decode on the accelerator"
+    return JobChange("decoding", f"{view.service_s * share * 1e3:.3g} ms a batch", "in advance", where, tuple(overrides))
 
 
 def _deeper(view: TrainingView) -> JobChange:

@@ -15,6 +15,7 @@ from iotwin.loops.answers.advise import Advice, advise
 from iotwin.loops.answers.checkpoint_times import steps_between_saves
 from iotwin.loops.answers.data_findings import different_bytes
 from iotwin.loops.answers.finding import JobChange, JobFinding
+from iotwin.loops.answers.loader_findings import _no_decoding
 from iotwin.loops.answers.training_view import TrainingView, overlap_ns, training_view
 from iotwin.trace_store.figures.sql import query
 from iotwin.trace_store.reader import Trace
@@ -94,6 +95,16 @@ def test_findings_are_ordered_by_gain_and_alike_gains_by_how_specific_they_are()
     assert [each.kind for each in sorted(found, key=_rank)] == [
         "small_reads", "few_loaders", "slow_decode", "checkpoint_stall", "checkpoint_not_durable",
     ]  # fmt: skip
+
+
+def test_without_decoding_steps_do_not_wait_for_a_processor_any_more(tmp_path):
+    """If the job uses all processors; every second step of the job takes three times as long."""
+    view = view_of(PLANTED["few_loaders"].trace(tmp_path / "t"))
+    for each in view.training:
+        each.computed[:] = each.taken + np.where(np.arange(len(each.taken)) % 2 == 0, 1_000_000, 3_000_000)
+    usual, busy = (_no_decoding(view, 0.5, share).overrides for share in (0.5, 0.95))
+    assert usual == ("++workload.twin.recorded.decode_scale=0",)
+    assert busy is not None and float(busy[1].partition("computation_scale=")[2]) == pytest.approx(1 / 2)
 
 
 def local_job(folder: Path, job: LoaderJob) -> Trace:
