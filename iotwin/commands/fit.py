@@ -27,9 +27,11 @@ class FitCommand(Command):
         from iotwin.benchmark.fit import fit
         from iotwin.benchmark.fit.fitted import write_twin
         from iotwin.benchmark.fit.parameters.parameters import fit_parameters
-        from iotwin.common.files import check_output
+        from iotwin.common.files import check_output, check_type
         from iotwin.trace_store.reader import Trace
 
+        if args.output.suffix:
+            check_type(args.output, (".yaml", ".yml"))
         check_output(args.output)
         trace = Trace(args.trace)
         fitted = fit_parameters(trace) if args.parameters else fit(trace)

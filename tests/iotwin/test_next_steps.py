@@ -108,3 +108,9 @@ def test_info_leads_with_the_verdict_and_separates_storage_from_polling(tmp_path
     document = json.loads(run_iotwin("info", trace, "--json").stdout)
     storage = sum(row["calls"] for row in document["files"] if row["kind"] in ("dataset", "checkpoint", "log"))
     assert f" in {storage:,} calls, polling" in uses
+
+
+def test_fit_writes_yaml_only_and_names_the_suffix(tmp_path):
+    write_job(tmp_path / "t", Job())
+    done = run_iotwin("fit", tmp_path / "t", "-o", tmp_path / "twin.json")
+    assert done.returncode == 2 and ".yaml" in done.stderr and not (tmp_path / "twin.json").exists()

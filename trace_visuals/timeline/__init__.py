@@ -130,7 +130,7 @@ def draw(blocks: list[TraceTimeline], view: View, form: Form) -> Figure:
     shared = _shared(blocks)
     spelt = draw_row.spellings(blocks, view.limits_s(), form.plot_in)
     plans = [_plan(block, shared, form, spelt) for block in blocks]
-    legend = _legend_rows(_handles(spelt, shared), form.width_in) if form.legend else []
+    legend = _legend_rows(_handles(spelt, shared, form), form.width_in) if form.legend else []
     foot = _AXIS_IN - _BLOCK_GAP_IN + _LEGEND_ROW_IN * len(legend) + (_NOTE_IN if form.legend else 0)
     height = foot + sum(_block_height(rows, form) for rows in plans) + (0 if not form.paper else 0.06)
     figure = Figure(figsize=(form.width_in, height))
@@ -259,13 +259,13 @@ def _write_head(figure: Figure, block: TraceTimeline, top: float, form: Form) ->
     figure.text(0.01, top - 0.19 / height_in, plain(machine_line(manifest), most), fontsize=6.2, va="top", color="#555555")
 
 
-def _handles(phases: Iterable[str], shared: _Shared) -> list[Patch | Line2D]:
+def _handles(phases: Iterable[str], shared: _Shared, form: Form) -> list[Patch | Line2D]:
     handles: list[Patch | Line2D] = [
         *(Patch(facecolor=PHASE_COLOURS[name], label=name) for name in phases),
         Patch(facecolor=GREY, label="height: share of time with a call in flight"),
         Patch(facecolor=(*to_rgb(GREY), 0.3), label="pale: some call starts or is in flight, darker for more"),
     ]
-    if shared.cpu:
+    if shared.cpu and not form.paper:
         handles += [Patch(facecolor=colour, label=f"CPU {name}") for name, colour in CPU_COLOURS.items()]
         handles.append(Line2D([], [], color=BLACK, linewidth=0.8, label="CPU, this job"))
     if shared.gpu:
@@ -299,8 +299,7 @@ def _write_legend(figure: Figure, rows: list[list[Patch | Line2D]], height_in: f
 
 def _draw_legend(blocks: list[TraceTimeline], view: View, form: Form) -> Figure:
     shared, phases = _shared(blocks), draw_row.spellings(blocks, view.limits_s(), form.plot_in)
-    handles = [handle for handle in _handles(phases, shared) if not (form.paper and str(handle.get_label()).startswith("CPU"))]
-    rows = _legend_rows(handles, form.width_in)
+    rows = _legend_rows(_handles(phases, shared, form), form.width_in)
     height = _LEGEND_ROW_IN * len(rows) + 0.06
     figure = Figure(figsize=(form.width_in, height))
     _write_legend(figure, rows, height, 0.03)

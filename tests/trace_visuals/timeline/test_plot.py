@@ -203,6 +203,8 @@ def test_paper_short_and_legend_forms(rich, tmp_path):
     assert "CPU" not in text and "rich.trace" not in text and "testhost" not in text and "share of time" not in text
     assert "336 calls," in text and "GPU memory" in text
     assert "share of time with a call in flight" in legend and "CPU" not in legend and "GPU SM" in legend
+    plot_timeline([rich], tmp_path / "own.svg", form=Form(paper=True, legend=True))
+    assert "CPU" not in _svg_text(tmp_path / "own.svg") and "GPU SM" in _svg_text(tmp_path / "own.svg")
     roots = [ElementTree.parse(tmp_path / name).getroot() for name in ("t.svg", "legend.svg")]
     widths = [float(root.get("width").removesuffix("pt")) for root in roots]
     assert widths == [pytest.approx(3.5 * 72)] * 2
