@@ -54,9 +54,11 @@ class InfoCommand(Command):
             console.print(f"{fetched}{share}")
         storage = document["busiest_storage_files"]
         what = "data-set and checkpoint files" if storage else "files"
-        files, processes = (storage or document["busiest_files"])[:_SHOWN], document["busiest_processes"][:_SHOWN]
         # Each of three tables has 4 lines in addition to its rows; one ends in a line on rows that are left out.
-        used = sum(-(-len(line) // console.width) for line in head) + kinds + bool(cache) + len(files) + len(processes) + 13
+        fixed = sum(len(Text(line).wrap(console, console.width)) for line in head) + kinds + bool(cache) + 13
+        rows = _SHOWN if fixed + 2 * _SHOWN + _FEWEST_OPERATIONS <= _SCREEN_LINES else _SHOWN - 1
+        files, processes = (storage or document["busiest_files"])[:rows], document["busiest_processes"][:rows]
+        used = fixed + len(files) + len(processes)
         show_statistics(files, f"{what} with the most time in calls", _SHOWN)
         most = min(_MOST_OPERATIONS, max(_FEWEST_OPERATIONS, _SCREEN_LINES - used))
         show_statistics(document["operations"], "calls of all kinds", most, "iotwin stats shows all")

@@ -59,12 +59,12 @@ def _speed_up(changed: Sequence[dict[str, Any]], unchanged: Sequence[dict[str, A
     """Return the ratio of samples per second, or of durations of twins with a recording; None if either is unknown."""
     ratios = []
     for one, other in zip(changed, unchanged, strict=True):
-        rates = [each["metric"].get("train_throughput_mean_samples_per_second") for each in (one, other)]
-        if not rates[1]:  # a twin with a recording, or a run that only writes checkpoints
-            rates = [1 / each["iotwin"]["elapsed_s"] if each["iotwin"]["elapsed_s"] else None for each in (one, other)]
-        if not all(rates):
+        above, below = (each["metric"].get("train_throughput_mean_samples_per_second") for each in (one, other))
+        if not below:  # a twin with a recording, or a run that only writes checkpoints
+            below, above = (each["iotwin"]["elapsed_s"] for each in (one, other))
+        if not above or not below:
             return None
-        ratios.append(rates[0] / rates[1])
+        ratios.append(above / below)
     return mean(np.array(ratios))
 
 
