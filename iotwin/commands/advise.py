@@ -1,5 +1,6 @@
 """``iotwin advise``: report what limits a traced job, and which changes help, each tested on the job's twin."""
 
+import shlex
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,10 @@ class AdviseCommand(Command):
             print_line("No change suggests itself.", markup=False)
         for text in document["notes"]:
             print_line(plain(text, 1000), markup=False)
-        print_line()
-        print_line(f"the evidence: iotwin advise {document['trace']} --json | jq .findings[0].sql", markup=False)
+        for each in document["findings"][:1]:
+            print_line()
+            command = f'iotwin stats {shlex.quote(document["trace"])} --sql "{each["sql"]}"'  # no query has double quotes
+            print_line(f"calls behind the first finding: {command}", markup=False, soft_wrap=True)
 
 
 def _gain(finding: dict[str, Any]) -> str:

@@ -98,6 +98,8 @@ class EmulateCommand(Command):
 
         if args.ranks is not None and not 1 <= args.ranks <= 1024:
             raise UsageError(f"--ranks {args.ranks} cannot be run on one machine; give 1 to 1024, or use mpirun")
+        if args.runs > 1 and args.what_if is None:
+            raise UsageError("--runs repeats the runs of --what-if; add --what-if KEY=VALUES, or leave --runs out")
         if args.instrument:
             args.words.append("++workload.twin.instrument=true")
         workload, notes = _composed(args, args.words)

@@ -54,9 +54,9 @@ def write_report(
     """Write the report of the traces at `paths` to `output` (.html), and return the analysis of each trace.
 
     `dask`: address of a Dask scheduler, if its workers are to be used. `open_trace` opens a trace. `repeats`: traces of reruns of
-    the first trace's job. `response`: the file that `iotwin twin respond` wrote. `verdicts`: for each trace
-    what limits its job, or None. Raises UsageError if `output` is not .html or
-    there are too many traces, IotwinError if a trace cannot be read or the page cannot be written.
+    the first trace's job. `response`: the file that `iotwin twin respond` wrote. `verdicts`: for each trace, what limits
+    its job, or None. Raises UsageError if `output` is not .html or there are too many traces, IotwinError if a trace cannot be
+    read or the page cannot be written.
     """
     check_type(output, (".html", ".htm"))
     check_output(output)

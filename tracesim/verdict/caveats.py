@@ -14,7 +14,7 @@ _LEAST_OTHER = 0.25  # ... and programs other than the job use at least this sha
 def caveats_of(trace: Trace, name: str) -> list[str]:
     """Return a sentence for each caveat of `trace`; the sentences call the trace `name`."""
     found = []
-    if others := _others_cpus(trace):
+    if others := others_cpus(trace):
         cpus = trace.manifest.host.cpus
         found.append(f"{name}'s machine was crowded (other work took {others:.1f} of {cpus} CPUs), which its times show")
     if unseen := mapped_data_note(trace):
@@ -32,7 +32,7 @@ def caveats_of_floor(floor: float | None, job: str = "A") -> list[str]:
     ]
 
 
-def _others_cpus(trace: Trace) -> float:
+def others_cpus(trace: Trace) -> float:
     """Return how many CPUs other programs used if the machine was crowded; 0 if it was not, or if that is unknown."""
     samples = trace.samples("cpu")
     cpus = trace.manifest.host.cpus

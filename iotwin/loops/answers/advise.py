@@ -16,7 +16,7 @@ from iotwin.loops.answers.training_view import TrainingView, training_view
 from iotwin.loops.answers.twin_runs import TrainingFigures, TwinVariant, ratios, run_variants
 from iotwin.loops.answers.verdict import JobVerdict, verdict_of
 from iotwin.trace_store.reader import Trace
-from iotwin.tracesim.verdict.caveats import caveats_of
+from iotwin.tracesim.verdict.caveats import others_cpus
 
 if TYPE_CHECKING:
     from iotwin.benchmark.fit.fitted import Fitted
@@ -61,7 +61,7 @@ def advise(trace: Trace, reruns: Sequence[Trace] = (), runs: int = 3, tested: bo
 
     fitted = quiet_fit(trace)
     view = training_view(trace, fitted)
-    advice = Advice(verdict_of(trace), [], bool(caveats_of(trace, "the job")))
+    advice = Advice(verdict_of(trace), [], others_cpus(trace) > 0)
     if view is None:
         return advice
     advice.step_s = view.step_s
@@ -122,6 +122,6 @@ def _judge(finding: JobFinding, changed: Sequence[TrainingFigures], unchanged: S
 
 
 def _rank(finding: JobFinding) -> tuple[bool, int, int]:
-    """Return the key by which findings are sorted: gains that differ by less than _LEAST_GAIN are alike."""
+    """Return the key by which findings are sorted. Gains are alike if they round to the same multiple of 2 * _LEAST_GAIN."""
     gain = 0.0 if finding.predicted is None else 1 - finding.predicted.value
     return not finding.significant, -round(gain / (2 * _LEAST_GAIN)), _ORDER.index(finding.kind)

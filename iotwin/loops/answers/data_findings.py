@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from iotwin.common.units import format_size
 from iotwin.loops.answers.finding import JobChange, JobFinding
 from iotwin.loops.answers.training_view import HARDLY, TrainingView
+from iotwin.trace_store.figures.distinct_bytes import distinct_bytes
 from iotwin.trace_store.schema import FLAG_DIRECT, READ_OPS
 
 _SMALL_BYTES = 64 << 10  # below, the cost of the call exceeds that of its bytes on most file systems
@@ -37,7 +36,7 @@ class DataReads:
 
     def __init__(self, view: TrainingView) -> None:
         calls = view.data_calls
-        self.view, self.calls = view, calls
+        self.view = view
         op = calls["op"].astype(str)
         reads = calls[op.isin(READ_OPS) & (calls["result"] > 0)]
         self.reads, self.opens = reads, calls[op.str.startswith("open")]
@@ -49,7 +48,7 @@ class DataReads:
         ends = (ordered["offset"] + ordered["result"]).to_numpy()
         follows = same & (ordered["offset"].to_numpy() == np.append(np.nan, ends[:-1]))
         self.sequential_share = float(follows.mean()) if len(reads) else 0.0
-        self.distinct_bytes = different_bytes(ordered["file_id"].to_numpy(), ordered["offset"].to_numpy(), ends)
+        self.distinct_bytes = distinct_bytes(reads)
         self.cold_share = min(view.device_bytes / self.distinct_bytes, 1.0) if self.distinct_bytes else 0.0
 
     @property
@@ -158,16 +157,3 @@ def _direct(found: DataReads) -> Iterator[JobFinding]:
 def epochs_of(view: TrainingView) -> int:
     """Return the number of training passes of a rank."""
     return max(len(view.training) // max(view.structure.ranks, 1), 1)
-
-
-def different_bytes(file_id: NDArray[Any], begin: NDArray[Any], end: NDArray[Any]) -> int:
-    """Return how many different bytes the reads [begin, end) of files cover; reads with an unknown offset do not count."""
-    known = ~np.isnan(begin)
-    order = np.lexsort((begin[known], file_id[known]))
-    file_id, begin, end = file_id[known][order], begin[known][order], end[known][order]
-    if not len(file_id):
-        return 0
-    # Files follow one another on one axis, so that the running maximum of ends never reaches into the next file.
-    shift = (file_id - file_id.min()) * (float(end.max()) + 1)
-    reached = np.append(-1.0, np.maximum.accumulate(end + shift)[:-1])
-    return int(np.maximum(end + shift - np.maximum(begin + shift, reached), 0).sum())

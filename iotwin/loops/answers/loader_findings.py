@@ -19,6 +19,7 @@ _SPARE = 1.25  # loaders per loader needed, since a batch takes a varying time
 _DEEPER = 4  # factor for the prefetch depth
 _LONG_START = 0.3  # share of the run before the first step has its data
 _LONG_EVALUATION = 0.2  # share of the time of all passes
+_MOSTLY_WAITING = 0.5  # share of the time of evaluations, from which on they wait rather than compute
 _UNEVEN = 0.15  # difference of the ranks' shares of waiting
 
 _REQUESTS_SQL = "select pid, count(*) as calls, sum(duration_ns) / 1e9 as seconds from events group by pid order by seconds desc"
@@ -118,7 +119,7 @@ def _evaluation(view: TrainingView) -> Iterator[JobFinding]:
     held = [each for each in view.passes if not each.training and len(each.taken) > 1]
     spent, every = (sum(each.duration_ns for each in some) for some in (held, view.passes))
     waited = sum(int(np.diff(each.waits, axis=1).sum()) for each in held)
-    if spent > _LONG_EVALUATION * every and waited > _MOSTLY_DECODING * spent:
+    if spent > _LONG_EVALUATION * every and waited > _MOSTLY_WAITING * spent:
         sentence = f"evaluations take {spent / every:.0%} of the time, and wait for data for {waited / spent:.0%} of theirs"
         evidence = {"evaluation_share": spent / every, "waiting_share": waited / spent}
         change = JobChange(_named(view, "num_workers", "loader processes"), "as it is", "more", "DataLoader of the evaluation")

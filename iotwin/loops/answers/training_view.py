@@ -60,11 +60,6 @@ class TrainingView:
         self.end_ns = int(max(each.computed[-1] for each in self.training))
         self.files = trace.files()
 
-    @property
-    def span_ns(self) -> int:
-        """Return the length of the window of training."""
-        return max(self.end_ns - self.begin_ns, 1)
-
     @cached_property
     def waits(self) -> _Ints:
         """Return begin and end of all waits for batches in training, shape (waits, 2)."""
@@ -120,15 +115,6 @@ class TrainingView:
         return self.calls("dataset")
 
     @cached_property
-    def storage_share(self) -> float:
-        """Return the share (0 to 1) of the waits for data in which a call on the data set was under way."""
-        waited = int(np.diff(self.waits, axis=1).sum())
-        calls = self.data_calls
-        if not waited or calls.empty:
-            return 0.0
-        return overlap_ns(self.waits, calls[["start_ns", "duration_ns"]].to_numpy(np.int64)) / waited
-
-    @cached_property
     def device_bytes(self) -> int:
         """Return the bytes of the data set that devices read during training.
 
@@ -160,28 +146,6 @@ def training_view(trace: Trace, fitted: Fitted) -> TrainingView | None:
     if recording is None or recording.header.batches is None:
         return None
     return TrainingView(trace, recording, recording.header.batches)
-
-
-def overlap_ns(spans: _Ints, calls: _Ints) -> int:
-    """Return the time within `spans` in which at least one call is under way.
-
-    `spans`: begin and end, shape (n, 2), which may overlap. `calls`: begin and duration, shape (m, 2).
-    """
-    begin, end = calls[:, 0], calls[:, 0] + calls[:, 1]
-    order = np.argsort(begin, kind="stable")
-    begin, end = begin[order], np.maximum.accumulate(end[order])
-    first = np.append(True, begin[1:] > end[:-1])
-    begins, ends = begin[first], np.append(end[:-1][first[1:]], end[-1])
-    covered = np.append(0, np.cumsum(ends - begins))
-
-    def until(times: _Ints) -> _Ints:
-        """Return the time up to `times` in which a call is under way."""
-        index = np.searchsorted(begins, times, side="right")
-        inside = np.where(index > 0, np.maximum(np.append(0, ends)[index] - times, 0), 0)
-        found: _Ints = covered[index] - inside
-        return found
-
-    return int((until(spans[:, 1]) - until(spans[:, 0])).sum())
 
 
 def _passes(batches: RecordedBatches, start_ns: int) -> list[PassTimes]:

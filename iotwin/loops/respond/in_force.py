@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-import pandas as pd
 import pyarrow.compute as pc
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.units import format_duration, format_size
+from iotwin.trace_store.figures.distinct_bytes import distinct_bytes
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import READ_OPS
 from iotwin.tracing_tools.targets.storage_limits import DeviceReads, Limits
@@ -36,17 +35,7 @@ def reading_of(trace: Trace) -> DataSetReading:
     if reads.empty:
         raise IotwinError(f"the run reads no data set: see iotwin stats {trace.path} --by file")
     span_ns = (reads["start_ns"] + reads["duration_ns"]).max() - reads["start_ns"].min()
-    return DataSetReading(float(span_ns) / 1e9, _different_bytes(reads))
-
-
-def _different_bytes(reads: pd.DataFrame) -> int:
-    """Return how many different bytes the reads cover. Reads whose offset is unknown do not count."""
-    known = reads[reads["offset"].notna() & (reads["result"] > 0)].sort_values(["file_id", "offset"])
-    begin, end = known["offset"].to_numpy(np.int64), (known["offset"] + known["result"]).to_numpy(np.int64)
-    covered = (
-        pd.Series(end).groupby(known["file_id"].to_numpy()).cummax().groupby(known["file_id"].to_numpy()).shift(fill_value=0)
-    )
-    return int(np.maximum(end - np.maximum(begin, covered.to_numpy(np.int64)), 0).sum())
+    return DataSetReading(float(span_ns) / 1e9, distinct_bytes(reads))
 
 
 def not_in_force(

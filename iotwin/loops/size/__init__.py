@@ -205,6 +205,11 @@ def _assumptions(question: SizeQuestion, ranks: int, run_ranks: int, needs: list
             f"{run_ranks} ranks were run; storage that {ranks} ranks share needs {ranks / run_ranks:g} times their bandwidth and "
             "requests, and the same latency"
         )
+    if question.clock == "real" and any(need["axis"] in ("bandwidth", "requests") for need in needs):
+        found.append(
+            "after each pause in which the job computes, limits of bandwidth and requests let a burst of reads pass; a device "
+            "that permits no bursts may need several times as much: see --clock virtual"
+        )
     if question.clock == "virtual":
         found.append(
             "computing was not waited for, so limits of bandwidth and requests let no burst follow a pause, unlike in real time; "

@@ -82,7 +82,8 @@ class LimitedTwin:
     def run(self, limits: StorageLimits, is_cold: bool, clock: str | None = None) -> SizedRun:
         """Run the twin once under `limits`, with its data evicted first if `is_cold`, otherwise read first.
 
-        `clock`: real or virtual; None: the one of the other runs."""
+        `clock`: real or virtual; None: the one of the other runs.
+        """
         self.runs += 1
         note(f"run {self.runs}: {limits}, {'cold' if is_cold else 'warm'}")
         folder = self._folder / f"run-{self.runs}"

@@ -111,10 +111,12 @@ def test_threads_sleep_and_wait_as_in_a_simulation(scripts: list[list[Step]]) ->
     assume(all(count == 1 for count in takers.values()))  # who takes a post of two at once is a race
     assert expected is not None
     due = {(thread, step): now for now, thread, step in expected}
-    found = Threads(scripts).run()
+    threads = Threads(scripts)
+    found = threads.run()
     assert len(found) == len(expected)
     assert all(now >= due[thread, step] for now, thread, step in found)
-    assert [round(now, -1) for now, *_ in sorted(found)] == sorted(round(now, -1) for now, *_ in found)
+    # The clock never skips more than the simulated time: threads that were late sleep until later, in real time that has passed.
+    assert threads.clock.figures().skipped_s <= max(due.values(), default=0)
     order = [due[thread, step] for _, thread, step in sorted(found)]
     assert order == sorted(order)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,10 +14,10 @@ from iotwin.benchmark.fit import quiet_fit
 from iotwin.common.numbers.confidence import Estimate
 from iotwin.loops.answers.advise import Advice, advise
 from iotwin.loops.answers.checkpoint_times import steps_between_saves
-from iotwin.loops.answers.data_findings import different_bytes
 from iotwin.loops.answers.finding import JobChange, JobFinding
 from iotwin.loops.answers.loader_findings import _no_decoding
-from iotwin.loops.answers.training_view import TrainingView, overlap_ns, training_view
+from iotwin.loops.answers.training_view import TrainingView, training_view
+from iotwin.trace_store.figures.distinct_bytes import distinct_bytes
 from iotwin.trace_store.figures.sql import query
 from iotwin.trace_store.reader import Trace
 from tests.benchmark.loader_job import LoaderJob
@@ -62,22 +63,11 @@ def test_every_query_shows_rows(tmp_path, kind, job):
         assert query(trace, finding.sql)[1], finding.kind
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=8),
-    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=8),
-)
-def test_overlap_is_that_of_a_naive_count(spans, calls):
-    busy = {tick for begin, length in calls for tick in range(begin, begin + length)}
-    expected = sum(len(busy & set(range(begin, begin + length))) for begin, length in spans)
-    each = np.array([(begin, begin + length) for begin, length in spans])
-    assert overlap_ns(each, np.array(calls)) == expected
-
-
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40), st.integers(1, 10)), max_size=12))
 def test_different_bytes_are_those_of_a_naive_set(reads):
     expected = {(file, byte) for file, begin, size in reads for byte in range(begin, begin + size)}
-    file, begin, size = (np.array([read[i] for read in reads], float) for i in range(3))
-    assert different_bytes(file, begin, begin + size) == len(expected)
+    frame = pd.DataFrame(reads, columns=["file_id", "offset", "result"]).astype({"offset": float, "result": np.int64})
+    assert distinct_bytes(frame) == len(expected)
 
 
 def finding(kind: str, gain: float | None, significant: bool = True) -> JobFinding:
