@@ -141,10 +141,18 @@ class Trace:
         """Return the samples of `kind`, a key of `schema.SAMPLES`; None if none were taken."""
         return self._optional(f"samples/{kind}.parquet", schema.SAMPLES[kind])
 
+    def table(self, name: str) -> pa.Table:
+        """Return a table of `schema.TABLES` as Arrow; it is empty if the trace has no such table."""
+        return self._rows(f"{name}.parquet", schema.TABLES[name])
+
     def _optional(self, name: str, expected: pa.Schema) -> pd.DataFrame | None:
         return self._table(name, expected) if (self.path / name).exists() else None
 
     def _table(self, name: str, expected: pa.Schema) -> pd.DataFrame:
+        frame: pd.DataFrame = self._rows(name, expected).to_pandas()
+        return frame
+
+    def _rows(self, name: str, expected: pa.Schema) -> pa.Table:
         path = self.path / name
         if path.exists():
             _footer(path, expected)
@@ -156,8 +164,7 @@ class Trace:
             )
         kind = "gpu_samples" if name == "samples/gpu.parquet" else path.stem
         check_rows(table, kind, path, self._number_of_files)
-        frame: pd.DataFrame = table.to_pandas()
-        return frame
+        return table
 
 
 def _dataset(files: str | list[str], columns: pa.Schema) -> ds.Dataset:

@@ -41,13 +41,13 @@ from iotwin.workload_yaml.schema import (
     Workflow,
 )
 from iotwin.workload_yaml.step_times import MeasuredStepTime, Rematerialized, StepTime, StepTimeRegression
-from iotwin.workload_yaml.text import dump
+from iotwin.workload_yaml.text import check_unedited, dump
 
 __all__ = [
     "SHIPPED", "Checkpoint", "CheckpointFile", "CheckpointPolicy", "ComposedWorkload", "Config", "ConfigFolders", "Dataset",
     "Duration", "Evaluation", "Exponential", "Gamma", "InOrder", "Lognormal", "MeasuredStepTime", "Model", "Normal", "Output",
     "OutputMetric", "Parallelism", "Parquet", "Poisson", "Quantiles", "Reader", "Recorded", "Rematerialized", "StepTime",
     "StepTimeRegression", "Storage", "Train", "Transformer", "Twin", "TwinCheckpoint", "TwinEvaluation", "TwinReader",
-    "TwinRecorded", "TwinResume", "Uniform", "Workflow", "compose", "compose_job", "dump", "job_files", "job_text", "load",
-    "parse_foreign", "select",
+    "TwinRecorded", "TwinResume", "Uniform", "Workflow", "check_unedited", "compose", "compose_job", "dump", "job_files",
+    "job_text", "load", "parse_foreign", "select",
 ]  # fmt: skip

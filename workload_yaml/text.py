@@ -1,5 +1,6 @@
 """Read workloads from YAML 1.2 text, and write workloads as text that means the same in YAML 1.1 and 1.2."""
 
+import hashlib
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ import yaml
 
 from iotwin.common.errors import UsageError
 from iotwin.common.files import write_whole
+from iotwin.common.foreign_files import read_foreign
 from iotwin.workload_yaml.recorded_section import TwinRecorded
 from iotwin.workload_yaml.schema import Config
-from iotwin.workload_yaml.yaml12 import add_scalars, parse, read_text
+from iotwin.workload_yaml.yaml12 import LARGEST_BYTES, add_scalars, parse, read_text
 
 _FREE_SECTION = "storage.storage_options"  # its keys are the object store's, not the schema's
 # Keys that are written even with default values, since people search for them in a twin, or edit them for what-if questions.
@@ -28,6 +30,8 @@ _OF_RECORDING = frozenset({
 _OF_BATCHES = frozenset({
     "reader.batch_size", "reader.read_threads", "train.epochs", "train.computation_time", "twin.recorded.computation_scale",
 })  # fmt: skip
+
+_SEAL = b"# iotwin wrote the lines above, which have the SHA-256 "  # then the digest; the last line of every YAML
 
 
 class _Dumper(yaml.SafeDumper):
@@ -64,7 +68,7 @@ def read(path: Path) -> tuple[dict[Any, Any], str]:
 def dump(config: Config, path: Path | str) -> None:
     """Write `config` to `path` as a YAML from which `load` returns an equal Config. The file is replaced whole or not at all.
 
-    Keys with default values are omitted, except those that people edit.
+    Keys with default values are omitted, except those that people edit. The last line, a comment, has a digest of the others.
     """
     path, usual = Path(path), msgspec.to_builtins(Config())
     always = _ALWAYS_WRITTEN
@@ -75,7 +79,21 @@ def dump(config: Config, path: Path | str) -> None:
     text = f"# An I/O twin; run it with: iotwin emulate {path.name}\n" + yaml.dump(
         kept, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=130, allow_unicode=True
     )
-    write_whole(path, text.encode("utf-8"))
+    content = text.encode("utf-8")
+    write_whole(path, content + _SEAL + _digest(content) + b"\n")
+
+
+def check_unedited(path: Path) -> None:
+    """Raise UsageError if `path` exists with other lines than `dump` wrote there, which are lost if `dump` replaces it."""
+    if not path.exists():
+        return
+    content, _, digest = read_foreign(path, LARGEST_BYTES).rpartition(_SEAL)
+    if digest.strip() != _digest(content):
+        raise UsageError(f"{path} was edited, or is not of iotwin; choose another file or add --force to replace it")
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
 
 
 def _changed(value: dict[str, Any], default: dict[str, Any], always: Collection[str], at: str = "") -> dict[str, Any]:

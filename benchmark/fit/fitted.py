@@ -1,5 +1,6 @@
 """What a fit returns: the twin, where each value comes from, and how much of the job it accounts for."""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,26 @@ class Fitted:
     coverage: dict[str, Any] = field(default_factory=dict)  # see iotwin.benchmark.fit.coverage
     recording: TwinRecording | None = None  # goes into a file next to the YAML; None: the YAML needs none
 
+    def write(self, path: str | os.PathLike[str], force: bool = False) -> None:
+        """Write the twin's YAML to `path`, and its recording next to it, with another suffix.
 
-def write_twin(fitted: Fitted, path: Path) -> None:
-    """Write the twin's YAML to `path`, and its recording next to it, with another suffix."""
-    if fitted.recording is not None and fitted.config.twin.recorded is not None:
-        recording = path.with_suffix(SUFFIX)
-        write_recording(fitted.recording, recording)
-        fitted.config.twin.recorded.file = recording.name
-    c.dump(fitted.config, path)
+        Raises UsageError if somebody edited the YAML that is there, unless `force` is True.
+        """
+        path = Path(path)
+        if not force:
+            c.check_unedited(path)
+        if self.recording is not None and self.config.twin.recorded is not None:
+            recording = path.with_suffix(SUFFIX)
+            write_recording(self.recording, recording)
+            self.config.twin.recorded.file = recording.name
+        c.dump(self.config, path)
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the twin as `iotwin fit --json` prints it, without its path."""
+        return {
+            "evidence": self.evidence, "confidence": self.confidence, "coverage": self.coverage,
+            "assumptions": self.config.twin.assumptions,
+        }  # fmt: skip
 
 
 def failure(manifest: Manifest) -> str | None:

@@ -21,30 +21,25 @@ class FitCommand(Command):
             action="store_true",
             help="write the job's parameters as a DLIO-style YAML instead; its samples must be whole files",
         )
+        parser.add_argument("--force", action="store_true", help="replace TWIN.yaml even if it was edited")
         accept_dropped_options(parser, "--kind")
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.benchmark.fit import fit
-        from iotwin.benchmark.fit.fitted import write_twin
         from iotwin.benchmark.fit.parameters.parameters import fit_parameters
         from iotwin.common.files import check_output, check_type
         from iotwin.trace_store.reader import Trace
+        from iotwin.workload_yaml import check_unedited
 
         if args.output.suffix:
             check_type(args.output, (".yaml", ".yml"))
         check_output(args.output)
+        if not args.force:
+            check_unedited(args.output)  # before the work
         trace = Trace(args.trace)
         fitted = fit_parameters(trace) if args.parameters else fit(trace)
-        write_twin(fitted, args.output)
-        return Outcome(
-            {
-                "twin": str(args.output),
-                "evidence": fitted.evidence,
-                "confidence": fitted.confidence,
-                "coverage": fitted.coverage,
-                "assumptions": fitted.config.twin.assumptions,
-            }
-        )
+        fitted.write(args.output, args.force)
+        return Outcome({"twin": str(args.output), **fitted.to_document()})
 
     def show(self, document: dict[str, Any]) -> None:
         from iotwin.benchmark.fit import coverage

@@ -42,10 +42,10 @@ class StatsCommand(Command):
         lost = sum(trace.manifest.lost_events for trace in traces)
         document: dict[str, Any] = {"traces": [str(path) for path in args.traces], "lost": lost, "csv": args.csv}
         if args.sql is not None:
-            from iotwin.trace_store.figures.sql import query
+            from iotwin.trace_store.figures.sql import plain_rows, query
 
-            columns, rows = query(traces[0], args.sql)
-            return Outcome(document | {"columns": columns, "rows": rows})
+            answer = query(traces[0], args.sql)
+            return Outcome(document | {"columns": answer.column_names, "rows": plain_rows(answer)})
         if args.by != "file" and (args.kind or args.all_files):
             raise UsageError("--kind and --all-files choose among files; add --by file")
         counted = _count(traces, args.by, args.dask)

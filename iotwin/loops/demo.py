@@ -98,7 +98,6 @@ class _Demo:
 
     def fit(self) -> None:
         from iotwin.benchmark.fit import fit
-        from iotwin.benchmark.fit.fitted import write_twin
         from iotwin.trace_store.reader import Trace
 
         # The twin is fitted to the rerun, and later compared with the real run, which fit has not read.
@@ -107,7 +106,7 @@ class _Demo:
         # The twin must not overwrite the real job's checkpoints.
         config.checkpoint.checkpoint_folder = str(self._directory / "twin_output")
         config.output.folder = str(self._directory / "twin_output")
-        write_twin(fitted, self._directory / "twin.yaml")
+        fitted.write(self._directory / "twin.yaml", force=True)
 
     def run_twin(self) -> None:
         self._trace("twin", own_command("emulate", self._directory / "twin.yaml"))

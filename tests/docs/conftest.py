@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from iotwin.benchmark.fit import fit
-from iotwin.benchmark.fit.fitted import write_twin
 from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.trace_store.manifest import Host, Manifest, Target
 from iotwin.trace_store.raw.recording import Recording
@@ -50,8 +49,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     generate(Unet3dLayout(scale=0.1), base / "data", samples=24, workers=1)
     for seed, name in enumerate(("real", "rerun", "twin")):
         write_job(base / f"{name}.trace", Job(**JOB, seed=seed, root="data"))
-    write_twin(fit(Trace(base / "real.trace")), base / "twin.yaml")
-    write_twin(fit_parameters(Trace(base / "real.trace")), base / "parameters.yaml")
+    fit(Trace(base / "real.trace")).write(base / "twin.yaml")
+    fit_parameters(Trace(base / "real.trace")).write(base / "parameters.yaml")
     with_loaders = LoaderJob(root="images", epochs=2, evaluated=4, compute_ms=5)
     with_loaders.trace(base / "loaders.trace")
     with_loaders.write_data(base)

@@ -114,3 +114,20 @@ def test_fit_writes_yaml_only_and_names_the_suffix(tmp_path):
     write_job(tmp_path / "t", Job())
     done = run_iotwin("fit", tmp_path / "t", "-o", tmp_path / "twin.json")
     assert done.returncode == 2 and ".yaml" in done.stderr and not (tmp_path / "twin.json").exists()
+
+
+def test_fit_replaces_its_own_twin_but_none_that_somebody_edited(tmp_path):
+    write_job(tmp_path / "t", Job())
+    arguments, twin = ("fit", tmp_path / "t", "-o", tmp_path / "twin.yaml"), tmp_path / "twin.yaml"
+    run_iotwin(*arguments)
+    written = twin.read_text()
+    run_iotwin(*arguments)
+    assert twin.read_text() == written
+    for edited in (written.replace("data_folder: ", "data_folder: /elsewhere"), written + "# mine\n", "mine: true\n", ""):
+        assert edited != written
+        twin.write_text(edited)
+        done = run_iotwin(*arguments, check=False)
+        assert done.returncode == 2 and "--force" in done.stderr and len(done.stderr.splitlines()) == 1
+        assert twin.read_text() == edited
+    run_iotwin(*arguments, "--force")
+    assert twin.read_text() == written

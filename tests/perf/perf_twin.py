@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from iotwin.benchmark.fit import fit
-from iotwin.benchmark.fit.fitted import write_twin
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import Unet3dLayout
 from iotwin.trace_store.reader import Trace
@@ -80,7 +79,7 @@ def _score(directory: Path, real: Trace, name: str, spoil: Callable[[Config], No
     config.checkpoint.checkpoint_folder = config.output.folder = str(directory / f"{name}_out")
     spoil(config)
     path = directory / f"{name}.yaml"
-    write_twin(fitted, path)
+    fitted.write(path)
     twin = _trace(directory, name, [sys.executable, "-m", "iotwin", "emulate", str(path)])
     return compare(real, twin).overall
 

@@ -1,6 +1,7 @@
 """Statistics of calls: the same as counting one by one, however the trace is cut; SQL that reaches the trace and nothing else."""
 
 import itertools
+import json
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from iotwin.common.errors import UsageError
 from iotwin.trace_store.figures import statistics
-from iotwin.trace_store.figures.sql import query
+from iotwin.trace_store.figures.sql import plain_rows, query
 from iotwin.trace_store.figures.summary import summarise
 from iotwin.trace_store.reader import Trace
 from tests.synthetic import Job, event_table, write_job
@@ -114,11 +115,17 @@ def test_a_trace_without_calls_has_no_rows(tmp_path):
 
 
 def test_sql_answers_over_every_table(traces):
-    columns, rows = query(
-        traces[0], "select op, count(*) as calls from events join files using (file_id) group by op order by op"
-    )
-    assert columns == ["op", "calls"] and dict(rows) == traces[0].manifest.counts
-    assert query(traces[0], "select max(user) from samples_cpu")[1][0][0] < 1
+    answer = query(traces[0], "select op, count(*) as calls from events join files using (file_id) group by op order by op")
+    assert answer.column_names == ["op", "calls"] and dict(plain_rows(answer)) == traces[0].manifest.counts
+    assert plain_rows(query(traces[0], "select max(user) from samples_cpu"))[0][0] < 1
+
+
+def test_answers_in_sql_become_values_of_json(traces):
+    text = """select sum(x)::hugeint, 1.5::decimal(9, 1), 'nan'::double, date '2020-01-02', [1, null], {'k': 2}, null, true,
+        9223372036854775807, 1 as twice, 2 as twice from range(4) t(x)"""
+    expected = [6, 1.5, None, "2020-01-02", [1, None], {"k": 2}, None, True, (1 << 63) - 1, 1, 2]
+    assert plain_rows(query(traces[0], text)) == [expected] and json.dumps(expected)
+    assert plain_rows(query(traces[0], "select * from files where false")) == []
 
 
 @pytest.mark.parametrize(
@@ -133,5 +140,5 @@ def test_sql_answers_over_every_table(traces):
 def test_sql_reaches_nothing_but_the_trace(traces, tmp_path, text):
     with pytest.raises(UsageError) as error:
         query(traces[0], text.format(trace=traces[0].path, tmp=tmp_path))
-    assert "\n" not in str(error.value) and "--sql" in str(error.value)
+    assert "\n" not in str(error.value) and "SQL" in str(error.value)
     assert not list(tmp_path.iterdir())

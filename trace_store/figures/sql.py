@@ -4,12 +4,14 @@ import datetime
 import decimal
 from typing import Any
 
+import pyarrow as pa
+
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.trace_store.reader import Trace
 
 
-def query(trace: Trace, text: str) -> tuple[list[str], list[list[Any]]]:
-    """Return the column names and the rows (JSON-able values) of one SELECT over the trace's tables.
+def query(trace: Trace, text: str) -> pa.Table:
+    """Return the rows of one SELECT over the trace's tables.
 
     The tables are events, files, processes, phases and, if the trace has them, parts, block, gpu and samples_KIND. Raises
     UsageError unless `text` is one SELECT that DuckDB accepts, IotwinError if DuckDB is not installed.
@@ -17,7 +19,7 @@ def query(trace: Trace, text: str) -> tuple[list[str], list[list[Any]]]:
     try:
         import duckdb
     except ImportError:
-        raise IotwinError("SQL needs the Python package duckdb, which is not installed; try: pip install duckdb") from None
+        raise IotwinError("SQL needs the Python package duckdb, which is not installed; try: pip install 'iotwin[sql]'") from None
     # Arrow reads the tables, so DuckDB needs no access to files.
     connection = duckdb.connect(":memory:", config={"enable_external_access": "false", "python_enable_replacements": "false"})
     try:
@@ -28,15 +30,19 @@ def query(trace: Trace, text: str) -> tuple[list[str], list[list[Any]]]:
         connection.execute("SET lock_configuration = true")
         statements = connection.extract_statements(text)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-            raise UsageError("--sql takes exactly one SELECT; write for example: select op, count(*) from events group by op")
-        result = connection.execute(statements[0])
-        columns = [description[0] for description in result.description or []]
-        return columns, [[_plain(value) for value in row] for row in result.fetchall()]
+            raise UsageError("SQL takes exactly one SELECT; write for example: select op, count(*) from events group by op")
+        return connection.sql(statements[0]).to_arrow_table()
     except duckdb.Error as error:
         message = " ".join(str(error).split())
-        raise UsageError(f"--sql: {message}; tables: {', '.join(trace.tables())}") from None
+        raise UsageError(f"SQL: {message}; tables: {', '.join(trace.tables())}") from None
     finally:
         connection.close()
+
+
+def plain_rows(table: pa.Table) -> list[list[Any]]:
+    """Return the rows of `table` as values that JSON has."""
+    columns = [[_plain(value) for value in column.to_pylist()] for column in table.columns]
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
 def _plain(value: Any) -> Any:

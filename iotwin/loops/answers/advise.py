@@ -85,8 +85,6 @@ def _noise(view: TrainingView, reruns: Sequence[Trace]) -> float:
 
 def _test(advice: Advice, view: TrainingView, fitted: "Fitted", runs: int, noise: float) -> None:
     """Run the twin unchanged and with each change, and note the ratios of step times in the findings."""
-    from iotwin.benchmark.fit.fitted import write_twin
-
     data = [path for name, _ in fitted.files if (path := Path(fitted.config.dataset.data_folder) / name).is_file()]
     if len(data) < len(fitted.files):
         missing = len(fitted.files) - len(data)
@@ -99,7 +97,7 @@ def _test(advice: Advice, view: TrainingView, fitted: "Fitted", runs: int, noise
         for each in testable
     ]
     with scratch_folder() as folder:
-        write_twin(fitted, folder / "twin.yaml")
+        fitted.write(folder / "twin.yaml")
         found = run_variants(folder / "twin.yaml", variants, runs, data, clock="virtual")
     unchanged = found[_UNCHANGED]
     advice.twin_step_s = median(each.step_s for each in unchanged)

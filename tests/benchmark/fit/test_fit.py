@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from iotwin.benchmark.fit import fit, predict_twin
-from iotwin.benchmark.fit.fitted import write_twin
 from iotwin.benchmark.fit.look import look
 from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.trace_store.reader import Trace
@@ -22,14 +21,14 @@ from tests.processes import call
 
 def test_a_twin_is_written_as_a_yaml_and_a_recording(tmp_path):
     fitted = fit(LoaderJob().trace(tmp_path / "t"))
-    write_twin(fitted, tmp_path / "made.yaml")
+    fitted.write(tmp_path / "made.yaml")
     config = load(tmp_path / "made.yaml")
     assert Path(config.twin.recorded.file).name == "made.recording" and config.reader.batch_size == 4
     assert read_recording(tmp_path / "made.recording").header == fitted.recording.header
 
 
 def test_parameters_are_written_as_a_yaml_alone(tmp_path):
-    write_twin(fit_parameters(LoaderJob().trace(tmp_path / "t")), tmp_path / "made.yaml")
+    fit_parameters(LoaderJob().trace(tmp_path / "t")).write(tmp_path / "made.yaml")
     assert load(tmp_path / "made.yaml").twin.recorded is None
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["made.yaml"]
 

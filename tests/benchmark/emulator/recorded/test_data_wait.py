@@ -6,7 +6,6 @@ import pytest
 
 from iotwin.benchmark.emulator.recorded import run
 from iotwin.benchmark.fit import fit
-from iotwin.benchmark.fit.fitted import write_twin as write_fitted
 from iotwin.loops.emulation import EmulationOptions, run_workload
 from iotwin.workload_yaml import Config, load
 from iotwin.workload_yaml.recording import Op, RecordedFile
@@ -24,7 +23,7 @@ def fitted(folder: Path) -> Config:
         (folder / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "data" / name).write_bytes(bytes(size))
     made.config.checkpoint.checkpoint_folder = made.config.output.folder = str(folder / "out")
-    write_fitted(made, folder / "twin.yaml")
+    made.write(folder / "twin.yaml")
     return load(folder / "twin.yaml")
 
 
