@@ -22,3 +22,4 @@ class TwinRecorded(Section):
     read_latency: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0  # seconds added to a read that the page cache lacks
     keep_open: bool = False  # a process opens each file of the data set once, and closes it after its last read
     read_order: Literal["recorded", "sequential"] = "recorded"  # sequential: training reads its samples without shuffling them
+    balanced_ranks: bool = False  # ranks have equally many samples and loaders, and loaders as quick as the median rank's

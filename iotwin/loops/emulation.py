@@ -137,11 +137,14 @@ def _replay(config: "Config", options: EmulationOptions) -> dict[str, Any]:
 
 def check_edits(config: "Config", ranks: int) -> None:
     """Raise UsageError, which names the key, if the workload's recording cannot follow the changes that `config` makes of it."""
+    from iotwin.benchmark.emulator.recorded.edits.edit import edit
     from iotwin.benchmark.emulator.recorded.edits.edits import edits_of
     from iotwin.workload_yaml.recording import read_recording
 
     if config.twin.recorded is not None:
-        edits_of(config, read_recording(Path(config.twin.recorded.file)).header, ranks)
+        recording = read_recording(Path(config.twin.recorded.file))
+        if (edits := edits_of(config, recording.header, ranks)) is not None:
+            edit(recording, edits)
 
 
 def make_copies(config: "Config", file: str, ranks: int) -> None:

@@ -1,7 +1,9 @@
 """A synthetic training job with loaders, played call by call: what a trace of PyTorch's DataLoader shows of it."""
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from iotwin.trace_store import schema
 from iotwin.trace_store.reader import Trace
@@ -37,6 +39,8 @@ class LoaderJob:
     mapped: bool = False  # the job maps all files at its beginning, and a loader reads a sample by a page fault
     ranks: int = 1  # processes that share the samples of each epoch; the first one saves
     rank = RANK  # pid of the rank that is being played
+    decode_ms: float = 0.5  # between two samples of a loader
+    last_rank: dict[str, Any] = field(default_factory=dict)  # values that hold for the last rank alone, such as loaders
     mask_bytes: int = 0  # each sample also has a mask of so many bytes, in another file that is read after the image
 
     def trace(self, folder: Path) -> Trace:
@@ -49,7 +53,9 @@ class LoaderJob:
         self._shards = [made.file(f"{self.root}/{i}.tar", size=self.files * self.file_bytes) for i in range(self.loaders)]
         for number in range(self.ranks):
             self.rank = RANK + number
-            self._play(made, number)
+            player = copy.copy(self)
+            player.__dict__.update(self.last_rank if number == self.ranks - 1 else {})
+            player._play(made, number)
         return made.trace(folder)
 
     def _play(self, made: Made, number: int) -> None:
@@ -116,13 +122,16 @@ class LoaderJob:
             for file in batches[index]:
                 if self.shards:
                     offset, crew.read[loader] = crew.read[loader], crew.read[loader] + self.file_bytes
-                    begin = made.call(begin, crew.pids[loader], "read", self._shards[loader], offset, self.file_bytes) + 0.5
+                    begin = (
+                        made.call(begin, crew.pids[loader], "read", self._shards[loader], offset, self.file_bytes)
+                        + self.decode_ms
+                    )
                 elif self.mapped:
-                    begin = made.call(begin, crew.pids[loader], "page_fault", file, 0, 1 << 16) + 0.5
+                    begin = made.call(begin, crew.pids[loader], "page_fault", file, 0, 1 << 16) + self.decode_ms
                 else:
-                    begin = made.read_file(begin, crew.pids[loader], file) + 0.5
+                    begin = made.read_file(begin, crew.pids[loader], file) + self.decode_ms
                     for mask in self._masks[file : file + 1] if self.mask_bytes else ():
-                        begin = made.read_file(begin, crew.pids[loader], mask) + 0.5
+                        begin = made.read_file(begin, crew.pids[loader], mask) + self.decode_ms
             delivered[index] = made.call(begin, crew.pids[loader], "write", crew.results, None, 3000, 0.05)
             crew.free[loader] = delivered[index] + 0.05
 

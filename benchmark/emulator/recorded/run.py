@@ -131,7 +131,7 @@ def replay(
 def replays_of(config: Config, ranks: int) -> int:
     """Return how many ranks replay the workload's recording for a job of `ranks` ranks."""
     settings = config.twin.recorded
-    return ranks if settings is None else replays(read_recording(Path(settings.file)).header, ranks)
+    return ranks if settings is None else replays(read_recording(Path(settings.file)).header, ranks, settings.balanced_ranks)
 
 
 def _data_wait_s(board: Board, recording: TwinRecording, batches: RecordedBatches, edits: Edits) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from iotwin.common.errors import IotwinError
+from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import scratch_folder
 from iotwin.loops.answers.checkpoint_findings import checkpoint_findings
 from iotwin.loops.answers.data_findings import DataReads, data_findings
@@ -90,20 +90,34 @@ def _test(advice: Advice, view: TrainingView, fitted: "Fitted", runs: int, noise
         missing = len(fitted.files) - len(data)
         raise IotwinError(f"{missing} of {len(fitted.files)} files of the data set are not here; run advise where the job ran")
     is_cold = DataReads(view).is_cold
-    testable = [each for each in advice.findings if each.change.is_testable]
-    variants = [TwinVariant(_UNCHANGED, (), is_cold)]
-    variants += [
-        TwinVariant(f"{each.kind}: {each.change}", each.change.overrides or (), is_cold and not each.change.warms)
-        for each in testable
-    ]
     with scratch_folder() as folder:
         fitted.write(folder / "twin.yaml")
+        testable = [each for each in advice.findings if each.change.is_testable and _is_followed(each, folder / "twin.yaml")]
+        variants = [TwinVariant(_UNCHANGED, (), is_cold)]
+        variants += [
+            TwinVariant(f"{each.kind}: {each.change}", each.change.overrides or (), is_cold and not each.change.warms)
+            for each in testable
+        ]
         found = run_variants(folder / "twin.yaml", variants, runs, data, clock="virtual")
     unchanged = found[_UNCHANGED]
     advice.twin_step_s = median(each.step_s for each in unchanged)
     distance = abs(advice.twin_step_s / view.step_s - 1)
     for each, variant in zip(testable, variants[1:], strict=True):
         _judge(each, found[variant.name], unchanged, max(distance, noise, _LEAST_GAIN))
+
+
+def _is_followed(finding: JobFinding, twin: Path) -> bool:
+    """Return whether the twin can make the finding's change. Otherwise, note the reason in the finding."""
+    from iotwin.loops.emulation import check_edits
+    from iotwin.workload_yaml import load
+
+    try:
+        config = load(twin, list(finding.change.overrides or ()))
+        check_edits(config, config.twin.ranks)
+    except UsageError as error:
+        finding.notes.append(f"not tested: {error}")
+        return False
+    return True
 
 
 def _judge(finding: JobFinding, changed: Sequence[TrainingFigures], unchanged: Sequence[TrainingFigures], noise: float) -> None:

@@ -26,11 +26,15 @@ _REQUESTS_SQL = "select pid, count(*) as calls, sum(duration_ns) / 1e9 as second
 
 
 def loader_findings(view: TrainingView) -> Iterator[JobFinding]:
-    """Yield the findings about loaders, those with the simplest change first."""
-    if view.waiting_share > HARDLY:
+    """Yield the findings about loaders.
+
+    If the loaders of one rank deliver in time and those of another do not, the ranks' difference is the finding.
+    """
+    uneven = list(_uneven(view))
+    yield from uneven
+    if view.waiting_share > HARDLY and not any(min(each.evidence["waiting_shares"]) < HARDLY for each in uneven):
         yield from _waiting(view)
     yield from _evaluation(view)
-    yield from _uneven(view)
     if (share := start_up_share(view)) > _LONG_START:
         yield JobFinding(
             "start_up", f"{share:.0%} of the run passed before the first step had its data", {"start_up_share": share},
@@ -47,12 +51,10 @@ def decoding_share(view: TrainingView) -> float:
 
 def _waiting(view: TrainingView) -> Iterator[JobFinding]:
     structure = view.structure
-    cpus = view.trace.manifest.host.cpus or os.cpu_count() or 1
-    # The job's work on processors remains, so its steps take at least this share of their time.
-    floor = (view.job_cpus or 0.0) / cpus
+    floor = _used_processors(view)
     evidence: dict[str, Any] = {
         "waiting_share": view.waiting_share, "loaders": structure.loaders, "loaders_busy_share": view.busy_share,
-        "service_s": view.service_s, "computation_s": view.computation_s, "job_cpus": view.job_cpus, "cpus": cpus,
+        "service_s": view.service_s, "computation_s": view.computation_s, "job_cpus": view.job_cpus, "cpus": _cpus(view),
     }  # fmt: skip
     waits = f"ranks wait for data for {view.waiting_share:.0%} of their time"
     are_busy = view.busy_share >= _BUSY or not structure.loaders
@@ -107,6 +109,15 @@ def _more_loaders(view: TrainingView) -> JobChange:
     return JobChange(setting, before, after, "DataLoader", (f"++workload.reader.read_threads={after}",))
 
 
+def _cpus(view: TrainingView) -> int:
+    return view.trace.manifest.host.cpus or os.cpu_count() or 1
+
+
+def _used_processors(view: TrainingView) -> float:
+    """Return the share (0 to 1) of the processors that the job uses: its work remains, and takes at least so much time."""
+    return (view.job_cpus or 0.0) / _cpus(view)
+
+
 def start_up_share(view: TrainingView) -> float:
     """Return the share (0 to 1) of the run before a rank took its first batch."""
     manifest = view.trace.manifest
@@ -136,9 +147,24 @@ def _uneven(view: TrainingView) -> Iterator[JobFinding]:
     if max(shares) - min(shares) > _UNEVEN:
         slow = int(np.argmax(shares))
         sentence = f"rank {slow} waits for data for {shares[slow]:.0%} of its time, another for {min(shares):.0%}"
-        where = "its storage, its loaders or its share of the samples"
-        change = JobChange("loading of the slow rank", f"rank {slow}", "as the others", where)
-        yield JobFinding("uneven_ranks", sentence, {"waiting_shares": shares, "rank": slow}, _REQUESTS_SQL, change)
+        change = _as_other_ranks(view, ranks, slow)
+        yield JobFinding(
+            "uneven_ranks", sentence, {"waiting_shares": shares, "rank": slow}, _REQUESTS_SQL, change, _used_processors(view)
+        )
+
+
+def _as_other_ranks(view: TrainingView, ranks: list[int], slow: int) -> JobChange:
+    """Return the change that gives the rank at index `slow` as many loaders, or as few samples, as the others have."""
+    own = [[each for each in view.training if each.process == rank] for rank in ranks]
+    loaders = [max(len(set(each.loader.tolist())) for each in passes) for passes in own]
+    batches = [sum(len(each.taken) for each in passes) for passes in own]
+    setting, before, after = "loading of a sample", "slower", "as the others"
+    if loaders[slow] < (most := int(np.median(np.delete(loaders, slow)))):
+        setting, before, after = _named(view, "num_workers", "loader processes"), str(loaders[slow]), str(most)
+    elif batches[slow] > (least := int(np.median(np.delete(batches, slow)))):
+        setting, before, after = "batches of a rank", str(batches[slow]), str(least)
+    overrides = ("++workload.twin.recorded.balanced_ranks=true",)
+    return JobChange(setting, before, after, f"rank {slow}", overrides)
 
 
 def _named(view: TrainingView, setting: str, otherwise: str) -> str:

@@ -23,10 +23,7 @@ def with_requests(recording: TwinRecording, request_bytes: int) -> TwinRecording
     if not recording.rows:
         return recording
     follows = (columns["op"] == Op.READ) & (columns["offset"] >= 0) & (columns["size"] < request_bytes)
-    goes_on = follows[1:] & follows[:-1]
-    for name in ("thread", "subject", "fd", "flags"):
-        goes_on &= columns[name][1:] == columns[name][:-1]
-    goes_on &= columns["offset"][1:] == columns["offset"][:-1] + columns["size"][:-1]
+    goes_on = _goes_on(columns, follows)
     first = _first_of_run(goes_on)
     before = np.cumsum(columns["size"]) - columns["size"]
     request = np.where(follows, (before - before[first]) // request_bytes, 0)
@@ -35,6 +32,32 @@ def with_requests(recording: TwinRecording, request_bytes: int) -> TwinRecording
     sizes = np.add.reduceat(columns["size"], begins)
     changed = _without(columns, joined)
     return replace(recording, columns={**changed, "size": sizes.astype(columns["size"].dtype)})
+
+
+def join_reads(columns: _Columns, batch: NDArray[np.int64], recorded: TwinRecording, most: int) -> _Columns:
+    """Return the columns of an edited recording's rows, with up to `most` consecutive reads joined into one.
+
+    Reads are joined if no computation lies between them, each starts at the offset at which the previous one ended, and each was
+    the only read for its recorded batch. `batch`: the recorded batch of each row, -1 for none.
+    """
+    alone = np.append(_read_by_one_call(recorded), False)[batch]  # the last element: rows without a batch
+    goes_on = _goes_on(columns, alone) & (batch[1:] != batch[:-1]) & (columns["think_ns"][1:] == 0)
+    begins = np.flatnonzero(
+        (np.arange(len(batch)) - _first_of_run(goes_on)) % most == 0
+    )  # without computation, batches follow one another without a pause, too
+    return {name: np.add.reduceat(values, begins) if name == "size" else values[begins] for name, values in columns.items()}
+
+
+def _read_by_one_call(recorded: TwinRecording) -> NDArray[np.bool_]:
+    """Return, by recorded batch, whether a rank read it without loaders and by one call."""
+    columns, batches = recorded.columns, recorded.batches
+    of_batch = (columns["batch"] >= 0) & (columns["op"] < Op.PIPE_WRITE)
+    calls, reads = (
+        np.bincount(columns["batch"][of_batch & chosen], minlength=len(batches.loader))
+        for chosen in (np.ones(len(of_batch), np.bool_), (columns["op"] == Op.READ) & (columns["offset"] >= 0))
+    )
+    found: NDArray[np.bool_] = (calls == 1) & (reads == 1) & np.isin(batches.loader, [each.process for each in batches.passes])
+    return found
 
 
 def kept_open(recording: TwinRecording) -> TwinRecording:
@@ -58,6 +81,15 @@ def kept_open(recording: TwinRecording) -> TwinRecording:
     left_out = np.zeros(len(op), np.bool_)
     left_out[opens], left_out[closes] = again[opens], early[closes]
     return replace(recording, columns=_without(columns, left_out))
+
+
+def _goes_on(columns: _Columns, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return whether each row but the first is, like the row before, a `chosen` one, and continues where that one ended."""
+    found: NDArray[np.bool_] = chosen[1:] & chosen[:-1]
+    for name in ("thread", "op", "subject", "fd", "flags"):
+        found &= columns[name][1:] == columns[name][:-1]
+    found &= columns["offset"][1:] == columns["offset"][:-1] + columns["size"][:-1]
+    return found
 
 
 def _first_of_run(goes_on: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from iotwin.benchmark.emulator.recorded.edits.balanced_ranks import usual_loaders
 from iotwin.benchmark.emulator.recorded.edits.call_shapes import kept_open, with_requests
 from iotwin.benchmark.emulator.recorded.edits.edits import Edits, copies_folder, edits_of
 from iotwin.benchmark.emulator.recorded.edits.rank_line import RankLine
@@ -40,6 +41,8 @@ def edit(recording: TwinRecording, edits: Edits, rank: int = 0) -> TwinRecording
 def _edited(recording: TwinRecording, edits: Edits, rank: int) -> TwinRecording:
     recording = with_silent_touches(recording)
     batches = recording.batches
+    if edits.balanced and edits.loaders is None:
+        edits = edits._replace(loaders=usual_loaders(batches))
     ranks = list(dict.fromkeys(each.process for each in batches.passes))
     loaders = set(batches.loader) - set(ranks)
     kept = _kept(recording, set(ranks), loaders, edits.ranks > 1 and rank > 0)

@@ -21,7 +21,14 @@ _HONOURED = (
     "model.name", "framework", "workflow", "output", "metric", "profiling",
 )  # fmt: skip
 
-_RECORDED_EDITS = ("computation_scale", "decode_scale", "request_bytes", "keep_open", "read_order")  # keys of twin.recorded
+_RECORDED_EDITS = (
+    "computation_scale",
+    "decode_scale",
+    "request_bytes",
+    "keep_open",
+    "read_order",
+    "balanced_ranks",
+)  # keys of twin.recorded
 
 
 class Edits(NamedTuple):
@@ -40,16 +47,17 @@ class Edits(NamedTuple):
     decode: float = 1.0  # factor for the time between the calls that read a sample
     request_bytes: int | None = None  # sequential reads are joined up to so many bytes; None: as recorded
     keep_open: bool = False  # a process opens each file of the data set once
+    balanced: bool = False  # all ranks have equally many samples, as many loaders as most, and loaders as quick as the median
     sequential: bool = False  # training reads its samples in the order of files and offsets
     resume: TwinResume | None = None  # None: the run begins at its first step
 
 
-def replays(header: Header, ranks: int) -> int:
+def replays(header: Header, ranks: int, balanced: bool = False) -> int:
     """Return how many replays run side by side for a job of `ranks` ranks.
 
-    That is one if the recording holds so many ranks already, else one for each rank.
+    That is one if the recording holds so many ranks already, unless samples are `balanced` over them, else one for each rank.
     """
-    return 1 if header.ranks == ranks else ranks
+    return 1 if header.ranks == ranks and not balanced else ranks
 
 
 def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
@@ -66,6 +74,9 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
     recorded = structure_of(header.batches)
     reader, train, settings = config.reader, config.train, config.twin.recorded
     repeats = settings is not None and (settings.cut_s is not None or settings.loop > 1)  # the recording as it is, by each rank
+    balanced = settings is not None and settings.balanced_ranks
+    if balanced and recorded.ranks < 2:
+        raise UsageError("twin.recorded.balanced_ranks: the recording has one rank; leave it out")
     edits = Edits(
         batch=reader.batch_size / recorded.batch_size,
         loaders=None if reader.read_threads == recorded.loaders else reader.read_threads,
@@ -74,12 +85,13 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
         samples=(config.dataset.num_files_train or recorded.samples) / recorded.samples,
         computation=_computation(config, recorded),
         saves_every=steps_between if (steps_between := config.checkpoint.steps_between_checkpoints) > 0 else None,
-        ranks=1 if repeats else replays(header, ranks),
-        regrouped=not repeats and header.ranks > 1 and header.ranks != ranks,
+        ranks=1 if repeats else replays(header, ranks, balanced),
+        regrouped=not repeats and header.ranks > 1 and (header.ranks != ranks or balanced),
         seed=train.seed,
         decode=1.0 if settings is None else settings.decode_scale,
         request_bytes=None if settings is None else settings.request_bytes,
         keep_open=settings is not None and settings.keep_open,
+        balanced=balanced,
         sequential=settings is not None and settings.read_order == "sequential",
         resume=config.twin.resume,
     )

@@ -126,15 +126,15 @@ class NewLoader:
 class Deal:
     """Finds the recorded rows that read a dealt sample, and appends them to processes of the edited recording.
 
-    `decode`: factor for the time between these rows.
+    `decode`: by loader, factor for the time between these rows.
     """
 
     def __init__(
-        self, recording: TwinRecording, builder: RowBuilder, loaders: dict[int, RecordedLoader], decode: float = 1.0
+        self, recording: TwinRecording, builder: RowBuilder, loaders: dict[int, RecordedLoader], decode: dict[int, float]
     ) -> None:
         self._recording, self._builder, self._loaders = recording, builder, loaders
         self._loader_of = recording.batches.loader
-        self.decode = decode
+        self._decode = decode
         self.ahead: ReadAhead | None = None  # what other threads of a rank read for its batches
         self._by_file: dict[tuple[int, int], list[tuple[int, Stretch]]] = {}
         op, subject = recording.columns["op"], recording.columns["subject"]
@@ -161,7 +161,7 @@ class Deal:
                 stretch = _nothing()
             tag = f"-copy{copy}"
             copied = self._builder.on_copies(tag, stretch.begin_ns, stretch.end_ns, data=True) if copy else None
-            line.play(stretch, self.decode, copied)
+            line.play(stretch, self._decode[self._loader_of[batch]], copied)
             is_last = part == len(loader.parts[batch]) - 1 and piece in (None, len(self._by_file.get((batch, part), ())) - 1)
             if is_last and batch in loader.after and len(loader.after[batch].rows):
                 after.append(loader.after[batch])

@@ -7,6 +7,7 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
+from iotwin.benchmark.emulator.recorded.edits.balanced_ranks import decode_factors
 from iotwin.benchmark.emulator.recorded.edits.dealing import DealtBatch, RecordedPassSamples, deal
 from iotwin.benchmark.emulator.recorded.edits.edits import Edits
 from iotwin.benchmark.emulator.recorded.edits.loaders import Deal, NewLoader, RecordedLoader
@@ -44,7 +45,7 @@ class RankLine:
         self._cut(ProcessRows(recording, process, kept & ~ahead))
         self._training = [number for number, each in enumerate(self._passes) if each.training]
         self._loaders = self._recorded_loaders(kept & ~ahead)
-        self._deal = Deal(recording, builder, self._loaders, edits.decode)
+        self._deal = Deal(recording, builder, self._loaders, decode_factors(recording, edits))
         if ahead.any():
             if edits.regrouped:
                 raise UsageError("twin.ranks: which rank the read-ahead threads serve is unknown; leave it as it is")
@@ -102,19 +103,18 @@ class RankLine:
         if self._edits.saves_every and not any(map(self._writes, self._rare_stretches)):
             raise UsageError("checkpoint.steps_between_checkpoints: the job wrote nothing after steps within its epochs")
         for each in self._passes:
-            each.computation_ns = np.array([stretch.think_ns for stretch in each.steps], np.int64)
+            each.time_steps()
         for each, is_rare in zip(training, rare, strict=True):
             each.leave_out(is_rare)
         self._computation = StepComputation(training, rare)
 
     def _recorded_loaders(self, kept: NDArray[np.bool_]) -> dict[int, RecordedLoader]:
         found = {}
-        ranks = self._ranks(self._line.process)
         for loader in dict.fromkeys(loader for each in self._passes for loader in each.dealt_loader.tolist()):
             own = np.concatenate([each.dealt[each.dealt_loader == loader] for each in self._passes])
             received = np.array(self._recording.batches.received_ns, np.int64)[own]
             found[loader] = RecordedLoader(self._recording, loader, own[np.argsort(received, kind="stable")], kept)
-            if loader in ranks:
+            if loader in self._ranks(self._line.process):
                 found[loader].keep_samples_alone()
         return found
 

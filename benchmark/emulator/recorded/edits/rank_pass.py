@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from iotwin.benchmark.emulator.recorded.edits.balanced_ranks import waits_for_ranks
 from iotwin.benchmark.emulator.recorded.edits.dealing import are_shuffled
 from iotwin.benchmark.emulator.recorded.edits.think_clock import Stretch
 from iotwin.workload_yaml.recorded_structure import PARTS
@@ -38,6 +39,7 @@ class RankPass:
         requested, taken, computed = (
             np.array(each, np.int64)[own] for each in (batches.requested_ns, batches.taken_ns, batches.computed_ns)
         )
+        self._late_ns = waits_for_ranks(batches, every)
         if self.depth:  # what other threads do while the rank waits for its next batch belongs to the step
             computed = np.append(taken[1:], computed[-1:])
         self.moments = np.stack([taken if self.depth else np.maximum(taken, requested), computed], axis=1).ravel()
@@ -45,6 +47,11 @@ class RankPass:
         self.opening: Stretch
         self.steps: list[Stretch] = []
         self.computation_ns = np.zeros(0, np.int64)
+
+    def time_steps(self) -> None:
+        """Note how long each step computes: without its calls, and without its wait for ranks that took their batch later."""
+        self.computation_ns = np.array([stretch.think_ns for stretch in self.steps], np.int64)
+        self.computation_ns -= np.minimum(self._late_ns, self.computation_ns)
 
     def leave_out(self, rare: NDArray[np.bool_]) -> None:
         """Replace the steps of the mask `rare` by usual ones: with the typical computation time, and without calls."""

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.benchmark.emulator.recorded.edits.joined_reads import join_reads
+from iotwin.benchmark.emulator.recorded.edits.call_shapes import join_reads
 from iotwin.trace_store.schema import FLAG_CREATE
 from iotwin.workload_yaml.recording import COLUMNS, Op, Pipe, RecordedFile, TwinRecording
 

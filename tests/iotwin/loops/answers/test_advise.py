@@ -127,3 +127,24 @@ def test_the_document_has_the_keys_that_scripts_rely_on(tmp_path):
     assert first["kind"] == "checkpoint_stall" and first["rank"] == 1
     assert first["change"]["from"] == 2 and first["change"]["to"] == 20
     assert document["machine"] == {"crowded": False}
+
+
+@pytest.mark.parametrize(("slow", "change"), [
+    ({"loaders": 1}, "loader processes: 4"), ({"decode_ms": 60}, "loading of a sample: as the others"),
+])  # fmt: skip
+def test_a_slow_rank_is_tested_with_ranks_that_are_alike(tmp_path, slow, change):
+    """The rank takes 4 or 6 times as long for its batches as it computes on them."""
+    job = LoaderJob(files=96, ranks=2, epochs=1, loaders=4, compute_ms=10, decode_ms=10, last_rank=slow)
+    advice = advise(local_job(tmp_path, job), runs=2)
+    [found] = [each for each in advice.findings if each.kind == "uneven_ranks"]
+    assert str(found.change) == change and found.evidence["rank"] == 1 and "few_loaders" not in kinds(advice)
+    assert found.predicted is not None and found.predicted.value < 1
+
+
+def test_a_change_that_the_twin_cannot_follow_is_not_tested_and_its_finding_gives_the_reason(tmp_path):
+    """Both ranks write parts of checkpoints, so that the twin of two ranks cannot be dealt to others."""
+    job = LoaderJob(files=96, ranks=2, epochs=1, loaders=4, compute_ms=10, decode_ms=10, save_after=2, last_rank={"loaders": 1})
+    advice = advise(local_job(tmp_path, job), runs=1)
+    found = {each.kind: each for each in advice.findings}
+    assert "each rank writes a part" in found["uneven_ranks"].notes[0] and found["uneven_ranks"].predicted is None
+    assert not advice.notes and advice.twin_step_s is not None

@@ -1,0 +1,82 @@
+"""Compares the ranks of a recording: how long steps wait for the slowest one, and whose loaders are few or slow."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iotwin.benchmark.emulator.recorded.edits.edits import Edits
+from iotwin.benchmark.emulator.recorded.edits.think_clock import ProcessRows
+from iotwin.workload_yaml.recorded_structure import pass_bounds
+from iotwin.workload_yaml.recording import Op, RecordedBatches, TwinRecording
+
+_Ints = NDArray[np.int64]
+_NEARLY_ALL = 0.95  # share of the steps; when a rank takes a batch is not known exactly
+
+
+def waits_for_ranks(batches: RecordedBatches, ranks: Sequence[_Ints]) -> _Ints:
+    """Return by step of a pass how long (ns) its first rank has had its batch when the last rank takes its own.
+
+    `ranks`: the batches of each rank in that pass. Returns zeros if ranks do not meet: those that do end no step before all of
+    them have taken their batches.
+    """
+    steps = min(map(len, ranks))
+    taken, computed = (
+        np.stack([np.array(column, np.int64)[own[:steps]] for own in ranks]) for column in (batches.taken_ns, batches.computed_ns)
+    )
+    last, found = taken.max(axis=0), np.zeros(len(ranks[0]), np.int64)
+    if (computed.min(axis=0) >= last).mean() >= _NEARLY_ALL:
+        found[:steps] = last - taken[0]
+    return found
+
+
+def usual_loaders(batches: RecordedBatches) -> int:
+    """Return the number of loaders of most ranks in training; of two ranks, that of the rank with more."""
+    counts = sorted(len(set(own)) * bool(depth) for own, depth in _training(batches).values())
+    return counts[len(counts) // 2]
+
+
+def decode_factors(recording: TwinRecording, edits: Edits) -> dict[int, float]:
+    """Return by loader the factor for its time between calls.
+
+    If ranks are balanced, loaders of a rank that take more time for a byte than those of the median rank take as much as these;
+    of two ranks, the quicker one is the median.
+    """
+    batches = recording.batches
+    found = dict.fromkeys(batches.loader, edits.decode)
+    if not edits.balanced:
+        return found
+    times = {rank: _ns_per_byte(recording, set(own)) for rank, (own, _) in _training(batches).items()}
+    known = sorted(time for time in times.values() if time)
+    usual = known[(len(known) - 1) // 2] if known else 0.0
+    for each, first, end in zip(batches.passes, *_bounds(batches), strict=True):
+        factor = min(usual / times[each.process], 1.0) if times.get(each.process) else 1.0
+        found |= dict.fromkeys(batches.loader[first:end], edits.decode * factor)
+    return found
+
+
+def _training(batches: RecordedBatches) -> dict[int, tuple[list[int], int]]:
+    """Return by rank the loaders of the batches of its longest training pass, and that pass's depth."""
+    found: dict[int, tuple[list[int], int]] = {}
+    for each, first, end in zip(batches.passes, *_bounds(batches), strict=True):
+        if each.training and each.batches > len(found.get(each.process, ([], 0))[0]):
+            found[each.process] = batches.loader[first:end], each.depth
+    return found
+
+
+def _bounds(batches: RecordedBatches) -> tuple[list[int], list[int]]:
+    bounds = pass_bounds(batches).tolist()
+    return bounds[:-1], bounds[1:]
+
+
+def _ns_per_byte(recording: TwinRecording, loaders: set[int]) -> float:
+    """Return the time (ns) besides calls that the loaders take for a byte that they read; 0 if they read none."""
+    batches, columns = recording.batches, recording.columns
+    served, spent = np.isin(batches.loader, list(loaders)), 0
+    received, delivered, own = (np.array(each, np.int64) for each in (batches.received_ns, batches.delivered_ns, batches.loader))
+    for loader in loaders:
+        rows = ProcessRows(recording, loader, np.ones(recording.rows, np.bool_))
+        spent += int((rows.readings(delivered[own == loader]) - rows.readings(received[own == loader])).sum())
+    reads = np.isin(columns["op"], [Op.READ, Op.TOUCH]) & np.append(served, False)[columns["batch"]]
+    size = int(columns["size"][reads].sum())
+    return spent / size if size else 0.0
