@@ -1,24 +1,93 @@
 """Traces what a training job does to storage, builds its I/O twin, runs the twin and measures how alike the two are.
 
-This package holds the command line (`commands`) and the tasks that combine several other packages (`loops`).
+Use from Python and notebooks: `open` reads a trace; `compare`, `advise` and `fit` answer what the commands of these names do (see
+docs/python.md). The package also holds the command line (`commands`) and the tasks that combine several other packages (`loops`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
-    from iotwin.trace_store.reader import Trace
+    from iotwin.benchmark.fit.fitted import Fitted as Twin
+    from iotwin.common.errors import IotwinError
+    from iotwin.loops.answers.advise import Advice
+    from iotwin.opened_trace import OpenedTrace as Trace
+    from iotwin.opened_trace import TraceTable as Table
+    from iotwin.tracesim.similarity import Similarity as Comparison
 
 __version__ = "0.1.0"
+__all__ = ["Advice", "Comparison", "IotwinError", "Table", "Trace", "Twin", "advise", "compare", "fit", "open"]
+
+# The types by their public names. They are imported when they are first used, so that `import iotwin` takes no time.
+_TYPES = {
+    "Advice": ("iotwin.loops.answers.advise", "Advice"),
+    "Comparison": ("iotwin.tracesim.similarity", "Similarity"),
+    "IotwinError": ("iotwin.common.errors", "IotwinError"),
+    "Table": ("iotwin.opened_trace", "TraceTable"),
+    "Trace": ("iotwin.opened_trace", "OpenedTrace"),
+    "Twin": ("iotwin.benchmark.fit.fitted", "Fitted"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _TYPES:
+        raise AttributeError(f"module 'iotwin' has no attribute '{name}'")
+    module, attribute = _TYPES[name]
+    return getattr(importlib.import_module(module), attribute)
 
 
 def open(path: str | os.PathLike[str]) -> Trace:
     """Return the trace at `path`, whose methods read its tables. Raises IotwinError if there is no finished trace."""
-    from pathlib import Path
+    from iotwin.opened_trace import OpenedTrace
 
-    from iotwin.trace_store.reader import Trace
+    return OpenedTrace(path)
 
-    return Trace(Path(path))
+
+def compare(
+    a: Trace | str | os.PathLike[str],
+    b: Trace | str | os.PathLike[str],
+    repeats: Sequence[Trace | str | os.PathLike[str]] = (),
+) -> Comparison:
+    """Return how alike two traces are, as `iotwin compare` does. `repeats`: traces of more runs of the job of `a`.
+
+    Raises IotwinError if a trace is damaged or has no call to compare.
+    """
+    from iotwin.opened_trace import reader_of
+    from iotwin.trace_store.workers import in_this_process
+    from iotwin.tracesim import similarity
+
+    # New processes would run the user's script again, unless the script guards its main part.
+    return similarity.compare(reader_of(a), reader_of(b), [reader_of(each) for each in repeats], in_this_process)
+
+
+def advise(
+    trace: Trace | str | os.PathLike[str],
+    reruns: Sequence[Trace | str | os.PathLike[str]] = (),
+    runs: int = 3,
+    tested: bool = True,
+) -> Advice:
+    """Return what limits the traced job and which changes help, as `iotwin advise` does.
+
+    Each change is run `runs` times on the job's twin, unless `tested` is False. `reruns`: traces of the same job, which show its
+    noise. Raises IotwinError if the job made no call on storage.
+    """
+    from iotwin.loops.answers import advise as advising
+    from iotwin.opened_trace import reader_of
+
+    return advising.advise(reader_of(trace), [reader_of(each) for each in reruns], runs, tested)
+
+
+def fit(trace: Trace | str | os.PathLike[str]) -> Twin:
+    """Return the twin of the traced job, as `iotwin fit` does; its method `write` writes the files that `iotwin emulate` runs.
+
+    Raises IotwinError if the job made no call on storage.
+    """
+    from iotwin.benchmark import fit as fitting
+    from iotwin.opened_trace import reader_of
+
+    return fitting.fit(reader_of(trace))

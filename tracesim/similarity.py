@@ -5,7 +5,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from iotwin.common.html_card import html_card
 from iotwin.common.progress import progress
+from iotwin.common.terminal import clean
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers, workers
 from iotwin.tracesim.dimensions import DEFINITIONS, Curve
@@ -83,6 +85,16 @@ class Similarity:
             "parts": {d.name: d.parts for d in self.dimensions}, "differences": list(self.differences),
             "warnings": list(self.warnings), "latency": self.latency,
         }  # fmt: skip
+
+    def __repr__(self) -> str:
+        overall = "withheld" if self.overall is None else f"{self.overall:.3f}"
+        return clean(f"Comparison({self.path_a!r}, {self.path_b!r}: overall {overall}; {self.verdict})")
+
+    def _repr_html_(self) -> str:
+        scores = [(each.name.replace("_", " "), each.score, each.weight) for each in self.dimensions]
+        rows = [*scores, ("overall", "withheld" if self.overall is None else self.overall, None)]
+        title = f"{self.path_a} compared with {self.path_b}"
+        return html_card(title, [self.verdict, *self.caveats], ("dimension", "score", "weight"), rows)
 
 
 def compare(a: Trace, b: Trace, repeats: Sequence[Trace] = (), each: Workers | None = None) -> Similarity:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from iotwin import workload_yaml as c
+from iotwin.benchmark.fit.coverage import describe_coverage
+from iotwin.common.html_card import html_card
 from iotwin.trace_store.manifest import Manifest
 from iotwin.workload_yaml.recording import SUFFIX, TwinRecording, write_recording
 
@@ -41,6 +43,17 @@ class Fitted:
             "evidence": self.evidence, "confidence": self.confidence, "coverage": self.coverage,
             "assumptions": self.config.twin.assumptions,
         }  # fmt: skip
+
+    def _covers(self) -> list[str]:
+        return [describe_coverage(self.coverage)] if self.coverage else []
+
+    def __repr__(self) -> str:
+        edits = self.evidence.get("edits")
+        return f"Twin({'; '.join([*([f'edits: {edits}'] if edits else []), *self._covers()])})"
+
+    def _repr_html_(self) -> str:
+        assumed = [f"assumed: {text}" for text in self.config.twin.assumptions]
+        return html_card("Twin", [*self._covers(), *assumed], ("value", "in the trace"), self.evidence.items())
 
 
 def failure(manifest: Manifest) -> str | None:

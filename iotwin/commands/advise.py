@@ -27,10 +27,11 @@ class AdviseCommand(Command):
         from iotwin.trace_store.reader import Trace
 
         advice = advise(Trace(args.trace), [Trace(path) for path in args.reruns], args.runs, not args.untested)
-        return Outcome({"trace": str(args.trace), **advice.to_document()})
+        return Outcome(advice.to_document())
 
     def show(self, document: dict[str, Any]) -> None:
         from iotwin.common.terminal import console
+        from iotwin.loops.answers.finding import describe_change, describe_gain
         from iotwin.trace_visuals.labels import plain
 
         print_line = console().print
@@ -39,10 +40,9 @@ class AdviseCommand(Command):
             print_line("The machine was crowded: the times of the trace include other programs' work.", markup=False)
         for each in document["findings"]:
             print_line()
-            print_line(plain(f"{each['rank']}. {each['kind']}: {_gain(each)}", 500), markup=False)
+            print_line(plain(f"{each['rank']}. {each['kind']}: {describe_gain(each)}", 500), markup=False)
             print_line(plain(f"   {each['sentence'][0].upper()}{each['sentence'][1:]}.", 500), markup=False)
-            change = "   change {setting} from {from} to {to} ({where})".format(**each["change"])
-            print_line(plain(change, 500), markup=False)
+            print_line(plain(f"   {describe_change(each)}", 500), markup=False)
             for text in each["notes"]:
                 print_line(plain(f"   {text}", 500), markup=False)
         if not document["findings"]:
@@ -53,15 +53,3 @@ class AdviseCommand(Command):
             print_line()
             command = f'iotwin stats {shlex.quote(document["trace"])} --sql "{each["sql"]}"'  # no query has double quotes
             print_line(f"calls behind the first finding: {command}", markup=False, soft_wrap=True)
-
-
-def _gain(finding: dict[str, Any]) -> str:
-    """Return what the change gains, in words."""
-    predicted = finding["predicted"]
-    if predicted is None:
-        return "not tested on the twin"
-    value, low, high = (predicted[key] for key in ("step_time_ratio", "low", "high"))
-    bounds = "" if low is None else f" [{low:.2f}, {high:.2f}]"
-    if not finding["significant"]:
-        return f"no gain above noise, steps take {value:.2f}{bounds} of the time"
-    return f"steps take {value:.2f}{bounds} of the time, in the twin so changed"

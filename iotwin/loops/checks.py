@@ -27,6 +27,7 @@ EXTRAS = {
     "containers": ("tracing in containers", ("docker",)),
     "gpu": ("reading GPUs", ("pynvml",)),
     "sql": ("questions in SQL (stats --sql)", ("duckdb",)),
+    "polars": ("tables as Polars frames (Python)", ("polars",)),
     "dask": ("large traces on a cluster", ("dask", "distributed")),
     "s3": ("data sets in object stores", ("fsspec", "s3fs")),
     "dtr": ("dtr at full speed, and its ILP", ("numba", "scipy")),

@@ -126,6 +126,10 @@ def test_answers_in_sql_become_values_of_json(traces):
     expected = [6, 1.5, None, "2020-01-02", [1, None], {"k": 2}, None, True, (1 << 63) - 1, 1, 2]
     assert plain_rows(query(traces[0], text)) == [expected] and json.dumps(expected)
     assert plain_rows(query(traces[0], "select * from files where false")) == []
+    sums = query(traces[0], "select sum(file_id) as small, sum(file_id) * 100000000000000000000 as large from files")
+    number = len(traces[0].files())
+    assert (sums.schema.field("small").type, sums["small"].to_pylist()) == (pa.int64(), [number * (number - 1) // 2])
+    assert int(sums["large"][0].as_py()) == number * (number - 1) // 2 * 10**20
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -31,12 +32,21 @@ def query(trace: Trace, text: str) -> pa.Table:
         statements = connection.extract_statements(text)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise UsageError("SQL takes exactly one SELECT; write for example: select op, count(*) from events group by op")
-        return connection.sql(statements[0]).to_arrow_table()
+        return _with_integers(connection.sql(statements[0]).to_arrow_table())
     except duckdb.Error as error:
         message = " ".join(str(error).split())
         raise UsageError(f"SQL: {message}; tables: {', '.join(trace.tables())}") from None
     finally:
         connection.close()
+
+
+def _with_integers(table: pa.Table) -> pa.Table:
+    """Return `table` with 64-bit integers in place of DuckDB's 128-bit ones, which Arrow has as decimals, if the values fit."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_decimal(field.type) and field.type.scale == 0:
+            with suppress(pa.ArrowInvalid):
+                table = table.set_column(index, field.name, table.column(index).cast(pa.int64()))
+    return table
 
 
 def plain_rows(table: pa.Table) -> list[list[Any]]:

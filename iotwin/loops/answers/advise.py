@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import scratch_folder
+from iotwin.common.html_card import html_card
+from iotwin.common.terminal import clean
 from iotwin.loops.answers.checkpoint_findings import checkpoint_findings
 from iotwin.loops.answers.data_findings import DataReads, data_findings
-from iotwin.loops.answers.finding import JobFinding
+from iotwin.loops.answers.finding import JobFinding, describe_change, describe_gain
 from iotwin.loops.answers.loader_findings import loader_findings
 from iotwin.loops.answers.training_view import TrainingView, training_view
 from iotwin.loops.answers.twin_runs import TrainingFigures, TwinVariant, ratios, run_variants
@@ -33,8 +35,12 @@ _ORDER = (
 
 @dataclass
 class Advice:
-    """The verdict on a job and the findings, best first. `step_s`: seconds a step of the job; `twin_step_s`: of its twin."""
+    """The verdict on the job of the trace at the path `trace`, and the findings, best first.
 
+    `step_s`: seconds a step of the job; `twin_step_s`: of its twin.
+    """
+
+    trace: str
     verdict: JobVerdict
     findings: list[JobFinding]
     crowded: bool
@@ -45,11 +51,21 @@ class Advice:
     def to_document(self) -> dict[str, Any]:
         """Return the advice as a JSON document (see docs/advise.md)."""
         return {
+            "trace": self.trace,
             "verdict": asdict(self.verdict),
             "findings": [each.to_document(rank) for rank, each in enumerate(self.findings, 1)],
             "machine": {"crowded": self.crowded},
             "step_s": self.step_s, "twin_step_s": self.twin_step_s, "notes": self.notes,
         }  # fmt: skip
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(each.kind for each in self.findings) or "none"
+        return clean(f"Advice({self.trace!r}: {self.verdict.sentence} Findings: {kinds})")
+
+    def _repr_html_(self) -> str:
+        findings = self.to_document()["findings"]
+        rows = [(each["rank"], each["kind"], each["sentence"], describe_change(each), describe_gain(each)) for each in findings]
+        return html_card(self.verdict.sentence, self.notes, ("rank", "kind", "finding", "change", "gain"), rows)
 
 
 def advise(trace: Trace, reruns: Sequence[Trace] = (), runs: int = 3, tested: bool = True) -> Advice:
@@ -61,7 +77,7 @@ def advise(trace: Trace, reruns: Sequence[Trace] = (), runs: int = 3, tested: bo
 
     fitted = quiet_fit(trace)
     view = training_view(trace, fitted)
-    advice = Advice(verdict_of(trace), [], others_cpus(trace) > 0)
+    advice = Advice(str(trace.path), verdict_of(trace), [], others_cpus(trace) > 0)
     if view is None:
         return advice
     advice.step_s = view.step_s

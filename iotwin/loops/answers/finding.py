@@ -60,3 +60,20 @@ class JobFinding:
             "kind": self.kind, "rank": rank, "sentence": self.sentence, "evidence": self.evidence, "sql": self.sql,
             "change": change, "predicted": predicted, "significant": self.significant, "notes": self.notes,
         }  # fmt: skip
+
+
+def describe_change(finding: dict[str, Any]) -> str:
+    """Return the change that a finding (a document) proposes, in words."""
+    return "change {setting} from {from} to {to} ({where})".format(**finding["change"])
+
+
+def describe_gain(finding: dict[str, Any]) -> str:
+    """Return what the change of a finding (a document) gains, in words."""
+    predicted = finding["predicted"]
+    if predicted is None:
+        return "not tested on the twin"
+    value, low, high = (predicted[key] for key in ("step_time_ratio", "low", "high"))
+    bounds = "" if low is None else f" [{low:.2f}, {high:.2f}]"
+    if not finding["significant"]:
+        return f"no gain above noise, steps take {value:.2f}{bounds} of the time"
+    return f"steps take {value:.2f}{bounds} of the time, in the twin so changed"
