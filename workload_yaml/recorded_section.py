@@ -23,3 +23,4 @@ class TwinRecorded(Section):
     keep_open: bool = False  # a process opens each file of the data set once, and closes it after its last read
     read_order: Literal["recorded", "sequential"] = "recorded"  # sequential: training reads its samples without shuffling them
     balanced_ranks: bool = False  # ranks have equally many samples and loaders, and loaders as quick as the median rank's
+    read_once: bool = False  # a thread reads each byte of the data set once, and then has it in memory

@@ -22,10 +22,13 @@ class LoaderJob:
     loaders: int = 2
     epochs: int = 2
     evaluated: int = 0  # files of a validation set that is read after epochs
+    held_loaders: int | None = None  # loaders of an evaluation; None: as many as of training
     evaluate_every: int = 1  # epochs between two evaluations
     compute_ms: float = 20
     evenly: bool = False  # a short last batch takes as long as the others
     save_after: int = 0  # also write a checkpoint after each so many steps of the run
+    saves_aside: bool = False  # another thread writes checkpoints, while training goes on
+    syncs: bool = False  # checkpoints are synced before they are closed
     save_first: bool = False  # that checkpoint is written before the step computes, and not after it
     restored_bytes: int = 0  # it reads a checkpoint of so many bytes at its beginning, and overwrites it after each epoch
     file_bytes: int = 100_000
@@ -39,6 +42,8 @@ class LoaderJob:
     mapped: bool = False  # the job maps all files at its beginning, and a loader reads a sample by a page fault
     ranks: int = 1  # processes that share the samples of each epoch; the first one saves
     rank = RANK  # pid of the rank that is being played
+    reads: int = 1  # times that a loader reads the file of a sample
+    stats: int = 0  # calls for metadata before a loader reads a sample, of 0.1 ms and as much between them
     decode_ms: float = 0.5  # between two samples of a loader
     last_rank: dict[str, Any] = field(default_factory=dict)  # values that hold for the last rank alone, such as loaders
     mask_bytes: int = 0  # each sample also has a mask of so many bytes, in another file that is read after the image
@@ -77,13 +82,13 @@ class LoaderJob:
             if not self.persistent or epoch == self.epochs - 1:
                 now, crew = crew.end(made, now), None
             if self._held and (epoch + 1) % self.evaluate_every == 0:
-                held, now = _Crew.start(made, now, self.loaders, f"held{epoch}of{self.rank}", self.rank)
+                held, now = _Crew.start(made, now, self.held_loaders or self.loaders, f"held{epoch}of{self.rank}", self.rank)
                 now, _ = self._pass(made, now, held, self._held, self.compute_ms / 2, 1 << 40)
                 now = held.end(made, now)
             if number:
                 now += 5
                 continue
-            now = made.write_file(now, self.rank, f"{self.root}/out/epoch_{epoch}.pt", 300_000) + 3
+            now = self._save(made, now, f"{self.root}/out/epoch_{epoch}.pt", 300_000) + 3
             saved.append(len(made.files) - 1)
             if self.restored_bytes:
                 now = made.call(
@@ -96,6 +101,11 @@ class LoaderJob:
             if self.keeps_two and epoch > 1:
                 now = made.call(now, self.rank, "unlink", saved[-3]) + 0.1
         process["exit_ns"] = START_NS + int(now * MILLISECOND)
+
+    def _save(self, made: Made, now: float, path: str, size: int) -> float:
+        """Write a checkpoint; return when training goes on."""
+        end = made.write_file(now, self.rank, path, size, self.rank + 5000 if self.saves_aside else None, self.syncs)
+        return now if self.saves_aside else end
 
     def write_data(self, folder: Path) -> None:
         """Write the files that the job reads, with a root that is relative to `folder`."""
@@ -113,29 +123,18 @@ class LoaderJob:
         delivered: dict[int, float] = {}
 
         def serve(index: int, asked: float) -> None:
-            loader = index % self.loaders
+            loader = index % len(crew.pids)
             made.call(asked, self.rank, "write", crew.requests[loader], None, 30 + self.batch, 0.05)
             begin = max(asked + 0.1, crew.free[loader])
             begin = made.call(begin, crew.pids[loader], "read", crew.requests[loader], None, 30 + self.batch, 0.05) + 0.1
-            if self.tries_folder and index < self.loaders:
+            if self.tries_folder and index < len(crew.pids):
                 self._try_folder(made, begin, crew.pids[loader])
             for file in batches[index]:
-                if self.shards:
-                    offset, crew.read[loader] = crew.read[loader], crew.read[loader] + self.file_bytes
-                    begin = (
-                        made.call(begin, crew.pids[loader], "read", self._shards[loader], offset, self.file_bytes)
-                        + self.decode_ms
-                    )
-                elif self.mapped:
-                    begin = made.call(begin, crew.pids[loader], "page_fault", file, 0, 1 << 16) + self.decode_ms
-                else:
-                    begin = made.read_file(begin, crew.pids[loader], file) + self.decode_ms
-                    for mask in self._masks[file : file + 1] if self.mask_bytes else ():
-                        begin = made.read_file(begin, crew.pids[loader], mask) + self.decode_ms
+                begin = self._read_sample(made, begin, crew, loader, file)
             delivered[index] = made.call(begin, crew.pids[loader], "write", crew.results, None, 3000, 0.05)
             crew.free[loader] = delivered[index] + 0.05
 
-        ahead = 2 * self.loaders
+        ahead = 2 * len(crew.pids)
         first = range(min(ahead, len(batches)))
         for index in first:
             serve(index, now)
@@ -147,12 +146,29 @@ class LoaderJob:
             if index + ahead < len(batches):
                 serve(index + ahead, now)
             if self.save_first and self.save_after and step and step % self.save_after == 0:
-                now = made.write_file(now, self.rank, f"{self.root}/out/step_{step}.pt", 200_000)
+                now = self._save(made, now, f"{self.root}/out/step_{step}.pt", 200_000)
             now += compute_ms * (1 if self.evenly else len(batch) / self.batch)
             step += 1
             if not self.save_first and self.save_after and step % self.save_after == 0:
-                now = made.write_file(now, self.rank, f"{self.root}/out/step_{step}.pt", 200_000)
+                now = self._save(made, now, f"{self.root}/out/step_{step}.pt", 200_000)
         return now, step
+
+    def _read_sample(self, made: Made, now: float, crew: "_Crew", loader: int, file: int) -> float:
+        """Let a loader read a sample; return when it begins with the next one."""
+        pid = crew.pids[loader]
+        if self.shards:
+            offset, crew.read[loader] = crew.read[loader], crew.read[loader] + self.file_bytes
+            return made.call(now, pid, "read", self._shards[loader], offset, self.file_bytes) + self.decode_ms
+        if self.mapped:
+            return made.call(now, pid, "page_fault", file, 0, 1 << 16) + self.decode_ms
+        for _ in range(self.stats):
+            now = made.call(now, pid, "newfstatat", file) + 0.1
+        for _ in range(self.reads):
+            now = made.read_file(now, pid, file)
+        now += self.decode_ms
+        for mask in self._masks[file : file + 1] if self.mask_bytes else ():
+            now = made.read_file(now, pid, mask) + self.decode_ms
+        return now
 
     def _try_folder(self, made: Made, now: float, loader: int) -> None:
         """Let another thread of a loader open, write, close and remove a file, each during another sample."""

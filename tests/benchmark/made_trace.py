@@ -81,12 +81,13 @@ class Made:
             ms = self.call(ms, pid, "read", file, offset, min(part, size - offset))
         return self.call(ms, pid, "close", file)
 
-    def write_file(self, ms: float, pid: int, path: str, size: int) -> float:
-        """Write a checkpoint; return when that is done."""
+    def write_file(self, ms: float, pid: int, path: str, size: int, tid: int | None = None, syncs: bool = False) -> float:
+        """Write a checkpoint, by the thread `tid` (None: the main one); return when that is done."""
         file = self.file(path, "checkpoint")
-        ms = self.call(ms, pid, "openat", file, flags=schema.FLAG_CREATE | schema.FLAG_WRITABLE)
-        ms = self.call(ms, pid, "write", file, 0, size, 2)
-        return self.call(ms, pid, "close", file)
+        ms = self.call(ms, pid, "openat", file, tid=tid, flags=schema.FLAG_CREATE | schema.FLAG_WRITABLE)
+        ms = self.call(ms, pid, "write", file, 0, size, 2, tid=tid)
+        ms = self.call(ms, pid, "fsync", file, tid=tid) if syncs else ms
+        return self.call(ms, pid, "close", file, tid=tid)
 
     def phase(self, name: str, begin_ms: float, end_ms: float) -> None:
         """Add a phase that the job logged."""

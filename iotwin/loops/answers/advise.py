@@ -138,13 +138,17 @@ def _is_followed(finding: JobFinding, twin: Path) -> bool:
 
 def _judge(finding: JobFinding, changed: Sequence[TrainingFigures], unchanged: Sequence[TrainingFigures], noise: float) -> None:
     """Note the predicted ratio of step times, and whether its gain exceeds `noise` (a share of the step time)."""
-    ratio = ratios(changed, unchanged)
+    ratio = ratios(changed, unchanged, finding.of_run)
     if ratio is None:
         return
     if ratio.value < finding.floor:
         finding.notes.append(f"limited by the processors, of which the job uses {finding.floor:.0%}")
         low, high = (None if bound is None else max(bound, finding.floor) for bound in ratio[1:])
         ratio = ratio._replace(value=finding.floor, low=low, high=high)
+    if finding.of_run:
+        finding.notes.append("the ratio is that of the durations of whole runs")
+    if ratio.low is not None and ratio.low > 1:
+        finding.notes.append(f"costs {ratio.value - 1:.1%} of the step time")
     finding.predicted, finding.runs = ratio, len(changed)
     finding.significant = (ratio.value if ratio.high is None else ratio.high) < 1 and 1 - ratio.value > noise
 

@@ -21,11 +21,17 @@ def checkpoint_findings(view: TrainingView) -> Iterator[JobFinding]:
     if share > HARDLY:
         rarer = None if every is None else every * _RARER
         overrides = None if rarer is None else (f"++workload.checkpoint.steps_between_checkpoints={rarer}",)
-        yield JobFinding(
-            "checkpoint_stall", f"training stands still for {share:.0%} of the time while a checkpoint is written",
-            {"saving_share": share, "steps_between": every}, _SQL,
-            JobChange("steps between checkpoints", every, rarer or "more", "or write them in a background thread", overrides),
-        )  # fmt: skip
+        aside = ("++workload.twin.checkpoint.asynchronous=true",)
+        for change in (
+            JobChange("steps between checkpoints", every, rarer or "more", "the training loop", overrides),
+            JobChange(
+                "writing of checkpoints", "by the training loop", "by a background thread", "the function that saves", aside
+            ),
+        ):
+            yield JobFinding(
+                "checkpoint_stall", f"training stands still for {share:.0%} of the time while a checkpoint is written",
+                {"saving_share": share, "steps_between": every}, _SQL, change,
+            )  # fmt: skip
     calls = view.calls("checkpoint")
     op = calls["op"].astype(str)
     written = set(calls.loc[op.isin(WRITE_OPS) & (calls["result"] > 0), "file_id"])
@@ -35,5 +41,5 @@ def checkpoint_findings(view: TrainingView) -> Iterator[JobFinding]:
         yield JobFinding(
             "checkpoint_not_durable", lost,
             {"files": len(written), "unsynced": len(unsynced)}, _SQL,
-            JobChange("fsync", "none", "before the rename", "the function that saves"),
+            JobChange("fsync", "none", "before the close", "the function that saves", ("++workload.checkpoint.fsync=true",)),
         )  # fmt: skip

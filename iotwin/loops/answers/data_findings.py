@@ -18,6 +18,7 @@ _PAGE = 4096
 _COLD = 0.5  # share of the different bytes read that devices delivered
 _NOTICEABLE = 0.1  # share of the loaders' service time, from which on a kind of call is worth a change
 _METADATA = ("stat", "fstat", "newfstatat", "statx", "lstat", "getdents64", "getdents", "access", "faccessat", "faccessat2")
+_OF_CALL_NS = 20_000  # a program in Python spends 1 to 20 us on making a call
 _AGAIN = 1.5  # times that a byte is read, from which on it counts as read again
 _SEQUENTIAL = 0.5  # share of the reads that continue where the one before ended
 
@@ -55,6 +56,21 @@ class DataReads:
     def is_cold(self) -> bool:
         """Return whether devices delivered most of the different bytes that training read."""
         return self.cold_share > _COLD
+
+    @property
+    def thinking_ns(self) -> float:
+        """Return the loaders' service time besides the calls that a twin makes: all calls on the data set but for metadata."""
+        return self.service_ns - float(self.view.data_calls["duration_ns"].sum() - self.metadata["duration_ns"].sum())
+
+    @property
+    def metadata_ns(self) -> float:
+        """Return the time of calls for metadata, each until its thread makes the next call, but at most _OF_CALL_NS later."""
+        calls = self.view.data_calls.sort_values(["pid", "tid", "start_ns"], kind="stable")
+        end = (calls["start_ns"] + calls["duration_ns"]).to_numpy()
+        gap = np.append(calls["start_ns"].to_numpy()[1:], end[-1:]) - end
+        same = np.append(calls["tid"].to_numpy()[1:] == calls["tid"].to_numpy()[:-1], False)
+        spent = calls["duration_ns"].to_numpy() + np.where(same, gap.clip(0, _OF_CALL_NS), 0)
+        return float(spent[calls["op"].astype(str).isin(_METADATA)].sum())
 
     def share(self, nanoseconds: float) -> float:
         """Return `nanoseconds` as a share of the loaders' service time."""
@@ -106,7 +122,9 @@ def _metadata(found: DataReads) -> Iterator[JobFinding]:
     calls, share = len(found.metadata), found.share(float(found.metadata["duration_ns"].sum()))
     if calls > _MANY * len(found.reads) and share > _NOTICEABLE:
         evidence = {"metadata_calls": calls, "reads": len(found.reads), "share_of_service": share}
-        change = JobChange("metadata calls", f"{calls:,}", "a list made once", "keep a list of the files and their sizes")
+        scale = max(1 - found.metadata_ns / max(found.thinking_ns, 1), 0)
+        overrides = (f"++workload.twin.recorded.decode_scale={scale:.4f}",)
+        change = JobChange("metadata calls", f"{calls:,}", "a list made once", "a list of the files and their sizes", overrides)
         sentence = f"{calls:,} calls ask for metadata of the data set, {share:.0%} of the time of reading batches"
         yield JobFinding("metadata_storm", sentence, evidence, _FILES_SQL, change)
 
@@ -139,7 +157,8 @@ def _cold(found: DataReads) -> Iterator[JobFinding]:
 def _twice(found: DataReads) -> Iterator[JobFinding]:
     times = int(found.reads["result"].sum()) / max(found.distinct_bytes * epochs_of(found.view), 1)
     if times > _AGAIN:
-        change = JobChange("reads of a byte", f"{times:.1f} an epoch", "one", "keep what several samples share")
+        once = ("++workload.twin.recorded.read_once=true",)
+        change = JobChange("reads of a byte", f"{times:.1f} an epoch", "one", "keep what several samples share", once)
         sentence = f"each byte of the data set is read {times:.1f} times an epoch"
         yield JobFinding("read_twice", sentence, {"times_an_epoch": times}, _FILES_SQL, change)
 

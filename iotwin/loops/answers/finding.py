@@ -34,8 +34,9 @@ class JobChange:
 class JobFinding:
     """One kind of problem. `sql` is a query for ``iotwin stats TRACE --sql`` that shows the evidence.
 
-    `predicted`: ratio of step times, changed by unchanged, with its interval; None if it was not tested. `floor`: the least ratio
-    that the machine's processors permit.
+    `predicted`: ratio of step times, changed by unchanged, with its interval; None if it was not tested. If the change affects
+    other times than those of steps, it is the ratio `of_run`: of the durations of whole runs. `floor`: the least ratio that the
+    machine's processors permit.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class JobFinding:
     sql: str
     change: JobChange
     floor: float = 0.0
+    of_run: bool = False
     predicted: Estimate | None = None
     runs: int = 0
     significant: bool = False

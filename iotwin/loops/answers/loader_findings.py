@@ -133,8 +133,13 @@ def _evaluation(view: TrainingView) -> Iterator[JobFinding]:
     if spent > _LONG_EVALUATION * every and waited > _MOSTLY_WAITING * spent:
         sentence = f"evaluations take {spent / every:.0%} of the time, and wait for data for {waited / spent:.0%} of theirs"
         evidence = {"evaluation_share": spent / every, "waiting_share": waited / spent}
-        change = JobChange(_named(view, "num_workers", "loader processes"), "as it is", "more", "DataLoader of the evaluation")
-        yield JobFinding("evaluation_stall", sentence, evidence, _REQUESTS_SQL, change)
+        before = max(len(set(each.loader.tolist()) - {each.process}) for each in held)
+        after = view.structure.loaders if view.structure.loaders > before else max(2 * before, 1)
+        overrides = (f"++workload.twin.evaluation.read_threads={after}",)
+        change = JobChange(
+            _named(view, "num_workers", "loader processes"), before, after, "DataLoader of the evaluation", overrides
+        )
+        yield JobFinding("evaluation_stall", sentence, evidence, _REQUESTS_SQL, change, _used_processors(view), of_run=True)
 
 
 def _uneven(view: TrainingView) -> Iterator[JobFinding]:

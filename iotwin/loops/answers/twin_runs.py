@@ -56,9 +56,16 @@ def run_variants(
     return found
 
 
-def ratios(changed: Sequence[TrainingFigures], unchanged: Sequence[TrainingFigures]) -> Estimate | None:
-    """Return the ratio of step times, changed by unchanged, with its 95 % interval over pairs of runs; None without pairs."""
-    return mean(np.array([one.step_s / other.step_s for one, other in zip(changed, unchanged, strict=True)]))
+def ratios(changed: Sequence[TrainingFigures], unchanged: Sequence[TrainingFigures], of_run: bool = False) -> Estimate | None:
+    """Return the ratio of step times, changed by unchanged, with its 95 % interval over pairs of runs; None without pairs.
+
+    `of_run`: the ratio of the durations of whole runs instead.
+    """
+    pairs = [
+        [each.summary["iotwin"]["elapsed_s"] if of_run else each.step_s for each in pair]
+        for pair in zip(changed, unchanged, strict=True)
+    ]
+    return mean(np.array([one / other for one, other in pairs]))
 
 
 def _run(twin: Path, variant: TwinVariant, output: Path, clock: str) -> TrainingFigures:

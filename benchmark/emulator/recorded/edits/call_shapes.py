@@ -30,7 +30,7 @@ def with_requests(recording: TwinRecording, request_bytes: int) -> TwinRecording
     joined = np.append(False, goes_on & (request[1:] == request[:-1]))
     begins = np.flatnonzero(~joined)
     sizes = np.add.reduceat(columns["size"], begins)
-    changed = _without(columns, joined)
+    changed = without_rows(columns, joined)
     return replace(recording, columns={**changed, "size": sizes.astype(columns["size"].dtype)})
 
 
@@ -66,21 +66,60 @@ def kept_open(recording: TwinRecording) -> TwinRecording:
     A process closes such a file after its last use only. Reads without an offset would continue at another one, so the files of
     such reads are opened as before.
     """
-    columns, header = recording.columns, recording.header
-    op, subject = columns["op"], columns["subject"]
-    on_file = op < Op.PIPE_WRITE
-    free = np.array([not file.written for file in header.files] or [False])
-    free[subject[(op == Op.READ) & (columns["offset"] < 0)]] = False
-    chosen = on_file & free[np.where(on_file, subject, 0)]
-    process = np.array(header.threads, np.int64)[columns["thread"]]
-    key = process * max(len(header.files), 1) + subject
-    opens, closes = (np.flatnonzero(chosen & (op == each)) for each in (Op.OPEN, Op.CLOSE))
+    columns, op = recording.columns, recording.columns["op"]
+    key = _keys(recording, np.array(recording.header.threads, np.int64)[columns["thread"]])
+    opens, closes = (np.flatnonzero((key >= 0) & (op == each)) for each in (Op.OPEN, Op.CLOSE))
     again, early = np.ones(len(op), np.bool_), np.ones(len(op), np.bool_)
     again[opens[np.unique(key[opens], return_index=True)[1]]] = False
     early[closes[::-1][np.unique(key[closes][::-1], return_index=True)[1]]] = False
     left_out = np.zeros(len(op), np.bool_)
     left_out[opens], left_out[closes] = again[opens], early[closes]
-    return replace(recording, columns=_without(columns, left_out))
+    return replace(recording, columns=without_rows(columns, left_out))
+
+
+def read_once(recording: TwinRecording) -> TwinRecording:
+    """Return the recording in which a thread reads each byte of the data set once, and then has it in memory.
+
+    Reads of bytes that earlier reads of the thread all returned are left out, with the opening and closing of a file between
+    which no other call remains. Reads without an offset return unknown bytes, so the files of such reads are read as before.
+    """
+    columns, op = recording.columns, recording.columns["op"]
+    key = _keys(recording, columns["thread"])
+    reads = np.flatnonzero((key >= 0) & (op == Op.READ) & (columns["size"] > 0))
+    left_out = np.zeros(len(op), np.bool_)
+    left_out[reads] = _are_covered(key[reads], columns["offset"][reads], columns["offset"][reads] + columns["size"][reads])
+    order = np.flatnonzero(key >= 0)
+    order = order[np.argsort(key[order], kind="stable")]
+    opened = np.cumsum(np.append(True, np.diff(key[order]) != 0)[: len(order)] | (op[order] == Op.OPEN))
+    is_end, again = np.isin(op[order], [Op.OPEN, Op.CLOSE]), left_out[order]
+    used = np.bincount(opened, ~is_end & ~again)
+    left_out[order] |= is_end & (used[opened] == 0) & (np.bincount(opened, again)[opened] > 0)
+    return replace(recording, columns=without_rows(columns, left_out))
+
+
+def _keys(recording: TwinRecording, owner: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """Return a number for each row's pair of `owner` and file of the data set; -1 for others, and if offsets are unknown."""
+    op, subject, files = recording.columns["op"], recording.columns["subject"], recording.header.files
+    free = np.array([not file.written for file in files] or [False])
+    free[subject[(op == Op.READ) & (recording.columns["offset"] < 0)]] = False
+    on_file = op < Op.PIPE_WRITE
+    return np.where(on_file & free[np.where(on_file, subject, 0)], owner.astype(np.int64) * max(len(files), 1) + subject, -1)
+
+
+def _are_covered(key: NDArray[np.int64], begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return whether earlier ranges with the same key cover all of each range from `begin` to `end`."""
+    numbers, offsets = (np.unique(each, return_inverse=True)[1] for each in (key, np.concatenate([begin, end])))
+    # Both ends of all ranges divide a key's bytes into pieces, so that each range is a row of whole pieces.
+    _, at = np.unique(np.tile(numbers, 2) * (offsets.max(initial=0) + 1) + offsets, return_inverse=True)
+    first, last = at[: len(key)], at[len(key) :]
+    _, distinct = np.unique(first * (at.max(initial=0) + 1) + last, return_index=True)
+    distinct.sort()
+    pieces = (last - first)[distinct]
+    owner = np.repeat(distinct, pieces)
+    piece = np.arange(len(owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces) + first[owner]
+    found = np.ones(len(key), np.bool_)
+    found[owner[np.unique(piece, return_index=True)[1]]] = False
+    return found
 
 
 def _goes_on(columns: _Columns, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -99,7 +138,7 @@ def _first_of_run(goes_on: NDArray[np.bool_]) -> NDArray[np.int64]:
     return found
 
 
-def _without(columns: _Columns, left_out: NDArray[np.bool_]) -> _Columns:
+def without_rows(columns: _Columns, left_out: NDArray[np.bool_]) -> _Columns:
     """Return the rows that are not left out. The time before a row that is left out precedes the next row of its thread.
 
     A time that is so short that it belongs to the call is left out as well.

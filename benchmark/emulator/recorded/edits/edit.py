@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.benchmark.emulator.recorded.edits.balanced_ranks import usual_loaders
-from iotwin.benchmark.emulator.recorded.edits.call_shapes import kept_open, with_requests
+from iotwin.benchmark.emulator.recorded.edits.call_shapes import kept_open, read_once, with_requests
 from iotwin.benchmark.emulator.recorded.edits.edits import Edits, copies_folder, edits_of
 from iotwin.benchmark.emulator.recorded.edits.rank_line import RankLine
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder
+from iotwin.benchmark.emulator.recorded.edits.saves import check_saves, with_syncs
 from iotwin.benchmark.emulator.recorded.edits.silent_touches import with_silent_touches
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.trace_store.schema import FLAG_CREATE, FLAG_TRUNCATE, FLAG_WRITABLE
@@ -45,6 +46,7 @@ def _edited(recording: TwinRecording, edits: Edits, rank: int) -> TwinRecording:
         edits = edits._replace(loaders=usual_loaders(batches))
     ranks = list(dict.fromkeys(each.process for each in batches.passes))
     loaders = set(batches.loader) - set(ranks)
+    check_saves(recording, edits, ranks)
     kept = _kept(recording, set(ranks), loaders, edits.ranks > 1 and rank > 0)
     left_out = set[int]()
     if edits.regrouped:  # the first rank stands for all
@@ -62,6 +64,8 @@ def _edited(recording: TwinRecording, edits: Edits, rank: int) -> TwinRecording:
             builder.copy_process(process, process, kept)
     made = builder.finish(round(edits.batch))
     made = kept_open(made) if edits.keep_open else made
+    made = read_once(made) if edits.read_once else made
+    made = made if edits.fsync is None else with_syncs(made, edits.fsync)
     return with_requests(made, edits.request_bytes) if edits.request_bytes else made
 
 

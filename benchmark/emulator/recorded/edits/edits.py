@@ -16,7 +16,8 @@ _MOST_FACTOR = 10_000
 _HONOURED = (
     "dataset.data_folder", "dataset.num_files_train", "reader.batch_size", "reader.read_threads", "reader.prefetch_size",
     "train.epochs", "train.computation_time", "train.seed", "checkpoint.checkpoint_folder",
-    "checkpoint.steps_between_checkpoints", "twin.recorded", "twin.ranks", "twin.clock",
+    "checkpoint.steps_between_checkpoints", "checkpoint.fsync", "twin.checkpoint.asynchronous",
+    "twin.evaluation.read_threads", "twin.recorded", "twin.ranks", "twin.clock",
     "twin.source", "twin.host", "twin.assumptions", "twin.resume",
     "model.name", "framework", "workflow", "output", "metric", "profiling",
 )  # fmt: skip
@@ -48,6 +49,10 @@ class Edits(NamedTuple):
     request_bytes: int | None = None  # sequential reads are joined up to so many bytes; None: as recorded
     keep_open: bool = False  # a process opens each file of the data set once
     balanced: bool = False  # all ranks have equally many samples, as many loaders as most, and loaders as quick as the median
+    evaluation_loaders: int | None = None  # loaders of an evaluation; None: as recorded
+    asynchronous: bool = False  # a thread in the background writes checkpoints, one after another
+    fsync: bool | None = None  # whether each file of a checkpoint is synced; None: as recorded
+    read_once: bool = False  # a thread reads each byte of the data set once
     sequential: bool = False  # training reads its samples in the order of files and offsets
     resume: TwinResume | None = None  # None: the run begins at its first step
 
@@ -75,6 +80,9 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
     reader, train, settings = config.reader, config.train, config.twin.recorded
     repeats = settings is not None and (settings.cut_s is not None or settings.loop > 1)  # the recording as it is, by each rank
     balanced = settings is not None and settings.balanced_ranks
+    evaluation_loaders = config.twin.evaluation.read_threads
+    if evaluation_loaders is not None and all(each.training for each in header.batches.passes):
+        raise UsageError("twin.evaluation.read_threads: the recording shows no evaluation; leave it out")
     if balanced and recorded.ranks < 2:
         raise UsageError("twin.recorded.balanced_ranks: the recording has one rank; leave it out")
     edits = Edits(
@@ -92,6 +100,10 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
         request_bytes=None if settings is None else settings.request_bytes,
         keep_open=settings is not None and settings.keep_open,
         balanced=balanced,
+        evaluation_loaders=evaluation_loaders,
+        asynchronous=config.twin.checkpoint.asynchronous,
+        fsync=config.checkpoint.fsync,
+        read_once=settings is not None and settings.read_once,
         sequential=settings is not None and settings.read_order == "sequential",
         resume=config.twin.resume,
     )
@@ -161,6 +173,9 @@ def _refuse(config: Config) -> None:
         "dataset.num_files_train": config.dataset.num_files_train is not None,
         "checkpoint.steps_between_checkpoints": config.checkpoint.steps_between_checkpoints > 0,
         "twin.resume": config.twin.resume is not None,
+        "checkpoint.fsync": config.checkpoint.fsync is not None,
+        "twin.checkpoint.asynchronous": config.twin.checkpoint.asynchronous,
+        "twin.evaluation.read_threads": config.twin.evaluation.read_threads is not None,
         **{f"twin.recorded.{name}": getattr(config.twin.recorded, name) != getattr(usual_twin, name) for name in _RECORDED_EDITS},
     }
     for key, differs in changed.items():

@@ -88,6 +88,20 @@ class RecordedLoader:
         return cuts
 
 
+def are_streamed(recording: TwinRecording) -> bool:
+    """Return whether loaders read most bytes from files that they read from batch to batch."""
+    columns = recording.columns
+    reads = np.isin(columns["op"], [Op.READ, Op.TOUCH]) & (columns["batch"] >= 0)
+    labels, sizes = columns["label"][reads], columns["size"][reads].astype(np.float64)
+    return bool(sizes[labels == Label.STREAMED].sum() > sizes[labels == Label.DEALT].sum())
+
+
+def fork_ns(recording: TwinRecording, row: int) -> int:
+    """Return the time (ns) from the previous row to the start of a loader at `row`; 0 if the previous row is no start."""
+    op, at_ns = recording.columns["op"], recording.columns["at_ns"]
+    return int(at_ns[row] - at_ns[row - 1]) if row and op[row - 1] == op[row] == Op.START else 0
+
+
 def _nothing() -> Stretch:
     return Stretch(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, 0, 0, 0)
 

@@ -9,6 +9,8 @@ from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder, Sub
 from iotwin.benchmark.emulator.recorded.edits.think_clock import Stretch
 from iotwin.workload_yaml.recording import Op
 
+_BACKGROUND = -1  # position of a thread that the recorded process does not have
+
 
 class ProcessLine:
     """The main thread of a process, and the threads that execute the other threads' rows of its stretches.
@@ -21,6 +23,7 @@ class ProcessLine:
         self._builder = builder
         self.main: ThreadRows = builder.thread(process)[1]
         self._others: dict[int, tuple[int, ThreadRows]] = {}
+        self._written: list[int] = []  # channels of what the thread in the background executes last
 
     def play(self, stretch: Stretch, factor: float = 1.0, subjects: Subjects | None = None, waits: bool = True) -> None:
         """Append a stretch, with its times between calls multiplied by `factor`.
@@ -34,6 +37,13 @@ class ProcessLine:
         stretch.put(self.main, factor, subjects and subjects(stretch.rows))
         for channel in channels if waits else ():
             self.main.add(Op.WAIT, channel + 1)
+
+    def play_in_background(self, stretch: Stretch, subjects: Subjects | None = None) -> None:
+        """Let a thread in the background execute the main thread's rows of a stretch, as soon as it has ended the one before."""
+        self.wait(self._written)
+        thinks = np.diff(stretch.at, prepend=stretch.begin)
+        background = self._begin(_BACKGROUND, stretch.rows, thinks, subjects, waits=True) + 1
+        self._written = [background, *self.begin_others(stretch, subjects)]
 
     def begin_others(self, stretch: Stretch, subjects: Subjects | None = None) -> list[int]:
         """Let other threads begin their parts of a stretch. Return the channels for which `wait` waits until they are done."""

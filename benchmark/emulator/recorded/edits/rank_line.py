@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from iotwin.benchmark.emulator.recorded.edits.balanced_ranks import decode_factors
 from iotwin.benchmark.emulator.recorded.edits.dealing import DealtBatch, RecordedPassSamples, deal
 from iotwin.benchmark.emulator.recorded.edits.edits import Edits
-from iotwin.benchmark.emulator.recorded.edits.loaders import Deal, NewLoader, RecordedLoader
+from iotwin.benchmark.emulator.recorded.edits.loaders import Deal, NewLoader, RecordedLoader, are_streamed, fork_ns
 from iotwin.benchmark.emulator.recorded.edits.pass_turns import PassTurn, period_of, resumed_run, whole_run
 from iotwin.benchmark.emulator.recorded.edits.process_line import ProcessLine
 from iotwin.benchmark.emulator.recorded.edits.rank_pass import RankPass, are_dealt_shuffled
@@ -18,13 +18,14 @@ from iotwin.benchmark.emulator.recorded.edits.rare_steps import after_computatio
 from iotwin.benchmark.emulator.recorded.edits.read_ahead import ReadAhead, TakenBatches, read_ahead_rows
 from iotwin.benchmark.emulator.recorded.edits.resumption import SavedFiles
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder, Subjects
+from iotwin.benchmark.emulator.recorded.edits.saves import Saves
 from iotwin.benchmark.emulator.recorded.edits.step_computation import StepComputation
 from iotwin.benchmark.emulator.recorded.edits.think_clock import ProcessRows, Stretch
 from iotwin.benchmark.emulator.recorded.step_points import StepPoint
 from iotwin.common.errors import UsageError
 from iotwin.workload_yaml import TwinResume
-from iotwin.workload_yaml.recorded_structure import is_requested_at_once, pass_bounds
-from iotwin.workload_yaml.recording import Label, Op, TwinRecording
+from iotwin.workload_yaml.recorded_structure import pass_bounds
+from iotwin.workload_yaml.recording import Op, TwinRecording
 
 _Ints = NDArray[np.int64]
 
@@ -51,6 +52,7 @@ class RankLine:
                 raise UsageError("twin.ranks: which rank the read-ahead threads serve is unknown; leave it as it is")
             taken = [TakenBatches(each.batches, each.moments[::2], each.begin_ns) for each in self._passes if not each.depth]
             self._deal.ahead = ReadAhead(recording, process, ahead, taken, self._deal.parts)
+        self._saves = Saves(recording)
         self._live: dict[int, NewLoader] = {}  # by the recorded loader in whose place it is
         self._more: dict[int, list[NewLoader]] = {}  # additional loaders, by the last recorded loader of the pass
         self._pipes: list[tuple[int, int]] = []  # (requests, results) of loaders that have ended
@@ -68,7 +70,7 @@ class RankLine:
         self._to_restore: SavedFiles | None = None
         self._stands_for: dict[int, int | None] = {}  # by loader: that of the resumed pass, which starts in its place
         self._shuffled = [are_dealt_shuffled(recording, self._passes, training) for training in (False, True)]
-        self._streamed = self._is_streamed()
+        self._streamed = are_streamed(recording) if self._deal.ahead is None else self._deal.ahead.is_streamed()
         columns = recording.columns
         self._mapped = np.unique(columns["subject"][(columns["op"] == Op.TOUCH) & (columns["batch"] >= 0)])
 
@@ -117,15 +119,6 @@ class RankLine:
             if loader in self._ranks(self._line.process):
                 found[loader].keep_samples_alone()
         return found
-
-    def _is_streamed(self) -> bool:
-        """Return whether most bytes come from files that are read from batch to batch, by loaders or the rank's other threads."""
-        if self._deal.ahead is not None:
-            return self._deal.ahead.is_streamed()
-        columns = self._recording.columns
-        reads = np.isin(columns["op"], [Op.READ, Op.TOUCH]) & (columns["batch"] >= 0)
-        labels, sizes = columns["label"][reads], columns["size"][reads].astype(np.float64)
-        return bool(sizes[labels == Label.STREAMED].sum() > sizes[labels == Label.DEALT].sum())
 
     def play(self) -> None:
         """Append the whole rank, and its loaders."""
@@ -199,12 +192,23 @@ class RankLine:
             reading = stretch.end if is_last else int(stretch.at[end])
             rows, at = stretch.rows[first:end], stretch.at[first:end]
             part = replace(stretch, rows=rows, at=at, begin=begin, end=reading, others=others)
-            self._line.play(part, factor, self._subjects(part, copy), waits)
+            self._play(part, factor, self._subjects(part, copy), waits)
             self._repeat_on_copies(part)
             if not is_last:
                 row = int(stretch.rows[end])
                 self._special(Op(op[row]), int(subject[row]), row, copy * self._period + epochs_later)
             begin, first, others = reading, end + 1, []
+
+    def _play(self, stretch: Stretch, factor: float, subjects: Subjects | None, waits: bool) -> None:
+        """Append a stretch without starts of processes; if checkpoints are asynchronous, its save goes to the background."""
+        split = self._saves.split(stretch) if self._edits.asynchronous else None
+        if split is None:
+            return self._line.play(stretch, factor, subjects, waits)
+        before, save, after = split
+        self._line.play(before, factor, subjects)
+        self._line.main.delay(self._saves.snapshot_ns(save))
+        self._line.play_in_background(save, subjects)
+        self._line.play(after, factor, subjects)
 
     def _repeat_on_copies(self, stretch: Stretch) -> None:
         """Append once more, on the copies of files that loaders map, what the rank did with these files: to open and map them.
@@ -226,7 +230,7 @@ class RankLine:
                 self._restore()
                 loader = self._stands_for.get(subject, subject)
                 if loader is not None:
-                    self._start_loader(loader, self._fork_ns(row))
+                    self._start_loader(loader, fork_ns(self._recording, row))
             else:
                 self._join_loader(subject)
         elif op == Op.START:
@@ -237,16 +241,15 @@ class RankLine:
 
     def _count(self, loaders: list[int]) -> int:
         """Return the number of loaders that an edited pass has."""
+        asked = self._edits.evaluation_loaders
+        trained = {loader for number in self._training for loader in self._passes[number].loaders}
+        if asked is not None and trained.isdisjoint(loaders):
+            return asked
         asked = self._edits.loaders
         if asked is None:
             return len(loaders)
         usual = max((len(self._passes[number].loaders) for number in self._training), default=1)
         return asked if len(loaders) == usual else max(1, round(asked * len(loaders) / usual)) if asked else 0
-
-    def _fork_ns(self, row: int) -> int:
-        """Return the time (ns) from the previous row to the start of a loader at `row`; 0 if the previous row is no start."""
-        op, at_ns = self._recording.columns["op"], self._recording.columns["at_ns"]
-        return int(at_ns[row] - at_ns[row - 1]) if row and op[row - 1] == op[row] == Op.START else 0
 
     def _start_loader(self, loader: int, fork_ns: int) -> None:
         """Start a loader in place of a recorded one, and after the last one of a pass further ones, for `fork_ns` each.
@@ -276,7 +279,8 @@ class RankLine:
             self._line.main.add(Op.JOIN, new.line.process)
 
     def _crew(self, each: RankPass) -> int:
-        return self._count(each.loaders) if each.depth else self._edits.loaders or 0
+        asked = self._edits.loaders if each.training or self._edits.evaluation_loaders is None else self._edits.evaluation_loaders
+        return self._count(each.loaders) if each.depth else asked or 0
 
     def _dealt(self, turn: PassTurn) -> list[DealtBatch]:
         each = self._passes[turn.number]
@@ -291,7 +295,7 @@ class RankLine:
             dealt = [batch._replace(slot=index % count) for index, batch in enumerate(dealt)]
         loaders = self._loaders_of(each, count)
         self._step += turn.left_out + first
-        ahead = min(self._ahead(each, count, len(dealt)), len(dealt)) if loaders else 0
+        ahead = min(each.ahead(count, len(dealt), self._edits.prefetch), len(dealt)) if loaders else 0
         timed = each.training and not turn.replays and len(dealt) > 0
         self._add_point(timed, StepPoint.BEGIN, dealt, loaders)
         for batch in dealt if loaders else ():
@@ -379,16 +383,6 @@ class RankLine:
         for slot in range(len(each.loaders) + len(further), count):
             further.append(self._new_loader(each.loaders[slot % len(each.loaders)]))
         return [*(self._live[loader] for loader in each.loaders[:count]), *further]
-
-    def _ahead(self, each: RankPass, count: int, batches: int) -> int:
-        """Return how many of the `batches` of a pass with `count` loaders are requested before the first one is taken."""
-        if self._edits.prefetch is not None:
-            return -(-self._edits.prefetch // count) * count
-        if not each.depth:
-            return 2 * count
-        if is_requested_at_once(each.depth, len(each.batches), len(each.loaders)):
-            return batches
-        return max(1, round(each.depth / max(len(each.loaders), 1))) * count
 
     def _writes(self, stretch: Stretch, main: bool = True) -> bool:
         """Return whether the rank writes files in a stretch. `main`: its main thread counts, besides the others."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from iotwin.benchmark.emulator.recorded.edits.balanced_ranks import waits_for_ranks
 from iotwin.benchmark.emulator.recorded.edits.dealing import are_shuffled
 from iotwin.benchmark.emulator.recorded.edits.think_clock import Stretch
-from iotwin.workload_yaml.recorded_structure import PARTS
+from iotwin.workload_yaml.recorded_structure import PARTS, is_requested_at_once
 from iotwin.workload_yaml.recording import Op, TwinRecording
 
 _Ints = NDArray[np.int64]
@@ -52,6 +52,19 @@ class RankPass:
         """Note how long each step computes: without its calls, and without its wait for ranks that took their batch later."""
         self.computation_ns = np.array([stretch.think_ns for stretch in self.steps], np.int64)
         self.computation_ns -= np.minimum(self._late_ns, self.computation_ns)
+
+    def ahead(self, count: int, batches: int, prefetch: int | None) -> int:
+        """Return how many of the `batches` of an edited pass with `count` loaders are requested before the first one is taken.
+
+        `prefetch`: of all loaders; None: as many for each loader as recorded.
+        """
+        if prefetch is not None:
+            return -(-prefetch // count) * count
+        if not self.depth:
+            return 2 * count
+        if is_requested_at_once(self.depth, len(self.batches), len(self.loaders)):
+            return batches
+        return max(1, round(self.depth / max(len(self.loaders), 1))) * count
 
     def leave_out(self, rare: NDArray[np.bool_]) -> None:
         """Replace the steps of the mask `rare` by usual ones: with the typical computation time, and without calls."""

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iotwin.benchmark.emulator.recorded.edits.call_shapes import kept_open, with_requests
+from iotwin.benchmark.emulator.recorded.edits.call_shapes import kept_open, read_once, with_requests
 from iotwin.benchmark.emulator.recorded.edits.edit import edit
 from iotwin.benchmark.emulator.recorded.edits.edits import Edits
 from iotwin.workload_yaml.recording import Op, RecordedFile, TwinRecording
@@ -93,9 +93,53 @@ def test_a_file_that_remains_open_is_opened_first_and_closed_last(each_thread):
             assert sum(one["think_ns"] for one in after[thread]) <= sum(one["think_ns"] for one in rows)
 
 
+def naive_read_once(thread: list[dict[str, int]]) -> list[dict[str, int]]:
+    """The rows that remain: reads that return a new byte, and openings and closings of files between which others remain."""
+    known: set[tuple[int, int]] = set()
+    fresh: list[bool] = []
+    for one in thread:
+        read = {(one["subject"], byte) for byte in range(one["offset"], one["offset"] + one["size"])}
+        is_again = one["op"] == Op.READ and read and not FILES[one["subject"]].written and read <= known
+        fresh.append(not is_again)
+        known |= read if one["op"] == Op.READ else set()
+    kept = []
+    for index, one in enumerate(thread):
+        session = [index]
+        for step in (-1, 1):  # the rows on the same file from one opening to the next
+            at = index
+            while one["op"] in (Op.OPEN, Op.CLOSE) and not FILES[one["subject"]].written:
+                if step < 0 and thread[at]["op"] == Op.OPEN and thread[at]["subject"] == one["subject"]:
+                    break
+                at += step
+                if not 0 <= at < len(thread):
+                    break
+                if thread[at]["op"] == Op.POST or thread[at]["subject"] != one["subject"]:
+                    continue
+                if step > 0 and thread[at]["op"] == Op.OPEN:
+                    break
+                session.append(at)
+        used = [at for at in session if thread[at]["op"] == Op.READ]
+        if one["op"] in (Op.OPEN, Op.CLOSE) and used:
+            kept.append(one) if any(fresh[at] for at in used) else None
+        elif fresh[index]:
+            kept.append(one)
+    return kept
+
+
+@given(threads)
+def test_a_thread_reads_each_byte_once_as_a_naive_program(each_thread):
+    before = made_of(each_thread)
+    after = lines(read_once(before))
+    for thread, rows in lines(before).items():
+        names = ("op", "subject", "offset", "size")
+        assert [[one[name] for name in names] for one in after[thread]] == [
+            [one[name] for name in names] for one in naive_read_once(rows)
+        ]
+
+
 def test_files_that_are_read_without_offsets_are_opened_as_before():
     rows = [row(0, op, 0, size=8) for op in (Op.OPEN, Op.READ, Op.CLOSE) * 3]
-    assert kept_open(recording(rows, FILES)).rows == 9
+    assert kept_open(recording(rows, FILES)).rows == read_once(recording(rows, FILES)).rows == 9
 
 
 def test_an_edited_job_reads_the_same_bytes_by_fewer_calls(tmp_path):

@@ -423,8 +423,8 @@ def test_an_edit_that_a_recording_cannot_follow_is_refused(tmp_path):
 
 def test_a_change_without_effect_is_refused(tmp_path):
     config = load(twin(tmp_path))
-    config.checkpoint.fsync = False
-    with pytest.raises(UsageError, match=r"checkpoint.fsync: has no effect on a recorded twin"):
+    config.twin.checkpoint.rename = False
+    with pytest.raises(UsageError, match=r"twin.checkpoint.rename: has no effect on a recorded twin"):
         run_workload(config, EmulationOptions())
     config = load(twin(tmp_path), ["++workload.twin.checkpoint.policy.type=checkfreq"])
     with pytest.raises(UsageError, match=r"policy.type: has no effect on a recorded twin.*--parameters"):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from iotwin.benchmark.emulator.recorded.edits.files_in_turn import are_in_turn, deal_in_turn
-from iotwin.benchmark.emulator.recorded.edits.streams import DealtSample, RecordedStream, StreamPart
+from iotwin.benchmark.emulator.recorded.edits.streams import DealtSample, RecordedStream, StreamPart, are_in_turn, deal_in_turn
 
 FILES, READS, EACH, AHEAD = 4, 10, 5, 30  # a read brings so many samples, and is made so many samples before they are delivered
 SAMPLES = FILES * READS * EACH
