@@ -6,6 +6,7 @@ names the file. Only a missing file raises FileNotFoundError or NotADirectoryErr
 
 import errno
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -103,6 +104,12 @@ def read_foreign_text(path: Path, most_bytes: int = MOST_JSON_BYTES, follow: boo
         return read_foreign(path, most_bytes, follow).decode("utf-8")
     except UnicodeDecodeError as error:
         raise IotwinError(f"{path} cannot be read as text: {error.reason} at byte {error.start}") from None
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal."""
+    with open_foreign(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_foreign_end(path: Path, most_bytes: int = 1 << 16) -> str:

@@ -2,6 +2,7 @@
 which may hold a json.py of a job or of a stranger.
 """
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -16,3 +17,8 @@ def own_command(command: str, *arguments: str | Path) -> list[str]:
 def own_job(module: str, *arguments: str | Path) -> list[str]:
     """Return the argument list that runs one of iotwin's jobs, such as iotwin.workloads.unet3d, in a new process."""
     return [*_PYTHON, module, *map(str, arguments)]
+
+
+def this_command() -> str:
+    """Return the command line of this process as a user types it, quoted for a shell."""
+    return shlex.join(["iotwin", *sys.argv[1:]])

@@ -31,7 +31,6 @@ from iotwin.workload_yaml.schema import (
     Parallelism,
     Reader,
     Storage,
-    Train,
     Transformer,
     Twin,
     TwinCheckpoint,
@@ -42,6 +41,7 @@ from iotwin.workload_yaml.schema import (
 )
 from iotwin.workload_yaml.step_times import MeasuredStepTime, Rematerialized, StepTime, StepTimeRegression
 from iotwin.workload_yaml.text import check_unedited, dump
+from iotwin.workload_yaml.train_section import Train
 
 __all__ = [
     "SHIPPED", "Checkpoint", "CheckpointFile", "CheckpointPolicy", "ComposedWorkload", "Config", "ConfigFolders", "Dataset",

@@ -13,6 +13,7 @@ from iotwin.common.numbers.element_types import element_type
 from iotwin.workload_yaml import listed_reads
 from iotwin.workload_yaml.keys_and_types import convert_section
 from iotwin.workload_yaml.schema import Config, TwinCheckpoint
+from iotwin.workload_yaml.train_section import knows_batch
 
 _MOST_SAMPLES = 1 << 50
 
@@ -99,6 +100,11 @@ def _conflicts(config: Config) -> list[tuple[str, bool, str]]:
             "twin.resume",
             twin.resume is not None and twin.pipeline is not None,
             "a pipeline runs whole; leave it out",
+        ),
+        (
+            "train.computation_batch_size",
+            config.train.computation_batch_size is not None and knows_batch(config.train.computation_time),
+            "the step time is that of reader.batch_size already; leave it out",
         ),
         ("model.num_layers", is_transformer and model.num_layers < 1, "a transformer has at least 1"),
         (

@@ -32,6 +32,7 @@ class ComposedWorkload(NamedTuple):
     config: Config
     origins: dict[str, str]  # file name or override that set a value, by the value's path, such as reader.batch_size
     passed_over: Sequence[str] = ()  # paths of unknown keys in a YAML written for DLIO, which were ignored
+    path: Path = Path()  # the YAML
 
     def rows(self) -> list[tuple[str, Any, str]]:
         """Return (path, value, origin) of every key in the order of the schema."""
@@ -173,7 +174,7 @@ def finished(
     config = checked_config(settings.raw, where)
     if config.twin.recorded is not None:
         config.twin.recorded.file = str(path.parent / config.twin.recorded.file)
-    return workload._replace(config=config)
+    return workload._replace(config=config, path=path)
 
 
 def settings_of(

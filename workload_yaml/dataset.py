@@ -9,6 +9,8 @@ from iotwin.common.numbers.durations import Seconds
 # A count above a trillion is a typing error.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+OrNone = Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]  # -1: none, as in DLIO
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 # A number of bytes, possibly not whole: DLIO has means such as 114660.07.
 Size = Annotated[int, msgspec.Meta(ge=0, le=10**18)] | Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 

@@ -6,13 +6,14 @@ from typing import Any
 from iotwin.common.errors import UsageError
 from iotwin.workload_yaml.dataset import OTHER_NAMES, known_columns
 
-# The schema's path of each key that DLIO also has under another path.
+# The schema's path of each key that DLIO, or an earlier version of iotwin, has under another path.
 _OTHER_NAMES = {
     "data_reader": "reader",
     **{f"dataset.{other}": f"dataset.{name}" for other, name in OTHER_NAMES.items()},
     "model.model_size": "model.model_size_bytes",
     "checkpoint.model_size": "model.model_size_bytes",
     "reader.seed": "train.seed",
+    "twin.recorded.computation_scale": "train.computation_scale",  # of twins that earlier versions fitted
     "hydra.run.dir": "output.folder",
 }
 _LOCAL_URL = re.compile("^(file|direct)://")  # beginnings of local paths in MLCommons' fork of DLIO

@@ -32,6 +32,7 @@ def convert_section(raw: dict[str, Any], struct: type[SectionType], where: Calla
             problem = f"{problem.rpartition(' ')[2]} is not supported; use {' or '.join(allowed)}"
         elif key.endswith("time") and problem.endswith("got str"):
             problem += "; times are numbers of seconds, without a unit"
+            problem += "; train.computation_scale multiplies it" if key == "train.computation_time" else ""
         elif key.endswith(_SIZES) and problem.endswith("got str"):
             problem += "; sizes are numbers of bytes, without a unit"
         raise UsageError(f"{where(key)}: {key + ': ' if key else ''}{problem[0].lower()}{problem[1:]}") from None

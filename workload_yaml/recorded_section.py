@@ -16,7 +16,6 @@ class TwinRecorded(Section):
     loop: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1  # number of replays, one after another
     cut_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # replay only the job's first seconds; None: all
     think_scale: Factor = 1.0  # for the job's time between calls
-    computation_scale: Factor = 1.0  # for the computation of steps
     decode_scale: Factor = 1.0  # for the time between the calls that read a sample
     request_bytes: Positive | None = None  # sequential reads are joined into requests of up to so many bytes; None: as recorded
     read_latency: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0  # seconds added to a read that the page cache lacks

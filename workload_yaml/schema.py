@@ -10,12 +10,10 @@ from typing import Annotated, Literal
 import msgspec
 
 from iotwin.common.numbers.durations import Duration, PositiveSeconds, Seconds
-from iotwin.workload_yaml.dataset import Count, Dataset, Positive, Section, Size
+from iotwin.workload_yaml.dataset import Count, Dataset, OrNone, Positive, Section, Share, Size
 from iotwin.workload_yaml.recorded_section import TwinRecorded
-from iotwin.workload_yaml.step_times import StepTime
+from iotwin.workload_yaml.train_section import Train
 
-OrNone = Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]  # -1: none, as in DLIO
-Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 # The maximum keeps a typing error, such as a size in place of a count, from becoming a fork bomb.
 Processes = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 Datatype = Literal["int8", "uint8", "fp16", "bf16", "fp32", "fp64"]
@@ -108,16 +106,6 @@ class Reader(Section):
     transformed_record_element_type: str = "uint8"
 
 
-class Train(Section):
-    """Training steps."""
-
-    epochs: Positive = 1
-    computation_time: StepTime = 0.0  # per step
-    total_training_steps: OrNone = -1  # most steps of each epoch, as in DLIO; -1: all
-    seed: Seed = 123  # for the order of samples, drawn times and checkpoint content
-    seed_change_epoch: bool = True  # a new order in each epoch; False: the same order in all
-
-
 class Evaluation(Section):
     """When and how to evaluate: by epochs, or by steps if `steps_between_evals` is given."""
 
@@ -190,7 +178,7 @@ class Profiling(Section):
 class Metric(Section):
     """The accelerator utilisation at which a run counts as successful."""
 
-    au: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.9  # accelerator utilisation to reach
+    au: Share = 0.9  # accelerator utilisation to reach
 
 
 # Two formats of torch.save, the format of torch.distributed.checkpoint, and PCcheck's format.
@@ -236,7 +224,7 @@ class TwinCheckpoint(Section):
     # Seconds per file besides writing; the sum over a checkpoint's files is divided among them by their bytes.
     serialization_time: Duration = 0.0
     # Share of a file's serialization that passes before its first write; the rest follows the writes, by their bytes.
-    serialization_ahead: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    serialization_ahead: Share = 0.0
     lead_time: Duration = 0.0  # seconds of a checkpoint before its first file
     first_lead_time: Duration | None = None  # lead time of the very first checkpoint, which warms up; None: as the others
     tail_time: Duration = 0.0  # seconds of a checkpoint after its last file

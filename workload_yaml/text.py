@@ -28,7 +28,7 @@ _OF_RECORDING = frozenset({
     "dataset.data_folder", "checkpoint.checkpoint_folder", "output.folder", "twin.ranks", "twin.recorded.think_scale",
 })  # fmt: skip
 _OF_BATCHES = frozenset({
-    "reader.batch_size", "reader.read_threads", "train.epochs", "train.computation_time", "twin.recorded.computation_scale",
+    "reader.batch_size", "reader.read_threads", "train.epochs", "train.computation_time", "train.computation_scale",
 })  # fmt: skip
 
 _SEAL = b"# iotwin wrote the lines above, which have the SHA-256 "  # then the digest; the last line of every YAML

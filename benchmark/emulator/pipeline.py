@@ -29,6 +29,7 @@ from iotwin.common.processes.process_settings import sharpen_timers
 from iotwin.workload_yaml import Config
 from iotwin.workload_yaml.schema import CheckpointFile
 from iotwin.workload_yaml.schema import Pipeline as Section
+from iotwin.workload_yaml.train_section import step_factor
 from iotwin.workloads.policies.pipeline import Pass, PipelinePlan, Stage, order
 
 _WRITE_BYTES = 8 << 20  # of a checkpoint
@@ -153,7 +154,7 @@ class _PipelineRank:
         self._stage = next(stage for stage in plan.stages if rank in stage.ranks)
         self._replica = self._stage.ranks.index(rank)
         self._order = order(plan, self._stage.stage, self._replica, minibatches)
-        self._sleeper = Sleeper(config.twin.busy_wait)
+        self._sleeper, self._factor = Sleeper(config.twin.busy_wait), step_factor(config.train, config.reader.batch_size)
         self._link_free_ns = 0
         self._fetching: Iterator[Fetched] = iter(())
         self._waited_ns = self._read_ns = 0
@@ -198,7 +199,8 @@ class _PipelineRank:
         # Log the times at which the job would begin and end the pass, not the clock's: a sleep that begins late is cut short to
         # catch up, so the clock would show a shorter pass.
         begin_ns = self._sleeper.due_ns()
-        self._sleeper.sleep(self._stage.forward_s if kind == "F" else self._stage.backward_s + self._stage.all_reduce_s)
+        seconds = self._factor * (self._stage.forward_s if kind == "F" else self._stage.backward_s)
+        self._sleeper.sleep(seconds if kind == "F" else seconds + self._stage.all_reduce_s)
         self._journal.measured.passes.append((kind == "B", minibatch, begin_ns, self._sleeper.due_ns()))
         target = stage + (1 if kind == "F" else -1)
         if 0 <= target < len(plan.stages):

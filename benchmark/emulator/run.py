@@ -26,6 +26,7 @@ from iotwin.common.progress import note
 from iotwin.workload_yaml import Config, TwinResume
 from iotwin.workload_yaml.step_time_models import step_time
 from iotwin.workload_yaml.step_times import NamedStepTime
+from iotwin.workload_yaml.train_section import step_factor
 
 
 def emulate(config: Config, log_stream: TextIO | None, rank: Rank | None = None, limit_s: float | None = None) -> Measured:
@@ -65,6 +66,7 @@ class Accelerator:
         training = train.computation_time
         if isinstance(training, NamedStepTime):
             training = step_time(training, config.num_gpus or rank.count, config.reader.batch_size)
+        self._factor, self._evaluation_factor = step_factor(train, config.reader.batch_size), train.computation_scale
         self._rank, self._sleeper, self._waits = rank, sleeper, twin.barrier and rank.count > 1
         self._begin = (1, 1) if resume is None else (resume.epoch, 1 if resume.mode == "full" else resume.step + 1)
         self._train = DrawnTime(training, seed, Purpose.TRAIN_STEP, even_strata(steps))
@@ -97,11 +99,11 @@ class Accelerator:
     def _seconds(self, phase: str, epoch: int, step: int) -> float:
         rank = self._rank.index
         if phase == "evaluation":
-            return self._evaluation.seconds(rank, epoch, step - 1)
+            return self._evaluation_factor * self._evaluation.seconds(rank, epoch, step - 1)
         if self._first is not None and (epoch, step) == self._begin:
-            return self._first.seconds(rank, epoch, 0)
+            return self._factor * self._first.seconds(rank, epoch, 0)
         warm_up_s = self._warm_up.seconds(rank, 0, epoch - 1) if step == 1 else 0.0
-        return self._train.seconds(rank, epoch, step - 1) + warm_up_s
+        return self._factor * (self._train.seconds(rank, epoch, step - 1) + warm_up_s)
 
 
 class _Loop:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from iotwin.command import Command, Outcome, at_least
 from iotwin.common.errors import UsageError
+from iotwin.common.files import write_json
 
 if TYPE_CHECKING:
     from iotwin.workload_yaml import ComposedWorkload
@@ -119,33 +120,39 @@ class EmulateCommand(Command):
         return run_workload(config, _options(args, args.ranks, notes))
 
     def _what_if(self, args: Namespace) -> dict[str, Any]:
-        from iotwin.loops.answers.what_if import ACCELERATORS, ask, assumptions_of, key_of, parse_question
+        from iotwin.loops.answers.recipe import Recipe
+        from iotwin.loops.answers.what_if import ACCELERATORS, ask, assumptions_of, overrides_of, parse_question
         from iotwin.loops.emulation import check_edits, run_workload
 
         key, values = parse_question(args.what_if)
-        folder = _composed(args, args.words)[0].config.output.folder
+        composed = _composed(args, args.words)[0]
+        recipe, unchanged = Recipe(composed.path), composed.config
+        folder = unchanged.output.folder
 
-        def compose(value: str | None) -> tuple[Any, int, dict[str, str]]:
+        def compose(value: str | None) -> tuple[Any, int, dict[str, str], list[str]]:
             name = "as_it_is" if value is None else f"{key}={value.replace('/', '_')}"
             words = [*args.words, f"++workload.output.folder={folder}/what_if/{name}"]
             if value is not None and key != ACCELERATORS:
-                words.append(f"++workload.{key_of(key)}={value}")
+                words += overrides_of(key, value, unchanged)
             ranks = int(value) if value is not None and key == ACCELERATORS else args.ranks
             workload, notes = _composed(args, words)
             check_edits(workload.config, ranks)
-            return workload.config, ranks, notes
+            return workload.config, ranks, notes, words[len(args.words) :]
 
         variants = {value: compose(value) for value in (None, *values)}  # all are checked before the first one runs
 
         def run(value: str | None) -> dict[str, Any]:
-            config, ranks, notes = variants[value]
+            config, ranks, notes, _ = variants[value]
             summary = run_workload(config, _options(args, ranks, notes)._replace(one_of_several=True))
             if summary is None or "metric" not in summary:
                 raise UsageError("--what-if compares runs that train on one machine; without mpirun, with workflow.train")
             return summary
 
         assumed = assumptions_of(key, variants[None][0])
-        return {**ask(key, values, run, args.runs), "assumptions": assumed, "output": f"{folder}/what_if"}
+        document = {**ask(key, values, run, args.runs), "assumptions": assumed, "output": f"{folder}/what_if"}
+        document["recipe"] = recipe.document({value: (each[0], each[3]) for value, each in variants.items()})
+        write_json(Path(document["output"]) / "what_if.json", document)
+        return document
 
     def show(self, document: dict[str, Any]) -> None:
         from iotwin.loops import emulation_summary as summary

@@ -34,7 +34,7 @@ def _double_batch(config: Config) -> None:
 
 def _halve_compute(config: Config) -> None:
     assert config.twin.recorded is not None
-    config.twin.recorded.computation_scale = 0.5
+    config.train.computation_scale = 0.5
 
 
 def _double_loaders(config: Config) -> None:

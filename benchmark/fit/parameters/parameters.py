@@ -57,6 +57,7 @@ def fit_parameters(trace: Trace) -> Fitted:
         train=c.Train(
             epochs=len(training),
             computation_time=quantiles(compute_s),
+            computation_batch_size=most_common(_sizes(training)),
             seed_change_epoch=not (_is_shuffled(samples) and _repeats_order(samples)),
         ),
         evaluation=_evaluation(training, evaluations, assumptions),

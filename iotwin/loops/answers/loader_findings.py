@@ -87,7 +87,7 @@ def _no_decoding(view: TrainingView, share: float, floor: float) -> JobChange:
     if floor >= _SATURATED:
         computed = np.concatenate([each.computed - each.taken for each in view.training])
         scale = float(np.quantile(computed, _QUICK) / max(computed.mean(), 1))
-        overrides.append(f"++workload.twin.recorded.computation_scale={min(scale, 1.0):.4f}")
+        overrides.append(f"++workload.train.computation_scale={min(scale, 1.0):.4f}")
     where = "store decoded samples, decode less, or decode on the accelerator"
     return JobChange("decoding", f"{view.service_s * share * 1e3:.3g} ms a batch", "in advance", where, tuple(overrides))
 

@@ -7,11 +7,13 @@ import numpy as np
 
 from iotwin.common.errors import UsageError
 from iotwin.common.numbers.confidence import Estimate, mean
+from iotwin.workload_yaml.train_section import knows_batch
 
 if TYPE_CHECKING:
     from iotwin.workload_yaml import Config
 
 ACCELERATORS = "accelerators"
+_BATCH = "reader.batch_size"
 _ABBREVIATIONS = {"accelerator.memory_budget": "train.computation_time.budget"}
 
 
@@ -36,8 +38,9 @@ def ask(key: str, values: list[str], run: Callable[[str | None], dict[str, Any]]
     """Return a document with a row for the unchanged workload, then for each value of `key`.
 
     `run(value)` runs the workload with that value, or unchanged if it is None, and returns the summary. All variants run `runs`
-    times, in turn. A row has the figures of its last run. `speed_up` is the mean of its ratios to the unchanged workload, with
-    the 95 % interval `low`, `high`. `within_noise`: the interval contains 1; None for a single run.
+    times, in turn. A row has the medians of its runs, and the folder `output` of its last run. `speed_up` is the mean of its
+    ratios to the unchanged workload, with the 95 % interval `low`, `high`. `within_noise`: the interval contains 1; None for a
+    single run.
     """
     found: dict[str | None, list[dict[str, Any]]] = {value: [] for value in (None, *values)}
     for _ in range(runs):
@@ -49,10 +52,20 @@ def ask(key: str, values: list[str], run: Callable[[str | None], dict[str, Any]]
         low, high = (None, None) if speed is None else speed[1:]
         within = None if low is None or high is None else low <= 1 <= high
         rows.append(
-            _row(value, summaries[-1])
+            _medians([_row(value, summary) for summary in summaries])
             | {"speed_up": speed and speed.value, "low": low, "high": high, "runs": runs, "within_noise": within}
         )
     return {"what_if": key, "runs": rows}
+
+
+def _medians(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the medians of the numbers of several runs; None where a run has none. Text is that of the last run."""
+    found = dict(rows[-1])
+    for key, last in found.items():
+        values = [row[key] for row in rows]
+        if len({*values}) > 1 and not isinstance(last, str):
+            found[key] = None if None in values else float(np.median(values))
+    return found
 
 
 def _speed_up(changed: Sequence[dict[str, Any]], unchanged: Sequence[dict[str, Any]]) -> Estimate | None:
@@ -68,13 +81,27 @@ def _speed_up(changed: Sequence[dict[str, Any]], unchanged: Sequence[dict[str, A
     return mean(np.array(ratios))
 
 
+def overrides_of(key: str, value: str, config: "Config") -> list[str]:
+    """Return the overrides of the variant of a question about `key`. `config`: the unchanged workload.
+
+    If the key is the batch size, and the workload does not contain for which batch its step time is, that is the unchanged one.
+    """
+    words, train = [f"++workload.{key_of(key)}={value}"], config.train
+    is_unscaled = (
+        config.twin.recorded is None and train.computation_batch_size is None and not knows_batch(train.computation_time)
+    )
+    if key == _BATCH and is_unscaled:
+        words.append(f"++workload.train.computation_batch_size={config.reader.batch_size}")
+    return words
+
+
 def assumptions_of(key: str, config: "Config") -> list[str]:
     """Return sentences on what the answer to a question about `key` assumes."""
-    if key != "reader.batch_size":
+    share = config.train.computation_per_sample
+    if key != _BATCH or knows_batch(config.train.computation_time):
         return []
-    if config.twin.recorded is not None:
-        return ["steps compute in proportion to their samples; twin.recorded.computation_scale scales them"]
-    return ["a step computes as long as before, whatever its batch size; set train.computation_time for the changed batch"]
+    grows = "in proportion to the batch" if share == 1 else f"by its share of {share:g} per sample, the rest remains as it is"
+    return [f"the computation of a step grows {grows}; train.computation_per_sample (0 to 1) sets that share"]
 
 
 def _row(value: str | None, summary: dict[str, Any]) -> dict[str, Any]:
@@ -90,6 +117,9 @@ def _row(value: str | None, summary: dict[str, Any]) -> dict[str, Any]:
         "step_s": (own.get("training") or {}).get("step_s"),
         "au": (own.get("training") or {}).get("au"),
         "data_wait_s": (training.get("data_wait_s") or {}).get("value"),
+        "bytes_read": own.get("bytes_read"),
+        "bytes_written": own.get("bytes_written"),
+        "calls": sum(own["recorded"]["calls"].values()) if "recorded" in own else None,
         "waited_s": (own.get("recorded") or {}).get("data_wait_s"),
         "page_cache_hit_ratio": own["page_cache_hit_ratio"],
         "save_checkpoint_GB_per_second": metric.get("save_checkpoint_io_mean_GB_per_second"),

@@ -12,7 +12,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from iotwin.benchmark.emulator.ranks import Rank
+from iotwin.benchmark.emulator.run import Accelerator
+from iotwin.common.errors import UsageError
+from iotwin.common.numbers.sleeper import Sleeper
 from iotwin.loops.answers.what_if import ask
+from iotwin.workload_yaml import select
 from iotwin.workload_yaml.recording import Op, RecordedFile
 from tests.benchmark.recordings import recording, row, write_twin
 from tests.conftest import PATIENCE_S, ROOT, run_iotwin
@@ -299,12 +304,12 @@ def test_a_clock_that_is_set_back_changes_no_figure(monkeypatch: pytest.MonkeyPa
 def test_what_if_runs_have_intervals_and_mark_what_is_within_noise() -> None:
     """Against ratios that are known: three runs of each variant, in turn."""
     rates = {None: iter([10.0, 20.0, 40.0]), "2": iter([20.0, 40.0, 80.0]), "3": iter([11.0, 18.0, 41.0])}
-    order = []
+    order, read = [], iter([1, 5, None, 2, 6, 7, 9, 7, 8])
 
     def run(value: str | None) -> dict[str, Any]:
         order.append(value)
         metric = {"train_throughput_mean_samples_per_second": next(rates[value])}
-        own = {"page_cache_hit_ratio": None, "elapsed_s": 1.0}
+        own = {"page_cache_hit_ratio": None, "elapsed_s": 1.0, "bytes_read": next(read)}
         return {"metric": metric, "num_accelerators": 1, "iotwin": own, "output": "out"}
 
     rows = ask("accelerators", ["2", "3"], run, runs=3)["runs"]
@@ -312,6 +317,7 @@ def test_what_if_runs_have_intervals_and_mark_what_is_within_noise() -> None:
     assert rows[1]["speed_up"] == rows[1]["low"] == rows[1]["high"] == 2 and rows[1]["within_noise"] is False
     assert rows[2]["low"] < 1 < rows[2]["high"] and rows[2]["within_noise"] is True
     assert rows[0]["within_noise"] is True
+    assert [row["bytes_read"] for row in rows] == [2, 6, None] and rows[1]["samples_per_second"] == 40
 
 
 def test_a_question_that_a_recording_cannot_follow_is_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -319,3 +325,77 @@ def test_a_question_that_a_recording_cannot_follow_is_refused_before_anything_ru
     done = run_iotwin("emulate", path, "--what-if", "reader.batch_size=2", "--quiet")
     assert done.returncode == 2 and "this twin cannot follow it" in done.stderr
     assert not (tmp_path / "results").exists()
+
+
+class RecordingSleeper(Sleeper):
+    """Notes the durations for which it should sleep, in seconds, and returns at once."""
+
+    def __init__(self) -> None:
+        super().__init__(busy=False)
+        self.slept: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+def computed(*words: str) -> list[float]:
+    """Return the seconds of the second step of an epoch and of a step of an evaluation, of a YAML of parameters and `words`."""
+    config = select([*SMALL, *words]).config
+    sleeper = RecordingSleeper()
+    accelerator = Accelerator(config, Rank(), sleeper, 8, 8)
+    return [accelerator.step(phase, 1, 2, 0)[0] / 1e9 for phase in ("train", "evaluation")]
+
+
+QUANTILES = "++workload.train.computation_time={type: quantiles, values: [0.1, 0.2, 0.4]}"
+
+
+def test_the_scale_of_computation_multiplies_each_draw_of_a_distribution() -> None:
+    drawn, evaluated = computed(QUANTILES)
+    halved = computed(QUANTILES, "++workload.train.computation_scale=0.5")
+    assert halved == pytest.approx([drawn / 2, evaluated / 2]) and 0.1 <= drawn <= 0.4
+
+
+def test_computation_grows_with_the_batch_where_the_batch_of_its_time_is_known() -> None:
+    times = ["++workload.reader.batch_size=8", "++workload.train.computation_batch_size=2"]
+    drawn, evaluated = computed(QUANTILES)
+    assert computed(QUANTILES, times[0]) == [drawn, evaluated]  # as in DLIO
+    assert computed(QUANTILES, *times) == pytest.approx([4 * drawn, evaluated])
+    assert computed(QUANTILES, *times, "++workload.train.computation_per_sample=0.5")[0] == pytest.approx(2.5 * drawn)
+    regression = "++workload.train.computation_time={type: regression, workload: unet3d, gpus: 4}"
+    with pytest.raises(UsageError, match=r"computation_batch_size: the step time is that of reader.batch_size already"):
+        computed(regression, *times)
+
+
+def test_a_question_about_the_batch_scales_the_computation_and_states_so(tmp_path: Path) -> None:
+    words = ["++workload.evaluation.eval_time=0", "++workload.train.computation_time=0.004"]
+    done = emulate(tmp_path, *words, "--what-if", "reader.batch_size=8", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert "in proportion to the batch; train.computation_per_sample" in document["assumptions"][0]
+    config = json.loads(emulate(tmp_path, "--show", "--json", *document["recipe"]["variants"][1]["overrides"]).stdout)
+    shown = {row["key"]: row["value"] for row in config["values"]}
+    assert (shown["reader.batch_size"], shown["train.computation_batch_size"]) == (8, 2)
+    assert json.loads((tmp_path / "output" / "what_if" / "what_if.json").read_text()) == document
+
+
+def test_an_answer_holds_its_recipe(tmp_path: Path) -> None:
+    """Against the programs sha256sum and uname, and the command that was run."""
+    twin, question = Path("twin.yaml"), ["--what-if", "reader.read_threads=0", "--json"]
+    (tmp_path / twin).write_text("twin: {}\n")
+    words = [word for word in SMALL if word != "workload=default"]
+    done = run_iotwin("emulate", twin, *words, "++workload.dataset.format=npz", *question, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    recipe = json.loads(done.stdout)["recipe"]
+    digest = subprocess.run(["sha256sum", tmp_path / twin], capture_output=True, text=True, check=True).stdout.split()[0]
+    assert recipe["twin"] == {"path": str(tmp_path / twin), "sha256": digest} and recipe["recording"] is None
+    assert recipe["command"].startswith("iotwin emulate ") and recipe["command"].endswith(" ".join(question))
+    unchanged, changed = recipe["variants"]
+    assert unchanged["values"]["train.epochs"] == 2 and changed["values"].keys() == {"reader.read_threads", "output.folder"}
+    kernel = subprocess.run(["uname", "-r"], capture_output=True, text=True, check=True).stdout.strip()
+    assert recipe["machine"]["kernel"] == kernel and recipe["machine"]["cpus"] == os.cpu_count()
+    assert min(recipe["load"].values()) >= 0 and recipe["iotwin"]
+
+
+def test_a_time_as_a_factor_names_the_scale() -> None:
+    with pytest.raises(UsageError, match=r"train.computation_scale multiplies it"):
+        computed("++workload.train.computation_time=0.5x")

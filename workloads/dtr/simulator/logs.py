@@ -1,6 +1,5 @@
 """Reads and writes manifests, which list logs of models, and caches the graphs of logs."""
 
-import hashlib
 import json
 import os
 import zipfile
@@ -13,7 +12,7 @@ import numpy as np
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import cache_folder, make_folder, open_whole, write_whole
-from iotwin.common.foreign_files import decode_foreign, open_foreign, read_foreign_struct
+from iotwin.common.foreign_files import decode_foreign, open_foreign, read_foreign_struct, sha256_of
 from iotwin.workloads.dtr.simulator.graph import Graph
 from iotwin.workloads.dtr.simulator.log_format import read_log
 
@@ -77,12 +76,6 @@ def models_of(paths: list[Path]) -> list[LoggedModel]:
             raise UsageError(f"{path} is not a file")
         found += read_manifest(path) if path.suffix == ".json" else [LoggedModel(path.stem, path.stem, "", path)]
     return found
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content."""
-    with open_foreign(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_graph(path: Path, preallocate: bool = False) -> Graph:

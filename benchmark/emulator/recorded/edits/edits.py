@@ -10,26 +10,20 @@ from iotwin.common.errors import UsageError
 from iotwin.workload_yaml import Config, TwinRecorded, TwinResume
 from iotwin.workload_yaml.recorded_structure import RecordedStructure, structure_of
 from iotwin.workload_yaml.recording import Header
+from iotwin.workload_yaml.train_section import batch_factor
 
 _MOST_FACTOR = 10_000
 # Keys and sections that change what a recorded twin does. A changed value of another key is an error, as it has no effect.
 _HONOURED = (
     "dataset.data_folder", "dataset.num_files_train", "reader.batch_size", "reader.read_threads", "reader.prefetch_size",
-    "train.epochs", "train.computation_time", "train.seed", "checkpoint.checkpoint_folder",
-    "checkpoint.steps_between_checkpoints", "checkpoint.fsync", "twin.checkpoint.asynchronous",
-    "twin.evaluation.read_threads", "twin.recorded", "twin.ranks", "twin.clock",
+    "train.epochs", "train.computation_time", "train.computation_scale", "train.computation_per_sample",
+    "train.seed", "checkpoint.checkpoint_folder", "checkpoint.steps_between_checkpoints", "checkpoint.fsync",
+    "twin.checkpoint.asynchronous", "twin.evaluation.read_threads", "twin.recorded", "twin.ranks", "twin.clock",
     "twin.source", "twin.host", "twin.assumptions", "twin.resume",
     "model.name", "framework", "workflow", "output", "metric", "profiling",
 )  # fmt: skip
 
-_RECORDED_EDITS = (
-    "computation_scale",
-    "decode_scale",
-    "request_bytes",
-    "keep_open",
-    "read_order",
-    "balanced_ranks",
-)  # keys of twin.recorded
+_RECORDED_EDITS = ("decode_scale", "request_bytes", "keep_open", "read_order", "balanced_ranks")  # keys of twin.recorded
 
 
 class Edits(NamedTuple):
@@ -91,7 +85,7 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
         prefetch=None if reader.prefetch_size == recorded.prefetch else reader.prefetch_size,
         epochs=None if train.epochs == recorded.epochs else train.epochs,
         samples=(config.dataset.num_files_train or recorded.samples) / recorded.samples,
-        computation=_computation(config, recorded),
+        computation=_computation(config, recorded, reader.batch_size / recorded.batch_size),
         saves_every=steps_between if (steps_between := config.checkpoint.steps_between_checkpoints) > 0 else None,
         ranks=1 if repeats else replays(header, ranks, balanced),
         regrouped=not repeats and header.ranks > 1 and (header.ranks != ranks or balanced),
@@ -126,10 +120,11 @@ def copies_folder(config: Config, edits: Edits) -> Path:
     return data.parent / f"{data.name}.x{edits.samples:g}"
 
 
-def _computation(config: Config, recorded: RecordedStructure) -> float:
-    time, scale = config.train.computation_time, config.twin.recorded.computation_scale if config.twin.recorded else 1.0
+def _computation(config: Config, recorded: RecordedStructure, batch: float) -> float:
+    """Return the factor for the time per sample of steps. `batch`: factor for the batch size."""
+    time, scale = config.train.computation_time, config.train.computation_scale * batch_factor(config.train, batch) / batch
     if not isinstance(time, float | int):
-        raise UsageError("train.computation_time: a recorded twin takes a number of seconds, or twin.recorded.computation_scale")
+        raise UsageError("train.computation_time: a recorded twin takes a number of seconds; train.computation_scale scales it")
     if round(time, 6) == round(recorded.computation_s, 6) or not recorded.computation_s:
         return scale
     return scale * time / recorded.computation_s
@@ -170,6 +165,7 @@ def _refuse(config: Config) -> None:
         "reader.read_threads": config.reader.read_threads != usual.reader.read_threads,
         "train.epochs": config.train.epochs != usual.train.epochs,
         "train.computation_time": config.train.computation_time != usual.train.computation_time,
+        "train.computation_scale": config.train.computation_scale != usual.train.computation_scale,
         "dataset.num_files_train": config.dataset.num_files_train is not None,
         "checkpoint.steps_between_checkpoints": config.checkpoint.steps_between_checkpoints > 0,
         "twin.resume": config.twin.resume is not None,

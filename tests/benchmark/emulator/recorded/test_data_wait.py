@@ -36,7 +36,7 @@ def data_wait_s(config: Config) -> float:
 def test_a_rank_waits_for_loaders_that_are_slower_than_it_is(tmp_path):
     """Two loaders that share 16 samples think 100 ms a sample at least, and steps compute for almost no time."""
     config = fitted(tmp_path)
-    config.twin.recorded.think_scale, config.twin.recorded.computation_scale = 200, 0.001
+    config.twin.recorded.think_scale, config.train.computation_scale = 200, 0.001
     assert data_wait_s(config) > 0.01
 
 

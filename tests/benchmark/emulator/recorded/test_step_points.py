@@ -31,7 +31,7 @@ def test_computation_is_the_time_between_calls_after_the_first_step(tmp_path):
 
 def test_an_edited_replay_measures_its_own_steps_and_epochs(tmp_path):
     config = fitted(tmp_path)
-    config.train.epochs, config.twin.recorded.computation_scale = 2, 0.5
+    config.train.epochs, config.train.computation_scale = 2, 0.5
     config.reader.batch_size *= 2
     found = training(config)
     assert found["steps"] == 2 * 2 and [each["epoch"] for each in found["passes"]] == [1, 2]

@@ -435,6 +435,25 @@ def test_a_yaml_with_the_recorded_values_edits_nothing(tmp_path):
     config = load(twin(tmp_path))
     header = recorded(tmp_path / "again").header
     assert edits_of(config, header, 1) is None and edits_of(config, header, 2) == Edits(ranks=2)
-    config.twin.recorded.computation_scale = 0.5
+    config.train.computation_scale = 0.5
     assert edits_of(config, header, 1) == Edits(computation=0.5)
     assert isinstance(config, Config)
+
+
+def test_only_a_share_of_the_computation_grows_with_the_batch(tmp_path):
+    """A batch of four times as many samples takes 1/4 + 3/4 * 4 = 3.25 times as long: a sample takes 3.25 / 4 of its time."""
+    header = recorded(tmp_path / "again").header
+    config = load(twin(tmp_path))
+    config.reader.batch_size *= 4
+    assert edits_of(config, header, 1) == Edits(batch=4)
+    config.train.computation_per_sample = 0.75
+    assert edits_of(config, header, 1) == Edits(batch=4, computation=3.25 / 4)
+
+
+def test_earlier_twins_name_the_scale_of_computation_otherwise(tmp_path):
+    config = load(twin(tmp_path), ["++workload.twin.recorded.computation_scale=0.25"])
+    assert config.train.computation_scale == 0.25
+    config = load(write_twin(tmp_path, recording([row(0, Op.OPEN), row(0, Op.END)], [RecordedFile("a", size_bytes=1)])))
+    config.train.computation_scale = 0.5
+    with pytest.raises(UsageError, match=r"train.computation_scale: .*twin.recorded.think_scale"):
+        run_workload(config, EmulationOptions())
