@@ -46,6 +46,7 @@ class LoaderJob:
     stats: int = 0  # calls for metadata before a loader reads a sample, of 0.1 ms and as much between them
     decode_ms: float = 0.5  # between two samples of a loader
     last_rank: dict[str, Any] = field(default_factory=dict)  # values that hold for the last rank alone, such as loaders
+    pins: bool = False  # another thread of the rank reads what loaders deliver, as PyTorch's that pins memory does
     mask_bytes: int = 0  # each sample also has a mask of so many bytes, in another file that is read after the image
 
     def trace(self, folder: Path) -> Trace:
@@ -141,7 +142,8 @@ class LoaderJob:
             now += 0.2
         for index, batch in enumerate(batches):
             wanted = now
-            made.call(wanted, self.rank, "read", crew.results, None, 3000, max(0.05, delivered[index] + 0.05 - wanted))
+            took, reader = max(0.05, delivered[index] + 0.05 - wanted), self.rank + 9000 * self.pins
+            made.call(wanted, self.rank, "read", crew.results, None, 3000, took, tid=reader)
             now = max(wanted + 0.05, delivered[index] + 0.05) + 0.05
             if index + ahead < len(batches):
                 serve(index + ahead, now)

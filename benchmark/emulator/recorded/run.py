@@ -15,7 +15,7 @@ from iotwin.benchmark.emulator.clock import VirtualClock
 from iotwin.benchmark.emulator.journal import RankTotals, Usage
 from iotwin.benchmark.emulator.ranks import Rank
 from iotwin.benchmark.emulator.recorded.edits.edit import edit
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits, copies_folder, edits_of, replays
+from iotwin.benchmark.emulator.recorded.edits.edits import Edits, copies_folder, edits_of, replays, waits_for_batches
 from iotwin.benchmark.emulator.recorded.edits.resumption import resumed_record
 from iotwin.benchmark.emulator.recorded.files import JobFiles
 from iotwin.benchmark.emulator.recorded.process import ReplayedProcess, ReplayWatch
@@ -87,6 +87,8 @@ def replay(
     recording = read_recording(Path(settings.file))
     batches, recorded = recording.header.batches, len(recording.header.files)
     edits = edits_of(config, recording.header, job_ranks or rank.count)
+    if edits is None and settings.cut_s is None and settings.loop == 1 and not waits_for_batches(recording):
+        edits = Edits()
     recording = with_points(cut(recording, settings.cut_s)) if edits is None else edit(recording, edits, rank.index)
     recording = numbered(recording)
     output = Path(config.checkpoint.checkpoint_folder)

@@ -21,7 +21,8 @@ def pass_numbers(own: pd.DataFrame, evaluations: pd.DataFrame) -> _Ints:
 
     `evaluations`: the logged ones (start_ns, end_ns).
 
-    A pass begins when all batches requested before have been delivered, and one of two things happens:
+    A pass begins when all batches requested before have been delivered (and read by the rank's main thread, where its reads are
+    known), and one of two things happens:
 
     * a loader gets a request that had none in the present pass, or
     * a loader has received another message in between.
@@ -45,7 +46,9 @@ def pass_numbers(own: pd.DataFrame, evaluations: pd.DataFrame) -> _Ints:
         return np.cumsum(begins)
     requested, delivered, loader = (own[name].to_numpy(np.int64) for name in ("requested_ns", "delivered_ns", "loader"))
     depth = depth_of(requested, delivered)
-    before = np.append(0, np.maximum.accumulate(delivered)[:-1])
+    # If storage stalls, all batches under way are requested before the next delivery, but the rank has not read those before.
+    done = np.maximum(delivered, own["read_ns"].fillna(0).to_numpy(np.int64))
+    before = np.append(0, np.maximum.accumulate(done)[:-1])
     following = np.minimum.accumulate(delivered[::-1])[::-1]  # the first delivery of this batch or a later one
     at_once = np.searchsorted(np.maximum.accumulate(requested), following) - np.arange(len(own))
     if depth > (most := MOST_PREFETCHED * len(np.unique(loader))):
@@ -66,7 +69,7 @@ def _are_messaged(own: pd.DataFrame, numbers: _Ints) -> bool:
 
 
 def _numbers_of_loaders(own: pd.DataFrame, depth: int, before: _Ints, bursts: NDArray[np.bool_]) -> _Ints:
-    """Return the index of the pass of each batch. `before`: when all batches requested before had been delivered.
+    """Return the index of the pass of each batch. `before`: when all batches requested before had been delivered, and read.
 
     `bursts`: the batches with which a pass may begin although its loader has received no other message.
     """
@@ -89,7 +92,7 @@ def _numbers_of_loaders(own: pd.DataFrame, depth: int, before: _Ints, bursts: ND
 def _numbers_of_rows(idle: NDArray[np.bool_], at_once: _Ints, most: int) -> _Ints:
     """Return the index of the pass of each batch, if a pass begins with a row of more than `most` requests while loaders idle.
 
-    `idle`: all batches requested before had been delivered; `at_once`: how many were requested before the next delivery.
+    `idle`: all batches requested before had been delivered, and read. `at_once`: requests until the next delivery.
     """
     first, numbers = 0, np.zeros(len(idle), np.int64)
     for row in np.flatnonzero(idle).tolist():

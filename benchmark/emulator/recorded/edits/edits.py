@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from iotwin.common.errors import UsageError
 from iotwin.workload_yaml import Config, TwinRecorded, TwinResume
 from iotwin.workload_yaml.recorded_structure import RecordedStructure, structure_of
-from iotwin.workload_yaml.recording import Header
+from iotwin.workload_yaml.recording import Header, Op, TwinRecording
 from iotwin.workload_yaml.train_section import batch_factor
 
 _MOST_FACTOR = 10_000
@@ -23,6 +24,7 @@ _HONOURED = (
     "model.name", "framework", "workflow", "output", "metric", "profiling",
 )  # fmt: skip
 
+_WAITS, _NEARLY_ALL = (Op.PIPE_READ, Op.WAIT), 0.9  # of a rank's main thread; share of its batches
 _RECORDED_EDITS = ("decode_scale", "request_bytes", "keep_open", "read_order", "balanced_ranks")  # keys of twin.recorded
 
 
@@ -107,6 +109,23 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
         raise UsageError("twin.recorded: cut_s and loop repeat what was recorded; leave them out of an edited twin")
     _check(recorded, edits)
     return edits
+
+
+def waits_for_batches(recording: TwinRecording) -> bool:
+    """Return True if the main thread of each rank has a wait for nearly each batch that loaders deliver to the rank.
+
+    Otherwise another thread takes the batches from the loaders, such as PyTorch's that pins memory. The replay of that recording
+    would train on batches that are not there yet, so it must be rebuilt by `edit`.
+    """
+    header, columns = recording.header, recording.columns
+    passes = [] if header.batches is None else [each for each in header.batches.passes if each.depth]
+    waits = columns["thread"][np.isin(columns["op"], _WAITS)]
+    for process in {each.process for each in passes}:
+        main = int(np.searchsorted(header.threads, process))
+        batches = sum(each.batches for each in passes if each.process == process)
+        if np.count_nonzero(waits == main) < _NEARLY_ALL * batches:
+            return False
+    return True
 
 
 def copies_folder(config: Config, edits: Edits) -> Path:

@@ -1,5 +1,8 @@
 """How long the ranks of a replay wait for data, and when a replay begins the job's start-up."""
 
+import os
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +18,9 @@ from tests.benchmark.recordings import recording, row, write_twin
 JOB = LoaderJob(files=16, epochs=1, compute_ms=40, root="/d/data")
 
 
-def fitted(folder: Path) -> Config:
-    """The twin of JOB, whose data lie in `folder`."""
-    made = fit(JOB.trace(folder / "t"))
+def fitted(folder: Path, job: LoaderJob = JOB) -> Config:
+    """The twin of the job, whose data lie in `folder`."""
+    made = fit(job.trace(folder / "t"))
     made.config.dataset.data_folder = str(folder / "data")
     for name, size in made.files:
         (folder / "data" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -38,6 +41,15 @@ def test_a_rank_waits_for_loaders_that_are_slower_than_it_is(tmp_path):
     config = fitted(tmp_path)
     config.twin.recorded.think_scale, config.train.computation_scale = 200, 0.001
     assert data_wait_s(config) > 0.01
+
+
+@pytest.mark.parametrize("pins", [False, True])
+def test_an_unedited_rank_waits_even_if_another_thread_takes_its_batches(tmp_path, monkeypatch, pins):
+    """Each sample is read 60 ms later than in the job: the two loaders need 120 ms for a batch, and the rank computes for 40."""
+    config, read = fitted(tmp_path, replace(JOB, pins=pins)), os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *given: time.sleep(0.06) or read(*given))
+    summary = run_workload(config, EmulationOptions())
+    assert summary is not None and summary["iotwin"]["training"]["au"] < 0.6
 
 
 def test_a_rank_that_reads_by_itself_waits_for_its_reads_alone(tmp_path):

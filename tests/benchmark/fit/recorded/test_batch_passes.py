@@ -1,6 +1,9 @@
 """Which batches of a rank form a pass."""
 
+import math
+
 import pandas as pd
+import pytest
 
 from iotwin.benchmark.fit.logged_phases import logged_end
 from iotwin.benchmark.fit.recorded.batch_passes import pass_numbers
@@ -8,10 +11,12 @@ from iotwin.benchmark.fit.recorded.batch_passes import pass_numbers
 NO_LOG = pd.DataFrame({"start_ns": [], "end_ns": []})
 
 
-def asked(loaders: list[int], requested: list[int], delivered: list[int], begun: list[int]) -> pd.DataFrame:
+def asked(
+    loaders: list[int], requested: list[int], delivered: list[int], begun: list[int], read: list[float] | None = None
+) -> pd.DataFrame:
     turns = pd.Series(loaders).groupby(loaders).cumcount()
     times = {"requested_ns": requested, "delivered_ns": delivered, "begun_ns": [begun[loader] for loader in loaders]}
-    return pd.DataFrame({"loader": loaders, "turn": turns, **times})
+    return pd.DataFrame({"loader": loaders, "turn": turns, **times, "read_ns": read or [math.nan] * len(loaders)})
 
 
 def test_a_loader_that_is_asked_late_begins_no_pass():
@@ -45,3 +50,14 @@ def test_a_row_of_requests_to_idle_loaders_begins_a_pass_though_the_first_is_ans
     delivered = [at + 10 + 5 * row for row, at in enumerate(epoch)]
     found = asked([0] * len(requested), requested, [*delivered, *(1000 + at for at in delivered)], begun=[0])
     assert pass_numbers(found, NO_LOG).tolist() == [0] * len(epoch) + [1] * len(epoch)
+
+
+@pytest.mark.parametrize(("reads_are_known", "passes"), [(True, 1), (False, 2)])
+def test_requests_made_while_storage_stalls_begin_no_pass(reads_are_known, passes):
+    """Two loaders and four batches under way; a batch takes a step of 50. The loaders deliver nothing from 250 to 460."""
+    steps = [50 * (step + 1) for step in range(12)]  # when the rank takes each batch and requests another
+    requested = [0, 1, 2, 3, *steps[:8]]
+    delivered = [10, 11, 12, 13, 60, 110, 160, 210, 460, 461, 462, 463]
+    stalled = [*steps[:8], 470, 520, 570, 620]
+    found = asked([0, 1] * 6, requested, delivered, begun=[0, 0], read=stalled if reads_are_known else None)
+    assert len(set(pass_numbers(found, NO_LOG).tolist())) == passes
