@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from iotwin.command import Command, Outcome, at_least
 from iotwin.common.errors import UsageError
-from iotwin.common.files import write_json
 
 if TYPE_CHECKING:
     from iotwin.workload_yaml import ComposedWorkload
@@ -120,6 +119,7 @@ class EmulateCommand(Command):
         return run_workload(config, _options(args, args.ranks, notes))
 
     def _what_if(self, args: Namespace) -> dict[str, Any]:
+        from iotwin.common.files import write_json
         from iotwin.loops.answers.recipe import Recipe
         from iotwin.loops.answers.what_if import ACCELERATORS, ask, assumptions_of, overrides_of, parse_question
         from iotwin.loops.emulation import check_edits, run_workload

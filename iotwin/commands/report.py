@@ -1,6 +1,7 @@
 """``iotwin report``: write one HTML page about one or more traces, to explore in a browser."""
 
 from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,23 @@ class ReportCommand(Command):
         parser.add_argument(
             "--response", type=Path, metavar="FILE", help="response.json of iotwin twin respond, shown as a table"
         )
+        parser.add_argument(
+            "--advise", type=Path, metavar="FILE", help="output of iotwin advise TRACE --json, whose best change the page names"
+        )
         add_dask_option(parser)
 
     def run(self, args: Namespace) -> Outcome:
-        from iotwin.loops.answers.verdict import quick_verdict
+        from iotwin.loops.answers.advised_change import advised_change
+        from iotwin.loops.answers.verdict import quick_verdict, verdict_of
         from iotwin.loops.inferred_phases import open_with_phases
         from iotwin.trace_store.reader import Trace
         from iotwin.trace_visuals.report import write_report
         from iotwin.trace_visuals.report.diagnosis import describe, headline
 
+        verdicts = [quick_verdict(Trace(path)) for path in args.traces]
+        if args.advise is not None:
+            index, change = advised_change(args.advise, args.traces)
+            verdicts[index] = (verdicts[index] or asdict(verdict_of(Trace(args.traces[index])))) | {"change": change}
         analyses = write_report(
             args.traces,
             args.output,
@@ -44,7 +53,7 @@ class ReportCommand(Command):
             open_with_phases,
             repeats=args.repeats,
             response=args.response,
-            verdicts=[quick_verdict(Trace(path)) for path in args.traces],
+            verdicts=verdicts,
         )
         return Outcome({
             "output": str(args.output), "size_bytes": args.output.stat().st_size,

@@ -19,13 +19,14 @@ _CHANGES = {
 def answers_to(analysis: Analysis, verdict: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     """Return (question, answer) pairs, the most urgent first. A question without an answer is left out.
 
-    `verdict` names what limits the job: its `sentence` and `limited_by` are read. Without a verdict, the share of time in which
+    `verdict` names what limits the job: its `sentence` and `limited_by` are read, and `change`, the
+    change that was tested on the twin, if there is one. Without a verdict, the share of time in which
     the job waits answers the first question, and no change is proposed.
     """
     found = [("What limits it?", verdict["sentence"] if verdict else pace(analysis))]
     if analysis.trace.manifest.exit_status:
         found.insert(0, ("Did it work?", f"The command failed with exit status {analysis.trace.manifest.exit_status}."))
     if verdict:
-        found.append(("What to change?", _CHANGES.get(verdict["limited_by"], "")))
+        found.append(("What to change?", verdict.get("change") or _CHANGES.get(verdict["limited_by"], "")))
     found.append(("What does it need?", required_rates(analysis)))
     return [(question, answer) for question, answer in found if answer]

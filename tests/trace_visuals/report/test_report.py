@@ -19,6 +19,7 @@ from iotwin.trace_visuals import report as report_module
 from iotwin.trace_visuals.report import write_report
 from iotwin.trace_visuals.report.diagnosis import describe, headline
 from iotwin.trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
+from tests.conftest import run_iotwin
 from tests.synthetic import MILLISECOND, Job, write_job
 from tests.trace_visuals.common import stall
 from tests.trace_visuals.hostile import COMMAND, MARK, NAMES, write_hostile
@@ -306,3 +307,28 @@ def test_shares_and_amounts_survive_packing(shares, factor):
     np.testing.assert_allclose(_unpack(pack_amount(amounts)), amounts, atol=factor * 2e-9)
     assert ((_unpack(pack_share(values)) > 0) >= (values > 1e-12)).all()
     assert _unpack(pack(amounts)).tolist() == amounts.tolist()
+
+
+def test_the_page_names_the_change_that_advise_tested(traces, tmp_path):
+    def finding(to, ratio, significant):
+        predicted = None if ratio is None else {"step_time_ratio": ratio, "low": ratio, "high": ratio, "runs": 3}
+        change = {"setting": "num_workers", "from": 1, "to": to, "where": "DataLoader"}
+        return {"kind": "few_loaders", "change": change, "predicted": predicted, "significant": significant}
+
+    def answer(findings, trace=traces[1]):
+        (tmp_path / "advice.json").write_text(json.dumps({"trace": str(trace), "findings": findings}))
+        done = run_iotwin("report", *traces, "--advise", tmp_path / "advice.json", "-o", tmp_path / "r.html", "--quiet")
+        assert done.returncode == 0, done.stderr
+        return [dict(each["answers"]).get("What to change?") for each in _document(tmp_path / "r.html")["traces"]]
+
+    usual = answer([finding(4, None, False)])
+    best = answer([finding(2, 0.99, False), finding(4, 0.5, True), finding(8, 0.4, True)])
+    assert best[0] == usual[0]
+    assert (
+        best[1]
+        == "Change num_workers from 1 to 4 (DataLoader): steps take 0.50 [0.50, 0.50] of the time, in the twin so changed."
+    )
+    assert answer([finding(2, 0.99, False)])[1].startswith("Nothing that advise tested")
+    (tmp_path / "advice.json").write_text(json.dumps({"trace": "/elsewhere", "findings": []}))
+    done = run_iotwin("report", traces[0], "--advise", tmp_path / "advice.json", "-o", tmp_path / "r.html")
+    assert done.returncode == 2 and "is about /elsewhere, which is not among the traces" in done.stderr
