@@ -43,7 +43,9 @@ class SizeCommand(Command):
         )
         parser.add_argument("--runs", type=at_least(1), default=3, metavar="N", help="runs of points near the target (default 3)")
         parser.add_argument(
-            "--clock", choices=("real", "virtual"), default="real", help="whether the twin sleeps while its job computes"
+            "--clock",
+            choices=("real", "virtual"),
+            help="whether the twin sleeps while its job computes (default: virtual if the twin has a recording, else real)",
         )
         parser.add_argument("--force", action="store_true", help="replace an earlier size in DIR")
 

@@ -30,14 +30,17 @@ _LATENCY_S = (1e-4, 1e-2)  # the first latencies tried
 
 @dataclass(frozen=True)
 class SizeQuestion:
-    """What `size` searches: the target, the ranks to scale to (None: the twin's), states of the cache, axes, runs and clock."""
+    """What `size` searches: the target, the ranks to scale to (None: the twin's), states of the cache, axes, runs and clock.
+
+    `clock`: real or virtual; None: virtual if the twin has a recording, else real.
+    """
 
     target: SizeTarget
     ranks: int | None
     caches: Sequence[str]
     axes: Sequence[str]
     runs: int
-    clock: str
+    clock: str | None
 
 
 def size(twin: Path, question: SizeQuestion, output: Path, force: bool) -> dict[str, Any]:
@@ -51,6 +54,7 @@ def size(twin: Path, question: SizeQuestion, output: Path, force: bool) -> dict[
         ranks = question.ranks or twin_ranks
         run_ranks = max(twin_ranks, min(ranks, os.cpu_count() or 1))
         limited = LimitedTwin(workload, data, scratch, run_ranks if run_ranks != twin_ranks else None, question.clock)
+        question = replace(question, clock=limited.clock)
         axes, cannot = _possible(question.axes, limited)
         folder = MadeFolder.claim(output, KIND, force)
         document = _sized(limited, question, axes, ranks / run_ranks)
@@ -212,7 +216,7 @@ def _assumptions(question: SizeQuestion, ranks: int, run_ranks: int, needs: list
         )
     if question.clock == "virtual":
         found.append(
-            "computing was not waited for, so limits of bandwidth and requests let no burst follow a pause, unlike in real time; "
-            "what storage does in idle time, such as write-back, is not included"
+            "computing was not waited for, so limits of bandwidth and requests let no burst follow a pause; a volume with "
+            "bursts may need less: see --clock real; what storage does in idle time, such as write-back, is not included"
         )
     return found

@@ -56,10 +56,14 @@ class SizedRun:
 
 
 class LimitedTwin:
-    """A twin that runs under limits. `folder`: where its runs write; `data`: the files of its data set."""
+    """A twin that runs under limits. `folder`: where its runs write; `data`: the files of its data set.
 
-    def __init__(self, twin: Path, data: list[Path], folder: Path, ranks: int | None, clock: str) -> None:
-        self._twin, self._data, self._folder, self._ranks, self._clock = twin, data, folder, ranks, clock
+    `clock`: real or virtual; None: virtual if the twin has a recording, else real.
+    """
+
+    def __init__(self, twin: Path, data: list[Path], folder: Path, ranks: int | None, clock: str | None) -> None:
+        self._twin, self._data, self._folder, self._ranks = twin, data, folder, ranks
+        self.clock = clock or ("virtual" if self.is_recorded else "real")
         self._own_memory_bytes = 0
         self.runs = 0
         self.caveats: list[str] = []
@@ -97,7 +101,7 @@ class LimitedTwin:
         kept = nullcontext() if limits.cache else kept_cached(self._data)
         with kept, LimitedCgroups(caps, devices) as cgroups:
             run_traced(
-                self._command(limits, folder, clock or self._clock),
+                self._command(limits, folder, clock or self.clock),
                 folder / "twin.trace",
                 "twin",
                 limits=cgroups,

@@ -8,9 +8,11 @@ import pytest
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.loops import size as module
 from iotwin.loops.size import SizeQuestion, size
-from iotwin.loops.size.limited_runs import SizedRun, StorageLimits, _unmet_waits
+from iotwin.loops.size.limited_runs import LimitedTwin, SizedRun, StorageLimits, _unmet_waits
 from iotwin.loops.size.search import MeasuredRun, SizeTarget, parse_target, tightest
 from iotwin.tracing_tools.targets.storage_limits import READS
+from iotwin.workload_yaml.recording import Op, RecordedFile
+from tests.benchmark.recordings import recording, row, write_twin
 from tests.conftest import run_iotwin
 from tests.synthetic import Job, write_job
 
@@ -74,7 +76,7 @@ class MadeStorage:
 
     def __init__(self, trace: Path, fastest: float = 1.0) -> None:
         self._trace, self._fastest, self.runs, self.ran = trace, fastest, 0, []
-        self.is_recorded, self.caveats, self.clocks = True, [], []
+        self.is_recorded, self.caveats, self.clocks, self.clock = True, [], [], "virtual"
 
     def data_bytes(self) -> int:
         return 256 << 20
@@ -98,7 +100,12 @@ class MadeStorage:
 @pytest.fixture
 def storage(monkeypatch, tmp_path) -> MadeStorage:
     made = MadeStorage(write_job(tmp_path / "made.trace", Job()))
-    monkeypatch.setattr(module, "LimitedTwin", lambda *_: made)
+
+    def limited(twin, data, scratch, ranks, clock):
+        made.clock = clock or made.clock
+        return made
+
+    monkeypatch.setattr(module, "LimitedTwin", limited)
     monkeypatch.setattr(module, "reason_against", lambda what: None)
 
     def opened(twin, scratch):
@@ -189,6 +196,14 @@ def test_a_twin_whose_reads_outlast_its_training_is_refused_and_warned_about_bef
         _unmet_waits(34.0, 5.7, Path("t"))
 
 
-def test_on_a_virtual_clock_the_demand_is_measured_in_real_time(storage, tmp_path):
-    document = size(tmp_path, question(clock="virtual", axes=["latency"]), tmp_path / "out", force=False)
+@pytest.mark.parametrize("clock", ["virtual", None])
+def test_on_a_virtual_clock_the_demand_is_measured_in_real_time(storage, tmp_path, clock):
+    document = size(tmp_path, question(clock=clock, axes=["latency"]), tmp_path / "out", force=False)
     assert storage.clocks.count("real") == 1 and document["clock"] == "virtual"
+
+
+def test_time_is_virtual_by_default_if_the_twin_has_a_recording(tmp_path):
+    recorded = write_twin(tmp_path, recording([row(0, Op.OPEN), row(0, Op.END)], [RecordedFile("a", size_bytes=1)]))
+    (parameters := tmp_path / "parameters.yaml").write_text("train:\n  epochs: 1\n")
+    clocks = [LimitedTwin(twin, [], tmp_path, None, clock).clock for twin in (recorded, parameters) for clock in (None, "real")]
+    assert clocks == ["virtual", "real", "real", "real"]
