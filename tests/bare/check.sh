@@ -24,7 +24,7 @@ sys.exit(f"bare: doctor says no where it should say yes: {wrong}" if wrong else 
 }
 whole_loop() { # backend; in an empty directory of the caller: generate, trace, fit, emulate, compare
     local overall
-    cp "$checkout/tests/docs/train.py" .
+    cp "$checkout/docs/train.py" .
     iotwin generate unet3d -o data --samples 24 --scale 0.1 --quiet
     iotwin trace -o real.trace --quiet --backend "$1" -- python train.py --data data --epochs 2 >real.log
     iotwin fit real.trace -o twin.yaml --quiet

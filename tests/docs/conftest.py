@@ -42,7 +42,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from iotwin.datagen.layouts import Unet3dLayout
 
     base = tmp_path_factory.mktemp("examples")
-    shutil.copy(ROOT / "tests" / "docs" / "train.py", base)
+    shutil.copy(ROOT / "docs" / "train.py", base)
     pipedream = ROOT / "tests" / "workloads" / "pipedream" / "data"
     shutil.copy(pipedream / "vgg16.graph.txt", base)
     shutil.copy(pipedream / "drivers" / "vgg16_4pipedream.yml", base)

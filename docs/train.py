@@ -1,6 +1,7 @@
-"""The training job of the documentation's examples: loader processes, steps, checkpoints; a pause stands for the network.
+"""The training job of the tutorials: loader processes read and decode samples, the main process computes and writes checkpoints.
 
-It hands work to its loaders and logs its phases as the real jobs do, needs only numpy, and ends within seconds.
+Pauses stand for decoding and computing. The job sends requests to its loaders and logs its phases as real jobs do. It needs only
+numpy, and ends within seconds.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-LOADERS, STEP_S = 2, 0.01
+STEP_S = 0.01
 
 
 def log(key: str, event_type: str, **metadata: object) -> None:
@@ -21,24 +22,28 @@ def log(key: str, event_type: str, **metadata: object) -> None:
     print(f":::MLLOG {json.dumps(line)}", flush=True)
 
 
-def load(requests, results) -> None:
+def load(requests, results, decode_s: float) -> None:
     for batch in iter(requests.get, None):
-        results.put(float(np.mean([np.load(path).mean() for path in batch])))
+        values = []
+        for path in batch:
+            values.append(np.load(path).mean())
+            time.sleep(decode_s)
+        results.put(float(np.mean(values)))
 
 
-def train_epoch(batches: list[list[Path]]) -> None:
+def train_epoch(batches: list[list[Path]], num_workers: int, decode_s: float) -> None:
     results = multiprocessing.SimpleQueue()
-    requests = [multiprocessing.SimpleQueue() for _ in range(LOADERS)]
-    loaders = [multiprocessing.Process(target=load, args=(queue, results)) for queue in requests]
+    requests = [multiprocessing.SimpleQueue() for _ in range(num_workers)]
+    loaders = [multiprocessing.Process(target=load, args=(queue, results, decode_s)) for queue in requests]
     for loader in loaders:
         loader.start()
-    for number, batch in enumerate(batches[: 2 * LOADERS]):
-        requests[number % LOADERS].put(batch)
-    for number in range(len(batches)):
+    for index, batch in enumerate(batches[: 2 * num_workers]):
+        requests[index % num_workers].put(batch)
+    for index in range(len(batches)):
         wait([results._reader])
         results.get()
-        if number + 2 * LOADERS < len(batches):
-            requests[number % LOADERS].put(batches[number + 2 * LOADERS])
+        if index + 2 * num_workers < len(batches):
+            requests[index % num_workers].put(batches[index + 2 * num_workers])
         time.sleep(STEP_S)
     for queue, loader in zip(requests, loaders, strict=True):
         queue.put(None)
@@ -59,6 +64,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--output", type=Path, default=Path("checkpoints"))
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--num-workers", type=int, default=2, help="loader processes")
+    parser.add_argument("--decode-ms", type=float, default=0, help="milliseconds that a loader decodes a sample")
     args = parser.parse_args()
     args.output.mkdir(exist_ok=True)
     log("init", "INTERVAL_START")
@@ -67,8 +74,9 @@ def main() -> None:
     log("init", "INTERVAL_END")
     for epoch in range(1, args.epochs + 1):
         order = random.permutation(len(files)).tolist()
+        batches = [[files[i] for i in order[begin : begin + 2]] for begin in range(0, len(order), 2)]
         log("epoch", "INTERVAL_START", epoch_num=epoch)
-        train_epoch([[files[i] for i in order[begin : begin + 2]] for begin in range(0, len(order), 2)])
+        train_epoch(batches, args.num_workers, args.decode_ms / 1000)
         log("epoch", "INTERVAL_END", epoch_num=epoch)
         log("checkpoint", "INTERVAL_START", epoch_num=epoch)
         save(args.output / "model.pt")
