@@ -18,11 +18,13 @@ STEP_S = 0.01
 
 
 def log(key: str, event_type: str, **metadata: object) -> None:
+    """Print the begin or end of a phase as an MLLOG line, which iotwin finds in the output."""
     line = {"key": key, "event_type": event_type, "time_ns": time.time_ns(), "metadata": metadata}
     print(f":::MLLOG {json.dumps(line)}", flush=True)
 
 
 def load(requests, results, decode_s: float) -> None:
+    """Run a loader: for each requested batch (a list of paths), read and decode its samples and deliver a result."""
     for batch in iter(requests.get, None):
         values = []
         for path in batch:
@@ -32,6 +34,7 @@ def load(requests, results, decode_s: float) -> None:
 
 
 def train_epoch(batches: list[list[Path]], num_workers: int, decode_s: float) -> None:
+    """Train one epoch, with two batches in flight for each of `num_workers` loaders."""
     results = multiprocessing.SimpleQueue()
     requests = [multiprocessing.SimpleQueue() for _ in range(num_workers)]
     loaders = [multiprocessing.Process(target=load, args=(queue, results, decode_s)) for queue in requests]
@@ -51,6 +54,7 @@ def train_epoch(batches: list[list[Path]], num_workers: int, decode_s: float) ->
 
 
 def save(path: Path) -> None:
+    """Write a checkpoint of 2 MiB durably."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
         file.write(np.zeros(1 << 18).tobytes())
@@ -60,6 +64,7 @@ def save(path: Path) -> None:
 
 
 def main() -> None:
+    """Train, and write a checkpoint after each epoch."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--output", type=Path, default=Path("checkpoints"))
