@@ -114,8 +114,8 @@ def _conflicts(config: Config) -> list[tuple[str, bool, str]]:
         ),
         (
             "twin.clock",
-            twin.clock == "virtual" and twin.recorded is None,
-            "only a twin with a recording runs on a virtual clock; leave it out",
+            twin.clock == "virtual" and twin.busy_wait,
+            "a virtual clock skips computing, which twin.busy_wait does for real; leave out one of them",
         ),
         (
             "profiling.profiler",

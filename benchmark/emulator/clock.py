@@ -21,9 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.common.errors import IotwinError
+from iotwin.common.files import open_whole
 
-_FREE, _RUNNING, _SLEEPING, _WAITING = range(4)
-_OFFSET, _USED, _JUMPS, _HEADS = range(4)
+JUMPS_NAME = "clock.parquet"
+CHANGED = 1 << 60  # key of waits for conditions of any kind: whoever makes one true wakes all
+_UNUSED, _ENDED, _RUNNING, _SLEEPING, _WAITING = range(5)  # an ended slot is reserved for a thread that does not run
+_OFFSET, _USED, _JUMPS, _AWAKE, _DEATHS, _HEADS = range(6)  # _AWAKE: number of running threads
 _STATE, _DUE, _KEY, _PROCESS, _SEMAPHORE, _SLOT_CELLS = 0, 1, 2, 3, 4, 8  # a semaphore has 32 bytes
 _SLOTS = 1 << 16
 _MOST_JUMPS = 1 << 21  # jumps whose times are recorded; memory of later ones is not reserved
@@ -61,43 +64,55 @@ class VirtualClock:
         head, slots = _HEADS * _CELL_BYTES, _SLOTS * _SLOT_CELLS * _CELL_BYTES
         self._memory = mmap.mmap(-1, head + 32 + slots + _MOST_JUMPS * 2 * _CELL_BYTES)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self._head = memoryview(self._memory).cast("q")
+        self._cells = memoryview(self._memory).cast("q")  # the head, the lock, the slots, the jumps
         cells = np.frombuffer(self._memory, np.int64)
-        first = _HEADS + 4
+        self._first = first = _HEADS + 4
         self._lock = self._address + head
         self._slots = cells[first : first + _SLOTS * _SLOT_CELLS].reshape(_SLOTS, _SLOT_CELLS)
-        self._first = first
         self._jumps = cells[first + _SLOTS * _SLOT_CELLS :].reshape(-1, 2)
         _libc.sem_init(self._lock, 1, 1)
         self.begin(self.reserve(runners), runners)
 
     def now_ns(self) -> int:
         """Return the virtual time in ns."""
-        return time.monotonic_ns() + self._head[_OFFSET]
+        return time.monotonic_ns() + self._cells[_OFFSET]
 
     def figures(self) -> ClockFigures:
         """Return how far the clock has moved until now."""
-        return ClockFigures(self._head[_OFFSET] / 1e9, self._head[_JUMPS])
+        return ClockFigures(self._cells[_OFFSET] / 1e9, self._cells[_JUMPS])
 
     def jumps(self) -> NDArray[np.int64]:
         """Return (real CLOCK_MONOTONIC in ns, offset in ns from then on) of each jump, shape (jumps, 2)."""
-        return self._jumps[: min(self._head[_JUMPS], _MOST_JUMPS)].copy()
+        return self._jumps[: min(self._cells[_JUMPS], _MOST_JUMPS)].copy()
 
-    def reserve(self, count: int) -> int:
-        """Reserve slots for `count` threads, and return the first one's index."""
+    def reserve(self, count: int = 1) -> int:
+        """Reserve slots for `count` threads, and return the first one's index. Free them by `release`."""
         with self.locked():
-            first = self._head[_USED]
+            used = self._cells[_USED]
+            free = np.flatnonzero(self._slots[:used, _STATE] == _UNUSED)
+            first = int(free[0]) if count == 1 and len(free) else used
             if first + count > _SLOTS:
                 raise IotwinError(f"twin.clock: a virtual clock has {_SLOTS} threads at most; run with twin.clock=real")
             for slot in range(first, first + count):
                 _libc.sem_init(self._semaphore(slot), 1, 0)
-            self._head[_USED] = first + count
+            self._slots[first : first + count, _STATE] = _ENDED
+            self._cells[_USED] = max(used, first + count)
             return first
+
+    def release(self, first: int, count: int = 1) -> None:
+        """Free slots that `reserve` has reserved. Their threads have ended, or been killed."""
+        with self.locked():
+            for slot in range(first, first + count):
+                self._mark(slot, _UNUSED)
+            while self._cells[_USED] and self._slots[self._cells[_USED] - 1, _STATE] == _UNUSED:
+                self._cells[_USED] -= 1
+            self._advance()
 
     def begin(self, slot: int, count: int = 1) -> None:
         """Count the threads of `count` slots from `slot` on as running. Call this before they are started."""
         with self.locked():
-            self._slots[slot : slot + count, _STATE] = _RUNNING
+            for each in range(slot, slot + count):
+                self._mark(each, _RUNNING)
             self._slots[slot : slot + count, _PROCESS] = 0
 
     def enter(self, slot: int) -> None:
@@ -107,23 +122,23 @@ class VirtualClock:
     def end(self, slot: int) -> None:
         """End the thread of the slot, and wake the threads that wait for its end."""
         with self.locked():
-            self._slots[slot, _STATE] = _FREE
+            self._mark(slot, _ENDED)
             self.wake(slot)
             self._advance()
 
     def has_ended(self, slot: int) -> bool:
         """Return True if the slot has no thread, or its thread has ended."""
-        return bool(self._slots[slot, _STATE] == _FREE)
+        return self._cells[self._base(slot) + _STATE] <= _ENDED
 
     def end_dead(self) -> int:
-        """End the threads of processes that have died, and return their number."""
-        slots = self._slots[: self._head[_USED]]
-        alive = (slots[:, _STATE] != _FREE) & (slots[:, _PROCESS] > 0)
+        """End the threads of processes that have died. Return the number of such threads in the whole run."""
+        slots = self._slots[: self._cells[_USED]]
+        alive = (slots[:, _STATE] > _ENDED) & (slots[:, _PROCESS] > 0)
         dead = [process for process in np.unique(slots[alive, _PROCESS]).tolist() if _is_dead(process)]
-        found = np.flatnonzero(alive & np.isin(slots[:, _PROCESS], dead)).tolist()
-        for slot in found:
+        for slot in np.flatnonzero(alive & np.isin(slots[:, _PROCESS], dead)).tolist():
+            self._cells[_DEATHS] += 1
             self.end(slot)
-        return len(found)
+        return self._cells[_DEATHS]
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -140,66 +155,88 @@ class VirtualClock:
 
     def sleep(self, slot: int, seconds: float, gives_up: Callable[[], bool] = lambda: False) -> None:
         """Let the thread of the slot sleep for `seconds` of virtual time, or until `gives_up` returns True."""
-        due_ns, cells = self.now_ns() + int(seconds * 1e9), self._slots[slot]
+        due_ns, base, cells = self.now_ns() + int(seconds * 1e9), self._base(slot), self._cells
         with self.locked():
-            cells[_DUE], cells[_STATE] = due_ns, _SLEEPING
-            self._advance()
-        while cells[_STATE] != _RUNNING:
+            cells[base + _DUE] = due_ns
+            self._mark(slot, _SLEEPING)
+            self._advance(slot)
+        while cells[base + _STATE] != _RUNNING:
             now_ns = self.now_ns()
             if now_ns >= due_ns or gives_up():
                 with self.locked():
-                    cells[_STATE] = _RUNNING
+                    self._mark(slot, _RUNNING)
                 return
-            _wait_until(self._semaphore(slot), time.monotonic_ns() + min(due_ns - now_ns, _TICK_NS))
+            self._wait_for_post(slot, min(due_ns - now_ns, _TICK_NS))
 
     def wait(self, slot: int, key: int, ready: Callable[[], bool], gives_up: Callable[[], bool] = lambda: False) -> bool:
         """Let the thread of the slot wait until `ready` returns True, which is called under the lock. Return False if given up.
 
         Whoever makes `ready` return True calls `wake(key)` under the same lock.
         """
-        cells = self._slots[slot]
+        base, cells = self._base(slot), self._cells
         while True:
             with self.locked():
                 is_ready = ready()
                 if is_ready or gives_up():
-                    cells[_STATE] = _RUNNING
+                    self._mark(slot, _RUNNING)
                     return is_ready
-                cells[_KEY], cells[_STATE] = key, _WAITING
+                cells[base + _KEY] = key
+                self._mark(slot, _WAITING)
                 self._advance()
-            while cells[_STATE] == _WAITING and not gives_up():
-                _wait_until(self._semaphore(slot), time.monotonic_ns() + _TICK_NS)
+            while cells[base + _STATE] == _WAITING and not gives_up():
+                self._wait_for_post(slot, _TICK_NS)
 
     def wake(self, key: int) -> None:
         """Mark all threads that wait for `key` as running. The lock must be held."""
-        slots = self._slots[: self._head[_USED]]
+        slots = self._slots[: self._cells[_USED]]
         for slot in np.flatnonzero((slots[:, _STATE] == _WAITING) & (slots[:, _KEY] == key)).tolist():
             self._run(slot)
 
+    def _wait_for_post(self, slot: int, longest_ns: int) -> None:
+        """Wait until another thread wakes the slot's, for at most `longest_ns`. A whole tick without that looks for the dead."""
+        if not _wait_until(self._semaphore(slot), time.monotonic_ns() + longest_ns) and longest_ns == _TICK_NS:
+            self.end_dead()
+
+    def _mark(self, slot: int, state: int) -> None:
+        """Set the state of the slot's thread. The lock must be held."""
+        at = self._base(slot) + _STATE
+        self._cells[_AWAKE] += (state == _RUNNING) - (self._cells[at] == _RUNNING)
+        self._cells[at] = state
+
     def _run(self, slot: int) -> None:
-        self._slots[slot, _STATE] = _RUNNING
+        self._mark(slot, _RUNNING)
         _libc.sem_post(self._semaphore(slot))
 
-    def _advance(self) -> None:
-        """Jump to the time at which the first sleeper is due, unless a thread runs. The lock must be held."""
-        slots = self._slots[: self._head[_USED]]
-        states = slots[:, _STATE]
-        if (states == _RUNNING).any():
+    def _advance(self, caller: int = -1) -> None:
+        """Jump to the time at which the first sleeper is due, unless a thread runs. The lock must be held.
+
+        `caller`: the slot of the calling thread if it sleeps; no post needs to wake it.
+        """
+        if self._cells[_AWAKE]:
             return
-        asleep = np.flatnonzero(states == _SLEEPING)
+        slots = self._slots[: self._cells[_USED]]
+        asleep = np.flatnonzero(slots[:, _STATE] == _SLEEPING)
         if not len(asleep):
             return
         due, real_ns = slots[asleep, _DUE], time.monotonic_ns()
-        left_ns = int(due.min()) - real_ns - self._head[_OFFSET]
+        left_ns = int(due.min()) - real_ns - self._cells[_OFFSET]
         if left_ns > 0:
-            self._head[_OFFSET] += left_ns
-            if self._head[_JUMPS] < _MOST_JUMPS:
-                self._jumps[self._head[_JUMPS]] = real_ns, self._head[_OFFSET]
-            self._head[_JUMPS] += 1
-        for slot in asleep[due <= real_ns + self._head[_OFFSET]].tolist():
-            self._run(slot)
+            self._cells[_OFFSET] += left_ns
+            if self._cells[_JUMPS] < _MOST_JUMPS:
+                self._jumps[self._cells[_JUMPS]] = real_ns, self._cells[_OFFSET]
+            self._cells[_JUMPS] += 1
+        for slot in asleep[due <= real_ns + self._cells[_OFFSET]].tolist():
+            if slot == caller:
+                self._mark(slot, _RUNNING)
+            else:
+                self._run(slot)
+
+    def _base(self, slot: int) -> int:
+        """Return the index of the slot's first cell."""
+        return self._first + slot * _SLOT_CELLS
 
     def _semaphore(self, slot: int) -> int:
-        return self._address + (self._first + slot * _SLOT_CELLS + _SEMAPHORE) * _CELL_BYTES
+        return self._address + (self._base(slot) + _SEMAPHORE) * _CELL_BYTES
 
 
 def clock_document(clock: VirtualClock | None, virtual_s: float) -> dict[str, Any]:
@@ -215,6 +252,16 @@ def clock_document(clock: VirtualClock | None, virtual_s: float) -> dict[str, An
         "jumps": figures.jumps,
         "note": None if clock is None else _NOTE,
     }
+
+
+def write_jumps(clock: VirtualClock, folder: Path) -> None:
+    """Write the jumps of the clock as a Parquet table: real_ns (CLOCK_MONOTONIC), and offset_ns from then on."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    real_ns, offset_ns = clock.jumps().T
+    with open_whole(folder / JUMPS_NAME) as file:
+        pq.write_table(pa.table({"real_ns": real_ns, "offset_ns": offset_ns}), file, compression="zstd")
 
 
 def _wait_until(semaphore: int, due_ns: int) -> bool:

@@ -15,6 +15,7 @@ from typing import NamedTuple, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.checkpoints.background import Written
 from iotwin.benchmark.emulator.checkpoints.frequency import Decided
 from iotwin.benchmark.emulator.data.dataset import DataSetFacts
@@ -158,7 +159,7 @@ class Usage(NamedTuple):
     def note_end(self, measured: RankTotals) -> None:
         """Set the end time of `measured` to now, and its resources to those used since `so_far` returned this object."""
         after = self.so_far()
-        measured.end_s = time.time()
+        measured.end_s = waits.wall_s()
         measured.storage_read_bytes = after.storage_read_bytes - self.storage_read_bytes
         measured.peak_memory_bytes = after.peak_memory_bytes
         measured.cpu_s = after.cpu_s - self.cpu_s
@@ -183,15 +184,15 @@ class Journal:
         """
         amounts: list[float] = []
         with nullcontext() if key is None else self.log.interval(key, **({} if epoch is None else {"epoch_num": epoch})):
-            start_s, start_ns = time.time(), time.monotonic_ns()
+            start_s, start_ns = waits.wall_s(), waits.now_ns()
             yield amounts
             if kind is None or epoch is None:
                 return
             self._spans[kind, epoch] += 1
-            end_s = start_s + (time.monotonic_ns() - start_ns) / 1e9  # time.time() may jump if the clock is set
+            end_s = start_s + (waits.now_ns() - start_ns) / 1e9  # time.time() may jump if the clock is set
             self.measured.spans.append(Span(kind, epoch, self._spans[kind, epoch], start_s, end_s, sum(amounts)))
             if kind not in ("epoch", "block"):
-                self.interrupted_ns = time.monotonic_ns()
+                self.interrupted_ns = waits.now_ns()
 
     def step(self, phase: str, epoch: int, step: int, times: StepParts, fetched: Fetched) -> None:
         """Record step `step` of `epoch`. It belongs to the block after the blocks recorded so far."""
@@ -203,6 +204,6 @@ class Journal:
 @contextmanager
 def open_journal(rank: Rank, log_stream: TextIO | None, instrument: bool = False) -> Iterator[Journal]:
     """Yield the journal of `rank`, and record the totals at the end of the block. MLLOG lines go to `log_stream`, if any."""
-    measured, before = Measured(rank.index, time.time(), node=rank.node, nodes=rank.nodes), Usage.so_far()
+    measured, before = Measured(rank.index, waits.wall_s(), node=rank.node, nodes=rank.nodes), Usage.so_far()
     yield Journal(measured, MlLog(log_stream, FOR_TRACERS, **({"rank": rank.index} if rank.count > 1 else {})), instrument)
     before.note_end(measured)

@@ -5,8 +5,6 @@
 """
 
 import mmap
-import os
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -16,6 +14,7 @@ from typing import Any, TextIO
 import msgspec
 import numpy as np
 
+from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.checkpoints.writer import open_checkpoints
 from iotwin.benchmark.emulator.data.dataset import SampleSets, open_dataset
 from iotwin.benchmark.emulator.data.order import training_batches
@@ -24,7 +23,6 @@ from iotwin.benchmark.emulator.loaders import open_loader
 from iotwin.benchmark.emulator.loaders.base import Fetched
 from iotwin.benchmark.emulator.ranks import Rank, run_local, under_mpi
 from iotwin.common.errors import IotwinError, UsageError
-from iotwin.common.numbers.sleeper import Sleeper
 from iotwin.common.processes.process_settings import sharpen_timers
 from iotwin.workload_yaml import Config
 from iotwin.workload_yaml.schema import CheckpointFile
@@ -97,29 +95,29 @@ class _Channels:
     """Connects neighbouring ranks by counters (by direction, sender and receiver), and records when each output was sent."""
 
     def __init__(self, plan: PipelinePlan, minibatches: int) -> None:
-        self._counters: dict[tuple[str, int, int], int] = {}
+        self._counters: dict[tuple[str, int, int], waits.EventCounter] = {}
         for before, after in zip(plan.stages, plan.stages[1:], strict=False):
             for a in before.ranks:
                 for b in after.ranks:
                     for key in (("F", a, b), ("B", b, a)):
-                        self._counters[key] = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
+                        self._counters[key] = waits.EventCounter(single=True)
         shape = (2, len(plan.stages), minibatches)  # direction, receiving stage, minibatch
         self._sent_ns = np.frombuffer(mmap.mmap(-1, int(np.prod(shape)) * 8), np.int64).reshape(shape)
 
     def send(self, kind: str, sender: int, receiver: int, stage: int, minibatch: int, due_ns: int) -> None:
         """Send the output of a pass, due at `due_ns` (CLOCK_MONOTONIC), to the rank `receiver` of `stage`."""
         self._sent_ns["FB".index(kind), stage, minibatch] = due_ns
-        os.eventfd_write(self._counters[kind, sender, receiver], 1)
+        self._counters[kind, sender, receiver].give()
 
     def receive(self, kind: str, sender: int, receiver: int, stage: int, minibatch: int) -> int:
         """Wait for the output of a pass, and return when it was due (CLOCK_MONOTONIC, ns)."""
-        os.eventfd_read(self._counters[kind, sender, receiver])
+        self._counters[kind, sender, receiver].take()
         return int(self._sent_ns["FB".index(kind), stage, minibatch])
 
     def close(self) -> None:
         """Close the counters, in the process that started the ranks."""
         for counter in self._counters.values():
-            os.close(counter)
+            counter.close()
 
 
 def _run_rank(
@@ -131,7 +129,7 @@ def _run_rank(
         with journal.interval("init"):
             run = _PipelineRank(config, plan, minibatches, channels, rank.index, journal, open_things)
         rank.meet()
-        journal.measured.start_s = time.time()
+        journal.measured.start_s = waits.wall_s()
         with journal.interval("run"):
             for epoch in range(1, config.train.epochs + 1):
                 with journal.interval("epoch", epoch):
@@ -154,7 +152,8 @@ class _PipelineRank:
         self._stage = next(stage for stage in plan.stages if rank in stage.ranks)
         self._replica = self._stage.ranks.index(rank)
         self._order = order(plan, self._stage.stage, self._replica, minibatches)
-        self._sleeper, self._factor = Sleeper(config.twin.busy_wait), step_factor(config.train, config.reader.batch_size)
+        self._sleeper = waits.new_sleeper(config.twin.busy_wait)
+        self._factor = step_factor(config.train, config.reader.batch_size)
         self._link_free_ns = 0
         self._fetching: Iterator[Fetched] = iter(())
         self._waited_ns = self._read_ns = 0
@@ -178,7 +177,7 @@ class _PipelineRank:
             batches = training_batches(self._config, self._samples, epoch, self._replica, self._stage.replicas)
             self._fetching = iter(self._loader.epoch(epoch, batches[:own]))
         step = 0
-        begin_ns = time.monotonic_ns()
+        begin_ns = waits.now_ns()
         with self._journal.interval(None, epoch, "epoch") as amounts:
             for done in self._order:
                 self._pass(done)
@@ -208,11 +207,11 @@ class _PipelineRank:
             self._channels.send(kind, self._rank, plan.rank_of(target, minibatch), target, minibatch, due_ns)
 
     def _read(self, minibatch: int) -> None:
-        asked_ns = time.monotonic_ns()
+        asked_ns = waits.now_ns()
         fetched = next(self._fetching, None)
         if fetched is None:
             raise IotwinError(f"the loader ended before minibatch {minibatch}; the data set has changed meanwhile")
-        self._read_ns += time.monotonic_ns() - asked_ns
+        self._read_ns += waits.now_ns() - asked_ns
         self._fetched[minibatch] = fetched
 
     def _wait(self, kind: str, minibatch: int) -> None:
@@ -221,15 +220,13 @@ class _PipelineRank:
         source = stage + (-1 if kind == "F" else 1)
         if source == len(plan.stages):
             return
-        asked_ns, own_due_ns = time.monotonic_ns(), self._sleeper.due_ns()
+        asked_ns, own_due_ns = waits.now_ns(), self._sleeper.due_ns()
         sent_ns = self._channels.receive(kind, plan.rank_of(source, minibatch), self._rank, stage, minibatch)
         arrived_ns = self._over_link(sent_ns) if kind == "F" else sent_ns
         due_ns = max(own_due_ns, arrived_ns)
-        left_ns = due_ns - time.monotonic_ns()
-        if left_ns > 0:
-            time.sleep(left_ns / 1e9)
+        waits.sleep((due_ns - waits.now_ns()) / 1e9)
         self._sleeper.set_due(due_ns)
-        self._waited_ns += time.monotonic_ns() - asked_ns
+        self._waited_ns += waits.now_ns() - asked_ns
 
     def _over_link(self, sent_ns: int) -> int:
         """Return when data sent at `sent_ns` has passed the link to the previous stage, which transfers one output at a time."""
@@ -237,7 +234,7 @@ class _PipelineRank:
         return self._link_free_ns
 
     def _log_step(self, epoch: int, step: int, minibatch: int, begin_ns: int) -> int:
-        now_ns = time.monotonic_ns()
+        now_ns = waits.now_ns()
         computed_ns = int(self._stage.busy_s * 1e9)
         spent_ns = now_ns - begin_ns
         rest_ns = spent_ns - computed_ns - self._read_ns - self._waited_ns

@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from iotwin.benchmark.emulator import waits
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.processes import children
 from iotwin.common.progress import set_quiet
@@ -63,8 +64,8 @@ class _Meeting:
 
     def __init__(self, count: int) -> None:
         self._count, self._parity = count, 0
-        self._arrivals = os.eventfd(0, os.EFD_CLOEXEC)
-        self._releases = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE) for _ in range(2)]
+        self._arrivals = waits.EventCounter(single=False)
+        self._releases = [waits.EventCounter(single=True) for _ in range(2)]
         # (flags, due_ns) by parity of the barrier and by rank, in memory that forked ranks share.
         self._given = np.frombuffer(mmap.mmap(-1, 2 * count * 2 * 8), np.int64).reshape(2, count, 2)
 
@@ -74,19 +75,17 @@ class _Meeting:
         self._parity = 1 - parity
         self._given[parity, number] = flags, due_ns
         if number == 0:
-            waited_for = count - 1
-            while waited_for:
-                waited_for -= os.eventfd_read(self._arrivals)
-            os.eventfd_write(self._releases[parity], count - 1)
+            self._arrivals.take(count - 1)
+            self._releases[parity].give(count - 1)
         else:
-            os.eventfd_write(self._arrivals, 1)
-            os.eventfd_read(self._releases[parity])
+            self._arrivals.give()
+            self._releases[parity].take()
         return int(np.bitwise_or.reduce(self._given[parity, :, 0])), int(self._given[parity, :, 1].max())
 
     def close(self) -> None:
         """Close the counters, in the process that started the ranks."""
-        for descriptor in (self._arrivals, *self._releases):
-            os.close(descriptor)
+        for counter in (self._arrivals, *self._releases):
+            counter.close()
 
 
 class _Arrivals:
@@ -98,6 +97,7 @@ class _Arrivals:
     def arrive(self, number: int) -> Callable[[], bool]:
         """Count an arrival of rank `number`. Return a function that returns True once all ranks have arrived as often."""
         self._counts[number] += 1
+        waits.changed()
         often = int(self._counts[number])
         return lambda: bool(self._counts.min() >= often)
 
@@ -144,10 +144,13 @@ def _serve(rank: Rank, parent_pid: int, job: Callable[[Rank], _T], outbox: Conne
         set_quiet(True)  # one rank reports the progress of all
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):  # SIGTERM, or the main process is dead
         children.ready()
+        waits.enter(rank.index)
         try:
             outbox.send((None, job(rank)))
         except IotwinError as error:
             outbox.send((UsageError if isinstance(error, UsageError) else IotwinError, str(error)))
+        finally:
+            waits.leave()
         signal.pthread_sigmask(signal.SIG_BLOCK, children.REQUESTS)  # the process ends by itself now
 
 

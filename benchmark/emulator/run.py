@@ -3,12 +3,12 @@
 `schedule` decides when evaluations and checkpoints are due, this module performs them, and `journal` records them.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from typing import TextIO
 
+from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.checkpoints.frequency import Frequency
 from iotwin.benchmark.emulator.checkpoints.writer import Checkpoints, CheckpointWriter, open_checkpoints
 from iotwin.benchmark.emulator.data.dataset import DataSetFacts, open_dataset, start_up
@@ -39,16 +39,16 @@ def emulate(config: Config, log_stream: TextIO | None, rank: Rank | None = None,
     """
     rank = rank or Rank()
     sharpen_timers()
-    sleeper = Sleeper(config.twin.busy_wait)
+    sleeper = waits.new_sleeper(config.twin.busy_wait)
     if config.twin.startup_time:
         sleeper.sleep(config.twin.startup_time - age_s())
     with open_journal(rank, log_stream, config.twin.instrument) as journal, ExitStack() as open_things:
         with journal.interval("init"):
-            begin = time.monotonic()
+            begin = waits.now_s()
             loop = _Loop(config, rank, sleeper, journal, open_things)
             init_s = DrawnTime(config.twin.init_time, config.train.seed, Purpose.INIT).seconds(rank.index, 0, 0)
-            sleeper.sleep(init_s - (time.monotonic() - begin))
-        journal.measured.start_s = time.time()
+            sleeper.sleep(init_s - (waits.now_s() - begin))
+        journal.measured.start_s = waits.wall_s()
         rank.meet(0)
         with journal.interval("run"):
             loop.run(limit_s)
@@ -86,10 +86,10 @@ class Accelerator:
         self._sleeper.sleep(seconds)
         waited_ns = 0
         if self._waits:
-            begin_ns = time.monotonic_ns()
+            begin_ns = waits.now_ns()
             flags, due_ns = self._rank.exchange(flags, self._sleeper.due_ns())
             self._sleeper.set_due(due_ns)
-            waited_ns = time.monotonic_ns() - begin_ns
+            waited_ns = waits.now_ns() - begin_ns
         if phase == "train":
             exchange_s = self._all_reduce.seconds(0, epoch, step - 1)
             self._sleeper.sleep(exchange_s)
@@ -206,7 +206,7 @@ class _Loop:
     def _train_epoch(self, epoch: int) -> int:
         """Train an epoch and return its number of steps. A block is the steps between evaluations or checkpoints."""
         schedule, batches = self._schedule, self._batches("train", epoch, self._journal.measured.data.train_samples)
-        count, begin = len(batches), time.monotonic()
+        count, begin = len(batches), waits.now_s()
         begun, replayed = schedule.begin_epoch(epoch, count)
         if begun > replayed:
             batches = batches[begun - replayed :]
@@ -232,7 +232,7 @@ class _Loop:
 
     def _show(self, epoch: int, phase: str, steps: int, batch: int, begin: float) -> None:
         """Print the rate of `steps` steps with `batch` samples each since `begin` (monotonic seconds)."""
-        elapsed_s = time.monotonic() - begin
+        elapsed_s = waits.now_s() - begin
         rate = steps * batch * self._rank.count / max(elapsed_s, 1e-9)
         epochs = f"{epoch} of {self._config.train.epochs}" if epoch else "none yet"
         note(f"epoch {epochs}, {phase}: {steps} steps in {elapsed_s:.2f} s, {rate:.2f} samples/s")
@@ -246,7 +246,7 @@ class _Loop:
 
     def _evaluate(self, epoch: int, most: int | None = None) -> None:
         """Evaluate for at most `most` steps; None: on all batches."""
-        begin = time.monotonic()
+        begin = waits.now_s()
         with self._journal.interval("eval", epoch, "eval") as amounts:
             self._sleeper.sleep(self._evaluation_lead.seconds(self._rank.index, epoch, 0))
             amounts.append(sum(1 for _ in islice(self._steps("evaluation", epoch, self._evaluated), most)))
@@ -261,20 +261,22 @@ class _Loop:
         fetching = iter(self._loaders[phase].epoch(epoch, batches))
         for _ in range(replayed):
             next(fetching)
-        begin_ns = time.monotonic_ns()
+        begin_ns = own_ns = waits.now_ns()  # since `own_ns`, the time between batches is the emulator's own
         while not schedule.flags & STOP:
-            asked_ns = time.monotonic_ns()
+            asked_ns = waits.now_ns()
             fetched = next(fetching, None)
             if fetched is None:
                 return
-            wait_ns = time.monotonic_ns() - asked_ns
+            # A batch may have been there when the rank asked for it. What the emulator spent itself shortens the next sleep.
+            ready_ns = max(asked_ns, fetched.ready_ns or waits.now_ns())
+            wait_ns = ready_ns - asked_ns
             step += 1
-            self._sleeper.add_delay(asked_ns - begin_ns)
+            self._sleeper.add_delay(waits.now_ns() - own_ns - wait_ns)
             compute_ns, barrier_ns, schedule.flags = self._accelerator.step(phase, epoch, step, schedule.wishes())
             stalled_s = 0.0
             if self._writer is not None and asynchronous:
                 stalled_s = self._writer.settle()
-            done_ns = time.monotonic_ns()
+            done_ns = waits.now_ns()
             step_ns = done_ns - begin_ns
             overhead_ns = step_ns - wait_ns - compute_ns - barrier_ns
             times = StepParts(begin_ns, wait_ns, compute_ns, barrier_ns, overhead_ns, step_ns)
@@ -282,13 +284,15 @@ class _Loop:
             if phase == "train" and schedule.frequency is not None and self._writer is not None:
                 schedule.frequency.stepped(step_ns / 1e9, stalled_s, *self._writer.progress())
             begin_ns = done_ns
+            own_ns = done_ns if stalled_s else max(self._sleeper.set_ns, ready_ns)
             yield step
-            begin_ns = max(begin_ns, journal.interrupted_ns)
+            if journal.interrupted_ns > begin_ns:
+                begin_ns = own_ns = journal.interrupted_ns
 
     def _save(self, epoch: int) -> None:
         if self._checkpoints is None:
             return
-        schedule, begin = self._schedule, time.monotonic()
+        schedule, begin = self._schedule, waits.now_s()
         twin = self._config.twin.checkpoint
         if twin.keep_epoch_ends and schedule.epoch_ended and self._writer is not None:
             self._writer.keep_epoch_end(epoch, schedule.step)
@@ -300,7 +304,7 @@ class _Loop:
         if self._config.checkpoint.rank_sync:
             self._rank.meet(0)
         if schedule.by_time is not None:
-            schedule.by_time.saved(time.monotonic() - begin)
+            schedule.by_time.saved(waits.now_s() - begin)
 
     def _write_alone(self) -> None:
         """Write the checkpoints of a run without training, and sleep for the computation between them."""
@@ -329,6 +333,6 @@ class _Loop:
 
     def _pause(self, index: int) -> None:
         """Sleep for the computation time before checkpoint `index`, in a run without training."""
-        begin_ns = time.monotonic_ns()
+        begin_ns = waits.now_ns()
         self._sleeper.sleep(self._between.seconds(self._rank.index, 1, index))
-        self._journal.measured.pauses.append((begin_ns, time.monotonic_ns() - begin_ns))
+        self._journal.measured.pauses.append((begin_ns, waits.now_ns() - begin_ns))

@@ -1,9 +1,9 @@
 """Decide when the evaluations and checkpoints of a run are due, in which order, and when the run stops."""
 
-import time
 from collections import Counter
 from typing import NamedTuple
 
+from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.checkpoints.frequency import Frequency
 from iotwin.benchmark.emulator.ranks import CHECKPOINT, STOP
 from iotwin.common.errors import UsageError
@@ -33,7 +33,7 @@ class Period:
 
     def saved(self, stall_s: float) -> None:
         """Restart the period, since a checkpoint was written."""
-        self._due_s = time.monotonic() + self._seconds
+        self._due_s = waits.now_s() + self._seconds
 
 
 class Schedule:
@@ -46,7 +46,7 @@ class Schedule:
     """
 
     def __init__(self, config: Config, evaluates: bool, frequency: Frequency | None, limit_s: float | None) -> None:
-        twin, now = config.twin.checkpoint, time.monotonic()
+        twin, now = config.twin.checkpoint, waits.now_s()
         self.step = 0  # training steps of the whole run so far
         self.flags = 0  # STOP and CHECKPOINT, if any rank set them after the last step
         self.epoch_ended = True  # the last step was the last of its epoch
@@ -96,7 +96,7 @@ class Schedule:
 
     def wishes(self) -> int:
         """Return the flags that this rank sets after the present step: STOP at the deadline, CHECKPOINT if one is due by time."""
-        now = time.monotonic()
+        now = waits.now_s()
         checkpoint = self.by_time is not None and self.by_time.time_is_up(now)
         return (STOP if now >= self._deadline else 0) | (CHECKPOINT if checkpoint else 0)
 
@@ -126,5 +126,5 @@ class Schedule:
         self.after_epoch = Due(evaluation, 0 if in_block else checkpoints)
 
     def _checkpoints(self, epoch: int, epoch_ended: bool) -> int:
-        reason = self._save_after.due(LoopPosition(epoch, self.step, epoch_ended), time.monotonic())
+        reason = self._save_after.due(LoopPosition(epoch, self.step, epoch_ended), waits.now_s())
         return max(1, self._saves_at[self.step]) if self._saves and reason is not None else 0

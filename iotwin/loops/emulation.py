@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -63,23 +63,37 @@ def run_workload(config: "Config", options: EmulationOptions) -> dict[str, Any] 
                 return None
             _log_generation(config, start_s)
             return {"generated": generated, "output": config.output.folder}
-        if config.twin.recorded is not None:
-            return _replay(config, options)
-        measured = _emulate(config, options)
-        if measured is None:
-            return None
-        if options.events:
-            _write_events(config, measured)
-        document = {**write_results(config, measured), "output": config.output.folder}
-        if config.twin.pipeline is not None:
-            from iotwin.benchmark.emulator.pipeline import pipeline_summary
+        with _clock(config, options.ranks):
+            if config.twin.recorded is not None:
+                return _replay(config, options)
+            measured = _emulate(config, options)
+            if measured is None:
+                return None
+            if options.events:
+                _write_events(config, measured)
+            document = {**write_results(config, measured), "output": config.output.folder}
+            if config.twin.pipeline is not None:
+                from iotwin.benchmark.emulator.pipeline import pipeline_summary
 
-            document["pipeline"] = pipeline_summary(config, measured)
-        return document
+                document["pipeline"] = pipeline_summary(config, measured)
+            return document
     finally:
         if generated is not None and generated["samples"] and not config.dataset.keep_files and started_as() == 0:
             folder, _ = open_folder(config)
             remove_anywhere(folder.path, folder.options)
+
+
+def _clock(config: "Config", ranks: int) -> AbstractContextManager[Any]:
+    """Return the context of the run's clock. Raises IotwinError if the clock is virtual and mpirun starts the ranks."""
+    from iotwin.benchmark.emulator.ranks import under_mpi
+    from iotwin.benchmark.emulator.recorded.run import replays_of
+    from iotwin.benchmark.emulator.waits import on_virtual_clock
+
+    if config.twin.clock == "real":
+        return nullcontext()
+    if under_mpi():
+        raise IotwinError("a virtual clock is that of one machine; run with twin.clock=real, or with --ranks N without mpirun")
+    return on_virtual_clock(replays_of(config, ranks))
 
 
 def _log_generation(config: "Config", start_s: float) -> None:
@@ -117,7 +131,6 @@ def _emulate(config: "Config", options: EmulationOptions) -> Any:
 
 def _replay(config: "Config", options: EmulationOptions) -> dict[str, Any]:
     """Replay the recording of a twin on every rank. Return the summary."""
-    from iotwin.benchmark.emulator.clock import VirtualClock
     from iotwin.benchmark.emulator.ranks import run_local, under_mpi
     from iotwin.benchmark.emulator.recorded.results import write_replayed
     from iotwin.benchmark.emulator.recorded.run import replay, replays_of
@@ -128,11 +141,8 @@ def _replay(config: "Config", options: EmulationOptions) -> dict[str, Any]:
         make_copies(config, config.twin.recorded.file, options.ranks)
     starts_anew = options.one_of_several
     count = replays_of(config, options.ranks)
-    clock = VirtualClock(count) if config.twin.clock == "virtual" else None
-    job = partial(
-        replay, config, options.log, limit_s=options.limit_s, starts_anew=starts_anew, job_ranks=options.ranks, clock=clock
-    )
-    return {**write_replayed(config, run_local(count, job), clock), "output": config.output.folder}
+    job = partial(replay, config, options.log, limit_s=options.limit_s, starts_anew=starts_anew, job_ranks=options.ranks)
+    return {**write_replayed(config, run_local(count, job)), "output": config.output.folder}
 
 
 def check_edits(config: "Config", ranks: int) -> None:

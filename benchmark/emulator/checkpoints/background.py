@@ -3,16 +3,16 @@
 A snapshot is the copy of the state in memory from which an asynchronous checkpoint is written.
 """
 
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
+from iotwin.benchmark.emulator import waits
+from iotwin.benchmark.emulator.threads import ClockThread
 from iotwin.common.numbers.draws import DrawnTime
 from iotwin.common.numbers.keyed import Purpose
-from iotwin.common.numbers.sleeper import Sleeper
 from iotwin.workload_yaml import Duration
 
 
@@ -43,16 +43,17 @@ class Background(Future[list[Written]]):
         super().__init__()
         self.took = Took(0.0, 0.0)  # set before the future is done
         # A daemon thread: at the end of the process, the checkpoint writer decides how long to wait for it.
-        threading.Thread(target=self._run, args=(work, emulated_s), name="checkpoint", daemon=True).start()
+        ClockThread(partial(self._run, work, emulated_s), "checkpoint")
 
     def _run(self, work: Callable[[], list[Written]], emulated_s: float) -> None:
-        begin = time.monotonic()
+        begin = waits.now_s()
         try:
             end = partial(self.set_result, work())
         except BaseException as error:
             end = partial(self.set_exception, error)
-        self.took = Took(time.monotonic() - begin, time.thread_time() + emulated_s)
+        self.took = Took(waits.now_s() - begin, time.thread_time() + emulated_s)
         end()
+        waits.changed()
 
 
 class EmulatedSnapshot:
@@ -61,7 +62,7 @@ class EmulatedSnapshot:
     def __init__(self, seconds: Duration | None, seed: int, rank: int) -> None:
         self._rank = rank
         self._time = None if seconds is None else DrawnTime(seconds, seed, Purpose.SNAPSHOT)
-        self._taken = threading.Event()
+        self._taken = waits.Flag()
         self._taken.set()
 
     def begin(self) -> None:
@@ -75,7 +76,7 @@ class EmulatedSnapshot:
         """
         try:
             if self._time is not None:
-                Sleeper().sleep(self._time.seconds(self._rank, epoch, step))
+                waits.new_sleeper().sleep(self._time.seconds(self._rank, epoch, step))
                 return
             target = memoryview(bytearray(len(buffer)))
             for _ in range(size_bytes // len(buffer)):
@@ -85,6 +86,6 @@ class EmulatedSnapshot:
 
     def settle(self) -> float:
         """Wait until an announced snapshot is taken, and return the seconds of waiting."""
-        begin = time.monotonic()
+        begin = waits.now_s()
         self._taken.wait()
-        return time.monotonic() - begin
+        return waits.now_s() - begin

@@ -2,13 +2,13 @@
 
 import mmap
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+from iotwin.benchmark.emulator import waits
 from iotwin.common.beneath import folder_of
 from iotwin.common.direct_io import DirectWriter, write_once
 from iotwin.common.errors import IotwinError
@@ -83,7 +83,7 @@ class FileWriter:
     content: CheckpointContent
     write_slot: SlotWriter | None = None
     abandoned: bool = False
-    _in_turn: threading.Lock = field(default_factory=threading.Lock)  # concurrent checkpoints may write files of the same name
+    _in_turn: waits.Turn = field(default_factory=waits.Turn)  # concurrent checkpoints may write files of the same name
 
     def write(self, name: str, file: PlannedFile, serialization_s: float, sleeper: Sleeper) -> None:
         """Write `file` as `name`, and sleep `serialization_s` in addition to the system calls.

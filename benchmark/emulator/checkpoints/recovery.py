@@ -2,7 +2,6 @@
 
 import os
 import stat
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.checkpoints.background import Written
 from iotwin.benchmark.emulator.checkpoints.folders import folder_name
 from iotwin.benchmark.emulator.checkpoints.one_file import PlannedFile
@@ -71,11 +71,11 @@ def of_state(files: Iterable[PlannedFile]) -> list[PlannedFile]:
 
 def read_whole(folder: Path, file: PlannedFile, epoch: int, most_bytes: int) -> Written:
     """Read `file` of the checkpoint after `epoch`, at most `most_bytes` per call, and return its record."""
-    start_ns = time.monotonic_ns()
+    start_ns = waits.now_ns()
     with BufferedToEnd(str(folder / file.name)) as source:
         for offset in range(0, file.size_bytes, most_bytes):
             source.read(offset, min(most_bytes, file.size_bytes - offset))
-    return Written(epoch, file.name, file.size_bytes, start_ns, time.monotonic_ns() - start_ns)
+    return Written(epoch, file.name, file.size_bytes, start_ns, waits.now_ns() - start_ns)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """Write and read checkpoints in object stores and other file systems of fsspec, with an object for each file."""
 
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import BinaryIO
 
+from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.checkpoints.background import Written
 from iotwin.benchmark.emulator.checkpoints.one_file import LARGEST_BYTES, CheckpointContent, PlannedFile
 from iotwin.benchmark.emulator.checkpoints.plan import CheckpointPlan, Number, checkpoint_number, rank_read
@@ -66,18 +66,18 @@ class RemoteCheckpoints:
         return False
 
     def _write(self, file: PlannedFile, epoch: int) -> Written:
-        path, files, start_ns = f"{self._url}/{file.name}", self._opener.file_system(), time.monotonic_ns()
+        path, files, start_ns = f"{self._url}/{file.name}", self._opener.file_system(), waits.now_ns()
         with self._one_line(path), files.open(path, "wb") as target:
             for size_bytes in file.sizes():
                 self._content.write(size_bytes, partial(_write_all, target))
-        return Written(epoch, file.name, file.size_bytes, start_ns, time.monotonic_ns() - start_ns)
+        return Written(epoch, file.name, file.size_bytes, start_ns, waits.now_ns() - start_ns)
 
     def _read(self, file: PlannedFile, epoch: int) -> Written:
-        start_ns = time.monotonic_ns()
+        start_ns = waits.now_ns()
         with self._opener(f"{self._url}/{file.name}") as source:
             for offset in range(0, file.size_bytes, LARGEST_BYTES):
                 source.read(offset, min(LARGEST_BYTES, file.size_bytes - offset))
-        return Written(epoch, file.name, file.size_bytes, start_ns, time.monotonic_ns() - start_ns)
+        return Written(epoch, file.name, file.size_bytes, start_ns, waits.now_ns() - start_ns)
 
     def _one_line(self, path: str) -> AbstractContextManager[None]:
         return in_one_line(f"{path}: the checkpoint cannot be written", "check the URL, storage.storage_options and the network")

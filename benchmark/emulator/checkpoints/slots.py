@@ -9,11 +9,11 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from iotwin.benchmark.emulator.checkpoints.one_file import CheckpointContent, PlannedFile
 from iotwin.benchmark.emulator.checkpoints.own_files import OwnFiles
+from iotwin.benchmark.emulator.threads import TaskThreads
 from iotwin.common.errors import IotwinError
 
 _MS_SYNC = 4
@@ -61,8 +61,7 @@ class Slots:
         if threads == 1:
             copy(0)
         else:
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(copy, range(0, size_bytes, each)))
+            TaskThreads(threads, "slots").map(copy, range(0, size_bytes, each))
         with self._lock:
             if number > self._newest:
                 self._newest = number

@@ -5,14 +5,13 @@ if every file of every rank has its full size. Ranks need not agree on that, bec
 """
 
 import atexit
-import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.checkpoints import folders, recovery
 from iotwin.benchmark.emulator.checkpoints.background import Background, EmulatedSnapshot, Took, Written
 from iotwin.benchmark.emulator.checkpoints.one_file import LARGEST_BYTES, CheckpointContent, FileWriter, PlannedFile
@@ -22,6 +21,7 @@ from iotwin.benchmark.emulator.checkpoints.remote import RemoteCheckpoints
 from iotwin.benchmark.emulator.checkpoints.slots import make_slots
 from iotwin.benchmark.emulator.plugins import CHECKPOINTS, load_plugin
 from iotwin.benchmark.emulator.ranks import Rank
+from iotwin.benchmark.emulator.threads import TaskThreads
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import fsync_directory
 from iotwin.common.numbers.draws import DrawnTime
@@ -30,8 +30,6 @@ from iotwin.common.numbers.sleeper import Sleeper
 from iotwin.common.removal import unlink_beneath
 from iotwin.workload_yaml import Config, Duration, TwinCheckpoint
 from iotwin.workload_yaml.checkpoint_names import found_first
-
-_POLL_S = 1e-3  # of a background thread that waits for other ranks
 
 
 class Checkpoints(Protocol):
@@ -121,7 +119,7 @@ class CheckpointWriter:
         self._own = claim(folder, self._rank if note is None else note, names, in_the_way)
         self._job_times = JobTimes(section, seed, self._rank)
         self._snapshot = EmulatedSnapshot(section.snapshot_time, seed, self._rank) if section.asynchronous else None
-        self._sleeper = Sleeper()
+        self._sleeper = waits.new_sleeper()
         largest = max((size for file in ever[self._rank] for size, _ in file.write_sizes), default=1)
         self._content = CheckpointContent(largest, seed if config.checkpoint.randomize_tensor else None, self._rank)
         slots = None
@@ -206,14 +204,14 @@ class CheckpointWriter:
         written, self._gathered = self._gathered, []
         while self._under_way and (len(self._under_way) > left or self._under_way[0].done()):
             checkpoint = self._under_way.pop(0)
-            written += checkpoint.result()
+            written += waits.result(checkpoint)
             self._took.append(checkpoint.took)
         return written
 
     def _abandon(self) -> None:
         """Stop the checkpoints under way if the process ends early, so that no unfinished file remains on disk."""
         self._files.abandoned = True
-        wait(self._under_way)
+        waits.wait_until(lambda: all(each.done() for each in self._under_way), lambda: False)
 
     def _meet(self) -> None:
         """Wait until all ranks have called this, in the background if checkpoints are asynchronous."""
@@ -223,10 +221,8 @@ class CheckpointWriter:
             self._member.meet()
 
     def _wait(self, until: Callable[[], bool]) -> None:
-        while not until():
-            if self._files.abandoned:
-                raise IotwinError(f"{self._folder}: the checkpoint was given up, as the run ended")
-            time.sleep(_POLL_S)
+        if not waits.wait_until(until, lambda: self._files.abandoned):
+            raise IotwinError(f"{self._folder}: the checkpoint was given up, as the run ended")
 
     def _take_snapshot(self, number: Number, planned: Sequence[PlannedFile]) -> None:
         if self._snapshot is not None:
@@ -297,8 +293,8 @@ class CheckpointWriter:
         threads = min(self._section.persist_threads, len(files))
         if threads < 2:
             return [self._save_file(file, epoch, time_s, self._sleeper) for file, time_s in files]
-        with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(lambda own: self._save_file(own[0], epoch, own[1], Sleeper()), files))
+        pool = TaskThreads(threads, "persist")
+        return pool.map(lambda own: self._save_file(own[0], epoch, own[1], waits.new_sleeper()), files)
 
     def _save_file(self, file: PlannedFile, epoch: int, serialization_s: float, sleeper: Sleeper) -> Written:
         name = folders.unfinished(file.name) if self._in_folders else file.name
@@ -306,7 +302,7 @@ class CheckpointWriter:
         for own in {name, file.name, folders.leaving(file.name)} if self._in_folders else {name}:
             self._own.add(own)
         self._retention.removed.discard(file.name)
-        start_ns = time.monotonic_ns()
+        start_ns = waits.now_ns()
         try:
             self._files.write(name, file, serialization_s, sleeper)
             if file.read_back:
@@ -315,7 +311,7 @@ class CheckpointWriter:
             raise IotwinError(
                 f"{final}: the checkpoint cannot be written: {error.strerror}; free space or change its folder"
             ) from None
-        return Written(epoch, file.name, file.size_bytes, start_ns, time.monotonic_ns() - start_ns)
+        return Written(epoch, file.name, file.size_bytes, start_ns, waits.now_ns() - start_ns)
 
     def _remove_old(self, number: Number, planned: Sequence[PlannedFile]) -> None:
         """Remove old checkpoints by the retention rules, after the checkpoint `number` is whole on every rank."""

@@ -2,13 +2,13 @@
 
 import ctypes
 import mmap
-import time
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Self
 
 import numpy as np
 
+from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.data.dataset import SampleSet, SharedFiles
 from iotwin.benchmark.emulator.data.order import Batch
 from iotwin.benchmark.emulator.loaders.base import Fetched, Fetcher, Loader, MainLoader, ThreadLoader
@@ -47,10 +47,11 @@ def _named_loader(config: Config, samples: SampleSet, rank: int, ranks: int, eva
     prefetch = BATCHES_AHEAD if total is None else -(-total // max(workers, 1))
     name = reader.data_loader_classname or reader.data_loader
     package = _FRAMEWORKS.get(name)
-    if package is not None and not _installed(package):
+    if package is not None and (waits.virtual_clock() is not None or not _installed(package)):
         name = "native"
         if not evaluation:
-            note(f"{package} is not installed: the native loader reads, by the same system calls")
+            why = "is not installed" if waits.virtual_clock() is None else "waits in real time"
+            note(f"{package} {why}: the native loader reads, by the same system calls")
     framed = samples.file_format == "tfrecord" and not past_page_cache(config) and not twin.reader.mmap
     if name == "pytorch":
         from iotwin.benchmark.emulator.loaders.pytorch import TorchLoader
@@ -154,11 +155,11 @@ class PinnedCopies(_WrappedLoader):
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
         source, target = memoryview(self._source), memoryview(self._target)
         for fetched in self._loader.epoch(epoch, batches):
-            begin_ns = time.monotonic_ns()
+            begin_ns = waits.now_ns()
             for done in range(0, fetched.size_bytes, _BUFFER_BYTES):
                 count = min(_BUFFER_BYTES, fetched.size_bytes - done)
                 target[:count] = source[:count]
-            yield fetched._replace(copy_ns=time.monotonic_ns() - begin_ns)
+            yield fetched._replace(copy_ns=waits.now_ns() - begin_ns, ready_ns=0)
 
 
 class OpenedEachPass(_WrappedLoader):

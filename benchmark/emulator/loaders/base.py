@@ -1,18 +1,19 @@
 """The interface of loaders, the fetcher that reads batches for them, and the loaders that read in the calling process."""
 
 import copy
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol, Self
 
+from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.data.dataset import SampleSet
 from iotwin.benchmark.emulator.data.order import Batch
 from iotwin.benchmark.emulator.readers.records import Raw
+from iotwin.benchmark.emulator.threads import TaskThreads
 from iotwin.common.numbers.draws import DrawnTime
 from iotwin.common.numbers.sleeper import Sleeper
 
@@ -29,6 +30,7 @@ class Fetched(NamedTuple):
     sample_ns: tuple[tuple[int, int], ...] = ()  # read_ns and preprocess_ns of each sample, if instrumented
     copy_ns: int | None = None  # time of the copy into page-locked memory; None: not copied
     start_ns: int = 0  # start of the first read (CLOCK_MONOTONIC); 0: unknown
+    ready_ns: int = 0  # when the rank had the batch; what it did later is no wait for data. 0: unknown
 
 
 @dataclass
@@ -47,7 +49,7 @@ class Fetcher:
 
     @cached_property
     def _sleeper(self) -> Sleeper:
-        return Sleeper()
+        return waits.new_sleeper()
 
     def fetch(self, epoch: int, batch: Batch) -> Fetched:
         """Read the samples of `batch`, by one read for consecutive records of a file if the reader can do so.
@@ -58,13 +60,13 @@ class Fetcher:
             return self._fetch_runs(epoch, batch)
         size_bytes = read_ns = preprocess_ns = 0
         sample_ns: list[tuple[int, int]] = []
-        start_ns = time.monotonic_ns()
+        start_ns = waits.now_ns()
         for index in batch.tolist():
             if self.stopped:
                 break
-            begin_ns = time.monotonic_ns()
+            begin_ns = waits.now_ns()
             size_bytes += self.samples.read(index)
-            loaded_ns = time.monotonic_ns() - begin_ns
+            loaded_ns = waits.now_ns() - begin_ns
             spent_ns = self._preprocess(epoch, index)
             read_ns, preprocess_ns = read_ns + loaded_ns, preprocess_ns + spent_ns
             if self.instrument:
@@ -73,9 +75,9 @@ class Fetcher:
 
     def _fetch_runs(self, epoch: int, batch: Batch) -> Fetched:
         """Read a batch by runs of consecutive records. One preprocessing time is drawn, as these jobs process whole batches."""
-        begin_ns = time.monotonic_ns()
+        begin_ns = waits.now_ns()
         size_bytes = self.samples.read_runs(batch)
-        read_ns = time.monotonic_ns() - begin_ns
+        read_ns = waits.now_ns() - begin_ns
         preprocess_ns = self._preprocess(epoch, int(batch[0]), len(batch)) if len(batch) else 0
         return Fetched(len(batch), size_bytes, read_ns, preprocess_ns, start_ns=begin_ns)
 
@@ -107,7 +109,8 @@ class MainLoader(Loader):
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
         for batch in batches:
-            yield self.fetcher.fetch(epoch, batch)
+            fetched = self.fetcher.fetch(epoch, batch)
+            yield fetched._replace(ready_ns=fetched.start_ns + fetched.read_ns + fetched.preprocess_ns)
 
 
 class ThreadLoader(Loader):
@@ -116,22 +119,22 @@ class ThreadLoader(Loader):
     def __init__(self, fetcher: Fetcher, threads: int, prefetch: int) -> None:
         self._fetchers = [fetcher.clone() for _ in range(threads)]
         self._prefetch = prefetch
-        # An executor for each thread, so that thread k of W reads the batches k, k + W, k + 2W, ... in order.
-        self._threads = [ThreadPoolExecutor(1, f"loader{index}") for index in range(threads)]
+        # Thread k of W reads the batches k, k + W, k + 2W, ... in order.
+        self._threads = [TaskThreads(1, f"loader{index}") for index in range(threads)]
 
     def __exit__(self, *exception: object) -> None:
         """End the threads, each after the sample that it is reading."""
         for fetcher in self._fetchers:
             fetcher.stopped = True
         for thread in self._threads:
-            thread.shutdown(cancel_futures=True)
+            thread.end()
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
         count = len(self._threads)
         under_way: deque[Future[Fetched]] = deque()
         sent = 0
         for taken in range(len(batches) + 1):
-            fetched = under_way.popleft().result() if taken else None
+            fetched = waits.result(under_way.popleft()) if taken else None
             while sent < min(len(batches), taken + self._prefetch * count):
                 worker = sent % count
                 under_way.append(self._threads[worker].submit(self._fetchers[worker].fetch, epoch, batches[sent]))

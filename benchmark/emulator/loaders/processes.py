@@ -15,11 +15,11 @@ import multiprocessing
 import os
 import select
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 
+from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.data.order import Batch
 from iotwin.benchmark.emulator.loaders.base import Fetched, Fetcher, Loader
 from iotwin.common.errors import IotwinError
@@ -36,45 +36,64 @@ def at_once(epoch: int) -> float:
 
 
 class _Worker:
-    """One forked process and the two pipes to it."""
+    """One forked process and the two pipes to it. It gives one of `arrivals` for each batch."""
 
-    def __init__(self, index: int, fetcher: Fetcher) -> None:
+    def __init__(self, index: int, fetcher: Fetcher, arrivals: waits.Tokens) -> None:
         inbox, self.tasks = _fork.Pipe(duplex=False)
         self.results, outbox = _fork.Pipe(duplex=False)
-        self.index = index
-        self.process: ForkProcess = _fork.Process(target=_serve, args=(index, os.getpid(), fetcher, inbox, outbox), daemon=True)
+        self.index, self.slot, self._requests = index, waits.reserve(), waits.Tokens()
+        given = (index, os.getpid(), fetcher, inbox, outbox, self.slot, self._requests, arrivals)
+        self.process: ForkProcess = _fork.Process(target=_serve, args=given, daemon=True)
         children.start(self.process)
         # Only the worker holds these ends, so that its death closes the pipes.
         inbox.close()
         outbox.close()
 
+    def send(self, task: tuple[int, int, Batch] | None) -> None:
+        """Send (epoch, index of the batch, batch), or None to end the worker. Raises BrokenPipeError if it has ended."""
+        self._requests.give()  # before the message, since a large one takes a reader
+        self.tasks.send(task)
+
     def finish(self) -> None:
         """Request the worker's end, and wait until the worker has ended."""
         with contextlib.suppress(BrokenPipeError):  # the worker has ended already, with no batch left to deliver
-            self.tasks.send(None)
+            self.send(None)
+        waits.wait_for_end(self.slot)
         self.process.join(_EXIT_PATIENCE_S)
         self.kill()
 
     def kill(self) -> None:
         """Kill the worker if it still runs, and close the pipes."""
         children.end(self.process, 0.0, _EXIT_PATIENCE_S)
+        waits.release(self.slot)
+        self.slot = None
         self.tasks.close()
         self.results.close()
 
 
-def _serve(index: int, parent_pid: int, fetcher: Fetcher, inbox: Connection, outbox: Connection) -> None:
+def _serve(index: int, parent_pid: int, fetcher: Fetcher, inbox: Connection, outbox: Connection, slot: int | None,
+           requests: waits.Tokens, arrivals: waits.Tokens) -> None:  # fmt: skip
     """Run a worker: fetch each batch from `inbox`, until None arrives or the parent has ended."""
     children.become_child(f"iotwin-loader{index}", parent_pid)
     children.ready()
+    waits.enter(slot)
     try:
-        while (task := inbox.recv()) is not None:
+        while True:
+            requests.take()
+            if (task := inbox.recv()) is None:
+                return
             epoch, batch_index, batch = task
+            outcome: Fetched | str
             try:
-                outbox.send((batch_index, fetcher.fetch(epoch, batch)))
+                outcome = fetcher.fetch(epoch, batch)
             except IotwinError as error:
-                outbox.send((batch_index, str(error)))
+                outcome = str(error)
+            arrivals.give()
+            outbox.send((batch_index, outcome))
     except (EOFError, BrokenPipeError):
         return  # the main process died, or ended the epoch after an error that it reports
+    finally:
+        waits.leave()
 
 
 class WorkerLoader(Loader):
@@ -87,6 +106,7 @@ class WorkerLoader(Loader):
         self._fetcher, self._count, self._prefetch, self._persistent = fetcher, workers, prefetch, persistent
         self._start_s = start_s
         self._workers: list[_Worker] = []
+        self._arrivals = waits.Tokens()
         self._by_descriptor: dict[int, _Worker] = {}
         self._due = 0  # number of batches that were requested and have not arrived
 
@@ -121,20 +141,20 @@ class WorkerLoader(Loader):
 
     def _start(self, epoch: int) -> None:
         """Fork the workers that an epoch needs, unless they run already."""
-        due = time.monotonic() + self._start_s(epoch) if len(self._workers) < self._count else 0.0
+        due = waits.now_s() + self._start_s(epoch) if len(self._workers) < self._count else 0.0
         while len(self._workers) < self._count:
-            self._workers.append(_Worker(len(self._workers), self._fetcher))
+            self._workers.append(_Worker(len(self._workers), self._fetcher, self._arrivals))
         # Registered once, since multiprocessing's wait() creates a selector for every batch, at several times the cost.
         self._by_descriptor = {worker.results.fileno(): worker for worker in self._workers}
         self._poller = select.poll()
         for descriptor in self._by_descriptor:
             self._poller.register(descriptor, select.POLLIN)
-        time.sleep(max(due - time.monotonic(), 0.0))
+        waits.sleep(max(due - waits.now_s(), 0.0))
 
     def _send(self, epoch: int, index: int, batch: Batch) -> None:
         worker = self._workers[index % self._count]
         try:
-            worker.tasks.send((epoch, index, batch))
+            worker.send((epoch, index, batch))
             self._due += 1
         except BrokenPipeError:
             raise _died(worker, epoch) from None
@@ -144,7 +164,9 @@ class WorkerLoader(Loader):
 
         One call receives one batch, even if several have arrived, because torch's main process waits for each batch separately.
         """
+        self._arrivals.take(gives_up=lambda: any(waits.has_ended(each.slot) for each in self._workers))
         ready = [self._by_descriptor[descriptor] for descriptor, _ in self._poller.poll()]
+        ready_ns = waits.now_ns()
         worker = self._workers[wanted % self._count]
         if worker not in ready:
             worker = ready[0]
@@ -155,7 +177,7 @@ class WorkerLoader(Loader):
         if isinstance(outcome, str):
             raise IotwinError(outcome)
         self._due -= 1
-        arrived[index] = outcome
+        arrived[index] = outcome._replace(ready_ns=ready_ns)
 
     def _finish(self) -> None:
         workers, self._workers = self._workers, []

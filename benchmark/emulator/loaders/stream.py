@@ -11,29 +11,28 @@ The stream holds the sizes of records instead of their content.
 """
 
 import os
-import queue
-import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, islice, pairwise
 from typing import Self, TypeAlias
 
 import numpy as np
 
+from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.data.dataset import SampleSet
 from iotwin.benchmark.emulator.data.folders import Paths
 from iotwin.benchmark.emulator.data.order import Batch
 from iotwin.benchmark.emulator.loaders.base import Fetched, Loader
 from iotwin.benchmark.emulator.readers.access import check_within, damaged, unreadable
+from iotwin.benchmark.emulator.threads import BoundedQueue, ClockThread, TaskThreads
 from iotwin.common.errors import IotwinError
 from iotwin.common.numbers.draws import DrawnTime
 from iotwin.common.numbers.keyed import Purpose, generator
 from iotwin.common.numbers.permutation import Permutation
-from iotwin.common.numbers.sleeper import Sleeper
 from iotwin.datagen.formats.tfrecord import FRAME_BYTES, HEAD_BYTES
 from iotwin.workloads.policies.read_ahead import OPENED_AHEAD
 
@@ -42,10 +41,9 @@ _LENGTH_BYTES = 8
 _RECORDS_AHEAD = 2  # records that threads keep ready in each open file (tf.data's buffer_output_elements)
 _TURNS, _READERS = 1 << 32, 1 << 33  # keys of random slots and random threads, which differ from the keys of the shuffle buffer
 _DRAWS = 4096  # random numbers drawn at a time
-_POLL_S = 0.1
 _EXIT_PATIENCE_S = 5.0
 
-_Made: TypeAlias = "queue.Queue[Fetched | IotwinError | None]"
+_Made: TypeAlias = "BoundedQueue[Fetched | IotwinError | None]"
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class StreamLoader(Loader):
 
     def __init__(self, samples: SampleSet, preprocess: DrawnTime | None, plan: StreamPlan) -> None:
         self._files, self._plan, self._preprocess = samples.files, plan, preprocess
-        self._stop = threading.Event()  # set to end the present epoch
+        self._stop = waits.Flag()  # set to end the present epoch
         # Holds the files of an epoch open until the next epoch, as the iterator of a job does.
         self._records = ExitStack()
 
@@ -87,12 +85,11 @@ class StreamLoader(Loader):
 
         Raises IotwinError, which names the file, if a file cannot be read or is incomplete.
         """
-        made: _Made = queue.Queue(self._plan.prefetch)
+        made: _Made = BoundedQueue(self._plan.prefetch)
         sizes = (len(batch) for batch in batches)
-        self._stop = stop = threading.Event()
+        self._stop = stop = waits.Flag()
         self._records.close()
-        thread = threading.Thread(target=self._make, args=(epoch, sizes, made, stop), daemon=True, name="stream")
-        thread.start()
+        thread = ClockThread(partial(self._make, epoch, sizes, made, stop), "stream")
         try:
             while (fetched := made.get()) is not None:
                 if isinstance(fetched, IotwinError):
@@ -100,26 +97,27 @@ class StreamLoader(Loader):
                 yield fetched
         finally:
             stop.set()
+            made.room.give()  # the thread may wait for it
             thread.join(_EXIT_PATIENCE_S)
 
-    def _make(self, epoch: int, sizes: Iterator[int], made: _Made, stop: threading.Event) -> None:
+    def _make(self, epoch: int, sizes: Iterator[int], made: _Made, stop: waits.Flag) -> None:
         try:
             records = self._records.enter_context(_RecordStream(self._files, self._plan, epoch))
             for fetched in self._batches(epoch, sizes, records):
-                if not _put(made, fetched, stop):
+                if not made.put(fetched, stop):
                     return
             if self._plan.whole_files:
                 records.drain()
-            _put(made, None, stop)
+            made.put(None, stop)
         except IotwinError as error:
-            _put(made, error, stop)
+            made.put(error, stop)
 
     def _batches(self, epoch: int, sizes: Iterator[int], records: "_RecordStream") -> Iterator[Fetched]:
-        sleeper, sample = Sleeper(), 0
+        sleeper, sample = waits.new_sleeper(), 0
         for size in sizes:
-            begin_ns = time.monotonic_ns()
+            begin_ns = waits.now_ns()
             size_bytes = sum(next(records) for _ in range(size))
-            read_ns = time.monotonic_ns() - begin_ns
+            read_ns = waits.now_ns() - begin_ns
             seconds = preprocessing_s(self._preprocess, self._plan.rank, epoch, range(sample, sample + size))
             sleeper.sleep(seconds)
             sample += size
@@ -131,17 +129,6 @@ def preprocessing_s(preprocess: DrawnTime | None, rank: int, epoch: int, samples
     return sum(preprocess.seconds(rank, epoch, sample) for sample in samples) if preprocess else 0.0
 
 
-def _put(made: _Made, item: Fetched | IotwinError | None, stop: threading.Event) -> bool:
-    """Put `item` into the queue `made` as soon as there is room, and return True. Return False once `stop` is set."""
-    while not stop.is_set():
-        try:
-            made.put(item, timeout=_POLL_S)
-            return True
-        except queue.Full:
-            continue
-    return False
-
-
 class _RecordStream:
     """Yields the sizes of a rank's records, including their frames, in the order of delivery. The files are repeated."""
 
@@ -149,7 +136,7 @@ class _RecordStream:
         self._files, self._plan, self._epoch = files, plan, epoch
         # An executor for each thread, so that each file's reads can be assigned to a thread.
         count = max(plan.threads, plan.openers or 0)
-        self._threads = [ThreadPoolExecutor(1, "read-ahead") for _ in range(count)] if count > 1 else []
+        self._threads = [TaskThreads(1, "read-ahead") for _ in range(count)] if count > 1 else []
         self._turns = _Turns(self._threads, plan.threads, self._drawn(_READERS)) if self._threads else None
         self._open: list[_File | None] = []
         self._upcoming: deque[_File] = deque()
@@ -165,7 +152,7 @@ class _RecordStream:
             if file is not None:
                 file.close()
         for thread in self._threads:
-            thread.shutdown(cancel_futures=True)
+            thread.end()
 
     def __next__(self) -> int:
         return next(self._sizes)
@@ -265,11 +252,11 @@ class _RecordStream:
 class _Turns:
     """Selects the thread that opens or reads next, in turns. If fewer threads read than open, the reader is drawn at random."""
 
-    def __init__(self, threads: Sequence[ThreadPoolExecutor], readers: int, draws: np.random.Generator) -> None:
+    def __init__(self, threads: Sequence[TaskThreads], readers: int, draws: np.random.Generator) -> None:
         self._threads, self._readers, self._draws = cycle(threads), threads[:readers], draws
         self._split = len(threads) > readers
 
-    def next_for(self, opened: bool) -> ThreadPoolExecutor:
+    def next_for(self, opened: bool) -> TaskThreads:
         """Return the thread for a file that is or is not open."""
         return self._readers[int(self._draws.integers(len(self._readers)))] if opened and self._split else next(self._threads)
 
@@ -291,7 +278,7 @@ class _File:
         """Return the size in bytes of the next record, including its frame; None at the end of the file."""
         if not self._ready:
             if self._ahead is not None:
-                self._ahead.result()
+                waits.result(self._ahead)
             self._fill(1)
         size = self._ready.popleft() if self._ready else None
         self._read_ahead()
@@ -335,6 +322,7 @@ class _File:
     def close(self) -> None:
         """Close the file after the pending reads."""
         if self._ahead is not None:
+            waits.wait_on_clock(self._ahead.done)
             self._ahead.exception()
         if self._descriptor >= 0:
             os.close(self._descriptor)

@@ -3,11 +3,13 @@
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from itertools import chain, groupby, repeat
 
+from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.readers.access import Buffered, Opener, OpenFile, damaged, scratch, unreadable
 from iotwin.benchmark.emulator.readers.sample import Sample
+from iotwin.benchmark.emulator.threads import TaskThreads
 from iotwin.workload_yaml.listed_reads import Read, visits
 
 _local = threading.local()
@@ -50,16 +52,17 @@ def _read(file: OpenFile, reads: Sequence[Read]) -> memoryview:
 def _read_by_threads(file: OpenFile, reads: Sequence[Read]) -> memoryview:
     """Make the `reads` concurrently, each in a separate thread, and return the bytes of the last one when all are done."""
     asked = [_thread(read.thread).submit(file.read, read.offset, read.size_bytes) for read in reads]
+    waits.wait_on_clock(lambda: all(each.done() for each in asked))
     wait(asked)
     return [each.result() for each in asked][-1]
 
 
-def _thread(number: int) -> ThreadPoolExecutor:
+def _thread(number: int) -> TaskThreads:
     """Return the additional thread `number` of this process; a forked process has separate ones."""
-    threads: dict[tuple[int, int], ThreadPoolExecutor] = _local.__dict__.setdefault("threads", {})
+    threads: dict[tuple[int, int], TaskThreads] = _local.__dict__.setdefault("threads", {})
     key = os.getpid(), number
     if key not in threads:
-        threads[key] = ThreadPoolExecutor(1, f"reader-{number}")
+        threads[key] = TaskThreads(1, f"reader-{number}")
     return threads[key]
 
 

@@ -6,35 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from iotwin.benchmark.emulator.clock import VirtualClock, clock_document
+from iotwin.benchmark.emulator import waits
+from iotwin.benchmark.emulator.clock import clock_document, write_jumps
 from iotwin.benchmark.emulator.recorded.run import Replayed, lateness
 from iotwin.benchmark.emulator.results.dlio_log import local_time
 from iotwin.benchmark.emulator.results.training import training_document
 from iotwin.benchmark.emulator.results.write import SUMMARY_NAME, resumed_document
-from iotwin.common.files import open_whole, struct_json, write_whole
+from iotwin.common.files import struct_json, write_whole
 from iotwin.workload_yaml import Config
 
-JUMPS_NAME = "clock.parquet"
 
-
-def write_replayed(config: Config, ranks: Sequence[Replayed], clock: VirtualClock | None) -> dict[str, Any]:
+def write_replayed(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any]:
     """Write the summary of the replays of all ranks to summary.json in the output folder, and return it."""
     summary = _summary(config, ranks)
-    summary["iotwin"]["clock"] = clock_document(clock, summary["iotwin"]["elapsed_s"])
-    if clock is not None:
-        _write_jumps(clock, Path(config.output.folder) / JUMPS_NAME)
+    if (clock := waits.virtual_clock()) is not None:
+        write_jumps(clock, Path(config.output.folder))
     write_whole(Path(config.output.folder) / SUMMARY_NAME, struct_json(summary))
     return summary
-
-
-def _write_jumps(clock: VirtualClock, path: Path) -> None:
-    """Write the jumps of the clock as a Parquet table: real_ns (CLOCK_MONOTONIC), and offset_ns from then on."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    real_ns, offset_ns = clock.jumps().T
-    with open_whole(path) as file:
-        pq.write_table(pa.table({"real_ns": real_ns, "offset_ns": offset_ns}), file, compression="zstd")
 
 
 def _summary(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any]:
@@ -47,6 +35,7 @@ def _summary(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any]:
         "host_memory_GB": [first.host.memory_bytes / (1 << 30)], "metric": {},
         "iotwin": {
             "kernel": first.host.kernel, "machine": first.host.machine, "elapsed_s": end_s - start_s,
+            "clock": clock_document(waits.virtual_clock(), end_s - start_s),
             "stopped_early": any(one.stopped_early for one in ranks), "bytes_read": read,
             "bytes_written": sum(one.written_bytes for one in ranks), "storage_bytes_read": storage,
             "page_cache_hit_ratio": None if not read else max(0.0, 1.0 - storage / read),

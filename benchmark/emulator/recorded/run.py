@@ -3,7 +3,6 @@
 import gc
 import mmap
 import os
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -11,7 +10,7 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.benchmark.emulator.clock import VirtualClock
+from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.journal import RankTotals, Usage
 from iotwin.benchmark.emulator.ranks import Rank
 from iotwin.benchmark.emulator.recorded.edits.edit import edit
@@ -65,11 +64,8 @@ def replay(
     limit_s: float | None = None,
     starts_anew: bool = False,
     job_ranks: int | None = None,
-    clock: VirtualClock | None = None,
 ) -> Replayed:
     """Replay the workload's recording as `rank` (None: the only rank) for at most `limit_s` seconds, and measure it.
-
-    `clock`: a virtual clock, on which the rank's slot is its index; None: time is real.
 
     `job_ranks`: ranks of the edited job, if the recording holds them all; None: as many as replay it.
 
@@ -83,7 +79,7 @@ def replay(
     if settings is None:
         raise IotwinError("twin.recorded is missing: this workload replays nothing")
     sharpen_timers()
-    started_ns = time.monotonic_ns() - int(age_s() * 1e9)
+    started_ns = waits.now_ns() - int(age_s() * 1e9)
     recording = read_recording(Path(settings.file))
     batches, recorded = recording.header.batches, len(recording.header.files)
     edits = edits_of(config, recording.header, job_ranks or rank.count)
@@ -99,24 +95,26 @@ def replay(
         copies_folder(config, edits or Edits()),
     )  # fmt: skip
     log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.index} if rank.count > 1 else {}))
-    measured, before = Replayed(rank.index, time.time()), Usage.so_far()
+    measured, before = Replayed(rank.index, waits.wall_s()), Usage.so_far()
     if edits is not None and batches is not None:
         measured.resumed = resumed_record(recording, edits, batches)
     if rank.index == 0 or not shared:  # one rank makes what all read, before the others begin
         files.claim()
         files.prepare()
     rank.meet()
-    now_ns = time.monotonic_ns if clock is None else clock.now_ns
-    begin_ns = now_ns() if starts_anew or rank.count > 1 else started_ns
-    deadline_ns = _NEVER_NS if limit_s is None else now_ns() + int(limit_s * 1e9)
+    clock = waits.virtual_clock()
+    begin_ns = waits.now_ns() if starts_anew or rank.count > 1 else started_ns
+    deadline_ns = _NEVER_NS if limit_s is None else waits.now_ns() + int(limit_s * 1e9)
     gc.collect()
     gc.freeze()  # so that garbage collection in forked processes does not copy the shared pages
     for turn in range(settings.loop):
         if turn:
             files.prepare()
-            begin_ns = now_ns()
+            begin_ns = waits.now_ns()
         virtual = None if clock is None else VirtualReplay(clock, recording.header)
         board = _once(recording, files, log, settings, deadline_ns, begin_ns, measured, rank, virtual)
+        if virtual is not None:
+            virtual.end_all()
         if batches is not None:
             waited_s = _data_wait_s(board, recording, batches, edits or Edits())
             measured.data_wait_s = (measured.data_wait_s or 0.0) + waited_s
@@ -124,9 +122,6 @@ def replay(
             break
     gc.unfreeze()
     before.note_end(measured)
-    if clock is not None:
-        clock.end(rank.index)
-        measured.end_s += clock.figures().skipped_s
     return measured
 
 

@@ -9,7 +9,6 @@ from iotwin.workload_yaml.recording import Header
 
 # Kinds of keys: bytes in a pipe, room in a pipe, a post on a channel. The key of the wait for a thread's end is its slot.
 PIPE, ROOM, POST = ((kind << 56) for kind in (1, 2, 3))
-MEETING = 1 << 60  # the arrival of all ranks
 
 
 @dataclass
@@ -40,6 +39,10 @@ class VirtualReplay:
     def end(self, thread: int) -> None:
         """End a thread, and wake the threads that wait for its end."""
         self.clock.end(self.slot(thread))
+
+    def end_all(self) -> None:
+        """Free the slots, after the replay."""
+        self.clock.release(self.first, len(self.header.threads))
 
     def wait_for_end(self, waiting: int, ended: int, gives_up: Callable[[], bool]) -> None:
         """Let the thread `waiting` wait for the end of the thread `ended`, or until `gives_up` returns True."""

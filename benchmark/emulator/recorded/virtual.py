@@ -3,9 +3,10 @@
 import os
 import select
 
+from iotwin.benchmark.emulator.clock import CHANGED
 from iotwin.benchmark.emulator.recorded.player import Player
 from iotwin.benchmark.emulator.recorded.shared import FIRST_PIPE, GO_ON, LET_GO, RUNNING, STATE, WAITING
-from iotwin.benchmark.emulator.recorded.slots import MEETING, PIPE, POST, ROOM, VirtualReplay
+from iotwin.benchmark.emulator.recorded.slots import PIPE, POST, ROOM, VirtualReplay
 
 
 class VirtualPlayer(Player):
@@ -106,10 +107,8 @@ class VirtualPlayer(Player):
         return self._replay.key(POST, self._process.number * len(self._process.channels) + channel)
 
     def _meet(self, subject: int, fd: int, offset: int, size: int, flags: int) -> int:
-        with self._clock.locked():
-            all_arrived = self._process.shared.arrive()
-            self._clock.wake(MEETING)
+        all_arrived = self._process.shared.arrive()
         self._board[STATE] = WAITING
-        self._clock.wait(self._slot, MEETING, all_arrived, lambda: self._word[0] != GO_ON)
+        self._clock.wait(self._slot, CHANGED, all_arrived, lambda: self._word[0] != GO_ON)
         self._board[STATE] = RUNNING
         return 0

@@ -8,8 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.checkpoints.frequency import Decided
-from iotwin.benchmark.emulator.clock import clock_document
+from iotwin.benchmark.emulator.clock import clock_document, write_jumps
 from iotwin.benchmark.emulator.journal import Measured, RankTotals, ResumedRun
 from iotwin.benchmark.emulator.results.dlio_log import epoch_stats, local_time, log_lines, rank_output
 from iotwin.benchmark.emulator.results.metrics import checkpoint_metrics, estimates, phase_metrics, step_quantiles
@@ -53,6 +54,8 @@ def write_results(config: Config, ranks: Sequence[Measured]) -> dict[str, Any]:
         for name, content in files.items():
             write_whole(folder / name, content)
             written.append(folder / name)
+        if (clock := waits.virtual_clock()) is not None:
+            write_jumps(clock, folder)
         table.write_parquet(folder / METRICS_NAME)
     except BaseException:
         for path in written:
@@ -109,7 +112,7 @@ def _own(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[st
         "kernel": first.host.kernel,
         "machine": first.host.machine,
         "elapsed_s": elapsed_s,
-        "clock": clock_document(None, elapsed_s),
+        "clock": clock_document(waits.virtual_clock(), elapsed_s),
         "stopped_early": first.stopped_early,
         "steps": len(train["step"]) // len(ranks),
         "evaluation_steps": len(evaluation["step"]) // len(ranks),

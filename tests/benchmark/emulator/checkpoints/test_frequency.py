@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from iotwin.benchmark.emulator.checkpoints import background
 from iotwin.benchmark.emulator.checkpoints.background import Background, Took
 from iotwin.benchmark.emulator.checkpoints.frequency import Frequency
 from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
 from iotwin.benchmark.emulator.results.write import write_results
 from iotwin.benchmark.emulator.run import emulate
 from iotwin.common.errors import UsageError
+from iotwin.common.numbers.sleeper import Sleeper
 from iotwin.workload_yaml import (
     Checkpoint,
     CheckpointPolicy,
@@ -185,7 +185,7 @@ def test_a_host_snapshot_goes_on_beside_the_step_and_ends_before_its_update(tmp_
     config = job(tmp_path / "c")
     config.twin.checkpoint.snapshot = "host"
     gate, settled = threading.Event(), threading.Event()
-    monkeypatch.setattr(background.Sleeper, "sleep", lambda *_: gate.wait())
+    monkeypatch.setattr(Sleeper, "sleep", lambda *_: gate.wait())
     writer = CheckpointWriter(config)
     writer.save(1)  # returns: the snapshot is taken by another thread
     waiting = threading.Thread(target=lambda: (writer.settle(), settled.set()))

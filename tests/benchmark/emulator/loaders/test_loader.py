@@ -6,14 +6,14 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.data.dataset import SampleSet
 from iotwin.benchmark.emulator.data.order import Batch
-from iotwin.benchmark.emulator.loaders import make_loader, processes
+from iotwin.benchmark.emulator.loaders import make_loader
 from iotwin.benchmark.emulator.loaders.base import Fetched, Fetcher
 from iotwin.common.errors import IotwinError
 from iotwin.common.numbers.draws import DrawnTime
@@ -98,7 +98,8 @@ def test_workers_read_ahead_as_far_as_prefetch_and_no_farther(tmp_path: Path, wo
 def test_workers_are_asked_once_their_start_has_taken_its_time(tmp_path: Path, monkeypatch, persistent, spent) -> None:
     """Where they are started; the clock of this test stands still."""
     slept: list[float] = []
-    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: 5.0, sleep=slept.append))
+    monkeypatch.setattr(waits, "now_s", lambda: 5.0)
+    monkeypatch.setattr(waits, "sleep", slept.append)
     with make_loader(Recorder(tmp_path / "log"), 2, 2, persistent, lambda epoch: epoch / 4) as loader:
         for epoch in (1, 2):
             fetched = loader.epoch(epoch, batches(4))
@@ -109,7 +110,7 @@ def test_workers_are_asked_once_their_start_has_taken_its_time(tmp_path: Path, m
 
 def test_the_main_process_waits_once_for_each_batch_however_many_are_there(tmp_path: Path, monkeypatch) -> None:
     """As torch's does: the waits of its trace tell its steps apart."""
-    log, waits = tmp_path / "log", []
+    log, found = tmp_path / "log", []
 
     class Poller:
         def __init__(self) -> None:
@@ -117,7 +118,7 @@ def test_the_main_process_waits_once_for_each_batch_however_many_are_there(tmp_p
             self.register = self._own.register
 
         def poll(self) -> list[tuple[int, int]]:
-            waits.append(len(self._own.poll()))
+            found.append(len(self._own.poll()))
             return self._own.poll()
 
     poll = select.poll
@@ -127,7 +128,7 @@ def test_the_main_process_waits_once_for_each_batch_however_many_are_there(tmp_p
         for taken, _ in enumerate(loader.epoch(1, batches(9)), 1):
             sent = min(6 + taken, 9)
             wait_for(lambda: len(records(log)) == sent and all(map(_is_asleep, children() - before)), "all handed over")  # noqa: B023
-    assert len(waits) == 9 and max(waits) == 3
+    assert len(found) == 9 and max(found) == 3
 
 
 def _is_asleep(pid: int) -> bool:

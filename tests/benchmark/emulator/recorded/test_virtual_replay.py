@@ -9,12 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from iotwin.benchmark.emulator.recorded.player import Player
-from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.errors import IotwinError
 from iotwin.loops.emulation import EmulationOptions, run_workload
 from iotwin.workload_yaml import load
 from iotwin.workload_yaml.recording import Op, Pipe, RecordedFile, TwinRecording
 from tests.benchmark.recordings import recording, row, write_twin
-from tests.conftest import run_iotwin
 
 SECOND = 1_000_000_000
 
@@ -106,10 +105,3 @@ def test_a_time_limit_counts_virtual_time(tmp_path: Path) -> None:
     config = load(write_twin(tmp_path, loaders(2, 100, 9)), ["++twin.clock=virtual"])
     own = run_workload(config, EmulationOptions(limit_s=30))["iotwin"]  # type: ignore[index]
     assert own["stopped_early"] and own["recorded"]["calls"]["open"] < 60  # of 200
-
-
-def test_a_twin_of_parameters_has_no_virtual_clock(tmp_path: Path) -> None:
-    result = run_iotwin("emulate", "workload=default", "++twin.clock=virtual", f"++output.folder={tmp_path}/out")
-    assert result.returncode == 2 and "twin.clock" in result.stderr and len(result.stderr.splitlines()) == 1
-    with pytest.raises(UsageError, match=r"twin\.clock"):
-        load(write_twin(tmp_path, within()), ["++twin.clock=fast"])

@@ -1,0 +1,242 @@
+"""Time, sleeps and waits of an emulated run, on the run's clock.
+
+Time is real unless `on_virtual_clock` is in effect, for this process and those that it forks. Then each thread has a slot of the
+virtual clock, and waits twice. It first waits on the clock, until another thread announces what the wait is for. It then waits
+for real, which takes as long as the delivery. So the same code runs on either clock, and makes the same calls.
+"""
+
+import ctypes
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+from iotwin.benchmark.emulator.clock import CHANGED, VirtualClock
+from iotwin.common.numbers.sleeper import Sleeper
+
+_POLL_S = 1e-3  # between two checks of a condition that nothing announces in real time
+_clock: VirtualClock | None = None
+_thread = threading.local()  # `slot`: of this thread; none if the clock does not know it, as a thread of a plug-in
+
+
+@contextmanager
+def on_virtual_clock(ranks: int) -> Iterator[VirtualClock]:
+    """Put this process and those that it forks on a new virtual clock. Rank i has slot i; a single rank is this process."""
+    global _clock
+    _clock = clock = VirtualClock(ranks)
+    try:
+        if ranks == 1:
+            enter(0)
+        yield clock
+    finally:
+        if ranks == 1:
+            leave()
+        _clock = None
+
+
+def virtual_clock() -> VirtualClock | None:
+    """Return the run's virtual clock; None if its time is real."""
+    return _clock
+
+
+def now_ns() -> int:
+    """Return the time in ns: CLOCK_MONOTONIC, or that of the virtual clock."""
+    return time.monotonic_ns() if _clock is None else _clock.now_ns()
+
+
+def now_s() -> float:
+    """Return the time of `now_ns` in seconds."""
+    return now_ns() / 1e9
+
+
+def wall_s() -> float:
+    """Return the UNIX time in seconds, later by the time that a virtual clock has skipped."""
+    return time.time() if _clock is None else time.time() + _clock.figures().skipped_s
+
+
+def sleep(seconds: float) -> None:
+    """Sleep for `seconds`; at once if they are not positive."""
+    if seconds <= 0:
+        return
+    clock, slot = _clock, _slot()
+    if clock is None or slot is None:
+        time.sleep(seconds)
+    else:
+        clock.sleep(slot, seconds)
+
+
+def new_sleeper(busy: bool = False) -> Sleeper:
+    """Return a `Sleeper` on the run's clock. `busy`: it keeps a CPU busy in place of sleeping."""
+    return Sleeper(busy, now_ns, sleep)
+
+
+def reserve() -> int | None:
+    """Reserve a slot for a thread or process that is about to start, which counts as running; None if time is real."""
+    if _clock is None:
+        return None
+    slot = _clock.reserve()
+    _clock.begin(slot)
+    return slot
+
+
+def enter(slot: int | None) -> None:
+    """Let this thread have the slot."""
+    _thread.slot = slot
+    if _clock is not None and slot is not None:
+        _clock.enter(slot)
+
+
+def leave() -> None:
+    """End this thread on the clock."""
+    slot = _slot()
+    if _clock is not None and slot is not None:
+        _clock.end(slot)
+    _thread.slot = None
+
+
+def wait_for_end(slot: int | None) -> None:
+    """Wait on a virtual clock until the process or thread of the slot has ended or died."""
+    clock, own = _clock, _slot()
+    if clock is not None and slot is not None and own is not None:
+        clock.wait(own, slot, lambda: clock.has_ended(slot))
+
+
+def release(slot: int | None) -> None:
+    """Free the slot of a process or thread that has ended, or been killed."""
+    if _clock is not None and slot is not None:
+        _clock.release(slot)
+
+
+def has_ended(slot: int | None) -> bool:
+    """Return True if time is virtual, and the slot's process or thread has ended or died."""
+    return _clock is not None and slot is not None and _clock.has_ended(slot)
+
+
+def wait_on_clock(ready: Callable[[], bool], gives_up: Callable[[], bool] = lambda: False) -> None:
+    """Wait on a virtual clock until `ready` or `gives_up` returns True. Whoever makes it so calls `changed` afterwards."""
+    clock, slot = _clock, _slot()
+    if clock is not None and slot is not None:
+        clock.wait(slot, CHANGED, ready, gives_up)
+
+
+def changed() -> None:
+    """Announce on a virtual clock that a condition may have become true for which a thread waits."""
+    if _clock is not None:
+        with _clock.locked():
+            _clock.wake(CHANGED)
+
+
+def wait_until(ready: Callable[[], bool], gives_up: Callable[[], bool]) -> bool:
+    """Wait until `ready` returns True. Return False if `gives_up` did so first."""
+    wait_on_clock(ready, gives_up)
+    while not ready():
+        if gives_up():
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def result(future: "Future[Any]") -> Any:
+    """Wait for the future's result and return it. Raises the exception of its task."""
+    wait_on_clock(future.done)
+    return future.result()
+
+
+def _slot() -> int | None:
+    slot: int | None = getattr(_thread, "slot", None)
+    return slot
+
+
+class Tokens:
+    """Counts on a virtual clock how often threads of any process can wait for real, by a pipe or queue, without being delayed.
+
+    Who sends gives a token, before a send that may block. Who receives takes one, before the receipt. Real time needs none.
+    """
+
+    def __init__(self, count: int = 0) -> None:
+        if _clock is not None:
+            memory = mmap.mmap(-1, mmap.PAGESIZE)
+            self._key = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+            self._held = memoryview(memory).cast("q")
+            self._held[0] = count
+
+    def give(self, count: int = 1) -> None:
+        """Add `count` tokens, and wake those who wait for them."""
+        if _clock is not None:
+            with _clock.locked():
+                self._held[0] += count
+                _clock.wake(self._key)
+
+    def take(self, count: int = 1, gives_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait for `count` tokens and take them, or wait until `gives_up` returns True."""
+        clock, slot = _clock, _slot()
+        if clock is None or slot is None:
+            return
+
+        def takes() -> bool:
+            enough = self._held[0] >= count
+            if enough:
+                self._held[0] -= count
+            return enough
+
+        clock.wait(slot, self._key, takes, gives_up)
+
+
+class EventCounter:
+    """A counter of the kernel (eventfd), by which processes wait for one another. `single`: each take takes 1, not all."""
+
+    def __init__(self, single: bool) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | (os.EFD_SEMAPHORE if single else 0))
+        self._tokens = Tokens()
+
+    def give(self, count: int = 1) -> None:
+        """Add `count`."""
+        self._tokens.give(count)
+        os.eventfd_write(self._descriptor, count)
+
+    def take(self, count: int = 1) -> None:
+        """Wait until `count` were added, and take them. Only one process takes more than 1."""
+        self._tokens.take(count)
+        while count > 0:
+            count -= os.eventfd_read(self._descriptor)
+
+    def close(self) -> None:
+        """Close the counter, in the process that made it."""
+        os.close(self._descriptor)
+
+
+class Flag:
+    """An event (`threading.Event`) for which threads of a process wait on the run's clock."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.is_set, self.clear = self._event.is_set, self._event.clear
+
+    def set(self) -> None:
+        """Set the flag, and wake all who wait for it."""
+        self._event.set()
+        changed()
+
+    def wait(self) -> None:
+        """Wait until the flag is set."""
+        wait_on_clock(self.is_set)
+        self._event.wait()
+
+
+class Turn:
+    """A lock that a thread of a process may hold while it sleeps."""
+
+    def __init__(self) -> None:
+        self._lock, self._tokens = threading.Lock(), Tokens(1)
+
+    def __enter__(self) -> None:
+        self._tokens.take()
+        self._lock.acquire()
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()
+        self._tokens.give()
