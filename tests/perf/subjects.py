@@ -25,6 +25,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "identification": ("iotwin/loops", *_TWIN),
     "datagen": ("datagen", "common"),
     "emulator": ("benchmark/emulator", "workload_yaml", "common"),
+    "virtual": ("benchmark/emulator", "workload_yaml", "common"),
     "dlio": ("benchmark/emulator", "workload_yaml", "datagen"),
     "walk": ("benchmark/emulator", "workload_yaml", "workloads/policies", "common"),
     "reading": ("benchmark/emulator", "workload_yaml", "common"),
