@@ -9,7 +9,7 @@ DROPS = ("rng", "scaler")
 
 
 def add_run_options(parser: ArgumentParser) -> None:
-    """Add the options of a run, and the script; the caller adds the script's own `arguments`."""
+    """Add the options of iotwin detrain run and the argument SCRIPT to `parser`, without the script's arguments."""
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="a training script; its files remain as they are")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="directory for checkpoints and run.json")
     parser.add_argument("--every", metavar="PERIOD", help="save every 2epochs, 100batches, 5min or 30s")
@@ -17,17 +17,25 @@ def add_run_options(parser: ArgumentParser) -> None:
     parser.add_argument("--keep", type=int, default=0, metavar="N", help="keep the N newest checkpoints (default: all)")
     parser.add_argument("--resume", default="auto", metavar="NAME", help="auto (default: the newest), never, or a checkpoint")
     parser.add_argument(
-        "--replay", choices=REPLAYS, default="restore", help="how earlier batches are passed over (default restore)"
+        "--replay", choices=REPLAYS, default="restore", help="how a resumed run reaches its batch (default restore)"
     )
     parser.add_argument("--determinism", choices=PROFILES, default="off", help="how far randomness is fixed (default off)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed for --determinism and --fix-entropy (default 0)")
-    parser.add_argument("--fix-entropy", action="store_true", help="also draw from the seed what the script draws without one")
+    parser.add_argument(
+        "--fix-entropy", action="store_true", help="seed the random generators that the script leaves unseeded, too"
+    )
     parser.add_argument("--workers", type=int, metavar="N", help="worker processes of all data loaders, instead of the script's")
     parser.add_argument("--inst", type=Path, metavar="FILE", help="the script's loops, as iotwin detrain discover writes them")
-    parser.add_argument("--steps-log", type=Path, metavar="FILE", help="write what each step took and computed, as JSON lines")
-    parser.add_argument("--force", action="store_true", help="run although it is unsure which lines are the script's loops")
     parser.add_argument(
-        "--drop", choices=DROPS, action="append", default=[], help="do not restore this, to show that it is needed"
+        "--steps-log", type=Path, metavar="FILE", help="write the duration and result of each step to FILE, as JSON lines"
+    )
+    parser.add_argument("--force", action="store_true", help="run even if it is uncertain which lines are the training loops")
+    parser.add_argument(
+        "--drop",
+        choices=DROPS,
+        action="append",
+        default=[],
+        help="leave out this part of the state when resuming, to show that it is needed",
     )
 
 

@@ -63,7 +63,7 @@ def _open_closed_streams() -> None:
 
 @contextmanager
 def cleaned_streams() -> Iterator[None]:
-    """Clean all text that the block writes to stdout and stderr."""
+    """While the block runs, stdout and stderr show control characters as '?'."""
     _open_closed_streams()
     before = sys.stdout, sys.stderr
     for stream in before:  # a terminal without UTF-8 cannot display most names

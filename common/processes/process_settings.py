@@ -1,4 +1,4 @@
-"""Set this process's name, the precision of its timers, its program, and its death with its parent. Read its age."""
+"""Functions that change this process (name, timers, program, end with its parent) or return its age."""
 
 import ctypes
 import os

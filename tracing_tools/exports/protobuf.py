@@ -26,7 +26,7 @@ def _varint(values: NDArray[np.uint64]) -> Part:
 
 
 def constant(content: bytes, rows: int) -> Part:
-    """Return a Part with the same encoded fields, `content`, for each of `rows` messages."""
+    """Return a Part of `rows` messages, each with the encoded fields `content`."""
     return np.tile(np.frombuffer(content, np.uint8), (rows, 1)), np.ones((rows, len(content)), bool)
 
 
@@ -40,7 +40,10 @@ def _side_by_side(parts: list[Part], present: NDArray[np.bool_] | None) -> Part:
 
 
 def integers(number: int, values: ArrayLike, present: NDArray[np.bool_] | None = None) -> Part:
-    """Return a Part with the field `number`: `values`, shape (rows,), as int64, uint64 or enum; absent where not `present`."""
+    """Return a Part with the field `number`: `values`, shape (rows,), as int64, uint64 or enum.
+
+    A row has the field only if `present` is None or True for the row.
+    """
     column = np.asarray(values).astype(np.int64).view(np.uint64)
     return _side_by_side([_tag(number, _VARINT, len(column)), _varint(column)], present)
 
@@ -53,7 +56,10 @@ def doubles(number: int, values: ArrayLike) -> Part:
 
 
 def messages(number: int, parts: list[Part], present: NDArray[np.bool_] | None = None) -> Part:
-    """Return a Part with the field `number`: a message that consists of `parts`; absent where not `present`."""
+    """Return a Part with the field `number`: a message that consists of `parts`.
+
+    A row has the field only if `present` is None or True for the row.
+    """
     content, there = _side_by_side(parts, None)
     lengths = _varint(there.sum(axis=1, dtype=np.uint64))
     return _side_by_side([_tag(number, _LENGTH, len(content)), lengths, (content, there)], present)

@@ -375,7 +375,7 @@ class _Session:
         except Exception as error:
             self._fail(error)
             self._backend.stop(None)
-        self._recording.release_reserve()  # not earlier, since the job's last output would fill the freed space
+        self._recording.release_reserve()  # only now: until it ended, the job could have filled the freed space
         self._append_ledger()
         self._recording.append_clock()
         for tail in self.tails:

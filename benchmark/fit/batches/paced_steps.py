@@ -20,7 +20,8 @@ STEP_COLUMNS = ["pid", "pass", "wanted_ns", "start_ns", "end_ns"]
 _MOST_STEPS = 64  # between two bursts; in longer pauses, the times of steps vary too much to count them
 _ENOUGH = 256  # pauses, drawn evenly from all; the time to try them grows with the square of their number
 _FEWEST = 9  # pauses; fewer are multiples of some time by chance
-_IDLE = 0.9  # share of the time in which no thread reads that lies between bursts; the rest lies within them
+# Of the time in which no thread reads, the share between bursts; the rest is within bursts.
+_IDLE = 0.9
 _AS_LONG = 0.2  # a pause this share as long as another one separates bursts, too
 # What pauses exceed the nearest multiples of an unrelated time by, as shares of it, is spread evenly from -1/2 to 1/2.
 _CHANCE, _CHANCE_SPREAD = 1 / 4, 1 / np.sqrt(48)  # mean and standard deviation of its absolute value

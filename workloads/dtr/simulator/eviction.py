@@ -269,7 +269,7 @@ def follow(s: KernelState, storage: int, side: int) -> None:
 
 @inlined
 def passes(s: KernelState, here: int, other: int) -> bool:
-    """Return True if a search continues from `here` to its neighbour `other`."""
+    """Return True if a search of evicted neighbours goes from storage `here` on to storage `other`."""
     if s.storages[other].status != EVICTED or other == here:
         return False
     return not (s.storages[other].banished and hidden(s, here, other))

@@ -96,7 +96,7 @@ def _fronts(graph: LayerGraph, closures: list[int]) -> list[int]:
 
 
 def states_from(graph: LayerGraph, closures: list[int], complete: bool = True) -> States:
-    """Return the states whose sets of layers are `closures`, which must be sorted by number of layers."""
+    """Return a state for each set of layers in `closures` (bit masks, sorted by number of layers)."""
     width = len(graph.nodes) // 8 + 1
     packed = np.frombuffer(b"".join(each.to_bytes(width, "little") for each in closures), np.uint8).reshape(-1, width)
     before = []
