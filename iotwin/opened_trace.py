@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+from pyarrow.compute import Expression
 
 from iotwin.common.errors import IotwinError, UsageError, nearest
 from iotwin.common.html_card import html_card
@@ -90,7 +91,7 @@ class OpenedTrace:
         self.path: Path = self.reader.path
         self.manifest: Manifest = self.reader.manifest
 
-    def events(self, columns: Sequence[str] | None = None, where: Any = None) -> TraceTable:
+    def events(self, columns: Sequence[str] | None = None, where: Expression | None = None) -> TraceTable:
         """Return one row per finished system call, in order of start.
 
         `columns`: names of columns, None for all. `where`: a pyarrow expression such as ``pc.field("op") == "read"``. Only these
@@ -141,9 +142,9 @@ def _table_of(table: pa.Table) -> TraceTable:
     return TraceTable(table.schema, lambda: iter(table.to_batches()))
 
 
-def _check_filter(where: Any) -> None:
+def _check_filter(where: Expression) -> None:
     """Raise UsageError unless `where` is an expression over the columns of events."""
-    if not isinstance(where, ds.Expression):
+    if not isinstance(where, Expression):
         raise UsageError(
             f'where must be an expression of pyarrow, such as pyarrow.compute.field("op") == "read" (got {where!r:.60})'
         )

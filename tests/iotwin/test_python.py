@@ -1,5 +1,6 @@
 """The package as scripts and notebooks use it: the same rows as the files, the same answers as the commands, escaped names."""
 
+import dataclasses
 import json
 import sys
 from html.parser import HTMLParser
@@ -44,7 +45,13 @@ def test_a_table_has_the_rows_of_its_file(trace, name):
     assert list(table.to_pandas().columns) == table.schema.names == list(expected[0])
     column = table.schema.names[0]
     assert table.to_pandas()[column].tolist() == table[column].to_pylist() == [row[column] for row in expected]
-    assert not hasattr(table, "no_such_attribute") and not hasattr(table, "_repr_markdown_")
+    assert not hasattr(table, "no_such_attribute")
+
+
+def test_a_table_is_read_when_it_is_used_and_not_when_it_is_probed(trace):
+    table = trace.events()
+    assert not hasattr(table, "_repr_markdown_") and repr(table) and table._repr_html_() and "arrow" not in vars(table)
+    assert table.num_rows == trace.manifest.events and "arrow" in vars(table)
 
 
 def test_polars_gets_the_same_rows(trace):
@@ -173,6 +180,8 @@ def test_hostile_names_are_text(tmp_path):
         plain = {"div", "strong", "table", "thead", "tbody", "tr", "th", "td"}
         assert found.tags <= {(tag, False) for tag in plain} and "\x1b" not in page and "\u202e" not in page
     assert "<script>alert(1)</script>?[2J?&\"'" in Tags(pages[0]).text and "1,234" in pages[0] and "0.500" in pages[0]
+    differing = dataclasses.replace(iotwin.compare(trace, trace), verdict=HOSTILE)
+    assert "[2J" in repr(differing) and "\x1b" not in repr(differing) and "\u202e" not in repr(differing)
     assert "onerror" in Tags(pages[1]).text and "onerror" in Tags(pages[3]).text
     for shown in (trace, iotwin.compare(trace, trace), iotwin.advise(trace, tested=False)):
         assert "\x1b" not in repr(shown) and "onerror" in repr(shown)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import scratch_folder
 from iotwin.common.html_card import html_card
-from iotwin.common.terminal import clean
 from iotwin.loops.answers.checkpoint_findings import checkpoint_findings
 from iotwin.loops.answers.data_findings import DataReads, data_findings
 from iotwin.loops.answers.finding import JobFinding, describe_change, describe_gain
@@ -60,7 +59,7 @@ class Advice:
 
     def __repr__(self) -> str:
         kinds = ", ".join(each.kind for each in self.findings) or "none"
-        return clean(f"Advice({self.trace!r}: {self.verdict.sentence} Findings: {kinds})")
+        return f"Advice({self.trace!r}: {self.verdict.sentence} Findings: {kinds})"
 
     def _repr_html_(self) -> str:
         findings = self.to_document()["findings"]
