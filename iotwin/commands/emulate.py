@@ -70,7 +70,9 @@ class EmulateCommand(Command):
             "--runs", type=at_least(1), default=1, metavar="N", help="with --what-if: runs of each variant, in turn (default 1)"
         )
         parser.add_argument(
-            "--instrument", action="store_true", help="log the duration of every part of every step; not of a replay"
+            "--instrument",
+            action="store_true",
+            help="log the duration of every part of every step; not for twins with a recording",
         )
         parser.add_argument("--mllog", action="store_true", help="print MLLOG lines on a terminal, too")
         self._prepare_dlio(parser)

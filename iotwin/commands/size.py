@@ -41,7 +41,13 @@ class SizeCommand(Command):
             metavar="AXES",
             help=f"what to limit: {','.join(_AXES)} (default all)",
         )
-        parser.add_argument("--runs", type=at_least(1), default=3, metavar="N", help="runs of points near the target (default 3)")
+        parser.add_argument(
+            "--runs",
+            type=at_least(1),
+            default=3,
+            metavar="N",
+            help="most runs of a limit whose result is near the target (default 3)",
+        )
         parser.add_argument(
             "--clock",
             choices=("real", "virtual"),

@@ -37,7 +37,7 @@ class TraceCommand(Command):
             "--detail",
             default="data,async",
             metavar="GROUPS",
-            help="what to record, a list of: data, metadata, mmap, async, block, gpu; or all (default data,async)",
+            help="kinds of calls to record: data, metadata, mmap, async, block, gpu, joined by commas, or all (default data,async)",
         )
         parser.add_argument(
             "--phases",
@@ -48,7 +48,7 @@ class TraceCommand(Command):
         parser.add_argument(
             "--live",
             action="store_true",
-            help="show rates, latencies, files and losses while it runs, not the job's output",
+            help="while the job runs, show its rates, latencies, files and lost events instead of its output",
         )
         parser.add_argument("--workload", metavar="NAME", help="label stored in the trace")
         parser.add_argument("--force", action="store_true", help="replace an earlier trace of that name")
@@ -188,11 +188,11 @@ def _add_targets(parser: ArgumentParser) -> None:
     targets = parser.add_mutually_exclusive_group()
     targets.add_argument("--image", metavar="IMAGE", help="run COMMAND (or the image's own) in a new container of this image")
     targets.add_argument("--container", metavar="NAME", help="a running container, or one that COMMAND starts under this name")
-    targets.add_argument("--pid", type=int, metavar="PID", help="a running process and its descendants")
-    targets.add_argument("--cgroup", metavar="PATH", help="all processes of a cgroup of the v2 hierarchy")
+    targets.add_argument("--pid", type=int, metavar="PID", help="record a running process and its descendants")
+    targets.add_argument("--cgroup", metavar="PATH", help="record all processes of this cgroup (v2)")
     targets.add_argument("--all", action="store_true", help="all processes of the machine; with COMMAND, until it ends")
     targets.add_argument(
-        "--attach", metavar="WHAT", help="anything that runs: a pid, a container's name or id, or a cgroup's path"
+        "--attach", metavar="WHAT", help="record what runs already: give a pid, a container's name or id, or a cgroup's path"
     )
     targets.add_argument(
         "--jobs", type=Path, metavar="FILE", help="several jobs at once, from a YAML file; TRACE is their directory"
