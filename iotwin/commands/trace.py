@@ -37,7 +37,7 @@ class TraceCommand(Command):
             "--detail",
             default="data,async",
             metavar="GROUPS",
-            help="kinds of calls to record: data, metadata, mmap, async, block, gpu, joined by commas, or all (default data,async)",
+            help="what to record: data, metadata, mmap, async, block, gpu (joined by commas), or all (default data,async)",
         )
         parser.add_argument(
             "--phases",
