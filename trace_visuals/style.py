@@ -5,7 +5,7 @@ Source: M. Okabe and K. Ito, "Color Universal Design" (2008).
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iotwin.common.files import open_whole
 
@@ -36,10 +36,29 @@ FIGURE_RC: dict[Any, Any] = {
 }  # fmt: skip
 
 
-def save_figure(figure: "Figure", path: Path, dpi: int = 200, bbox_inches: str | None = None) -> None:
+class Origin(NamedTuple):
+    """Where a picture comes from, for its metadata: the program with its version, the command line, and what is drawn."""
+
+    creator: str
+    command: str
+    subject: str = ""
+
+
+# The keys of an Origin's fields, by file type: those that the formats define.
+_ORIGIN_KEYS = {
+    "png": ("Software", "Source", "Description"), "svg": ("Creator", "Source", "Description"),
+    "pdf": ("Creator", "Keywords", "Subject"),
+}  # fmt: skip
+
+
+def save_figure(
+    figure: "Figure", path: Path, dpi: int = 200, bbox_inches: str | None = None, origin: Origin | None = None
+) -> None:
     """Write a figure to `path` in the format of its suffix, one of PICTURE_TYPES. Equal figures give equal bytes."""
     file_type = path.suffix.lower().removeprefix(".")
     date: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_type, {})
+    if origin is not None:
+        date |= dict(zip(_ORIGIN_KEYS[file_type], origin, strict=True))
     with warnings.catch_warnings(), open_whole(path) as file:
         # Characters that the font lacks are drawn as boxes, without a warning on the terminal.
         warnings.filterwarnings("ignore", message="Glyph")

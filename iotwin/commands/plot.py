@@ -4,8 +4,10 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
+from iotwin import __version__
 from iotwin.command import Command, Outcome
 from iotwin.common.errors import UsageError
+from iotwin.own_command import this_command
 
 
 class PlotCommand(Command):
@@ -63,9 +65,11 @@ class PlotCommand(Command):
         if args.kind == "curves":
             return _run_curves(args)
         from iotwin.loops.inferred_phases import open_with_phases
+        from iotwin.trace_visuals.style import Origin
         from iotwin.trace_visuals.timeline import Form, plot_timeline
 
-        form = Form(args.short, args.paper, args.legend is None)
+        origin = Origin(f"iotwin {__version__}", this_command()) if args.paper else None
+        form = Form(args.short, args.paper, args.legend is None, origin)
         blocks = plot_timeline(args.traces, args.output, args.zoom, args.group, form, args.legend, open_with_phases)
         return Outcome({
             "kind": args.kind, "output": str(args.output),

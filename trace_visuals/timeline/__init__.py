@@ -29,10 +29,12 @@ from iotwin.trace_visuals.style import (
     PICTURE_TYPES,
     PURPLE,
     VERMILLION,
+    Origin,
     save_figure,
 )
 from iotwin.trace_visuals.timeline import rows as draw_row
 from iotwin.trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline, load_timeline
+from iotwin.trace_visuals.timeline.plotted_data import identities, write_plotted_data
 from iotwin.trace_visuals.windows import View, choose_view
 
 _SECOND = 1e9
@@ -51,6 +53,7 @@ class Form:
     short: bool = False
     paper: bool = False  # True for a picture without titles and without the CPU row
     legend: bool = True
+    origin: Origin | None = None  # what made the picture, for the metadata of one for a paper
 
     @property
     def width_in(self) -> float:
@@ -90,8 +93,8 @@ def plot_timeline(
     """Draw the traces at `paths` into the picture `output`, and return the data drawn of each trace.
 
     `zoom` is as for `windows.choose_view`, `how` as for `group_processes`. `legend`: file for the legend; if None, the legend is
-    in the picture. Raises UsageError for an unknown file type or zoom, IotwinError if a trace cannot be read or a file not
-    written.
+    in the picture. A picture with an origin has its data in a .csv of the same name. Raises UsageError for an unknown
+    file type or zoom, IotwinError if a trace cannot be read or a file not written.
     """
     for path in (output, legend):
         if path is not None:
@@ -110,9 +113,12 @@ def plot_timeline(
             bins = max(1, round((window.end_ns - window.begin_ns) / bin_ns))
             blocks.append(load_timeline(trace, label, window, bins, how, advance))
     with matplotlib.rc_context(FIGURE_RC):
-        save_figure(draw(blocks, view, form), output, _DPI)
+        origin = form.origin and form.origin._replace(subject=identities(paths))
+        save_figure(draw(blocks, view, form), output, _DPI, origin=origin)
         if legend is not None:
-            save_figure(_draw_legend(blocks, view, form), legend, _DPI)
+            save_figure(_draw_legend(blocks, view, form), legend, _DPI, origin=origin)
+    if origin is not None:
+        write_plotted_data(blocks, output.with_suffix(".csv"))
     return blocks
 
 
