@@ -51,7 +51,7 @@ class SizeCommand(Command):
         parser.add_argument(
             "--clock",
             choices=("real", "virtual"),
-            help="whether the twin sleeps while its job computes (default: virtual if the twin has a recording, else real)",
+            help="whether the twin sleeps while its job computes (default: virtual, but real for a twin with busy_wait)",
         )
         parser.add_argument("--force", action="store_true", help="replace an earlier size in DIR")
 

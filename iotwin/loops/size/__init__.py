@@ -32,7 +32,7 @@ _LATENCY_S = (1e-4, 1e-2)  # the first latencies tried
 class SizeQuestion:
     """What `size` searches: the target, the ranks to scale to (None: the twin's), states of the cache, axes, runs and clock.
 
-    `clock`: real or virtual; None: virtual if the twin has a recording, else real.
+    `clock`: real or virtual; None: virtual, unless the twin keeps processors busy.
     """
 
     target: SizeTarget

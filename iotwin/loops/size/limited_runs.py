@@ -58,12 +58,14 @@ class SizedRun:
 class LimitedTwin:
     """A twin that runs under limits. `folder`: where its runs write; `data`: the files of its data set.
 
-    `clock`: real or virtual; None: virtual if the twin has a recording, else real.
+    `clock`: real or virtual; None: virtual, unless the twin keeps processors busy (`twin.busy_wait`).
     """
 
     def __init__(self, twin: Path, data: list[Path], folder: Path, ranks: int | None, clock: str | None) -> None:
+        from iotwin.workload_yaml import load
+
         self._twin, self._data, self._folder, self._ranks = twin, data, folder, ranks
-        self.clock = clock or ("virtual" if self.is_recorded else "real")
+        self.clock = clock or ("real" if load(twin).twin.busy_wait else "virtual")
         self._own_memory_bytes = 0
         self.runs = 0
         self.caveats: list[str] = []

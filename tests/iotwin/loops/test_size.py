@@ -11,8 +11,6 @@ from iotwin.loops.size import SizeQuestion, size
 from iotwin.loops.size.limited_runs import LimitedTwin, SizedRun, StorageLimits, _unmet_waits
 from iotwin.loops.size.search import MeasuredRun, SizeTarget, parse_target, tightest
 from iotwin.tracing_tools.targets.storage_limits import READS
-from iotwin.workload_yaml.recording import Op, RecordedFile
-from tests.benchmark.recordings import recording, row, write_twin
 from tests.conftest import run_iotwin
 from tests.synthetic import Job, write_job
 
@@ -202,8 +200,8 @@ def test_on_a_virtual_clock_the_demand_is_measured_in_real_time(storage, tmp_pat
     assert storage.clocks.count("real") == 1 and document["clock"] == "virtual"
 
 
-def test_time_is_virtual_by_default_if_the_twin_has_a_recording(tmp_path):
-    recorded = write_twin(tmp_path, recording([row(0, Op.OPEN), row(0, Op.END)], [RecordedFile("a", size_bytes=1)]))
-    (parameters := tmp_path / "parameters.yaml").write_text("train:\n  epochs: 1\n")
-    clocks = [LimitedTwin(twin, [], tmp_path, None, clock).clock for twin in (recorded, parameters) for clock in (None, "real")]
+def test_time_is_virtual_by_default_unless_the_twin_keeps_processors_busy(tmp_path):
+    (idle := tmp_path / "idle.yaml").write_text("train:\n  epochs: 1\n")
+    (busy := tmp_path / "busy.yaml").write_text("twin:\n  busy_wait: true\n")
+    clocks = [LimitedTwin(twin, [], tmp_path, None, clock).clock for twin in (idle, busy) for clock in (None, "real")]
     assert clocks == ["virtual", "real", "real", "real"]
