@@ -13,6 +13,7 @@ from iotwin.benchmark.emulator.pipeline import pipeline_summary, plan_of, run_pi
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import Unet3dLayout
+from iotwin.loops.emulation import EmulationOptions, run_workload
 from iotwin.loops.pipeline_twin import pipeline_twin
 from iotwin.main import main
 from iotwin.workload_yaml import Config, load
@@ -176,3 +177,13 @@ def test_the_summary_of_passes_made_by_hand():
     assert [stage["busy_share"] for stage in found["stages"]] == pytest.approx([80 / 140, 100 / 140])
     assert [stage["bubble_share"] for stage in found["stages"]] == pytest.approx([60 / 140, 40 / 140])
     assert [(stage["data_wait_s"], stage["read_bytes"]) for stage in found["stages"]] == [(0.003, 7)] * 2
+
+
+@pytest.mark.parametrize(("schedule", "rounds"), [("1f1b", 1), ("gpipe", 3)])
+def test_a_virtual_clock_skips_the_passes_and_keeps_their_order(data, tmp_path, schedule, rounds):
+    """A minibatch takes 3 s on each of 2 stages. GPipe empties the pipeline after every 2 minibatches, 1F1B at the end."""
+    config = config_of(replace(stages(1, 1, forward_s=1.0), schedule=schedule), data, tmp_path, minibatches=6)
+    config.twin.clock = "virtual"
+    done = run_workload(config, EmulationOptions(ranks=2, one_of_several=True))
+    assert done["iotwin"]["clock"]["real_s"] < 5
+    assert done["pipeline"]["seconds"] == pytest.approx(3 * (6 + rounds), abs=0.5)  # each round fills one stage more
