@@ -26,6 +26,7 @@ class JobFiles:
         self._files, self._output = files, output
         self._folder_of = [output if file.written else data if index < first_copy else copies for index, file in enumerate(files)]
         self._folders: OrderedDict[tuple[Path, str], int] = OrderedDict()
+        self._located: dict[tuple[int, bool], tuple[int, str]] = {}  # results of _locate, while all their folders are open
 
     def claim(self) -> None:
         """Add the files that the replay writes to the note of emulators' files (see OwnFiles).
@@ -78,14 +79,15 @@ class JobFiles:
         wanted = os.O_RDWR if flags & FLAG_WRITABLE and file.written else os.O_RDONLY
         if file.written:
             wanted |= (os.O_CREAT if flags & FLAG_CREATE else 0) | (os.O_TRUNC if flags & FLAG_TRUNCATE else 0)
-        folder, last = self._locate(index, renamed)
+        folder, last = self._located.get((index, renamed)) or self._locate(index, renamed)
         tries = [wanted | os.O_DIRECT, wanted] if flags & FLAG_DIRECT else [wanted]
-        deadline = time.monotonic() + _LONGEST_WAIT_S
+        deadline: float | None = None
         while True:
             for each in tries:
                 try:
                     return os.open(last, each | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
                 except FileNotFoundError:
+                    deadline = deadline or time.monotonic() + _LONGEST_WAIT_S
                     if not file.written or time.monotonic() > deadline:
                         raise
                     time.sleep(0.001)
@@ -117,4 +119,6 @@ class JobFiles:
                 folder = self._folders[key] = os.dup(opened)
             if len(self._folders) > _MOST_FOLDERS:
                 os.close(self._folders.popitem(last=False)[1])
+                self._located.clear()
+        self._located[index, renamed] = folder, last
         return folder, last

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
+import numpy as np
+
 from iotwin.benchmark.emulator.recorded.files import JobFiles
 from iotwin.benchmark.emulator.recorded.memory import Descriptors, Maps
 from iotwin.benchmark.emulator.recorded.shared import (
@@ -44,9 +46,10 @@ _BLOCK_BYTES = 1 << 22
 _FRESH_BYTES = 1 << 17
 _TICK_S = 0.5
 _NEXT_LOOK_S = 0.0002  # seconds between two checks whether the other ranks have arrived
-_LONGEST_DELAY_NS = 50_000_000  # longer delays are not caught up; forking a process takes some milliseconds
+_EMPTY_CALLS = 201  # calls that are timed to find the cost of one
 _INSTANT = frozenset({Op.POST, Op.START, Op.THREAD, Op.MARK, Op.END, Op.STEP})
 _WAITS = frozenset({Op.WAIT, Op.JOIN})
+_FIRST_PIPE_OP = int(Op.PIPE_WRITE)  # operations with a smaller number are calls on files
 
 
 class Home(Protocol):
@@ -75,6 +78,7 @@ class Home(Protocol):
 class Player:
     """Replays one thread in its process. The time of the first row is counted from `begin_ns` (CLOCK_MONOTONIC)."""
 
+    longest_delay_ns = 50_000_000  # longer delays are not caught up; forking a process takes some milliseconds
     now_ns: Callable[[], int] = staticmethod(time.monotonic_ns)
     sleep: Callable[[float], None] = staticmethod(time.sleep)
 
@@ -82,6 +86,7 @@ class Player:
         self._process, self._thread = process, thread
         self._board = process.shared.board.of(thread)
         self._begin_ns = self._due_ns = begin_ns
+        self._fds, self._files, self._latency_s = process.fds, process.files, process.shared.read_latency_s
         self._maps = Maps(process.fds, process.maps)
         self._noise = memoryview(process.shared.noise)
         self._scratch = memoryview(mmap.mmap(-1, _FRESH_BYTES))
@@ -100,22 +105,18 @@ class Player:
     def play(self) -> None:
         """Replay the thread to its end, or until the board stops all threads.
 
-        `due` is when the job would have begun a row. A delay shortens the next sleeps. The thread writes its counts to the board
-        at the end, and the number of rows before each row that may block for long.
+        `due` is when the job would have begun a row. A delay shortens the next sleeps. A call takes as long as it is measured to,
+        without the time that the player itself needs for a call: the job's own is part of its recorded time between calls. The
+        thread writes its counts to the board at the end, and the number of rows before each row that may block for long.
         """
         shared, board, does = self._process.shared, self._board, self._does
-        word, deadline_ns, scale, now_ns, sleep = (
-            shared.board.word,
-            shared.deadline_ns,
-            shared.think_scale,
-            self.now_ns,
-            self.sleep,
-        )
+        word, deadline_ns, longest_ns = shared.board.word, shared.deadline_ns, self.longest_delay_ns
+        now_ns, sleep, own_ns = self.now_ns, self.sleep, shared.call_cost_ns
         counts, late, moved_bytes, spent_ns = [0] * len(Op), [0] * BUCKETS, [0] * len(Op), self._spent_ns
         logical = self._begin_ns
         board[STATE] = RUNNING
         for done, (think, op, subject, fd, offset, size, flags) in enumerate(self._rows()):
-            due = logical + int(think * scale)
+            due = logical + think
             if due >= deadline_ns or word[0]:
                 word[0] = word[0] or STOPPED
                 break
@@ -123,19 +124,22 @@ class Player:
             if due > begun:
                 sleep((due - begun) / 1e9)
                 begun = now_ns()
-            elif done and begun - due > _LONGEST_DELAY_NS:
-                due = begun - _LONGEST_DELAY_NS
-            self._due_ns = due
-            if op >= Op.PIPE_WRITE:
-                board[ROWS] = done
+            elif begun - due > longest_ns and done:
+                due = begun - longest_ns
+            if op >= _FIRST_PIPE_OP:
+                self._due_ns, board[ROWS] = due, done
             moved = does[op](subject, fd, offset, size, flags)
             ended = now_ns()
             counts[op] += 1
-            spent_ns[op] += ended - begun
-            if op < CALLS:
+            if op < _FIRST_PIPE_OP:
+                took = ended - begun - own_ns
+                logical = due + took if took > 0 else due
                 moved_bytes[op] += moved
-                late[min((begun - due).bit_length(), BUCKETS - 1)] += 1
-            logical = self._after(op, due, begun, ended, moved)
+            else:
+                logical = self._after(op, due, begun, ended, moved)
+            spent_ns[op] += logical - due
+            if op < CALLS:
+                late[(begun - due).bit_length()] += 1
         Board.record(board, counts[:CALLS], late)
         board[READ_BYTES] = moved_bytes[Op.READ] + moved_bytes[Op.COPY_TO]
         board[WRITTEN_BYTES] = moved_bytes[Op.WRITE] + moved_bytes[Op.COPY_TO]
@@ -144,42 +148,42 @@ class Player:
         board[ENDED_NS] = logical
         board[STATE] = DONE
 
-    @staticmethod
-    def _after(op: int, due: int, begun: int, ended: int, moved: int) -> int:
-        """Return when the job would have ended a row that was due at `due` and ran from `begun` to `ended`.
+    def _after(self, op: int, due: int, begun: int, ended: int, moved: int) -> int:
+        """Return when the job would have ended a hand-over that was due at `due` and ran from `begun` to `ended`.
 
         `moved`: the result of the row, which is the due time of the awaited event if the operation waits for one.
         """
-        if op < Op.PIPE_WRITE:
-            return due + ended - begun
         if op in _WAITS:
-            return max(due, moved, ended - _LONGEST_DELAY_NS)
+            return max(due, moved, ended - self.longest_delay_ns)
         if op in _INSTANT:
             return due  # its duration is overhead of the replay
         return ended - max(0, begun - due - (ended - begun))  # the wait absorbs the row's delay, as far as it is long enough
 
     def _rows(self) -> Iterator[tuple[int, ...]]:
-        """Yield the thread's rows as (think_ns, op, subject, fd, offset, size, flags)."""
+        """Yield the thread's rows as (think_ns, op, subject, fd, offset, size, flags), with scaled times."""
+        scale = self._process.shared.think_scale
         recording: TwinRecording = self._process.shared.recording
         first, end = self._process.shared.bounds[self._thread : self._thread + 2].tolist()
         names = ("think_ns", "op", "subject", "fd", "offset", "size", "flags")
         for begin in range(first, end, _CHUNK):
             part = slice(begin, min(begin + _CHUNK, end))
-            yield from zip(*(recording.columns[name][part].tolist() for name in names), strict=True)
+            columns = [recording.columns[name][part] for name in names]
+            columns[0] = (columns[0] * scale).astype(np.int64)
+            yield from zip(*(column.tolist() for column in columns), strict=True)
 
     def _open(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
-        ours = self._process.files.open(file, bool(flags & RENAMED), flags)
-        self._process.fds.opened(fd, file, ours, bool(flags & DUPLICATED))
+        ours = self._files.open(file, bool(flags & RENAMED), flags)
+        self._fds.opened(fd, file, ours, bool(flags & DUPLICATED))
         return 0
 
     def _read(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
-        actual, latency_s = self._process.fds.of(fd, file, flags), self._process.shared.read_latency_s
+        actual, latency_s = self._fds.of(fd, file, flags), self._latency_s
         if latency_s:
             return read_slowly(actual, size, offset, self._scratch, partial(self.sleep, latency_s))
         if size >= _FRESH_BYTES and offset >= 0:
             return len(os.pread(actual, size, offset))
-        buffer = self._scratch[: min(size, _FRESH_BYTES)]
-        return os.preadv(actual, [buffer], offset) if offset >= 0 else os.readv(actual, [buffer])
+        buffers = [self._scratch[:size]]
+        return os.preadv(actual, buffers, offset) if offset >= 0 else os.readv(actual, buffers)
 
     def _write(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
         actual = self._process.fds.of(fd, file, flags)
@@ -199,7 +203,7 @@ class Player:
         return 0
 
     def _close(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
-        os.close(self._process.fds.closed(fd, file, flags))
+        os.close(self._fds.closed(fd, file, flags))
         return 0
 
     def _rename(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
@@ -296,3 +300,18 @@ class Player:
 
 def _write_once(descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
     return os.pwritev(descriptor, parts, offset) if offset >= 0 else os.writev(descriptor, parts)
+
+
+def call_cost_ns(now_ns: Callable[[], int]) -> int:
+    """Return the median time in ns that a player spends on a read besides the work of the kernel, on the clock `now_ns`."""
+    null, scratch, took = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), memoryview(bytearray(1)), []
+    fds = Descriptors(lambda file, flags: null)
+    fds.opened(0, 0, null)
+    try:
+        for _ in range(_EMPTY_CALLS):
+            begun = now_ns()
+            os.preadv(fds.of(0, 0, 0), [scratch[:0]], 0)
+            took.append(now_ns() - begun)
+    finally:
+        os.close(null)
+    return sorted(took)[_EMPTY_CALLS // 2]

@@ -146,9 +146,11 @@ class ReplayWatch(threading.Thread):
             before = now
             over = self._shared.board.word[0] != GO_ON
             if over or quiet >= _STUCK_TICKS:
-                self.freed += 0 if over else len(on_pipes)
                 for thread in on_pipes.tolist():
-                    self._shared.board.of(thread)[LET_GO] = 1
+                    row = self._shared.board.of(thread)
+                    # A thread may need until the next inspection to go on.
+                    self.freed += 0 if over or row[LET_GO] else 1
+                    row[LET_GO] = 1
                     if virtual is None:
                         self._shared.pipes.free_one(int(state[thread]))
 

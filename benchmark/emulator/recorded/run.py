@@ -17,6 +17,7 @@ from iotwin.benchmark.emulator.recorded.edits.edit import edit
 from iotwin.benchmark.emulator.recorded.edits.edits import Edits, copies_folder, edits_of, replays, waits_for_batches
 from iotwin.benchmark.emulator.recorded.edits.resumption import resumed_record
 from iotwin.benchmark.emulator.recorded.files import JobFiles
+from iotwin.benchmark.emulator.recorded.player import call_cost_ns
 from iotwin.benchmark.emulator.recorded.process import ReplayedProcess, ReplayWatch
 from iotwin.benchmark.emulator.recorded.shared import (
     BUCKETS,
@@ -165,7 +166,7 @@ def _once(
     os.set_blocking(failures[0], False)
     shared = Shared(
         recording, recording.starts(), board, points, pipes, files, log, _noise(), settings.think_scale, settings.read_latency,
-        deadline_ns, failures, virtual, rank.arrive,
+        deadline_ns, failures, virtual, call_cost_ns(waits.now_ns), rank.arrive,
     )  # fmt: skip
     root, watch = ReplayedProcess(shared, 0), ReplayWatch(shared)
     watch.start()
@@ -196,6 +197,9 @@ def _run(root: ReplayedProcess, begin_ns: int, virtual: VirtualReplay | None, ra
     if virtual is not None:
         virtual.begin(0)
         virtual.clock.end(rank)
+        # The emulator may need longer to start than the job did until its first call.
+        first_ns = int(root.shared.recording.columns["think_ns"][:1].sum() * root.shared.think_scale)
+        begin_ns = max(begin_ns, virtual.clock.now_ns() - first_ns)
     root.run(begin_ns)
     if virtual is not None:
         virtual.clock.begin(rank)

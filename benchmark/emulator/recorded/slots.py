@@ -1,4 +1,4 @@
-"""The slots of a recording's threads in a virtual clock, and the keys of what they wait for."""
+"""The slots of a recording's threads in a virtual clock, the keys of what they wait for, and when bytes in pipes were due."""
 
 import mmap
 from collections.abc import Callable
@@ -9,20 +9,68 @@ from iotwin.workload_yaml.recording import Header
 
 # Kinds of keys: bytes in a pipe, room in a pipe, a post on a channel. The key of the wait for a thread's end is its slot.
 PIPE, ROOM, POST = ((kind << 56) for kind in (1, 2, 3))
+_WRITTEN, _READ, _FIRST, _NEXT, _ROOM, _HEAD = range(6)
+_ENTRIES = 1024  # writes of a pipe whose times are held; the last entry also stands for further ones
+
+
+class PipeTimes:
+    """When the bytes in each pipe were due to be written. Use it under the clock's lock: forked processes share its memory."""
+
+    def __init__(self, pipes: int) -> None:
+        self._width = _HEAD + 2 * _ENTRIES
+        self._cells = memoryview(mmap.mmap(-1, max(pipes, 1) * self._width * 8)).cast("q")
+
+    def held(self, pipe: int) -> int:
+        """Return the number of bytes in a pipe."""
+        first = pipe * self._width
+        return self._cells[first + _WRITTEN] - self._cells[first + _READ]
+
+    def write(self, pipe: int, count: int, due_ns: int) -> None:
+        """Record that `count` bytes were written, which was due at `due_ns`."""
+        cells, first = self._cells, pipe * self._width
+        cells[first + _WRITTEN] += count
+        if cells[first + _NEXT] - cells[first + _FIRST] < _ENTRIES:
+            cells[first + _NEXT] += 1
+        entry = self._entry(pipe, cells[first + _NEXT] - 1)
+        cells[entry], cells[entry + 1] = cells[first + _WRITTEN], due_ns
+
+    def read(self, pipe: int, count: int, due_ns: int) -> int:
+        """Record that a thread read `count` bytes and return when it did: when the last byte was due, but not before `due_ns`."""
+        cells, first = self._cells, pipe * self._width
+        cells[first + _READ] += count
+        while cells[self._entry(pipe, cells[first + _FIRST])] < cells[first + _READ]:
+            cells[first + _FIRST] += 1
+        entry = self._entry(pipe, cells[first + _FIRST])
+        if cells[entry] == cells[first + _READ]:
+            cells[first + _FIRST] += 1
+        cells[first + _ROOM] = max(due_ns, cells[entry + 1])
+        return cells[first + _ROOM]
+
+    def next_due(self, pipe: int) -> int:
+        """Return when the first byte in a pipe, which must not be empty, was due."""
+        return self._cells[self._entry(pipe, self._cells[pipe * self._width + _FIRST]) + 1]
+
+    def room_due(self, pipe: int) -> int:
+        """Return when the last read of a pipe made room; 0 if there was none."""
+        return self._cells[pipe * self._width + _ROOM]
+
+    def _entry(self, pipe: int, index: int) -> int:
+        """Return the cell of a write's last byte, before that of its time."""
+        return pipe * self._width + _HEAD + 2 * (index % _ENTRIES)
 
 
 @dataclass
 class VirtualReplay:
-    """The slots of a replay's threads, and the bytes in its pipes, in memory that forked processes share."""
+    """The slots of a replay's threads, and the times of the bytes in its pipes."""
 
     clock: VirtualClock
     header: Header
     first: int = field(init=False)  # slot of thread 0
-    held: memoryview = field(init=False)  # bytes in each pipe
+    pipes: PipeTimes = field(init=False)
 
     def __post_init__(self) -> None:
         self.first = self.clock.reserve(len(self.header.threads))
-        self.held = memoryview(mmap.mmap(-1, max(len(self.header.pipes), 1) * 8)).cast("q")
+        self.pipes = PipeTimes(len(self.header.pipes))
 
     def slot(self, thread: int) -> int:
         """Return the slot of a thread of the recording."""

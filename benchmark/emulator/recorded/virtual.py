@@ -1,4 +1,9 @@
-"""Replay a thread of a recording on a virtual clock, which counts its waits. Its calls are real."""
+"""Replay a thread of a recording on a virtual clock, which counts its waits. Its calls are real.
+
+A thread's own time, `due`, consists of its recorded times between calls and of the measured time of its calls. If the player
+needs more for a call than the job, the thread falls behind the clock, but its own time does not count that. A hand-over carries
+the own time of its sender: what was sent is received at that time, or when the receiver is due, whichever is later.
+"""
 
 import os
 import select
@@ -7,10 +12,15 @@ from iotwin.benchmark.emulator.clock import CHANGED
 from iotwin.benchmark.emulator.recorded.player import Player
 from iotwin.benchmark.emulator.recorded.shared import FIRST_PIPE, GO_ON, LET_GO, RUNNING, STATE, WAITING
 from iotwin.benchmark.emulator.recorded.slots import PIPE, POST, ROOM, VirtualReplay
+from iotwin.workload_yaml.recording import Op
+
+_ON_PIPES = frozenset({Op.PIPE_WRITE, Op.PIPE_READ, Op.POLL})
 
 
 class VirtualPlayer(Player):
     """Replays one thread in its process on the virtual clock of `replay`."""
+
+    longest_delay_ns = 1 << 62
 
     def __init__(self, *given: object, replay: VirtualReplay) -> None:
         super().__init__(*given)  # type: ignore[arg-type]
@@ -22,26 +32,34 @@ class VirtualPlayer(Player):
     def _sleep_virtually(self, seconds: float) -> None:
         self._clock.sleep(self._slot, seconds, lambda: self._word[0] != GO_ON)
 
+    def _after(self, op: int, due: int, begun: int, ended: int, moved: int) -> int:
+        if op in _ON_PIPES:
+            return max(due, moved)
+        return super()._after(op, due, begun, ended, moved)
+
     def _gives_up(self) -> bool:
         return self._word[0] != GO_ON or bool(self._board[LET_GO])
 
     def _pipe_write(self, pipe: int, fd: int, offset: int, size: int, flags: int) -> int:
-        end, held, full_at = self._process.shared.pipes.ends[pipe][1], self._replay.held, -1
+        end, times, full_at, due_ns = self._process.shared.pipes.ends[pipe][1], self._replay.pipes, -1, self._due_ns
         written, room = self._replay.key(PIPE, pipe), self._replay.key(ROOM, pipe)
 
         def fits() -> bool:
             """Write as much as the pipe takes. Return False if that is nothing, or if the pipe is as full as before."""
-            nonlocal size, full_at
-            if held[pipe] == full_at:  # nobody has read since the pipe was full
+            nonlocal size, full_at, due_ns
+            if times.held(pipe) == full_at:  # nobody has read since the pipe was full
                 return False
             try:
                 count = os.write(end, self._noise[:size])
             except BlockingIOError:
+                full_at = times.held(pipe)
                 return False
-            held[pipe] += count
+            if full_at >= 0:
+                due_ns = max(due_ns, times.room_due(pipe))
+            times.write(pipe, count, due_ns)
             size -= count
             self._clock.wake(written)
-            full_at = held[pipe] if size else -1
+            full_at = times.held(pipe) if size else -1
             return True
 
         self._board[LET_GO] = 0
@@ -49,18 +67,18 @@ class VirtualPlayer(Player):
         while size > 0 and self._clock.wait(self._slot, room, fits, self._gives_up):
             pass
         self._board[STATE] = RUNNING
-        return 0
+        return self.now_ns() if size > 0 else due_ns
 
     def _pipe_read(self, pipe: int, fd: int, offset: int, size: int, flags: int) -> int:
-        end, held = self._process.shared.pipes.ends[pipe][0], self._replay.held
+        end, times, due_ns = self._process.shared.pipes.ends[pipe][0], self._replay.pipes, self._due_ns
         written, room = self._replay.key(PIPE, pipe), self._replay.key(ROOM, pipe)
 
         def reads() -> bool:
-            nonlocal size
-            if not held[pipe]:
+            nonlocal size, due_ns
+            if not times.held(pipe):
                 return False
             count = len(os.read(end, size))
-            held[pipe] -= count
+            due_ns = times.read(pipe, count, due_ns)
             size -= count
             self._clock.wake(room)
             return True
@@ -70,17 +88,26 @@ class VirtualPlayer(Player):
         while size > 0 and self._clock.wait(self._slot, written, reads, self._gives_up):
             pass
         self._board[STATE] = RUNNING
-        return 0
+        return self.now_ns() if size > 0 else due_ns
 
     def _poll(self, pipe: int, fd: int, offset: int, size: int, flags: int) -> int:
-        poll, held = select.poll(), self._replay.held
+        poll, times, due_ns = select.poll(), self._replay.pipes, [self._due_ns]
         poll.register(self._process.shared.pipes.ends[pipe][0], select.POLLIN)
         self._board[LET_GO] = 0
         self._board[STATE] = FIRST_PIPE + pipe
-        if self._clock.wait(self._slot, self._replay.key(PIPE, pipe), lambda: held[pipe] > 0, self._gives_up):
+
+        def holds() -> bool:
+            if not times.held(pipe):
+                return False
+            due_ns[0] = times.next_due(pipe)
+            return True
+
+        if self._clock.wait(self._slot, self._replay.key(PIPE, pipe), holds, self._gives_up):
             poll.poll(0)
+        else:
+            due_ns[0] = self.now_ns()
         self._board[STATE] = RUNNING
-        return 0
+        return due_ns[0]
 
     def _post(self, channel: int, fd: int, offset: int, size: int, flags: int) -> int:
         with self._clock.locked():
