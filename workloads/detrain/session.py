@@ -108,7 +108,7 @@ class Session:
             return False
         start = resume.state["epoch_start"]
         if start:
-            self._state.restore_plain(start["plain"], self._state.parts(frame))
+            self._state.restore_plain(start["plain"], frame)
         if start and "rng" not in self.drop:
             set_generator_states(start["generators"])
         return True

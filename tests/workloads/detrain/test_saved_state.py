@@ -220,5 +220,5 @@ def test_plain_values_of_an_epochs_start_are_put_back_as_they_were_held():
         first.root.best = 0.5
         state = written(first.state.plain(first.frame))
         second = begun(make)
-        second.state.restore_plain(state, second.state.parts(second.frame))
+        second.state.restore_plain(state, second.frame)
     assert described(second.root, {}) == described(first.root, {})

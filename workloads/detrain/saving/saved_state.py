@@ -46,7 +46,7 @@ class ScriptState:
         self._assign, self._dead = assign, dead
         self._begun: dict[str, _Begun] | None = None
         self._paths: dict[int, list[str]] = {}  # by identity of what the script made before the loop
-        self._modules: frozenset[str] | None = None  # those that had been imported when the loop began
+        self._modules: dict[str, types.ModuleType] | None = None  # those that had been imported when the loop began
         self._kept: set[str] = set()  # paths that were restored: the script, run from its start, does not make these values
         self._kept_inside: tuple[str, ...] = ()  # prefixes of paths: everything inside of restored values
         self.unsaved: dict[str, str] = {}  # paths whose values cannot be restored, with the reason
@@ -62,7 +62,7 @@ class ScriptState:
             for part in parts:
                 if part.kind == script_state.SAME:
                     self._paths[id(part.value)].append(part.path)
-            self._modules = frozenset(script_state.scripts_modules())
+            self._modules = script_state.scripts_modules()
 
     def _walk(self, frame: _Frame, without: frozenset[str] = frozenset()) -> Walk:
         return Walk(script_state.frames_of(frame), self._assign, self._paths, without, self._modules)
@@ -193,7 +193,7 @@ class ScriptState:
 
     def set_generators(self, saved: State, frame: _Frame) -> None:
         """Set the script's own generators to states that `generators` returned."""
-        parts = self.parts(frame)
+        parts = self.parts(frame) if saved else {}  # a walk takes milliseconds
         for path in saved.keys() & parts.keys():
             _load(parts[path], saved[path])
 
@@ -232,8 +232,11 @@ class ScriptState:
             put_tensor(parts[path], saved)
         self.keep(state)
 
-    def restore_plain(self, saved: State, parts: dict[str, Part]) -> None:
+    def restore_plain(self, saved: State, frame: _Frame) -> None:
         """Restore plain values whose holders exist in the script."""
+        if not (saved["made"] or saved["plain"]):
+            return
+        parts = self.parts(frame)
         maker = Maker(saved["made"], parts)
         for path in saved["made"]:
             with contextlib.suppress(IotwinError):

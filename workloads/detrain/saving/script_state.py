@@ -11,7 +11,7 @@ import io
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,8 +59,8 @@ def frames_of(frame: types.FrameType | None) -> list[types.FrameType]:
 
 def scripts_modules() -> dict[str, types.ModuleType]:
     """Return the script's modules that have been imported, by name."""
-    modules = list(sys.modules.items())
-    return {name: each for name, each in modules if is_script(getattr(each, "__file__", None) or "") and name != "__mp_main__"}
+    files = ((name, each, getattr(each, "__dict__", {}).get("__file__")) for name, each in list(sys.modules.items()))
+    return {name: each for name, each, file in files if file and is_script(file) and name != "__mp_main__"}
 
 
 def put_variables(frame: types.FrameType, values: Mapping[str, Any]) -> None:
@@ -75,7 +75,7 @@ class Walk:
     """Finds the parts of the script's present state. `assign(function, name, value)` sets a variable.
 
     `paths`: by id, the paths of objects in an earlier walk, which they retain if still reachable by them. `without`: variables of
-    the innermost frame to skip. `modules`: names of the only modules to search.
+    the innermost frame to skip. `modules`: the only modules to search, by name; by default all of the script.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Walk:
         assign: Callable[[str, str, Any], None],
         paths: Mapping[int, Sequence[str]] | None = None,
         without: frozenset[str] = frozenset(),
-        modules: Collection[str] | None = None,
+        modules: Mapping[str, types.ModuleType] | None = None,
     ) -> None:
         self._frames, self._assign, self._earlier, self._without = frames, assign, paths or {}, without
         self._modules = modules
@@ -130,12 +130,12 @@ class Walk:
                 name = frame.f_code.co_name
                 for variable, value in self._of(frame.f_locals, frame):
                     yield Part(f"{name}().{variable}", "", value, _assigning(self._assign, name, variable))
-        for module_name, module in scripts_modules().items():
-            if self._modules is None or module_name in self._modules:
-                label = "" if module_name == "__main__" else f"{module_name}:"
-                top = self._frames[0] if self._frames and self._frames[0].f_locals is vars(module) else None
-                for variable, value in self._of(vars(module), top):
-                    yield Part(f"{label}{variable}", "", value, _item_setter(vars(module), variable))
+        modules = scripts_modules() if self._modules is None else self._modules
+        for module_name, module in modules.items():
+            label = "" if module_name == "__main__" else f"{module_name}:"
+            top = self._frames[0] if self._frames and self._frames[0].f_locals is vars(module) else None
+            for variable, value in self._of(vars(module), top):
+                yield Part(f"{label}{variable}", "", value, _item_setter(vars(module), variable))
 
     def _of(self, variables: dict[str, Any], frame: types.FrameType | None) -> list[tuple[str, Any]]:
         without = self._without if frame is not None and frame is self._frames[0] else ()
