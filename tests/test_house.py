@@ -44,7 +44,7 @@ PROGRAMS = {
     for name in ("driver", "compress_graph_branches", "optimizer_graph_hierarchical", "convert_graph_to_model")
 }
 FLOOR_MAY_IMPORT = {"numpy", "msgspec", "rich", "google_crc32c"}  # besides the standard library
-WITHOUT_TORCH = ("workloads.policies", "workloads.dtr.static", "workloads.dtr.simulator", "workloads.pipedream")
+WITHOUT_TORCH = ("workloads.policies", "workloads.dtr.static", "workloads.dtr.simulator", "workloads.pipedream.plan")
 SYSTEMS = ("checkfreq", "detrain", "dtr", "pipedream")
 MOST_LINES, MOST_FILES = 400, 20
 # Modules above that, each with why it is not split.

@@ -17,6 +17,34 @@ def mlp() -> Built:
     return Built(nn.Sequential(*layers), inputs, lambda model, x, y: functional.cross_entropy(model(x), y))
 
 
+def mlp4() -> Built:
+    """Return four fully connected layers, each followed by dropout, which a pipeline of up to four stages can train."""
+    layers = [nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.1)) for _ in range(4)]
+    return Built(nn.Sequential(*layers), _vectors, lambda model, x, y: functional.cross_entropy(model(x), y))
+
+
+class _Skip(nn.Module):
+    """Four layers, and a connection from the first to the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(4)])
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        first = torch.tanh(self.layers[0](vectors))
+        out = torch.tanh(self.layers[2](torch.tanh(self.layers[1](first))))
+        return self.layers[3](out + first)
+
+
+def skip4() -> Built:
+    """Return four fully connected layers with a connection from the first to the last."""
+    return Built(_Skip(), _vectors, lambda model, x, y: functional.cross_entropy(model(x), y))
+
+
+def _vectors(batch: int) -> tuple[Tensor, ...]:
+    return torch.randn(batch, 16), torch.randint(0, 16, (batch,))
+
+
 class _Unrolled(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -9,4 +9,16 @@ class PipeDreamGroup(Group):
     epilog = """examples:
   iotwin pipedream optimize vgg16.graph.txt -n 4 -b 1e9 --activation-compression-ratio 1 -o plan
   iotwin pipedream simulate plan/plan.json --trace plan.trace"""
-    modules = ("graph", "compress", "optimize", "evaluate", "speedups", "convert", "simulate", "twin", "validate", "drive")
+    modules = (
+        "graph",
+        "compress",
+        "optimize",
+        "evaluate",
+        "speedups",
+        "convert",
+        "simulate",
+        "twin",
+        "validate",
+        "drive",
+        "verify",
+    )

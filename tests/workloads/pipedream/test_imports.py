@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-PIPEDREAM = sorted((ROOT / "workloads" / "pipedream").rglob("*.py"))
+PIPEDREAM = sorted((ROOT / "workloads" / "pipedream" / "plan").rglob("*.py"))
 POLICIES = sorted((ROOT / "workloads" / "policies").glob("pipeline*.py"))
 
 

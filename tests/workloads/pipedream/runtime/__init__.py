@@ -1,0 +1,1 @@
+"""Tests of PipeDream's runtime."""

@@ -1,0 +1,74 @@
+"""Sends tensors between the ranks of a pipeline. A header with the shape precedes each tensor, so that batch sizes may differ."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, distributed
+
+from iotwin.common.errors import IotwinError
+
+_DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool
+)  # fmt: skip
+_MOST_DIMENSIONS = 8
+_HEADER = 3 + _MOST_DIMENSIONS  # index of the type, whether a gradient returns, number of dimensions, sizes
+_MOST_IN_FLIGHT = 1 << 12  # minibatches; after so many, tags are used again
+
+
+class Links:
+    """The channels between this rank and all others. `edge` is the index of a tensor's way from one stage to another.
+
+    Sending returns at once. `settle` waits until all that was sent has been received. Raises IotwinError if the other rank ended.
+    """
+
+    def __init__(self, edges: int) -> None:
+        self._edges = edges
+        self._sent: list[tuple[distributed.Work | None, Tensor, int]] = []
+
+    def send(self, tensor: Tensor, rank: int, minibatch: int, edge: int, backward: bool = False) -> None:
+        """Send a tensor to `rank`. The receiver's copy requires a gradient if `tensor` does."""
+        data = tensor.detach().contiguous()
+        if data.dim() > _MOST_DIMENSIONS:
+            raise IotwinError(f"a tensor of {data.dim()} dimensions crosses stages; at most {_MOST_DIMENSIONS} can")
+        header = torch.zeros(_HEADER, dtype=torch.int64)
+        header[0], header[1], header[2] = _DTYPES.index(data.dtype), int(tensor.requires_grad), data.dim()
+        header[3 : 3 + data.dim()] = torch.tensor(data.shape, dtype=torch.int64)
+        tag = self._tag(minibatch, edge, backward)
+        self._sent = [(work, kept, to) for work, kept, to in self._sent if work is not None and not work.is_completed()]
+        for part, content in enumerate((header, data)):
+            with _naming(rank):
+                self._sent.append((distributed.isend(content, rank, tag=tag + part), content, rank))
+
+    def receive(self, rank: int, minibatch: int, edge: int, backward: bool = False) -> Tensor:
+        """Wait for a tensor from `rank` and return it as a leaf, which requires a gradient if the sender's tensor did."""
+        tag = self._tag(minibatch, edge, backward)
+        header = torch.empty(_HEADER, dtype=torch.int64)
+        with _naming(rank):
+            distributed.recv(header, rank, tag=tag)
+        kind, needs_gradient, dimensions, *sizes = header.tolist()
+        tensor = torch.empty(sizes[:dimensions], dtype=_DTYPES[kind])
+        with _naming(rank):
+            distributed.recv(tensor, rank, tag=tag + 1)
+        return tensor.requires_grad_(bool(needs_gradient))
+
+    def settle(self) -> None:
+        """Wait until all that was sent has been received."""
+        for work, _, rank in self._sent:
+            if work is not None:
+                with _naming(rank):
+                    work.wait()
+        self._sent = []
+
+    def _tag(self, minibatch: int, edge: int, backward: bool) -> int:
+        return (((minibatch % _MOST_IN_FLIGHT) * self._edges + edge) * 2 + backward) * 2
+
+
+@contextmanager
+def _naming(rank: int) -> Iterator[None]:
+    """Raise IotwinError that names the other rank if the connection to it breaks."""
+    try:
+        yield
+    except RuntimeError as error:
+        first = (str(error).splitlines() or ["connection lost"])[0]
+        raise IotwinError(f"the connection to rank {rank} broke, so that rank has probably ended: {first}") from None

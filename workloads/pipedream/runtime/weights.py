@@ -1,0 +1,107 @@
+"""Versions of a stage's weights: a forward pass and its backward pass use the same one, while training already makes newer ones.
+
+A version is a set of leaf tensors that nobody writes to. An update makes the next version out of place. A version is freed when
+the last minibatch that uses it has been computed, so that no weights are ever copied.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+Weights = dict[str, Tensor]
+
+
+class Optimizer(Protocol):
+    """Makes the next version of a weight. State such as momentum belongs to the newest version and is kept by the name."""
+
+    lr: float
+
+    def next_value(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
+        """Return the updated weight as a new tensor; `weight` is unchanged."""
+        ...
+
+
+@dataclass
+class SgdVersions:
+    """Stochastic gradient descent; equal to torch.optim.SGD bit for bit."""
+
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+    def next_value(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
+        """Return the updated weight as a new tensor; `weight` is unchanged."""
+        if self.weight_decay:
+            gradient = gradient.add(weight, alpha=self.weight_decay)
+        if self.momentum:
+            velocity = self.state.get(name)
+            self.state[name] = gradient.clone() if velocity is None else velocity.mul_(self.momentum).add_(gradient)
+            gradient = self.state[name]
+        return weight.add(gradient, alpha=-self.lr)
+
+
+@dataclass
+class AdamVersions:
+    """Adam (Kingma and Ba 2015); equal to torch.optim.Adam bit for bit."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    state: dict[str, tuple[int, Tensor, Tensor]] = field(default_factory=dict)
+
+    def next_value(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
+        """Return the updated weight as a new tensor; `weight` is unchanged."""
+        steps, mean, square = self.state.get(name) or (0, torch.zeros_like(weight), torch.zeros_like(weight))
+        steps += 1
+        mean.lerp_(gradient, 1 - self.betas[0])
+        square.mul_(self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
+        self.state[name] = (steps, mean, square)
+        scale = math.sqrt(1 - self.betas[1] ** steps)
+        spread = (square.sqrt() / scale).add_(self.eps)
+        return weight.addcdiv(mean, spread, value=-self.lr / (1 - self.betas[0] ** steps))
+
+
+class WeightVersions:
+    """The versions of a module's parameters. Version v is the result of v updates.
+
+    The module's own tensors become version 0. The module keeps their shapes only; call it by torch.func.functional_call.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._versions: dict[int, Weights] = {0: {name: p.detach().requires_grad_() for name, p in module.named_parameters()}}
+        _forget_parameters(module)
+        self.newest = 0
+
+    def use(self, version: int) -> Weights:
+        """Return a version for a forward pass, and forget all older ones: later minibatches never use an older version."""
+        for older in [number for number in self._versions if number < version]:
+            del self._versions[older]
+        return self._versions[version]
+
+    def update(self, gradients: Sequence[Tensor]) -> None:
+        """Make the next version from the newest one. `gradients` are in the order of the module's parameters."""
+        weights = self._versions[self.newest]
+        with torch.no_grad():
+            values = {
+                name: self._optimizer.next_value(name, weight, gradient)
+                for (name, weight), gradient in zip(weights.items(), gradients, strict=True)
+            }
+        self.newest += 1
+        self._versions[self.newest] = {name: value.requires_grad_() for name, value in values.items()}
+
+    def latest(self) -> Weights:
+        """Return the newest version."""
+        return self._versions[self.newest]
+
+
+def _forget_parameters(module: nn.Module) -> None:
+    """Replace a module's parameters by ones without memory, so that version 0 is freed as every other version is."""
+    for owner in module.modules():
+        for name, parameter in list(owner.named_parameters(recurse=False)):
+            setattr(owner, name, nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad))
