@@ -85,15 +85,18 @@ def run_workload(config: "Config", options: EmulationOptions) -> dict[str, Any] 
 
 def _clock(config: "Config", ranks: int) -> AbstractContextManager[Any]:
     """Return the context of the run's clock. Raises IotwinError if the clock is virtual and mpirun starts the ranks."""
-    from iotwin.benchmark.emulator.ranks import under_mpi
-    from iotwin.benchmark.emulator.recorded.run import replays_of
-    from iotwin.benchmark.emulator.waits import on_virtual_clock
-
     if config.twin.clock == "real":
         return nullcontext()
+    from iotwin.benchmark.emulator.ranks import under_mpi
+    from iotwin.benchmark.emulator.waits import on_virtual_clock
+
     if under_mpi():
         raise IotwinError("a virtual clock is that of one machine; run with twin.clock=real, or with --ranks N without mpirun")
-    return on_virtual_clock(replays_of(config, ranks))
+    if config.twin.recorded is not None:
+        from iotwin.benchmark.emulator.recorded.run import replays_of
+
+        ranks = replays_of(config, ranks)
+    return on_virtual_clock(ranks)
 
 
 def _log_generation(config: "Config", start_s: float) -> None:

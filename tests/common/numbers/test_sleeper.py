@@ -21,18 +21,18 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.now_ns += round(seconds * 1e9) + self.late_ns
 
+    def sleeper(self) -> Sleeper:
+        return Sleeper(False, self.monotonic_ns, self.sleep)
+
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Clock:
-    clock = Clock(request.param)
-    monkeypatch.setattr(time, "monotonic_ns", clock.monotonic_ns)
-    monkeypatch.setattr(time, "sleep", clock.sleep)
-    return clock
+def clock(request: pytest.FixtureRequest) -> Clock:
+    return Clock(request.param)
 
 
 @pytest.mark.parametrize("clock", [0, MILLISECOND // 10, MILLISECOND], indirect=True)
 def test_many_sleeps_last_as_long_as_their_sum(clock: Clock) -> None:
-    sleeper = Sleeper()
+    sleeper = clock.sleeper()
     for _ in range(100):
         sleeper.sleep(0.005)
     assert clock.now_ns == 500 * MILLISECOND + clock.late_ns  # only the last overshoot is left
@@ -40,7 +40,7 @@ def test_many_sleeps_last_as_long_as_their_sum(clock: Clock) -> None:
 
 @pytest.mark.parametrize("clock", [2 * MILLISECOND], indirect=True)
 def test_sleeps_shorter_than_the_overshoot_are_made_up_for(clock: Clock) -> None:
-    sleeper = Sleeper()
+    sleeper = clock.sleeper()
     for _ in range(1000):
         sleeper.sleep(0.001)
     assert clock.now_ns <= 1000 * MILLISECOND + clock.late_ns
@@ -48,7 +48,7 @@ def test_sleeps_shorter_than_the_overshoot_are_made_up_for(clock: Clock) -> None
 
 @pytest.mark.parametrize("clock", [3600 * 1000 * MILLISECOND], indirect=True)
 def test_a_paused_machine_does_not_cancel_the_sleeps_after_it(clock: Clock) -> None:
-    sleeper = Sleeper()
+    sleeper = clock.sleeper()
     sleeper.sleep(0.005)
     clock.late_ns, begin_ns = 0, clock.now_ns
     for _ in range(100):
@@ -58,7 +58,7 @@ def test_a_paused_machine_does_not_cancel_the_sleeps_after_it(clock: Clock) -> N
 
 @pytest.mark.parametrize("clock", [0], indirect=True)
 def test_what_the_emulator_takes_comes_off_the_next_sleep(clock: Clock) -> None:
-    sleeper = Sleeper()
+    sleeper = clock.sleeper()
     for _ in range(100):
         clock.now_ns += MILLISECOND
         sleeper.add_delay(MILLISECOND)
@@ -68,7 +68,7 @@ def test_what_the_emulator_takes_comes_off_the_next_sleep(clock: Clock) -> None:
 
 @pytest.mark.parametrize("clock", [MILLISECOND], indirect=True)
 def test_ranks_that_meet_do_not_add_up_the_delays_of_each(clock: Clock) -> None:
-    first, second = Sleeper(), Sleeper()
+    first, second = clock.sleeper(), clock.sleeper()
     for step in range(100):  # one is late in every even step, the other in every odd one; both go on when the later one is there
         begin_ns = clock.now_ns
         ends = []
@@ -84,8 +84,8 @@ def test_ranks_that_meet_do_not_add_up_the_delays_of_each(clock: Clock) -> None:
 
 @pytest.mark.parametrize("clock", [MILLISECOND], indirect=True)
 def test_no_time_is_no_sleep(clock: Clock) -> None:
-    Sleeper().sleep(0)
-    Sleeper().sleep(-5)
+    clock.sleeper().sleep(0)
+    clock.sleeper().sleep(-5)
     assert clock.now_ns == 0
 
 
