@@ -327,6 +327,13 @@ def test_a_question_that_a_recording_cannot_follow_is_refused_before_anything_ru
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.parametrize("edit", ["read_once=true", "keep_open=true", "balanced_ranks=true", "decode_scale=2.0"])
+def test_a_recording_without_batches_refuses_edits_of_batches(tmp_path: Path, edit: str) -> None:
+    path = write_twin(tmp_path, recording([row(0, Op.OPEN), row(0, Op.END)], [RecordedFile("a", size_bytes=1)]))
+    done = run_iotwin("emulate", path, f"++workload.twin.recorded.{edit}", "--quiet")
+    assert done.returncode == 2 and f"twin.recorded.{edit.partition('=')[0]}: this twin cannot follow it" in done.stderr
+
+
 class RecordingSleeper(Sleeper):
     """Notes the durations for which it should sleep, in seconds, and returns at once."""
 

@@ -13,6 +13,7 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.numbers.draws import DrawnTime
 from iotwin.common.numbers.durations import Quantiles
 from iotwin.common.numbers.keyed import Purpose
+from iotwin.common.numbers.sleeper import Sleeper
 from iotwin.workloads.common.variant import SLEEP, SleptSteps, check_variant, parse_sleep
 
 
@@ -95,8 +96,7 @@ def test_a_late_sleep_shortens_the_next(monkeypatch):
     def sleep(seconds):
         now_ns[0] += round(seconds * 1e9) + 4_000_000  # a timer that is always late
 
-    monkeypatch.setattr("iotwin.common.numbers.sleeper.time.monotonic_ns", lambda: now_ns[0])
-    monkeypatch.setattr("iotwin.common.numbers.sleeper.time.sleep", sleep)
+    monkeypatch.setattr("iotwin.workloads.common.variant.Sleeper", lambda: Sleeper(now_ns=lambda: now_ns[0], sleep=sleep))
     slept = SleptSteps(parse_sleep("0.01"), 1, 0)
     for _ in range(100):
         slept.next_step()

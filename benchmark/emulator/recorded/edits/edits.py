@@ -25,7 +25,7 @@ _HONOURED = (
 )  # fmt: skip
 
 _WAITS, _NEARLY_ALL = (Op.PIPE_READ, Op.WAIT), 0.9  # of a rank's main thread; share of its batches
-_RECORDED_EDITS = ("decode_scale", "request_bytes", "keep_open", "read_order", "balanced_ranks")  # keys of twin.recorded
+_NEED_NO_BATCHES = {"file", "loop", "cut_s", "think_scale", "read_latency"}  # keys of twin.recorded; the others edit batches
 
 
 class Edits(NamedTuple):
@@ -191,7 +191,11 @@ def _refuse(config: Config) -> None:
         "checkpoint.fsync": config.checkpoint.fsync is not None,
         "twin.checkpoint.asynchronous": config.twin.checkpoint.asynchronous,
         "twin.evaluation.read_threads": config.twin.evaluation.read_threads is not None,
-        **{f"twin.recorded.{name}": getattr(config.twin.recorded, name) != getattr(usual_twin, name) for name in _RECORDED_EDITS},
+        **{
+            f"twin.recorded.{name}": getattr(config.twin.recorded, name) != getattr(usual_twin, name)
+            for name in TwinRecorded.__struct_fields__
+            if name not in _NEED_NO_BATCHES
+        },
     }
     for key, differs in changed.items():
         if differs:
