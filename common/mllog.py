@@ -20,13 +20,17 @@ PHASE_OF_KEY = {
     "step": "step",
 }
 
+JUMPS = "virtual_clock_jumps"  # key of a point: jumps of a virtual clock, as "NS,NS" (real CLOCK_MONOTONIC, length) and blanks
+JUMPS_OF_LINE = 64  # most jumps of a line, which must be shorter than PIPE_BUF to reach a pipe whole
+
 FOR_TRACERS = "iotwin"  # namespace of lines that only tracers read; the tracer's output_keeper hides them from the terminal
 
 
 class MlLog:
     """Writes MLLOG lines to `stream` and flushes each, so that no line is lost or late. Does nothing if `stream` is None.
 
-    `metadata` is part of every line. A tracer does not show lines of the namespace FOR_TRACERS on the terminal.
+    `metadata` is part of every line. A tracer does not show lines of the namespace FOR_TRACERS on the terminal. These lines also
+    have CLOCK_MONOTONIC, which places them exactly among the calls.
     """
 
     def __init__(self, stream: TextIO | None, namespace: str = "", /, **metadata: Value) -> None:
@@ -60,7 +64,7 @@ class MlLog:
         """Write one line with the present time by one write(2), since ranks and loader processes share the stream's file."""
         if self._stream is None:
             return
-        now_ns = time.time_ns()
+        now_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
         entry = {
             "namespace": self._namespace,
             "time_ms": now_ns // 1_000_000,
@@ -70,5 +74,7 @@ class MlLog:
             "value": value,
             "metadata": {**metadata, **self._metadata},
         }
+        if self._namespace == FOR_TRACERS:
+            entry["monotonic_ns"] = monotonic_ns
         self._stream.write(f":::MLLOG {json.dumps(entry)}\n")
         self._stream.flush()

@@ -138,6 +138,14 @@ PARTS = pa.schema(
     ]
 )
 
+# The jumps of an emulated run's virtual clock. A time of the other tables is virtual: real time plus what was skipped before it.
+CLOCK = pa.schema(
+    [
+        ("real_ns", pa.int64()),  # real time of the jump
+        ("skipped_ns", pa.int64()),  # sum of this jump and those before it
+    ]
+)
+
 CPU_SAMPLES = pa.schema(
     [
         ("time_ns", pa.int64()),  # end of the sampled interval
@@ -207,7 +215,7 @@ PRESSURE_SAMPLES = pa.schema(
 )
 
 # All tables except events, by the name of their Parquet file.
-TABLES = {"files": FILES, "processes": PROCESSES, "phases": PHASES, "parts": PARTS, "block": BLOCK, "gpu": GPU}
+TABLES = {"files": FILES, "processes": PROCESSES, "phases": PHASES, "parts": PARTS, "block": BLOCK, "gpu": GPU, "clock": CLOCK}
 
 SAMPLES = {
     "cpu": CPU_SAMPLES,

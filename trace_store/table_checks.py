@@ -20,6 +20,7 @@ _REQUIRED = {
     "parts": ("name", "start_ns", "duration_ns"),
     "block": ("issue_ns", "op", "sector", "size_bytes", "origin"),
     "gpu": ("start_ns", "duration_ns", "kind"),
+    "clock": ("real_ns", "skipped_ns"),
 } | dict.fromkeys(("gpu_samples", *(kind for kind in schema.SAMPLES if kind != "gpu")), ("time_ns",))
 _LABELS = {
     ("files", "kind"): schema.FILE_KINDS,

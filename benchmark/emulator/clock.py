@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import open_whole
+from iotwin.common.mllog import JUMPS, JUMPS_OF_LINE, MlLog
 
 JUMPS_NAME = "clock.parquet"
 CHANGED = 1 << 60  # key of waits for conditions of any kind: whoever makes one true wakes all
@@ -82,7 +83,7 @@ class VirtualClock:
         return ClockFigures(self._cells[_OFFSET] / 1e9, self._cells[_JUMPS])
 
     def jumps(self) -> NDArray[np.int64]:
-        """Return (real CLOCK_MONOTONIC in ns, offset in ns from then on) of each jump, shape (jumps, 2)."""
+        """Return (real CLOCK_MONOTONIC in ns, sum of the jumps so far in ns) of each jump, shape (jumps, 2)."""
         return self._jumps[: min(self._cells[_JUMPS], _MOST_JUMPS)].copy()
 
     def reserve(self, count: int = 1) -> int:
@@ -255,13 +256,23 @@ def clock_document(clock: VirtualClock | None, virtual_s: float) -> dict[str, An
 
 
 def write_jumps(clock: VirtualClock, folder: Path) -> None:
-    """Write the jumps of the clock as a Parquet table: real_ns (CLOCK_MONOTONIC), and offset_ns from then on."""
+    """Write the jumps of the clock as a Parquet table: real_ns (CLOCK_MONOTONIC), and skipped_ns, the sum of the jumps so far."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    real_ns, offset_ns = clock.jumps().T
+    real_ns, skipped_ns = clock.jumps().T
     with open_whole(folder / JUMPS_NAME) as file:
-        pq.write_table(pa.table({"real_ns": real_ns, "offset_ns": offset_ns}), file, compression="zstd")
+        pq.write_table(pa.table({"real_ns": real_ns, "skipped_ns": skipped_ns}), file, compression="zstd")
+
+
+def log_jumps(clock: VirtualClock, log: MlLog) -> None:
+    """Log all jumps of the clock for a tracer, unless there were more than the clock records."""
+    real_ns, skipped_ns = clock.jumps().T
+    if len(real_ns) < clock.figures().jumps:
+        return
+    words = [f"{at},{length}" for at, length in zip(real_ns.tolist(), np.diff(skipped_ns, prepend=0).tolist(), strict=True)]
+    for first in range(0, len(words), JUMPS_OF_LINE):
+        log.point(JUMPS, " ".join(words[first : first + JUMPS_OF_LINE]))
 
 
 def _wait_until(semaphore: int, due_ns: int) -> bool:

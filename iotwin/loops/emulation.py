@@ -3,8 +3,8 @@
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import make_folder, write_whole
 from iotwin.common.foreign_files import read_foreign_end, read_foreign_json
+from iotwin.common.mllog import FOR_TRACERS, MlLog
 from iotwin.common.progress import note, set_quiet
 from iotwin.common.ranks import launched_by_mpi
 from iotwin.common.units import format_size
@@ -63,7 +64,7 @@ def run_workload(config: "Config", options: EmulationOptions) -> dict[str, Any] 
                 return None
             _log_generation(config, start_s)
             return {"generated": generated, "output": config.output.folder}
-        with _clock(config, options.ranks):
+        with _clock(config, options):
             if config.twin.recorded is not None:
                 return _replay(config, options)
             measured = _emulate(config, options)
@@ -83,20 +84,29 @@ def run_workload(config: "Config", options: EmulationOptions) -> dict[str, Any] 
             remove_anywhere(folder.path, folder.options)
 
 
-def _clock(config: "Config", ranks: int) -> AbstractContextManager[Any]:
-    """Return the context of the run's clock. Raises IotwinError if the clock is virtual and mpirun starts the ranks."""
+@contextmanager
+def _clock(config: "Config", options: EmulationOptions) -> Iterator[None]:
+    """Run the block on the workload's clock, and log the jumps of a virtual one if the block succeeds.
+
+    Raises IotwinError if the clock is virtual and mpirun starts the ranks.
+    """
     if config.twin.clock == "real":
-        return nullcontext()
+        yield
+        return
+    from iotwin.benchmark.emulator.clock import log_jumps
     from iotwin.benchmark.emulator.ranks import under_mpi
     from iotwin.benchmark.emulator.waits import on_virtual_clock
 
     if under_mpi():
         raise IotwinError("a virtual clock is that of one machine; run with twin.clock=real, or with --ranks N without mpirun")
+    ranks = options.ranks
     if config.twin.recorded is not None:
         from iotwin.benchmark.emulator.recorded.run import replays_of
 
         ranks = replays_of(config, ranks)
-    return on_virtual_clock(ranks)
+    with on_virtual_clock(ranks) as clock:
+        yield
+        log_jumps(clock, MlLog(options.log, FOR_TRACERS))
 
 
 def _log_generation(config: "Config", start_s: float) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from iotwin.common.errors import UsageError
 from iotwin.common.files import make_folder, new_folder, write_json
@@ -28,11 +28,12 @@ _MOST_RECIPE_BYTES = 256 << 20  # the most that read_recipe reads
 _FINISHED = ("overall", "verdict", "noise_floor", "best_round", "source", "rounds", "assumptions")
 
 
-def make_twin(paths: Sequence[Path], directory: Path, force: bool) -> dict[str, Any]:
+def make_twin(paths: Sequence[Path], directory: Path, force: bool, clock: Literal["real", "virtual"] = "real") -> dict[str, Any]:
     """Make the twin of the job traced at `paths[0]` in `directory` and return its record, which is also written there.
 
     The other paths are traces of reruns of the job. They give the noise floor, and the twin's run is also compared with each of
     them, since fit has not read them. YAML, trace and similarity of the run remain in a folder.
+    `clock` is that of the run.
     """
     from iotwin.benchmark.fit import fit
     from iotwin.benchmark.fit.coverage import describe_coverage
@@ -45,7 +46,7 @@ def make_twin(paths: Sequence[Path], directory: Path, force: bool) -> dict[str, 
     files = _make_data(fitted, folder)
     confine(fitted.config, directory.absolute())
     with kept_cached(files if "page_fault" in traces[0].manifest.counts else []):
-        run = _run(fitted.config, folder, traces[0])
+        run = _run(fitted.config, folder, traces[0], clock)
     similarity = compare(traces[0], run, repeats=traces[1:]).to_document()
     write_json(run.path.parent / "similarity.json", similarity)
     held_out = [compare(rerun, run, [other for other in traces if other is not rerun]).to_document() for rerun in traces[1:]]
@@ -97,7 +98,7 @@ def confine(config: "Config", directory: Path) -> None:
     config.checkpoint.checkpoint_folder = config.output.folder = str(directory / OUTPUT)
 
 
-def _run(config: "Config", folder: MadeFolder, real: Trace) -> Trace:
+def _run(config: "Config", folder: MadeFolder, real: Trace, clock: str) -> Trace:
     from iotwin.workload_yaml import dump
 
     note("running the twin")
@@ -108,7 +109,7 @@ def _run(config: "Config", folder: MadeFolder, real: Trace) -> Trace:
     folder.entry(OUTPUT)
     folder.clear(OUTPUT)
     run_traced(
-        own_command("emulate", kept / TWIN),
+        own_command("emulate", kept / TWIN, f"++twin.clock={clock}"),
         kept / "twin.trace",
         real.manifest.workload or "twin",
         _backend_like(real),

@@ -63,3 +63,31 @@ def test_parts_lie_beside_phases(tmp_path):
     begin, end = _line(None, "checkpoint", "INTERVAL_START"), _line(None, "checkpoint")
     logged = _read(tmp_path, begin, _line({"start": _UPTIME_NS, "duration": 3}, "persist"), end)
     assert [row["phase"] for row in logged.phases] == ["checkpoint"] and [part["name"] for part in logged.parts] == ["persist"]
+
+
+def _jumps_line(value):
+    return _line(value, key="virtual_clock_jumps", event="POINT_IN_TIME")
+
+
+def test_jumps_of_a_virtual_clock_are_read_from_all_lines(tmp_path):
+    logged = _read(tmp_path, _jumps_line("10,5 20,7"), _jumps_line("30,1"))
+    assert logged.jumps == [(10, 5), (20, 7), (30, 1)] and logged.torn == 0
+
+
+@pytest.mark.parametrize("value", ["10,5 20", "10,-5", "10,0", "-1,5", "a,b", 7, None, f"1,{1 << 63}", "1,2,3"])
+def test_damaged_jumps_count_as_torn(tmp_path, value):
+    logged = _read(tmp_path, _jumps_line(value))
+    assert logged.jumps == [] and logged.torn == 1
+
+
+def test_jumps_that_sum_up_to_centuries_are_left_out(tmp_path):
+    logged = _read(tmp_path, _jumps_line(f"1,{1 << 60} 2,{1 << 60} 3,{1 << 60}"))
+    assert logged.jumps == [] and logged.torn == 1
+
+
+@pytest.mark.parametrize(("off_ns", "used"), [(999_999, True), (-3_000_000, True), (2_000_000_000, False)])
+def test_a_line_is_placed_by_its_own_monotonic_time(tmp_path, off_ns, used):
+    lines = [_line(None, key="epoch", event=f"INTERVAL_{edge}") for edge in ("START", "END")]
+    lines = [line.replace('"time_ns"', f'"monotonic_ns": {_UPTIME_NS + off_ns}, "time_ns"') for line in lines]
+    (phase,) = _read(tmp_path, *lines).phases
+    assert phase["start_ns"] == phase["end_ns"] == _UPTIME_NS + off_ns * used

@@ -14,12 +14,14 @@ from typing import Any
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import read_foreign_lines
-from iotwin.common.mllog import PHASE_OF_KEY
+from iotwin.common.mllog import JUMPS, PHASE_OF_KEY
 from iotwin.trace_store.logs.dlio_log import Edge, parse_edge, zone_of
 
 _LINE = re.compile(r"(?:\[?(?P<rank>\d+)\]?:?\s+)?:::MLLOG\s+(?P<json>\{.*\})\s*$")
 
 _LAST_NS = 1 << 62  # in the year 2116
+_SAME_TIME_NS = 1_000_000_000  # if a line's CLOCK_MONOTONIC differs more from its wall time, it is that of another clock
+_MOST_JUMPS = 1 << 21
 _SAME_CLOCK_NS = 3_600_000_000_000  # if a part ends an hour or more before or after its log line, its times are of another clock
 _PART_NAME = re.compile(r"[a-z][a-z0-9_.]{0,63}")
 _MOST_PART_NAMES = 1000
@@ -30,11 +32,15 @@ PhaseRow = dict[str, Any]
 
 @dataclass
 class JobLog:
-    """Rows of schema.PHASES and schema.PARTS read from a job's logs, in order of start, and the number of cut-off lines."""
+    """Rows of schema.PHASES and schema.PARTS read from a job's logs, in order of start, and the number of cut-off lines.
+
+    `jumps`: (real CLOCK_MONOTONIC in ns, length in ns) of each jump of an emulated run's virtual clock. All other times are real.
+    """
 
     phases: list[PhaseRow] = field(default_factory=list)
     parts: list[dict[str, Any]] = field(default_factory=list)
     torn: int = 0
+    jumps: list[tuple[int, int]] = field(default_factory=list)
 
 
 def log_lines(log: Path) -> Iterator[str]:
@@ -71,9 +77,15 @@ def read_log(logs: Iterable[Path], to_monotonic_ns: Callable[[int], int], span_n
                 names.add(part["name"])
                 if len(names) <= _MOST_PART_NAMES:
                     found.parts.append(part)
+            elif event["_key"] == JUMPS:
+                jumps = _jumps(event.get("value"))
+                found.torn += jumps is None
+                found.jumps += (jumps or [])[: _MOST_JUMPS - len(found.jumps)]
             else:
                 _apply(event, open_phases, found.phases, to_monotonic_ns)
         dlio_rows += _dlio_phases(dlio, to_monotonic_ns, zone_of(dlio, *span_ns) if span_ns else datetime.UTC)
+    if sum(length for _, length in found.jumps) > _LAST_NS >> 1:
+        found.jumps, found.torn = [], found.torn + 1
     found.phases = found.phases or dlio_rows
     found.phases.sort(key=lambda row: (row["start_ns"], -row["end_ns"]))
     found.parts.sort(key=lambda row: (row["start_ns"], -row["duration_ns"]))
@@ -164,6 +176,21 @@ def _edge(event: dict[str, Any]) -> tuple[str, bool] | None:
     return None
 
 
+def _jumps(value: Any) -> list[tuple[int, int]] | None:
+    """Return the jumps of a line with the key JUMPS; None if the line is damaged."""
+    try:
+        pairs = [(int(at), int(length)) for at, length in (word.split(",") for word in value.split())]
+    except (ValueError, AttributeError):
+        return None
+    return pairs if all(0 <= at <= _LAST_NS and 0 < length <= _LAST_NS for at, length in pairs) else None
+
+
+def _monotonic_ns(event: dict[str, Any], clock: Callable[[int], int]) -> int:
+    """Return the line's time in CLOCK_MONOTONIC ns, by the line itself or else by `clock` from its UNIX ns."""
+    own_ns, converted_ns = event.get("monotonic_ns"), clock(event["_time_ns"])
+    return own_ns if type(own_ns) is int and abs(own_ns - converted_ns) < _SAME_TIME_NS else converted_ns
+
+
 def _part(event: dict[str, Any], clock: Callable[[int], int]) -> dict[str, Any] | None:
     """Return the part of a step that `event` logs, as a row of schema.PARTS; None if it logs no part.
 
@@ -176,7 +203,7 @@ def _part(event: dict[str, Any], clock: Callable[[int], int]) -> dict[str, Any] 
     start_ns, duration_ns = value.get("start"), value.get("duration")
     if type(start_ns) is not int or type(duration_ns) is not int or not 0 <= duration_ns <= _LAST_NS:
         return None
-    logged_ns = clock(event["_time_ns"])
+    logged_ns = _monotonic_ns(event, clock)
     if abs(start_ns + duration_ns - logged_ns) > _SAME_CLOCK_NS:
         start_ns = logged_ns - duration_ns
     if start_ns < 0:
@@ -211,7 +238,7 @@ def _apply(
     if edge is None:
         return
     phase, starts = edge
-    time_ns = clock(event["_time_ns"])
+    time_ns = _monotonic_ns(event, clock)
     where = (phase, event["_rank"])
     if starts:
         open_phases[where] = {

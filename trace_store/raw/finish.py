@@ -42,6 +42,7 @@ from iotwin.trace_store.raw.records import EVENT, LAST_NS, LIFE_TYPES, RING_HEAD
 from iotwin.trace_store.raw.sorted_records import sorted_chunks
 from iotwin.trace_store.syscalls import CALLS, NUMBER_OF_OP, OPEN_KINDS
 from iotwin.trace_store.trace_directory import leftovers
+from iotwin.trace_store.virtual_times import move_to_virtual
 from iotwin.trace_store.writer import write_events, write_table
 
 NO_PHASES = "none"  # value of the parameter `phases` of a trace without the phases that its job logged
@@ -128,11 +129,13 @@ def finish_trace(directory: Path, manifest: Manifest, convert: Convert | None = 
     write_table(directory, "processes.parquet", schema.PROCESSES, processes)
     if (raw / GPU_FILE).exists():
         write_table(directory, "gpu.parquet", schema.GPU, gpu_table(raw / GPU_FILE))
-    _write_log_tables(directory, manifest)
+    jumps = _write_log_tables(directory, manifest)
     _write_samples(directory, journal)
 
     _close_ledger(manifest)
     manifest.notes += step_notes(manifest.clock)
+    if jumps:
+        move_to_virtual(directory, manifest, np.array(jumps, np.int64))
     wall_s = max(manifest.end_ns - manifest.start_ns, 1) / 1e9
     manifest.cost.events_per_s = round(manifest.events / wall_s, 1)
     manifest.status = status
@@ -274,14 +277,18 @@ def _event_table(
     return pa.Table.from_arrays(arrays, schema=schema.EVENTS)
 
 
-def _write_log_tables(directory: Path, manifest: Manifest) -> None:
-    """Write the tables of phases and parts of steps from the job's logs. Never raises because of what a log contains."""
+def _write_log_tables(directory: Path, manifest: Manifest) -> list[tuple[int, int]]:
+    """Write the tables of phases and parts of steps from the job's logs. Never raises because of what a log contains.
+
+    Returns the jumps of a virtual clock that the logs contain, as JobLog.jumps.
+    """
     phases, parts = rows_table([], schema.PHASES), rows_table([], schema.PARTS)
+    jumps: list[tuple[int, int]] = []
     if manifest.clock:
         span_ns = manifest.clock[0].realtime_ns, manifest.clock[-1].realtime_ns
         try:
             logged = read_log(_logs(directory), one_by_one(realtime_to_monotonic(manifest.clock)), span_ns)
-            parts = rows_table(logged.parts, schema.PARTS)
+            parts, jumps = rows_table(logged.parts, schema.PARTS), logged.jumps
             if manifest.parameters.get("phases") == NO_PHASES:
                 manifest.notes.append("the phases in the job's log are left out (--phases none)")
             else:
@@ -295,6 +302,7 @@ def _write_log_tables(directory: Path, manifest: Manifest) -> None:
     write_table(directory, "phases.parquet", schema.PHASES, phases)
     if parts.num_rows:
         write_table(directory, "parts.parquet", schema.PARTS, parts)
+    return jumps
 
 
 def _logs(directory: Path) -> list[Path]:

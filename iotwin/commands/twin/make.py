@@ -16,12 +16,18 @@ class TwinMakeCommand(Command):
         parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="the job's trace and reruns of it")
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="directory to write")
         accept_dropped_options(parser, "--rounds", "--kind")
+        parser.add_argument(
+            "--clock",
+            choices=("real", "virtual"),
+            default="real",
+            help="whether the twin sleeps while its job computes, or skips that time (default: real)",
+        )
         parser.add_argument("--force", action="store_true", help="replace an earlier twin in DIR")
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.loops.twin import make_twin
 
-        return Outcome({"action": "make", **make_twin(args.traces, args.output, args.force)})
+        return Outcome({"action": "make", **make_twin(args.traces, args.output, args.force, args.clock)})
 
     def show(self, document: dict[str, Any]) -> None:
         from iotwin.tracesim.verdict.equivalence_sentences import lines_of_caveats, sentences_of_test

@@ -17,6 +17,7 @@ from iotwin.datagen.datasets.recorded import read_recipe, write_recipe
 from iotwin.loops import twin
 from iotwin.loops.twin import make_twin
 from iotwin.main import main
+from iotwin.trace_store.reader import Trace
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount, v1_cgroup_of
 from iotwin.workload_yaml.recording import read_recording
@@ -154,7 +155,10 @@ def test_a_job_that_only_writes_has_a_twin_that_packs_and_runs(tmp_path, monkeyp
     program = f"import time\nfor i in range(3):\n open('{tmp_path}/w%d.ckpt' % i, 'wb').write(bytes(500_000))\n time.sleep(0.05)"
     options = TraceOptions(forward_output=False)
     assert trace_command([sys.executable, "-S", "-c", program], tmp_path / "w.trace", options).exit_status == 0
-    document = make_twin([tmp_path / "w.trace"], tmp_path / "twin", force=False)
+    document = make_twin([tmp_path / "w.trace"], tmp_path / "twin", force=False, clock="virtual")
+    skipped_ns = Trace(tmp_path / "twin" / "round-1" / "twin.trace").table("clock")["skipped_ns"].to_pylist()
+    assert skipped_ns[-1] == pytest.approx(150_000_000, rel=0.2)  # the job's three sleeps
+    assert workload.load(tmp_path / "twin" / "twin.yaml").twin.clock == "real"
     assert document["edits"].startswith("none") and document["rounds"][0]["dimensions"]["volume"] > 0.95
     assert run_iotwin("twin", "pack", tmp_path / "twin", "-o", tmp_path / "w.twin").returncode == 0
     ran = run_iotwin("twin", "run", tmp_path / "w.twin", "-o", tmp_path / "ran")
