@@ -82,7 +82,7 @@ READERS_OF_OUR_OWN = {
     "trace_store/logs/mllog.py": "lines, whose losses may be NaN; the numbers that count are checked one by one",
     "trace_store/profiles.py": "events, as those of chrome.py",
     "workloads/checkfreq/epochs/generators.py": "a generator's state of 128 bits, from a checkpoint that has its checksum",
-    "workloads/checkfreq/data.py": "samples, by the system calls that a job makes",
+    "workloads/common/images.py": "samples, by the system calls that a job makes",
     "workloads/detrain/detectors/findings.py": "what this program and its forks found",
     "workloads/dtr/simulator/compiler.py": "the package's modules",
     "workloads/state/keeper.py": "the package's modules",

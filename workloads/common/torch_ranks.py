@@ -30,14 +30,15 @@ class TorchRanks:
 
 
 @contextmanager
-def join_ranks() -> Iterator[TorchRanks]:
+def join_ranks(gpu: bool = True) -> Iterator[TorchRanks]:
     """Join torch's process group, and leave it at the end of the block.
 
-    RANK and WORLD_SIZE come from the environment; without them, this is the only process.
+    RANK and WORLD_SIZE come from the environment; without them, this is the only process. Without `gpu`, the ranks compute on
+    CPUs even if the machine has GPUs.
     """
     rank, world_size = launched_by_torchrun()
     device = torch.device("cpu")
-    if torch.cuda.is_available():
+    if gpu and torch.cuda.is_available():
         device = torch.device("cuda", from_environment("LOCAL_RANK", 0) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     if world_size > 1:

@@ -21,4 +21,5 @@ class PipeDreamGroup(Group):
         "validate",
         "drive",
         "verify",
+        "merge",
     )

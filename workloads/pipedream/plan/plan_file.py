@@ -99,7 +99,13 @@ def _plan_of_conf(content: dict[str, Any], path: Path) -> PipelinePlan:
     stages = tuple(
         Stage(stage, tuple(ranks), len(ranks) / 3, 2 * len(ranks) / 3) for stage, ranks in sorted(conf.stage_to_rank_map.items())
     )
-    return PipelinePlan(stages, depth=conf.stage_to_depth_map or {}, origin={"conf": str(path)})
+    return PipelinePlan(stages, depth=conf.stage_to_depth_map or {}, origin={"conf": str(path), "modules": _modules(conf)})
+
+
+def _modules(conf: _ConfFile) -> list[int]:
+    """Return the stage of each module of the model. The last entry of a conf.json is the stage of the loss, if others remain."""
+    modules = conf.module_to_stage_map
+    return modules[:-1] if set(modules[:-1]) == set(modules) else modules
 
 
 def parse_conf(content: Any, where: str) -> _ConfFile:

@@ -1,5 +1,7 @@
 """Trains one rank of a pipeline: forward and backward passes in the order of the plan, each with the version it names."""
 
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -9,13 +11,16 @@ from torch.func import functional_call
 
 from iotwin.common.errors import UsageError
 from iotwin.workloads.common.parts import Parts
+from iotwin.workloads.models.built import Built
 from iotwin.workloads.pipedream.runtime.links import Links
-from iotwin.workloads.pipedream.runtime.stages import SplitModel, StageModule
+from iotwin.workloads.pipedream.runtime.stages import SplitModel, StageModule, equal_split, split
 from iotwin.workloads.pipedream.runtime.weights import Optimizer, Weights, WeightVersions
 from iotwin.workloads.policies.pipeline import PipelinePlan, order, versions
 
 Load = Callable[[int], tuple[Sequence[Tensor], Sequence[Tensor]]]  # minibatch -> the model's inputs, and the loss's targets
 Criterion = Callable[..., Tensor]  # (model's output, *targets) -> a scalar
+# Called after each forward pass with the minibatch and, in the last stage, the model's output, the targets and the loss.
+Observe = Callable[[int, Tensor | None, Sequence[Tensor], float | None], None]
 TARGET = "target"  # name of the i-th target's tensor, before i
 
 
@@ -57,6 +62,23 @@ class Training:
         return [(name, self.model.producer(name), to) for name in names for to in self.model.consumers(name)] + targets
 
 
+def training_of(
+    built: Built, plan: PipelinePlan, modules: Sequence[int], seed: int = 0, recompute: bool = False, vertical_sync: bool = False
+) -> Training:
+    """Return the training of a model. It is divided into as many equal parts as `modules` has stages: the stage of each part.
+
+    Raises UsageError if the model has too few layers, or if a stage would need the output of a later one.
+    """
+    parts = equal_split(built.module, len(modules))
+    model = split(built.module, [modules[part] for part in parts])
+    count = len(model.inputs)
+
+    def criterion(output: Tensor, *targets: Tensor) -> Tensor:
+        return built.loss(lambda *_: output, *[None] * count, *targets)
+
+    return Training(plan, model, criterion, len(built.make_inputs(1)) - count, vertical_sync, recompute, seed)
+
+
 def seed_pass(seed: int, stage: int, minibatch: int) -> None:
     """Seed torch for one forward pass, so that dropout depends on nothing but these three numbers."""
     torch.manual_seed((seed * 1_000_003 + minibatch) * 1_009 + stage)
@@ -66,6 +88,7 @@ def seed_pass(seed: int, stage: int, minibatch: int) -> None:
 class _InFlight:
     """A minibatch between its forward and its backward pass."""
 
+    version: int
     weights: Weights
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
@@ -74,13 +97,20 @@ class _InFlight:
 
 @dataclass
 class StageRank:
-    """One rank of a pipeline. `group` contains the ranks of the same stage; None if it has one rank."""
+    """One rank of a pipeline. `group` contains the ranks of the same stage; None if it has one rank.
+
+    `trained` counts the minibatches of the whole pipeline in earlier calls of `train`. `rate`, if set, returns the learning rate
+    of an update from the update's index in the present call of `train`.
+    """
 
     training: Training
     rank: int
     optimizer: Optimizer
     group: distributed.ProcessGroup | None = None
     parts: Parts = field(default_factory=lambda: Parts(False))
+    observe: Observe | None = None
+    rate: Callable[[int], float] | None = None
+    trained: int = 0
 
     def __post_init__(self) -> None:
         """Find the rank's stage and the tensors that it sends and receives."""
@@ -96,6 +126,7 @@ class StageRank:
         self._from_me = [(edge, name, to) for edge, (name, sender, to) in edges if sender == self.stage]
         self._flying: dict[int, _InFlight] = {}
         self._sums: list[Tensor] | None = None
+        self._awaited: deque[int] = deque()  # the versions of the forward passes to come
 
     @property
     def _module(self) -> StageModule:
@@ -108,16 +139,18 @@ class StageRank:
     def train(self, load: Load, minibatches: int) -> None:
         """Train `minibatches` minibatches of the whole pipeline, of which this rank computes its share, and drain the pipeline.
 
-        Only stage 0 calls `load`. Losses (last stage) and versions are in `losses` and `versions_used`, by minibatch.
+        Only stage 0 calls `load`. Losses (last stage) and versions are in `losses` and `versions_used`, by minibatch. Minibatches
+        count from 0 in each call.
         """
         plan, base = self.training.plan, self.weights.newest
         own = range(self.replica, minibatches, plan.stages[self.stage].replicas)
         planned = self.training.used_versions(self.stage, self.replica, minibatches)
         version_of = {minibatch: base + version for minibatch, version in zip(own, planned, strict=True)}
         passes = order(plan, self.stage, self.replica, minibatches)
+        self._awaited.extend(version_of[minibatch] for kind, minibatch in passes if kind == "F")
         backward = [minibatch for kind, minibatch in passes if kind == "B"]
         updates = [self.training.update_of(self.stage, minibatch) for minibatch in backward]
-        total = self.training.update_of(self.stage, minibatches - 1) + 1
+        sizes = Counter(self.training.update_of(self.stage, minibatch) for minibatch in range(minibatches))
         done = 0
         for kind, minibatch in passes:
             if kind == "F":
@@ -127,40 +160,90 @@ class StageRank:
             update = updates[done]
             done += 1
             if done == len(updates) or updates[done] != update:
-                self._update(update, minibatches)
-        for update in range(updates[-1] + 1 if updates else 0, total):  # other replicas have a minibatch more
-            self._update(update, minibatches)
+                self._update(update, sizes[update])
+        for update in range(updates[-1] + 1 if updates else 0, len(sizes)):  # other replicas have a minibatch more
+            self._update(update, sizes[update])
         self._links.settle()
+        self.trained += minibatches
+
+    def evaluate(self, load: Load, minibatches: int) -> None:
+        """Compute the forward passes of `minibatches` minibatches with the newest weights, without any update.
+
+        No stage runs ahead: after its warm-up, a rank waits for an acknowledgement of its oldest minibatch before the next one.
+        Acknowledgements travel from the last stage to the first, as gradients do.
+        """
+        weights, module = self.weights.latest(), self._module.module
+        module.eval()
+        for kind, minibatch in order(self.training.plan, self.stage, self.replica, minibatches, "1f1b"):
+            if kind == "B":
+                self._acknowledge(minibatch)
+                continue
+            inputs = self._inputs(minibatch, load)
+            with self.parts.measure("eval_F", **self.labels(minibatch, self.weights.newest)), torch.no_grad():
+                outputs, loss = self._compute(minibatch, weights, inputs)
+            self._send_outputs(minibatch, inputs, outputs)
+            self._report(minibatch, inputs, outputs, loss)
+        self._links.settle()
+        module.train()
+
+    def _acknowledge(self, minibatch: int) -> None:
+        for edge, _, to in self._from_me:
+            self._links.receive(self._peer(to, minibatch), minibatch, edge, backward=True)
+        for edge, sender in self._to_me.values():
+            self._links.send(torch.zeros(()), self._peer(sender, minibatch), minibatch, edge, backward=True)
 
     def _forward(self, minibatch: int, version: int, load: Load) -> None:
         inputs = self._inputs(minibatch, load)
         weights = self.weights.use(version)
+        self._awaited.popleft()
         self.versions_used[minibatch] = version
-        with self.parts.measure("F", **self._labels(minibatch, version)), torch.set_grad_enabled(not self.training.recompute):
+        with self.parts.measure("F", **self.labels(minibatch, version)), torch.set_grad_enabled(not self.training.recompute):
             outputs, loss = self._compute(minibatch, weights, inputs)
-        if loss is not None:
-            self.losses[minibatch] = float(loss.detach())
+        self._send_outputs(minibatch, inputs, outputs)
+        self._report(minibatch, inputs, outputs, loss)
+        self._flying[minibatch] = _InFlight(version, weights, inputs, {} if self.training.recompute else outputs, loss)
+
+    def _send_outputs(self, minibatch: int, inputs: dict[str, Tensor], outputs: dict[str, Tensor]) -> None:
         for edge, name, to in self._from_me:
             tensor = outputs[name] if name in outputs else inputs[name]
             needs = name in outputs and tensor.is_floating_point()
-            self._links.send(tensor.detach().requires_grad_(needs), self._peer(to, minibatch), minibatch, edge)
-        self._flying[minibatch] = _InFlight(weights, inputs, {} if self.training.recompute else outputs, loss)
+            with self.parts.measure("send_act", **self.labels(minibatch, size_bytes=tensor.nbytes)):
+                self._links.send(tensor.detach().requires_grad_(needs), self._peer(to, minibatch), minibatch, edge)
+
+    def _report(self, minibatch: int, inputs: dict[str, Tensor], outputs: dict[str, Tensor], loss: Tensor | None) -> None:
+        output, targets, value = (
+            None,
+            [inputs[f"{TARGET}{index}"] for index in range(self.training.targets * self._is_last)],
+            None,
+        )
+        if loss is not None:
+            output, value = outputs[self.training.model.output].detach(), float(loss.detach())
+            self.losses[minibatch] = value
+        if self.observe is not None:
+            self.observe(minibatch, output, targets, value)
 
     def _inputs(self, minibatch: int, load: Load) -> dict[str, Tensor]:
         inputs: dict[str, Tensor] = {}
         if self.stage == 0:
-            with self.parts.measure("data_wait", **self._labels(minibatch)):
+            with self.parts.measure("data_wait", **self.labels(minibatch)):
                 read, targets = load(minibatch)
             inputs |= dict(zip(self.training.model.inputs, read, strict=True))
             inputs |= {f"{TARGET}{index}": target for index, target in enumerate(targets)}
         for name, (edge, sender) in self._to_me.items():
-            with self.parts.measure("recv_act", **self._labels(minibatch)):
-                inputs[name] = self._links.receive(self._peer(sender, minibatch), minibatch, edge)
+            inputs[name] = self._receive("recv_act", minibatch, edge, sender)
         return inputs
+
+    def _receive(self, part: str, minibatch: int, edge: int, stage: int) -> Tensor:
+        """Receive a tensor from the rank of `stage` that computes the minibatch, and log the wait as `part`."""
+        begin_ns = time.monotonic_ns()
+        tensor = self._links.receive(self._peer(stage, minibatch), minibatch, edge, backward=part == "recv_grad")
+        took_ns = time.monotonic_ns() - begin_ns
+        self.parts.log(part, begin_ns, took_ns, **self.labels(minibatch, size_bytes=tensor.nbytes))
+        return tensor
 
     def _compute(self, minibatch: int, weights: Weights, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor | None]:
         """Run the stage's layers, and the loss in the last stage."""
-        seed_pass(self.training.seed, self.stage, minibatch)
+        seed_pass(self.training.seed, self.stage, self.trained + minibatch)
         # A copy, since the first layer may write to its input in place, which torch forbids for a leaf that requires a gradient.
         arguments = [inputs[name].clone() if inputs[name].requires_grad else inputs[name] for name in self._module.inputs]
         result = functional_call(self._module.module, weights, tuple(arguments))
@@ -168,13 +251,15 @@ class StageRank:
         outputs = dict(zip(self._module.outputs, results, strict=True))
         if not self._is_last:
             return outputs, None
-        targets = [inputs[f"{TARGET}{index}"] for index in range(self.training.targets)]
-        return outputs, self.training.criterion(outputs[self.training.model.output], *targets)
+        return outputs, self.training.criterion(outputs[self.training.model.output], *self._targets(inputs))
+
+    def _targets(self, inputs: dict[str, Tensor]) -> list[Tensor]:
+        return [inputs[f"{TARGET}{index}"] for index in range(self.training.targets)]
 
     def _backward(self, minibatch: int) -> None:
         flying = self._flying.pop(minibatch)
         arrived = self._gradients_of_outputs(minibatch)
-        with self.parts.measure("B", **self._labels(minibatch, self.versions_used[minibatch])):
+        with self.parts.measure("B", **self.labels(minibatch, self.versions_used[minibatch])):
             outputs, loss = flying.outputs, flying.loss
             if self.training.recompute:
                 outputs, loss = self._recomputed(minibatch, flying)
@@ -188,7 +273,8 @@ class StageRank:
         gradients = [torch.zeros_like(of) if each is None else each for of, each in zip(into, found, strict=True)]
         for name, gradient in zip(wanted, gradients[len(flying.weights) :], strict=True):
             edge, sender = self._to_me[name]
-            self._links.send(gradient, self._peer(sender, minibatch), minibatch, edge, backward=True)
+            with self.parts.measure("send_grad", **self.labels(minibatch, size_bytes=gradient.nbytes)):
+                self._links.send(gradient, self._peer(sender, minibatch), minibatch, edge, backward=True)
         self._accumulate(gradients[: len(flying.weights)])
 
     def _recomputed(self, minibatch: int, flying: _InFlight) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -202,8 +288,7 @@ class StageRank:
         for edge, name, to in self._from_me:
             if name not in self._module.outputs:
                 continue
-            with self.parts.measure("recv_grad", **self._labels(minibatch)):
-                gradient = self._links.receive(self._peer(to, minibatch), minibatch, edge, backward=True)
+            gradient = self._receive("recv_grad", minibatch, edge, to)
             found[name] = found[name] + gradient if name in found else gradient
         return found
 
@@ -215,22 +300,42 @@ class StageRank:
 
     def _update(self, update: int, minibatches: int) -> None:
         """Average the gradients of an update over its minibatches, those of other replicas too, and make the next version."""
-        of_update = sum(self.training.update_of(self.stage, minibatch) == update for minibatch in range(minibatches))
         sums = self._sums
         self._sums = None
         if sums is None:
             sums = [torch.zeros_like(weight) for weight in self.weights.latest().values()]
-        with self.parts.measure("opt_step", **self._labels(update)):
-            if self.group is not None and sums:
+        labels = self.labels(update, self.weights.newest)
+        if self.group is not None and sums:
+            size_bytes = sum(gradient.nbytes for gradient in sums)
+            with self.parts.measure("allreduce", **labels, size_bytes=size_bytes):
                 flat = torch.cat([gradient.reshape(-1) for gradient in sums])
                 distributed.all_reduce(flat, group=self.group)
                 pieces = flat.split([gradient.numel() for gradient in sums])
                 sums = [piece.view_as(gradient) for piece, gradient in zip(pieces, sums, strict=True)]
-            self.weights.update([gradient.div_(of_update) for gradient in sums] if of_update > 1 else sums)
+        if self.rate is not None:
+            self.optimizer.lr = self.rate(update)
+        with self.parts.measure("opt_step", **labels):
+            averages = [gradient.div_(minibatches) for gradient in sums] if minibatches > 1 else sums
+            self.weights.update(averages, in_place=self._newest_is_done())
+
+    def traffic(self) -> str:
+        """Return a line with the bytes that this rank has sent and received, and its weight versions."""
+        links = self._links
+        versions = {each.version for each in self._flying.values()} | {self.weights.newest}
+        return f"{links.sent_bytes} bytes sent, {links.received_bytes} received, weight versions {min(versions)}-{max(versions)}"
+
+    def _newest_is_done(self) -> bool:
+        """Return True if no minibatch in flight or to come uses the newest version, so that the next one may overwrite it."""
+        newest = self.weights.newest
+        used = any(each.version == newest for each in self._flying.values())
+        return not used and not (self._awaited and self._awaited[0] <= newest)
 
     def _peer(self, stage: int, minibatch: int) -> int:
         return self.training.plan.rank_of(stage, minibatch)
 
-    def _labels(self, minibatch: int, version: int | None = None) -> dict[str, int]:
-        labels = {"stage": self.stage, "replica": self.replica, "minibatch": minibatch}
+    def labels(self, minibatch: int, version: int | None = None, size_bytes: int | None = None) -> dict[str, int]:
+        """Return the metadata of a part. Minibatches count over all calls of `train`."""
+        labels = {"stage": self.stage, "replica": self.replica, "minibatch": self.trained + minibatch}
+        if size_bytes is not None:
+            labels["size_bytes"] = size_bytes
         return labels if version is None else labels | {"version": version}

@@ -20,10 +20,12 @@ class Links:
     """The channels between this rank and all others. `edge` is the index of a tensor's way from one stage to another.
 
     Sending returns at once. `settle` waits until all that was sent has been received. Raises IotwinError if the other rank ended.
+    `sent_bytes` and `received_bytes` count the contents of tensors.
     """
 
     def __init__(self, edges: int) -> None:
         self._edges = edges
+        self.sent_bytes = self.received_bytes = 0
         self._sent: list[tuple[distributed.Work | None, Tensor, int]] = []
 
     def send(self, tensor: Tensor, rank: int, minibatch: int, edge: int, backward: bool = False) -> None:
@@ -35,6 +37,7 @@ class Links:
         header[0], header[1], header[2] = _DTYPES.index(data.dtype), int(tensor.requires_grad), data.dim()
         header[3 : 3 + data.dim()] = torch.tensor(data.shape, dtype=torch.int64)
         tag = self._tag(minibatch, edge, backward)
+        self.sent_bytes += data.nbytes
         self._sent = [(work, kept, to) for work, kept, to in self._sent if work is not None and not work.is_completed()]
         for part, content in enumerate((header, data)):
             with _naming(rank):
@@ -50,6 +53,7 @@ class Links:
         tensor = torch.empty(sizes[:dimensions], dtype=_DTYPES[kind])
         with _naming(rank):
             distributed.recv(tensor, rank, tag=tag + 1)
+        self.received_bytes += tensor.nbytes
         return tensor.requires_grad_(bool(needs_gradient))
 
     def settle(self) -> None:

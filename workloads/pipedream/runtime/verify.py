@@ -18,12 +18,12 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.files import scratch_folder
 from iotwin.common.foreign_files import decode_foreign, read_foreign_end
 from iotwin.common.ranks import claimed_ports
-from iotwin.workloads.common.torch_ranks import join_ranks, never_destroy
+from iotwin.workloads.common.torch_ranks import join_ranks
 from iotwin.workloads.launch import local_plan
 from iotwin.workloads.models import MODELS, build
 from iotwin.workloads.pipedream.plan.plan_file import read_plan
-from iotwin.workloads.pipedream.runtime.engine import Load, StageRank, Training
-from iotwin.workloads.pipedream.runtime.stages import equal_split, split
+from iotwin.workloads.pipedream.runtime.engine import Load, StageRank, Training, training_of
+from iotwin.workloads.pipedream.runtime.groups import stage_group
 from iotwin.workloads.pipedream.runtime.staleness import train_alone
 from iotwin.workloads.pipedream.runtime.weights import SgdVersions
 from iotwin.workloads.policies.pipeline import PipelinePlan
@@ -61,14 +61,7 @@ class Verification:
         plan = replace(plan, schedule=self.schedule or plan.schedule)
         torch.manual_seed(0)
         built = build(self.module)
-        model = split(built.module, equal_split(built.module, len(plan.stages)))
-        count = len(model.inputs)
-
-        def criterion(output: Tensor, *targets: Tensor) -> Tensor:
-            return built.loss(lambda *_: output, *[None] * count, *targets)
-
-        targets = len(built.make_inputs(1)) - count
-        return Training(plan, model, criterion, targets, self.vertical_sync, self.recompute)
+        return training_of(built, plan, range(len(plan.stages)), 0, self.recompute, self.vertical_sync)
 
     def load(self, training: Training) -> Load:
         """Return a function that makes the data of a minibatch, the same in every process."""
@@ -125,9 +118,9 @@ def run_rank(options: Verification) -> RankResult:
     torch.set_num_threads(1)  # the ranks share the machine's processors
     training = options.training()
     load = options.load(training)
-    with join_ranks() as ranks:
+    with join_ranks(gpu=False) as ranks:
         alone, expected = train_alone(training, load, options.minibatches, _torch_optimizer(training.plan))
-        trained = StageRank(training, ranks.rank, SgdVersions(_LEARNING_RATE), _group_of(training.plan, ranks.rank))
+        trained = StageRank(training, ranks.rank, SgdVersions(_LEARNING_RATE), stage_group(training.plan, ranks.rank))
         trained.optimizer.lr = _rate(training.plan, trained.stage)
         trained.train(load, options.minibatches)
         differences = [
@@ -149,17 +142,6 @@ def _torch_optimizer(plan: PipelinePlan) -> Any:
         return torch.optim.SGD(own, _rate(plan, stage), momentum=0.9, weight_decay=1e-4)
 
     return make
-
-
-def _group_of(plan: PipelinePlan, rank: int) -> distributed.ProcessGroup | None:
-    """Return the group of a rank's stage, None if the stage has one rank. All ranks make all groups, as torch requires."""
-    own = None
-    for stage in plan.stages:
-        if stage.replicas > 1:
-            group = distributed.new_group(list(stage.ranks))
-            never_destroy(group)
-            own = group if rank in stage.ranks else own
-    return own
 
 
 def _parse(arguments: list[str]) -> Verification:

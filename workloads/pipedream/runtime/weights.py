@@ -1,7 +1,7 @@
 """Versions of a stage's weights: a forward pass and its backward pass use the same one, while training already makes newer ones.
 
-A version is a set of leaf tensors that nobody writes to. An update makes the next version out of place. A version is freed when
-the last minibatch that uses it has been computed, so that no weights are ever copied.
+A version is a set of leaf tensors. An update makes the next version out of place, or in place if no minibatch uses the newest
+version any more. A version is freed when the last minibatch that uses it has been computed, so that no weights are ever copied.
 """
 
 import math
@@ -20,8 +20,8 @@ class Optimizer(Protocol):
 
     lr: float
 
-    def next_value(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
-        """Return the updated weight as a new tensor; `weight` is unchanged."""
+    def next_value(self, name: str, weight: Tensor, gradient: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the updated weight, written to `out`, which may be `weight`; None: a new tensor."""
         ...
 
 
@@ -34,15 +34,15 @@ class SgdVersions:
     weight_decay: float = 1e-4
     state: dict[str, Tensor] = field(default_factory=dict)
 
-    def next_value(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
-        """Return the updated weight as a new tensor; `weight` is unchanged."""
+    def next_value(self, name: str, weight: Tensor, gradient: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the updated weight, written to `out`, which may be `weight`; None: a new tensor."""
         if self.weight_decay:
             gradient = gradient.add(weight, alpha=self.weight_decay)
         if self.momentum:
             velocity = self.state.get(name)
             self.state[name] = gradient.clone() if velocity is None else velocity.mul_(self.momentum).add_(gradient)
             gradient = self.state[name]
-        return weight.add(gradient, alpha=-self.lr)
+        return torch.add(weight, gradient, alpha=-self.lr, out=out)
 
 
 @dataclass
@@ -54,8 +54,8 @@ class AdamVersions:
     eps: float = 1e-8
     state: dict[str, tuple[int, Tensor, Tensor]] = field(default_factory=dict)
 
-    def next_value(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
-        """Return the updated weight as a new tensor; `weight` is unchanged."""
+    def next_value(self, name: str, weight: Tensor, gradient: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the updated weight, written to `out`, which may be `weight`; None: a new tensor."""
         steps, mean, square = self.state.get(name) or (0, torch.zeros_like(weight), torch.zeros_like(weight))
         steps += 1
         mean.lerp_(gradient, 1 - self.betas[0])
@@ -63,7 +63,7 @@ class AdamVersions:
         self.state[name] = (steps, mean, square)
         scale = math.sqrt(1 - self.betas[1] ** steps)
         spread = (square.sqrt() / scale).add_(self.eps)
-        return weight.addcdiv(mean, spread, value=-self.lr / (1 - self.betas[0] ** steps))
+        return torch.addcdiv(weight, mean, spread, value=-self.lr / (1 - self.betas[0] ** steps), out=out)
 
 
 class WeightVersions:
@@ -84,16 +84,26 @@ class WeightVersions:
             del self._versions[older]
         return self._versions[version]
 
-    def update(self, gradients: Sequence[Tensor]) -> None:
-        """Make the next version from the newest one. `gradients` are in the order of the module's parameters."""
+    def update(self, gradients: Sequence[Tensor], in_place: bool = False) -> None:
+        """Make the next version from the newest one. `gradients` are in the order of the module's parameters.
+
+        `in_place`: the next version overwrites the newest one, which nobody may use any more.
+        """
         weights = self._versions[self.newest]
         with torch.no_grad():
             values = {
-                name: self._optimizer.next_value(name, weight, gradient)
+                name: self._optimizer.next_value(name, weight, gradient, weight if in_place else None)
                 for (name, weight), gradient in zip(weights.items(), gradients, strict=True)
             }
+        if in_place:
+            del self._versions[self.newest]
         self.newest += 1
         self._versions[self.newest] = {name: value.requires_grad_() for name, value in values.items()}
+
+    def restore(self, version: int, values: Weights) -> None:
+        """Replace all versions by the one with the number `version` and the given values."""
+        self._versions = {version: {name: values[name].detach().requires_grad_() for name in self.latest()}}
+        self.newest = version
 
     def latest(self) -> Weights:
         """Return the newest version."""

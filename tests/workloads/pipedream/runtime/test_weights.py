@@ -8,7 +8,10 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from iotwin.workloads.models import build
+from iotwin.workloads.pipedream.runtime.engine import StageRank, training_of
 from iotwin.workloads.pipedream.runtime.weights import AdamVersions, SgdVersions, WeightVersions
+from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
 
 
 @pytest.mark.parametrize(
@@ -70,3 +73,47 @@ def test_the_module_itself_keeps_no_weights():
     module = nn.Linear(3, 3)
     WeightVersions(module, SgdVersions())
     assert module.weight.is_meta
+
+
+@pytest.mark.parametrize(
+    ("schedule", "depth", "most"),
+    [("1f1b", 0, 1), ("1f1b", 1, 2), ("1f1b", 3, 4), ("none", 2, 1), ("gpipe", 2, 1), ("flush", 2, 1), ("2bw", 1, 2)],
+)
+def test_as_many_versions_are_alive_as_the_plan_names(schedule, depth, most):
+    """Counted at every update, when the next version is made. A pipeline of one stage needs no other process."""
+    plan = PipelinePlan((Stage(0, (0,), 1.0, 1.0),), schedule, {0: depth})
+    torch.manual_seed(0)
+    optimizer = _Counting()
+    rank = StageRank(training_of(build("mlp"), plan, [0]), 0, optimizer)
+    optimizer.first = rank.weights.latest()["0.weight"]
+    built = build("mlp")
+
+    def load(minibatch):
+        tensors = built.make_inputs(4)
+        return tensors[:1], tensors[1:]
+
+    rank.train(load, 12)
+    assert max(optimizer.alive) == most
+
+
+class _Counting(SgdVersions):
+    """Counts the values of one weight that are alive after each update."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.alive = [], []
+
+    @property
+    def first(self):
+        return self.seen[0]()
+
+    @first.setter
+    def first(self, weight):
+        self.seen.append(weakref.ref(weight))
+
+    def next_value(self, name, weight, gradient, out=None):
+        value = super().next_value(name, weight, gradient, out)
+        if name == "0.weight":
+            self.seen.append(weakref.ref(value))
+            self.alive.append(len({id(each()) for each in self.seen if each() is not None}))
+        return value

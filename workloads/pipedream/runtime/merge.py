@@ -1,0 +1,76 @@
+"""Merges the stages of a checkpoint into a whole model, and exports them under the names of PipeDream's own checkpoints."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from iotwin.common.checkpoints import Found, open_checkpoint, read_rank
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import make_folder
+from iotwin.common.progress import note
+from iotwin.workloads.models import build
+from iotwin.workloads.state.save import save
+from iotwin.workloads.state.torch_state import TORCH
+
+
+def merge(checkpoint: Path, output: Path, stages: Path | None = None) -> dict[str, Any]:
+    """Write the state dict of the whole model to the file `output`, and return a description.
+
+    `checkpoint` is a checkpoint or a store, of which the newest is taken. The folder `stages`, if given, also gets
+    ``checkpoint.<stage>.pth.tar`` files with the keys of PipeDream's: epoch, arch, state_dict, best_prec1, optimizer.
+    Raises IotwinError if the checkpoint is damaged, or does not hold exactly the tensors of its model.
+    """
+    found = open_checkpoint(checkpoint, note)
+    if (manifest := found.manifest) is None or manifest.job.get("job") != "pipedream":
+        raise IotwinError(f"{found.path} is no checkpoint of a pipeline; name one that iotwin.workloads.pipedream wrote")
+    states = [_stage_state(found, stage) for stage in range(manifest.world_size)]
+    tensors = {name: tensor for state in states for kind in ("weights", "buffers") for name, tensor in state[kind].items()}
+    model = build(manifest.job["network"], manifest.job["preset"], manifest.job["classes"] or None).module
+    whole = _named(model, tensors)
+    try:
+        model.load_state_dict(whole)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise IotwinError(f"{found.path} does not fit the model {manifest.job['network']}: {reason}") from None
+    save(whole, output)
+    files = _export(states, stages, found) if stages else []
+    return {
+        "checkpoint": str(found.path), "output": str(output), "network": manifest.job["network"], "epoch": manifest.epoch - 1,
+        "minibatches": manifest.step, "stages": len(states), "tensors": len(whole), "stage_files": files,
+        "parameters": sum(weight.numel() for state in states for weight in state["weights"].values()),
+    }  # fmt: skip
+
+
+def _stage_state(found: Found, stage: int) -> dict[str, Any]:
+    tensors, values = read_rank(found, stage)
+    state: dict[str, Any] = TORCH.unflatten(values.get("state"), tensors)
+    return state
+
+
+def _named(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return `tensors` by the keys of the model's state dict. Tied weights have several keys, of which a checkpoint has one."""
+    first: dict[int, str] = {}
+    found = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        same = first.setdefault(id(tensor), name)
+        if same in tensors:
+            found[name] = tensors[same]
+    return found
+
+
+def _export(states: list[dict[str, Any]], folder: Path, found: Found) -> list[str]:
+    manifest = found.manifest
+    if manifest is None:
+        return []
+    make_folder(folder)
+    written = []
+    for stage, state in enumerate(states):
+        path = folder / f"checkpoint.{stage}.pth.tar"
+        save({
+            "epoch": manifest.epoch - 1, "arch": manifest.job["network"],
+            "state_dict": {"module0": state["weights"] | state["buffers"]}, "best_prec1": manifest.metric or 0.0,
+            "optimizer": {"momentum_buffer": state["velocity"]},
+        }, path)  # fmt: skip
+        written.append(str(path))
+    return written
