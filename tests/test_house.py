@@ -41,7 +41,13 @@ STORE = "trace_store"
 # Programs under the names that originals have, each a thin call of the command line: no module imports them.
 PROGRAMS = {
     f"workloads.pipedream.{name}"
-    for name in ("driver", "compress_graph_branches", "optimizer_graph_hierarchical", "convert_graph_to_model")
+    for name in (
+        "driver",
+        "terminate_runtime",
+        "compress_graph_branches",
+        "optimizer_graph_hierarchical",
+        "convert_graph_to_model",
+    )
 }
 FLOOR_MAY_IMPORT = {"numpy", "msgspec", "rich", "google_crc32c"}  # besides the standard library
 WITHOUT_TORCH = ("workloads.policies", "workloads.dtr.static", "workloads.dtr.simulator", "workloads.pipedream.plan")

@@ -25,7 +25,7 @@ from iotwin.common.ranks import claimed_ports
 from iotwin.common.signals import interrupted_status
 
 _GRACE_S = 10.0
-_RECORD = "launch.json"
+RECORD = "launch.json"
 _Program = subprocess.Popen[bytes]
 
 
@@ -110,8 +110,10 @@ class LaunchPlan:
                     return None, f"ranks still running after the limit of {self.limit_s:g} s: {still}"
                 for key, _ in ended:
                     running.unregister(key.fd)
-                    if status := programs[key.data].wait():
-                        return key.data, self._explain(key.data, status)
+                failed = {key.data: status for key, _ in ended if (status := programs[key.data].wait())}
+                if failed:  # a killed rank makes others fail, perhaps before this process runs again
+                    rank = min(failed, key=lambda rank: (failed[rank] > 0, rank))
+                    return rank, self._explain(rank, failed[rank])
         return None, None
 
     def _explain(self, rank: int, status: int) -> str:
@@ -166,13 +168,13 @@ def local_plan(
         RankProcess(command, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, logs and logs / f"rank-{rank}.log")
         for rank in range(ranks)
     ]
-    return LaunchPlan(processes, limit_s, record=logs and logs / _RECORD)
+    return LaunchPlan(processes, limit_s, record=logs and logs / RECORD)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the ranks and return the exit status of the first that failed, 0 if none did."""
     parser = ArgumentParser(prog="python -m iotwin.workloads.launch", description="Start a job's ranks on this machine.")
-    parser.add_argument("--logs", type=Path, metavar="DIR", help=f"write each rank's output to DIR/rank-N.log, and DIR/{_RECORD}")
+    parser.add_argument("--logs", type=Path, metavar="DIR", help=f"write each rank's output to DIR/rank-N.log, and DIR/{RECORD}")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="end the job if it takes longer")
     parser.add_argument("ranks", type=int, metavar="RANKS")
     parser.add_argument("module", nargs=REMAINDER, metavar="MODULE [OPTION...]")

@@ -3,6 +3,7 @@
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 
 from iotwin.workloads.common.program import run_program
 from iotwin.workloads.pipedream.runtime.options import parse_config, prepare_parser
@@ -11,11 +12,15 @@ from iotwin.workloads.pipedream.runtime.options import parse_config, prepare_par
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the rank of the command line `argv` (default: the process's own) and return the exit status."""
     description = "Train a model as one rank of a pipeline, with several versions of the weights instead of flushes."
-    return run_program("pipedream", description, prepare_parser, _run, argv)
+    return run_program("pipedream", description, prepare_parser, partial(_run, sys.argv[1:] if argv is None else argv), argv)
 
 
-def _run(args: Namespace) -> None:
+def _run(argv: Sequence[str], args: Namespace) -> None:
     config, plan, modules = parse_config(args)
+    if config.rank is not None and len(config.rank) > 1:
+        from iotwin.workloads.pipedream.runtime.drive import run_host
+
+        sys.exit(run_host(argv, plan, config.rank))
     from iotwin.workloads.pipedream.runtime.train import train
 
     train(config, plan, modules)

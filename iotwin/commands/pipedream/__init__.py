@@ -1,11 +1,11 @@
-"""``iotwin pipedream``: plan a training pipeline from a profile of its layers, predict its timeline, and write its twin."""
+"""``iotwin pipedream``: plan a training pipeline from a profile, predict its timeline, write its twin, and train it."""
 
 from iotwin.command import Group
 
 
 class PipeDreamGroup(Group):
     name = "pipedream"
-    help = "plan a training pipeline from a profile of its layers, predict what it does, make its twin"
+    help = "plan a training pipeline from a profile of its layers, predict what it does, make its twin, train it"
     epilog = """examples:
   iotwin pipedream optimize vgg16.graph.txt -n 4 -b 1e9 --activation-compression-ratio 1 -o plan
   iotwin pipedream simulate plan/plan.json --trace plan.trace"""
@@ -20,6 +20,7 @@ class PipeDreamGroup(Group):
         "twin",
         "validate",
         "drive",
+        "terminate",
         "verify",
         "merge",
     )

@@ -138,9 +138,11 @@ def test_booleans_of_yaml_1_1_are_taken_where_one_is_wanted(tmp_path, word, is_t
 def test_commands_are_argument_lists_a_rank():
     driver = read_driver(DRIVERS / "vgg16_4pipedream.yml")
     local = commands(driver, Launch(DATA, local=True, resume="out/checkpoint"))
-    assert len(local) == 4 and all(command[:3] == ["python3", "-m", "iotwin.workloads.pipedream"] for command in local)
+    assert len(local) == 4 and all(command[:3] == [sys.executable, "-m", "iotwin.workloads.pipedream"] for command in local)
     assert [command[command.index("--rank") + 1] for command in local] == ["0", "1", "2", "3"]
     assert local[0][-2:] == ["--resume", "out/checkpoint"]
+    assert local[1][local[1].index("--master-addr") + 1] == "127.0.0.1"
+    assert local[0][local[0].index("--config-path") + 1] == str(DATA / "hybrid_conf.json")
     remote = commands(driver, Launch(DATA))
     assert all(command[:3] == ["ssh", "-n", driver.machines[0][0]] and "docker run" in command[3] for command in remote)
     assert len(commands(driver, Launch(DATA, single_container=True))) == 1
@@ -164,7 +166,7 @@ def test_commands_are_argument_lists_a_rank():
         ("evaluate G G -n 4", 1, ""),
         ("simulate none.json", 2, "none.json cannot be read"),
         ("convert G -n A -a a -o OUT", 2, "has no stage_id"),
-        ("drive D", 2, "--dry-run"),
+        ("drive D", 2, "log_directory: /datadrive3/aaron/output/v2_output is no directory"),
         ("speedups G -n 4 4 -o OUT", 2, "one number of workers"),
     ],
 )

@@ -7,7 +7,8 @@ table of the conf.json files that PipeDream ships.
 import os
 import re
 import shlex
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from iotwin.common.foreign_files import read_foreign_json
 from iotwin.workload_yaml.keys_and_types import TRUTHS
 from iotwin.workload_yaml.yaml12 import parse, read_text
 from iotwin.workloads.pipedream.plan.plan_file import read_plan
+from iotwin.workloads.policies.pipeline import PipelinePlan
 
 _REQUIRED = ("log_directory", "module", "data_dir", "container", "machines", "model_type", "distributed_backend")
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -34,17 +36,34 @@ _CHOICES = {
 }
 _POSITIVE = ("batch_size", "epochs", "print_frequency")
 _LOCAL = ("localhost", "127.0.0.1")
+CONTAINER_NAME = "--name"  # docker's option before the name by which a container is ended
 
 
 @dataclass(frozen=True)
 class Driver:
-    """A driver file: its keys, its machines as (host, GPU), its number of ranks, and its problems as (key, text)."""
+    """A driver file: its keys, its machines as (host, GPU), its number of ranks, and its problems as (key, text).
+
+    `conf` is the path of its conf.json, None if there is no such file; `plan` is the plan in it, if it is valid.
+    """
 
     path: Path
     keys: dict[str, Any]
     machines: list[tuple[str, int]] = field(default_factory=list)
     ranks: int | None = None
     problems: list[tuple[str, str]] = field(default_factory=list)
+    conf: Path | None = None
+
+    @property
+    def plan(self) -> PipelinePlan | None:
+        """Return the plan in the conf.json; None if there is no such file."""
+        return read_plan(self.conf) if self.conf else None
+
+    def processes(self, launch: "Launch") -> list[tuple[str, list[int]]]:
+        """Return the host and the ranks of each process that starts ranks: a rank each, or a container for all of a host."""
+        if launch.single_container and not launch.local:
+            hosts = dict.fromkeys(host for host, _ in self.machines)
+            return [(host, _ranks_on(self, host)) for host in hosts]
+        return [("localhost" if launch.local else host, [rank]) for rank, (host, _) in enumerate(self.machines)]
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object for this file in the output of ``iotwin pipedream validate``."""
@@ -71,11 +90,12 @@ def read_driver(path: Path, models: Path | None = None) -> Driver:
     problems = [problem for key, value in keys.items() for problem in _key_problems(key, value)]
     problems += [(key, "is required and missing") for key in _REQUIRED if key not in keys]
     machines, wrong = _machines(keys.get("machines"))
-    ranks, conf_problem = _conf_ranks(path, keys.get("config_file"), models)
+    conf = _conf_path(path, keys.get("config_file"), models)
+    ranks, conf_problem = _conf_ranks(conf, keys.get("config_file"))
     problems += [*wrong, *conf_problem]
     if ranks is not None and machines and ranks != len(machines):
         problems.append(("machines", f"{len(machines)} machines are listed, {keys['config_file']} is for {ranks} ranks"))
-    return Driver(path, keys, machines, ranks if ranks is not None else len(machines) or None, problems)
+    return Driver(path, keys, machines, ranks if ranks is not None else len(machines) or None, problems, conf)
 
 
 def _meant(key: str, value: Any) -> Any:
@@ -119,13 +139,22 @@ def _machines(listed: Any) -> tuple[list[tuple[str, int]], list[tuple[str, str]]
     return found, problems
 
 
-def _conf_ranks(path: Path, config_file: Any, models: Path | None) -> tuple[int | None, list[tuple[str, str]]]:
+def _conf_path(path: Path, config_file: Any, models: Path | None) -> Path | None:
+    """Return the path of the conf.json that a driver file names, in `models` or in the driver file's folder; None if missing."""
+    for folder in (models, path.parent):
+        if not folder or not isinstance(config_file, str):
+            continue
+        if os.path.isfile(folder / config_file):  # noqa: PTH113 - False, not OSError, of a name that is too long
+            return folder / config_file
+    return None
+
+
+def _conf_ranks(conf: Path | None, config_file: Any) -> tuple[int | None, list[tuple[str, str]]]:
     """Return (number of ranks in the conf.json that a driver file names, None if unknown; problems of this conf.json)."""
+    if conf is not None:
+        return _ranks_of(conf, config_file)
     if not isinstance(config_file, str):
         return None, []
-    for folder in (models, path.parent):
-        if folder and os.path.isfile(folder / config_file):  # noqa: PTH113 - False, not OSError, of a name that is too long
-            return _ranks_of(folder / config_file, config_file)
     shipped = read_foreign_json(Path(__file__).parent / "shipped_confs.json")
     if config_file not in shipped:
         return None, [("config_file", f"{config_file} is neither in the folder of the file nor below --models")]
@@ -174,6 +203,10 @@ class Launch:
     single_container: bool = False
     mounts: tuple[str, ...] = ()
 
+    def at(self, directory: Path) -> "Launch":
+        """Return the same launch with another directory."""
+        return replace(self, directory=directory)
+
 
 def commands(driver: Driver, launch: Launch) -> list[list[str]]:
     """Return the command of each process as a list of arguments. A process is a rank, or all ranks of a host in one container.
@@ -186,10 +219,7 @@ def commands(driver: Driver, launch: Launch) -> list[list[str]]:
     for mount in launch.mounts:
         if ":" in mount:
             raise UsageError(f"--mount-directories: '{mount}' has a colon, which docker takes for a separator; rename it")
-    if launch.single_container and not launch.local:
-        hosts = list(dict.fromkeys(host for host, _ in driver.machines))
-        return [_on_host(driver, launch, host, _ranks_on(driver, host)) for host in hosts]
-    return [_on_host(driver, launch, host, [rank]) for rank, (host, _) in enumerate(driver.machines)]
+    return [_on_host(driver, launch, host, ranks) for host, ranks in driver.processes(launch)]
 
 
 def _ranks_on(driver: Driver, host: str) -> list[int]:
@@ -203,8 +233,9 @@ def _on_host(driver: Driver, launch: Launch, host: str, ranks: list[int]) -> lis
     gpus = ",".join(str(driver.machines[rank][1]) for rank in ranks)
     mounted = dict.fromkeys((driver.keys["data_dir"], driver.keys["log_directory"], *launch.mounts))
     volumes = [part for path in mounted for part in ("-v", f"{path}:{path}")]
-    contained = ["docker", "run", "--rm", "--net=host", "--ipc=host", "--gpus", f'"device={gpus}"', *volumes,
-                 driver.keys["container"], *program]  # fmt: skip
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", f"iotwin-{launch.directory.name}-rank-{ranks[0]}")
+    contained = ["docker", "run", "--rm", CONTAINER_NAME, name, "--net=host", "--ipc=host", "--gpus", f'"device={gpus}"',
+                 *volumes, driver.keys["container"], *program]  # fmt: skip
     return contained if host in _LOCAL else ["ssh", "-n", host, shlex.join(contained)]
 
 
@@ -212,10 +243,14 @@ def _program(driver: Driver, launch: Launch, ranks: list[int]) -> list[str]:
     keys = driver.keys
     local = [_ranks_on(driver, driver.machines[rank][0]).index(rank) for rank in ranks]
     ends = ["--rank", *map(str, ranks), "--local-rank", *map(str, local)]
-    program = ["python3", "-m", "iotwin.workloads.pipedream", "--module", keys["module"], "--data-dir", keys["data_dir"],
-               "--distributed-backend", keys["distributed_backend"], "--master-addr", driver.machines[0][0],
+    python = sys.executable if launch.local else "python3"
+    master = "127.0.0.1" if launch.local else driver.machines[0][0]
+    program = [python, "-m", "iotwin.workloads.pipedream", "--module", keys["module"], "--data-dir", keys["data_dir"],
+               "--distributed-backend", keys["distributed_backend"], "--master-addr", master,
                "--checkpoint-dir", f"{launch.directory}", *ends]  # fmt: skip
-    options = {"config_file": "--config-path", "batch_size": "--batch-size", "learning_rate": "--lr", "weight_decay": "--wd",
+    if "config_file" in keys:  # the copy in the run's folder, which all hosts see
+        program += ["--config-path", str(launch.directory / Path(keys["config_file"]).name)]
+    options = {"batch_size": "--batch-size", "learning_rate": "--lr", "weight_decay": "--wd",
                "learning_rate_policy": "--lr-policy", "epochs": "--epochs", "print_frequency": "--print-freq",
                "verbose_frequency": "--verbose-frequency"}  # fmt: skip
     program += [part for key, option in options.items() if key in keys for part in (option, str(keys[key]))]

@@ -64,7 +64,7 @@ class ImageFiles:
         return self._loaded(self._validation, batches[replica::replicas])
 
     def _loaded(self, files: Sequence[tuple[Path, int]], batches: Any) -> Load:
-        images = Images(files, IMAGE_SIDE[self._config.preset], self._config.seed, self._parts)
+        images = Images(files, IMAGE_SIDE[self._config.size], self._config.seed, self._parts)
         begin = partial(_become_loader, os.getpid())
         # A separate generator, so that the random numbers of dropout do not depend on loaders.
         loader = DataLoader(
@@ -99,7 +99,7 @@ class RandomSamples:
 
     def __init__(self, config: PipeDreamConfig) -> None:
         self._config = config
-        self._built: Built = build(config.arch, config.preset)
+        self._built: Built = build(config.arch, config.size)
         self._inputs = len(inspect.signature(self._built.module.forward).parameters)
         self.classes, self.training, self.validation = 0, _IMAGENET_IMAGES, _IMAGENET_VALIDATION
 

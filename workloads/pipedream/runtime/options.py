@@ -25,7 +25,9 @@ class PipeDreamConfig:
     module: str | None = option(
         f"model to train: {', '.join(MODELS)}; of models.ARCH.gpus=N, ARCH", None, "-m", "--module", type=str, metavar="NAME"
     )
-    preset: str = option("paper: as published; tiny: for a CPU", "paper", metavar="NAME")
+    preset: str | None = option(
+        "paper: as published; tiny: for a CPU (default: paper, if the model has a published size)", None, type=str, metavar="NAME"
+    )
     data_dir: Path | None = option(
         "directory of train/CLASS/*.JPEG and val/CLASS/*.JPEG, which the ranks of stage 0 read",
         None, "--data_dir", "--data-dir", type=Path, metavar="DIR",
@@ -102,6 +104,11 @@ class PipeDreamConfig:
         match = _PACKAGE.fullmatch(self.module or "")
         return match["arch"] if match else self.module or ""
 
+    @property
+    def size(self) -> str:
+        """The preset of the model."""
+        return self.preset or ("paper" if self.arch in (*IMAGE_CLASSIFIERS, "gnmt") else "tiny")
+
 
 def prepare_parser(parser: ArgumentParser) -> None:
     """Add the options of PipeDreamConfig to `parser`."""
@@ -129,7 +136,7 @@ def _check_names(config: PipeDreamConfig) -> None:
         raise UsageError(f"name the model by --module: {', '.join(MODELS)}")
     for option_name, value, known in (
         ("--module", config.arch, tuple(MODELS)),
-        ("--preset", config.preset, PRESETS),
+        ("--preset", config.size, PRESETS),
         ("--lr_policy", config.lr_policy, LR_POLICIES),
         ("--distributed_backend", config.distributed_backend, BACKENDS),
     ):

@@ -107,10 +107,10 @@ class PipelineJob:
             few = f"{config.data_dir} has {self._training} training images, too few for one minibatch of {config.batch_size}"
             raise IotwinError(f"{few}; lower --batch-size or generate more images")
         torch.manual_seed(config.seed)
-        built = build(config.arch, config.preset, classes or None)
+        built = build(config.arch, config.size, classes or None)
         self._training_of_plan = training_of(built, plan, modules, config.seed, config.recompute, config.vertical_sync)
         self._batches = ResumableBatches(self._training, config.batch_size, config.seed, with_epoch=True)
-        self._job = {"job": "pipedream", "network": config.arch, "preset": config.preset, "classes": classes}
+        self._job = {"job": "pipedream", "network": config.arch, "preset": config.size, "classes": classes}
         self._job |= {"seed": config.seed, "stages": len(plan.stages)}
         stage = next(stage.stage for stage in plan.stages if ranks.rank in stage.ranks)
         names = full_names(built.module, self._training_of_plan.model.stages[stage].module)

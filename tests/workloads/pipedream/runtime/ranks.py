@@ -11,6 +11,7 @@ from pathlib import Path
 from iotwin.common import commit
 from iotwin.common.ranks import claimed_ports
 from iotwin.workloads.pipedream.__main__ import main
+from iotwin.workloads.pipedream.runtime.weights import WeightVersions
 
 
 def write_conf(folder, *replicas, modules=None):
@@ -38,6 +39,23 @@ def die_in_checkpoint(number):
             write(path, content)
 
         commit.write_durably = dying
+
+    return prepare
+
+
+def die_in_update(number):
+    """Return a function after which the calling process kills itself in the given update of a weight."""
+
+    def prepare():
+        update, calls = WeightVersions.update, []
+
+        def dying(self, gradients, in_place=False):
+            calls.append(gradients)
+            if len(calls) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            update(self, gradients, in_place)
+
+        WeightVersions.update = dying
 
     return prepare
 
