@@ -48,11 +48,16 @@ class StorageLimits:
 
 @dataclass(frozen=True)
 class SizedRun:
-    """One run's utilisation (0 to 1), mean epoch in seconds, and trace. `au` is None if it is unknown."""
+    """One run's utilisation (0 to 1), mean epoch and duration in seconds on the run's clock, and trace.
+
+    `au` is None if it is unknown. `stopped_early`: the run reached its time limit, and its figures are of what it did until then.
+    """
 
     au: float | None
     epoch_s: float
+    elapsed_s: float
     trace: Path
+    stopped_early: bool = False
 
 
 class LimitedTwin:
@@ -65,17 +70,12 @@ class LimitedTwin:
         from iotwin.workload_yaml import load
 
         self._twin, self._data, self._folder, self._ranks = twin, data, folder, ranks
-        self.clock = clock or ("real" if load(twin).twin.busy_wait else "virtual")
+        section = load(twin).twin
+        self.clock = clock or ("real" if section.busy_wait else "virtual")
+        self.is_recorded, self._is_pipeline = section.recorded is not None, section.pipeline is not None
         self._own_memory_bytes = 0
         self.runs = 0
         self.caveats: list[str] = []
-
-    @property
-    def is_recorded(self) -> bool:
-        """Whether the twin replays a recording."""
-        from iotwin.workload_yaml import load
-
-        return load(self._twin).twin.recorded is not None
 
     def data_bytes(self) -> int:
         """Return the size of the data set."""
@@ -85,10 +85,10 @@ class LimitedTwin:
         """Return the disks that hold the data set. Raises IotwinError if a file is on none."""
         return {device_below(folder) for folder in {path.parent for path in self._data}}
 
-    def run(self, limits: StorageLimits, is_cold: bool, clock: str | None = None) -> SizedRun:
+    def run(self, limits: StorageLimits, is_cold: bool, clock: str | None = None, limit_s: float | None = None) -> SizedRun:
         """Run the twin once under `limits`, with its data evicted first if `is_cold`, otherwise read first.
 
-        `clock`: real or virtual; None: the one of the other runs.
+        `clock`: real or virtual; None: the one of the other runs. `limit_s`: time on this clock after which the run ends.
         """
         self.runs += 1
         note(f"run {self.runs}: {limits}, {'cold' if is_cold else 'warm'}")
@@ -103,7 +103,7 @@ class LimitedTwin:
         kept = nullcontext() if limits.cache else kept_cached(self._data)
         with kept, LimitedCgroups(caps, devices) as cgroups:
             run_traced(
-                self._command(limits, folder, clock or self.clock),
+                self._command(limits, folder, clock or self.clock, limit_s),
                 folder / "twin.trace",
                 "twin",
                 limits=cgroups,
@@ -111,19 +111,27 @@ class LimitedTwin:
             )
         if limits.cache is None:
             self._own_memory_bytes = max(self._own_memory_bytes, cgroups.most_memory_bytes)
-        training = _training(folder / "output" / "summary.json", self._twin)
-        reading_s = reading_of(Trace(folder / "twin.trace")).span_s
+        own = _own_figures(folder / "output" / "summary.json")
+        training, trace = own.get("training"), folder / "twin.trace"
+        if own["stopped_early"]:
+            return SizedRun(training and training["au"], own["elapsed_s"], own["elapsed_s"], trace, stopped_early=True)
+        if not isinstance(training, dict):
+            raise UsageError(f"{self._twin} trains no step that can be timed, so its utilisation is unknown; see docs/size.md")
+        if not training["epoch_s"]:
+            raise IotwinError(f"{folder}/output/summary.json: the run has no epoch")
+        reading_s = reading_of(Trace(trace)).span_s
         if not self.caveats and (caveat := _unmet_waits(reading_s, sum(training["epoch_s"]), self._twin)):
             self.caveats.append(caveat)
-        return SizedRun(training["au"], float(np.mean(training["epoch_s"])), folder / "twin.trace")
+        return SizedRun(training["au"], float(np.mean(training["epoch_s"])), own["elapsed_s"], trace)
 
-    def _command(self, limits: StorageLimits, folder: Path, clock: str) -> list[str]:
+    def _command(self, limits: StorageLimits, folder: Path, clock: str, limit_s: float | None) -> list[str]:
         words = [
             f"++workload.output.folder={folder}/output",
             f"++workload.checkpoint.checkpoint_folder={folder}/output/checkpoints",
             *([f"++workload.twin.recorded.read_latency={limits.latency:.9f}"] if limits.latency else []),
             *([] if clock == "real" else [f"++workload.twin.clock={clock}"]),
             *([] if self._ranks is None else ["--ranks", str(self._ranks)]),
+            *([] if limit_s is None or self._is_pipeline else ["--for", f"{limit_s:.3f}s"]),
         ]
         return own_command("emulate", self._twin, *words, "--quiet")
 
@@ -148,11 +156,10 @@ def _unmet_waits(reading_s: float, training_s: float, twin: Path) -> str | None:
     return f"in at least one run, {times}: evaluations read that long, or ranks do not wait for all data and need more than found"
 
 
-def _training(summary: Path, twin: Path) -> dict[str, Any]:
+def _own_figures(summary: Path) -> dict[str, Any]:
+    """Return the key `iotwin` of a run's summary."""
     document = read_foreign_json(summary)
-    training = document.get("iotwin", {}).get("training") if isinstance(document, dict) else None
-    if not isinstance(training, dict):
-        raise UsageError(f"{twin} trains no step that can be timed, so its utilisation is unknown; see docs/size.md")
-    if not training["epoch_s"]:
-        raise IotwinError(f"{summary}: the run has no epoch")
-    return training
+    own = document.get("iotwin") if isinstance(document, dict) else None
+    if not isinstance(own, dict) or "stopped_early" not in own or "elapsed_s" not in own:
+        raise IotwinError(f"{summary} is no summary of a run that trains; see docs/size.md")
+    return own

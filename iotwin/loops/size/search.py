@@ -26,6 +26,10 @@ class SizeTarget:
         """Return whether a measured AU or ratio of epoch times keeps the target."""
         return measured >= self.value if self.figure == "au" else measured <= self.value
 
+    def longest(self, unlimited_au: float | None) -> float:
+        """Return how many times as long as without limits a run may take that keeps the target."""
+        return (unlimited_au or 1.0) / self.value if self.figure == "au" else self.value
+
     def is_near(self, measured: float) -> bool:
         """Return whether a measured figure is so near to the target that one run does not decide."""
         return abs(measured - self.value) <= _NEAR * self.value

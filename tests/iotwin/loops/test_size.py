@@ -73,7 +73,7 @@ class MadeStorage:
     KNEES = StorageLimits(bandwidth=5e6, requests=40, latency=2e-3, cache=64 << 20)
 
     def __init__(self, trace: Path, fastest: float = 1.0) -> None:
-        self._trace, self._fastest, self.runs, self.ran = trace, fastest, 0, []
+        self._trace, self._fastest, self.runs, self.ran, self.stopped = trace, fastest, 0, [], 0
         self.is_recorded, self.caveats, self.clocks, self.clock = True, [], [], "virtual"
 
     def data_bytes(self) -> int:
@@ -82,7 +82,7 @@ class MadeStorage:
     def devices(self) -> set[str]:
         return {"8:0"}
 
-    def run(self, limits: StorageLimits, is_cold: bool, clock: str | None = None) -> SizedRun:
+    def run(self, limits: StorageLimits, is_cold: bool, clock: str | None = None, limit_s: float | None = None) -> SizedRun:
         self.runs += 1
         self.ran.append((limits, is_cold))
         self.clocks.append(clock)
@@ -92,7 +92,11 @@ class MadeStorage:
                 au *= min(1.0, limit / getattr(self.KNEES, axis))
         if limits.latency and is_cold:
             au *= min(1.0, self.KNEES.latency / limits.latency)
-        return SizedRun(au, 10 / au, self._trace)
+        elapsed_s = 10 / au
+        if limit_s is not None and elapsed_s > limit_s:
+            self.stopped += 1
+            return SizedRun(0.95, limit_s, limit_s, self._trace, stopped_early=True)  # its first steps did not wait
+        return SizedRun(au, elapsed_s, elapsed_s, self._trace)
 
 
 @pytest.fixture
@@ -119,6 +123,17 @@ def storage(monkeypatch, tmp_path) -> MadeStorage:
 def question(**changed) -> SizeQuestion:
     given = {"target": AU, "ranks": None, "caches": ["cold"], "axes": module.AXES, "runs": 1, "clock": "real"} | changed
     return SizeQuestion(**given)
+
+
+@pytest.mark.parametrize("target", [AU, SizeTarget("epoch_time", 1.5)])
+def test_a_run_that_cannot_keep_the_target_any_more_is_ended_and_does_not_keep_it(storage, tmp_path, target):
+    document = size(tmp_path, question(target=target, axes=["latency"]), tmp_path / "out", force=False)
+    longest_s = 10 / 0.9 if target is AU else 15
+    points = document["needs"][0]["points"]
+    ended = [point["figures"][0] for point in points if 10 * point["limit"] / 2e-3 > 2 * longest_s]
+    assert storage.stopped == len(ended) > 0
+    assert ended == [pytest.approx(0.45 if target is AU else 3.0)] * len(ended)
+    assert document["needs"][0]["least"] == pytest.approx(2e-3 * longest_s / 10, rel=0.05)
 
 
 def test_every_axis_alone_and_all_together(storage, tmp_path):
