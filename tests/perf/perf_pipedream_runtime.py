@@ -36,10 +36,10 @@ from iotwin.workloads.policies.pipeline_simulator import simulate
 from tests.perf.figures import Figure
 
 _RANKS = 4
-_MINIBATCHES = 40
-_FORWARD_S = (0.008, 0.004, 0.016, 0.004, 0.012, 0.008, 0.004, 0.012)  # of each layer; the backward pass takes twice as long
-_PARTITIONS = 14
-_EPOCHS = 10  # of plain SGD
+_MINIBATCHES = 30
+_FORWARD_S = (0.016, 0.008, 0.032, 0.008, 0.024, 0.016, 0.008, 0.024)  # of each layer; the backward pass takes twice as long
+_PARTITIONS = 12
+_EPOCHS = 12  # of plain SGD
 _IMAGES, _CLASSES = 512, 4
 
 
@@ -243,9 +243,9 @@ def _losses() -> Iterator[Figure]:
         conf = {"module_to_stage_map": [*range(_RANKS), _RANKS - 1], "stage_to_rank_map": stages}
         (folder / "conf.json").write_text(json.dumps(conf))
         words = ["iotwin.workloads.pipedream", "--module", "resnet18", "--preset", "tiny", "--data_dir", str(folder / "data"),
-                 "-b", "8", "-j", "1", "--lr", "0.01", "--momentum", "0.5"]  # fmt: skip
+                 "-b", "8", "-j", "1", "--lr", "0.004", "--momentum", "0.5"]  # fmt: skip
         plain = _of_ranks([*words, "--epochs", str(_EPOCHS)], 1, folder)[0]["train_loss"]
-        most = 2 * _EPOCHS
+        most = _EPOCHS + 4
         pipelined = _of_ranks(
             [*words, "--epochs", str(most), "--config_path", str(folder / "conf.json"), "--num_ranks_in_server", "2"],
             _RANKS,
