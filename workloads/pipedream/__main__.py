@@ -1,5 +1,6 @@
 """``python -m iotwin.workloads.pipedream``: train a model as one rank of a pipeline, with PipeDream's options."""
 
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -27,4 +28,9 @@ def _run(argv: Sequence[str], args: Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: a rank whose work was done once aborted ("terminate called without an active exception", torch 2.13), which is
+    # what C++ does if gloo's threads still run when their objects are destroyed at the end of the process.
+    os._exit(status)
