@@ -27,15 +27,18 @@ class PipeDreamTwinCommand(Command):
         parser.add_argument(
             "--epochs", type=at_least(1), default=1, metavar="N", help="epochs, each with a checkpoint (default: 1)"
         )
+        parser.add_argument("--force", action="store_true", help="replace TWIN.yaml even if it was edited")
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.common.files import check_output
         from iotwin.loops.pipeline_twin import pipeline_twin
-        from iotwin.workload_yaml import dump
+        from iotwin.workload_yaml import check_unedited, dump
         from iotwin.workloads.pipedream.plan.plan_file import read_plan
 
         plan = read_plan(args.plan)
         check_output(args.output)
+        if not args.force:
+            check_unedited(args.output)
         config = pipeline_twin(plan, args.data, args.batch_size or plan.batch_size or 1, args.minibatches, args.epochs)
         dump(config, args.output)
         return Outcome(

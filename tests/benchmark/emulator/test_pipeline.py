@@ -156,6 +156,18 @@ def test_a_plan_becomes_a_workload_that_the_emulator_runs(data, tmp_path):
     assert main(["pipedream", "twin", str(tmp_path / "plan.json"), "--data", str(empty), "-o", str(twin)]) == 2
 
 
+def test_a_workload_that_somebody_edited_is_replaced_only_by_force(data, tmp_path, capsys):
+    stage = {"stage": 0, "ranks": [0], "forward_s": 0.002, "backward_s": 0.004, "parameter_bytes": 500.0}
+    (tmp_path / "plan.json").write_text(json.dumps({"version": 1, "depth": {"0": 1}, "stages": [stage]}))
+    words = ["pipedream", "twin", str(tmp_path / "plan.json"), "--data", str(data), "-o", str(twin := tmp_path / "twin.yaml")]
+    assert [main(words), main(words)] == [0, 0]
+    written = twin.read_text()
+    twin.write_text(edited := written.replace("batch_size: 1", "batch_size: 2"))
+    assert edited != written and main(words) == 2
+    assert "was edited" in capsys.readouterr().err and twin.read_text() == edited
+    assert main([*words, "--force"]) == 0 and twin.read_text() == written
+
+
 def test_the_summary_of_passes_made_by_hand():
     """Two stages of a rank each, two epochs of two minibatches, times in ms."""
     first = [(False, 0, 0, 10), (False, 1, 10, 20), (True, 0, 40, 50), (True, 1, 60, 70)]
