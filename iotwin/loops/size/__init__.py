@@ -49,9 +49,12 @@ def size(twin: Path, question: SizeQuestion, output: Path, force: bool) -> dict[
 
     Raises UsageError if the target is out of reach even without limits, IotwinError if no axis can be limited here.
     """
+    from iotwin.loops.answers.recipe import Recipe
     from iotwin.loops.size.results import write_results
+    from iotwin.workload_yaml import load
 
     with scratch_folder() as scratch, open_twin(twin, scratch) as (workload, data, twin_ranks):
+        recipe = Recipe(twin if twin.is_file() else workload)
         ranks = question.ranks or twin_ranks
         run_ranks = max(twin_ranks, min(ranks, os.cpu_count() or 1))
         limited = LimitedTwin(workload, data, scratch, run_ranks if run_ranks != twin_ranks else None, question.clock)
@@ -59,6 +62,7 @@ def size(twin: Path, question: SizeQuestion, output: Path, force: bool) -> dict[
         axes, cannot = _possible(question.axes, limited)
         folder = MadeFolder.claim(output, KIND, force)
         document = _sized(limited, question, axes, ranks / run_ranks)
+        document["recipe"] = recipe.document({None: (load(workload), [])})
     document |= {
         "twin": str(twin),
         "target": str(question.target),

@@ -1,5 +1,6 @@
 """The least storage: the search on storage whose AU is a closed formula, and the command on a real disk."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -102,6 +103,7 @@ class MadeStorage:
 @pytest.fixture
 def storage(monkeypatch, tmp_path) -> MadeStorage:
     made = MadeStorage(write_job(tmp_path / "made.trace", Job()))
+    (empty := tmp_path / "empty.yaml").write_text("twin: {}\n")
 
     def limited(twin, data, scratch, ranks, clock):
         made.clock = clock or made.clock
@@ -113,7 +115,7 @@ def storage(monkeypatch, tmp_path) -> MadeStorage:
     def opened(twin, scratch):
         from contextlib import nullcontext
 
-        return nullcontext((twin, [], 1))
+        return nullcontext((twin if twin.is_file() else empty, [], 1))
 
     monkeypatch.setattr(module, "open_twin", opened)
     monkeypatch.setattr(module.os, "cpu_count", lambda: 2)
@@ -153,6 +155,16 @@ def test_every_axis_alone_and_all_together(storage, tmp_path):
     assert (tmp_path / "out/size.pdf").read_bytes().startswith(b"%PDF")
     assert (tmp_path / "out/table.csv").read_text().startswith("axis,cache,least,unit,au_there")
     assert r"\begin{tabular}" in (tmp_path / "out/table.tex").read_text()
+
+
+def test_an_answer_holds_its_recipe(storage, tmp_path):
+    (tmp_path / "twin.yaml").write_text("train: {epochs: 2}\ntwin: {recorded: {file: twin.recording}}\n")
+    (tmp_path / "twin.recording").write_bytes(b"calls")
+    recipe = size(tmp_path / "twin.yaml", question(axes=["latency"]), tmp_path / "out", force=False)["recipe"]
+    digests = {key: hashlib.sha256((tmp_path / recipe[key]["path"]).read_bytes()).hexdigest() for key in ("twin", "recording")}
+    assert digests == {key: recipe[key]["sha256"] for key in digests}
+    assert recipe["variants"][0]["values"]["train.epochs"] == 2
+    assert json.loads((tmp_path / "out/size.json").read_text())["recipe"] == recipe
 
 
 def test_cached_data_need_no_bandwidth_but_the_cache_is_limited_from_cold(storage, tmp_path):

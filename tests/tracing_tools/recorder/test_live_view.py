@@ -18,7 +18,7 @@ from iotwin.trace_store.syscalls import NUMBER_OF_OP
 from iotwin.tracing_tools.recorder import live_view
 from iotwin.tracing_tools.recorder.live_phases import Lines, LivePhases
 from iotwin.tracing_tools.recorder.live_view import LiveView
-from tests.conftest import PATIENCE_S
+from tests.conftest import PATIENCE_S, ROOT, run_iotwin
 from tests.processes import start
 
 
@@ -113,6 +113,17 @@ def test_lines_in_a_log(tmp_path):
     assert "calls/s" in said and "0 lost" in said and output == ""
     assert " s, epoch 3: read" in said
     assert (tmp_path / "t" / "logs" / "stdout").read_text().endswith("said\n")
+
+
+@pytest.mark.root
+def test_what_limits_the_job_comes_after_the_last_line_of_a_log(tmp_path):
+    assert run_iotwin("generate", "unet3d", "-o", tmp_path / "data", "--samples", 8, "--scale", 0.05).returncode == 0
+    job = ["/usr/bin/env", "python3", ROOT / "docs" / "train.py", "--epochs", 1, "--num-workers", 1, "--decode-ms", 200]
+    done = run_iotwin("trace", "-o", "t", "--live", "--", *map(str, job), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rates, *_, verdict, following = [line for line in done.stderr.splitlines() if "finishing" not in line]
+    assert "calls/s" in rates and following.startswith("  next: ")
+    assert verdict.strip() == json.loads(run_iotwin("info", tmp_path / "t", "--json").stdout)["verdict"]["sentence"]
 
 
 @pytest.mark.root

@@ -119,6 +119,27 @@ def test_what_a_job_reads_from_a_disk_is_counted_capped_or_not(tmp_path, limits)
     assert found is not None and 4 << 20 <= found.size_bytes < 40 << 20 and found.requests > 0
 
 
+@pytest.mark.root
+def test_a_reader_under_limits_is_overtaken_by_one_without(tmp_path):
+    """At 128 KiB/s the first reader needs 32 s, though it starts first. If the limit had no effect, it would end at once."""
+    device = _device(tmp_path)
+    for name in ("slow", "fast"):
+        (tmp_path / name).write_bytes(os.urandom(4 << 20))
+        evict(tmp_path / name)
+    with LimitedCgroups(Limits(read_bytes_per_s=128 << 10), [device]) as cgroups:
+        words = ["sh", "-c", 'read go; exec cat "$0"', tmp_path / "slow"]
+        slow = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        assert slow.stdin is not None
+        cgroups.add(slow.pid)
+        with slow.stdin as pipe:
+            pipe.write(b"go\n")
+        wait_for(lambda: cgroups.device_reads() != DeviceReads(0, 0), "the first read under limits")
+        subprocess.run(["cat", tmp_path / "fast"], stdout=subprocess.DEVNULL, check=True)
+        assert slow.poll() is None
+        slow.kill()
+    slow.wait()
+
+
 def test_what_the_kernel_keeps_beside_cached_pages_is_not_the_jobs_own_memory():
     """In MiB: it starts, needs its most, writes files whose pages have buffer heads, and ends."""
     memory = module._OwnMemory()
