@@ -31,7 +31,7 @@ class LearningRate:
         if self.warm_up and epoch < _WARM_UP_EPOCHS:
             return rate * (1 + update + epoch * updates) / (_WARM_UP_EPOCHS * updates)
         if self.policy == "step":
-            return rate * _STEP_FACTOR ** (epoch // _STEP_EPOCHS)
+            return float(rate * _STEP_FACTOR ** (epoch // _STEP_EPOCHS))
         if self.policy == "polynomial":
-            return rate * (1 - epoch / self.epochs) ** _POLYNOMIAL_POWER
-        return rate * _EXPONENTIAL_FACTOR ** (epoch / self.epochs)
+            return float(rate * (1 - epoch / self.epochs) ** _POLYNOMIAL_POWER)
+        return float(rate * _EXPONENTIAL_FACTOR ** (epoch / self.epochs))
