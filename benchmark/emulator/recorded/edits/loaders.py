@@ -69,7 +69,10 @@ class RecordedLoader:
 
     @staticmethod
     def _starts(recording: TwinRecording, process: int, batch: int, begin_ns: int, end_ns: int, samples: int) -> list[int]:
-        """Return when each sample of a batch begins (ns); if samples are unknown, the begins of PARTS equal parts."""
+        """Return when each sample of a batch begins (ns), or an equal part of its calls if the trace does not show that.
+
+        `samples`: of the batch; 0: unknown, so that it has PARTS parts.
+        """
         columns, bounds = recording.columns, recording.starts()
         main = int(np.searchsorted(recording.header.threads, process))
         first, end = int(bounds[main]), int(bounds[main + 1])
@@ -81,7 +84,7 @@ class RecordedLoader:
             begins: list[int] = np.sort(columns["at_ns"][inside][own][rows]).tolist()
             return begins
         calls = columns["at_ns"][inside][columns["op"][inside] < Op.PIPE_WRITE]
-        count = max(samples, PARTS)
+        count = samples or PARTS
         if len(calls) < count:
             return [int(begin_ns + (end_ns - begin_ns) * part / count) for part in range(count)]
         cuts: list[int] = calls[np.arange(count) * len(calls) // count].tolist()

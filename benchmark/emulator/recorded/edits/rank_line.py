@@ -54,6 +54,7 @@ class RankLine:
             self._deal.ahead = ReadAhead(recording, process, ahead, taken, self._deal.parts)
         self._saves = Saves(recording)
         self._live: dict[int, NewLoader] = {}  # by the recorded loader in whose place it is
+        self._present: list[int] = []  # recorded loaders of the present pass: they begin before it and end after it
         self._more: dict[int, list[NewLoader]] = {}  # additional loaders, by the last recorded loader of the pass
         self._pipes: list[tuple[int, int]] = []  # (requests, results) of loaders that have ended
         self._children: dict[int, int] = {}
@@ -225,6 +226,8 @@ class RankLine:
         """Append the start or end of a process, or a mark of the log."""
         if op == Op.MARK:
             self._line.main.take(np.array([row]), np.zeros(1, np.int64), np.array([self._builder.mark(subject, epochs_later)]))
+        elif subject in self._present:
+            return
         elif subject in self._slots:
             if op == Op.START:
                 self._restore()
@@ -241,12 +244,10 @@ class RankLine:
 
     def _count(self, loaders: list[int]) -> int:
         """Return the number of loaders that an edited pass has."""
-        asked = self._edits.evaluation_loaders
         trained = {loader for number in self._training for loader in self._passes[number].loaders}
-        if asked is not None and trained.isdisjoint(loaders):
+        if (asked := self._edits.evaluation_loaders) is not None and trained.isdisjoint(loaders):
             return asked
-        asked = self._edits.loaders
-        if asked is None:
+        if (asked := self._edits.loaders) is None:
             return len(loaders)
         usual = max((len(self._passes[number].loaders) for number in self._training), default=1)
         return asked if len(loaders) == usual else max(1, round(asked * len(loaders) / usual)) if asked else 0
@@ -256,6 +257,7 @@ class RankLine:
 
         If loaders are left out, so is the time for which the rank forked each of them.
         """
+        self._join_loader(loader)  # if a repeated step or epoch has started it
         slot, loaders = self._slots[loader]
         count = self._count(loaders)
         if slot < count:
@@ -273,6 +275,7 @@ class RankLine:
         return new
 
     def _join_loader(self, loader: int) -> None:
+        """End the loader in place of a recorded one, and further ones of its pass, and wait for them."""
         for new in [*filter(None, [self._live.pop(loader, None)]), *self._more.pop(loader, [])]:
             new.end(self._deal)
             self._pipes.append((new.requests, new.results))
@@ -288,8 +291,7 @@ class RankLine:
 
     def _play_pass(self, turn: PassTurn) -> None:
         each, copy, count = self._passes[turn.number], turn.copy, self._crew(self._passes[turn.number])
-        whole = self._dealt(turn)
-        first = 0 if turn.replays else turn.done
+        whole, first = self._dealt(turn), 0 if turn.replays else turn.done
         dealt = whole[first:]
         if first and count and not self._streamed:  # a loader that skips batches deals those that follow from its first worker on
             dealt = [batch._replace(slot=index % count) for index, batch in enumerate(dealt)]
@@ -297,6 +299,7 @@ class RankLine:
         self._step += turn.left_out + first
         ahead = min(each.ahead(count, len(dealt), self._edits.prefetch), len(dealt)) if loaders else 0
         timed = each.training and not turn.replays and len(dealt) > 0
+        self._present = each.loaders
         self._add_point(timed, StepPoint.BEGIN, dealt, loaders)
         for batch in dealt if loaders else ():
             loaders[batch.slot].serve(batch.reads, self._deal)
@@ -311,6 +314,9 @@ class RankLine:
                 self._make_step(turn, first + index, whole)
             self._step += each.training
             self._add_point(timed and index == 0, StepPoint.STARTED, dealt, loaders)
+        self._present = []
+        for loader in each.ends:
+            self._join_loader(loader)
         self._add_point(timed, StepPoint.END, dealt, loaders)
         self._timed += timed
         if not each.depth:  # these loaders have read for this pass alone

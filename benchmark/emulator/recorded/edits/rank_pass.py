@@ -44,6 +44,10 @@ class RankPass:
             computed = np.append(taken[1:], computed[-1:])
         self.moments = np.stack([taken if self.depth else np.maximum(taken, requested), computed], axis=1).ravel()
         self.begin_ns = int(requested[0])
+        # The rank may end loaders in a step, which an edit repeats or leaves out. So they end after the pass.
+        op, subject, at_ns = (recording.columns[name] for name in ("op", "subject", "at_ns"))
+        within = (op == Op.JOIN) & (at_ns >= self.begin_ns) & (at_ns < self.moments[-1])
+        self.ends = [loader for loader in self.loaders if self.depth and loader in subject[within]]
         self.opening: Stretch
         self.steps: list[Stretch] = []
         self.computation_ns = np.zeros(0, np.int64)
