@@ -14,6 +14,7 @@ _BAR_WIDTH = 20
 class CompareCommand(Command):
     name = "compare"
     help = "score how alike two traces are, dimension by dimension"
+    _latex = False  # set by `run` for `show`
     epilog = """examples:
   iotwin compare real.trace twin.trace --repeats rerun1.trace rerun2.trace -o results
   iotwin compare real/ emulated/ -o results"""
@@ -32,6 +33,7 @@ class CompareCommand(Command):
             help="directory for the results: JSON and pictures, for folders of every pair",
         )
 
+        parser.add_argument("--latex", action="store_true", help="print the scores as a table for LaTeX")
         add_dask_option(parser)
 
     def run(self, args: Namespace) -> Outcome:
@@ -40,6 +42,9 @@ class CompareCommand(Command):
         from iotwin.tracesim import compare
         from iotwin.tracesim.similarity import WORTH_PROCESSES
 
+        if args.latex and args.json:
+            raise UsageError("--latex and --json exclude each other; choose one")
+        self._latex = args.latex
         if is_folder_of_traces(args.a) or is_folder_of_traces(args.b):
             if args.repeats or args.dask:
                 raise UsageError("--repeats and --dask go with two traces; folders are compared pair by pair")
@@ -56,6 +61,9 @@ class CompareCommand(Command):
     def show(self, document: dict[str, Any]) -> None:
         from iotwin.tracesim.verdict.equivalence_sentences import lines_of_caveats, sentences_of_test
 
+        if self._latex:
+            _print_latex(document)
+            return
         if "matrix" in document:
             _show_matrix(document)
             return
@@ -77,6 +85,22 @@ class CompareCommand(Command):
                 print(f"\n{'further ' if len(further) < len(document[title]) else ''}{title}:")
                 print("\n".join(f"  {sentence}" for sentence in further))
         print(f"\nnext: iotwin report {shlex.quote(document['a'])} {shlex.quote(document['b'])} -o report.html")
+
+
+def _print_latex(document: dict[str, Any]) -> None:
+    from iotwin.loops.latex_table import latex_table
+
+    if "matrix" in document:
+        rows = [[name, *scores] for name, scores in zip(document["rows"], document["matrix"], strict=True)]
+        print(latex_table(["", *document["columns"]], rows), end="")
+        return
+    floors = document["noise_floor_dimensions"]
+    rows = [
+        [name.replace("_", " "), score, document["weights"][name], floors.get(name)]
+        for name, score in document["dimensions"].items()
+    ]
+    rows.append(["overall", document["overall"], None, document["noise_floor"]])
+    print(latex_table(["dimension", "score", "weight", "reruns"], rows), end="")
 
 
 def _show_matrix(document: dict[str, Any]) -> None:

@@ -35,6 +35,7 @@ def _words_anywhere(parse: _Parse) -> _Parse:
 class EmulateCommand(Command):
     name = "emulate"
     help = "run a workload or twin: the I/O of a training job without its model or a GPU"
+    _latex = False  # set by `run` for `show`
     epilog = (
         "examples:\n  iotwin emulate twin.yaml\n"
         "  iotwin emulate workload=unet3d_a100 ++workload.workflow.generate_data=true --ranks 8\n"
@@ -69,6 +70,7 @@ class EmulateCommand(Command):
         parser.add_argument(
             "--runs", type=at_least(1), default=1, metavar="N", help="with --what-if: runs of each variant, in turn (default 1)"
         )
+        parser.add_argument("--latex", action="store_true", help="with --what-if: print the rows as a table for LaTeX")
         parser.add_argument(
             "--instrument",
             action="store_true",
@@ -102,6 +104,10 @@ class EmulateCommand(Command):
             raise UsageError(f"--ranks {args.ranks} cannot be run on one machine; give 1 to 1024, or use mpirun")
         if args.runs > 1 and args.what_if is None:
             raise UsageError("--runs repeats the runs of --what-if; add --what-if KEY=VALUES, or leave --runs out")
+        if args.latex and (args.what_if is None or args.json):
+            raise UsageError(
+                "--latex prints the rows of --what-if, in place of --json; add --what-if KEY=VALUES, or leave it out"
+            )
         if args.instrument:
             args.words.append("++workload.twin.instrument=true")
         workload, notes = _composed(args, args.words)
@@ -115,6 +121,7 @@ class EmulateCommand(Command):
         if args.show or config.workflow.query:
             return _values(workload)
         if args.what_if is not None:
+            self._latex = args.latex
             return self._what_if(args)
         if config.workflow.profiling and config.profiling.profiler == "trace":
             return trace_itself(_command_line(args), config)
@@ -164,7 +171,7 @@ class EmulateCommand(Command):
         elif "values" in document:
             summary.print_values(document["values"])
         elif "what_if" in document:
-            summary.print_what_if(document)
+            (summary.print_what_if_latex if self._latex else summary.print_what_if)(document)
         elif "metric" in document:
             summary.print_run(document)
         else:

@@ -12,6 +12,7 @@ _SHOWN = 30
 class StatsCommand(Command):
     name = "stats"
     help = "count calls, errors, bytes and times by operation, file or process; or query the tables by SQL"
+    _latex = False  # set by `run` for `show`
     epilog = (
         "examples:\n  iotwin stats real.trace --by file\n"
         '  iotwin stats real.trace --sql "select op, count(*) from events group by op"'
@@ -26,20 +27,23 @@ class StatsCommand(Command):
         what.add_argument("--sql", metavar="SELECT", help="run this query on one trace; the tables are events, files, ...")
         parser.add_argument("--kind", metavar="KIND", help="--by file: only files of this kind, such as dataset or checkpoint")
         parser.add_argument("--all-files", action="store_true", help="--by file: a row for each file, most time first")
-        parser.add_argument("--csv", action="store_true", help="print every row as comma-separated values")
-
+        form = parser.add_mutually_exclusive_group()
+        form.add_argument("--csv", action="store_true", help="print every row as comma-separated values")
+        form.add_argument("--latex", action="store_true", help="print every row as a table for LaTeX")
         add_dask_option(parser)
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.common.errors import UsageError
         from iotwin.trace_store.reader import Trace
 
-        if args.csv and args.json:
-            raise UsageError("--csv and --json exclude each other; choose one")
+        for name in ("csv", "latex"):
+            if getattr(args, name) and args.json:
+                raise UsageError(f"--{name} and --json exclude each other; choose one")
         if args.sql is not None and len(args.traces) > 1:
             raise UsageError(f"--sql asks one trace, not {len(args.traces)}; give one TRACE")
         traces = [Trace(path) for path in args.traces]
         lost = sum(trace.manifest.lost_events for trace in traces)
+        self._latex = args.latex
         document: dict[str, Any] = {"traces": [str(path) for path in args.traces], "lost": lost, "csv": args.csv}
         if args.sql is not None:
             from iotwin.trace_store.figures.sql import plain_rows, query
@@ -55,8 +59,10 @@ class StatsCommand(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         rows = document["rows"]
-        if document["csv"]:
-            _print_csv(document.get("columns") or list(rows[0] if rows else ()), rows)
+        if document["csv"] or self._latex:
+            columns = document.get("columns") or list(rows[0] if rows else ())
+            values = [list(row.values() if isinstance(row, dict) else row) for row in rows]
+            (_print_latex if self._latex else _print_csv)(columns, values)
         elif "columns" in document:
             _print_answer(document["columns"], rows)
         else:
@@ -89,14 +95,20 @@ def _count(traces: list[Any], by: str, address: str | None) -> list[dict[str, An
     return document(table.drop(columns="trace") if by == "process" and len(traces) == 1 else table)
 
 
-def _print_csv(columns: list[str], rows: list[Any]) -> None:
+def _print_latex(columns: list[str], rows: list[list[Any]]) -> None:
+    from iotwin.loops.latex_table import latex_table
+
+    print(latex_table(columns, rows), end="")
+
+
+def _print_csv(columns: list[str], rows: list[list[Any]]) -> None:
     import csv
     import sys
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow([_no_formula(value) for value in (row.values() if isinstance(row, dict) else row)])
+        writer.writerow([_no_formula(value) for value in row])
 
 
 def _no_formula(value: Any) -> Any:

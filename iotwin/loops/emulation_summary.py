@@ -73,6 +73,16 @@ def _interval(estimate: dict[str, float | None]) -> str:
     return "" if low is None or high is None else f" [{low:.4g}, {high:.4g}]"
 
 
+def print_what_if_latex(document: dict[str, Any]) -> None:
+    """Print the runs of a what-if question as a table for LaTeX; columns that are empty in all rows are left out."""
+    from iotwin.loops.latex_table import latex_table
+
+    rows = document["runs"]
+    columns = [name for name in rows[0] if name != "value" and any(row[name] is not None for row in rows)]
+    table = [["as it is" if row["value"] is None else str(row["value"]), *(row[name] for name in columns)] for row in rows]
+    print(latex_table([document["what_if"], *columns], table), end="")
+
+
 def print_what_if(document: dict[str, Any]) -> None:
     """Print a row for each run of a what-if question."""
     if any(row["waited_s"] is not None for row in document["runs"]):

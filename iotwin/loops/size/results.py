@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from iotwin.common.files import write_json, write_whole
 from iotwin.common.result_folder import MadeFolder
 from iotwin.common.units import format_duration, format_size
+from iotwin.loops.latex_table import latex_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,13 +46,10 @@ def _csv(document: dict[str, Any]) -> str:
 def _latex(document: dict[str, Any]) -> str:
     figure = "AU" if document["target"].startswith("au") else "epoch time"
     rows = [
-        f"{need['axis']} & {need['cache']} & {limit_text(need)} & "
-        f"{'-' if need['figure_there'] is None else format(need['figure_there'], '.3f')} & "
-        f"{limit_text(need, 'low')} & {limit_text(need, 'high')} \\\\"
+        [need["axis"], need["cache"], limit_text(need), need["figure_there"], limit_text(need, "low"), limit_text(need, "high")]
         for need in document["needs"]
     ]
-    head = f"limit & cache & least & {figure} there & low & high \\\\"
-    return "\n".join([r"\begin{tabular}{llrrrr}", r"\hline", head, r"\hline", *rows, r"\hline", r"\end{tabular}", ""])
+    return latex_table(["limit", "cache", "least", f"{figure} there", "low", "high"], rows)
 
 
 def _draw(document: dict[str, Any], path: Path) -> None:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from iotwin.loops.emulation_summary import print_what_if_latex
 from iotwin.loops.statistics_table import storage_first
 from iotwin.trace_store.reader import Trace
 from tests.processes import call, one_line
@@ -24,6 +25,26 @@ def test_a_table_csv_and_json_of_the_same_numbers(trace, monkeypatch):
     shown = call("stats", trace, "--by", "file").stdout
     assert all(heading in shown for heading in ("path", "kind", "% time", "median", "99 %", "longest"))
     assert document["rows"][0]["path"] in shown
+
+
+def test_a_table_for_latex_has_the_rows_of_the_csv(trace):
+    lines = call("stats", trace, "--latex").stdout.splitlines()
+    rows = list(csv.reader(io.StringIO(call("stats", trace, "--csv").stdout)))
+    assert lines[0].startswith("% iotwin ") and lines[1].startswith(r"\begin{tabular}{l")
+    assert len([line for line in lines if line.endswith(r"\\")]) == len(rows)
+    assert [line.split(" & ")[0] for line in lines if " & " in line] == [row[0].replace("_", r"\_") for row in rows]
+    assert "exclude each other" in one_line(call("stats", trace, "--latex", "--json"))
+    assert "not allowed with" in call("stats", trace, "--latex", "--csv").stderr
+
+
+def test_scores_and_what_if_rows_for_latex(trace, capsys):
+    lines = call("compare", trace, trace, "--latex").stdout.splitlines()
+    assert r"volume & 1 & 0." in "\n".join(lines) and lines[-3].startswith("overall & 1 & -- & --")
+    rows = [{"value": None, "speed_up": 1.0, "low": None}, {"value": "2", "speed_up": 1.98765, "low": None}]
+    print_what_if_latex({"what_if": "reader.read_threads", "runs": rows})
+    shown = capsys.readouterr().out
+    assert r"reader.read\_threads & speed\_up \\" in shown and r"2 & 1.988 \\" in shown and r"as it is & 1 \\" in shown
+    assert "--what-if" in one_line(call("emulate", "workload=default", "--latex"))
 
 
 def test_answers_in_sql(trace):
