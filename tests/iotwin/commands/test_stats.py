@@ -30,7 +30,7 @@ def test_a_table_csv_and_json_of_the_same_numbers(trace, monkeypatch):
 def test_a_table_for_latex_has_the_rows_of_the_csv(trace):
     lines = call("stats", trace, "--latex").stdout.splitlines()
     rows = list(csv.reader(io.StringIO(call("stats", trace, "--csv").stdout)))
-    assert lines[0].startswith("% iotwin ") and lines[1].startswith(r"\begin{tabular}{l")
+    assert lines[0].startswith("% iotwin") and lines[1].startswith(r"\begin{tabular}{l")
     assert len([line for line in lines if line.endswith(r"\\")]) == len(rows)
     assert [line.split(" & ")[0] for line in lines if " & " in line] == [row[0].replace("_", r"\_") for row in rows]
     assert "exclude each other" in one_line(call("stats", trace, "--latex", "--json"))
