@@ -50,7 +50,7 @@ def test_a_trace_is_exactly_like_itself(trace):
     assert scores(similarity) == dict.fromkeys(DIMENSIONS, 1.0)
     assert similarity.overall == similarity.storage_independent == 1.0
     assert similarity.confidence_interval == (1.0, 1.0)
-    assert similarity.verdict == "cannot be told: no reruns of the job are given"
+    assert similarity.verdict == "inconclusive: no reruns of the job are given"
     assert similarity.differences == () and similarity.warnings == ()
 
 

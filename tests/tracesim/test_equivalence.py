@@ -77,7 +77,7 @@ def test_batches_that_are_there_when_they_are_asked_for_need_no_wait(trace):
 def test_without_reruns_it_cannot_be_told(trace):
     similarity = compare(run(trace, 0), run(trace, 1))
     document = similarity.to_document()["equivalence"]
-    assert document["result"] == "cannot be told" and "no reruns" in similarity.verdict
+    assert document["result"] == "inconclusive" and "no reruns" in similarity.verdict
     assert document["distance_ratio"] is None and document["margin"] is None
     assert document["controls"]["computation halved"]["overall"] < 0.99
     assert document["controls"]["computation halved"]["noticed"] is None
@@ -85,7 +85,7 @@ def test_without_reruns_it_cannot_be_told(trace):
 
 def test_without_reruns_a_dimension_that_falls_low_in_reruns_too_makes_no_twin_different(trace):
     similarity = compare(run(trace, 0), run(trace, 1))
-    for low, said in (("timeline", "cannot be told"), ("concurrency", "different"), ("timing", "different")):
+    for low, said in (("timeline", "inconclusive"), ("concurrency", "different"), ("timing", "different")):
         scores = {d.name: d.score for d in similarity.dimensions}
         assert low in scores
         assert verdict(0.95, None, scores | {low: 0.6}, [], similarity.equivalence).startswith(said), low
@@ -106,7 +106,7 @@ def test_every_control_is_noticed_where_reruns_hardly_differ(trace):
 def test_reruns_that_differ_too_much_leave_it_open(trace):
     job = [trace(seed=number, compute_ns=n * MILLISECOND) for number, n in enumerate((70, 45, 85))]
     found = compare(job[0], trace(seed=9, compute_ns=60 * MILLISECOND), job[1:])
-    assert found.equivalence.result == "cannot be told" and "computation halved would not be noticed" in found.verdict
+    assert found.equivalence.result == "inconclusive" and "computation halved would not be noticed" in found.verdict
 
 
 def test_the_smallest_change_noticed_is_where_the_verdict_turns(trace):

@@ -21,7 +21,7 @@ from iotwin.tracesim.verdict.aspects import AspectKind, aspects_of
 from iotwin.tracesim.verdict.wrong_twins import CONTROLS, DECISIVE
 
 Floats = NDArray[np.float64]
-ALIKE, DIFFERENT, INCONCLUSIVE = "alike", "different", "cannot be told"
+ALIKE, DIFFERENT, INCONCLUSIVE = "alike", "different", "inconclusive"
 # If the test is inconclusive, as without reruns, scores below these still make two traces different: reruns score higher.
 ALIKE_OVERALL = 0.90
 ALIKE_DIMENSION = 0.75
