@@ -64,7 +64,8 @@ def kept_open(recording: TwinRecording) -> TwinRecording:
     """Return the recording without the openings of a file of the data set that its process has opened before.
 
     A process closes such a file after its last use only. Reads without an offset would continue at another one, so the files of
-    such reads are opened as before.
+    such reads are opened as before. The call after an opening that is left out begins after a short time that is usual for its
+    thread: up to _OF_CALL_NS of the time between them belong to the opening, as Python inspects an opened file.
     """
     columns, op = recording.columns, recording.columns["op"]
     key = _keys(recording, np.array(recording.header.threads, np.int64)[columns["thread"]])
@@ -74,7 +75,28 @@ def kept_open(recording: TwinRecording) -> TwinRecording:
     early[closes[::-1][np.unique(key[closes][::-1], return_index=True)[1]]] = False
     left_out = np.zeros(len(op), np.bool_)
     left_out[opens], left_out[closes] = again[opens], early[closes]
-    return replace(recording, columns=without_rows(columns, left_out))
+    thinks = columns["think_ns"].copy()
+    after = np.flatnonzero(left_out[:-1] & (op[:-1] == Op.OPEN) & (columns["thread"][1:] == columns["thread"][:-1])) + 1
+    within = np.minimum(thinks[after], _OF_CALL_NS)
+    thinks[after] -= within - np.minimum(within, _usual_gaps(columns)[columns["thread"][after]])
+    return replace(recording, columns=without_rows({**columns, "think_ns": thinks}, left_out))
+
+
+def _usual_gaps(columns: _Columns) -> NDArray[np.int64]:
+    """Return by thread the median of the times below _OF_CALL_NS that precede its calls on files; 0 without such a time.
+
+    Times after openings do not count.
+    """
+    op, thread = columns["op"], columns["thread"]
+    found = np.zeros(int(thread.max(initial=-1)) + 1, np.int64)
+    within = (op[1:] < Op.PIPE_WRITE) & (op[:-1] < Op.PIPE_WRITE) & (op[:-1] != Op.OPEN) & (thread[1:] == thread[:-1])
+    short = np.flatnonzero(within & (columns["think_ns"][1:] < _OF_CALL_NS)) + 1
+    order = short[np.lexsort((columns["think_ns"][short], thread[short]))]
+    first = np.searchsorted(thread[order], np.arange(len(found) + 1))
+    counts = np.diff(first)
+    middle = (first[:-1] + (counts - 1) // 2)[counts > 0]
+    found[counts > 0] = columns["think_ns"][order][middle]
+    return found
 
 
 def read_once(recording: TwinRecording) -> TwinRecording:

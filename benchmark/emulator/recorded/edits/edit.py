@@ -105,7 +105,8 @@ def _kept(recording: TwinRecording, ranks: set[int], loaders: set[int], writes_n
     """Return the mask of the rows that an edited recording may copy unchanged.
 
     Left out, since they are rebuilt: pipes with an end in a rank or a loader, hand-overs between their threads, and starts and
-    ends of loaders. `writes_nothing`: ranks write no files, as all but the first of data-parallel ranks.
+    ends of loaders. `writes_nothing`: the replay writes no files, as that of each rank but the first. All replays have the
+    processes that are no ranks, such as the one that starts these, so their files would be made and removed twice.
     """
     columns, header = recording.columns, recording.header
     op, subject = columns["op"], columns["subject"]
@@ -118,7 +119,7 @@ def _kept(recording: TwinRecording, ranks: set[int], loaders: set[int], writes_n
     if writes_nothing:
         written = np.array([file.written for file in header.files] or [False])
         on_file = op < Op.PIPE_WRITE
-        kept &= ~(edited & on_file & written[np.where(on_file, subject, 0)]) | _reads_of_found(recording)
+        kept &= ~(on_file & written[np.where(on_file, subject, 0)]) | _reads_of_found(recording)
     return kept
 
 

@@ -93,6 +93,18 @@ def test_a_file_that_remains_open_is_opened_first_and_closed_last(each_thread):
             assert sum(one["think_ns"] for one in after[thread]) <= sum(one["think_ns"] for one in rows)
 
 
+def test_the_time_after_an_opening_that_is_left_out_belongs_to_it():
+    """Calls follow one another after 2 us, but 15 us after an opening, and 35 us (15 us more than a call costs) once."""
+    rows = [
+        row(0, op, 0, offset=0, size=10 * (op == Op.READ), think_ns=think)
+        for after_open in (15_000, 15_000, 35_000)
+        for op, think in ((Op.OPEN, 2000), (Op.READ, after_open), (Op.CLOSE, 2000))
+    ]
+    [after] = lines(kept_open(recording(rows, FILES))).values()
+    assert [one["op"] for one in after] == [Op.OPEN, Op.READ, Op.READ, Op.READ, Op.CLOSE]
+    assert [one["think_ns"] for one in after] == [2000, 15_000, 2000, 17_000, 2000]
+
+
 def naive_read_once(thread: list[dict[str, int]]) -> list[dict[str, int]]:
     """The rows that remain: reads that return a new byte, and openings and closings of files between which others remain."""
     known: set[tuple[int, int]] = set()

@@ -1,8 +1,10 @@
 """Edited recordings that resume: what they read before training goes on, and what they leave out."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -32,7 +34,7 @@ from tests.benchmark.emulator.recorded.edits.test_edits import (
     writes,
 )
 from tests.benchmark.loader_job import LoaderJob
-from tests.benchmark.recordings import recording, row
+from tests.benchmark.recordings import CREATE, recording, row
 
 JOB = LoaderJob(evaluated=8, epochs=3)  # 6 steps an epoch, 2 of each evaluation, a checkpoint of 300000 bytes after each epoch
 STEPS, EVALUATED, SAVED = 6, 2, 300_000
@@ -173,6 +175,22 @@ def test_all_ranks_read_the_checkpoint_that_the_job_reads_and_overwrites(tmp_pat
     made = [edit(before, Edits(ranks=64), rank) for rank in (0, 1, 63)]
     assert all(sum(size for _, size in on_found(each, Op.READ)) == 70_000 for each in made)
     assert [len(on_found(each, Op.WRITE)) for each in made] == [2, 0, 0]
+
+
+def test_only_one_replay_makes_and_removes_the_files_of_the_process_that_starts_the_ranks(tmp_path):
+    """All replays have that process, and share a folder: a second removal of its file would fail."""
+    before = recorded(tmp_path, LoaderJob(ranks=2))
+    file = RecordedFile("try", written=True, made=True)
+    files = [*before.header.files, file]
+    calls = [row(0, op, len(files) - 1, at_ns=at, flags=CREATE, size=4) for at, op in enumerate((Op.OPEN, Op.WRITE, Op.UNLINK))]
+    columns = {
+        name: np.append(np.array([each.get(name, -1) for each in calls]), column).astype(column.dtype)
+        for name, column in before.columns.items()
+    }
+    launched = replace(before, header=msgspec.structs.replace(before.header, files=files), columns=columns)
+    for rank, expected in ((0, len(calls)), (1, 0)):
+        of = edit(launched, Edits(ranks=2, regrouped=True, balanced=True), rank).columns
+        assert np.count_nonzero((of["op"] < Op.PIPE_WRITE) & (of["subject"] == len(files) - 1)) == expected
 
 
 def test_ranks_share_the_checkpoint_that_they_found(tmp_path):
