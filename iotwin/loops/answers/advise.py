@@ -13,9 +13,11 @@ from iotwin.loops.answers.checkpoint_findings import checkpoint_findings
 from iotwin.loops.answers.data_findings import DataReads, data_findings
 from iotwin.loops.answers.finding import JobFinding, describe_change, describe_gain
 from iotwin.loops.answers.loader_findings import loader_findings
+from iotwin.loops.answers.recipe import Recipe, identity_of
 from iotwin.loops.answers.training_view import TrainingView, training_view
 from iotwin.loops.answers.twin_runs import TrainingFigures, TwinVariant, ratios, run_variants
 from iotwin.loops.answers.verdict import JobVerdict, verdict_of
+from iotwin.trace_store.manifest import MANIFEST_NAME
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim.verdict.caveats import others_cpus
 
@@ -36,7 +38,8 @@ _ORDER = (
 class Advice:
     """The verdict on the job of the trace at the path `trace`, and the findings, best first.
 
-    `step_s`: seconds a step of the job; `twin_step_s`: of its twin.
+    `step_s`: seconds a step of the job; `twin_step_s`: of its twin. `recipe`: how the changes were tested (see Recipe), None if
+    none was.
     """
 
     trace: str
@@ -46,6 +49,7 @@ class Advice:
     step_s: float | None = None
     twin_step_s: float | None = None
     notes: list[str] = field(default_factory=list)
+    recipe: dict[str, Any] | None = None
 
     def to_document(self) -> dict[str, Any]:
         """Return the advice as a JSON document (see docs/advise.md)."""
@@ -55,6 +59,7 @@ class Advice:
             "findings": [each.to_document(rank) for rank, each in enumerate(self.findings, 1)],
             "machine": {"crowded": self.crowded},
             "step_s": self.step_s, "twin_step_s": self.twin_step_s, "notes": self.notes,
+            "recipe": self.recipe,
         }  # fmt: skip
 
     def __repr__(self) -> str:
@@ -113,12 +118,28 @@ def _test(advice: Advice, view: TrainingView, fitted: "Fitted", runs: int, noise
             TwinVariant(f"{each.kind}: {each.change}", each.change.overrides or (), is_cold and not each.change.warms)
             for each in testable
         ]
+        recipe = Recipe(folder / "twin.yaml")
         found = run_variants(folder / "twin.yaml", variants, runs, data, clock="virtual")
+        advice.recipe = _recipe_of(view.trace, recipe, folder / "twin.yaml", variants, runs)
     unchanged = found[_UNCHANGED]
     advice.twin_step_s = median(each.step_s for each in unchanged)
     distance = abs(advice.twin_step_s / view.step_s - 1)
     for each, variant in zip(testable, variants[1:], strict=True):
         _judge(each, found[variant.name], unchanged, max(distance, noise, _LEAST_GAIN))
+
+
+def _recipe_of(trace: Trace, recipe: Recipe, twin: Path, variants: Sequence[TwinVariant], runs: int) -> dict[str, Any]:
+    """Return the recipe of the runs. It identifies the trace, and the twin and its recording, which are temporary, by digests."""
+    from iotwin.workload_yaml import load
+
+    composed = {
+        None if each.name == _UNCHANGED else each.name: (load(twin, list(each.overrides)), each.overrides) for each in variants
+    }
+    found = recipe.document(composed)
+    for row, each in zip(found["variants"], variants, strict=True):
+        row["cache"] = "cold" if each.is_cold else "warm"
+    digests = {name: found[name] and {"sha256": found[name]["sha256"]} for name in ("twin", "recording")}
+    return {"trace": identity_of(trace.path / MANIFEST_NAME), "runs": runs, "clock": "virtual"} | found | digests
 
 
 def _is_followed(finding: JobFinding, twin: Path) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 
 from iotwin.common.units import format_size
 from iotwin.loops.answers.finding import JobChange, JobFinding
-from iotwin.loops.answers.training_view import HARDLY, TrainingView
+from iotwin.loops.answers.training_view import HARDLY, OF_CALL_NS, TrainingView
 from iotwin.trace_store.figures.distinct_bytes import distinct_bytes
 from iotwin.trace_store.schema import FLAG_DIRECT, READ_OPS
 
@@ -18,7 +18,6 @@ _PAGE = 4096
 _COLD = 0.5  # share of the different bytes read that devices delivered
 _NOTICEABLE = 0.1  # share of the loaders' service time, from which on a kind of call is worth a change
 _METADATA = ("stat", "fstat", "newfstatat", "statx", "lstat", "getdents64", "getdents", "access", "faccessat", "faccessat2")
-_OF_CALL_NS = 20_000  # a program in Python spends 1 to 20 us on making a call
 _AGAIN = 1.5  # times that a byte is read, from which on it counts as read again
 _SEQUENTIAL = 0.5  # share of the reads that continue where the one before ended
 
@@ -64,12 +63,9 @@ class DataReads:
 
     @property
     def metadata_ns(self) -> float:
-        """Return the time of calls for metadata, each until its thread makes the next call, but at most _OF_CALL_NS later."""
-        calls = self.view.data_calls.sort_values(["pid", "tid", "start_ns"], kind="stable")
-        end = (calls["start_ns"] + calls["duration_ns"]).to_numpy()
-        gap = np.append(calls["start_ns"].to_numpy()[1:], end[-1:]) - end
-        same = np.append(calls["tid"].to_numpy()[1:] == calls["tid"].to_numpy()[:-1], False)
-        spent = calls["duration_ns"].to_numpy() + np.where(same, gap.clip(0, _OF_CALL_NS), 0)
+        """Return the time of calls for metadata, each until its thread makes the next call, but at most OF_CALL_NS later."""
+        calls = self.view.data_calls
+        spent = calls["duration_ns"].to_numpy() + self.view.gaps_ns.clip(max=OF_CALL_NS)
         return float(spent[calls["op"].astype(str).isin(_METADATA)].sum())
 
     def share(self, nanoseconds: float) -> float:

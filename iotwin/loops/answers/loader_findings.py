@@ -44,9 +44,10 @@ def loader_findings(view: TrainingView) -> Iterator[JobFinding]:
 
 
 def decoding_share(view: TrainingView) -> float:
-    """Return the share (0 to 1) of the loaders' service time besides calls on the data set."""
-    service_s = view.service_s * sum(len(each.taken) for each in view.training)
-    return float(np.clip(1 - view.data_calls["duration_ns"].sum() / 1e9 / service_s, 0, 1)) if service_s else 0.0
+    """Return the share (0 to 1) of the loaders' service time besides calls on the data set, and the making of these calls."""
+    service_ns = view.service_s * 1e9 * sum(len(each.taken) for each in view.training)
+    in_calls = float(view.data_calls["duration_ns"].sum()) + view.call_gaps_ns
+    return float(np.clip(1 - in_calls / service_ns, 0, 1)) if service_ns else 0.0
 
 
 def _waiting(view: TrainingView) -> Iterator[JobFinding]:
@@ -81,9 +82,12 @@ def _waiting(view: TrainingView) -> Iterator[JobFinding]:
 def _no_decoding(view: TrainingView, share: float, floor: float) -> JobChange:
     """Return the change to samples that are decoded in advance. `floor`: share of the processors that the job uses.
 
+    `share`: that of decoding in the service time. The time in which loaders make calls remains.
     If that is nearly all of them, the computation of steps includes waits for a processor. Without decoding, it does not.
     """
-    overrides = ["++workload.twin.recorded.decode_scale=0"]
+    decoding_ns = view.service_s * share * 1e9 * sum(len(each.taken) for each in view.training)
+    making = view.call_gaps_ns / max(view.call_gaps_ns + decoding_ns, 1)
+    overrides = [f"++workload.twin.recorded.decode_scale={making:.4f}"]
     if floor >= _SATURATED:
         computed = np.concatenate([each.computed - each.taken for each in view.training])
         scale = float(np.quantile(computed, _QUICK) / max(computed.mean(), 1))

@@ -37,8 +37,8 @@ class Recipe:
             before = composed if value is None else before
         recorded = next(iter(variants.values()))[0].twin.recorded
         return {
-            "twin": _identity(self._twin),
-            "recording": None if recorded is None else _identity(Path(recorded.file)),
+            "twin": identity_of(self._twin),
+            "recording": None if recorded is None else identity_of(Path(recorded.file)),
             "command": this_command(),
             "variants": rows,
             "machine": machine(),
@@ -47,7 +47,7 @@ class Recipe:
         }
 
 
-def _identity(path: Path) -> dict[str, str] | None:
+def identity_of(path: Path) -> dict[str, str] | None:
     """Return the path and the digest of a file; None if there is none, as of the primary config that --dlio assumes."""
     return {"path": str(path.absolute()), "sha256": sha256_of(path)} if path.is_file() else None
 

@@ -15,6 +15,7 @@ from iotwin.workload_yaml.recording import RecordedBatches, TwinRecording
 
 _Ints = NDArray[np.int64]
 HARDLY = 0.05  # ranks that wait for a smaller share of their time are limited by something else; two runs differ by as much
+OF_CALL_NS = 20_000  # a program in Python spends 1 to 20 us on making a call
 _CALL_COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "file_id", "offset", "requested", "result", "flags")
 
 
@@ -113,6 +114,21 @@ class TrainingView:
     def data_calls(self) -> pd.DataFrame:
         """Return the calls on the data set during training."""
         return self.calls("dataset")
+
+    @cached_property
+    def gaps_ns(self) -> _Ints:
+        """Return the time from each call of `data_calls` to its thread's next one, in ns; 0 for a thread's last call."""
+        ordered = self.data_calls.sort_values(["pid", "tid", "start_ns"], kind="stable")
+        begin, tid = ordered["start_ns"].to_numpy(), ordered["tid"].to_numpy()
+        gaps = np.append(begin[1:], 0) - begin - ordered["duration_ns"].to_numpy()
+        gaps = np.where(np.append(tid[1:] == tid[:-1], False)[: len(tid)], gaps, 0).clip(0)
+        found: _Ints = pd.Series(gaps, ordered.index).reindex(self.data_calls.index).to_numpy(np.int64)
+        return found
+
+    @cached_property
+    def call_gaps_ns(self) -> int:
+        """Return the sum of the `gaps_ns` in which a program can do no more than make its next call."""
+        return int(self.gaps_ns[self.gaps_ns < OF_CALL_NS].sum())
 
     @cached_property
     def device_bytes(self) -> int:

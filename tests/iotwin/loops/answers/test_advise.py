@@ -1,6 +1,7 @@
 """Advice on jobs with a planted problem and without one, and its figures against naive programs."""
 
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from iotwin.loops.answers.advise import Advice, _judge, advise
 from iotwin.loops.answers.checkpoint_times import steps_between_saves
 from iotwin.loops.answers.data_findings import DataReads
 from iotwin.loops.answers.finding import JobChange, JobFinding
-from iotwin.loops.answers.loader_findings import _no_decoding
+from iotwin.loops.answers.loader_findings import _no_decoding, decoding_share
 from iotwin.loops.answers.training_view import TrainingView, training_view
 from iotwin.loops.answers.twin_runs import TrainingFigures
 from iotwin.trace_store.figures.distinct_bytes import distinct_bytes
@@ -95,7 +96,7 @@ def test_without_decoding_steps_do_not_wait_for_a_processor_any_more(tmp_path):
     for each in view.training:
         each.computed[:] = each.taken + np.where(np.arange(len(each.taken)) % 2 == 0, 1_000_000, 3_000_000)
     usual, busy = (_no_decoding(view, 0.5, share).overrides for share in (0.5, 0.95))
-    assert usual == ("++workload.twin.recorded.decode_scale=0",)
+    assert usual == ("++workload.twin.recorded.decode_scale=0.0000",)
     assert busy is not None and float(busy[1].partition("computation_scale=")[2]) == pytest.approx(1 / 2)
 
 
@@ -112,6 +113,15 @@ def test_a_change_is_tested_on_the_twin_before_it_is_given(tmp_path):
     assert not advice.notes and advice.twin_step_s is not None
     first = next(each for each in advice.findings if each.kind == "few_loaders")
     assert first.predicted is not None and first.predicted.value < 1 and first.runs == 2
+    recipe = advice.to_document()["recipe"]
+    assert recipe["runs"] == 2 and recipe["machine"] and set(recipe["load"]) == {"start", "end"}
+    unchanged, *changed = recipe["variants"]
+    assert unchanged["value"] is None and unchanged["values"]["dataset.data_folder"] == str(tmp_path / "data")
+    assert {each["cache"] for each in recipe["variants"]} <= {"cold", "warm"}
+    threads = int(first.change.after)
+    assert {"reader.read_threads": threads} in [each["values"] for each in changed]
+    assert recipe["trace"]["sha256"] == sha256((tmp_path / "t" / "manifest.json").read_bytes()).hexdigest()
+    assert set(recipe["twin"]) == set(recipe["recording"]) == {"sha256"}
 
 
 def test_without_the_data_no_change_is_tested_and_the_reason_is_given(tmp_path):
@@ -128,7 +138,7 @@ def test_the_document_has_the_keys_that_scripts_rely_on(tmp_path):
     assert set(first) >= {"kind", "rank", "sentence", "evidence", "sql", "change", "predicted", "significant"}
     assert first["kind"] == "checkpoint_stall" and first["rank"] == 1
     assert first["change"]["from"] == 2 and first["change"]["to"] == 20
-    assert document["machine"] == {"crowded": False}
+    assert document["machine"] == {"crowded": False} and document["recipe"] is None
 
 
 @pytest.mark.parametrize(("slow", "change"), [
@@ -176,6 +186,30 @@ def test_without_metadata_a_loader_saves_the_time_of_these_calls_and_of_making_t
     reads = DataReads(view_of(job.trace(tmp_path / "t")))
     assert reads.metadata_ns == pytest.approx(64 * 20 * (0.1 + 0.02) * 1e6, rel=0.05)
     assert reads.metadata_ns < reads.thinking_ns < reads.service_ns
+
+
+def test_short_times_between_calls_are_no_decoding(tmp_path):
+    """10 us after a call are the making of the next one, and remain without decoding; 20 us are decoding."""
+    view = view_of(LoaderJob(**STALLED, reads=20, decode_ms=3).trace(tmp_path / "t"))
+    calls = view.data_calls.sort_values(["tid", "start_ns"])
+    ends = calls["start_ns"] + calls["duration_ns"]
+    gaps = [
+        after - end
+        for _, own in calls.groupby("tid")
+        for end, after in zip(ends[own.index][:-1], own["start_ns"][1:], strict=True)
+    ]
+    assert sorted(view.gaps_ns[view.gaps_ns > 0]) == sorted(gap for gap in gaps if gap > 0)
+    view.__dict__["gaps_ns"] = np.full(len(calls), 10_000)
+    before = decoding_share(view)
+    view.__dict__["gaps_ns"] = np.full(len(calls), 20_000)
+    del view.__dict__["call_gaps_ns"]
+    service_ns = view.service_s * 1e9 * sum(len(each.taken) for each in view.training)
+    assert decoding_share(view) - before == pytest.approx(len(calls) * 10_000 / service_ns)
+    del view.__dict__["call_gaps_ns"]
+    view.__dict__["gaps_ns"] = np.full(len(calls), 10_000)
+    [scale] = _no_decoding(view, share=0.5, floor=0.0).overrides
+    expected = len(calls) * 10_000 / (len(calls) * 10_000 + service_ns / 2)
+    assert float(scale.rpartition("=")[2]) == pytest.approx(expected, abs=1e-4)
 
 
 def test_what_durability_costs_is_reported():
