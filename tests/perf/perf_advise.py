@@ -22,6 +22,7 @@ from tests.perf.records import record_figures
 
 _JOB = Path(__file__).parent / "advise_job.py"
 _RUNS = 3
+MENDED_BY = {"checkpoint_stall": "steps between checkpoints"}  # the setting of the mended job, if a kind has several findings
 
 
 def measure(kinds: tuple[str, ...] = tuple(JOBS)) -> Iterator[Figure]:
@@ -32,25 +33,42 @@ def measure(kinds: tuple[str, ...] = tuple(JOBS)) -> Iterator[Figure]:
 
 
 def _of_job(kind: str, folder: Path) -> Iterator[Figure]:
-    job = [sys.executable, str(_JOB), str(folder / "data"), kind]
+    job = [sys.executable, str(_JOB), str(folder), kind]
     _step_s(job)  # makes the data
     trace = folder / f"{kind.replace(' ', '')}.trace"
     run_traced(job, trace, kind)
     found = advise(Trace(trace))
     significant = [each for each in found.findings if each.significant]
-    if not JOBS[kind][1]:
+    if JOBS[kind][1] is None:
         yield Figure(f"{kind}: findings with a gain", len(significant), 0, True, _described(found))
         return
     yield Figure(f"{kind}: rank of the planted problem", _rank_of(found, kind), 1, True, _described(found))
     planted, mended = zip(*((_step_s(job), _step_s([*job, "mended"])) for _ in range(_RUNS)), strict=True)
     ratio = median(mended) / median(planted)
-    predicted = next((each.predicted.value for each in found.findings if each.kind == kind and each.predicted), float("nan"))
+    predicted = _predicted(found, kind)
     detail = f"predicted {predicted:.3f} of the planted job's step time, measured {ratio:.3f}"
     yield Figure(f"{kind}: predicted step time, off the mended job's", abs(predicted / ratio - 1), 0.1, True, detail)
 
 
-def _rank_of(found: Advice, kind: str) -> int:
-    return next((rank for rank, each in enumerate(found.findings, 1) if each.kind == kind), len(found.findings) + 1)
+def _kind_of(job: str) -> str:
+    """Return the planted kind of finding: the job's name up to a comma."""
+    return job.partition(",")[0]
+
+
+def _rank_of(found: Advice, job: str) -> int:
+    kinds = [each.kind for each in found.findings]
+    return kinds.index(_kind_of(job)) + 1 if _kind_of(job) in kinds else len(kinds) + 1
+
+
+def _predicted(found: Advice, job: str) -> float:
+    """Return the predicted ratio of step times for the setting that mends the job; NaN without a prediction."""
+    setting = MENDED_BY.get(job)
+    ratios = (
+        each.predicted.value
+        for each in found.findings
+        if each.kind == _kind_of(job) and setting in (None, each.change.setting) and each.predicted
+    )
+    return next(ratios, float("nan"))
 
 
 def _described(found: Advice) -> str:
