@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,6 @@ _MOST_JUMPS = 1 << 21  # jumps whose times are recorded; memory of later ones is
 _CELL_BYTES = 8
 _TICK_NS = 500_000_000  # waiting threads look this often whether the run was given up
 _LONGEST_LOCK_NS = 10_000_000_000  # the lock is held for microseconds; a process that died while it held it never releases it
-_NOTE = "write-back, burst credits and garbage collection of the storage happened in real time, which had fewer idle moments"
 
 
 class _TimeSpec(ctypes.Structure):
@@ -238,21 +237,6 @@ class VirtualClock:
 
     def _semaphore(self, slot: int) -> int:
         return self._address + (self._base(slot) + _SEMAPHORE) * _CELL_BYTES
-
-
-def clock_document(clock: VirtualClock | None, virtual_s: float) -> dict[str, Any]:
-    """Return the summary's {"kind", "real_s", "virtual_s", "jumps", "note"} of a run that lasted `virtual_s` by its clock.
-
-    `clock`: None if the run's time was real.
-    """
-    figures = ClockFigures() if clock is None else clock.figures()
-    return {
-        "kind": "real" if clock is None else "virtual",
-        "real_s": virtual_s - figures.skipped_s,
-        "virtual_s": virtual_s,
-        "jumps": figures.jumps,
-        "note": None if clock is None else _NOTE,
-    }
 
 
 def write_jumps(clock: VirtualClock, folder: Path) -> None:

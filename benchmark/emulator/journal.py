@@ -7,7 +7,7 @@ import socket
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple, TextIO
@@ -105,17 +105,43 @@ class ResumedRun(NamedTuple):
 
 @dataclass
 class RankTotals:
-    """The times and resources of one rank's run. `start_s` and `end_s` are UNIX seconds."""
+    """The times and resources of one rank's run. `start_s` and `end_s` are UNIX seconds on the run's clock.
+
+    `skipped_before_s`, `skipped_s`: seconds that the clock had skipped at the start and at the end.
+    """
 
     rank: int
-    start_s: float
+    start_s: float = 0.0
     end_s: float = 0.0
+    skipped_before_s: float = 0.0
+    skipped_s: float = 0.0
     stopped_early: bool = False
     storage_read_bytes: int = 0  # fetched from storage, not from the page cache, by this rank and its child processes
     peak_memory_bytes: int = 0  # of the rank's process, without its children
     cpu_s: float = 0.0  # of the rank and its child processes
     resumed: ResumedRun | None = None  # None: the run began at the first step
     host: RankHost = field(default_factory=RankHost.here)
+
+    def note_start(self) -> None:
+        """Set the start of the run to now. What the clock has skipped before, as during initialisation, is no part of it."""
+        self.start_s, self.skipped_before_s = waits.wall_s(), waits.skipped_s()
+
+
+class RunSpan(NamedTuple):
+    """UNIX seconds of a run's start and end on its clock, and the seconds that its clock skipped in between."""
+
+    start_s: float
+    end_s: float
+    skipped_s: float
+
+
+def run_span(ranks: Sequence[RankTotals]) -> RunSpan:
+    """Return the time from the first rank's start to the last rank's end."""
+    return RunSpan(
+        min(one.start_s for one in ranks),
+        max(one.end_s for one in ranks),
+        max(one.skipped_s for one in ranks) - min(one.skipped_before_s for one in ranks),
+    )
 
 
 @dataclass
@@ -159,7 +185,7 @@ class Usage(NamedTuple):
     def note_end(self, measured: RankTotals) -> None:
         """Set the end time of `measured` to now, and its resources to those used since `so_far` returned this object."""
         after = self.so_far()
-        measured.end_s = waits.wall_s()
+        measured.end_s, measured.skipped_s = waits.wall_s(), waits.skipped_s()
         measured.storage_read_bytes = after.storage_read_bytes - self.storage_read_bytes
         measured.peak_memory_bytes = after.peak_memory_bytes
         measured.cpu_s = after.cpu_s - self.cpu_s
@@ -204,6 +230,6 @@ class Journal:
 @contextmanager
 def open_journal(rank: Rank, log_stream: TextIO | None, instrument: bool = False) -> Iterator[Journal]:
     """Yield the journal of `rank`, and record the totals at the end of the block. MLLOG lines go to `log_stream`, if any."""
-    measured, before = Measured(rank.index, waits.wall_s(), node=rank.node, nodes=rank.nodes), Usage.so_far()
+    measured, before = Measured(rank.index, node=rank.node, nodes=rank.nodes), Usage.so_far()
     yield Journal(measured, MlLog(log_stream, FOR_TRACERS, **({"rank": rank.index} if rank.count > 1 else {})), instrument)
     before.note_end(measured)

@@ -129,7 +129,7 @@ def _run_rank(
         with journal.interval("init"):
             run = _PipelineRank(config, plan, minibatches, channels, rank.index, journal, open_things)
         rank.meet()
-        journal.measured.start_s = waits.wall_s()
+        journal.measured.note_start()
         with journal.interval("run"):
             for epoch in range(1, config.train.epochs + 1):
                 with journal.interval("epoch", epoch):

@@ -48,7 +48,7 @@ def emulate(config: Config, log_stream: TextIO | None, rank: Rank | None = None,
             loop = _Loop(config, rank, sleeper, journal, open_things)
             init_s = DrawnTime(config.twin.init_time, config.train.seed, Purpose.INIT).seconds(rank.index, 0, 0)
             sleeper.sleep(init_s - (waits.now_s() - begin))
-        journal.measured.start_s = waits.wall_s()
+        journal.measured.note_start()
         rank.meet(0)
         with journal.interval("run"):
             loop.run(limit_s)

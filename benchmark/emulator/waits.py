@@ -55,7 +55,12 @@ def now_s() -> float:
 
 def wall_s() -> float:
     """Return the UNIX time in seconds, later by the time that a virtual clock has skipped."""
-    return time.time() if _clock is None else time.time() + _clock.figures().skipped_s
+    return time.time() + skipped_s()
+
+
+def skipped_s() -> float:
+    """Return how many seconds a virtual clock has skipped so far; 0 if time is real."""
+    return 0.0 if _clock is None else _clock.figures().skipped_s
 
 
 def sleep(seconds: float) -> None:

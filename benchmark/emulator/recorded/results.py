@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from iotwin.benchmark.emulator import waits
-from iotwin.benchmark.emulator.clock import clock_document, write_jumps
+from iotwin.benchmark.emulator.clock import write_jumps
+from iotwin.benchmark.emulator.journal import run_span
 from iotwin.benchmark.emulator.recorded.run import Replayed, lateness
 from iotwin.benchmark.emulator.results.dlio_log import local_time
 from iotwin.benchmark.emulator.results.training import training_document
-from iotwin.benchmark.emulator.results.write import SUMMARY_NAME, resumed_document
+from iotwin.benchmark.emulator.results.write import SUMMARY_NAME, clock_document, resumed_document
 from iotwin.common.files import struct_json, write_whole
 from iotwin.workload_yaml import Config
 
@@ -26,16 +27,15 @@ def write_replayed(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any]:
 
 
 def _summary(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any]:
-    first = ranks[0]
-    start_s, end_s = min(one.start_s for one in ranks), max(one.end_s for one in ranks)
+    first, span = ranks[0], run_span(ranks)
     read, storage = sum(one.read_bytes for one in ranks), sum(one.storage_read_bytes for one in ranks)
     return {
-        "start": local_time(start_s), "end": local_time(end_s), "num_accelerators": len(ranks), "num_hosts": 1,
+        "start": local_time(span.start_s), "end": local_time(span.end_s), "num_accelerators": len(ranks), "num_hosts": 1,
         "hostname": first.host.hostname, "host_cpu_count": [first.host.cpus],
         "host_memory_GB": [first.host.memory_bytes / (1 << 30)], "metric": {},
         "iotwin": {
-            "kernel": first.host.kernel, "machine": first.host.machine, "elapsed_s": end_s - start_s,
-            "clock": clock_document(waits.virtual_clock(), end_s - start_s),
+            "kernel": first.host.kernel, "machine": first.host.machine, "elapsed_s": span.end_s - span.start_s,
+            "clock": clock_document(waits.virtual_clock(), span),
             "stopped_early": any(one.stopped_early for one in ranks), "bytes_read": read,
             "bytes_written": sum(one.written_bytes for one in ranks), "storage_bytes_read": storage,
             "page_cache_hit_ratio": None if not read else max(0.0, 1.0 - storage / read),

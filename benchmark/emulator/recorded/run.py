@@ -96,7 +96,8 @@ def replay(
         copies_folder(config, edits or Edits()),
     )  # fmt: skip
     log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.index} if rank.count > 1 else {}))
-    measured, before = Replayed(rank.index, waits.wall_s()), Usage.so_far()
+    measured, before = Replayed(rank.index), Usage.so_far()
+    measured.note_start()
     if edits is not None and batches is not None:
         measured.resumed = resumed_record(recording, edits, batches)
     if rank.index == 0 or not shared:  # one rank makes what all read, before the others begin

@@ -10,8 +10,8 @@ from typing import Any
 
 from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.checkpoints.frequency import Decided
-from iotwin.benchmark.emulator.clock import clock_document, write_jumps
-from iotwin.benchmark.emulator.journal import Measured, RankTotals, ResumedRun
+from iotwin.benchmark.emulator.clock import VirtualClock, write_jumps
+from iotwin.benchmark.emulator.journal import Measured, RankTotals, ResumedRun, RunSpan, run_span
 from iotwin.benchmark.emulator.results.dlio_log import epoch_stats, local_time, log_lines, rank_output
 from iotwin.benchmark.emulator.results.metrics import checkpoint_metrics, estimates, phase_metrics, step_quantiles
 from iotwin.benchmark.emulator.results.step_table import StepTable
@@ -24,6 +24,9 @@ from iotwin.workload_yaml.rematerialized import facts
 
 SUMMARY_NAME = "summary.json"
 METRICS_NAME = "metrics.parquet"
+_CLOCK_NOTE = (
+    "write-back, burst credits and garbage collection of the storage happened in real time, which had fewer idle moments"
+)
 
 
 def prepare_output(folder: Path, notes: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -100,10 +103,22 @@ def summarize(config: Config, ranks: Sequence[Measured], table: StepTable) -> di
     }
 
 
+def clock_document(clock: VirtualClock | None, span: RunSpan) -> dict[str, Any]:
+    """Return the summary's {"kind", "real_s", "virtual_s", "jumps", "note"} of a run. `clock`: None if its time was real."""
+    virtual_s = span.end_s - span.start_s
+    return {
+        "kind": "real" if clock is None else "virtual",
+        "real_s": virtual_s - span.skipped_s,
+        "virtual_s": virtual_s,
+        "jumps": 0 if clock is None else clock.figures().jumps,
+        "note": None if clock is None else _CLOCK_NOTE,
+    }
+
+
 def _own(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[str, Any]:
     """Return the results that DLIO does not report: bytes read, quantiles, intervals, checkpoint files, and the machine."""
     first = ranks[0]
-    elapsed_s = max(measured.end_s for measured in ranks) - min(measured.start_s for measured in ranks)
+    span = run_span(ranks)
     train, evaluation = table.of("train"), table.of("evaluation")
     bytes_read = int(table.columns["bytes_read"].sum())
     storage_bytes = sum(measured.storage_read_bytes for measured in ranks)
@@ -111,8 +126,8 @@ def _own(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[st
     return {
         "kernel": first.host.kernel,
         "machine": first.host.machine,
-        "elapsed_s": elapsed_s,
-        "clock": clock_document(waits.virtual_clock(), elapsed_s),
+        "elapsed_s": span.end_s - span.start_s,
+        "clock": clock_document(waits.virtual_clock(), span),
         "stopped_early": first.stopped_early,
         "steps": len(train["step"]) // len(ranks),
         "evaluation_steps": len(evaluation["step"]) // len(ranks),

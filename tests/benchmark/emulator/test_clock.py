@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from iotwin.benchmark.emulator.clock import VirtualClock
 
-Step = tuple[str, int]  # (sleep, seconds), (post, channel), (wait, channel) or (meet, 0)
+Step = tuple[str, int]  # (sleep, seconds), (post, channel), (wait, channel), (meet, 0) or (call, tenths of a millisecond)
 _MEETING, _CHANNEL = 1 << 60, 1 << 50
 _STEPS = st.one_of(
     st.tuples(st.just("sleep"), st.integers(1, 1000)),
     st.tuples(st.sampled_from(("post", "wait")), st.integers(0, 2)),
     st.just(("meet", 0)),
+    st.tuples(st.just("call"), st.integers(1, 5)),
 )
 
 
@@ -47,7 +48,7 @@ def simulated(scripts: list[list[Step]]) -> list[tuple[int, int, int]] | None:
             now += value
         elif kind == "wait":
             posts[value] -= 1
-        else:
+        elif kind == "post":
             posts[value] += 1
             for other in waiting.pop(value, []):
                 heapq.heappush(ready, (now, other))
@@ -63,6 +64,7 @@ class Threads:
     def __init__(self, scripts: list[list[Step]]) -> None:
         self.clock, self.scripts = VirtualClock(len(scripts)), scripts
         self.posts, self.arrived, self.ended = Counter[int](), 0, list[tuple[float, int, int]]()
+        self.jumps_in_calls = 0
         self.begin_ns = self.clock.now_ns()
 
     def run(self) -> list[tuple[float, int, int]]:
@@ -84,6 +86,10 @@ class Threads:
     def _step(self, number: int, kind: str, value: int, meetings: int) -> None:
         if kind == "sleep":
             self.clock.sleep(number, value)
+        elif kind == "call":
+            before = self.clock.figures()
+            time.sleep(value * 1e-4)
+            self.jumps_in_calls += self.clock.figures() != before
         elif kind == "wait":
             self.clock.wait(number, _CHANNEL + value, lambda: self._take(value))
         else:
@@ -104,7 +110,10 @@ class Threads:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.lists(st.lists(_STEPS, max_size=7), min_size=1, max_size=4))
 def test_threads_sleep_and_wait_as_in_a_simulation(scripts: list[list[Step]]) -> None:
-    """Steps end no sooner than simulated, and in the simulated order, if the order does not depend on a race."""
+    """Steps end no sooner than simulated, and in the simulated order, if the order does not depend on a race.
+
+    The clock does not jump while a thread is in a call.
+    """
     expected = simulated(scripts)
     assume(expected is not None)
     takers = Counter(kind_and_channel for script in scripts for kind_and_channel in set(script) if kind_and_channel[0] == "wait")
@@ -115,6 +124,7 @@ def test_threads_sleep_and_wait_as_in_a_simulation(scripts: list[list[Step]]) ->
     found = threads.run()
     assert len(found) == len(expected)
     assert all(now >= due[thread, step] for now, thread, step in found)
+    assert threads.jumps_in_calls == 0
     # The clock never skips more than the simulated time: threads that were late sleep until later, in real time that has passed.
     assert threads.clock.figures().skipped_s <= max(due.values(), default=0)
     order = [due[thread, step] for _, thread, step in sorted(found)]

@@ -2,9 +2,7 @@
 
 import os
 import re
-import shutil
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +19,11 @@ from iotwin.benchmark.emulator.threads import TaskThreads
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.loops.emulation import EmulationOptions, run_workload
 from iotwin.workload_yaml import Config
-from tests.benchmark.strace import Call, needs_strace, strace
+from tests.benchmark.strace import needs_strace
+from tests.benchmark.thread_calls import calls_by_thread
 from tests.conftest import ROOT, run_iotwin
 
 _SECONDS, _STEPS = 2.0, 8  # computing of a step; steps of both epochs
-_CALLS = "openat,read,readv,pread64,preadv,write,writev,pwrite64,fsync,close,rename,unlink,ftruncate,mmap"
 
 
 def _loaders(config: Config) -> None:
@@ -87,6 +85,18 @@ def test_waiting_is_computed(twin: Config, change: Callable[[Config], None], ran
     assert pq.read_table(Path(done["output"]) / "clock.parquet").num_rows == clock["jumps"] > 0
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_real_time_of_a_run_excludes_what_was_skipped_before_it(twin: Config, ranks: int) -> None:
+    """Initialisation is no part of the run, but most of what the clock skips here."""
+    twin.twin.startup_time, twin.twin.init_time, twin.train.computation_time = 3000.0, 2000.0, _SECONDS
+    twin.train.epochs = 1
+    done = _run(twin, "virtual", ranks)
+    clock = done["iotwin"]["clock"]
+    jumps = pq.read_table(Path(done["output"]) / "clock.parquet")
+    assert jumps["skipped_ns"][-1].as_py() > 2000e9
+    assert 0 < clock["real_s"] < clock["virtual_s"] == done["iotwin"]["elapsed_s"] < 2000
+
+
 def test_threads_and_ranks_wait_for_one_another_as_in_real_time(twin: Config) -> None:
     """Formulas: with a step shorter than a batch's loading, the loaders set the pace, and the snapshot's wait stalls training."""
     twin.train.computation_time, twin.reader.preprocess_time = 0.5, 1.0  # 2 loaders, 2 samples a batch: a batch each second
@@ -106,30 +116,6 @@ def test_a_background_checkpoint_delays_only_what_waits_for_it(twin: Config) -> 
     assert epoch_s == pytest.approx(1 + 1 + 3 + 1, abs=0.4)  # the third step waits for the snapshot, not the fourth
 
 
-_PROGRAM = """
-import sys
-from iotwin.loops.emulation import EmulationOptions, run_workload
-from iotwin.workload_yaml import load
-run_workload(load(sys.argv[1], ["++twin.clock=" + sys.argv[2]]), EmulationOptions(ranks=int(sys.argv[3]), one_of_several=True))
-"""
-
-
-def _sequences(path: Path, clock: str, ranks: int, data: Path, folder: Path) -> list[tuple[tuple[str, str, int | None], ...]]:
-    """Return the calls on files of data and checkpoints of each thread that made any, sorted.
-
-    The emulator's own lists of the files that it wrote are left out: whether a rank finds the list of another is a race.
-    """
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # of the run before
-    done = strace([sys.executable, "-c", _PROGRAM, str(path), clock, str(ranks)], _CALLS, folder)
-
-    def ours(call: Call) -> str | None:
-        inside = (f"{data}/", f"{folder / 'checkpoints'}/")
-        return next((name for name in call.paths if name.startswith(inside) and "/iotwin-emulated" not in name), None)
-
-    found = (tuple((call.name, ours(call) or "", call.requested) for call in calls if ours(call)) for calls in done)
-    return sorted(each for each in found if each)
-
-
 @needs_strace
 @pytest.mark.parametrize(("change", "ranks"), [*((each, 1) for each in _VARIANTS), (_loaders, 2)])
 def test_each_thread_makes_the_same_calls_in_the_same_order(
@@ -144,7 +130,9 @@ def test_each_thread_makes_the_same_calls_in_the_same_order(
         twin.reader.preprocess_time = 0.01
     path = tmp_path / "twin.yaml"
     workload.dump(twin, path)
-    real, virtual = (_sequences(path, clock, ranks, cases, tmp_path) for clock in ("real", "virtual"))
+    real, virtual = (
+        calls_by_thread(path, clock, ranks, cases, tmp_path / "checkpoints", tmp_path) for clock in ("real", "virtual")
+    )
     assert real == virtual and len(real) > (0 if change is _main else 1)
 
 
