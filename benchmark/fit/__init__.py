@@ -39,6 +39,6 @@ def quiet_fit(trace: Trace) -> Fitted:
     """Return what `fit` returns, without notes on what the trace lacks."""
     job = look(trace)
     labelled = label_calls(job)
-    fitted = fit_recorded(trace, job, labelled)
+    fitted = fit_recorded(job, labelled)
     fitted.evidence["labels"] = describe_labels(job, labelled)
     return fitted

@@ -20,8 +20,8 @@ def inferred_phases(trace: Trace) -> pd.DataFrame:
     Raises IotwinError with the reason if the trace does not show batches.
     """
     job = look(trace)
-    rows = list(_rows(job, find_passes(trace, job, label_calls(job))))
-    rows.append(("init", job.manifest.start_ns, min(start for _, start, _, _ in rows), 0))
+    rows = list(_rows(job, find_passes(job, label_calls(job))))
+    rows.append(("init", job.trace.manifest.start_ns, min(start for _, start, _, _ in rows), 0))
     phase, start_ns, end_ns, epoch = zip(*sorted(rows, key=lambda row: row[1]), strict=True)
     frame = pd.DataFrame({"phase": phase, "start_ns": start_ns, "end_ns": end_ns, "rank": 0, "epoch": epoch, "step": np.nan})
     return frame.assign(epoch=frame["epoch"].where(frame["epoch"] > 0))
@@ -31,7 +31,7 @@ def _rows(job: Job, passes: Passes) -> Iterator[_Row]:
     """Yield passes and checkpoints. A checkpoint after a pass's last batch ends the pass."""
     saved = find_checkpoints(job, passes.training).each
     spans = [(min(file.start_ns for file in each.files), max(file.end_ns for file in each.files), each.epoch) for each in saved]
-    begins = [*(int(part.requested_ns[0]) for part in passes.each[1:]), job.manifest.end_ns]
+    begins = [*(int(part.requested_ns[0]) for part in passes.each[1:]), job.trace.manifest.end_ns]
     for part, next_ns in zip(passes.each, begins, strict=True):
         last_ns, end_ns = int(part.taken_ns[-1]), int(part.computed_ns[-1])
         after = [start_ns for start_ns, _, _ in spans if last_ns <= start_ns < next_ns]

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from pyarrow import compute as pc
 
 from iotwin.trace_store import schema
 from iotwin.trace_store.logs.mllog import read_values
-from iotwin.trace_store.manifest import Manifest
 from iotwin.trace_store.reader import Trace
 
 _KINDS = ("dataset", "checkpoint", "pipe", "socket")  # of files whose calls are read, whichever process made them
@@ -24,8 +22,7 @@ _MAPPED = 0.5  # data are mapped if page faults bring more than this share of th
 class Job:
     """What a trace shows of a job. All stages of a fit share the frames, and none writes into them."""
 
-    path: Path
-    manifest: Manifest
+    trace: Trace
     files: pd.DataFrame  # as Trace.files
     processes: pd.DataFrame  # as Trace.processes
     phases: pd.DataFrame  # as Trace.phases
@@ -68,7 +65,7 @@ def look(trace: Trace) -> Job:
     _end_with_the_file(calls, files)
     logs = trace.path / "logs"
     logged = read_values(sorted(logs.iterdir())) if logs.is_dir() else {}
-    return Job(trace.path, trace.manifest, files, processes, trace.phases(), logged, calls)
+    return Job(trace, files, processes, trace.phases(), logged, calls)
 
 
 def _end_with_the_file(calls: pd.DataFrame, files: pd.DataFrame) -> None:

@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from iotwin.benchmark.fit.batches.labels import Labelled
 from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.recorded.batches import find_batches
-from iotwin.benchmark.fit.recorded.replayable import find_replayable
+from iotwin.benchmark.fit.recorded.calls import find_replayable
 from iotwin.common.errors import IotwinError
-from iotwin.trace_store.reader import Trace
 from iotwin.workload_yaml.recorded_structure import pass_bounds
 from iotwin.workload_yaml.recording import RecordedBatches
 
@@ -26,7 +25,7 @@ class Pass:
     rank: int  # pid of the process that takes the batches
     loaders: tuple[int, ...]  # pids of the processes that read them; none if the rank reads them itself
     depth: int  # most batches that were requested and not yet taken; 0: the rank reads its batches itself
-    batches: _Ints  # index of each batch in the column `batch` of `label_calls`
+    batches: _Ints  # index of each batch in the column `batch` of the labelled calls
     samples: _Ints  # 0: unknown
     requested_ns: _Ints
     received_ns: _Ints
@@ -60,15 +59,15 @@ class Passes:
         return [part for part in self.each if not part.training]
 
 
-def find_passes(trace: Trace, job: Job, labelled: pd.DataFrame) -> Passes:
-    """Return the passes of the job; `labelled`: its calls as of `label_calls`.
+def find_passes(job: Job, labelled: Labelled) -> Passes:
+    """Return the passes of the job.
 
     Raises IotwinError if the trace does not show when a rank took which batch.
     """
-    _, calls, _, tree, _ = find_replayable(trace)
+    calls, _, tree, _ = find_replayable(job)
     batches, index = find_batches(job, labelled, tree, calls)
     if batches is None:
-        raise IotwinError(f"{trace.path}: the trace does not show when a rank took which batch, so it shows no epochs")
+        raise IotwinError(f"{job.trace.path}: the trace does not show when a rank took which batch, so it shows no epochs")
     of_batch = np.zeros(len(batches.loader), np.int64)
     known = np.flatnonzero(index >= 0)
     of_batch[index[known]] = known

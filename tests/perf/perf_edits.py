@@ -131,7 +131,7 @@ def _stall_share(trace: Trace) -> float | None:
     """
     job = look(trace)
     try:
-        training = find_passes(trace, job, label_calls(job)).training
+        training = find_passes(job, label_calls(job)).training
     except IotwinError:
         return None
     spans = sum(int(part.computed_ns[-1] - part.taken_ns[0]) for part in training)

@@ -121,7 +121,7 @@ class UnseenJob:
 
 def _labels(name: str, job: UnseenJob, label: Label, samples: int | None) -> Iterator[Figure]:
     seen = look(Trace(job.run(1)))
-    calls = label_calls(seen)
+    calls = label_calls(seen).calls
     data = calls[calls["file_id"].isin(seen.file_ids("dataset")) & calls["op"].isin(READ_OPS)]
     share = float(data.loc[data["label"] == label, "result"].sum() / data["result"].sum())
     yield Figure(f"{name}: bytes of the data that are {label.name.lower()}", share, 0.95, False)

@@ -4,6 +4,8 @@ The evidence is the same for every framework that has loader processes: the trai
 loader reads the request, then its data, and writes the batch into another pipe, from which the training process reads it.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -11,16 +13,30 @@ from numpy.typing import NDArray
 from iotwin.benchmark.fit.look import Job
 from iotwin.trace_store import schema
 
-LENGTH_BYTES = 4  # of the length that multiprocessing.connection sends before a message
+_LENGTH_BYTES = 4  # of the length that multiprocessing.connection sends before a message
 _SHORT = 0.5  # a message shorter than this share of its loader's shortest batch delivers no batch
 _NUMBER_BYTES = 8  # two messages that carry the same kind of batch may differ by this many bytes
 
 
-def deliveries(job: Job) -> pd.DataFrame:
-    """Return the batches that loaders delivered to ranks or to whoever requested them, sorted by loader and time.
+class Deliveries(NamedTuple):
+    """The batches that loaders deliver to ranks or to other processes that requested them.
 
-    Columns: `pid` of the loader, `start_ns` of the write that delivers the batch, `turn`: the index of the write among the
-    loader's messages. A process that only reads what loaders write, such as Python's resource tracker, receives no batches.
+    * `batches`, sorted by loader and time: `pid` of the loader, `start_ns` of the write that delivers the batch, and `turn`, the
+      index of the write among the loader's messages
+    * `requests` for these batches as the loaders received them, sorted by time: `pid` of the loader, `asked_ns`, `size_bytes`,
+      `turn` as in `batches`, `file_id` of the pipe
+    * `messages`: all reads and writes of messages in pipes, with the columns of `Job.calls`
+    """
+
+    batches: pd.DataFrame
+    requests: pd.DataFrame
+    messages: pd.DataFrame
+
+
+def deliveries(job: Job) -> Deliveries:
+    """Return the batches that loaders delivered.
+
+    A process that only reads what loaders write, such as Python's resource tracker, receives no batches.
     """
     roles = job.roles()
     moved = job.calls_on(job.file_ids("pipe"), [*schema.READ_OPS, *schema.WRITE_OPS])
@@ -29,13 +45,15 @@ def deliveries(job: Job) -> pd.DataFrame:
     requested = moved.loc[(role == "loader") & reads, "file_id"].unique()
     requesters = moved.loc[(role != "loader") & ~reads & moved["file_id"].isin(requested), "pid"].unique()
     taken = moved.loc[((role == "rank") | moved["pid"].isin(requesters)) & reads, "file_id"].unique()
-    sent = moved[(role == "loader") & ~reads & moved["file_id"].isin(taken) & (moved["result"] != LENGTH_BYTES)]
+    is_message = moved["result"] != _LENGTH_BYTES
+    sent = moved[(role == "loader") & ~reads & moved["file_id"].isin(taken) & is_message]
     sent = sent[["pid", "start_ns", "result"]].sort_values(["pid", "start_ns"], kind="stable")
     sent["turn"] = sent.groupby("pid").cumcount()
-    return sent[~are_ends(sent)].drop(columns="result").reset_index(drop=True)
+    batches, messages = sent[~_are_ends(sent)].drop(columns="result").reset_index(drop=True), moved[is_message]
+    return Deliveries(batches, _requests_of(batches, messages), messages)
 
 
-def are_ends(messages: pd.DataFrame) -> NDArray[np.bool_]:
+def _are_ends(messages: pd.DataFrame) -> NDArray[np.bool_]:
     """Return which messages (pid, result: bytes; sorted by time) report that a loader has no more batches.
 
     These are the loader's last message and those as short, if all other messages are much longer.
@@ -47,36 +65,35 @@ def are_ends(messages: pd.DataFrame) -> NDArray[np.bool_]:
     return ends
 
 
-def requests_of(job: Job, delivered: pd.DataFrame) -> pd.DataFrame:
-    """Return the requests for the batches `delivered` as the loaders received them, sorted by time.
+def _requests_of(batches: pd.DataFrame, messages: pd.DataFrame) -> pd.DataFrame:
+    """Return the requests for `batches`, as of `Deliveries`.
 
-    Columns: `pid` of the loader, `asked_ns`, `size_bytes`, `turn` as in `delivered`, `file_id` of the pipe. Requests come through
-    the pipe that the loader reads last. A spawned loader has read its program's state from another one before.
+    Requests come through the pipe that the loader reads last. A spawned loader has read its program's state from another one
+    before.
     """
-    asked = job.calls_on(job.file_ids("pipe"), schema.READ_OPS)
-    whole = (asked["result"] > 0) & (asked["result"] != LENGTH_BYTES)
-    asked = asked[asked["pid"].isin(delivered["pid"]) & whole].sort_values("end_ns", kind="stable")
+    asked = messages[messages["pid"].isin(batches["pid"]) & messages["op"].isin(schema.READ_OPS)]
+    asked = asked.sort_values("end_ns", kind="stable")
     asked = asked[asked["file_id"] == asked.groupby("pid")["file_id"].transform("last")]
     asked = asked[["pid", "end_ns", "result", "file_id"]].rename(columns={"end_ns": "asked_ns", "result": "size_bytes"})
     asked["turn"] = asked.groupby("pid").cumcount()
-    return asked.merge(delivered[["pid", "turn"]]).sort_values("asked_ns", ignore_index=True)
+    return asked.merge(batches[["pid", "turn"]]).sort_values("asked_ns", ignore_index=True)
 
 
-def delivery_of(calls: pd.DataFrame, delivered: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:
-    """Return the row of `delivered` that each of a loader's calls (pid, start_ns) served, len(delivered) if none.
+def delivery_of(calls: pd.DataFrame, delivered: Deliveries) -> NDArray[np.int64]:
+    """Return the row of `delivered.batches` that each of a loader's calls (pid, start_ns) served, -1 if none.
 
     A call serves the latest request that its process had received, if the process received one for every batch. The thread that
     sends a batch may be late: then the loader reads for the next one already. Without requests, a call serves the next delivery.
     """
-    batch = np.full(len(calls), len(delivered), np.int64)
+    batch = np.full(len(calls), -1, np.int64)
     pids, starts = calls["pid"].to_numpy(), calls["start_ns"].to_numpy()
-    of_process = dict(list(requests.groupby("pid")["asked_ns"]))
-    for pid, own in delivered.groupby("pid"):
+    of_process = dict(list(delivered.requests.groupby("pid")["asked_ns"]))
+    for pid, own in delivered.batches.groupby("pid"):
         rows, times = np.flatnonzero(pids == pid), own["start_ns"].to_numpy()
         asked_ns = of_process[pid].to_numpy()[: len(own)] if pid in of_process else times[:0]
         if len(asked_ns) == len(own) and (asked_ns < times).all():
             position = np.maximum(np.searchsorted(asked_ns, starts[rows], side="right") - 1, 0)
         else:
             position = np.searchsorted(times, starts[rows])
-        batch[rows] = np.append(own.index.to_numpy(), len(delivered))[position]
+        batch[rows] = np.append(own.index.to_numpy(), -1)[position]
     return batch

@@ -5,13 +5,14 @@ where it stopped for the previous batch, or reads for several batches at once. I
 """
 
 import pickle
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from iotwin.benchmark.fit.batches.bursts import batches_by_pauses
-from iotwin.benchmark.fit.batches.deliveries import deliveries, delivery_of, requests_of
+from iotwin.benchmark.fit.batches.deliveries import Deliveries, deliveries, delivery_of
 from iotwin.benchmark.fit.batches.rank_steps import batches_of_steps
 from iotwin.benchmark.fit.look import Job
 from iotwin.common.units import format_size
@@ -35,27 +36,35 @@ _TOGETHER, _APART = 0.9, 0.5  # parts of a sample follow one another so often, a
 _SHOWN = 0.005  # smaller shares would be shown as 0%
 
 
-def label_calls(job: Job) -> pd.DataFrame:
-    """Return the calls on the job's files that succeeded, with the columns of `job.calls` and three more.
+class Labelled(NamedTuple):
+    """The calls on the job's files that succeeded, and the batches that loaders delivered.
+
+    `calls` have the columns of `Job.calls` and three more:
 
     * `label` (Label)
     * `batch`: index of the batch that a dealt or streamed call served, else -1
     * `sample`: index within the batch of the sample that a dealt call read, -1 if that is unknown
     """
+
+    calls: pd.DataFrame
+    delivered: Deliveries
+
+
+def label_calls(job: Job) -> Labelled:
+    """Return the job's calls with their labels."""
     kinds = job.files["kind"].astype(str)
     on_file = np.append(kinds.isin(_KINDS).to_numpy(np.bool_), False)[job.calls["file_id"]]  # the last element: calls on no file
     calls = job.calls[on_file & (job.calls["result"] >= 0)].sort_values(["pid", "start_ns"], kind="stable")
     is_data = (kinds == "dataset").to_numpy()[calls["file_id"]]
     delivered = deliveries(job)
-    requests = requests_of(job, delivered)
+    has_loaders = len(delivered.batches) > 0
     calls = calls.assign(batch=-1, sample=-1, label=int(Label.TIMED))
-    calls.loc[is_data, "batch"] = (
-        _delivered_batches(calls[is_data], delivered, requests) if len(delivered) else _own_batches(job, calls[is_data])
-    )
+    data = calls[is_data]
+    calls.loc[is_data, "batch"] = delivery_of(data, delivered) if has_loaders else _own_batches(job, data)
     served = calls["batch"] >= 0
     streamed = pd.Series(False, calls.index)
-    if len(delivered):  # a rank without loaders never reads ahead, even if it reads on in a file
-        turns = _turns(calls, delivered, requests)
+    if has_loaders:  # a rank without loaders never reads ahead, even if it reads on in a file
+        turns = _turns(calls, delivered)
         streamed = served & _is_streamed(calls[served], turns, job.is_mapped()).reindex(calls.index, fill_value=False)
     elif not served.any():
         calls.loc[is_data, "batch"] = batches_of_steps(job, calls[is_data])
@@ -64,14 +73,8 @@ def label_calls(job: Job) -> pd.DataFrame:
     streamed |= is_data & ~served & _is_in_readers_thread(job, calls)
     calls.loc[streamed, "label"] = int(Label.STREAMED)
     calls.loc[dealt, "label"] = int(Label.DEALT)
-    calls.loc[dealt, "sample"] = _samples(calls[dealt], requests)
-    return calls
-
-
-def _delivered_batches(calls: pd.DataFrame, delivered: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:
-    """Return the batch that each of the loaders' calls served, -1 for calls of others."""
-    batch = delivery_of(calls, delivered, requests)
-    return np.where(batch < len(delivered), batch, -1)
+    calls.loc[dealt, "sample"] = _samples(calls[dealt], delivered.requests)
+    return Labelled(calls, delivered)
 
 
 def _own_batches(job: Job, calls: pd.DataFrame) -> NDArray[np.int64]:
@@ -138,16 +141,16 @@ def _is_in_readers_thread(job: Job, calls: pd.DataFrame) -> pd.Series:
     return calls["pid"].isin(ranks) & (calls["tid"] != calls["pid"])
 
 
-def _turns(calls: pd.DataFrame, delivered: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:
+def _turns(calls: pd.DataFrame, delivered: Deliveries) -> NDArray[np.int64]:
     """Return by batch how many batches its loader had delivered by then, itself included.
 
     A message in answer to a request of another size than those for batches that calls served is no batch: it answers that an
     epoch begins.
     """
-    sizes = delivered.merge(requests, on=["pid", "turn"], how="left")["size_bytes"]
+    sizes = delivered.batches.merge(delivered.requests, on=["pid", "turn"], how="left")["size_bytes"]
     read = sizes[sizes.index.isin(calls["batch"])]
     is_batch = sizes.isna() | sizes.between(read.min(), read.max())
-    return np.asarray(is_batch.astype(np.int64).groupby(delivered["pid"]).cumsum(), np.int64)
+    return np.asarray(is_batch.astype(np.int64).groupby(delivered.batches["pid"]).cumsum(), np.int64)
 
 
 def _is_streamed(calls: pd.DataFrame, turns: NDArray[np.int64], mapped: bool) -> pd.Series:
@@ -261,8 +264,9 @@ def _parts_of_a_sample(sizes: NDArray[np.float64], most: int) -> int:
     return possible[0]
 
 
-def describe_labels(job: Job, calls: pd.DataFrame) -> str:
-    """Return in words how many of the bytes of each kind of file are dealt, streamed and timed; `calls` as of `label_calls`."""
+def describe_labels(job: Job, labelled: Labelled) -> str:
+    """Return in words how many of the bytes of each kind of file are dealt, streamed and timed."""
+    calls = labelled.calls
     kinds = job.files["kind"].astype(str).to_numpy()[calls["file_id"]]
     moves = calls["op"].isin([*schema.READ_OPS, *schema.WRITE_OPS]).to_numpy()
     parts = []

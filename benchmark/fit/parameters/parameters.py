@@ -37,20 +37,20 @@ def fit_parameters(trace: Trace) -> Fitted:
     """
     job = look(trace)
     labelled = label_calls(job)
-    passes = find_passes(trace, job, labelled)
+    passes, calls = find_passes(job, labelled), labelled.calls
     training, evaluations = passes.training, passes.evaluations
-    samples = find_sample_files(job, labelled, passes)
-    assumptions, checkpoints = loss_notes(job.manifest), find_checkpoints(job, training)
+    samples = find_sample_files(job, calls, passes)
+    assumptions, checkpoints = loss_notes(job.trace.manifest), find_checkpoints(job, training)
     if early := sum(part.epoch == 0 for part in evaluations):
         assumptions.append(f"evaluations before the first epoch are left out: {early}")
     evaluations = [part for part in evaluations if part.epoch]
     unnumbered(checkpoints.each, "{epoch}" if checkpoints.between_epochs else "{step}")
-    training, evaluations = ([_preprocessed(part, labelled) for part in parts] for parts in (training, evaluations))
+    training, evaluations = ([_preprocessed(part, calls) for part in parts] for parts in (training, evaluations))
     compute_s, snapshots_s = apart_from_snapshots(training, checkpoints)
     first_step_s, compute_s = warm_up(compute_s)
-    preprocess_s = _preprocess_s(labelled, training)
+    preprocess_s = _preprocess_s(calls, training)
     config = c.Config(
-        model=c.Model(name=job.manifest.workload or PurePosixPath(samples.folder).name),
+        model=c.Model(name=job.trace.manifest.workload or PurePosixPath(samples.folder).name),
         workflow=c.Workflow(evaluation=bool(evaluations), checkpoint=bool(checkpoints.each)),
         dataset=_dataset(samples),
         reader=_reader(training, evaluations, samples, quantiles(preprocess_s)),
@@ -61,7 +61,7 @@ def fit_parameters(trace: Trace) -> Fitted:
             seed_change_epoch=not (_is_shuffled(samples) and _repeats_order(samples)),
         ),
         evaluation=_evaluation(training, evaluations, assumptions),
-        twin=_twin(job, passes, training, evaluations, samples, labelled),
+        twin=_twin(job, passes, training, evaluations, samples, calls),
     )
     config.twin.first_step_time = first_step_s
     config.twin.checkpoint = twin_checkpoint(checkpoints, assumptions, passes.ranks, snapshots_s)
@@ -166,15 +166,15 @@ def _twin(
 ) -> c.Twin:
     begin_ns = min(int(part.requested_ns[0]) for part in passes.each)
     init = job.phases[job.phases["phase"] == "init"]
-    start_ns = int(init["start_ns"].iloc[0]) if len(init) else job.manifest.start_ns
+    start_ns = int(init["start_ns"].iloc[0]) if len(init) else job.trace.manifest.start_ns
     twin = c.Twin(
-        source=job.path.name,
-        host=job.manifest.host.hostname,
+        source=job.trace.path.name,
+        host=job.trace.manifest.host.hostname,
         ranks=len(passes.ranks),
         layout=samples.layout,
         train_files=samples.train,
         eval_files=samples.evaluated or None,
-        startup_time=round(max(start_ns - job.manifest.start_ns, 0) / 1e9, 3),
+        startup_time=round(max(start_ns - job.trace.manifest.start_ns, 0) / 1e9, 3),
         init_time=round(max(begin_ns - start_ns, 0) / 1e9, 3),
         persistent_workers=len(training) > 1 and bool(training[0].loaders) and training[0].loaders == training[1].loaders,
         reader=c.TwinReader(read_sizes=samples.read_sizes, read_past_end=samples.read_past_end),

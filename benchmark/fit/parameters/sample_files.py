@@ -35,14 +35,14 @@ class SampleFiles:
 
 
 def find_sample_files(job: Job, calls: pd.DataFrame, passes: Passes) -> SampleFiles:
-    """Return the samples. `calls`: the result of `label_calls`. Raises IotwinError, with the reason, if samples are not files."""
+    """Return the samples. `calls`: those labelled. Raises IotwinError, with the reason, if samples are not files."""
     reads = calls[(calls["batch"] >= 0) & calls["op"].isin(schema.READ_OPS)]
     accesses = reads.groupby(["batch", "file_id"], as_index=False, sort=False).agg(read=("result", "sum"))
     size = job.files.set_index("file_id")["size_bytes"].fillna(0).astype(np.int64)
     whole = accesses["read"] >= _WHOLE * accesses["file_id"].map(size)
     if not len(accesses) or whole.mean() < _WHOLE:
         raise IotwinError(
-            f"{job.path}: the samples are no files that are read whole, so no parameters describe them; the twin without "
+            f"{job.trace.path}: the samples are no files that are read whole, so no parameters describe them; the twin without "
             "--parameters can be edited"
         )
     paths = job.files.set_index("file_id")["path"].astype(str)
@@ -91,8 +91,8 @@ def _check_counts(job: Job, files_of_batch: pd.Series, passes: Passes) -> None:
     found = files_of_batch.reindex(batches).fillna(0).to_numpy()
     if ((found == samples) & (samples > 0)).mean() < _WHOLE:
         raise IotwinError(
-            f"{job.path}: the samples are no single files, so no parameters describe them; the twin without --parameters can be "
-            "edited"
+            f"{job.trace.path}: the samples are no single files, so no parameters describe them; the twin without --parameters "
+            "can be edited"
         )
 
 

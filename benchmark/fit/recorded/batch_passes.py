@@ -5,8 +5,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from iotwin.benchmark.fit.batches.repeated_regions import numbers_of_repeats, regions_of
-from iotwin.benchmark.fit.logged_phases import is_within, logged_evaluations
-from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.logged_phases import is_within
 from iotwin.benchmark.fit.recorded.taken_times import depth_of
 from iotwin.benchmark.fit.recorded.tree import Tree
 from iotwin.trace_store import schema
@@ -102,12 +101,12 @@ def _numbers_of_rows(idle: NDArray[np.bool_], at_once: _Ints, most: int) -> _Int
     return numbers
 
 
-def are_training(job: Job, calls: pd.DataFrame, passes: list[pd.DataFrame]) -> list[bool]:
+def are_training(evaluations: pd.DataFrame, calls: pd.DataFrame, passes: list[pd.DataFrame]) -> list[bool]:
     """Return, by pass, whether it trains.
 
-    Passes outside of logged evaluations train. Without logged ones, those over the sample set with most bytes read do.
+    Passes outside of `evaluations` (the logged ones: start_ns, end_ns) train. If none is logged, those over the sample set with
+    most bytes read do.
     """
-    evaluations = logged_evaluations(job)
     if len(evaluations):
         middles = np.array([int(part["taken_ns"].iloc[len(part) // 2]) for part in passes], np.int64)
         return [not evaluates for evaluates in is_within(middles, evaluations).tolist()]

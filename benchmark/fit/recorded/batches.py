@@ -9,16 +9,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from iotwin.benchmark.fit.batches.deliveries import LENGTH_BYTES, deliveries, requests_of
+from iotwin.benchmark.fit.batches.deliveries import Deliveries
+from iotwin.benchmark.fit.batches.labels import Labelled
 from iotwin.benchmark.fit.batches.rank_steps import known_steps
 from iotwin.benchmark.fit.batches.repeated_regions import regions_of
 from iotwin.benchmark.fit.logged_phases import NEVER_NS, logged_end, logged_evaluations
 from iotwin.benchmark.fit.look import Job
-from iotwin.benchmark.fit.recorded.batch_passes import (
-    are_training,
-    begin_of_pass,
-    pass_numbers,
-)
+from iotwin.benchmark.fit.recorded.batch_passes import are_training, begin_of_pass, pass_numbers
 from iotwin.benchmark.fit.recorded.taken_times import depth_of, with_computation
 from iotwin.benchmark.fit.recorded.tree import Tree
 from iotwin.trace_store import schema
@@ -31,19 +28,20 @@ _NEARLY_ALL = 0.9  # share of the batches
 _TIMES = ("requested_ns", "received_ns", "delivered_ns", "taken_ns", "computed_ns")
 
 
-def find_batches(job: Job, calls: pd.DataFrame, tree: Tree, rows: pd.DataFrame) -> tuple[RecordedBatches | None, _Ints]:
-    """Return the batches, and by batch of `calls` (see `label_calls`) its index among them, -1 for none; None without batches.
+def find_batches(job: Job, labelled: Labelled, tree: Tree, rows: pd.DataFrame) -> tuple[RecordedBatches | None, _Ints]:
+    """Return the batches, and by batch of the labelled calls its index among them, -1 for none; None without batches.
 
     `rows`: the calls of the recording with their thread. Times are counted from the start of the job's first process.
     """
-    delivered = deliveries(job)
-    found = _with_reads(_delivered(job, delivered, tree), calls) if len(delivered) else _read_by_ranks(calls, tree)
-    if found.empty and not len(delivered) and (calls["batch"] >= 0).any():
+    calls, has_loaders = labelled.calls, len(labelled.delivered.batches) > 0
+    found = _with_reads(_delivered(labelled.delivered, tree), calls) if has_loaders else _read_by_ranks(calls, tree)
+    if found.empty and not has_loaders and (calls["batch"] >= 0).any():
         passes = _passes_of_steps(job, tree)
         training = [True] * len(passes)
     else:
-        passes = _passes(job, found, tree, rows)
-        training = are_training(job, calls, passes) if passes else []
+        evaluations = logged_evaluations(job)
+        passes = _passes(job, found, evaluations, tree, rows)
+        training = are_training(evaluations, calls, passes) if passes else []
     index = np.full(2 + max((int(each["batch"].max()) for each in (calls, *passes) if len(each)), default=-1), -1, np.int64)
     if not passes:
         return None, index
@@ -65,10 +63,9 @@ def find_batches(job: Job, calls: pd.DataFrame, tree: Tree, rows: pd.DataFrame) 
     return document, index
 
 
-def _passes(job: Job, found: pd.DataFrame, tree: Tree, rows: pd.DataFrame) -> list[pd.DataFrame]:
+def _passes(job: Job, found: pd.DataFrame, evaluations: pd.DataFrame, tree: Tree, rows: pd.DataFrame) -> list[pd.DataFrame]:
     """Return the batches of each pass of each rank, with their times, `depth` and the `number` of the pass."""
     passes: list[pd.DataFrame] = []
-    evaluations = logged_evaluations(job)
     for process in sorted(found["process"].unique().tolist()):
         own = found[found["process"] == process].sort_values("requested_ns", kind="stable")
         of_process = rows[np.array(tree.process, np.int64)[rows["thread"]] == process]
@@ -111,31 +108,29 @@ def _in_turn(part: pd.DataFrame) -> pd.DataFrame:
     return part
 
 
-def _delivered(job: Job, delivered: pd.DataFrame, tree: Tree) -> pd.DataFrame:
+def _delivered(delivered: Deliveries, tree: Tree) -> pd.DataFrame:
     """Return the batches that loaders delivered.
 
-    Columns: `batch` (row of `delivered`), `process` (the rank), `loader`, `turn` as in `delivered`, `size_bytes` of the request,
+    Columns: `batch` (row of `delivered.batches`), `process` (the rank), `loader`, `turn` as there, `size_bytes` of the request,
     `requested_ns`, `received_ns`, `delivered_ns`. `begun_ns` is when the loader began, `read_ns` when the rank read the result
     (NaN: unknown). The k-th message that a process writes into a pipe of requests is the k-th that a loader reads from it.
     """
-    requests = requests_of(job, delivered)
-    moved = job.calls_on(requests["file_id"].unique().tolist(), [*schema.READ_OPS, *schema.WRITE_OPS])
-    moved = moved[(moved["result"] > 0) & (moved["result"] != LENGTH_BYTES)]
+    moved = delivered.messages[delivered.messages["file_id"].isin(delivered.requests["file_id"])]
     is_read = moved["op"].isin(schema.READ_OPS)
     reads, writes = moved[is_read].sort_values("end_ns", kind="stable"), moved[~is_read].sort_values("start_ns", kind="stable")
     reads = reads.assign(order=reads.groupby("file_id").cumcount()).rename(columns={"end_ns": "received_ns"})
     writes = writes.assign(order=writes.groupby("file_id").cumcount())
     writes = writes.rename(columns={"start_ns": "requested_ns", "pid": "rank"})
-    handed = delivered.reset_index(names="batch").rename(columns={"start_ns": "delivered_ns"})
-    handed = handed.merge(requests.rename(columns={"asked_ns": "received_ns"}), on=["pid", "turn"])
+    handed = delivered.batches.reset_index(names="batch").rename(columns={"start_ns": "delivered_ns"})
+    handed = handed.merge(delivered.requests.rename(columns={"asked_ns": "received_ns"}), on=["pid", "turn"])
     handed = handed.merge(reads[["pid", "received_ns", "file_id", "order"]], on=["pid", "received_ns", "file_id"])
     handed = handed.merge(writes[["file_id", "order", "requested_ns", "rank"]], on=["file_id", "order"])
-    handed = handed.merge(_results_read(job, delivered), on=["pid", "delivered_ns"], how="left")
+    handed = handed.merge(_results_read(delivered), on=["pid", "delivered_ns"], how="left")
     index = {pid: number for number, pid in enumerate(tree.pids)}
     handed = handed.assign(loader=handed["pid"].map(index), process=handed["rank"].map(index)).dropna(
         subset=["loader", "process"]
     )
-    if len(handed) < (1 - _MOST_UNMATCHED) * len(delivered):
+    if len(handed) < (1 - _MOST_UNMATCHED) * len(delivered.batches):
         return handed[:0]
     handed = handed.astype({"loader": np.int64, "process": np.int64})
     return handed.assign(begun_ns=np.array(tree.begin_ns, np.int64)[handed["loader"]])
@@ -168,14 +163,13 @@ def _with_reads(found: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
     return found[read | found["size_bytes"].between(sizes.min(), sizes.max())] if read.any() else found
 
 
-def _results_read(job: Job, delivered: pd.DataFrame) -> pd.DataFrame:
+def _results_read(delivered: Deliveries) -> pd.DataFrame:
     """Return when the main thread of a rank read the messages that deliver batches, if that is known.
 
     Columns: `pid` of the loader, `delivered_ns`, `read_ns`.
     """
-    moved = job.calls_on(job.file_ids("pipe"), [*schema.READ_OPS, *schema.WRITE_OPS])
-    moved = moved[(moved["result"] > 0) & (moved["result"] != LENGTH_BYTES)]
-    sent = moved.merge(delivered[["pid", "start_ns"]], on=["pid", "start_ns"])["file_id"].unique()
+    moved = delivered.messages
+    sent = moved.merge(delivered.batches[["pid", "start_ns"]], on=["pid", "start_ns"])["file_id"].unique()
     moved = moved[moved["file_id"].isin(sent)]
     is_read = moved["op"].isin(schema.READ_OPS)
     writes = moved[~is_read].sort_values("start_ns", kind="stable").rename(columns={"start_ns": "delivered_ns"})
@@ -206,7 +200,7 @@ def label_rows(
 ) -> Iterator[tuple[str, NDArray[Any]]]:
     """Yield the columns of LABELS for the rows of a recording.
 
-    `calls`: those of `label_calls`; `threads`: index of the thread by tid; `origin_ns`: when the recording begins.
+    `calls`: those labelled; `threads`: index of the thread by tid; `origin_ns`: when the recording begins.
     """
     made = calls.assign(thread=calls["tid"].map(threads), at_ns=calls["start_ns"] - origin_ns).dropna(subset=["thread"])
     made = made.drop_duplicates(["thread", "at_ns"])[["thread", "at_ns", "label", "batch", "sample"]]

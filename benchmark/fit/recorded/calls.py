@@ -1,17 +1,18 @@
 """The calls of a trace that a recording keeps: those that succeeded, on files that storage holds and on pipes."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from pyarrow import compute as pc
 
+from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.recorded.pipes import POLL, match_pipes
+from iotwin.benchmark.fit.recorded.tree import Tree, grow
 from iotwin.common.errors import IotwinError
 from iotwin.trace_store import schema
-from iotwin.trace_store.reader import Trace
-from iotwin.workload_yaml.recording import Op
+from iotwin.workload_yaml.recording import Op, Pipe
 
 _COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "file_id", "fd", "offset", "requested", "result", "flags")
 _KINDS = ("dataset", "checkpoint", "other", "log")
@@ -19,7 +20,6 @@ _NOT_STORAGE = ("/dev/", "/proc/", "/sys/", "pipe:", "socket:", "anon_inode:", "
 _LARGE_BYTES = 1 << 24
 _COPIES = ("sendfile", "splice", "copy_file_range")
 _Ints = NDArray[np.int64]
-POLL = -1  # an operation to be resolved later: a wait for several descriptors
 
 _OPS: dict[str, int] = {
     **dict.fromkeys(schema.OPEN_OPS, Op.OPEN), **dict.fromkeys(schema.READ_OPS, Op.READ),
@@ -32,21 +32,31 @@ _OPS: dict[str, int] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Seen:
-    """The calls to record. Columns of `calls`, in order of start: `at`, `end` (ns), `op` (Op, or POLL), `pid`, `tid`, `file`
-    (file_id; -1: none), `fd`, `offset` (-1: none), `size`, `flags`.
+class Replayable(NamedTuple):
+    """What of a trace can be replayed.
+
+    Columns of `calls`: `at`, `end` (ns), `op` (Op), `pid`, `tid`, `thread` (index), `file` and `subject` (file_id or index of the
+    pipe; -1: none), `fd`, `offset` (-1: none), `size`, `moved` (bytes), `flags`.
     """
 
-    trace: Trace
-    files: pd.DataFrame
-    processes: pd.DataFrame
     calls: pd.DataFrame
+    pipes: list[Pipe]  # those whose messages could be matched
+    tree: Tree
+    thread_of: dict[int, int]  # index of the thread by tid
 
 
-def see(trace: Trace) -> Seen:
-    """Return the calls of the trace to record. Raises IotwinError if none is on storage."""
-    files, processes = trace.files(), trace.processes()
+def find_replayable(job: Job) -> Replayable:
+    """Return what of the trace can be replayed. Raises IotwinError if the job made no call on storage."""
+    calls, pipes = match_pipes(_calls(job))
+    tree = grow(job, calls)
+    thread_of = {tid: index for index, tid in enumerate(tree.tid)}
+    calls = calls.assign(thread=calls["tid"].map(thread_of).astype(np.int64), subject=calls["file"])
+    return Replayable(calls, pipes, tree, thread_of)
+
+
+def _calls(job: Job) -> pd.DataFrame:
+    """Return the calls of the trace to record, in order of start. Waits for descriptors have the `op` POLL."""
+    files, trace = job.files, job.trace
     paths = files["path"].astype(str)
     # The job's stdout and stderr are logs, too, but none of its files.
     own_output = (files["kind"] == "log") & paths.str.fullmatch(r".*/std(?:out|err)")
@@ -65,7 +75,8 @@ def see(trace: Trace) -> Seen:
     calls.loc[is_pipe, "op"] = calls.loc[is_pipe, "op"].map(_of_pipe).fillna(POLL - 1).astype(np.int64)
     moved = is_pipe & (calls["op"] >= 0) & (calls["moved"] > 0)
     kept = on_file | moved | (calls["op"] == POLL).to_numpy(np.bool_)
-    return Seen(trace, files, processes, calls[kept].reset_index(drop=True))
+    found: pd.DataFrame = calls[kept].reset_index(drop=True)
+    return found
 
 
 def _of_pipe(op: int) -> int:
@@ -81,7 +92,7 @@ def _rows(frame: pd.DataFrame, files: pd.DataFrame) -> pd.DataFrame:
     op = np.array(names.map(_OPS), np.int64)
     start, result = frame["start_ns"].to_numpy(np.int64), frame["result"].to_numpy(np.int64)
     requested = frame["requested"].fillna(frame["result"]).to_numpy(np.int64)
-    _tell_copies(op, names.to_numpy(), file, frame["tid"].to_numpy(np.int64), start, files)
+    _mark_copies(op, names.to_numpy(), file, frame["tid"].to_numpy(np.int64), start, files)
     # A read that asks for gigabytes and finds less must not cost them; smaller ones are asked for as they were.
     asked = np.where(requested <= _LARGE_BYTES, requested, np.minimum(requested, result + 4096))
     size = np.select(
@@ -95,7 +106,7 @@ def _rows(frame: pd.DataFrame, files: pd.DataFrame) -> pd.DataFrame:
     })  # fmt: skip
 
 
-def _tell_copies(op: _Ints, names: NDArray[Any], file: _Ints, tid: _Ints, start: _Ints, files: pd.DataFrame) -> None:
+def _mark_copies(op: _Ints, names: NDArray[Any], file: _Ints, tid: _Ints, start: _Ints, files: pd.DataFrame) -> None:
     """Set `op` of the two rows of a call that copies between two recorded files to COPY and COPY_TO."""
     is_pipe = np.append((files["kind"] == "pipe").to_numpy(np.bool_), True)[file]
     first = np.isin(names[:-1], _COPIES) & np.isin(names[1:], [f"{name}_to" for name in _COPIES]) & (tid[:-1] == tid[1:])

@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from iotwin.benchmark.fit.recorded.calls import POLL
 from iotwin.workload_yaml.recording import Op, Pipe
 
+POLL = -1  # an operation to be resolved later: a wait for several descriptors
 _LONGEST_TURN_NS = 10_000_000  # between a wait and the read that it was for
 
 

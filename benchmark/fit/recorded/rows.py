@@ -1,4 +1,4 @@
-"""Turns calls into rows of a recording: numbers threads and processes, and inserts their starts, ends and hand-overs."""
+"""Turns calls into rows of a recording: inserts the starts and ends of threads and processes, and hand-overs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from iotwin.benchmark.fit.recorded.calls import Seen
+from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.recorded.hand_overs import hand_overs
 from iotwin.benchmark.fit.recorded.tree import Tree
 from iotwin.workload_yaml.recording import COLUMNS, Mark, Op
@@ -18,47 +18,12 @@ _ZERO_THINK = (Op.JOIN, Op.WAIT)  # asked for at once; the time until it came wa
 _ENDS_COUNT = (Op.PIPE_READ, Op.POLL)
 
 
-def grow(seen: Seen, calls: pd.DataFrame) -> Tree:
-    """Return the tree of the processes that made `calls`, and of their parents."""
-    manifest, table = seen.trace.manifest, seen.processes
-    parent = dict(zip(table["pid"].astype(int), table["ppid"].fillna(-1).astype(int), strict=True))
-    begin = dict(zip(table["pid"].astype(int), table["start_ns"].fillna(manifest.start_ns).astype(int), strict=True))
-    end = dict(zip(table["pid"].astype(int), table["exit_ns"].fillna(manifest.end_ns).astype(int), strict=True))
-    wanted = set(calls["pid"].unique().tolist())
-    lines = {pid: _line(pid, parent) for pid in wanted}
-    # The first process of all: the one that was traced, if the others descend from it, else one that does nothing but start them.
-    common = [pid for pid in lines[min(wanted, key=lambda p: len(lines[p]))] if all(pid in line for line in lines.values())]
-    root = common[0] if common else -1
-    kept = {pid for line in lines.values() for pid in (line[: line.index(root)] if root in line else line)} - {root}
-    depth = {pid: len(_line(pid, parent)) for pid in kept}
-    pids = [root, *sorted(kept, key=lambda pid: (depth[pid], begin.get(pid, 0), pid))]
-    number = {pid: i for i, pid in enumerate(pids)}
-    parents = [-1, *(number.get(parent.get(pid, -1), 0) for pid in pids[1:])]
-    tids = calls.groupby("pid")["tid"].unique()
-    process, tid = [], []
-    for pid in pids:
-        others = sorted(set(tids.get(pid, np.zeros(0, np.int64)).tolist()) - {pid})
-        process += [number[pid]] * (1 + len(others))
-        tid += [pid, *others]
-    # The command began when the tracer let it go, whenever its process was made.
-    begins = [manifest.start_ns, *(max(begin.get(pid, manifest.start_ns), manifest.start_ns) for pid in pids[1:])]
-    return Tree(pids, parents, begins, [end.get(pid, manifest.end_ns) for pid in pids], process, tid)
-
-
-def _line(pid: int, parent: dict[int, int]) -> list[int]:
-    """Return the process and its traced ancestors, itself first."""
-    line = [pid]
-    while (above := parent.get(line[-1], -1)) in parent and above not in line:
-        line.append(above)
-    return line
-
-
-def marks_of(seen: Seen) -> tuple[list[Mark], NDArray[np.int64]]:
+def marks_of(job: Job) -> tuple[list[Mark], NDArray[np.int64]]:
     """Return the lines of the log of the first rank, and when each was written."""
-    phases = seen.trace.phases()
+    phases = job.phases
     phases = phases[(phases["rank"] == phases["rank"].min()) & phases["end_ns"].notna() & phases["phase"].isin(list(_KEYS))]
     marks, times = [], []
-    manifest = seen.trace.manifest  # a log on another clock gives no times
+    manifest = job.trace.manifest  # a log on another clock gives no times
     phases = phases[(phases["start_ns"] >= manifest.start_ns) & (phases["end_ns"] <= manifest.end_ns)]
     for phase in phases.itertuples():
         epoch, step = (None if pd.isna(value) else int(value) for value in (phase.epoch, phase.step))

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 
 from iotwin import workload_yaml as c
+from iotwin.benchmark.fit.batches.labels import Labelled
 from iotwin.benchmark.fit.batches.logged_steps import logged_steps
 from iotwin.benchmark.fit.batches.paced_steps import paced_steps
 from iotwin.benchmark.fit.confidence import agreement, interval
@@ -15,12 +16,10 @@ from iotwin.benchmark.fit.coverage import KINDS, document_of, flows_of
 from iotwin.benchmark.fit.fitted import Fitted, loss_notes
 from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.recorded.batches import find_batches, label_rows
-from iotwin.benchmark.fit.recorded.calls import Seen
+from iotwin.benchmark.fit.recorded.calls import find_replayable
 from iotwin.benchmark.fit.recorded.files import name_files
-from iotwin.benchmark.fit.recorded.replayable import find_replayable
 from iotwin.benchmark.fit.recorded.rows import assemble, marks_of
 from iotwin.common.units import format_size
-from iotwin.trace_store.reader import Trace
 from iotwin.workload_yaml.recorded_structure import RecordedStructure, pass_bounds, structure_of
 from iotwin.workload_yaml.recording import DUPLICATED, RENAMED, SUFFIX, Header, Op, RecordedBatches, TwinRecording
 
@@ -33,25 +32,25 @@ _DIRECTIONS: dict[str, list[int]] = {
 _OUTPUT = "./twin_checkpoints/"
 
 
-def fit_recorded(trace: Trace, job: Job, labelled: pd.DataFrame) -> Fitted:
-    """Return the recorded twin of the job; `labelled`: its calls with their labels (see `label_calls`).
+def fit_recorded(job: Job, labelled: Labelled) -> Fitted:
+    """Return the recorded twin of the job.
 
     Raises IotwinError if the job made no call on storage.
     """
-    seen, calls, pipes, tree, thread_of = find_replayable(trace)
+    calls, pipes, tree, thread_of = find_replayable(job)
     on_file = calls["op"] < Op.PIPE_WRITE
-    named = name_files(calls[on_file], seen.files)
+    named = name_files(calls[on_file], job.files)
     calls = calls.assign(
         subject=np.where(on_file, named.index[np.where(on_file, calls["file"], -1)], calls["file"]),
         flags=calls["flags"] | _renamed(calls, on_file) | _duplicated(calls, on_file),
     )
-    marks, marks_ns = marks_of(seen)
-    ranks = seen.processes.loc[seen.processes["role"] == "rank", "pid"].astype(int).tolist()
+    marks, marks_ns = marks_of(job)
+    ranks = job.processes.loc[job.processes["role"] == "rank", "pid"].astype(int).tolist()
     rank = next((index for index, pid in enumerate(tree.pids) if pid in ranks), 0)
     columns, channels = assemble(tree, calls, marks_ns, rank)
     batches, index = find_batches(job, labelled, tree, calls)
     if batches is not None:
-        columns |= label_rows(columns, labelled, index, thread_of, tree.begin_ns[0])
+        columns |= label_rows(columns, labelled.calls, index, thread_of, tree.begin_ns[0])
     structure = None if batches is None else structure_of(batches)
     trained = structure.ranks if structure else 0
     header = Header(1, named.files, pipes, channels, tree.parents, tree.process, marks, batches, trained)
@@ -62,15 +61,15 @@ def fit_recorded(trace: Trace, job: Job, labelled: pd.DataFrame) -> Fitted:
         **_editable(structure),
         checkpoint=c.Checkpoint(checkpoint_folder=_OUTPUT),
         twin=c.Twin(
-            source=trace.path.name,
-            host=trace.manifest.host.hostname,
+            source=job.trace.path.name,
+            host=job.trace.manifest.host.hostname,
             recorded=c.TwinRecorded(file=RECORDING),
             ranks=max(trained, 1),
-            assumptions=_assumptions(trace, recording, structure, _are_paced(job, batches)),
+            assumptions=_assumptions(job, recording, structure, _are_paced(job, batches)),
         ),
     )
     evidence = {**_evidence(recording, calls), "edits": _edits(structure)}
-    return Fitted(config, evidence, named.data, _confidence(batches), _coverage(seen), recording)
+    return Fitted(config, evidence, named.data, _confidence(batches), _coverage(job, calls), recording)
 
 
 def _editable(structure: RecordedStructure | None) -> dict[str, Any]:
@@ -100,12 +99,12 @@ def _confidence(batches: RecordedBatches | None) -> dict[str, dict[str, Any]]:
     }
 
 
-def _coverage(seen: Seen) -> dict[str, Any]:
+def _coverage(job: Job, calls: pd.DataFrame) -> dict[str, Any]:
     """Return which share of all storage calls of the trace the recording contains."""
-    kinds = seen.files["kind"].astype(str).to_numpy()
+    kinds = job.files["kind"].astype(str).to_numpy()
     ids = np.flatnonzero(np.isin(kinds, list(KINDS))).tolist()
-    made = seen.trace.events_frame(("op", "file_id", "result"), pc.field("file_id").isin(ids))
-    kept = seen.calls[seen.calls["file"].isin(ids)]
+    made = job.trace.events_frame(("op", "file_id", "result"), pc.field("file_id").isin(ids))
+    kept = calls[(calls["op"] < Op.PIPE_WRITE) & calls["file"].isin(ids)]
     twin = {
         (direction, kind): float(own["moved"].sum()) if direction != "open" else float(len(own))
         for direction, ops in _DIRECTIONS.items()
@@ -165,9 +164,9 @@ def _are_paced(job: Job, batches: RecordedBatches | None) -> bool:
     return without_loaders and logged_steps(job).empty and not paced_steps(job).empty
 
 
-def _assumptions(trace: Trace, recording: TwinRecording, structure: RecordedStructure | None, paced: bool) -> list[str]:
+def _assumptions(job: Job, recording: TwinRecording, structure: RecordedStructure | None, paced: bool) -> list[str]:
     notes = [
-        *loss_notes(trace.manifest),
+        *loss_notes(job.trace.manifest),
         "a thread's wait for another one of its process is known only if a system call or regular times show it; other waits, "
         "those for sockets too, and calls of other kinds remain as time",
     ]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from iotwin.benchmark.fit import fit
-from iotwin.benchmark.fit.batches.deliveries import deliveries, requests_of
+from iotwin.benchmark.fit.batches.deliveries import deliveries
 from iotwin.benchmark.fit.batches.labels import Label, _parts_of_a_sample, _parts_that_stay_together, describe_labels, label_calls
 from iotwin.benchmark.fit.look import look
 from iotwin.trace_store.reader import Trace
@@ -18,7 +18,7 @@ from tests.synthetic import Job, write_job
 def labelled(trace: Trace):
     """Return the labelled calls on the data set."""
     job = look(trace)
-    calls = label_calls(job)
+    calls = label_calls(job).calls
     return calls[calls["file_id"].isin(job.file_ids("dataset"))]
 
 
@@ -87,9 +87,8 @@ def test_what_a_spawned_loader_reads_before_its_first_request_is_no_request(tmp_
         now = made.call(now, loader, "write", results, None, 3000)
         now = 20 + made.call(now, rank, "read", results, None, 3000)
         made.call(now, rank, "write", requests, None, 30)
-    job = look(made.trace(tmp_path / "t"))
-    batches = deliveries(job)
-    assert requests_of(job, batches)["size_bytes"].tolist() == [30] * len(batches) == [30] * 12
+    delivered = deliveries(look(made.trace(tmp_path / "t")))
+    assert delivered.requests["size_bytes"].tolist() == [30] * len(delivered.batches) == [30] * 12
     check_samples(labelled(Trace(tmp_path / "t")), 36, 3)
 
 

@@ -84,7 +84,7 @@ def test_steps_are_the_batches_of_a_rank_whose_threads_read_ahead(tmp_path, eval
 
 def test_what_threads_read_since_a_step_began_streams_to_the_next(tmp_path):
     job = look(read_ahead(tmp_path))
-    calls = label_calls(job)
+    calls = label_calls(job).calls
     data = calls[calls["file_id"].isin(job.file_ids("dataset"))]
     assert (data["label"] == Label.STREAMED).all()
     reads = data[data["op"] == "read"].groupby("batch").size()
@@ -96,10 +96,10 @@ def test_what_threads_read_since_a_step_began_streams_to_the_next(tmp_path):
 def test_batches_in_memory_count_though_they_cause_no_fault(tmp_path):
     trace = mapped(tmp_path)
     job = look(trace)
-    calls = label_calls(job)
-    faults = calls[calls["op"] == "page_fault"]
+    labelled = label_calls(job)
+    faults = labelled.calls[labelled.calls["op"] == "page_fault"]
     assert faults.groupby("batch").size().to_dict() == {step: 3 for step in range(12) if step % 3}
-    found = find_passes(trace, job, calls)
+    found = find_passes(job, labelled)
     assert [len(each.batches) for each in found.training] == [12] and not found.evaluations
     assert found.training[0].computation_s.tolist() == pytest.approx([STEP_MS / 1e3] * 12)
 
