@@ -27,6 +27,13 @@ def main():
 main()
 """
 
+# As EMPTY_BODY, with batches of 16 samples that a DataLoader of this process reads.
+LOADED_BODY = EMPTY_BODY.replace(
+    "batches = [0] * 20000",
+    "samples = torch.utils.data.TensorDataset(torch.zeros(16 * 500, 8), torch.zeros(16 * 500))\n"
+    "batches = torch.utils.data.DataLoader(samples, batch_size=16, shuffle=True)",
+).replace("if batch:", "if not len(batch):")
+
 # A million additions to few elements, by several threads: without determinism their order is that of the threads.
 RACING_ADDS = """
 import torch
@@ -44,8 +51,9 @@ for step in range(4):
     optimizer.step()
 """
 
-# Runs a script as `python -m iotwin.workloads.detrain` does. Its last line on stderr has seconds, as JSON: for reading the
-# checkpoint, and from the epoch's begin to the first batch that is trained on.
+# Runs a script as `python -m iotwin.workloads.detrain` does. Its last line on stderr has processor seconds of its main thread,
+# as JSON: `read` the checkpoint; `put` it into models and optimizers, as a script that resumes by itself does; `epoch`, from the
+# epoch's begin to the first batch that is trained on, with `put` but without `read`.
 RESTORE_TIMER = """
 import json
 import sys
@@ -53,34 +61,39 @@ import time
 
 from iotwin.workloads.detrain import session
 from iotwin.workloads.detrain.__main__ import main
+from iotwin.workloads.detrain.saving import saved_state
 from iotwin.workloads.detrain.saving.script_store import ScriptStore
 
-seconds = {"load": 0.0}
-begin_batch, begin_epoch, read = session.Session.begin_batch, session.Session.begin_epoch, ScriptStore.read
+seconds = {"read": 0.0, "put": 0.0}
+begin_batch, begin_epoch = session.Session.begin_batch, session.Session.begin_epoch
 
 
 def batch_begins(self, frame):
     taken = begin_batch(self, frame)
     if "epoch" not in seconds and self.resume is None:
-        seconds["epoch"] = time.perf_counter() - epoch_begin
+        seconds["epoch"] = time.thread_time() - epoch_begin
     return taken
 
 
 def epoch_begins(self, frame):
     global epoch_begin
-    epoch_begin = time.perf_counter()
+    epoch_begin = time.thread_time()
     return begin_epoch(self, frame)
 
 
-def reads(self, found):
-    load_begin = time.perf_counter()
-    state = read(self, found)
-    seconds["load"] += time.perf_counter() - load_begin
-    return state
+def timed(name, function):
+    def runs(*arguments):
+        begin = time.thread_time()
+        found = function(*arguments)
+        seconds[name] += time.thread_time() - begin
+        return found
+
+    return runs
 
 
-session.Session.begin_batch, session.Session.begin_epoch, ScriptStore.read = batch_begins, epoch_begins, reads
-epoch_begin = time.perf_counter()
+session.Session.begin_batch, session.Session.begin_epoch = batch_begins, epoch_begins
+ScriptStore.read, saved_state._load = timed("read", ScriptStore.read), timed("put", saved_state._load)
+epoch_begin = time.thread_time()
 main()
 print(json.dumps(seconds), file=sys.stderr)
 """

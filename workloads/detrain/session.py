@@ -15,7 +15,7 @@ from iotwin.workloads.detrain.resumption import REPLAY_DATA, Resumption, certify
 from iotwin.workloads.detrain.saving.generators import generator_states, set_generator_states
 from iotwin.workloads.detrain.saving.provider import NotBuilt
 from iotwin.workloads.detrain.saving.saved_state import ScriptState
-from iotwin.workloads.detrain.saving.script_state import frames_of, put_variables
+from iotwin.workloads.detrain.saving.script_state import Part, frames_of, put_variables
 from iotwin.workloads.detrain.saving.script_store import ResumePoint, ScriptStore
 from iotwin.workloads.detrain.steps_log import StepsLog, inputs_sha256
 from iotwin.workloads.policies.cadence import LoopPosition, Policy
@@ -95,12 +95,13 @@ class Session:
         """As `epoch`, for the loop that runs in `frame`."""
         progress, resume = self.progress, self.resume
         self._end_step()
-        self._state.begin(frame)
+        parts = self._begin_state(frame)
         jumps = resume is not None and resume.jumps
         progress.epoch, progress.batch = resume.point.epoch if resume and jumps else progress.epoch + 1, -1
         if resume is None:
             if self.store is not None:
-                self._epoch_start = {"plain": self._state.plain(frame), "generators": generator_states()}
+                plain = {"plain": {}, "made": {}} if parts else self._state.plain(frame)  # a walk takes milliseconds
+                self._epoch_start = {"plain": plain, "generators": generator_states()}
                 self._starts.append(self._epoch_start["generators"])
             return False
         if not resume.is_in(progress.epoch):
@@ -108,7 +109,7 @@ class Session:
             return False
         start = resume.state["epoch_start"]
         if start:
-            self._state.restore_plain(start["plain"], frame)
+            self._state.restore_plain(start["plain"], frame, parts)
         if start and "rng" not in self.drop:
             set_generator_states(start["generators"])
         return True
@@ -174,7 +175,7 @@ class Session:
         progress, resume = self.progress, self.resume
         self._end_step()
         progress.epoch = max(progress.epoch, 0)
-        self._state.begin(frame)
+        self._begin_state(frame)
         if resume is not None:
             if resume.replay == REPLAY_DATA and resume.is_after(progress.epoch, progress.batch + 1):
                 raise IotwinError(
@@ -222,6 +223,11 @@ class Session:
                 f"the script ended before batch {missed.point.batch} of epoch {missed.point.epoch}, where {missed.name} was "
                 "saved; if its loops run several times, resume with --replay full"
             )
+
+    def _begin_state(self, frame: types.FrameType) -> dict[str, Part] | None:
+        """As `ScriptState.begin`, unless this run neither saves nor restores any state."""
+        uses_state = self.store is not None or self.resume is not None or self.certifies is not None
+        return self._state.begin(frame) if uses_state else None
 
     def _assign(self, function: str, name: str, value: Any) -> None:
         self._variables[function, name] = value

@@ -222,3 +222,45 @@ def test_plain_values_of_an_epochs_start_are_put_back_as_they_were_held():
         second = begun(make)
         second.state.restore_plain(state, second.frame)
     assert described(second.root, {}) == described(first.root, {})
+
+
+def test_a_group_of_an_optimizer_that_the_script_holds_remains_the_optimizers() -> None:
+    """A script that sets the learning rate by its own variable sets that of the optimizer after a resume, too."""
+
+    def make() -> dict[str, Any]:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], 0.5, momentum=0.9)
+        return {"optimizer": optimizer, "group": optimizer.param_groups[0], "groups": optimizer.param_groups}
+
+    with without_modules():
+        script = begun(make)
+        script.root["group"]["lr"] = 0.25
+        state = written(script.state.capture(script.frame, False))
+        root = restored(make, state).root
+    assert root["optimizer"].param_groups is root["groups"]
+    assert root["optimizer"].param_groups[0] is root["group"]
+    assert root["group"]["lr"] == 0.25
+
+
+class LoadsAnew:
+    """An object of the script whose loading replaces what it holds."""
+
+    def __init__(self) -> None:
+        self.values, self.seen = [0.0], [0]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": list(self.values)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values, self.seen = list(state["values"]), [-1]
+
+
+def test_what_the_scripts_own_loading_replaces_is_restored_in_the_new_objects() -> None:
+    """`seen` is not in the object's state, but has changed: the restored list is the one that the object holds."""
+    with without_modules():
+        script = begun(LoadsAnew)
+        script.root.values[0] = 2.0
+        script.root.seen.append(7)
+        state = written(script.state.capture(script.frame, False))
+        root = restored(LoadsAnew, state).root
+    assert root.values == [2.0]
+    assert root.seen == [0, 7]

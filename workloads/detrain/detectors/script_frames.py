@@ -21,12 +21,14 @@ _SEARCHED = tuple(f"{each}/" for each in (*_STANDARD, *_PACKAGES))
 _STANDARD_FOLDERS = _folders(_STANDARD)
 _WORKLOADS = Path(__file__).resolve().parents[2]
 # The folders of iotwin. Its training jobs are excluded: they count as scripts.
-_ROOMS = [each for each in Path(str(sys.modules["iotwin"].__file__)).parent.iterdir() if each.is_dir()]
+_IOTWIN = Path(str(sys.modules["iotwin"].__file__)).parent
+_ROOMS = [each for each in _IOTWIN.iterdir() if each.is_dir()]
 _OWN = (
-    *(str(_WORKLOADS / name) for name in ("detrain", "state", "policies")),
+    *(str(folder / name) for folder in {_WORKLOADS, _IOTWIN / "workloads"} for name in ("detrain", "state", "policies")),
     *(str(each) for each in _ROOMS if each.resolve() != _WORKLOADS),
 )
 _PACKAGE_FOLDERS = _folders((*_PACKAGES, *_OWN))
+_NEVER_SCRIPTS = ("<", *_SEARCHED, *(f"{each}/" for each in _OWN), *_PACKAGE_FOLDERS)
 
 
 class Inside(NamedTuple):
@@ -59,8 +61,8 @@ def script_line(frame: types.FrameType | None) -> ScriptLine | None:
 @functools.cache
 def is_script(file: str) -> bool:
     """Return whether a source file belongs to the script: it is neither in an installed package nor in the standard library."""
-    # Most files are where Python searches for packages; resolving the paths of thousands takes long.
-    if not file or file.startswith(("<", *_SEARCHED)):
+    # Most files are where Python searches for packages, or iotwin's own; resolving the paths of thousands takes long.
+    if not file or file.startswith(_NEVER_SCRIPTS):
         return False
     return not _resolved(file).startswith((*_STANDARD_FOLDERS, *_PACKAGE_FOLDERS))
 

@@ -41,10 +41,16 @@ class StateDicts:
     def load(self, value: Any, saved: State) -> None:
         import torch
 
+        groups = value.param_groups if isinstance(value, torch.optim.Optimizer) else []
         try:
             value.load_state_dict(decode_nested(saved["state"]))
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise IotwinError(str(error).splitlines()[0]) from None
+        if groups:  # the optimizer has new groups now, but the script may refer to those that it had
+            for group, loaded in zip(groups, value.param_groups, strict=True):
+                group.clear()
+                group.update(loaded)
+            value.param_groups = groups
         if isinstance(value, torch.nn.Module):
             for module, training in zip(value.modules(), saved["training"], strict=False):
                 module.training = training
@@ -134,6 +140,26 @@ PROVIDERS: Sequence[Provider] = (
 def provider_of(value: Any) -> Provider | None:
     """Return the provider that knows an object, None if none does."""
     return next((each for each in PROVIDERS if each.knows(value)), None)
+
+
+def loads_in_place(value: Any) -> bool:
+    """Return whether restoring an object leaves its parts the same objects: torch's classes and subclasses do so.
+
+    False if the script's code loads the object, or a module in it, or if the object is not torch's.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(value, "load_state_dict"):
+        return isinstance(value, np.random.Generator | np.random.RandomState | random.Random | Iterator) or (
+            torch is not None and isinstance(value, torch.Generator)
+        )
+    if not isinstance(value, torch.nn.Module):
+        return _is_of_torch(value, "load_state_dict")
+    names = ("load_state_dict", "_load_from_state_dict", "set_extra_state")
+    return all(_is_of_torch(module, name) for module in value.modules() for name in names)
+
+
+def _is_of_torch(value: Any, method: str) -> bool:
+    return str(getattr(type(value), method).__module__).startswith("torch.")
 
 
 def is_model(value: Any) -> bool:

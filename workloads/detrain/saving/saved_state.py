@@ -19,7 +19,7 @@ from iotwin.workloads.detrain.saving.made_values import CannotBeMade, IsCode, Ma
 from iotwin.workloads.detrain.saving.nested_values import decode_nested, encode_nested
 from iotwin.workloads.detrain.saving.plain_values import decode, encode, is_plain, replace_content
 from iotwin.workloads.detrain.saving.provider import NotBuilt, State
-from iotwin.workloads.detrain.saving.providers import provider_of
+from iotwin.workloads.detrain.saving.providers import loads_in_place, provider_of
 from iotwin.workloads.detrain.saving.script_state import Part, Walk
 from iotwin.workloads.detrain.saving.tensor_values import can_be_saved, put_tensor, saved_tensor
 
@@ -52,17 +52,19 @@ class ScriptState:
         self.unsaved: dict[str, str] = {}  # paths whose values cannot be restored, with the reason
         self.left: dict[str, str] = {}  # paths whose values have been replaced and cannot be saved, with the reason
 
-    def begin(self, frame: _Frame) -> None:
-        """Remember the parts that exist before the loop, at the first call only."""
-        if self._begun is None:
-            walk = self._walk(frame)
-            parts = list(walk.parts())
-            self._begun = {part.path: _Begun(part.value, _mark(part)) for part in parts}
-            self._paths = {each: [path] for each, path in walk.paths.items()}
-            for part in parts:
-                if part.kind == script_state.SAME:
-                    self._paths[id(part.value)].append(part.path)
-            self._modules = script_state.scripts_modules()
+    def begin(self, frame: _Frame) -> dict[str, Part] | None:
+        """Remember the parts that exist before the loop, and return them by path; None at later calls, which do nothing."""
+        if self._begun is not None:
+            return None
+        self._modules = script_state.scripts_modules()
+        walk = self._walk(frame)
+        parts = list(walk.parts())
+        self._begun = {part.path: _Begun(part.value, _mark(part)) for part in parts}
+        self._paths = {each: [path] for each, path in walk.paths.items()}
+        for part in parts:
+            if part.kind == script_state.SAME:
+                self._paths[id(part.value)].append(part.path)
+        return {part.path: part for part in parts}
 
     def _walk(self, frame: _Frame, without: frozenset[str] = frozenset()) -> Walk:
         return Walk(script_state.frames_of(frame), self._assign, self._paths, without, self._modules)
@@ -220,7 +222,8 @@ class ScriptState:
             _load(objects[path], state["objects"][path])
         for path, gradients in state["gradients"].items():
             _put_gradients(objects[path].value, gradients)
-        parts = maker.parts = self.parts(frame)  # walk again: restoring gave optimizers other parameter groups
+        if not all(loads_in_place(part.value) for part in objects.values()):
+            parts = maker.parts = self.parts(frame)
         for path in state["made"]:
             self._put(path, maker.value(path), parts, maker, state["holders"])
         for path, saved in state["iterators"].items():
@@ -232,11 +235,11 @@ class ScriptState:
             put_tensor(parts[path], saved)
         self.keep(state)
 
-    def restore_plain(self, saved: State, frame: _Frame) -> None:
-        """Restore plain values whose holders exist in the script."""
+    def restore_plain(self, saved: State, frame: _Frame, parts: dict[str, Part] | None = None) -> None:
+        """Restore plain values whose holders exist in the script. `parts`: the present parts by path, if known."""
         if not (saved["made"] or saved["plain"]):
             return
-        parts = self.parts(frame)
+        parts = parts or self.parts(frame)
         maker = Maker(saved["made"], parts)
         for path in saved["made"]:
             with contextlib.suppress(IotwinError):
