@@ -125,7 +125,7 @@ def _instrumentation(folder: Path, _: Sequence[str]) -> Iterator[Figure]:
         script = folder / f"{label.replace(' ', '_')}.py"
         script.write_text(text)
         bare, ours = interleaved(
-            _ROUNDS, *(lambda words=words: _printed_us([*words, str(script)]) for words in _bare_and_ours(folder))
+            _ROUNDS, *(lambda words=[*words, str(script)]: _printed_us(words) for words in _bare_and_ours(folder))
         )
         added[label] = statistics.median(ours) - statistics.median(bare)
         detail = f"10 epochs; bare {statistics.median(bare):.3g} us, instrumented {statistics.median(ours):.3g} us"
@@ -137,8 +137,8 @@ def _instrumentation(folder: Path, _: Sequence[str]) -> Iterator[Figure]:
         of_batch = statistics.median(bare) / int(new.split("(")[1].split(",")[0]) * 16 * 1e6
         # Not the difference of whole runs: it varies by several per cent, whichever of both is instrumented.
         detail = (
-            f"{us:.3g} us that a loader's batch takes longer, of {of_batch:.4g} us of processor time of a bare batch; runs differ "
-            f"by {max(bare) / min(bare) - 1:.1%} themselves"
+            f"{us:.3g} us that a loader's batch takes longer, of {of_batch:.4g} us of processor time of a bare batch; "
+            f"bare runs differ by {max(bare) / min(bare) - 1:.1%}"
         )
         yield Figure(
             f"detrain, {name}: share of processor time that instrumentation adds", us / of_batch, _MOST_SHARE, True, detail
