@@ -116,7 +116,7 @@ def test_a_change_is_tested_on_the_twin_before_it_is_given(tmp_path):
     recipe = advice.to_document()["recipe"]
     assert recipe["runs"] == 2 and recipe["machine"] and set(recipe["load"]) == {"start", "end"}
     unchanged, *changed = recipe["variants"]
-    assert unchanged["value"] is None and unchanged["values"]["dataset.data_folder"] == str(tmp_path / "data")
+    assert unchanged["value"] is None and unchanged["values"]["dataset.data_folder"] == str(tmp_path / "data" / "train")
     assert {each["cache"] for each in recipe["variants"]} <= {"cold", "warm"}
     threads = int(first.change.after)
     assert {"reader.read_threads": threads} in [each["values"] for each in changed]
