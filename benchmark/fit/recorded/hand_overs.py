@@ -53,16 +53,17 @@ def _idle_since(tree: Tree, rows: pd.DataFrame, found: pd.DataFrame, begins: Map
 def _of_feeders(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:
     """Return the hand-overs to threads that only write to pipes, as of multiprocessing's queues.
 
-    Each such write is assumed to follow the call of another thread of the process that ended last before it.
+    Such a thread may first try a temporary file, which it removes. Each of its writes to a pipe is assumed to follow the call of
+    another thread of the process that ended last before it.
     """
     found: list[tuple[int, int, int, int]] = []
-    only_writes = (rows["op"] == Op.PIPE_WRITE).groupby(rows["thread"]).all()
+    only_writes = ((rows["op"] == Op.PIPE_WRITE) | _on_tried_files(rows)).groupby(rows["thread"]).all()
     for thread in only_writes.index[only_writes].tolist():
         process = tree.process[thread]
         mains = tree.main(process)
         if thread == mains:
             continue
-        own = rows[rows["thread"] == thread]
+        own = rows[(rows["thread"] == thread) & (rows["op"] == Op.PIPE_WRITE)]
         mates = [t for t in range(mains, len(tree.process)) if tree.process[t] == process and not only_writes.get(t, False)]
         others = rows[rows["thread"].isin(mates)].sort_values("end", kind="stable")
         ends, threads = others["end"].to_numpy(np.int64), others["thread"].to_numpy(np.int64)
@@ -73,6 +74,14 @@ def _of_feeders(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:
         handed = zip(last[kept].tolist(), wanted[kept].tolist(), strict=True)
         found += [(int(threads[index]), thread, int(ends[index]), at) for index, at in handed]
     return pd.DataFrame(found, columns=_COLUMNS, dtype=np.int64)
+
+
+def _on_tried_files(rows: pd.DataFrame) -> pd.Series:
+    """Return the mask of calls on files that the same thread opens and removes."""
+    on_file = rows["op"] < Op.PIPE_WRITE
+    key = pd.MultiIndex.from_frame(rows[["thread", "subject"]])
+    opened, removed = (key[on_file & (rows["op"] == op)] for op in (Op.OPEN, Op.UNLINK))
+    return on_file & key.isin(opened) & key.isin(removed)
 
 
 def _of_descriptors(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:

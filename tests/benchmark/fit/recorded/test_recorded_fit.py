@@ -130,6 +130,23 @@ def test_with_several_writers_reads_take_messages(tmp_path: Path) -> None:
     assert recording.columns["size"][reads].tolist() == [1, 1]  # the second read found the rest of the first message
 
 
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_thread_that_tries_a_file_and_then_only_writes_to_pipes_waits_for_its_process(tmp_path: Path, removed: bool) -> None:
+    """As multiprocessing's queues in a loader do. A thread that keeps the file does something of its own."""
+    calls = [
+        opened(12, LOADER, DATA, 5),
+        (13.2, 0.2, "openat", LOADER, FEEDER, MADE, 7, None, None, 7, schema.FLAG_CREATE | schema.FLAG_WRITABLE),
+        moved(13.6, 0.2, "write", LOADER, MADE, 4, tid=FEEDER, fd=7, offset=0),
+        *([(14, 0.2, "unlink", LOADER, FEEDER, MADE, -1, None, None, 0, 0)] if removed else []),
+        moved(15, 5, "read", LOADER, DATA, 1000, fd=5, offset=0),
+        moved(22, 1, "write", LOADER, PIPE, 8, tid=FEEDER),
+        moved(24, 1, "read", MAIN, PIPE, 8),
+    ]
+    recording = fit(traced(tmp_path / "t", calls)).recording
+    assert recording is not None
+    assert (rows_of(recording, 2)[-2][0] == "WAIT") is removed and rows_of(recording, 2)[-1][0] == "PIPE_WRITE"
+
+
 def test_a_thread_that_only_writes_to_pipes_waits_for_its_process(tmp_path: Path) -> None:
     calls = [
         opened(12, LOADER, DATA, 5),
