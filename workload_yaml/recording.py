@@ -209,7 +209,8 @@ def read_recording(path: Path) -> TwinRecording:
     try:
         with open_foreign(path) as file, pq.ParquetFile(file, page_checksum_verification=True) as parquet:
             header = _header(parquet, path)
-            table = parquet.read(list(_kinds(header)))
+            # Threads of Arrow that read through a file of Python may outlive the interpreter, which then aborts at its exit.
+            table = parquet.read(list(_kinds(header)), use_threads=False)
     except FileNotFoundError:
         raise IotwinError(f"{path}: the recording of this twin is not there; copy it next to the YAML") from None
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:

@@ -141,7 +141,11 @@ SECTIONS = [
             ),
             Claim("the same: time added to a batch by instrumentation", "detrain", r"detrain, empty body: us added.*", "us"),
             Claim("the same: time of restore / load and an epoch's start", "detrain", r"detrain, \w+: time of restore.*"),
-            Claim("the same: share of processor time by instrumentation", "detrain", r"detrain, \w+: share of processor time.*"),
+            Claim(
+                "the same: a loader's added time / processor time of a batch",
+                "detrain",
+                r"detrain, \w+: share of processor time.*",
+            ),
             Claim(
                 "public loaders, killed after each of 10 updates: runs exactly resumed",
                 "court",
