@@ -17,7 +17,7 @@ _SHORT_NAMES = {"resnet": "resnet18", "densenet": "densenet121", "vgg": "vgg16"}
 # The default batch size of each model.
 MODELS = {
     **dict.fromkeys(IMAGE_CLASSIFIERS, 4), **dict.fromkeys(_SHORT_NAMES, 4),
-    "mlp": 32, "mlp4": 8, "skip4": 8, "unet": 2, "lstm": 8, "treelstm": 1, "transformer": 4, "gnmt": 4, "gan": 8,
+    "mlp": 32, "mlp4": 8, "skip4": 8, "tied": 8, "unet": 2, "lstm": 8, "treelstm": 1, "transformer": 4, "gnmt": 4, "gan": 8,
 }  # fmt: skip
 
 
@@ -44,6 +44,6 @@ def build(name: str, preset: str = "tiny", classes: int | None = None) -> "Built
     from iotwin.workloads.models import gan, sequences, unet
 
     return {
-        "mlp": sequences.mlp, "mlp4": sequences.mlp4, "skip4": sequences.skip4, "lstm": sequences.lstm,
+        "mlp": sequences.mlp, "mlp4": sequences.mlp4, "skip4": sequences.skip4, "tied": sequences.tied, "lstm": sequences.lstm,
         "treelstm": sequences.treelstm, "transformer": sequences.transformer, "unet": unet.unet, "gan": gan.gan,
     }[name]()  # fmt: skip

@@ -41,6 +41,29 @@ def skip4() -> Built:
     return Built(_Skip(), _vectors, lambda model, x, y: functional.cross_entropy(model(x), y))
 
 
+class _Tied(nn.Module):
+    """Three layers between an embedding and a last layer, which share their weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(24, 16)
+        self.layers = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(16, 16), nn.Tanh())))
+        self.last = nn.Linear(16, 24)
+        self.last.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.last(self.layers(self.embedding(tokens)))
+
+
+def tied() -> Built:
+    """Return a model whose first and last layers share their weights (Press and Wolf 2017)."""
+
+    def inputs(batch: int) -> tuple[Tensor, ...]:
+        return torch.randint(0, 24, (batch,)), torch.randint(0, 24, (batch,))
+
+    return Built(_Tied(), inputs, lambda model, x, y: functional.cross_entropy(model(x), y))
+
+
 def _vectors(batch: int) -> tuple[Tensor, ...]:
     return torch.randn(batch, 16), torch.randint(0, 16, (batch,))
 
@@ -112,9 +135,8 @@ class _TransformerLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        query, key, value = (
-            part.view(batch, length, self.heads, -1).transpose(1, 2) for part in self.mix(self.norms[0](x)).chunk(3, -1)
-        )
+        query, key, value = self.mix(self.norms[0](x)).chunk(3, -1)
+        query, key, value = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in (query, key, value))
         weights = (query @ key.transpose(-2, -1) / (width / self.heads) ** 0.5).softmax(-1)
         x = x + self.out((weights @ value).transpose(1, 2).reshape(batch, length, width))
         return x + self.wide(self.norms[1](x))

@@ -17,7 +17,9 @@ Pass = tuple[str, int]  # "F" or "B", and the minibatch
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: its index, its ranks (replicas), the seconds and bytes of a minibatch on one rank, and its layers (`nodes`).
+    """One stage: its index, its ranks (replicas), the seconds and bytes of a minibatch on one rank, and its layers.
+
+    `nodes` holds the layers' ids, `kinds` the kind of each, such as Conv2d; no `kinds` means unknown ones.
 
     `all_reduce_s` is the time that averaging gradients over the replicas adds to a backward pass. `receive_s` is the time to
     transfer the input and its gradient.
@@ -34,6 +36,7 @@ class Stage:
     all_reduce_s: float = 0.0
     receive_s: float = 0.0
     nodes: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
 
     @property
     def replicas(self) -> int:

@@ -21,6 +21,8 @@ DRIVERS = DATA / "drivers"
 def test_a_plan_becomes_modules_and_confs():
     partition = optimize(profile("vgg16"), options([4], [1e9])).partition
     found = convert(partition, "0:3,1:1")
+    layers = [{name: module.pop(name) for name in ("nodes", "kinds")} for module in found.modules[:2]]
+    assert [len(each["nodes"]) for each in layers] == [18, 23] and layers[1]["kinds"].count("Linear") == 3
     assert found.modules == [
         {"name": "Stage0", "inputs": ["input0"], "outputs": ["out0"]},
         {"name": "Stage1", "inputs": ["out0"], "outputs": ["out1"]},

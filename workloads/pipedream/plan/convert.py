@@ -17,7 +17,8 @@ from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
 class Converted:
     """The result of a conversion: a graph for each of the `stages`, and more.
 
-    `modules` are documents ``{"name", "inputs", "outputs"}``. `confs` maps "dp", "mp" and "hybrid" to a conf.json of PipeDream.
+    `modules` are documents ``{"name", "inputs", "outputs", "nodes", "kinds"}``, that of the loss without the last two. `confs`
+    maps "dp", "mp" and "hybrid" to a conf.json of PipeDream.
     """
 
     modules: list[dict[str, Any]]
@@ -84,7 +85,10 @@ def _modules(graph: LayerGraph, stages: int) -> list[dict[str, Any]]:
                 outputs.append((node.id, f"out{counter - 1}"))
         entering = [names[name] for name in sorted(inputs)]
         names |= dict(outputs)
-        found.append({"name": f"Stage{stage}", "inputs": entering, "outputs": [names[name] for name, _ in sorted(outputs)]})
+        layers = {"nodes": [graph.nodes[each].id for each in own], "kinds": [graph.nodes[each].kind for each in own]}
+        found.append(
+            {"name": f"Stage{stage}", "inputs": entering, "outputs": [names[name] for name, _ in sorted(outputs)], **layers}
+        )
     if stages == 1:
         found[0]["outputs"] = ["output"]
     found.append({"name": "criterion", "inputs": found[-1]["outputs"][:1], "outputs": ["loss"]})
@@ -116,6 +120,7 @@ def _plan(graph: LayerGraph, replicas: list[int]) -> PipelinePlan:
             sum(node.backward_ms for node in costed) / 1000, crossing_bytes(graph, before) if index else entering,
             crossing_bytes(graph, until), sum(node.parameter_bytes for node in costed),
             sum(node.activation_bytes for node in costed), nodes=tuple(node.id for node in own),
+            kinds=tuple(node.kind for node in own),
         ))  # fmt: skip
         first += count
     return PipelinePlan(tuple(stages))

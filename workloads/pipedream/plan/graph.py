@@ -28,6 +28,11 @@ class LayerNode:
     written: str | None = field(default=None, compare=False)
 
     @property
+    def kind(self) -> str:
+        """Return the description without arguments, such as Conv2d."""
+        return self.description.partition("(")[0]
+
+    @property
     def is_input(self) -> bool:
         """True if the node is an input of the model."""
         return self.description.startswith("Input")

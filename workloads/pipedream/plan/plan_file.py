@@ -1,5 +1,6 @@
 """Reads, checks and writes plan.json; reads PipeDream's conf.json."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import msgspec
 
 from iotwin.common.errors import IotwinError, UsageError
-from iotwin.common.foreign_files import read_foreign_json
+from iotwin.common.foreign_files import read_foreign_json, read_foreign_struct
 from iotwin.workloads.policies.pipeline import SCHEDULES, PipelinePlan, Stage
 
 VERSION = 1
@@ -20,6 +21,7 @@ class _Stage(msgspec.Struct, forbid_unknown_fields=True):
     forward_s: float
     backward_s: float
     nodes: list[str] = []
+    kinds: list[str] = []
     input_bytes: float = 0.0
     output_bytes: float = 0.0
     parameter_bytes: float = 0.0
@@ -49,6 +51,29 @@ class _PlanFile(msgspec.Struct, forbid_unknown_fields=True):
     schedule: str = "1f1b"
     depth: dict[int, int] = {}
     levels: list[_Level] = []
+
+
+class ConvertedModule(msgspec.Struct):
+    """A module of a converted model: the tensors that it reads and makes, and the ids and kinds of its layers."""
+
+    name: str
+    inputs: list[str]
+    outputs: list[str]
+    nodes: list[str] = []
+    kinds: list[str] = []
+
+
+class ConvertedModel(msgspec.Struct):
+    """The file modules.json: the name of the model's class, its architecture, and its modules. The last one is the loss.
+
+    `preset` and `classes` are those of the model whose weights are in stage<i>.pt, None if there are none.
+    """
+
+    model: str
+    arch: str
+    modules: list[ConvertedModule]
+    preset: str | None = None
+    classes: int | None = None
 
 
 class _ConfFile(msgspec.Struct):
@@ -86,7 +111,10 @@ def parse_plan(content: Any, where: str) -> PipelinePlan:
         for name, value in fields.items():
             if name.endswith(("_s", "_bytes")) and not 0 <= value < float("inf"):
                 raise UsageError(f"{where}: stages[{index}].{name} is {value}; it must be finite and not negative")
-        stages.append(Stage(**{**fields, "ranks": tuple(stage.ranks), "nodes": tuple(stage.nodes)}))
+        if stage.kinds and len(stage.kinds) != len(stage.nodes):
+            raise UsageError(f"{where}: stages[{index}] has {len(stage.nodes)} nodes and {len(stage.kinds)} kinds of nodes")
+        lists = {name: tuple(fields[name]) for name in ("ranks", "nodes", "kinds")}
+        stages.append(Stage(**{**fields, **lists}))
     check_ranks([stage.ranks for stage in stages], where)
     _check_depth(file.depth, len(stages), where)
     origin = {name: getattr(file, name) for name in ("graph_sha256", "cost_model")}
@@ -96,10 +124,41 @@ def parse_plan(content: Any, where: str) -> PipelinePlan:
 
 def _plan_of_conf(content: dict[str, Any], path: Path) -> PipelinePlan:
     conf = parse_conf(content, str(path))
+    layers = _layers(path, conf.module_to_stage_map)
     stages = tuple(
-        Stage(stage, tuple(ranks), len(ranks) / 3, 2 * len(ranks) / 3) for stage, ranks in sorted(conf.stage_to_rank_map.items())
+        Stage(stage, tuple(ranks), len(ranks) / 3, 2 * len(ranks) / 3, nodes=layers[stage][0], kinds=layers[stage][1])
+        for stage, ranks in sorted(conf.stage_to_rank_map.items())
     )
     return PipelinePlan(stages, depth=conf.stage_to_depth_map or {}, origin={"conf": str(path), "modules": _modules(conf)})
+
+
+def read_converted(folder: Path) -> ConvertedModel | None:
+    """Return the modules.json of a folder that ``iotwin pipedream convert`` wrote, None if there is none."""
+    path = folder / "modules.json"
+    if not os.path.isfile(path):  # noqa: PTH113 - False, not OSError, of a name that is too long
+        return None
+    try:
+        return read_foreign_struct(path, ConvertedModel)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _layers(path: Path, stage_of: list[int]) -> dict[int, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Return the ids and kinds of each stage's layers, by the modules.json in the folder of a conf.json; none without it."""
+    model = read_converted(path.parent)
+    if model is None:
+        return dict.fromkeys(stage_of, ((), ()))
+    if len(model.modules) != len(stage_of):
+        raise UsageError(
+            f"{path}: module_to_stage_map has {len(stage_of)} modules, and modules.json in its folder has "
+            f"{len(model.modules)}; convert the graph again"
+        )
+    found = {}
+    for stage in stage_of:
+        own = [module for module, each in zip(model.modules, stage_of, strict=True) if each == stage]
+        nodes, kinds = (tuple(each for module in own for each in getattr(module, name)) for name in ("nodes", "kinds"))
+        found[stage] = (nodes, kinds)
+    return found
 
 
 def _modules(conf: _ConfFile) -> list[int]:
@@ -168,7 +227,10 @@ def plan_document(plan: PipelinePlan) -> dict[str, Any]:
         "version": VERSION,
         **origin,
         "batch_size": plan.batch_size,
-        "stages": [{**asdict(stage), "ranks": list(stage.ranks), "nodes": list(stage.nodes)} for stage in plan.stages],
+        "stages": [
+            {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(stage).items()}
+            for stage in plan.stages
+        ],
         "schedule": plan.schedule,
         "depth": depth,
         "levels": plan.origin.get("levels", []),

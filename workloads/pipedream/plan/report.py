@@ -146,7 +146,7 @@ def plan_of(
     ranks = 0
     input_bytes = sum(node.activation_bytes for node in partition.nodes if node.is_input)
     for index, split in enumerate(splits):
-        own = tuple(node.id for node in partition.nodes if node.stage == index)
+        own = [node for node in partition.nodes if node.stage == index]
         parameters = float(points.parameters[split.end] - points.parameters[split.begin])
         seconds = float(points.seconds[split.end] - points.seconds[split.begin])
         forward = float(points.forward_s[split.end] - points.forward_s[split.begin])
@@ -156,7 +156,8 @@ def plan_of(
             crossing_bytes(kept, points.closures[split.end]), parameters,
             float(points.activations[split.end] - points.activations[split.begin]),
             _all_reduce_s(options, levels, split, parameters, seconds),
-            _receive_s(points, options, levels, split.begin) if index else 0.0, own,
+            _receive_s(points, options, levels, split.begin) if index else 0.0,
+            tuple(node.id for node in own), tuple(node.kind for node in own),
         ))  # fmt: skip
         ranks += split.replicas
     described = [

@@ -13,7 +13,7 @@ from iotwin.common.errors import UsageError
 from iotwin.workloads.common.parts import Parts
 from iotwin.workloads.models.built import Built
 from iotwin.workloads.pipedream.runtime.links import Links
-from iotwin.workloads.pipedream.runtime.stages import SplitModel, StageModule, equal_split, split
+from iotwin.workloads.pipedream.runtime.stages import SplitModel, StageModule, equal_split, planned_split, split
 from iotwin.workloads.pipedream.runtime.weights import Optimizer, Weights, WeightVersions
 from iotwin.workloads.policies.pipeline import PipelinePlan, order, versions
 
@@ -65,12 +65,20 @@ class Training:
 def training_of(
     built: Built, plan: PipelinePlan, modules: Sequence[int], seed: int = 0, recompute: bool = False, vertical_sync: bool = False
 ) -> Training:
-    """Return the training of a model. It is divided into as many equal parts as `modules` has stages: the stage of each part.
+    """Return the training of a model. If the plan's stages have nodes, these are split; otherwise equal parts of the model.
 
-    Raises UsageError if the model has too few layers, or if a stage would need the output of a later one.
+    There are as many equal parts as `modules` has stages: the stage of each part. Raises UsageError if the plan is of another
+    model, if the model has too few layers, or if a stage would need the output of a later one.
     """
-    parts = equal_split(built.module, len(modules))
-    model = split(built.module, [modules[part] for part in parts])
+    if any(stage.nodes for stage in plan.stages):
+        if (stage_of := planned_split(built.module, plan)) is None:
+            raise UsageError(
+                f"the plan's {sum(len(stage.nodes) for stage in plan.stages)} layers are not those of the model; make the plan "
+                "from the model's own profile, which iotwin pipedream profile measures"
+            )
+    else:
+        stage_of = [modules[part] for part in equal_split(built.module, len(modules))]
+    model = split(built.module, stage_of)
     count = len(model.inputs)
 
     def criterion(output: Tensor, *targets: Tensor) -> Tensor:
@@ -86,13 +94,14 @@ def seed_pass(seed: int, stage: int, minibatch: int) -> None:
 
 @dataclass
 class _InFlight:
-    """A minibatch between its forward and its backward pass."""
+    """A minibatch between its forward and its backward pass. `differentiable` are the outputs whose gradient will arrive."""
 
     version: int
     weights: Weights
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
     loss: Tensor | None
+    differentiable: set[str]
 
 
 @dataclass
@@ -199,16 +208,20 @@ class StageRank:
         self.versions_used[minibatch] = version
         with self.parts.measure("F", **self.labels(minibatch, version)), torch.set_grad_enabled(not self.training.recompute):
             outputs, loss = self._compute(minibatch, weights, inputs)
-        self._send_outputs(minibatch, inputs, outputs)
+        sent = self._send_outputs(minibatch, inputs, outputs)
         self._report(minibatch, inputs, outputs, loss)
-        self._flying[minibatch] = _InFlight(version, weights, inputs, {} if self.training.recompute else outputs, loss)
+        self._flying[minibatch] = _InFlight(version, weights, inputs, {} if self.training.recompute else outputs, loss, sent)
 
-    def _send_outputs(self, minibatch: int, inputs: dict[str, Tensor], outputs: dict[str, Tensor]) -> None:
+    def _send_outputs(self, minibatch: int, inputs: dict[str, Tensor], outputs: dict[str, Tensor]) -> set[str]:
+        """Send what later stages need. Return the names of the tensors whose receivers will send a gradient back."""
+        differentiable = set()
         for edge, name, to in self._from_me:
             tensor = outputs[name] if name in outputs else inputs[name]
-            needs = name in outputs and tensor.is_floating_point()
+            if needs := name in outputs and tensor.is_floating_point():
+                differentiable.add(name)
             with self.parts.measure("send_act", **self.labels(minibatch, size_bytes=tensor.nbytes)):
                 self._links.send(tensor.detach().requires_grad_(needs), self._peer(to, minibatch), minibatch, edge)
+        return differentiable
 
     def _report(self, minibatch: int, inputs: dict[str, Tensor], outputs: dict[str, Tensor], loss: Tensor | None) -> None:
         output, targets, value = (
@@ -258,7 +271,7 @@ class StageRank:
 
     def _backward(self, minibatch: int) -> None:
         flying = self._flying.pop(minibatch)
-        arrived = self._gradients_of_outputs(minibatch)
+        arrived = self._gradients_of_outputs(minibatch, flying.differentiable)
         with self.parts.measure("B", **self.labels(minibatch, self.versions_used[minibatch])):
             outputs, loss = flying.outputs, flying.loss
             if self.training.recompute:
@@ -282,11 +295,11 @@ class StageRank:
         buffers = {name: buffer.clone() for name, buffer in self._module.module.named_buffers()}
         return self._compute(minibatch, flying.weights | buffers, flying.inputs)
 
-    def _gradients_of_outputs(self, minibatch: int) -> dict[str, Tensor]:
+    def _gradients_of_outputs(self, minibatch: int, differentiable: set[str]) -> dict[str, Tensor]:
         """Receive the gradients of the outputs, and return their sums over the stages that received the output."""
         found: dict[str, Tensor] = {}
         for edge, name, to in self._from_me:
-            if name not in self._module.outputs:
+            if name not in differentiable:
                 continue
             gradient = self._receive("recv_grad", minibatch, edge, to)
             found[name] = found[name] + gradient if name in found else gradient

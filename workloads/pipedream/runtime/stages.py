@@ -1,14 +1,19 @@
 """Splits a model into the modules of a pipeline's stages, and lists the tensors that cross from one stage to another."""
 
 import operator
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import fx, nn
 from torch.fx.passes.split_module import split_module
 
 from iotwin.common.errors import UsageError
+from iotwin.workloads.pipedream.converter.layers import description, is_item, node_ids, trace_layers
+from iotwin.workloads.pipedream.converter.transfers import only_tensors_cross
+from iotwin.workloads.policies.pipeline import PipelinePlan
+
+_NODE = re.compile(r"node\d{1,9}")
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,40 @@ class SplitModel:
 
 def layers(model: nn.Module) -> list[str]:
     """Return the names of the model's calls, in the order of execution. A call is a layer, a function or a method."""
-    return [node.name for node in _trace(model).graph.nodes if node.op.startswith("call_")]
+    return [node.name for node in trace_layers(model).graph.nodes if node.op.startswith("call_")]
+
+
+def planned_split(model: nn.Module, plan: PipelinePlan) -> list[int] | None:
+    """Return the stage of each of `layers(model)` in a plan, None if the plan is of another model or has no layers.
+
+    A plan of a profile with the same layers with parameters, such as PipeDream's published profiles, gives these their stages.
+    The model's other layers then follow those that they read.
+    """
+    traced = trace_layers(model)
+    ids = node_ids(traced)
+    stage_of = {each: stage.stage for stage in plan.stages for each in stage.nodes}
+    kind_of = {each: kind for stage in plan.stages for each, kind in zip(stage.nodes, stage.kinds, strict=False)}
+    calls = [node for node in ids if node.op != "placeholder"]
+    kinds = {node: description(node, traced).partition("(")[0] for node in calls}
+    if stage_of.keys() == set(ids.values()) and all(kind_of.get(ids[node], kinds[node]) == kinds[node] for node in calls):
+        return [stage_of[ids[node]] for node in calls]
+    weighted = [node for node in calls if _has_parameters(node, traced)]
+    known = {kinds[node] for node in weighted}
+    planned = sorted((each for each, kind in kind_of.items() if kind in known and _NODE.fullmatch(each)), key=_node_number)
+    if [kind_of[each] for each in planned] != [kinds[node] for node in weighted]:
+        return None
+    found = {node: stage_of[each] for node, each in zip(weighted, planned, strict=True)}
+    for node in calls:
+        found.setdefault(node, max((found[before] for before in node.all_input_nodes if before in found), default=0))
+    return [found[node] for node in calls]
+
+
+def _node_number(node: str) -> int:
+    return int(node.removeprefix("node"))
+
+
+def _has_parameters(node: fx.Node, traced: fx.GraphModule) -> bool:
+    return node.op == "call_module" and any(True for _ in traced.get_submodule(str(node.target)).parameters())
 
 
 def equal_split(model: nn.Module, stages: int) -> list[int]:
@@ -48,13 +86,8 @@ def equal_split(model: nn.Module, stages: int) -> list[int]:
 
     Raises UsageError if the model has fewer such calls than stages.
     """
-    traced = _trace(model)
-    modules = dict(traced.named_modules())
-    weighted = [
-        node.op == "call_module" and any(True for _ in modules[str(node.target)].parameters())
-        for node in traced.graph.nodes
-        if node.op.startswith("call_")
-    ]
+    traced = trace_layers(model)
+    weighted = [_has_parameters(node, traced) for node in traced.graph.nodes if node.op.startswith("call_")]
     total = sum(weighted)
     if total < stages:
         raise UsageError(f"the model has {total} layers with parameters, too few for {stages} stages; use fewer stages")
@@ -68,35 +101,29 @@ def equal_split(model: nn.Module, stages: int) -> list[int]:
 def split(model: nn.Module, stage_of: Sequence[int]) -> SplitModel:
     """Return the model in stages. `stage_of` has the stage of each of `layers(model)`; the modules share the model's parameters.
 
-    Raises UsageError if a layer reads the output of a later stage, or if two stages share a parameter.
+    A parameter that several stages use belongs to the first one, whose outputs contain it. Raises UsageError if a layer reads the
+    output of a later stage, or if a tensor that stages share cannot cross (see `only_tensors_cross`).
     """
-    traced = _trace(model)
+    traced = trace_layers(model)
     calls = [node for node in traced.graph.nodes if node.op.startswith("call_")]
     if len(stage_of) != len(calls):
         raise UsageError(f"the model has {len(calls)} calls of layers, and stages are given for {len(stage_of)}")
-    stages = {node.name: stage for node, stage in zip(calls, stage_of, strict=True)}
+    stages = dict(zip(calls, stage_of, strict=True))
     for node in calls:
         for before in node.all_input_nodes:
-            if stages.get(before.name, 0) > stages[node.name]:
+            if stages.get(before, 0) > stages[node]:
                 raise UsageError(
-                    f"{node.name} of stage {stages[node.name]} reads {before.name} of stage {stages[before.name]}; "
+                    f"{node.name} of stage {stages[node]} reads {before.name} of stage {stages[before]}; "
                     "a stage reads earlier stages only"
                 )
-    for node in traced.graph.nodes:
-        if node.op == "get_attr":
-            stages[node.name] = min((stages[user.name] for user in node.users if user.name in stages), default=0)
-    parent = split_module(traced, model, lambda node: stages[node.name])
-    found = _read_parent(parent, sorted(set(stage_of)))
-    _refuse_shared_parameters(found.stages)
+        if is_item(node) and node.args[0] in stages:  # a tuple does not cross
+            stages[node] = stages[node.args[0]]
+    only_tensors_cross(traced, stages)
+    parent = split_module(traced, model, stages.__getitem__)
+    found = _read_parent(parent, sorted(set(stages.values())))
+    if found.output not in found.stages[-1].outputs:
+        raise UsageError(f"the last of {len(found.stages)} stages does not make the model's output; use fewer stages")
     return found
-
-
-def _trace(model: nn.Module) -> fx.GraphModule:
-    try:
-        return fx.symbolic_trace(model)
-    except (fx.proxy.TraceError, TypeError) as error:
-        first = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
-        raise UsageError(f"the model cannot be split, since its control flow depends on data: {first}") from None
 
 
 def _read_parent(parent: fx.GraphModule, numbers: list[int]) -> SplitModel:
@@ -130,14 +157,3 @@ def _read_parent(parent: fx.GraphModule, numbers: list[int]) -> SplitModel:
 
 def _stage_of_call(call: object, found: dict[int, tuple[fx.Node, list[str]]]) -> int:
     return next(number for number, (node, _) in found.items() if node is call)
-
-
-def _refuse_shared_parameters(stages: Sequence[StageModule]) -> None:
-    owners: dict[torch.Tensor, tuple[int, str]] = {}
-    for index, stage in enumerate(stages):
-        for name, parameter in stage.module.named_parameters():
-            owner, first_name = owners.setdefault(parameter, (index, name))
-            if owner != index:
-                raise UsageError(
-                    f"stages {owner} and {index} share the parameter {first_name}; put the layers that use it in one stage"
-                )

@@ -24,6 +24,7 @@ from iotwin.workloads.models import MODELS, build
 from iotwin.workloads.pipedream.plan.plan_file import read_plan
 from iotwin.workloads.pipedream.runtime.engine import Load, StageRank, Training, training_of
 from iotwin.workloads.pipedream.runtime.groups import stage_group
+from iotwin.workloads.pipedream.runtime.stages import planned_split
 from iotwin.workloads.pipedream.runtime.staleness import train_alone
 from iotwin.workloads.pipedream.runtime.weights import SgdVersions
 from iotwin.workloads.policies.pipeline import PipelinePlan
@@ -56,11 +57,16 @@ class Verification:
     recompute: bool = False
 
     def training(self) -> Training:
-        """Return the training of these options. Each stage gets about the same number of layers. Raises UsageError."""
+        """Return the training of these options. Raises UsageError.
+
+        Each stage gets the plan's layers or, if the plan is of another model, about the same number of layers.
+        """
         plan = read_plan(Path(self.plan))
         plan = replace(plan, schedule=self.schedule or plan.schedule)
         torch.manual_seed(0)
         built = build(self.module)
+        if planned_split(built.module, plan) is None:
+            plan = replace(plan, stages=tuple(replace(stage, nodes=(), kinds=()) for stage in plan.stages))
         return training_of(built, plan, range(len(plan.stages)), 0, self.recompute, self.vertical_sync)
 
     def load(self, training: Training) -> Load:
@@ -76,9 +82,10 @@ class Verification:
 
 
 def verify(options: Verification, limit_s: float = 600.0) -> dict[str, Any]:
-    """Train with one process per rank, and return {"equal", "max_difference", "versions_used", "expected_versions"}.
+    """Train with one process per rank, and return {"equal", "max_difference", "split", "versions_used", "expected_versions"}.
 
-    The versions are lists by stage, one number per minibatch. With replicas, "equal" allows for a difference of 1e-6.
+    The versions are lists by stage, one number per minibatch. "split" is "plan" if the stages have the plan's layers, else
+    "equal". With replicas, "equal" allows for a difference of 1e-6.
     Raises UsageError for bad options, IotwinError if a rank fails.
     """
     training = options.training()
@@ -108,6 +115,7 @@ def _summary(plan: PipelinePlan, ranks: list[RankResult], minibatches: int) -> d
     return {
         "equal": largest <= allowed and used == expected,
         "max_difference": largest,
+        "split": "plan" if any(stage.nodes for stage in plan.stages) else "equal",
         "versions_used": used,
         "expected_versions": expected,
     }

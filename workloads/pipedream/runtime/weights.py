@@ -111,7 +111,13 @@ class WeightVersions:
 
 
 def _forget_parameters(module: nn.Module) -> None:
-    """Replace a module's parameters by ones without memory, so that version 0 is freed as every other version is."""
+    """Replace a module's parameters by ones without memory, so that version 0 is freed as every other version is.
+
+    Layers that shared a parameter share its replacement, by which functional_call recognises them.
+    """
+    empty: dict[nn.Parameter, nn.Parameter] = {}
     for owner in module.modules():
         for name, parameter in list(owner.named_parameters(recurse=False)):
-            setattr(owner, name, nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad))
+            if parameter not in empty:
+                empty[parameter] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+            setattr(owner, name, empty[parameter])

@@ -8,6 +8,7 @@ import torch
 
 from iotwin.common.errors import UsageError
 from iotwin.workloads.models import build
+from iotwin.workloads.pipedream.converter.layers import node_ids, trace_layers
 from iotwin.workloads.pipedream.runtime.engine import seed_pass
 from iotwin.workloads.pipedream.runtime.staleness import train_alone
 from iotwin.workloads.pipedream.runtime.verify import Verification, verify
@@ -35,12 +36,29 @@ def conf(tmp_path):
         ((1, 1, 1), {"module": "skip4", "schedule": "gpipe", "minibatches": 13}),
         ((1, 1), {"module": "resnet18", "recompute": True, "minibatches": 6}),
         ((1, 1), {"schedule": "2bw"}),
+        ((1, 1, 1), {"module": "tied"}),
     ],
 )
 def test_weights_are_equal_bit_for_bit(conf, replicas, options):
     document = verify(Verification(conf(*replicas), **{"minibatches": 12, **options}))
     assert document["max_difference"] == 0
     assert document["equal"]
+
+
+def test_a_plan_s_layers_are_trained_even_if_a_cut_is_within_a_layer(tmp_path):
+    """Both cuts are within a transformer's layers, where sizes and a skip tensor cross."""
+    model = build("transformer").module
+    traced = trace_layers(model)
+    ids = list(node_ids(traced).values())
+    nodes = [ids[:40], ids[40:90], ids[90:]]
+    times = {"forward_s": 1, "backward_s": 2}
+    stages = [{"stage": k, "ranks": [k], "nodes": own, **times} for k, own in enumerate(nodes)]
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"version": 1, "stages": stages}))
+    document = verify(Verification(str(path), "transformer", 6))
+    assert document["equal"] and document["max_difference"] == 0 and document["split"] == "plan"
+    other = Verification(str(path), "mlp4").training()
+    assert [len(list(stage.module.parameters())) for stage in other.model.stages] == [4, 2, 2]  # an equal split
 
 
 @pytest.mark.parametrize(("replicas", "options"), [((2, 1), {}), ((3, 1), {"schedule": "gpipe"})])
