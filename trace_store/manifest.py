@@ -62,6 +62,9 @@ class Cost(msgspec.Struct):
     job_cpu_ns: Nanoseconds | None = None
     events_per_s: float = 0.0
     probe_run_ns: Nanoseconds | None = None  # time inside the eBPF programs; None if the kernel does not count it
+    # How much longer a traced call takes: a read or write, and another call. None if that was not measured.
+    transfer_ns: Nanoseconds | None = None
+    call_ns: Nanoseconds | None = None
 
 
 class MergedHost(msgspec.Struct):

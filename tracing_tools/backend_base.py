@@ -1,5 +1,6 @@
 """The base class of backends, which are ways to capture calls; the Scope of tasks to trace; the Ledger of counted events."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -77,6 +78,12 @@ class Backend:
     def ledger(self) -> Ledger:
         """Return the counts of seen and lost events so far."""
         return Ledger()
+
+    def work_unrecorded(self, recording: Recording, work: Callable[[], None]) -> None:
+        """Move the last records to `recording`, and do `work` while calls are still traced, but no longer recorded.
+
+        Only `stop` may follow, so the job must have ended. A backend that records whatever it traces does nothing.
+        """
 
     def stop(self, recording: Recording | None) -> None:
         """Detach all probes. Move the last records and the backend's notes to `recording`, unless `recording` is None."""

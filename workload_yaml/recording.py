@@ -154,6 +154,9 @@ class Header(msgspec.Struct, forbid_unknown_fields=True):
     marks: list[Mark]
     batches: RecordedBatches | None = None  # None: the recording has no labels, and no edit can be made
     ranks: int = 0  # the YAML's twin.ranks; 0: the recording is older, and its YAML does not give them
+    # How much longer tracing made a read or write, and another call, in ns; 0: not measured. The time between calls includes it.
+    transfer_ns: int = 0
+    call_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -259,6 +262,8 @@ def _problem(recording: TwinRecording) -> str | None:
                 return f"the name {name!r} leads out of its folder"
         if not 0 <= file.size_bytes <= _FARTHEST:
             return f"{file.name!r} has {file.size_bytes} bytes"
+    if not 0 <= header.transfer_ns <= _LONGEST_NS or not 0 <= header.call_ns <= _LONGEST_NS:
+        return "a time of tracing out of bounds"
     if len(header.files) > _MOST_FILES or max(len(header.threads), len(header.pipes), header.channels) > _MOST_THREADS:
         return "more files, threads or pipes than any of ours"
     return _tree_problem(header) or _rows_problem(recording) or _batches_problem(recording)

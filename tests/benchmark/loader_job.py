@@ -33,6 +33,7 @@ class LoaderJob:
     restored_bytes: int = 0  # it reads a checkpoint of so many bytes at its beginning, and overwrites it after each epoch
     file_bytes: int = 100_000
     persistent: bool = False  # the loaders of training live through all epochs
+    resumes: bool = False  # persistent loaders end each epoch by a message, ignore the last request, and are asked to resume
     root: str = "/d"
     shards: bool = False  # each loader reads on in one big file of its own, instead of files
     keeps_two: bool = (
@@ -79,7 +80,11 @@ class LoaderJob:
             order = [self._training[(stride * i + 7 * epoch) % self.files] for i in range(number, self.files, self.ranks)]
             if crew is None:
                 crew, now = _Crew.start(made, now, self.loaders, f"epoch{epoch}of{self.rank}", self.rank)
+            if self.resumes and epoch:
+                now = crew.message(made, now, 120, 60)
             now, step = self._pass(made, now, crew, order, self.compute_ms, step)
+            if self.resumes:
+                now = crew.message(made, crew.message(made, now, 30 + self.batch, 200), 30 + self.batch, 0)
             if not self.persistent or epoch == self.epochs - 1:
                 now, crew = crew.end(made, now), None
             if self._held and (epoch + 1) % self.evaluate_every == 0:
@@ -199,6 +204,17 @@ class _Crew:
         requests = [made.file(f"pipe:[{name}.{i}]", "pipe") for i in range(count)]
         results = made.file(f"pipe:[{name}]", "pipe")
         return cls(rank, pids, requests, results, [now + i + 3 for i in range(count)], [0] * count), now + count
+
+    def message(self, made: Made, now: float, asked_bytes: int, answer_bytes: int) -> float:
+        """Let each loader read a message and answer it, unless `answer_bytes` is 0; return when the rank has read the answers."""
+        for loader, pid in enumerate(self.pids):
+            now = made.call(now, self.rank, "write", self.requests[loader], None, asked_bytes, 0.05) + 0.1
+            now = made.call(max(now, self.free[loader]), pid, "read", self.requests[loader], None, asked_bytes, 0.05)
+            if answer_bytes:
+                now = made.call(now, pid, "write", self.results, None, answer_bytes, 0.05)
+                now = made.call(now, self.rank, "read", self.results, None, answer_bytes, 0.05)
+        self.free = [now] * len(self.pids)
+        return now
 
     def end(self, made: Made, now: float) -> float:
         """Let the loaders end, and return when the last one has."""

@@ -43,7 +43,7 @@ class Settings:
 # The planted job, and the settings that mend it; None for healthy jobs.
 JOBS: dict[str, tuple[Settings, dict[str, Any] | None]] = {
     "few_loaders": (Settings(workers=1, loading=Loading(decode=0.015)), {"workers": 4}),
-    "small_reads": (Settings(loading=Loading(request=128), workers=1, step=0.001), {"loading": Loading(request=1 << 20)}),
+    "small_reads": (Settings(loading=Loading(request=256), workers=1, step=0.001), {"loading": Loading(request=1 << 20)}),
     "reopened_files": (Settings("records", Loading(reopen=True), workers=1, step=0.005), {"loading": Loading()}),
     "cold_random_reads": (Settings("records", cold=True, step=0.01), {"fetched": True}),
     "checkpoint_stall": (Settings(save_every=10), {"save_every": 100}),

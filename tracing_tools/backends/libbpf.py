@@ -1,7 +1,7 @@
 """The default backend: libbpf loads compiled eBPF programs (CO-RE), whose buffers are read in bulk."""
 
 import struct
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import numpy as np
 
@@ -85,6 +85,7 @@ class LibbpfBackend(Backend):
         self._ledger = Ledger()
         self._strays: dict[int, bool] = {}
         self._unwritten_bytes = 0  # bytes written to files that still exist, for which no block request was recorded
+        self._is_complete = False  # True if the recording has all its records, although calls are still traced
         self._records_blocks = "block" in scope.detail
         self._block_cgroup = BlockCgroup(scope.cgroup_id if self._records_blocks else 0)
         cpus = possible_cpus()
@@ -169,20 +170,31 @@ class LibbpfBackend(Backend):
             self._ledger = Ledger(self._lanes.sent() + seen + missed, {source: count for source, count in lost.items() if count})
         return self._ledger
 
+    def work_unrecorded(self, recording: Recording, work: Callable[[], None]) -> None:
+        """Move the last records to `recording`, and do `work` while calls are still traced, but no longer recorded."""
+        self._move_last(recording)
+        self._is_complete = True
+        work()
+
+    def _move_last(self, recording: Recording | None) -> None:
+        if self._is_complete:
+            return
+        while recording is not None and self._has_pending():
+            self.drain(recording)
+        self.ledger()
+        self.strays()
+
     def stop(self, recording: Recording | None) -> None:
         """Detach the eBPF programs, move the last records to `recording`, unload the programs."""
         if self._object is None:
             return
         probes = self._object
         probes.detach()
-        while recording is not None and self._has_pending():
-            self.drain(recording)
-        self.ledger()
+        self._move_last(recording)
         if recording is not None:
             self._move_unfinished_blocks(recording)
             self._notes += self._unwritten_notes()
         super().stop(recording)
-        self.strays()
         for buffer in (self._events, self._names, self._blocks, self._lanes):
             buffer.close()
         probes.close()

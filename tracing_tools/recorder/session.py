@@ -19,6 +19,7 @@ from iotwin.trace_store.syscalls import DEFAULT_DETAIL
 from iotwin.tracing_tools.backend_base import Backend
 from iotwin.tracing_tools.backends import choose_backend, convert
 from iotwin.tracing_tools.backends.preload import remove_stale_copies
+from iotwin.tracing_tools.recorder.call_costs import costs_of_calls
 from iotwin.tracing_tools.recorder.finishing import finish_as, give, held_path, hold
 from iotwin.tracing_tools.recorder.host import host, version
 from iotwin.tracing_tools.recorder.interruption import Interruption
@@ -253,13 +254,12 @@ class _Session:
         self._guarded(self._sample_the_end)
         manifest.end_ns = time.monotonic_ns()
         manifest.notes += target.closing_notes()
+        job_cpu, faults = target.cpu_ns(), _faults_of_children() - faults_before
         self._guarded(self._stop_backend)
         manifest.cost.wall_ns = manifest.end_ns - manifest.start_ns
-        job_cpu = target.cpu_ns()
         manifest.cost.job_cpu_ns = None if job_cpu is None else job_cpu - job_cpu_before
         manifest.exit_status = target.exit_status
         if "mmap" in self._options.detail and isinstance(target, CommandTarget) and target.has_ended():
-            faults = _faults_of_children() - faults_before
             manifest.notes.append(f"the kernel counted {faults} page faults of the job, those on memory without a file included")
         display_cpu_ns = self._display.end() if self._display is not None else 0  # first: its page faults are not the job's
         manifest.cost.tracer_cpu_ns = time.process_time_ns() - cpu_before + display_cpu_ns
@@ -357,6 +357,12 @@ class _Session:
         if self.failure is None and now - (self._sample_due - interval_ns) >= max(interval_ns // 10, _SHORTEST_SAMPLE_NS):
             self._sample(now)
 
+    def _work_unrecorded(self, work: Callable[[], None]) -> None:
+        self._backend.work_unrecorded(self._recording, work)
+
+    def _stop_recording(self) -> None:
+        self._backend.stop(None if self.failure else self._recording)
+
     def _append_ledger(self) -> None:
         ledger = self._backend.ledger()
         self._recording.append_journal("ledger", {"seen": ledger.seen, "lost": ledger.lost})
@@ -371,7 +377,11 @@ class _Session:
 
     def _stop_backend(self) -> None:
         try:
-            self._backend.stop(None if self.failure else self._recording)
+            if self._target.is_ours and self._target.has_ended() and not self._target.remaining() and not self.failure:
+                cost = self._recording.manifest.cost
+                cost.transfer_ns, cost.call_ns = costs_of_calls(self._target.admit, self._work_unrecorded, self._stop_recording)
+            else:
+                self._stop_recording()
         except Exception as error:
             self._fail(error)
             self._backend.stop(None)

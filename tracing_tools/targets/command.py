@@ -67,11 +67,18 @@ class CommandTarget(TraceTarget):
         self._backend = backend
         if self._started is not None and self.root_pid is not None:
             self._started.wait_at_gate()
-            if self._own:
-                self._own.add(self.root_pid)
+            self.admit(self.root_pid)
             if self._limits is not None:
                 self._limits.add(self.root_pid)
-            backend.follow(self.root_pid)
+
+    def admit(self, pid: int) -> bool:
+        """Move the process `pid` into the job's cgroup, and let the backend follow it."""
+        if self._backend is None:
+            return False
+        if self._own:
+            self._own.add(pid)
+        self._backend.follow(pid)
+        return True
 
     def names(self) -> bytes:
         """Return name records of the files that are open when the command begins, its standard streams."""

@@ -30,6 +30,10 @@ class TraceTarget:
     def attach(self, backend: Backend) -> None:
         """Let the backend follow the target's processes."""
 
+    def admit(self, pid: int) -> bool:
+        """Let the backend trace the process `pid`, which is none of the target's, too. Return False if that is impossible."""
+        return False
+
     def names(self) -> bytes:
         """Return name records of the target's processes that already run, and of their open files."""
         return b""

@@ -34,6 +34,7 @@ from iotwin.benchmark.emulator.recorded.shared import (
 )
 from iotwin.benchmark.emulator.recorded.slots import VirtualReplay
 from iotwin.benchmark.emulator.recorded.step_points import StepPoints, numbered, with_points
+from iotwin.benchmark.emulator.recorded.tracing_cost import without_tracing
 from iotwin.benchmark.emulator.results.training import TrainedPass
 from iotwin.common.errors import IotwinError
 from iotwin.common.mllog import FOR_TRACERS, MlLog
@@ -81,7 +82,7 @@ def replay(
         raise IotwinError("twin.recorded is missing: this workload replays nothing")
     sharpen_timers()
     started_ns = waits.now_ns() - int(age_s() * 1e9)
-    recording = read_recording(Path(settings.file))
+    recording = without_tracing(read_recording(Path(settings.file)))
     batches, recorded = recording.header.batches, len(recording.header.files)
     edits = edits_of(config, recording.header, job_ranks or rank.count)
     if edits is None and settings.cut_s is None and settings.loop == 1 and not waits_for_batches(recording):

@@ -22,7 +22,7 @@ class Deliveries(NamedTuple):
     """The batches that loaders deliver to ranks or to other processes that requested them.
 
     * `batches`, sorted by loader and time: `pid` of the loader, `start_ns` of the write that delivers the batch, and `turn`, the
-      index of the write among the loader's messages
+      index of the request that it answers among the messages that the loader read
     * `requests` for these batches as the loaders received them, sorted by time: `pid` of the loader, `asked_ns`, `size_bytes`,
       `turn` as in `batches`, `file_id` of the pipe
     * `messages`: all reads and writes of messages in pipes, with the columns of `Job.calls`
@@ -48,9 +48,11 @@ def deliveries(job: Job) -> Deliveries:
     is_message = moved["result"] != _LENGTH_BYTES
     sent = moved[(role == "loader") & ~reads & moved["file_id"].isin(taken) & is_message]
     sent = sent[["pid", "start_ns", "result"]].sort_values(["pid", "start_ns"], kind="stable")
-    sent["turn"] = sent.groupby("pid").cumcount()
-    batches, messages = sent[~_are_ends(sent)].drop(columns="result").reset_index(drop=True), moved[is_message]
-    return Deliveries(batches, _requests_of(batches, messages), messages)
+    messages, is_end = moved[is_message], _are_ends(sent)
+    asked = _asked(messages, sent["pid"].unique())
+    sent["turn"] = sent.groupby("pid").cumcount() + _ignored(sent["pid"], sent["start_ns"].to_numpy(np.int64), is_end, asked)
+    batches = sent[~is_end].drop(columns="result").reset_index(drop=True)
+    return Deliveries(batches, asked.merge(batches[["pid", "turn"]]).sort_values("asked_ns", ignore_index=True), messages)
 
 
 def _are_ends(messages: pd.DataFrame) -> NDArray[np.bool_]:
@@ -65,18 +67,35 @@ def _are_ends(messages: pd.DataFrame) -> NDArray[np.bool_]:
     return ends
 
 
-def _requests_of(batches: pd.DataFrame, messages: pd.DataFrame) -> pd.DataFrame:
-    """Return the requests for `batches`, as of `Deliveries`.
+def _ignored(pids: pd.Series, sent_ns: NDArray[np.int64], is_end: NDArray[np.bool_], asked: pd.DataFrame) -> NDArray[np.int64]:
+    """Return how many requests the loader had ignored before each of its messages, which are sorted by loader and time.
+
+    A loader that has no more batches ignores the requests that it still gets, until the rank asks it to begin another pass. It
+    answers that by a second short message, and the rank waits for this answer, so all requests before it have been read by then.
+    """
+    ignored = np.zeros(len(pids), np.int64)
+    of_process, loader = asked.groupby("pid")["asked_ns"].agg(list).to_dict(), pids.to_numpy(np.int64)
+    for pid in np.unique(loader).tolist():
+        rows = np.flatnonzero(loader == pid)
+        again = rows[1:][is_end[rows[1:]] & is_end[rows[:-1]]]
+        read = np.searchsorted(np.array(of_process.get(pid, []), np.int64), sent_ns[again], side="right")
+        ignored[again] = np.maximum(read - 1 - (again - rows[0]), 0)
+        ignored[rows] = np.maximum.accumulate(ignored[rows])
+    return ignored
+
+
+def _asked(messages: pd.DataFrame, loaders: NDArray[np.int64]) -> pd.DataFrame:
+    """Return all messages that the `loaders` (pids) read as requests, with the columns of `Deliveries.requests`.
 
     Requests come through the pipe that the loader reads last. A spawned loader has read its program's state from another one
     before.
     """
-    asked = messages[messages["pid"].isin(batches["pid"]) & messages["op"].isin(schema.READ_OPS)]
+    asked = messages[messages["pid"].isin(loaders) & messages["op"].isin(schema.READ_OPS)]
     asked = asked.sort_values("end_ns", kind="stable")
     asked = asked[asked["file_id"] == asked.groupby("pid")["file_id"].transform("last")]
     asked = asked[["pid", "end_ns", "result", "file_id"]].rename(columns={"end_ns": "asked_ns", "result": "size_bytes"})
     asked["turn"] = asked.groupby("pid").cumcount()
-    return asked.merge(batches[["pid", "turn"]]).sort_values("asked_ns", ignore_index=True)
+    return asked
 
 
 def delivery_of(calls: pd.DataFrame, delivered: Deliveries) -> NDArray[np.int64]:

@@ -53,7 +53,11 @@ def fit_recorded(job: Job, labelled: Labelled) -> Fitted:
         columns |= label_rows(columns, labelled.calls, index, thread_of, tree.begin_ns[0])
     structure = None if batches is None else structure_of(batches)
     trained = structure.ranks if structure else 0
-    header = Header(1, named.files, pipes, channels, tree.parents, tree.process, marks, batches, trained)
+    cost = job.trace.manifest.cost
+    header = Header(
+        1, named.files, pipes, channels, tree.parents, tree.process, marks, batches, trained,
+        transfer_ns=cost.transfer_ns or 0, call_ns=cost.call_ns or 0,
+    )  # fmt: skip
     recording = TwinRecording(header, columns)
     config = c.Config(
         workflow=c.Workflow(train=True),

@@ -6,6 +6,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import scratch_folder
 from iotwin.common.html_card import html_card
@@ -123,7 +125,8 @@ def _test(advice: Advice, view: TrainingView, fitted: "Fitted", runs: int, noise
         advice.recipe = _recipe_of(view.trace, recipe, folder / "twin.yaml", variants, runs)
     unchanged = found[_UNCHANGED]
     advice.twin_step_s = median(each.step_s for each in unchanged)
-    distance = abs(advice.twin_step_s / view.step_s - 1)
+    untraced = float(np.clip(advice.twin_step_s, view.step_s - view.tracing_s, view.step_s))
+    distance = abs(advice.twin_step_s / untraced - 1)
     for each, variant in zip(testable, variants[1:], strict=True):
         _judge(each, found[variant.name], unchanged, max(distance, noise, _LEAST_GAIN))
 

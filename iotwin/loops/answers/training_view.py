@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from iotwin.benchmark.fit.fitted import Fitted
 from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.schema import READ_OPS, WRITE_OPS
 from iotwin.workload_yaml.recorded_structure import RecordedStructure, pass_bounds, structure_of
 from iotwin.workload_yaml.recording import RecordedBatches, TwinRecording
 
@@ -129,6 +130,14 @@ class TrainingView:
     def call_gaps_ns(self) -> int:
         """Return the sum of the `gaps_ns` in which a program can do no more than make its next call."""
         return int(self.gaps_ns[self.gaps_ns < OF_CALL_NS].sum())
+
+    @cached_property
+    def tracing_s(self) -> float:
+        """Return by how many seconds a step was longer than untraced, at most: if training waited for each traced call."""
+        cost, op = self.trace.manifest.cost, self.data_calls["op"].astype(str)
+        transfers = int(op.isin([*READ_OPS, *WRITE_OPS]).sum())
+        spent_ns = transfers * (cost.transfer_ns or 0) + (len(op) - transfers) * (cost.call_ns or 0)
+        return spent_ns / 1e9 / max(self.structure.loaders, 1) / sum(len(each.taken) for each in self.training)
 
     @cached_property
     def device_bytes(self) -> int:

@@ -48,19 +48,21 @@ def quick_verdict(trace: Trace) -> dict[str, Any] | None:
 
 
 def verdict_of(trace: Trace) -> JobVerdict:
-    """Return what limits the job of `trace`, judged by the main thread of its first rank while it trains."""
+    """Return what limits the job of `trace`, judged by the main thread of its first rank, and its loaders, while it trains."""
     kinds = trace.files()["kind"].astype(str).to_numpy()
     processes = trace.processes()
-    ranks = processes.loc[processes["role"].astype(str) == "rank", "pid"]
+    family = _first_rank(processes)
     calls = trace.events_frame(_COLUMNS, (pc.field("file_id") >= 0) | pc.field("op").isin(WAITS))
     known = calls["file_id"].fillna(-1).to_numpy(dtype=np.int64)
     kind = np.where(known >= 0, kinds[np.clip(known, 0, None)], "") if len(kinds) else np.full(len(calls), "")
-    data = kind == "dataset"
-    if ranks.empty or not data.any():
+    data = (kind == "dataset") & calls["pid"].isin(family).to_numpy()
+    if not data.any():
         return JobVerdict("unknown", None, None, "What limits the job is unknown: no rank was seen to read a data set.")
-    main = ((calls["pid"] == ranks.iloc[0]) & (calls["tid"] == ranks.iloc[0])).to_numpy()
+    main = ((calls["pid"] == family[0]) & (calls["tid"] == family[0])).to_numpy()
+    by_loaders = data & (calls["pid"] != family[0]).to_numpy()
     waits = main & (calls["op"].isin(WAITS).to_numpy() | data)
-    training, phase = _training(trace, calls, data)
+    # What a rank with loaders reads before they do is no training, such as a pass that fills the page cache.
+    training, phase = _training(trace, calls, by_loaders if by_loaders.any() else data)
     waiting = _within(_spans(calls, waits), training)
     reading = _length(_within(_spans(calls, data), waiting))
     saving = _length(_within(_spans(calls, main & (kind == "checkpoint")), np.array([[training[0, 0], training[-1, 1]]])))
@@ -74,6 +76,18 @@ def verdict_of(trace: Trace) -> JobVerdict:
         before,
     )
     return _judged(shares, window, bool(waits.any()))
+
+
+def _first_rank(processes: pd.DataFrame) -> list[int]:
+    """Return the pids of the first rank that trains and of its loaders, the rank first; [] without a rank.
+
+    A process that starts ranks, and reads the data before they do, is no rank that trains.
+    """
+    roles = processes["role"].astype(str)
+    ranks, loaders = processes[roles == "rank"], processes[roles == "loader"]
+    trains = ranks["pid"].isin(loaders["ppid"]) if len(loaders) else ~ranks["pid"].isin(ranks["ppid"])
+    first = ranks.loc[trains, "pid"].astype(int).tolist()[:1]
+    return first + loaders.loc[loaders["ppid"].isin(first), "pid"].astype(int).tolist()
 
 
 def _judged(shares: tuple[float, float, float, float], window: TrainingWindow, waits_seen: bool) -> JobVerdict:

@@ -379,3 +379,11 @@ def test_the_process_tree_filters_where_there_is_no_cgroup(tmp_path, calls_progr
     assert own_counts(trace) == {key: seen.get(key, 0) for key in own_counts(trace)}
     assert neighbour.pid not in set(events["pid"])
     assert any("process tree" in note for note in trace.manifest.notes)
+
+
+def test_the_cost_of_tracing_a_call_is_measured_by_calls_that_are_not_recorded(tmp_path):
+    trace = python(tmp_path, "open('/etc/hostname').read()")
+    manifest, paths = trace.manifest, trace.files()["path"]
+    assert manifest.cost.transfer_ns and manifest.cost.call_ns
+    assert not paths.str.startswith("/memfd:iotwin").any() and len(trace.processes()) == 1
+    assert manifest.seen == manifest.events == len(trace.events_frame()) and not manifest.lost_events

@@ -160,3 +160,17 @@ def test_samples_drawn_with_replacement_are_one_pass(tmp_path):
     found = recorded(sampled_with_replacement(tmp_path)).batches
     assert [(each.training, each.batches) for each in found.passes] == [(True, 120)]
     assert numbers_of_repeats([{1, 2}, {3}, {4}, {1}, {5}, {6}, {7}, {5}, {8}, {9}]).tolist() == [0] * 10
+
+
+@pytest.mark.parametrize("loaders", [1, 2])
+def test_requests_that_loaders_ignore_at_the_end_of_a_stream_shift_no_batch(tmp_path, loaders):
+    """Persistent loaders end a pass by a short message, ignore one request each, and are then asked to resume."""
+    found, plain = (
+        batches_of(tmp_path / str(resumes), LoaderJob(epochs=3, persistent=True, shards=True, loaders=loaders, resumes=resumes))
+        for resumes in (True, False)
+    )
+    assert [each.batches for each in found.passes] == [each.batches for each in plain.passes] == [6, 6, 6]
+    assert [each.depth for each in found.passes] == [each.depth for each in plain.passes] == [2 * loaders] * 3
+    for begin in (0, 6, 12):
+        lengths = [np.subtract(each.delivered_ns, each.received_ns)[begin : begin + 6].tolist() for each in (found, plain)]
+        assert lengths[0] == pytest.approx(lengths[1], abs=2)

@@ -4,11 +4,13 @@ import dataclasses
 import random
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from iotwin.loops.answers import verdict as verdict_module
-from iotwin.loops.answers.verdict import _length, _union, _within, quick_verdict, verdict_of
+from iotwin.loops.answers.verdict import _first_rank, _length, _union, _within, quick_verdict, verdict_of
 from iotwin.trace_store.reader import Trace
+from tests.benchmark.made_trace import Made
 from tests.synthetic import MILLISECOND, Job, write_job
 
 _JOB = Job(log_waits=True, epochs=2)
@@ -67,3 +69,27 @@ def test_unions_and_intersections_are_those_of_single_moments():
         unions = [_union(each) for each in spans]
         assert [_length(each) for each in unions] == [len(each) for each in moments]
         assert _length(_within(*unions)) == len(moments[0] & moments[1])
+
+
+def test_the_first_rank_is_one_that_trains():
+    """Neither the process that starts ranks is, nor one without loaders if others have some."""
+    processes = pd.DataFrame({
+        "pid": [1, 2, 3, 4, 5, 6], "ppid": [0, 1, 1, 2, 3, 2], "role": ["rank", "rank", "rank", "loader", "loader", "loader"],
+    })  # fmt: skip
+    assert _first_rank(processes) == [2, 4, 6]
+    assert _first_rank(processes[processes["role"] == "rank"]) == [2]
+    assert _first_rank(processes[:1]) == [1] and _first_rank(processes[:0]) == []
+
+
+def test_reads_before_those_of_loaders_are_no_training(tmp_path):
+    made = Made()
+    made.process(10, 1, "rank")
+    made.process(11, 10, "loader", 5000, 9000)
+    file = made.file("/d/a", size=100)
+    made.call(0, 10, "read", file, 0, 100, took_ms=4000)
+    made.call(5000, 10, "poll", -1, took_ms=2000)
+    made.call(5000, 11, "read", file, 0, 100, took_ms=2000)
+    made.call(8900, 11, "read", file, 0, 100, took_ms=100)
+    found = verdict_of(made.trace(tmp_path / "t"))
+    assert found.window.begin_s == pytest.approx(5) and found.waiting_share == pytest.approx(0.5)
+    assert found.limited_by == "storage"
