@@ -53,9 +53,10 @@ def gnmt(preset: str) -> Built:
     vocabulary, width, length = (32320, 1024, 50) if preset == "paper" else (64, 16, 8)
 
     def inputs(batch: int) -> tuple[Tensor, ...]:
-        return torch.randint(1, vocabulary, (length, batch)), torch.randint(1, vocabulary, (length + 1, batch))
+        source, target = torch.randint(1, vocabulary, (length, batch)), torch.randint(1, vocabulary, (length + 1, batch))
+        return source, target[:-1], target[1:]
 
-    def loss(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
-        return functional.cross_entropy(model(source, target[:-1]).flatten(0, 1), target[1:].flatten())
+    def loss(model: nn.Module, source: Tensor, before: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(model(source, before).flatten(0, 1), target.flatten())
 
     return Built(_Gnmt(vocabulary, width), inputs, loss)

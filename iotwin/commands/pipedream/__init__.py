@@ -1,4 +1,4 @@
-"""``iotwin pipedream``: plan a training pipeline from a profile, predict its timeline, write its twin, and train it."""
+"""``iotwin pipedream``: profile a model, plan a training pipeline, predict its timeline, write its twin, and train it."""
 
 from iotwin.command import Group
 
@@ -10,6 +10,7 @@ class PipeDreamGroup(Group):
   iotwin pipedream optimize vgg16.graph.txt -n 4 -b 1e9 --activation-compression-ratio 1 -o plan
   iotwin pipedream simulate plan/plan.json --trace plan.trace"""
     modules = (
+        "profile",
         "graph",
         "compress",
         "optimize",

@@ -37,6 +37,7 @@ def conf(tmp_path):
         ((1, 1), {"module": "resnet18", "recompute": True, "minibatches": 6}),
         ((1, 1), {"schedule": "2bw"}),
         ((1, 1, 1), {"module": "tied"}),
+        ((1, 1), {"module": "gnmt", "minibatches": 4}),
     ],
 )
 def test_weights_are_equal_bit_for_bit(conf, replicas, options):

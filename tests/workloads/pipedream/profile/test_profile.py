@@ -1,0 +1,165 @@
+"""Profiles: the times, sizes and edges of a model's layers, as graph.txt and as inputs of the optimizer."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from iotwin.main import main as iotwin
+from iotwin.workloads.models import build
+from iotwin.workloads.pipedream.converter.layers import trace_layers
+from iotwin.workloads.pipedream.plan.graph_file import format_graph, parse_graph, read_graph
+from iotwin.workloads.pipedream.plan.report import optimize
+from iotwin.workloads.pipedream.profile import model_profile, timing
+from iotwin.workloads.pipedream.profile.model_profile import ProfileOptions, profile
+from iotwin.workloads.pipedream.profile.timing import LayerTimer
+from tests.workloads.pipedream.common import options
+
+
+class _Clock:
+    """Replaces the module time: layers advance it."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def perf_counter(self):
+        return self.now_s
+
+
+class _Advancing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, layer):
+        ctx.layer = layer
+        layer.clock.now_s += layer.forward_s()
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.layer.clock.now_s += 3
+        return gradient * 2, None
+
+
+class _Layer(nn.Module):
+    """Takes 100 s in its first call, and then as many seconds as it was called before."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock, self.calls = clock, 0
+        self.weight = nn.Parameter(torch.ones(5))
+
+    def forward_s(self):
+        self.calls += 1
+        return 100 if self.calls == 1 else self.calls - 1
+
+    def forward(self, x):
+        return _Advancing.apply(x * self.weight, self)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = _Clock()
+    monkeypatch.setattr(timing, "time", found)
+    return found
+
+
+def test_times_are_those_of_each_layer_s_passes(clock):
+    model = nn.Sequential(_Layer(clock), nn.Identity(), _Layer(clock))
+    timer = LayerTimer(trace_layers(model), torch.device("cpu"))
+    for _ in range(4):
+        timer.run([torch.ones(2, 5)], torch.sum)
+    first, between, last = timer.times.values()
+    assert first.forward_s == last.forward_s == [100, 1, 2, 3] and first.backward_s == last.backward_s == [3] * 4
+    assert between.forward_s == between.backward_s == [0] * 4
+    assert first.output_bytes == [40] and first.parameter_bytes == 20 and between.parameter_bytes == 0
+
+
+def test_the_median_leaves_out_the_warm_up(clock, monkeypatch):
+    built = build("mlp4")._replace(module=nn.Sequential(nn.Linear(16, 5), _Layer(clock), nn.Linear(5, 16)))
+    monkeypatch.setattr(model_profile, "build", lambda *_: built)
+    found = profile(ProfileOptions("mlp4", warm_up=1, minibatches=5))
+    assert [node.forward_ms for node in found.graph.nodes[1:]] == [0, 3000, 0]
+    assert found.document["quartiles"][1]["forward_ms"] == [2000, 3000, 4000] and found.document["backward_s"] == 3
+
+
+@pytest.mark.parametrize("name", ["skip4", "tied", "resnet18", "unet", "transformer", "gnmt"])
+def test_backward_passes_give_the_model_s_gradients(name, monkeypatch):
+    """Checked for branches, tied weights, layers that overwrite their inputs, and tuples: nothing is left out of the times."""
+    built = build(name)
+    for layer in built.module.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
+    tensors = built.make_inputs(2)
+    traced = trace_layers(built.module)
+    count = sum(node.op == "placeholder" for node in traced.graph.nodes)
+    sums = {}
+    grad = torch.autograd.grad
+
+    def recorded(outputs, inputs, *more, **named):
+        found = grad(outputs, inputs, *more, **named)
+        for tensor, each in zip(inputs, found, strict=True) if isinstance(inputs, list) else ():
+            if each is not None:
+                sums[tensor] = sums[tensor] + each if tensor in sums else each
+        return found
+
+    monkeypatch.setattr(torch.autograd, "grad", recorded)
+    timer = LayerTimer(traced, torch.device("cpu"))
+    timer.run(tensors[:count], lambda output: built.loss(lambda *_: output, *[None] * count, *tensors[count:]))
+    monkeypatch.undo()
+    expected = grad(built.loss(built.module, *tensors), list(built.module.parameters()))
+    for parameter, each in zip(built.module.parameters(), expected, strict=True):
+        assert torch.allclose(sums[parameter], each, atol=1e-6)
+    assert sum(each.parameter_bytes for each in timer.times.values()) == sum(p.nbytes for p in built.module.parameters())
+
+
+def test_a_profile_is_a_graph_in_pipedream_s_format_and_the_optimizer_reads_it():
+    found = profile(ProfileOptions("gnmt", minibatches=2, warm_up=1))
+    text = format_graph(found.graph)
+    assert format_graph(parse_graph(text)) == text
+    nodes = {node.description.partition("(")[0]: node for node in found.graph.nodes}
+    assert {"Input0", "Input1", "Embedding", "LSTM", "_Attention", "Concat", "__getitem__", "Linear"} <= nodes.keys()
+    assert "activation_size=[" in nodes["LSTM"].written and nodes["__getitem__"].forward_ms == 0
+    (last,) = (node for node in found.graph.nodes if node.description.startswith("Linear(in_features=16, out_features=64"))
+    assert last.activation_bytes == 4 * 8 * 4 * 64 and last.parameter_bytes == 4 * (16 * 64 + 64)
+    plan = optimize(found.graph, options([2], [1e9])).plan
+    total = sum(stage.forward_s + stage.backward_s for stage in plan.stages)
+    assert total == pytest.approx(found.document["forward_s"] + found.document["backward_s"])
+
+
+def test_edges_into_a_layer_are_in_the_order_of_its_arguments():
+    class _Late(nn.Module):
+        def forward(self, x):
+            first = x + 1
+            return torch.cat([x * 2, first], 1)
+
+    traced = trace_layers(_Late())
+    timer = LayerTimer(traced, torch.device("cpu"))
+    timer.run([torch.ones(1, 2)], torch.sum)
+    graph = model_profile._described(ProfileOptions("mlp4", warm_up=0), traced, timer, [1.0]).graph
+    assert [node.description for node in graph.nodes] == ["Input", "Add(1)", "Mul(2)", "Concat(1)"]
+    assert graph.predecessors[3] == [2, 1] and graph.nodes[0].forward_ms == 1000
+
+
+def test_the_command_writes_the_profile_and_pictures(tmp_path, capsys):
+    words = ["pipedream", "profile", "skip4", "-o", str(tmp_path), "--minibatches", "2", "--warm-up", "0", "--threads", "1"]
+    assert iotwin([*words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    graph = read_graph(tmp_path / "graph.txt")
+    assert document["layers"] == len(graph.nodes) - 1 == 8 and document["parameter_bytes"] == 4 * 4 * (16 * 16 + 16)
+    assert document["load_s"] == pytest.approx(graph.nodes[0].forward_ms / 1000)
+    assert [Path(path).read_text()[:5] for path in document["pictures"]] == ["<?xml"] * 2
+    assert len(json.loads((tmp_path / "profile.json").read_text())["quartiles"]) == 8
+
+
+@pytest.mark.parametrize(("words", "text"), [
+    ("lstm", "cannot be split, since its control flow depends on data"),
+    ("mlp5", "unknown model 'mlp5' (did you mean 'mlp'?)"),
+    ("mlp4 --preset paper", "the model mlp4 has no published size"),
+    ("mlp4 --data-dir .", "the model mlp4 reads no images"),
+    *([] if torch.cuda.is_available() else [("mlp4 --device cuda", "torch finds no GPU; use --device cpu")]),
+])  # fmt: skip
+def test_what_cannot_be_profiled_is_refused_in_one_line(words, text, tmp_path, capsys):
+    assert iotwin(["pipedream", "profile", *words.split(), "-o", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert text in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
