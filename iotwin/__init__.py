@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from iotwin.opened_trace import OpenedTrace as Trace
     from iotwin.opened_trace import TraceTable as Table
     from iotwin.tracesim.similarity import Similarity as Comparison
+    from iotwin.workloads.dtr.live.session import Rematerialize
 
 __version__ = "0.1.0"
-__all__ = ["Advice", "Comparison", "IotwinError", "Table", "Trace", "Twin", "advise", "compare", "fit", "open"]
+__all__ = ["Advice", "Comparison", "IotwinError", "Table", "Trace", "Twin", "advise", "compare", "dtr", "fit", "open"]
 
 # The types by their public names. They are imported when they are first used, so that `import iotwin` takes no time.
 _TYPES = {
@@ -91,3 +92,16 @@ def fit(trace: Trace | str | os.PathLike[str]) -> Twin:
     from iotwin.opened_trace import reader_of
 
     return fitting.fit(reader_of(trace))
+
+
+def dtr(
+    budget: int | str | None, heuristic: str = "DTREqClass", *, device: str | None = None, sampling: bool = False,
+    ignore_small: bool = False, seed: int = 0,
+) -> Rematerialize:  # fmt: skip
+    """Return a context manager that limits PyTorch's tensors to `budget` bytes, such as "4GiB", by recomputation (docs/dtr.md).
+
+    Raises UsageError for wrong values, ImportError without PyTorch, and BudgetError within the block if an operation cannot fit.
+    """
+    from iotwin.workloads.dtr.live.session import Rematerialize
+
+    return Rematerialize(budget, heuristic, device=device, sampling=sampling, ignore_small=ignore_small, seed=seed)

@@ -1,0 +1,70 @@
+"""``iotwin dtr train``: train a model of PyTorch within a memory budget."""
+
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from iotwin.command import Command, Outcome, at_least
+
+
+class DtrTrainCommand(Command):
+    name = "train"
+    help = "train a PyTorch model within a memory budget"
+    epilog = "example: iotwin dtr train resnet18 --ratio 0.6 --steps 5 --compare-plain"
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        parser.add_argument("model", metavar="MODEL", help="model to train; 'list' names them all")
+        budget = parser.add_mutually_exclusive_group()
+        budget.add_argument("--budget", metavar="SIZE", help="bytes that tensors may take, such as 4GiB")
+        budget.add_argument("--ratio", metavar="R", help="the budget as a share of the peak memory without one")
+        parser.add_argument("--heuristic", default="h_eq", metavar="NAME", help="what chooses the tensor to evict (default h_eq)")
+        parser.add_argument("--steps", type=at_least(1), default=5, metavar="N", help="steps to train (default 5)")
+        parser.add_argument("--batch", type=at_least(1), metavar="N", help="samples in the batch (default: the model's own)")
+        parser.add_argument("--preset", choices=["tiny", "paper"], default="tiny", help="size of the model (default tiny)")
+        parser.add_argument("--device", default="cpu", metavar="NAME", help="device to train on (default cpu)")
+        parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="seed of weights and inputs (default 0)")
+        parser.add_argument("--compare-plain", action="store_true", help="train without a budget, too, and compare")
+        parser.add_argument("--sampling", action="store_true", help="score a random sample of the candidates only")
+        parser.add_argument("--ignore-small", action="store_true", help="never evict tensors below 1 %% of the mean size")
+
+    def run(self, args: Namespace) -> Outcome:
+        from iotwin.commands.dtr.options import ratio
+        from iotwin.common.errors import UsageError
+        from iotwin.common.units import parse_size
+        from iotwin.workloads.models import MODELS
+
+        if args.model == "list":
+            return Outcome({"models": list(MODELS)})
+        if args.budget is None and args.ratio is None:
+            raise UsageError("give a memory budget, with --budget SIZE or --ratio R")
+        try:
+            from iotwin.workloads.dtr.live.train import BudgetedTraining, train
+        except ImportError:
+            raise UsageError("training a model needs torch; install iotwin[torch]") from None
+        try:
+            share = None if args.ratio is None else ratio(args.ratio)
+        except ValueError:
+            raise UsageError(f"--ratio: '{args.ratio}' is not a number") from None
+        training = BudgetedTraining(args.model, args.preset, args.batch, args.steps, args.seed, args.device)
+        return Outcome(train(
+            training, None if args.budget is None else parse_size(args.budget), ratio=share, compare_plain=args.compare_plain,
+            heuristic=args.heuristic, sampling=args.sampling, ignore_small=args.ignore_small,
+        ))  # fmt: skip
+
+    def show(self, document: dict[str, Any]) -> None:
+        from iotwin.common.units import format_size
+
+        if "models" in document:
+            print(" ".join(document["models"]))
+            return
+        compute = document["base_compute_s"] + document["remat_compute_s"]
+        print(
+            f"{document['model']}: {document['steps']} steps in at most {format_size(document['peak_bytes'])} of "
+            f"{format_size(document['budget_bytes'])}; {document['evictions']} evictions, {document['rematerializations']} "
+            f"operations computed again ({document['remat_compute_s'] / max(compute, 1e-9):.1%} of the computation)"
+        )
+        if document["slowdown"] is not None:
+            equal = document["gradients_equal"] and document["weights_equal"]
+            print(
+                f"a step takes {document['slowdown']:.2f} times as long as without a budget; losses, gradients and weights are "
+                f"{'equal bit for bit' if equal else 'NOT EQUAL'}"
+            )

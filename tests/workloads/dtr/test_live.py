@@ -1,0 +1,343 @@
+"""Training within a memory budget: the budget holds at every allocation, and every number equals that of plain training."""
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.profiler import ProfilerActivity, profile  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from iotwin.common.errors import UsageError  # noqa: E402
+from iotwin.workloads.dtr.live import values  # noqa: E402
+from iotwin.workloads.dtr.live.keeping import BudgetError  # noqa: E402
+from iotwin.workloads.dtr.live.session import Account, Rematerialize  # noqa: E402
+from iotwin.workloads.dtr.simulator.heuristics import HEURISTICS  # noqa: E402
+from iotwin.workloads.models import MODELS, build  # noqa: E402
+
+Step = Callable[[nn.Module, Tensor], Tensor]  # the loss of a module for a batch
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small tensors are computed faster by one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def trained(make: Callable[[], nn.Module], step: Step, budget: int | str | None = "plain", **choice: Any) -> tuple[Any, Account]:
+    """Train three steps; return (losses, gradients, weights and buffers) and the account of the budget."""
+    torch.manual_seed(1)
+    module = make()
+    optimizer = torch.optim.SGD(module.parameters(), 0.05, momentum=0.9)
+    data = [torch.randn(256, 32) for _ in range(3)]
+    losses = []
+    context: Any = nullcontext() if budget == "plain" else Rematerialize(budget, device="cpu", **choice)
+    with context:
+        for batch in data:
+            optimizer.zero_grad()
+            loss = step(module, batch)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    gradients = [parameter.grad for parameter in module.parameters()]
+    account = Account(0, 0, 0, 0, 0, 0, 0, 0, 0, 0) if budget == "plain" else context.account
+    return (losses, gradients, list(module.state_dict().values()), torch.get_rng_state()), account
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    assert one[0] == other[0]
+    for these, those in ((one[1], other[1]), (one[2], other[2]), ([one[3]], [other[3]])):
+        assert all(torch.equal(a, b) for a, b in zip(these, those, strict=True))
+
+
+def assert_exact(make: Callable[[], nn.Module], step: Step, shares: tuple[float, ...] = (0.85, 0.65), **choice: Any) -> int:
+    """Train within budgets between the least and the peak; return the number of operations that were computed again."""
+    plain, _ = trained(make, step)
+    unlimited, account = trained(make, step, None, **choice)
+    assert_equal(plain, unlimited)
+    again = 0
+    for share in shares:
+        budget = int(account.least_bytes + share * (account.peak_bytes - account.least_bytes))
+        limited, limits = trained(make, step, budget, **choice)
+        assert_equal(plain, limited)
+        assert limits.peak_bytes <= budget
+        assert limits.evictions > 0
+        again += limits.rematerializations
+    assert again > 0
+    return again
+
+
+def layers(*middle: Callable[[], nn.Module], depth: int = 6, width: int = 64) -> nn.Module:
+    parts: list[nn.Module] = [nn.Linear(32, width)]
+    for _ in range(depth):
+        parts += [nn.Linear(width, width), *(make() for make in middle)]
+    return nn.Sequential(*parts)
+
+
+def square(module: nn.Module, batch: Tensor) -> Tensor:
+    return module(batch).square().mean()
+
+
+MODULES = {
+    "plain": lambda: layers(nn.Tanh),
+    "in place": lambda: layers(lambda: nn.ReLU(inplace=True)),
+    "dropout": lambda: layers(lambda: nn.Dropout(0.3)),
+    "dropout in place": lambda: layers(lambda: nn.Dropout(0.3, inplace=True), nn.ELU),
+    "rrelu": lambda: layers(nn.RReLU),
+    "batch norm": lambda: layers(lambda: nn.BatchNorm1d(64), nn.ReLU),
+    "layer norm": lambda: layers(lambda: nn.LayerNorm(64), nn.GELU),
+    "spectral norm": lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(32, 64)), layers_of(64)),
+}
+
+
+def layers_of(width: int) -> nn.Module:
+    return nn.Sequential(*[part for _ in range(5) for part in (nn.Linear(width, width), nn.Sigmoid())])
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_train_exactly(name: str) -> None:
+    assert_exact(MODULES[name], square)
+
+
+def _views(module: nn.Module, batch: Tensor) -> Tensor:
+    hidden = module(batch)
+    copied = hidden.clone()
+    copied[:, ::2] = hidden[:, 1::2] * 2
+    copied.view(-1)[5:70].mul_(3)
+    left, right = copied.t().chunk(2)
+    return (left.exp().clamp(max=4) * right).sum() / 1000
+
+
+def _accumulated(module: nn.Module, batch: Tensor) -> Tensor:
+    for part in batch.chunk(4)[1:]:
+        square(module, part).backward()
+    return square(module, batch[:64])
+
+
+def _autocast(module: nn.Module, batch: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = module(batch)
+    return hidden.float().square().mean()
+
+
+def _retained(module: nn.Module, batch: Tensor) -> Tensor:
+    loss = square(module, batch)
+    loss.backward(retain_graph=True)
+    return loss * 2
+
+
+def _checkpointed(module: nn.Module, batch: Tensor) -> Tensor:
+    hidden = batch
+    for part in module:
+        hidden = checkpoint(part, hidden, use_reentrant=False)
+    return hidden.square().mean()
+
+
+def _data_dependent(module: nn.Module, batch: Tensor) -> Tensor:
+    hidden = module(batch)
+    chosen = hidden[hidden > 0]
+    return chosen.square().sum() / (hidden > 0.1).nonzero().shape[0]
+
+
+def _several_results(module: nn.Module, batch: Tensor) -> Tensor:
+    hidden = module(batch)
+    largest, places = hidden.sort(dim=1)
+    return (largest * places.float().cos()).var() + torch.stack(hidden.unbind(1)[:8]).std(dim=1).sum()
+
+
+def _clipped(module: nn.Module, batch: Tensor) -> Tensor:
+    square(module, batch).backward()
+    nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+    return square(module, batch)
+
+
+STEPS = {
+    "views written through": _views, "accumulated": _accumulated, "autocast": _autocast, "retained graph": _retained,
+    "checkpointed": _checkpointed, "data dependent": _data_dependent, "several results": _several_results, "clipped": _clipped,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_train_exactly(name: str) -> None:
+    assert_exact(lambda: layers(nn.Tanh, lambda: nn.Dropout(0.1)), STEPS[name])
+
+
+@pytest.mark.parametrize("heuristic", [name for name in HEURISTICS if not name.startswith("Ab")])
+def test_heuristics_train_exactly(heuristic: str) -> None:
+    assert_exact(MODULES["dropout"], square, heuristic=heuristic)
+
+
+def test_search_options_train_exactly() -> None:
+    assert_exact(MODULES["batch norm"], square, sampling=True)
+    assert_exact(MODULES["batch norm"], square, ignore_small=True)
+
+
+def test_pytorch_that_cannot_exchange_memory_trains_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("values", "keeping", "runtime"):
+        monkeypatch.setattr(f"iotwin.workloads.dtr.live.{module}.CAN_SWAP", False)
+    assert_exact(MODULES["in place"], _views)
+
+
+def test_own_optimizer_trains_exactly() -> None:
+    """Parameters that no optimizer of PyTorch changes: gradients that depend on them are computed before they change."""
+
+    def run(budget: Any) -> Any:
+        torch.manual_seed(0)
+        module, batch, kept = MODULES["plain"](), torch.randn(256, 32), []
+        with nullcontext() if budget == "plain" else Rematerialize(budget, device="cpu") as session:
+            for _ in range(3):
+                square(module, batch).backward()
+                with torch.no_grad():
+                    for parameter in module.parameters():
+                        parameter.sub_(parameter.grad * 0.1)
+                        parameter.grad = None
+                kept.append(module(batch))
+        return [*module.parameters(), *kept], session
+
+    plain, _ = run("plain")
+    _, unlimited = run(None)
+    limited, session = run(unlimited.account.peak_bytes * 9 // 10)
+    assert session.account.evictions > 0
+    assert all(torch.equal(a, b) for a, b in zip(plain, limited, strict=True))
+
+
+@pytest.mark.parametrize("name", ["transformer", "resnet18", "unet", "lstm", "gan", "treelstm"])
+def test_peak_falls_with_the_budget(name: str) -> None:
+    def run(budget: int | None) -> tuple[Any, Account]:
+        torch.manual_seed(0)
+        module, inputs, loss = build(name, "tiny")
+        given = inputs(MODELS[name])
+        with Rematerialize(budget, device="cpu") as session:
+            loss(module, *given).backward()
+        return [parameter.grad for parameter in module.parameters()], session.account
+
+    expected, unlimited = run(None)
+    least, peak = unlimited.least_bytes, unlimited.peak_bytes
+    peaks = []
+    for share in (1.0, 0.9, 0.8, 0.75):
+        found, account = run(round(least + share * (peak - least)))
+        assert account.peak_bytes <= account.budget_bytes
+        peaks.append(account.peak_bytes)
+        assert all(a is b is None or torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_account_equals_allocations_that_the_profiler_saw() -> None:
+    """Without kernels that allocate for themselves, the allocator's own events give the same peak."""
+
+    def run() -> Account:
+        with Rematerialize(budget, device="cpu") as session:
+            weight, hidden = torch.ones(256, 256, requires_grad=True), torch.ones(64, 256)
+            for _ in range(6):
+                hidden = (hidden * 2).tanh() @ weight
+            hidden.sum().backward()
+        return session.account
+
+    budget = None
+    budget = int(run().peak_bytes * 0.8)
+    run()  # the shapes of results are looked up before the profiler begins
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        account = run()
+    total = peak = 0
+    for event in sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            total += event.nbytes()
+            peak = max(peak, total)
+    assert account.evictions > 0
+    assert 0.97 * account.peak_bytes <= peak <= account.budget_bytes
+
+
+def test_tensors_that_leave_are_whole() -> None:
+    with Rematerialize(300_000, device="cpu") as session:
+        hidden = [torch.ones(100, 100)]
+        for _ in range(20):
+            hidden.append(hidden[-1] + 1)
+        kept = hidden[::5]
+        read = hidden[1].numpy().sum(), hidden[2].tolist()[0][0]
+        del hidden
+    assert session.account.evictions > 0
+    assert read == (20_000, 3)
+    assert [tensor.sum().item() for tensor in kept] == [10_000, 60_000, 110_000, 160_000, 210_000]
+
+
+def test_impossible_budget_ends_in_one_line() -> None:
+    text = "a memory budget of 1000 bytes cannot be kept: .* must be at least 4096 bytes"
+    with pytest.raises(BudgetError, match=text) as error, Rematerialize(1000, device="cpu"):
+        torch.ones(32, 32)
+    assert "\n" not in str(error.value)
+
+
+def test_error_in_a_computation_leaves_whole_tensors() -> None:
+    """After an error, tensors that were evicted are computed again, and the next budget works."""
+    with pytest.raises(RuntimeError, match="cannot be multiplied"), Rematerialize(50_000, device="cpu") as session:
+        first = torch.ones(50, 50)
+        rest = [first + index for index in range(8)]
+        _ = first @ torch.ones(3, 3)
+    assert session.account.evictions > 0
+    assert [int(tensor[0, 0]) for tensor in rest] == list(range(1, 9))
+    with Rematerialize(50_000, device="cpu"):
+        assert (first + 1).sum() == 5000
+
+
+def test_one_budget_at_a_time() -> None:
+    with Rematerialize("1MB", device="cpu"):
+        with pytest.raises(UsageError, match="a memory budget is in force already"), Rematerialize("1MB", device="cpu"):
+            pass
+        failed: list[str] = []
+
+        def enter() -> None:
+            try:
+                Rematerialize("1MB", device="cpu").__enter__()
+            except UsageError as error:
+                failed.append(str(error))
+
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join()
+    assert failed
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"budget": 0}, "not above 0"),
+        ({"budget": "1 quart"}, "unknown unit"),
+        ({"budget": 1, "heuristic": "best"}, "unknown heuristic"),
+        ({"budget": 1, "device": "meta"}, "for the device cpu or cuda"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        Rematerialize(**options)
+
+
+def test_history_ends_with_each_step() -> None:
+    """A running sum and a momentum, which live on, do not keep the operations of earlier steps alive."""
+    torch.manual_seed(0)
+    module = MODULES["plain"]()
+    optimizer, total = torch.optim.Adam(module.parameters()), torch.zeros(())
+    with Rematerialize(None, device="cpu") as session:
+        sizes = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = square(module, torch.randn(64, 32))
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
+            del loss
+            gc.collect()
+            sizes.append(sum(isinstance(one, values.Operation) for one in gc.get_objects()))
+        assert session.account.evictions == 0
+    assert sizes[1] == sizes[2] == sizes[3]
+    assert not functional.relu(total).isnan()

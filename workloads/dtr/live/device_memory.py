@@ -1,0 +1,82 @@
+"""The device whose memory is limited: how its allocator rounds, how operations are timed on it, its random generator."""
+
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from iotwin.workloads.dtr.live.operations import AllocationPlan
+
+_CUDA_BLOCK = 512  # PyTorch's allocator rounds sizes up to multiples of it
+
+
+class DeviceMemory:
+    """A CPU or a CUDA GPU. On the CPU, only the bytes of storages are known; on a GPU, also those that kernels take besides."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.is_gpu = device.type == "cuda"
+        self.device = torch.device("cuda", torch.cuda.current_device()) if self.is_gpu and device.index is None else device
+        self._allocator_peak = 0
+        if self.is_gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def rounded(self, size: int) -> int:
+        """Return the bytes that the allocation of a storage of `size` bytes takes."""
+        return -(-size // _CUDA_BLOCK) * _CUDA_BLOCK if self.is_gpu else size
+
+    def allocated(self) -> int:
+        """Return the bytes that are allocated on a GPU; 0 for a CPU, whose allocator does not count."""
+        return torch.cuda.memory_allocated(self.device) if self.is_gpu else 0
+
+    def forget_peak(self) -> None:
+        """Begin to measure the peak anew; `allocator_peak` remembers the former one."""
+        if self.is_gpu:
+            self._allocator_peak = self.allocator_peak()
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def allocator_peak(self) -> int:
+        """Return the most bytes that PyTorch's allocator has had allocated on a GPU, kernels' included; 0 for a CPU."""
+        return max(self._allocator_peak, torch.cuda.max_memory_allocated(self.device)) if self.is_gpu else 0
+
+    def timed(self, plan: AllocationPlan, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, int]:
+        """Run an operation and return (its result, its time in ns). The plan learns the shortest time, and what kernels allocate.
+
+        A GPU computes after the call returned. There, only the first calls of a plan are waited for, and timed; the time of
+        another call is that of the plan.
+        """
+        if self.is_gpu and plan.calls >= _TIMED_CALLS:
+            plan.calls += 1
+            return func(*args, **kwargs), plan.cost_ns
+        if self.is_gpu:
+            torch.cuda.synchronize(self.device)
+            before = torch.cuda.memory_allocated(self.device)
+            self.forget_peak()
+        begin = perf_counter_ns()
+        result = func(*args, **kwargs)
+        if self.is_gpu:
+            torch.cuda.synchronize(self.device)
+        spent_ns = perf_counter_ns() - begin
+        if self.is_gpu:
+            peak = torch.cuda.max_memory_allocated(self.device)
+            plan.workspace_bytes = max(plan.workspace_bytes, peak - before - plan.fresh_bytes)
+        plan.cost_ns = min(plan.cost_ns, spent_ns) if plan.calls else spent_ns
+        plan.calls += 1
+        return result, spent_ns
+
+    def random_state(self, kwargs: dict[str, Any]) -> Tensor:
+        """Return the state of the generator that an operation with these arguments draws from."""
+        return self._generator(kwargs).get_state()
+
+    def set_random_state(self, kwargs: dict[str, Any], state: Tensor) -> None:
+        """Set the state of the generator that an operation with these arguments draws from."""
+        self._generator(kwargs).set_state(state)
+
+    def _generator(self, kwargs: dict[str, Any]) -> Any:
+        given = kwargs.get("generator")
+        if given is not None:
+            return given
+        return torch.cuda.default_generators[self.device.index] if self.is_gpu else torch.default_generator
+
+
+_TIMED_CALLS = 2  # the first call of a kernel also loads it

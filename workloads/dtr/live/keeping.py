@@ -1,0 +1,380 @@
+"""What is in memory: counts bytes, makes room before an operation allocates, and computes evicted values again."""
+
+import math
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage
+
+from iotwin.common.errors import IotwinError
+from iotwin.workloads.dtr.live.candidates import Candidates
+from iotwin.workloads.dtr.live.device_memory import DeviceMemory
+from iotwin.workloads.dtr.live.graph import EVICTED
+from iotwin.workloads.dtr.live.operations import AllocationPlan, AllocationPlans, OperatorCall
+from iotwin.workloads.dtr.live.replay import run_again
+from iotwin.workloads.dtr.live.values import CAN_SWAP, Operation, Stored, Value
+from iotwin.workloads.dtr.simulator.heuristics import Heuristic
+
+# Content of up to this size is copied before it is overwritten, if something that was computed from it can be evicted: the
+# running means of batch normalisation, for example. For larger content, the shorter way is taken.
+_COPIED_BYTES = 1 << 16
+# Room for what a kernel on a GPU allocates for itself, as long as that is unknown: as much as cuBLAS takes on a Hopper GPU.
+_FIRST_CALL_BYTES = 32 << 20
+
+
+class BudgetError(IotwinError):
+    """The budget is too small for an operation, even if all that can be evicted is evicted."""
+
+
+class Keeping:
+    """The storages that operations have touched, their contents, and the budget in bytes of those on one device."""
+
+    def __init__(self, budget: int, heuristic: Heuristic, device: torch.device, **choice: Any) -> None:
+        self.budget = budget
+        self.limit: float = budget
+        self.device = DeviceMemory(device)
+        self.candidates = Candidates(heuristic, **choice)
+        self.used = self.device.allocated()
+        self.peak = self.used
+        self.least = 0  # the smallest budget with which all operations so far could have run
+        self.evictions = 0
+        self.rematerializations = 0
+        self.base_ns = 0  # of operations
+        self.remat_ns = 0  # of operations that ran again
+        self.clock = 1  # the operations' time so far, in ns; staleness is counted in it
+        self._plans = _plans(self.device.device)
+        self._storages: dict[int, Stored] = {}
+        self._releasing = False
+
+    def find(self, tensor: Tensor) -> Stored:
+        """Return what is known of the storage of a tensor."""
+        storage = tensor.untyped_storage()
+        return self._storages.get(storage._cdata) or self._register(storage, counted=self.device.is_gpu)
+
+    def adopt(self, storage: UntypedStorage) -> Stored:
+        """Return a record of a storage that an operation has made."""
+        return self._storages.get(storage._cdata) or self._register(storage, counted=False)
+
+    def _register(self, storage: UntypedStorage, counted: bool) -> Stored:
+        """Begin to follow a storage. `counted`: `used` contains its bytes, as they were allocated on a GPU before."""
+        key, managed = storage._cdata, storage.device == self.device.device
+        size = self.device.rounded(storage.nbytes()) if managed else storage.nbytes()
+        stored = self._storages[key] = Stored(storage, size, managed, lambda _: self._died(key))
+        if managed and not counted:
+            self.used += size
+            if self.used > self.peak:
+                self.reserve(0, "a tensor from outside")
+        return stored
+
+    def _died(self, key: int) -> None:
+        """Note that PyTorch freed a storage. Its content can be computed again, as long as operations refer to it."""
+        stored = self._storages.pop(key)
+        if stored.managed and stored.resident:
+            self.used -= stored.bytes
+        value, stored.owner = stored.owner, None
+        if value is not None:
+            if value.users:
+                self.lost(value)
+            else:  # nothing needs it any more
+                value.stored = None
+                value.forget()
+
+    def lost(self, value: Value) -> None:
+        """Note that a value has no storage any more, or is about to be overwritten there."""
+        value.stored = value.kept = None
+        if value.slot and self.candidates.state[value.slot] != EVICTED:
+            self.candidates.evicted(value.slot)
+
+    def resized(self, tensor: Tensor) -> None:
+        """Note that an operation gave a tensor another storage, or its storage another size."""
+        stored = self.find(tensor)
+        size = self.device.rounded(tensor.untyped_storage().nbytes()) if stored.managed else stored.bytes
+        self.used += size - stored.bytes
+        stored.bytes = size
+
+    def content(self, stored: Stored) -> Value:
+        """Return the content of a storage. If nothing is known of it, it is a value that cannot be computed again."""
+        value = stored.value
+        if value is None:
+            value = Value(stored.bytes)
+            value.stored, stored.seen = stored, weakref.ref(value)
+        return value
+
+    def plan_of(self, call: OperatorCall) -> AllocationPlan:
+        """Return what is known of calls of the same shapes."""
+        return self._plans.find(call, self.device.device)
+
+    def timed(self, call: OperatorCall, plan: AllocationPlan) -> Any:
+        """Run a call and return its result."""
+        result, spent_ns = self.device.timed(plan, call.func, call.args, call.kwargs)
+        self.base_ns += spent_ns
+        self.clock += plan.cost_ns
+        return result
+
+    # ---- making room
+
+    def reserve(self, size: int, purpose: Any, spare: int = 0) -> None:
+        """Evict until `size` bytes fit into the budget, and `spare` more if possible. Raises BudgetError if `size` do not fit."""
+        self.least = max(self.least, self.used - self.candidates.evictable_bytes + size)
+        while self.used + size + spare > self.limit:
+            victim = self.candidates.choose(self.clock)
+            if victim is not None:
+                self._evict(victim)
+            elif self.used + size <= self.limit:
+                break
+            elif not self._release_dropped():
+                raise BudgetError(
+                    f"a memory budget of {self.budget} bytes cannot be kept: {purpose} needs {size} bytes, besides {self.used} "
+                    f"that it reads or that cannot be computed again; the budget must be at least {self.least} bytes"
+                )
+        self.peak = max(self.peak, self.used + size)
+
+    def reserve_for(self, call: OperatorCall, plan: AllocationPlan) -> None:
+        """Make room for a call, before its first call also for what its kernels might take besides."""
+        spare = _FIRST_CALL_BYTES if self.device.is_gpu and not plan.calls else 0
+        self.reserve(plan.fresh_bytes + plan.workspace_bytes, call.func, spare)
+
+    def _evict(self, value: Value) -> None:
+        stored = value.holder
+        self.evictions += 1
+        if stored.owner is value:
+            stored.evict()
+            self.used -= stored.bytes
+            self.candidates.evicted(value.slot)
+        else:
+            self.lost(value)  # only the runtime kept it: its storage ends with this reference
+
+    def _release_dropped(self) -> bool:
+        """Free storages that only the runtime keeps. Return False if there are none.
+
+        What was computed from them is never evicted again. An example is the batch of an earlier step, if gradients that were
+        computed from it are still to be used.
+        """
+        if self._releasing:
+            return False
+        self._releasing, before = True, self.used
+        try:
+            for key, stored in list(self._storages.items()):
+                value = stored.value if stored.owner is None and stored.managed else None
+                if value is None or value.operation is not None or value.kept is None or value.locks:
+                    continue
+                if torch._C._storage_Use_Count(key) <= _USED_BY_RUNTIME:
+                    self._keep_dependants(value)
+        except BudgetError:
+            pass  # what depends on it does not fit
+        finally:
+            self._releasing = False
+        return self.used < before
+
+    # ---- computing again
+
+    @contextmanager
+    def held(self, values: list[Value]) -> Iterator[None]:
+        """While the block runs, keep `values` in memory. Those that were evicted are computed again first."""
+        self.acquire(values)
+        try:
+            yield
+        finally:
+            self.release(values)
+
+    def acquire(self, values: list[Value]) -> None:
+        """Bring `values` to memory, and keep them there until they are released."""
+        self._lock(values)
+        try:
+            for value in values:
+                if not value.resident:
+                    self._compute(value)
+        except BaseException:
+            self.release(values)
+            raise
+
+    def _lock(self, values: list[Value]) -> None:
+        for value in values:
+            value.locks += 1
+            if value.slot:
+                self.candidates.accessed[value.slot] = self.clock
+                if value.locks == 1 and value.resident:
+                    self.candidates.lock(value.slot)
+
+    def release(self, values: list[Value]) -> None:
+        """Allow the eviction of `values` again."""
+        for value in values:
+            value.locks -= 1
+            if value.slot and not value.locks and value.resident:
+                self.candidates.unlock(value.slot)
+
+    def _compute(self, value: Value) -> None:
+        """Compute an evicted value, and first what it is computed from, as far as that was evicted."""
+        waiting: list[Operation] = []
+        try:
+            missing: Value | None = value
+            while missing is not None:
+                operation = missing.operation
+                if operation is None:
+                    raise RuntimeError("a value is missing that no operation computes")
+                self._lock(operation.inputs)
+                waiting.append(operation)
+                missing = _first_missing(operation)
+                while missing is None and waiting:
+                    self._repeat(waiting[-1])
+                    self.release(waiting.pop().inputs)
+                    missing = _first_missing(waiting[-1]) if waiting else None
+        finally:
+            for operation in waiting:
+                self.release(operation.inputs)
+
+    def _repeat(self, operation: Operation) -> None:
+        """Run an operation again, whose inputs are in memory, and keep those of its results that are missing and of use."""
+        wanted = [
+            value
+            for value in operation.results()
+            if not value.resident and (value.locks or (value.stored is not None and value.stored.owner is value))
+        ]
+        plan = operation.plan
+        modified = [operation.inputs[index] for index in operation.written]
+        cloned = sum(value.bytes for value in modified if not _may_be_overwritten(value))
+        copied = 0 if CAN_SWAP else sum(value.bytes for value in wanted if value.stored is not None)
+        self.reserve(plan.fresh_bytes + plan.workspace_bytes + cloned + copied, operation.func)
+        taken = {id(value): value.stored for value in modified if _may_be_overwritten(value)}
+        storages = [value.holder.storage() for value in operation.inputs]
+        for index, value in zip(operation.written, modified, strict=True):
+            if id(value) in taken:
+                value.holder.seen = None
+                self.lost(value)
+            else:
+                storages[index] = storages[index].clone()
+        made, spent_ns = run_again(operation, storages, self.device)
+        self.rematerializations += 1
+        self.remat_ns += spent_ns
+        self.clock += plan.cost_ns
+        holders = [None] * len(made) + [taken.get(id(value)) for value in modified]
+        results = [*made, *(storages[index] for index in operation.written)]
+        for value in wanted:
+            self._place(value, results[value.output], holders[value.output])
+
+    def _place(self, value: Value, content: UntypedStorage, holder: Stored | None) -> None:
+        """Make a result that was computed again the content of the value's storage, or keep it if the program dropped that.
+
+        `holder`: the record of the storage `content` if `used` contains its bytes.
+        """
+        stored = value.stored
+        if stored is not None:  # the program holds the storage
+            stored.fill(content)
+            self.used += stored.bytes
+            if holder is not None:
+                self.used -= holder.bytes
+                holder.resident = False
+        else:
+            holder = holder or self.adopt(content)
+            holder.seen, value.stored, value.kept = weakref.ref(value), holder, content
+        self.candidates.computed(value.slot, locked=value.locks > 0)
+        self.candidates.accessed[value.slot] = self.clock
+
+    # ---- writing
+
+    def before_write(self, stored: Stored, read_again: bool) -> None:
+        """Prepare for an operation that overwrites content that nothing can compute again.
+
+        If something computed from it can be evicted, either the content is copied, or what depends on it is never evicted
+        again. `read_again`: the operation itself has results that can be evicted.
+        """
+        value = stored.value
+        if value is None or value.operation is not None:
+            return
+        if value.bytes > _COPIED_BYTES and not read_again:
+            self._keep_dependants(value)
+        if read_again or any(reference() is not None for reference in value.users):
+            self._copy(value, stored)
+
+    def _copy(self, value: Value, stored: Stored) -> None:
+        """Let a value that its storage is about to lose live on in a separate storage."""
+        self.reserve(stored.bytes if stored.managed else 0, "a copy of content that is overwritten")
+        copy = stored.storage().clone()
+        value.kept, value.stored = copy, self.adopt(copy)
+        value.stored.seen, stored.seen = weakref.ref(value), None
+
+    def keep_dependants(self, stored: Stored) -> None:
+        """Compute all that was computed from a storage and that the program holds, and never evict it again."""
+        value = stored.value
+        if value is not None and stored.owner is None:
+            self._keep_dependants(value)
+
+    def _keep_dependants(self, value: Value) -> None:
+        """Compute all that was computed from `value` and that the program holds, and never evict it again."""
+        found, waiting, seen = [], [value], {value}
+        while waiting:
+            for reference in waiting.pop().users:
+                operation = reference()
+                for result in operation.results() if operation is not None else ():
+                    if result not in seen:
+                        seen.add(result)
+                        waiting.append(result)
+                        if result.stored is not None and result.stored.owner is result:
+                            found.append(result)
+        for one in sorted(found, key=lambda value: value.resident):  # what is missing first, while the rest can be evicted
+            with self.held([one]):
+                self._make_constant(one)
+
+    def _make_constant(self, value: Value) -> None:
+        """Forget how to compute a value that is in memory, so that it is never evicted again."""
+        stored = value.holder
+        stored.owner, stored.seen = None, weakref.ref(value)
+        value.kept = stored.storage()
+        value.forget()
+
+    def pin(self, stored: Stored) -> None:
+        """Bring the content of a storage to memory, and never evict it again."""
+        if stored.owner is not None:
+            value = stored.owner
+            with self.held([value]):
+                self._make_constant(value)
+
+    def pin_all(self) -> None:
+        """Bring everything that the program holds to memory, beyond the budget if it does not fit, and never evict it again."""
+        for stored in list(self._storages.values()):
+            try:
+                self.pin(stored)
+            except BudgetError:
+                self.limit = math.inf
+                self.pin(stored)
+
+    def results(self, operation: Operation | None, made: list[Stored], written: list[Stored], wanted: list[Stored]) -> None:
+        """Set the contents of the storages that an operation made or wrote. Those of `wanted` can be computed again by it."""
+        for stored in [*made, *written]:
+            old = stored.owner
+            if old is not None:
+                stored.owner = None
+                self.lost(old)
+            stored.seen = None
+            if operation is None:
+                continue
+            if stored not in wanted:
+                operation.outputs.append(None)
+                continue
+            value = Value(stored.bytes, operation, len(operation.outputs))
+            value.stored, stored.owner = stored, value
+            reference = weakref.ref(value)
+            operation.outputs.append(reference)
+            parents = [one.slot for one in operation.inputs if one.slot]
+            self.candidates.add(value, reference, operation.plan.cost_ns, parents, self.clock)
+
+
+def _may_be_overwritten(value: Value) -> bool:
+    """Return True if only the runtime holds a value, and it can be computed again."""
+    return value.operation is not None and value.locks == 1 and value.stored is not None and value.stored.owner is None
+
+
+@cache
+def _plans(device: torch.device) -> AllocationPlans:
+    return AllocationPlans(DeviceMemory(device).rounded)
+
+
+def _first_missing(operation: Operation) -> Value | None:
+    return next((value for value in operation.inputs if not value.resident), None)
+
+
+_USED_BY_RUNTIME = 1  # the use count of a storage that only an object of Python refers to

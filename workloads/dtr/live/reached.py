@@ -1,0 +1,67 @@
+"""The evicted values that a value reaches along edges through evicted values: the numerators of h_DTR, MSPS and DTRUnopt."""
+
+from typing import Any
+
+import numpy as np
+
+from iotwin.workloads.dtr.live.graph import EVICTED, ValueGraph
+from iotwin.workloads.dtr.simulator import eviction
+
+_UP, _DOWN = 0, 1
+
+
+class Reached:
+    """Searches a graph of values. What a search found is kept until one of the values that it saw changes."""
+
+    def __init__(self, graph: ValueGraph) -> None:
+        self._graph = graph
+        self._found: tuple[dict[int, set[int]], dict[int, set[int]]] = ({}, {})
+
+    def costs(self, rows: Any, kind: int) -> Any:
+        """Return for each row the cost of what it reaches, on the sides that the numerator `kind` names."""
+        cost = self._graph.cost
+        if kind == eviction.ANCESTORS:
+            return np.array([sum(cost[other] for other in self._search(row, _UP)) for row in rows.tolist()])
+        if kind == eviction.UNION:
+            return np.array([sum(cost[other] for other in self._both(row)) for row in rows.tolist()])
+        return np.array([sum(cost[other] for side in (_UP, _DOWN) for other in self._search(row, side)) for row in rows.tolist()])
+
+    def latest(self, rows: Any) -> Any:
+        """Return for each row the latest access to it or to what it reaches on either side."""
+        accessed = self._graph.accessed
+        return np.array([max(accessed[other] for other in (row, *self._both(row))) for row in rows.tolist()])
+
+    def _both(self, row: int) -> set[int]:
+        return self._search(row, _UP) | self._search(row, _DOWN)
+
+    def _search(self, row: int, side: int) -> set[int]:
+        found = self._found[side].get(row)
+        if found is None:
+            found, waiting = set(), [row]
+            while waiting:
+                for other in self._graph.neighbours(waiting.pop())[side]:
+                    if self._graph.state[other] == EVICTED and other not in found:
+                        found.add(other)
+                        waiting.append(other)
+            self._found[side][row] = found
+        return found
+
+    def changed(self, row: int) -> None:
+        """Forget the searches that meet `row`, as its value left memory or came back."""
+        for side in (_UP, _DOWN):
+            if self._found[side]:
+                # Who looks upwards sees the row from below.
+                seen, waiting = {row}, [row]
+                while waiting:
+                    for other in self._graph.neighbours(waiting.pop())[1 - side]:
+                        if other not in seen:
+                            seen.add(other)
+                            self._found[side].pop(other, None)
+                            if self._graph.state[other] == EVICTED:
+                                waiting.append(other)
+
+    def forget(self, row: int) -> None:
+        """Forget what `row` reached, and the searches that meet it, as it begins or ends to stand for a value."""
+        for side in (_UP, _DOWN):
+            self._found[side].pop(row, None)
+        self.changed(row)

@@ -1,0 +1,42 @@
+"""Runs a recorded operation again."""
+
+from typing import Any
+
+import torch
+from torch import UntypedStorage
+
+from iotwin.workloads.dtr.live.device_memory import DeviceMemory
+from iotwin.workloads.dtr.live.operations import tensors_in
+from iotwin.workloads.dtr.live.values import Argument, Operation
+
+
+def run_again(operation: Operation, storages: list[UntypedStorage], device: DeviceMemory) -> tuple[list[UntypedStorage], int]:
+    """Run an operation on `storages`, which hold the contents of its inputs. Return (the storages that it made, its time in ns).
+
+    A random operation draws the same numbers again, and the generator's state is left as it was.
+    """
+    # Below autograd and autocast: what was recorded is what ran after both. Autograd must not record it again.
+    with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+        args = _with_tensors(operation.args, storages)
+        kwargs = dict(zip(operation.kwargs, _with_tensors(operation.kwargs.values(), storages), strict=True))
+        before = None
+        if operation.random_state is not None:
+            before = device.random_state(kwargs)
+            device.set_random_state(kwargs, operation.random_state)
+        try:
+            result, spent_ns = device.timed(operation.plan, operation.func, args, kwargs)
+        finally:
+            if before is not None:
+                device.set_random_state(kwargs, before)
+        given = {storage._cdata for storage in storages}
+        made = (tensor.untyped_storage() for tensor in tensors_in((result,)))
+        return list({storage._cdata: storage for storage in made if storage._cdata not in given}.values()), spent_ns
+
+
+def _with_tensors(values: Any, storages: list[UntypedStorage]) -> tuple[Any, ...]:
+    return tuple(
+        value.on(storages[value.index]) if isinstance(value, Argument)
+        else list(_with_tensors(value, storages)) if isinstance(value, tuple)
+        else value
+        for value in values
+    )  # fmt: skip

@@ -1,0 +1,136 @@
+"""Enters and leaves a memory budget around somebody's training loop."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from iotwin.common.errors import UsageError
+from iotwin.common.units import parse_size
+from iotwin.workloads.dtr.live.runtime import Runtime
+from iotwin.workloads.dtr.simulator.heuristics import heuristic_named
+
+# Functions of tensors that read memory without an operation of PyTorch, or pass its address on.
+_READERS = {
+    Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.data_ptr, Tensor.__dlpack__, Tensor.untyped_storage, Tensor.storage,
+    Tensor.share_memory_, Tensor.__reduce_ex__, Tensor.set_, Tensor.pin_memory,
+}  # fmt: skip
+_entered = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a memory budget has cost so far. Times are in seconds; on a GPU, those of operations are estimates."""
+
+    budget_bytes: int
+    peak_bytes: int
+    allocator_peak_bytes: int  # by PyTorch's allocator of a GPU, with what kernels take; 0 on a CPU
+    least_bytes: int  # the smallest budget with which each operation so far could have run
+    evictions: int
+    rematerializations: int
+    base_compute_s: float
+    remat_compute_s: float
+    search_s: float
+    cost_s: float
+
+    @property
+    def over_budget(self) -> int:
+        """The bytes by which the peak exceeds the budget. On a GPU, a kernel's first call may take more than expected."""
+        return max(0, max(self.peak_bytes, self.allocator_peak_bytes) - self.budget_bytes)
+
+    def document(self) -> dict[str, Any]:
+        """Return the account as a JSON object."""
+        return {**asdict(self), "over_budget": self.over_budget}
+
+
+class Rematerialize(ExitStack):
+    """A context manager: while it is entered, PyTorch's tensors on one device take at most `budget` bytes.
+
+    Results of operations are evicted and computed again as DTR's `heuristic` chooses; all numbers stay equal bit for bit. Counts
+    the tensors that operations read or make. On a CPU, the memory that a kernel frees before it returns is not known.
+
+    budget: bytes, or a text such as "4GiB"; None: no limit, but an account. device: "cpu" or a GPU ("cuda", "cuda:1"); by
+    default the GPU, if there is one. sampling, ignore_small: search fewer candidates, as DTR's prototype can.
+    Raises UsageError for wrong values, and BudgetError from within the block if an operation does not fit.
+    """
+
+    def __init__(
+        self, budget: int | str | None, heuristic: str = "DTREqClass", *, device: str | None = None, sampling: bool = False,
+        ignore_small: bool = False, seed: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        limit = parse_size(budget) if isinstance(budget, str) else budget
+        if limit is not None and limit <= 0:
+            raise UsageError(f"a memory budget of {limit} bytes is not above 0")
+        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if chosen.type not in ("cpu", "cuda"):
+            raise UsageError(f"a memory budget is for the device cpu or cuda, not {chosen.type}")
+        if chosen.type == "cuda" and not torch.cuda.is_available():
+            raise UsageError("a memory budget for cuda needs a GPU that PyTorch can use")
+        self._runtime = Runtime(
+            limit if limit is not None else _NO_LIMIT, heuristic_named(heuristic), chosen,
+            sampling=sampling, ignore_small=ignore_small, seed=seed,
+        )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        if not _entered.acquire(blocking=False):
+            raise UsageError("a memory budget is in force already; PyTorch's tensors can have only one at a time")
+        self.callback(_entered.release)
+        self.callback(self._runtime.pin_all)
+        self.enter_context(_Readers(self._runtime))
+        self.enter_context(self._runtime)
+        self.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+        self.callback(register_optimizer_step_post_hook(self._after_step).remove)
+        return self
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Compute the gradients that were evicted while the parameters are still those that they were computed from."""
+        self._runtime.untracked += 1
+        self._runtime.keep_dependants([p for group in optimizer.param_groups for p in group["params"]])
+
+    def _after_step(self, *_: Any) -> None:
+        self._runtime.untracked -= 1
+
+    @property
+    def account(self) -> Account:
+        """What the budget has cost so far."""
+        keeping = self._runtime.keeping
+        return Account(
+            budget_bytes=keeping.budget,
+            peak_bytes=keeping.peak,
+            allocator_peak_bytes=keeping.device.allocator_peak(),
+            least_bytes=keeping.least,
+            evictions=keeping.evictions,
+            rematerializations=keeping.rematerializations,
+            base_compute_s=keeping.base_ns / 1e9,
+            remat_compute_s=keeping.remat_ns / 1e9,
+            search_s=keeping.candidates.search_ns / 1e9,
+            cost_s=keeping.candidates.cost_ns / 1e9,
+        )
+
+    def pin(self, tensor: Tensor) -> None:
+        """Bring a tensor to memory and never evict it, for code that reads its memory without operations of PyTorch."""
+        self._runtime.pin(tensor)
+
+
+class _Readers(TorchFunctionMode):
+    """Pins a tensor before a function reads its memory without an operation."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__()
+        self._runtime = runtime
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READERS and args and isinstance(args[0], Tensor) and not self._runtime.busy:
+            self._runtime.pin(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+_NO_LIMIT = 1 << 62

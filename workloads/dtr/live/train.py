@@ -1,0 +1,119 @@
+"""Trains a model of `iotwin.workloads.models` within a memory budget, and compares it with training without one."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from iotwin.common.units import format_size
+from iotwin.workloads.dtr.live.keeping import BudgetError
+from iotwin.workloads.dtr.live.session import Account, Rematerialize
+from iotwin.workloads.models import MODELS, build
+from iotwin.workloads.models.built import Built
+
+_MOMENTUM = 0.9
+_WARM_UP = 2  # first steps, which are not part of the slowdown
+
+
+@dataclass(frozen=True)
+class BudgetedTraining:
+    """What to train. `batch`: samples in a step; None: the model's own number."""
+
+    model: str
+    preset: str = "tiny"
+    batch: int | None = None
+    steps: int = 5
+    seed: int = 0
+    device: str = "cpu"
+
+
+@dataclass
+class TrainedModel:
+    """The outcome of training: seconds of each step, losses, and digests of the last gradients and of the weights."""
+
+    step_s: list[float]
+    losses: list[float]
+    gradients_sha256: str = ""
+    weights_sha256: str = ""
+
+    @property
+    def usual_step_s(self) -> float:
+        """The median time of a step, without the first ones."""
+        return median(self.step_s[_WARM_UP:] or self.step_s)
+
+
+def train(training: BudgetedTraining, budget: int | None = None, *, ratio: float | None = None, compare_plain: bool = False,
+          **choice: Any) -> dict[str, Any]:  # fmt: skip
+    """Train under a budget in bytes, or under `ratio` of the peak memory without a budget; return a document.
+
+    choice: the options of `Rematerialize`, such as `heuristic`. With `compare_plain`, the document has the ratio of step times
+    (`slowdown`, from medians), and whether gradients, losses and weights are equal bit for bit.
+    Raises BudgetError if the budget cannot be kept, UsageError if the model or an option is unknown.
+    """
+    if ratio is not None:
+        budget = round(ratio * _without_limit(training).peak_bytes)
+    try:
+        with Rematerialize(budget, device=training.device, **choice) as session:
+            trained = _train(training)
+    except BudgetError as error:
+        least = _without_limit(training).least_bytes
+        raise BudgetError(f"{error}; a step without recomputation needs {format_size(least)} for its largest operation") from None
+    document = {
+        "model": training.model, "batch": _batch(training), "device": training.device, "steps": training.steps,
+        **session.account.document(), "step_s": trained.step_s, "losses": trained.losses,
+        "weights_sha256": trained.weights_sha256, "slowdown": None, "gradients_equal": None, "weights_equal": None,
+    }  # fmt: skip
+    if compare_plain:
+        plain = _train(training)
+        document["slowdown"] = trained.usual_step_s / plain.usual_step_s
+        document["gradients_equal"] = plain.gradients_sha256 == trained.gradients_sha256 and plain.losses == trained.losses
+        document["weights_equal"] = plain.weights_sha256 == trained.weights_sha256
+    return document
+
+
+def _without_limit(training: BudgetedTraining) -> Account:
+    """Return the account of two steps without a budget; the second one has the optimizer's state in memory from the beginning."""
+    with Rematerialize(None, device=training.device) as unlimited:
+        _train(training, steps=2)
+    return unlimited.account
+
+
+def _batch(training: BudgetedTraining) -> int:
+    return training.batch or MODELS.get(training.model, 1)
+
+
+def _train(training: BudgetedTraining, steps: int | None = None) -> TrainedModel:
+    torch.manual_seed(training.seed)
+    built: Built
+    with torch.device(training.device):
+        built = build(training.model, training.preset)
+    optimizer = torch.optim.SGD(built.module.parameters(), 0.01, momentum=_MOMENTUM)
+    trained = TrainedModel([], [])
+    for _ in range(training.steps if steps is None else steps):
+        with torch.device(training.device):
+            inputs = built.make_inputs(_batch(training))
+        begin = perf_counter()
+        optimizer.zero_grad()
+        loss = built.loss(built.module, *inputs)
+        loss.backward()
+        optimizer.step()
+        trained.losses.append(loss.item())  # waits for the device
+        trained.step_s.append(perf_counter() - begin)
+    gradients = [parameter.grad for parameter in built.module.parameters()]
+    trained.gradients_sha256 = _sha256([gradient for gradient in gradients if gradient is not None])
+    trained.weights_sha256 = _sha256(list(built.module.state_dict().values()))
+    return trained
+
+
+def _sha256(tensors: list[Tensor]) -> str:
+    digest = hashlib.sha256()
+    with torch.no_grad():
+        for tensor in tensors:
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
