@@ -253,8 +253,8 @@ def _parts(phases):
         step_ns = (end - begin) // 8
         for step in range(8 if phase == "epoch" else 0):
             start, waited_ns = begin + step * step_ns, step_ns // 4
-            rows.append(("load_batch_mem", start, waited_ns, rank, epoch, step))
-            rows.append(("all_compute", start + waited_ns, step_ns - waited_ns, rank, epoch, step))
+            rows.append(("load_batch_mem", start, waited_ns, rank, epoch, step, None, None))
+            rows.append(("all_compute", start + waited_ns, step_ns - waited_ns, rank, epoch, step, None, None))
     return _encode({name: [row[i] for row in rows] for i, name in enumerate(schema.PARTS.names)}, schema.PARTS)
 
 

@@ -134,9 +134,12 @@ PARTS = pa.schema(
         ("duration_ns", pa.int64()),
         ("rank", pa.int32()),
         ("epoch", pa.int32()),
-        ("step", pa.int32()),
+        ("step", pa.int32()),  # the minibatch, of a pipeline
+        ("stage", pa.int32()),  # of a pipeline, as the next column
+        ("version", pa.int32()),  # of the weights that the pass uses
     ]
 )
+ADDED = {"stage", "version"}  # columns that earlier versions of iotwin did not write; they are null in such traces
 
 # The jumps of an emulated run's virtual clock. A time of the other tables is virtual: real time plus what was skipped before it.
 CLOCK = pa.schema(

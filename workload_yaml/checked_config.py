@@ -12,7 +12,7 @@ from iotwin.common.numbers.durations import Quantiles, Recorded, Uniform
 from iotwin.common.numbers.element_types import element_type
 from iotwin.workload_yaml import listed_reads
 from iotwin.workload_yaml.keys_and_types import convert_section
-from iotwin.workload_yaml.schema import Config, TwinCheckpoint
+from iotwin.workload_yaml.schema import Config, Pipeline, TwinCheckpoint
 from iotwin.workload_yaml.train_section import knows_batch
 
 _MOST_SAMPLES = 1 << 50
@@ -101,6 +101,7 @@ def _conflicts(config: Config) -> list[tuple[str, bool, str]]:
             twin.resume is not None and twin.pipeline is not None,
             "a pipeline runs whole; leave it out",
         ),
+        *_pipeline_conflicts(twin.pipeline),
         (
             "train.computation_batch_size",
             config.train.computation_batch_size is not None and knows_batch(config.train.computation_time),
@@ -121,6 +122,20 @@ def _conflicts(config: Config) -> list[tuple[str, bool, str]]:
             "profiling.profiler",
             workflow.profiling and config.profiling.profiler in ("darshan", "tensorboard"),
             "not supported; use iostat or trace",
+        ),
+    ]
+
+
+def _pipeline_conflicts(pipeline: Pipeline | None) -> list[tuple[str, bool, str]]:
+    if pipeline is None:
+        return []
+    key, by_link = "twin.pipeline", pipeline.link_bytes_per_s is not None
+    return [
+        (f"{key}.stages", bool(pipeline.stages) == (pipeline.plan is not None), "list the stages, or give `plan`, not both"),
+        (
+            f"{key}.link_bytes_per_s",
+            by_link and any(not stage.input_bytes for stage in pipeline.stages[1:]),
+            "needs the bytes that cross it; give input_bytes of every stage but the first",
         ),
     ]
 

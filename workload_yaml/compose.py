@@ -86,6 +86,8 @@ def parse_foreign(content: bytes, where: str) -> Config:
         raise UsageError(f"{where}: is nested too deep for a workload; pack it again") from None
     if key := recorded_times(config):
         raise UsageError(f"{where}: {key}: replays a file that is not in the archive; give its quantiles instead")
+    if config.twin.pipeline is not None and config.twin.pipeline.plan is not None:
+        raise UsageError(f"{where}: twin.pipeline.plan: is a file that is not in the archive; give its stages instead")
     return config
 
 
@@ -174,6 +176,8 @@ def finished(
     config = checked_config(settings.raw, where)
     if config.twin.recorded is not None:
         config.twin.recorded.file = str(path.parent / config.twin.recorded.file)
+    if config.twin.pipeline is not None and config.twin.pipeline.plan is not None:
+        config.twin.pipeline.plan = str(path.parent / config.twin.pipeline.plan)
     return workload._replace(config=config, path=path)
 
 

@@ -308,20 +308,26 @@ class PipelineStage(Section):
     """One stage of a pipeline: its ranks, and the times and sizes of one minibatch on one rank."""
 
     ranks: Annotated[list[Count], msgspec.Meta(min_length=1)]
-    forward_s: Seconds
-    backward_s: Seconds
+    forward_s: Duration
+    backward_s: Duration
     all_reduce_s: Seconds = 0.0  # time that averaging gradients adds to a backward pass
     receive_s: Seconds = 0.0  # time to transfer its input over the link and the gradient back
-    checkpoint_bytes: Count = 0  # size of the file that its first rank writes at the end of each epoch
+    input_bytes: Count = 0  # size of its input, for link_bytes_per_s
+    evaluation_s: Duration | None = None  # forward pass of an evaluation; None: forward_s
+    checkpoint_bytes: Count = 0  # size of the file that its first rank writes, unless twin.checkpoint.files lists files
 
 
 class Pipeline(Section):
     """The stages of a pipeline, as `iotwin pipedream twin` writes them. Only the ranks of stage 0 read samples."""
 
-    stages: Annotated[list[PipelineStage], msgspec.Meta(min_length=1)]
-    schedule: Literal["1f1b", "gpipe", "flush", "none", "2bw"] = "1f1b"
+    stages: list[PipelineStage] = []
+    plan: str | None = None  # plan.json or conf.json whose stages, schedule and depth the run has; relative to the YAML
+    schedule: Literal["1f1b", "gpipe", "flush", "none", "2bw"] | None = None  # None: that of `plan`, else 1f1b
     depth: dict[str, Count] = {}  # minibatches in flight during warm-up, by the stage's index, instead of the schedule's formula
     minibatches: Positive | None = None  # of each epoch; None: all that the data set has
+    replicas_wait: bool = False  # the replicas of a stage wait for one another before each update of the weights
+    # Speed of each rank's link to the previous stage, which replaces receive_s; None: receive_s.
+    link_bytes_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e15)] | None = None
 
 
 class Twin(Section):

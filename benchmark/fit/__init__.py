@@ -1,12 +1,15 @@
 """Fits the twin of a traced job: a short workload YAML and a recording of the job's calls, which the emulator replays and edits.
 
-fit needs only the traced calls. The YAML lists under `twin.assumptions` what the trace does not show.
+fit needs only the traced calls. If the job logged the passes of a pipeline, its twin has stages instead of a recording. The YAML
+lists under `twin.assumptions` what the trace does not show.
 """
 
 from iotwin.benchmark.fit.batches.labels import describe_labels, label_calls
 from iotwin.benchmark.fit.coverage import describe_coverage
 from iotwin.benchmark.fit.fitted import Fitted, failure
 from iotwin.benchmark.fit.look import look
+from iotwin.benchmark.fit.parameters.parameters import fit_parameters
+from iotwin.benchmark.fit.parameters.pipeline_stages import logs_passes
 from iotwin.benchmark.fit.recorded.twin import fit_recorded
 from iotwin.common.errors import IotwinError
 from iotwin.common.progress import note
@@ -32,11 +35,20 @@ def predict_twin(trace: Trace) -> str:
         fitted = quiet_fit(trace)
     except IotwinError as error:
         return f"none: {str(error).removeprefix(f'{trace.path}: ')}"
-    return f"{describe_coverage(fitted.coverage)}; edits: {fitted.evidence['edits']}"
+    covered = describe_coverage(fitted.coverage) if fitted.coverage else fitted.evidence["pipeline"]
+    return f"{covered}; edits: {fitted.evidence['edits']}"
 
 
 def quiet_fit(trace: Trace) -> Fitted:
     """Return what `fit` returns, without notes on what the trace lacks."""
+    if logs_passes(trace.step_parts()):
+        try:
+            fitted = fit_parameters(trace)
+        except IotwinError as error:
+            note(f"{error}; the twin is a recording of the ranks that read")
+        else:
+            if fitted.config.twin.pipeline is not None:
+                return fitted
     job = look(trace)
     labelled = label_calls(job)
     fitted = fit_recorded(job, labelled)

@@ -99,6 +99,7 @@ class EmulateCommand(Command):
     def _document(self, args: Namespace) -> dict[str, Any] | None:
         from iotwin.benchmark.emulator.ranks import under_mpi
         from iotwin.loops.emulation import run_workload, trace_itself
+        from iotwin.loops.pipeline_twin import expand_plan
 
         if args.ranks is not None and not 1 <= args.ranks <= 1024:
             raise UsageError(f"--ranks {args.ranks} cannot be run on one machine; give 1 to 1024, or use mpirun")
@@ -117,6 +118,7 @@ class EmulateCommand(Command):
         if args.ranks is None:
             args.ranks = 1 if under_mpi() else config.twin.ranks
             if config.twin.pipeline is not None:
+                expand_plan(config)
                 args.ranks = sum(len(stage.ranks) for stage in config.twin.pipeline.stages)
         if args.show or config.workflow.query:
             return _values(workload)

@@ -48,8 +48,10 @@ def run_workload(config: "Config", options: EmulationOptions) -> dict[str, Any] 
     from iotwin.benchmark.emulator.ranks import started_as, under_mpi
     from iotwin.benchmark.emulator.results.write import prepare_output, write_results
     from iotwin.loops.generation import remove_anywhere
+    from iotwin.loops.pipeline_twin import expand_plan
 
     workflow = config.workflow
+    expand_plan(config)
     if under_mpi() and options.ranks > 1:
         raise IotwinError("--ranks starts processes on this machine, and mpirun has started them already; leave it out")
     if started_as() == 0:
@@ -74,7 +76,7 @@ def run_workload(config: "Config", options: EmulationOptions) -> dict[str, Any] 
                 _write_events(config, measured)
             document = {**write_results(config, measured), "output": config.output.folder}
             if config.twin.pipeline is not None:
-                from iotwin.benchmark.emulator.pipeline import pipeline_summary
+                from iotwin.benchmark.emulator.results.pipeline_summary import pipeline_summary
 
                 document["pipeline"] = pipeline_summary(config, measured)
             return document

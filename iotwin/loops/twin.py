@@ -42,7 +42,7 @@ def make_twin(paths: Sequence[Path], directory: Path, force: bool, clock: Litera
     traces = [Trace(path) for path in paths]
     fitted = fit(traces[0])
     folder = MadeFolder.claim(directory, KIND, force)
-    note(describe_coverage(fitted.coverage))
+    note(describe_coverage(fitted.coverage) if fitted.coverage else fitted.evidence["pipeline"])
     files = _make_data(fitted, folder)
     confine(fitted.config, directory.absolute())
     with kept_cached(files if "page_fault" in traces[0].manifest.counts else []):

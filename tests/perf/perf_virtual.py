@@ -26,7 +26,7 @@ from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import Unet3dLayout
 from iotwin.loops.demo import JOB
 from iotwin.loops.emulation import EmulationOptions, run_workload
-from iotwin.loops.pipeline_twin import pipeline_twin
+from iotwin.loops.pipeline_twin import PipelineTraining, pipeline_twin
 from iotwin.loops.traced import run_traced
 from iotwin.own_command import own_job
 from iotwin.trace_store.reader import Trace
@@ -95,7 +95,7 @@ def _pipeline(folder: Path) -> _Twin:
     """Generate the data of a pipeline of 2 stages, as `iotwin pipedream twin` writes it, and return the twin."""
     generate(Unet3dLayout(scale=0.05), folder / "data", samples=30, workers=1)
     plan = PipelinePlan(tuple(Stage(number, (number,), 0.1, 0.2, parameter_bytes=1e6) for number in range(2)))
-    config = pipeline_twin(plan, folder / "data", 1, 20, 2)
+    config = pipeline_twin(plan, folder / "data", PipelineTraining(1, 20, 2))
     config.checkpoint.checkpoint_folder, config.output.folder = str(folder / "checkpoints"), str(folder / "output")
     dump(config, folder / "twin.yaml")
     return _Twin("pipeline", folder / "twin.yaml", 2)

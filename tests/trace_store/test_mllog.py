@@ -29,9 +29,21 @@ def test_a_part_has_its_own_start_and_where_it_belongs(tmp_path):
     earlier = _line({"start": _UPTIME_NS - 500, "duration": 20}, key="load_batch_mem", step_num=7)
     logged = _read(tmp_path, later, earlier)
     assert logged.parts == [
-        {"name": "load_batch_mem", "start_ns": _UPTIME_NS - 500, "duration_ns": 20, "rank": 0, "epoch": None, "step": 7},
-        {"name": "all_compute", "start_ns": _UPTIME_NS - 10, "duration_ns": 10, "rank": 1, "epoch": 2, "step": 7},
+        part("load_batch_mem", _UPTIME_NS - 500, 20, step=7),
+        part("all_compute", _UPTIME_NS - 10, 10, rank=1, epoch=2, step=7),
     ]
+
+
+def part(name, start_ns, duration_ns, rank=0, epoch=None, step=None, stage=None, version=None):
+    own = {"name": name, "start_ns": start_ns, "duration_ns": duration_ns, "rank": rank}
+    return own | {"epoch": epoch, "step": step, "stage": stage, "version": version}
+
+
+def test_a_pass_of_a_pipeline_has_its_stage_version_and_minibatch(tmp_path):
+    forward = _line({"start": _UPTIME_NS - 10, "duration": 10}, key="F", rank=3, stage=2, version=5, minibatch=7)
+    strange = _line({"start": _UPTIME_NS - 5, "duration": 1}, key="B", stage="first", version=2**40)
+    logged = _read(tmp_path, forward, strange)
+    assert logged.parts == [part("f", _UPTIME_NS - 10, 10, 3, step=7, stage=2, version=5), part("b", _UPTIME_NS - 5, 1)]
     assert logged.phases == [] and logged.torn == 0
 
 

@@ -25,6 +25,7 @@ _MOST_JUMPS = 1 << 21
 _SAME_CLOCK_NS = 3_600_000_000_000  # if a part ends an hour or more before or after its log line, its times are of another clock
 _PART_NAME = re.compile(r"[a-z][a-z0-9_.]{0,63}")
 _MOST_PART_NAMES = 1000
+_STEP_KEYS = ("step_num", "first_step_num", "minibatch")
 _MOST_LINE_BYTES = 1 << 20  # the rest of a longer line is ignored
 
 PhaseRow = dict[str, Any]
@@ -215,13 +216,18 @@ def _part(event: dict[str, Any], clock: Callable[[int], int]) -> dict[str, Any] 
         "rank": event["_rank"],
         "epoch": event["_epoch"],
         "step": event["_step"],
+        **{name: _optional_int32((event.get("metadata") or {}).get(name)) for name in ("stage", "version")},
     }
 
 
 def _numbers(metadata: dict[str, Any]) -> tuple[int | None, int | None]:
     """Return (epoch, step) from a line's `metadata`, None for a missing number. Raises ValueError if a number exceeds 32 bits."""
-    epoch, step = metadata.get("epoch_num"), metadata.get("step_num", metadata.get("first_step_num"))
+    epoch, step = metadata.get("epoch_num"), next((metadata[key] for key in _STEP_KEYS if key in metadata), None)
     return None if epoch is None else _int32(epoch), None if step is None else _int32(step)
+
+
+def _optional_int32(value: Any) -> int | None:
+    return value if type(value) is int and -(1 << 31) <= value < 1 << 31 else None
 
 
 def _int32(value: Any) -> int:

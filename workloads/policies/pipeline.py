@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 Schedule = Literal["1f1b", "gpipe", "flush", "none", "2bw"]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 
+CHECKPOINTS_KEPT = 2  # the newest checkpoint, and one in case that it is damaged
 Pass = tuple[str, int]  # "F" or "B", and the minibatch
 
 
@@ -98,6 +99,11 @@ class PipelinePlan:
         """Return the rank of `stage` that computes both passes of a minibatch. The stage's ranks take minibatches in turn."""
         ranks = self.stages[stage].ranks
         return ranks[minibatch % len(ranks)]
+
+    def update_of(self, stage: int, minibatch: int) -> int:
+        """Return the index of the update of `stage`'s weights that a minibatch's gradient contributes to."""
+        grouped = self.schedule in ("gpipe", "flush", "2bw")
+        return minibatch // (self.group if grouped else self.stages[stage].replicas)
 
     def versions_kept(self, stage: int, schedule: str | None = None) -> int:
         """Return how many versions of its weights a rank of `stage` holds at once."""

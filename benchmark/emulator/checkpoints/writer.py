@@ -45,17 +45,14 @@ class Checkpoints(Protocol):
         """Read the newest whole checkpoint and return its files. Raises IotwinError if no checkpoint is whole."""
 
 
-def open_checkpoints(config: Config, rank: Rank | None = None, note: int | None = None) -> Checkpoints:
-    """Return the checkpoint writer of `rank` (None: the only rank) for a directory or a URL, or the plug-in of the workload.
-
-    `CheckpointWriter` explains `note`.
-    """
+def open_checkpoints(config: Config, rank: Rank | None = None) -> Checkpoints:
+    """Return the checkpoint writer of `rank` (None: the only rank) for a directory or a URL, or the plug-in of the workload."""
     rank = rank or Rank()
     name = config.checkpoint.checkpoint_mechanism_classname
     if name is None and "://" in config.checkpoint.checkpoint_folder:
         return RemoteCheckpoints(config, rank)
     if name is None:
-        return CheckpointWriter(config, rank, note)
+        return CheckpointWriter(config, rank)
     key = "checkpoint.checkpoint_mechanism_classname"
     checkpoints: Checkpoints = load_plugin(CHECKPOINTS, name, key, [])(config=config, rank=rank.index, ranks=rank.count)
     return checkpoints
@@ -101,11 +98,9 @@ class CheckpointWriter:
 
     The constructor raises UsageError if a file that the writer would replace exists and no emulator wrote it: a twin that was
     derived on the job's machine names the job's own checkpoints.
-
-    note: the index in the name of the note of written files; None: the rank's. It differs if several processes write as rank 0
     """
 
-    def __init__(self, config: Config, rank: Rank | None = None, note: int | None = None) -> None:
+    def __init__(self, config: Config, rank: Rank | None = None) -> None:
         self._member = member = rank or Rank()
         self._rank, self._plan, seed = member.index, CheckpointPlan(config, member.count), config.train.seed
         self._section = section = config.twin.checkpoint
@@ -116,7 +111,7 @@ class CheckpointWriter:
         names = [file.name for files in ever for file in files if section.files or file.slots]
         names += [folders.unfinished(name) for name in names if self._in_folders]
         in_the_way = [] if section.files else [checkpoint_name(*number) for number in self._disk.folders()]
-        self._own = claim(folder, self._rank if note is None else note, names, in_the_way)
+        self._own = claim(folder, self._rank, names, in_the_way)
         self._job_times = JobTimes(section, seed, self._rank)
         self._snapshot = EmulatedSnapshot(section.snapshot_time, seed, self._rank) if section.asynchronous else None
         self._sleeper = waits.new_sleeper()

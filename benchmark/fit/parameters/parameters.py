@@ -23,6 +23,7 @@ from iotwin.benchmark.fit.fitted import Fitted, loss_notes
 from iotwin.benchmark.fit.look import Job, look
 from iotwin.benchmark.fit.parameters.checkpoint_keys import in_words, set_checkpoints, twin_checkpoint
 from iotwin.benchmark.fit.parameters.distributions import by_step, quantiles, warm_up
+from iotwin.benchmark.fit.parameters.pipeline_stages import SeenPipeline, find_pipeline, ranks_by_start
 from iotwin.benchmark.fit.parameters.sample_files import SampleFiles, find_sample_files
 from iotwin.benchmark.fit.passes import Pass, Passes, find_passes
 from iotwin.trace_store.reader import Trace
@@ -64,7 +65,9 @@ def fit_parameters(trace: Trace) -> Fitted:
         twin=_twin(job, passes, training, evaluations, samples, calls),
     )
     config.twin.first_step_time = first_step_s
-    config.twin.checkpoint = twin_checkpoint(checkpoints, assumptions, passes.ranks, snapshots_s)
+    pipeline = find_pipeline(job, len(training), assumptions)
+    ranks = passes.ranks if pipeline is None else ranks_by_start(job, passes.ranks, pipeline.ranks)
+    config.twin.checkpoint = twin_checkpoint(checkpoints, assumptions, ranks, snapshots_s)
     set_checkpoints(config, checkpoints, len(training), sum(len(part.batches) for part in training), assumptions)
     if _is_shuffled(samples):
         assumptions.append("the order within an epoch is a permutation of the twin's own, not the job's own permutation")
@@ -76,6 +79,12 @@ def fit_parameters(trace: Trace) -> Fitted:
         "evaluation": f"{len(evaluations)} evaluations",
         "checkpoint": in_words(checkpoints, most_common(steps)),
     }
+    if pipeline is not None:
+        _set_pipeline(config, pipeline, config.reader.batch_size * float(np.median(preprocess_s)))
+        stages = pipeline.section.stages
+        replicas = "-".join(str(len(stage.ranks)) for stage in stages)
+        evidence["pipeline"] = f"{len(stages)} stages of {replicas} ranks, {pipeline.section.schedule}"
+        evidence["edits"] = "stages, schedule, batch size, loaders, epochs, checkpoints"
     confidence = {
         "reader.batch_size": agreement(_sizes(training).tolist()),
         "train.steps_per_epoch": agreement(steps),
@@ -83,6 +92,20 @@ def fit_parameters(trace: Trace) -> Fitted:
         "reader.preprocess_time": interval(preprocess_s),
     }
     return Fitted(config, evidence, samples.files, confidence)
+
+
+def _set_pipeline(config: c.Config, pipeline: SeenPipeline, batch_s: float) -> None:
+    """Let the workload run as the pipeline, whose passes take the place of the steps' computation.
+
+    `batch_s`: seconds that a loader needs for a minibatch when it is warm. A job's first one in an epoch takes longer.
+    """
+    if any(waits := [round(max(wait_s - batch_s, 0.0), 6) for wait_s in pipeline.first_waits_s]):
+        config.twin.epoch_warm_up_time = c.InOrder(waits)
+    config.twin.pipeline, config.twin.ranks = pipeline.section, pipeline.ranks
+    config.train.computation_time, config.evaluation.eval_time = 0.0, 0.0
+    evaluated = len(config.twin.eval_files or ())
+    if pipeline.evaluated and -(-evaluated // config.reader.batch_size_eval) != pipeline.evaluated:
+        config.reader.batch_size_eval = -(-evaluated // pipeline.evaluated)
 
 
 def most_common(values: Sequence[int] | NDArray[np.int64]) -> int:

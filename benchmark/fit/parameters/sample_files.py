@@ -113,7 +113,10 @@ def _typical_reads(reads: pd.DataFrame) -> tuple[list[int], bool]:
     by_access = reads.groupby(["batch", "file_id"], sort=False)
     requests = by_access["requested"].agg(tuple)
     at_end = by_access["result"].last() == 0
-    (usual, _), *_ = Counter(requests).most_common(1)
+    (usual, common), *_ = Counter(requests).most_common(1)
+    at_once = by_access["result"].first() == by_access["result"].sum()
+    if common < len(requests) / 2 and at_once.mean() > 1 / 2:  # a call for each file's own size reads the file
+        return [int(by_access["requested"].first()[at_once].max())], bool(at_end[at_once].mean() > 1 / 2)
     past_end = bool(at_end[requests == usual].mean() > 1 / 2)
     sizes = [int(size) for size in (usual[:-1] if past_end and len(usual) > 1 else usual) if size > 0]
     while len(sizes) > 1 and sizes[-1] == sizes[-2]:  # the emulator repeats the last size

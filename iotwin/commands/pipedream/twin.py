@@ -27,11 +27,26 @@ class PipeDreamTwinCommand(Command):
         parser.add_argument(
             "--epochs", type=at_least(1), default=1, metavar="N", help="epochs, each with a checkpoint (default: 1)"
         )
+        parser.add_argument(
+            "--eval-batch-size",
+            type=at_least(1),
+            default=100,
+            metavar="N",
+            help="samples of a minibatch of evaluations, if the data set has validation images (default: 100)",
+        )
+        parser.add_argument(
+            "-j",
+            "--workers",
+            type=at_least(0),
+            default=4,
+            metavar="N",
+            help="loaders of each reading rank (default: 4)",
+        )
         parser.add_argument("--force", action="store_true", help="replace TWIN.yaml even if it was edited")
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.common.files import check_output
-        from iotwin.loops.pipeline_twin import pipeline_twin
+        from iotwin.loops.pipeline_twin import PipelineTraining, pipeline_twin
         from iotwin.workload_yaml import check_unedited, dump
         from iotwin.workloads.pipedream.plan.plan_file import read_plan
 
@@ -39,7 +54,10 @@ class PipeDreamTwinCommand(Command):
         check_output(args.output)
         if not args.force:
             check_unedited(args.output)
-        config = pipeline_twin(plan, args.data, args.batch_size or plan.batch_size or 1, args.minibatches, args.epochs)
+        training = PipelineTraining(
+            args.batch_size or plan.batch_size or 1, args.minibatches, args.epochs, args.eval_batch_size, args.workers
+        )
+        config = pipeline_twin(plan, args.data, training)
         dump(config, args.output)
         return Outcome(
             {

@@ -9,17 +9,21 @@ import pytest
 
 from iotwin.benchmark.emulator.journal import Measured, StepParts
 from iotwin.benchmark.emulator.loaders.base import Fetched
-from iotwin.benchmark.emulator.pipeline import pipeline_summary, plan_of, run_pipeline
+from iotwin.benchmark.emulator.pipeline import run_pipeline
+from iotwin.benchmark.emulator.pipeline_channels import plan_of
+from iotwin.benchmark.emulator.results.pipeline_summary import pipeline_summary
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.datagen.generate import generate
-from iotwin.datagen.layouts import Unet3dLayout
+from iotwin.datagen.layouts import ImagenetLayout, Unet3dLayout
 from iotwin.loops.emulation import EmulationOptions, run_workload
-from iotwin.loops.pipeline_twin import pipeline_twin
+from iotwin.loops.pipeline_twin import PipelineTraining, expand_plan, pipeline_twin
 from iotwin.main import main
-from iotwin.workload_yaml import Config, load
+from iotwin.workload_yaml import Config, Uniform, dump, load
 from iotwin.workload_yaml.schema import Pipeline, PipelineStage
 from iotwin.workloads.policies.pipeline import PipelinePlan, Stage, order
 from tests.conftest import run_iotwin
+
+TWO_STAGES = "[{ranks: [0], forward_s: 1, backward_s: 1}, {ranks: [1], forward_s: 1, backward_s: 1}]"
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +43,7 @@ def stages(*replicas, forward_s=0.002, parameter_bytes=1000.0):
 
 
 def config_of(plan, data, folder, minibatches=12, epochs=1):
-    config = pipeline_twin(plan, data, 1, minibatches, epochs)
+    config = pipeline_twin(plan, data, PipelineTraining(1, minibatches, epochs))
     config.checkpoint.checkpoint_folder = str(folder / "checkpoints")
     config.output.folder = str(folder / "output")
     return config
@@ -74,14 +78,20 @@ def test_only_stage_0_reads_and_each_stage_writes_its_own_checkpoint(data, tmp_p
     read = found[0]["read_bytes"]
     sizes = [path.stat().st_size for path in sorted(data.glob("*_[xy].npy"))]
     assert 0 < read <= 2 * sum(sizes) and found[1]["read_bytes"] == 0
-    assert [stage["checkpoint_bytes"] for stage in found] == [2 * 14_000_000, 2 * 28_000_000]
-    files = {path.name: path.stat().st_size for path in Path(config.checkpoint.checkpoint_folder).glob("checkpoint*")}
-    assert files == {f"checkpoint.{s}.epoch.{e}": 14_000_000 * (s + 1) for s in (0, 1) for e in (1, 2)}
+    assert [stage["checkpoint_bytes"] // 1_000_000 for stage in found] == [28, 56]
+    folder = Path(config.checkpoint.checkpoint_folder)
+    files = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*.raw")}
+    assert files == {f"step-{step}/rank-{s}.raw": 14_000_000 * (s + 1) for s in (0, 1) for step in (12, 24)}
+    assert {path.name for path in (folder / "step-12").iterdir()} > {"manifest.json", "rank-0.json"}
+    assert not list(folder.glob("*.tmp"))
     assert [len(one.spans) for one in measured] == [4, 2, 4]  # epochs, and checkpoints of each stage's first rank
 
 
 def test_a_second_run_writes_its_checkpoints_over_those_of_the_first(data, tmp_path):
-    config = config_of(stages(1, 1, 1, 1), data, tmp_path)
+    config = config_of(plan := stages(1, 1, 1, 1), data, tmp_path)
+    config.twin.checkpoint.files, config.twin.checkpoint.commit = [], "file"
+    for own, stage in zip(config.twin.pipeline.stages, plan.stages, strict=True):
+        own.checkpoint_bytes = int(2 * stage.parameter_bytes)
     for _ in range(2):
         assert all(stage["checkpoint_bytes"] for stage in pipeline_summary(config, run(config))["stages"])
     notes = [path.read_bytes() for path in Path(config.checkpoint.checkpoint_folder).glob("iotwin-emulated*")]
@@ -107,13 +117,80 @@ def test_a_link_delays_what_crosses_it(data, tmp_path):
     assert found["seconds_per_minibatch"] >= 0.05  # at least what the link takes for a minibatch
 
 
+def test_an_evaluation_reads_every_sample_once_and_in_minibatches_of_its_own(tmp_path):
+    generate(ImagenetLayout(classes=2, scale=0.1), tmp_path / "images", samples=24)
+    evaluated = len(list((tmp_path / "images" / "val").rglob("*.JPEG")))
+    plan = stages(2, 1)
+    training = PipelineTraining(4, epochs=2, eval_batch_size=1)
+    config = pipeline_twin(plan, tmp_path / "images", training)
+    config.checkpoint.checkpoint_folder, config.output.folder = str(tmp_path / "ck"), str(tmp_path / "out")
+    found = [one.steps.rows() for one in run(config)]
+    samples = [{phase: int(rows[rows[:, 0] == phase][:, 10].sum()) for phase in (0, 1)} for rows in found]
+    assert [sum(own[phase] for own in samples) for phase in (0, 1)] == [2 * 24, 2 * evaluated]
+    assert samples[2] == {0: 0, 1: 0}  # stage 1 reads nothing
+    assert [(rows[:, 0] == 1).sum() for rows in found] == [2 * -(-evaluated // 2), 2 * (evaluated // 2), 2 * evaluated]
+    assert config.twin.pipeline.stages[0].evaluation_s == pytest.approx(0.002 / 4)
+
+
+def test_replicas_wait_for_the_slowest_one_at_each_update_of_the_weights(data, tmp_path):
+    obeyed = {}
+    for waits in (True, False):
+        config = config_of(stages(2), data, tmp_path / str(waits), minibatches=11)  # replica 0 has one minibatch more
+        section = config.twin.pipeline
+        section.stages[0].backward_s, section.replicas_wait = Uniform(0.0, 0.02), waits
+        passes = [np.array(one.passes) for one in run(config)]
+        ends = [own[own[:, 0] == 1][:, 3] for own in passes]
+        begins = [own[own[:, 0] == 0][:, 2] for own in passes]
+        obeyed[waits] = all(begin >= end for end, begin in zip(ends[0], begins[1][1:], strict=False)) and all(
+            begin >= end for end, begin in zip(ends[1], begins[0][1:], strict=False)
+        )
+    assert obeyed == {True: True, False: False}
+
+
+def test_the_stages_of_a_plan_in_a_file_are_those_of_the_run(data, tmp_path):
+    plan = {
+        "version": 1, "schedule": "gpipe", "depth": {"0": 1},
+        "stages": [
+            {"stage": k, "ranks": [k], "forward_s": 0.002, "backward_s": 0.004, "parameter_bytes": 500.0, "input_bytes": 1000.0}
+            for k in (0, 1)
+        ],
+    }  # fmt: skip
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    config = config_of(stages(1, 1), data, tmp_path)
+    config.twin.checkpoint.files, config.twin.checkpoint.commit = [], "file"
+    config.twin.pipeline = Pipeline(plan="plan.json", minibatches=4, link_bytes_per_s=1e5)
+    dump(config, tmp_path / "twin.yaml")
+    done = run_iotwin("emulate", tmp_path / "twin.yaml", "--json")
+    found = json.loads(done.stdout)["pipeline"]
+    assert [stage["checkpoint_bytes"] for stage in found["stages"]] == [1000, 1000]
+    assert found["seconds_per_minibatch"] >= 0.009  # 1000 bytes cross the link at 1e5 bytes/s
+    loaded = load(tmp_path / "twin.yaml")
+    expand_plan(loaded)
+    assert plan_of(loaded.twin.pipeline).schedule == "gpipe" and plan_of(loaded.twin.pipeline).stages[1].receive_s == 0.02
+    assert plan_of(loaded.twin.pipeline).stages[0].receive_s == 0
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ("{minibatches: 3}", "stages: list the stages, or give `plan`"),
+        ("{plan: p.json, stages: [{ranks: [0], forward_s: 1, backward_s: 1}]}", "stages: list the stages, or give `plan`"),
+        (f"{{stages: {TWO_STAGES}, link_bytes_per_s: 1}}", "link_bytes_per_s: needs the bytes that cross it"),
+    ],
+)
+def test_a_contradictory_section_is_refused_with_its_key(tmp_path, section, key):
+    (tmp_path / "twin.yaml").write_text(f"twin: {{pipeline: {section}}}\n")
+    with pytest.raises(UsageError, match=f"twin.pipeline.{key}"):
+        load(tmp_path / "twin.yaml")
+
+
 def test_what_a_pipeline_cannot_do_is_refused(data, tmp_path):
     config = config_of(stages(1, 1), data, tmp_path, minibatches=1000)
     with pytest.raises(IotwinError, match="1000 are asked for, the data set has 24"):
         run(config)
     with pytest.raises(UsageError, match="has 2; leave --ranks out"):
         run_pipeline(config, None, 3, None)
-    with pytest.raises(UsageError, match="leave out mpirun, --for"):
+    with pytest.raises(UsageError, match="leave out mpirun and --for"):
         run_pipeline(config, None, 2, 1.0)
     with pytest.raises(UsageError, match="each of 0 to 1 is in one stage"):
         plan_of(Pipeline([PipelineStage([0], 1, 1), PipelineStage([0], 1, 1)]))
@@ -149,7 +226,7 @@ def test_a_plan_becomes_a_workload_that_the_emulator_runs(data, tmp_path):
         "--json",
     )
     document = json.loads(done.stdout)
-    assert [stage["checkpoint_bytes"] for stage in document["pipeline"]["stages"]] == [1000, 1000]
+    assert [stage["checkpoint_bytes"] // 1000 for stage in document["pipeline"]["stages"]] == [4, 4]
     assert document["num_accelerators"] == 2
     empty = tmp_path / "empty"
     empty.mkdir()

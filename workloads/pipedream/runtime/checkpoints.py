@@ -20,11 +20,11 @@ from iotwin.common.progress import note
 from iotwin.common.retention import Retention
 from iotwin.workloads.pipedream.runtime.groups import StageLeader
 from iotwin.workloads.pipedream.runtime.weights import SgdVersions, WeightVersions
+from iotwin.workloads.policies.pipeline import CHECKPOINTS_KEPT
 from iotwin.workloads.state.keeper import code_sha256
 from iotwin.workloads.state.torch_state import TORCH
 
 FOLDER = "checkpoint"  # below --checkpoint_dir; --resume DIR/checkpoint, the prefix of the original's files, thus names the store
-_KEPT = 2  # the newest checkpoint, and one in case that it is damaged
 
 
 class PipelineProgress(NamedTuple):
@@ -86,7 +86,7 @@ class StageCheckpoints:
 
     def __init__(self, directory: Path, leader: StageLeader, job: dict[str, Any]) -> None:
         self.directory, self._leader, self._job = directory, leader, job
-        self.store = Store(directory, Retention(_KEPT), leader)
+        self.store = Store(directory, Retention(CHECKPOINTS_KEPT), leader)
 
     def save(self, state: StageState, progress: PipelineProgress, reason: str) -> Path:
         """Write a checkpoint together with the other leaders, who must all call this method. Return its folder."""

@@ -51,8 +51,7 @@ class Training:
 
     def update_of(self, stage: int, minibatch: int) -> int:
         """Return the index of the update that a minibatch's gradient contributes to."""
-        grouped = self.plan.schedule in ("gpipe", "flush", "2bw")
-        return minibatch // (self.plan.group if grouped else self.plan.stages[stage].replicas)
+        return self.plan.update_of(stage, minibatch)
 
     def edges(self) -> list[tuple[str, int, int]]:
         """Return each tensor that crosses stages as (name, stage that sends it, stage that receives it)."""

@@ -254,13 +254,17 @@ class PipelineJob:
         """Write a checkpoint, if there is a directory for them. All ranks wait until it is durable."""
         if self._config.checkpoint_dir is None:
             return
+        with self._log.interval("checkpoint", epoch_num=self._batches.position.epoch):
+            self._write(reason)
+            self._ranks.sum(0)
+
+    def _write(self, reason: str) -> None:
         if self.checkpoints is not None:
             progress = PipelineProgress(self._batches.position, self._rank.trained, self._best_prec1)
             size_bytes = sum(weight.nbytes for weight in self._rank.weights.latest().values())
             with self._rank.parts.measure("ckpt_write", **self._rank.labels(0, self._rank.weights.newest, size_bytes)):
                 path = self.checkpoints.save(self._state, progress, reason)
             print(f"Saved checkpoint to {path}", flush=True)
-        self._ranks.sum(0)
 
     def result(self) -> dict[str, Any]:
         """Return what this rank has done, as a JSON object."""
