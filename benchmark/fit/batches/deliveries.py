@@ -77,9 +77,9 @@ def _ignored(pids: pd.Series, sent_ns: NDArray[np.int64], is_end: NDArray[np.boo
     of_process, loader = asked.groupby("pid")["asked_ns"].agg(list).to_dict(), pids.to_numpy(np.int64)
     for pid in np.unique(loader).tolist():
         rows = np.flatnonzero(loader == pid)
-        again = rows[1:][is_end[rows[1:]] & is_end[rows[:-1]]]
-        read = np.searchsorted(np.array(of_process.get(pid, []), np.int64), sent_ns[again], side="right")
-        ignored[again] = np.maximum(read - 1 - (again - rows[0]), 0)
+        ends = rows[is_end[rows]]
+        read = np.searchsorted(np.array(of_process.get(pid, []), np.int64), sent_ns[ends], side="right")
+        ignored[ends] = np.maximum(read - 1 - (ends - rows[0]), 0)
         ignored[rows] = np.maximum.accumulate(ignored[rows])
     return ignored
 

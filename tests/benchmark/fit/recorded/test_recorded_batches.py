@@ -174,3 +174,10 @@ def test_requests_that_loaders_ignore_at_the_end_of_a_stream_shift_no_batch(tmp_
     for begin in (0, 6, 12):
         lengths = [np.subtract(each.delivered_ns, each.received_ns)[begin : begin + 6].tolist() for each in (found, plain)]
         assert lengths[0] == pytest.approx(lengths[1], abs=2)
+
+
+def test_a_recording_holds_what_tracing_added_to_a_call(tmp_path):
+    trace = LoaderJob(epochs=1).trace(tmp_path / "t")
+    assert (recorded(trace).header.transfer_ns, recorded(trace).header.call_ns) == (0, 0)
+    trace.manifest.cost.transfer_ns, trace.manifest.cost.call_ns = 300, 700
+    assert (recorded(trace).header.transfer_ns, recorded(trace).header.call_ns) == (300, 700)

@@ -217,3 +217,10 @@ def test_what_durability_costs_is_reported():
     figures = [[TrainingFigures(step_s, step_s, None, {}) for step_s in each] for each in ((1.2, 1.21, 1.19), (1.0, 1.0, 1.0))]
     _judge(durable, *figures, noise=0.03)
     assert durable.notes == ["costs 20.0% of the step time"] and not durable.significant
+
+
+def test_tracing_lengthens_a_step_by_its_calls_at_most(tmp_path):
+    """A batch has 4 files, each opened, read by 2 calls and closed; two loaders read batches at once."""
+    view = view_of(LoaderJob(**QUICK, loaders=2).trace(tmp_path / "t"))
+    view.trace.manifest.cost.transfer_ns, view.trace.manifest.cost.call_ns = 300, 700
+    assert view.tracing_s == pytest.approx(4 * (2 * 300 + 2 * 700) / 2 / 1e9)

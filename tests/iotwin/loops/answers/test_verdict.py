@@ -81,15 +81,18 @@ def test_the_first_rank_is_one_that_trains():
     assert _first_rank(processes[:1]) == [1] and _first_rank(processes[:0]) == []
 
 
-def test_reads_before_those_of_loaders_are_no_training(tmp_path):
+def test_reads_before_those_of_loaders_are_no_training_and_those_of_other_ranks_serve_none(tmp_path):
     made = Made()
     made.process(10, 1, "rank")
     made.process(11, 10, "loader", 5000, 9000)
+    made.process(12, 1, "rank")
+    made.process(13, 12, "loader", 4500, 9000)
     file = made.file("/d/a", size=100)
     made.call(0, 10, "read", file, 0, 100, took_ms=4000)
+    made.call(4500, 13, "read", file, 0, 100, took_ms=4400)
     made.call(5000, 10, "poll", -1, took_ms=2000)
-    made.call(5000, 11, "read", file, 0, 100, took_ms=2000)
+    made.call(5000, 11, "read", file, 0, 100, took_ms=800)
     made.call(8900, 11, "read", file, 0, 100, took_ms=100)
     found = verdict_of(made.trace(tmp_path / "t"))
     assert found.window.begin_s == pytest.approx(5) and found.waiting_share == pytest.approx(0.5)
-    assert found.limited_by == "storage"
+    assert found.limited_by == "loaders" and "storage is idle for 60% of that" in found.sentence
