@@ -38,6 +38,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "fuzz": ("trace_store", "workload_yaml", "common"),
     "mutations": ("tracesim", "benchmark", "datagen", "trace_store"),
     "pipedream": ("workloads/pipedream", "workloads/policies"),
+    "pipedream_loop": ("workloads/pipedream/runtime", "workloads/policies", "benchmark", "iotwin/loops"),
     "pipedream_runtime": ("workloads/pipedream/runtime", "workloads/policies"),
     "dtr": ("workloads/dtr",),
     "detrain": ("workloads/detrain",),
