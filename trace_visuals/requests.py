@@ -11,6 +11,7 @@ DEVICE_LANES = ("kernel", "copy")
 # parts that a job logs of a checkpoint concurrent with training: writing, copying, waiting
 CHECKPOINT_PARTS = ("persist", "snapshot", "stall")
 _MOST_PARTS = 6
+_MOST_RANKS = 16
 _MOST_DEVICES = 8
 
 
@@ -58,6 +59,31 @@ def part_lanes(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], CallLanes]:
     names = tuple(each for each in name.unique() if each in longest)
     names += tuple(each for each in CHECKPOINT_PARTS if (name == each).any())
     return names, _binned(leading.assign(size_bytes=0), "start_ns", name, names, grid)
+
+
+def pipeline_passes(trace: Trace) -> "pd.DataFrame | None":
+    """Return the passes of a pipeline: columns of schema.PARTS whose `step` is the minibatch, and `kind`, F or B.
+
+    Returns None if the trace has no parts with these names and a stage.
+    """
+    parts = trace.step_parts()
+    if parts is None:
+        return None
+    name = parts["name"].astype(str)
+    passes = parts[name.isin(("f", "b")) & parts[["stage", "step", "rank"]].notna().all(axis=1)]
+    return passes.assign(kind=name.str.upper()) if len(passes) else None
+
+
+def pass_lanes(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], CallLanes]:
+    """Return names and lanes of the forward and the backward passes of each rank of a pipeline, for at most 16 ranks."""
+    passes = pipeline_passes(trace)
+    if passes is None:
+        return (), LaneBins(grid, 0).result()
+    stages = dict(zip(passes["rank"].astype(int), passes["stage"].astype(int), strict=True))
+    of_rank = {rank: f"rank {rank}, stage {stages[rank]}" for rank in sorted(stages)[:_MOST_RANKS]}
+    names = tuple(f"{title}: {kind}" for title in of_rank.values() for kind in ("F", "B"))
+    own = passes["rank"].astype(int).map(of_rank).fillna("") + ": " + passes["kind"]
+    return names, _binned(passes.assign(size_bytes=0), "start_ns", own, names, grid)
 
 
 def _binned(table: pd.DataFrame, start: str, kind: "pd.Series[str]", names: tuple[str, ...], grid: Grid) -> CallLanes:

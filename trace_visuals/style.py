@@ -25,6 +25,7 @@ BLOCK_COLOURS = {"read": SKY, "write": ORANGE}
 PART_COLOUR = GREY  # one colour for all parts of steps, since jobs name their own parts
 # colours of the parts of a checkpoint: writing, copying, waiting
 CHECKPOINT_COLOURS = {"persist": VERMILLION, "snapshot": ORANGE, "stall": BLACK}
+PASS_COLOURS = {"F": SKY, "B": ORANGE}  # forward and backward passes of a pipeline
 DEVICE_COLOURS = {"kernel": GREEN, "copy": PURPLE}
 TRACE_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 

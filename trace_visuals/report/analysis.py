@@ -22,7 +22,15 @@ from iotwin.trace_visuals.report.lanes import LaneName, LanePlan
 from iotwin.trace_visuals.report.slowest_calls import EveryCall, SlowestCalls
 from iotwin.trace_visuals.report.survey import Survey, surveys
 from iotwin.trace_visuals.report.tables import OperationTable, ProcessTable, ReportedFiles
-from iotwin.trace_visuals.requests import BLOCK_LANES, CHECKPOINT_PARTS, DEVICE_LANES, block_lanes, device_lanes, part_lanes
+from iotwin.trace_visuals.requests import (
+    BLOCK_LANES,
+    CHECKPOINT_PARTS,
+    DEVICE_LANES,
+    block_lanes,
+    device_lanes,
+    part_lanes,
+    pass_lanes,
+)
 from iotwin.trace_visuals.windows import leading_phases
 
 _SLOWEST = 50
@@ -152,15 +160,23 @@ def with_requests(trace: Trace, names: list[LaneName], lanes: CallLanes) -> tupl
     """Return `names` and `lanes` with further lanes for block requests, accelerators and parts of steps that the trace has."""
     grid = lanes.grid
     part_names, parts = part_lanes(trace, grid)
+    pass_names, passes = pass_lanes(trace, grid)
     found: list[tuple[CallLanes | None, str, tuple[str, ...]]] = [
         (block_lanes(trace, grid), "block", BLOCK_LANES),
         (device_lanes(trace, grid), "device", DEVICE_LANES),
         (parts if part_names else None, "part", part_names),
+        (passes if pass_names else None, "part", pass_names),
     ]
     for more, section, titles in found:
         if more is not None:
-            whose = [f"{'checkpoint' if title in CHECKPOINT_PARTS else section} {title}" for title in titles]
+            whose = [_titled(section, title) for title in titles]
             names = [*names, *(LaneName(section, name, name) for name in whose)]
             columns = ("calls", "busy", "in_flight", "size_bytes")
             lanes = CallLanes(lanes.grid, *(np.concatenate((getattr(lanes, name), getattr(more, name))) for name in columns))
     return names, lanes
+
+
+def _titled(section: str, title: str) -> str:
+    if title.startswith("rank "):
+        return title
+    return f"{'checkpoint' if title in CHECKPOINT_PARTS else section} {title}"

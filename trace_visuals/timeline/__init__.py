@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -25,6 +26,7 @@ from iotwin.trace_visuals.style import (
     GREEN,
     GREY,
     GROUP_COLOURS,
+    PASS_COLOURS,
     PHASE_COLOURS,
     PICTURE_TYPES,
     PURPLE,
@@ -177,6 +179,7 @@ class _Shared:
     device: bool
     disk: bool
     block: bool
+    passes: bool
     peak_bytes_per_s: float
     peak_disk_bytes_per_s: float
     peak_in_flight: float
@@ -192,7 +195,8 @@ def _shared(blocks: list[TraceTimeline]) -> _Shared:
     disk_peak = max((float(rate.max(initial=0)) for rates in disks for rate in rates.values()), default=0.0)
     return _Shared(
         rows, any(b.cpu is not None for b in blocks), any(b.gpu is not None for b in blocks),
-        any(b.device is not None for b in blocks), bool(disk_peak), any(b.block is not None for b in blocks), peak, disk_peak,
+        any(b.device is not None for b in blocks), bool(disk_peak), any(b.block is not None for b in blocks),
+        any(b.passes is not None for b in blocks), peak, disk_peak,
         flight, max(draw_row.gpu_memory_peak(block.gpu) for block in blocks),
     )  # fmt: skip
 
@@ -207,6 +211,8 @@ def _plan(block: TraceTimeline, shared: _Shared, form: Form, spelt: Mapping[str,
         rows.append(_TimelineRow(_LOW_GRAPH_IN, lambda ax: draw_row.draw_gpu_memory(ax, block, shared.peak_gpu_bytes)))
     if shared.device:
         rows += [_strip(draw_row.draw_device, block, lane) for lane in range(len(block.device_names))]
+    for lane in range(len(block.passes.ranks) if block.passes else 0):
+        rows.append(_TimelineRow(_STRIP_IN, partial(draw_row.draw_rank_passes, block=block, lane=lane, width_in=form.plot_in)))
     rows += [_strip(draw_row.draw_part, block, lane) for lane in range(len(block.part_names))]
     for group, title in enumerate(block.groups.titles):
         lanes = [group * len(ROW_GROUPS) + row for row in shared.rows]
@@ -271,6 +277,8 @@ def _handles(phases: Iterable[str], shared: _Shared, form: Form) -> list[Patch |
         Patch(facecolor=GREY, label="height: share of time with a call in flight"),
         Patch(facecolor=(*to_rgb(GREY), 0.3), label="pale: some call starts or is in flight, darker for more"),
     ]
+    if shared.passes:
+        handles += [Patch(facecolor=colour, label=f"{kind} with its minibatch") for kind, colour in PASS_COLOURS.items()]
     if shared.cpu and not form.paper:
         handles += [Patch(facecolor=colour, label=f"CPU {name}") for name, colour in CPU_COLOURS.items()]
         handles.append(Line2D([], [], color=BLACK, linewidth=0.8, label="CPU, this job"))

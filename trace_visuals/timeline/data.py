@@ -16,6 +16,7 @@ from iotwin.trace_visuals.gaps import sample_gaps
 from iotwin.trace_visuals.report.survey import surveys
 from iotwin.trace_visuals.requests import block_lanes, device_rows, part_lanes
 from iotwin.trace_visuals.timeline.grouping import Grouping, group_processes
+from iotwin.trace_visuals.timeline.passes import PassRows, pass_rows
 from iotwin.trace_visuals.windows import TimeWindow, leading_phases
 
 # The operations that have a row in every group of processes. The lane of a row is group * len(ROW_GROUPS) + row.
@@ -46,6 +47,7 @@ class TraceTimeline:
     device: CallLanes | None  # work of the accelerators; a lane for each of device_names
     part_names: tuple[str, ...]
     parts: CallLanes  # parts of the lowest rank's steps; a lane for each of part_names
+    passes: PassRows | None  # of a pipeline's ranks
 
 
 def load_timeline(trace: Trace, label: str, window: TimeWindow, bins: int, how: str, advance: Advance) -> TraceTimeline:
@@ -76,7 +78,7 @@ def load_timeline(trace: Trace, label: str, window: TimeWindow, bins: int, how: 
     cpu, gpu, disk = (coarser(_in_window(table, window), bins // _BINS_A_SAMPLE) for table in samples.values())
     return TraceTimeline(
         label, trace.manifest, window, groups, accumulated.result(), leading_phases(trace), trace.inferred is not None, cpu, gpu,
-        disk, gaps, block_lanes(trace, grid), *device_rows(trace, grid), *part_lanes(trace, grid),
+        disk, gaps, block_lanes(trace, grid), *device_rows(trace, grid), *part_lanes(trace, grid), pass_rows(trace, window),
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from iotwin.common.foreign_files import sha256_of
 from iotwin.trace_visuals.bins import CallLanes
 from iotwin.trace_visuals.call_columns import GROUPS
 from iotwin.trace_visuals.requests import BLOCK_LANES
+from iotwin.trace_visuals.style import PASS_COLOURS
 from iotwin.trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline
 from iotwin.trace_visuals.timeline.rows import disk_rates, in_flight, throughput
 
@@ -37,16 +39,27 @@ def identities(paths: Sequence[Path]) -> str:
     return "; ".join(f"{path.name} (manifest.json sha256 {sha256_of(path / 'manifest.json')})" for path in paths)
 
 
+def _table(zero_ns: int, name: str, series: str, begin_ns: object, end_ns: object, values: object) -> dict[str, object]:
+    found = np.nan_to_num(np.asarray(values, np.float64))
+    begin, end = ((np.asarray(times, np.int64) - zero_ns) / _SECOND for times in (begin_ns, end_ns))
+    return {
+        "row": name, "series": series, "begin_s": begin[found != 0], "end_s": end[found != 0], "value": found[found != 0]
+    }  # fmt: skip
+
+
+def _passes(block: TraceTimeline) -> Iterator[tuple[int, str, pd.DataFrame]]:
+    """Yield (rank, kind, passes) of each rank of a pipeline. The value of a row is the minibatch plus 1."""
+    for rank, own in zip(block.passes.ranks, block.passes.passes, strict=True) if block.passes else ():
+        for kind in PASS_COLOURS:
+            yield rank, kind, own[own["kind"] == kind]
+
+
 def _rows(block: TraceTimeline) -> Iterator[dict[str, object]]:
     zero_ns = block.window.zero_ns
 
-    def row(name: str, series: str, begin_ns: object, end_ns: object, values: object) -> dict[str, object]:
-        found = np.nan_to_num(np.asarray(values, np.float64))
-        begin, end = ((np.asarray(times, np.int64) - zero_ns) / _SECOND for times in (begin_ns, end_ns))
-        return {
-            "row": name, "series": series, "begin_s": begin[found != 0], "end_s": end[found != 0], "value": found[found != 0]
-        }  # fmt: skip
-
+    row = partial(_table, zero_ns)
+    for rank, kind, own in _passes(block):
+        yield row(f"rank {rank}", kind, own["start_ns"], own["start_ns"] + own["duration_ns"], own["step"] + 1)
     for name, own in block.phases.groupby("phase", observed=True):
         yield row("phases", str(name), own["start_ns"], own["end_ns"], np.ones(len(own)))
     edges = block.lanes.grid.edges()

@@ -27,6 +27,7 @@ from iotwin.trace_visuals.style import (
     PURPLE,
 )
 from iotwin.trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline
+from iotwin.trace_visuals.timeline.passes import draw_passes
 
 _SECOND = 1e9
 _MOST_STEPS = 300  # most steps that are marked; more marks would be a grey blur
@@ -261,6 +262,12 @@ def draw_part(ax: Axes, block: TraceTimeline, lane: int) -> None:
     title = "checkpoints" if lane == first else "" if lane else "parts"
     thing = (title, CHECKPOINT_COLOURS.get(own, PART_COLOUR), "time")
     _draw_strip(ax, block, block.parts, lane, thing, False, f"{plain(own, _NAME_LETTERS)}\n")
+
+
+def draw_rank_passes(ax: Axes, block: TraceTimeline, lane: int, width_in: float) -> None:
+    """Draw the passes of one rank of a pipeline. `width_in`: width of the axis in inches."""
+    if block.passes is not None:
+        name_row(ax, f"rank {block.passes.ranks[lane]}", draw_passes(ax, block.passes, lane, width_in))
 
 
 def _draw_strip(

@@ -31,12 +31,12 @@ def write_timeline(plan: PipelinePlan, timeline: Timeline, minibatches: int, sch
         from iotwin.trace_store.trace_directory import made_trace
 
         with made_trace(path) as made:
-            _write_trace(plan, timeline, made)
+            _write_trace(plan, timeline, minibatches, schedule, made)
 
 
-def _chrome(plan: PipelinePlan, timeline: Timeline, minibatches: int, schedule: str) -> dict[str, Any]:
-    """Return the timeline in Chrome's Trace Event Format, with a process for each stage and a thread for each rank."""
-    used = {
+def _versions_used(plan: PipelinePlan, minibatches: int, schedule: str) -> dict[tuple[int, int], int]:
+    """Return the version of the weights that a stage uses for a minibatch, by (stage, minibatch)."""
+    return {
         (stage.stage, minibatch): version
         for stage in plan.stages
         for replica in range(stage.replicas)
@@ -44,6 +44,11 @@ def _chrome(plan: PipelinePlan, timeline: Timeline, minibatches: int, schedule: 
             range(replica, minibatches, stage.replicas), versions(plan, stage.stage, replica, minibatches, schedule), strict=True
         )
     }
+
+
+def _chrome(plan: PipelinePlan, timeline: Timeline, minibatches: int, schedule: str) -> dict[str, Any]:
+    """Return the timeline in Chrome's Trace Event Format, with a process for each stage and a thread for each rank."""
+    used = _versions_used(plan, minibatches, schedule)
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": stage.stage, "args": {"name": f"stage {stage.stage}"}} for stage in plan.stages
     ]
@@ -70,8 +75,11 @@ def _chrome(plan: PipelinePlan, timeline: Timeline, minibatches: int, schedule: 
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-def _write_trace(plan: PipelinePlan, timeline: Timeline, path: Path) -> None:
-    """Write a trace: a process per rank, a GPU kernel per F or B pass, a read per minibatch, and a checkpoint per stage."""
+def _write_trace(plan: PipelinePlan, timeline: Timeline, minibatches: int, schedule: str, path: Path) -> None:
+    """Write a trace: a process per rank, a read per minibatch, and a checkpoint per stage.
+
+    Each pass is a GPU kernel, and also a part of a step, as ranks log them.
+    """
     from iotwin.trace_store import schema
     from iotwin.trace_store.manifest import ClockPair, Host, Manifest, Target
     from iotwin.trace_store.writer import write_events, write_tables
@@ -115,6 +123,7 @@ def _write_trace(plan: PipelinePlan, timeline: Timeline, path: Path) -> None:
         _encoded(processes, schema.PROCESSES),
         _encoded(phases, schema.PHASES),
         gpu=_encoded(_kernels(timeline), schema.GPU),
+        parts=_encoded(_parts(timeline, _versions_used(plan, minibatches, schedule)), schema.PARTS),
     )
 
 
@@ -161,6 +170,18 @@ def _kernels(timeline: Timeline) -> dict[str, Any]:
         "kind": "kernel", "device": timeline.rank[order], "stream": 0, "pid": pids, "tid": pids, "source": "kineto",
         "name": [f"{'B' if backward else 'F'}{batch}"
                  for backward, batch in zip(timeline.backward[order], timeline.minibatch[order], strict=True)],
+    }  # fmt: skip
+
+
+def _parts(timeline: Timeline, used: dict[tuple[int, int], int]) -> dict[str, Any]:
+    order = np.argsort(timeline.start_s, kind="stable")
+    stage, minibatch = timeline.stage[order], timeline.minibatch[order]
+    return {
+        "name": ["b" if backward else "f" for backward in timeline.backward[order]],
+        "start_ns": _START_NS + (timeline.start_s[order] * 1e9).astype(int),
+        "duration_ns": ((timeline.end_s - timeline.start_s)[order] * 1e9).astype(int),
+        "rank": timeline.rank[order], "epoch": 1, "step": minibatch, "stage": stage,
+        "version": [used[pair] for pair in zip(stage.tolist(), minibatch.tolist(), strict=True)],
     }  # fmt: skip
 
 
