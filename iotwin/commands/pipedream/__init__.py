@@ -23,5 +23,7 @@ class PipeDreamGroup(Group):
         "drive",
         "terminate",
         "verify",
+        "bandwidth",
+        "results",
         "merge",
     )

@@ -31,7 +31,7 @@ def path(tmp_path):
     made = write_job(tmp_path / "t.trace", job)
     rows = [(name, job.start_ns + start * MILLISECOND, length * MILLISECOND, 0, 1, None) for name, start, length in SAVED]
     rows += [(f"other{number}", job.start_ns, (number + 1) * 1000 * MILLISECOND, 0, 1, None) for number in range(9)]
-    saved = pa.Table.from_pylist([dict(zip(schema.PARTS.names, row, strict=True)) for row in rows])
+    saved = pa.Table.from_pylist([dict(zip(schema.PARTS.names, (*row, None, None), strict=True)) for row in rows])
     table = pa.concat_tables([pq.read_table(made / "parts.parquet").cast(schema.PARTS), saved.cast(schema.PARTS)])
     pq.write_table(table.sort_by("start_ns"), made / "parts.parquet")
     (made / "logs").mkdir(exist_ok=True)
