@@ -35,7 +35,7 @@ class Exchange(msgspec.Struct):
     latency_s: float
 
 
-class Measured(msgspec.Struct):
+class MeasuredRates(msgspec.Struct):
     """All measurements of a run, by ascending size."""
 
     point_to_point: list[Exchange]
@@ -70,14 +70,14 @@ def measure_bandwidth(options: BandwidthOptions) -> dict[str, Any]:
         if ending.reason or ending.exit_status:
             raise IotwinError(ending.reason or "a rank failed")
         lines = read_foreign_end(folder / "rank-0.log", _MOST_LOG_BYTES).strip().splitlines()
-    found = decode_foreign((lines[-1] if lines else "").encode(), Measured, "rank-0.log")
+    found = decode_foreign((lines[-1] if lines else "").encode(), MeasuredRates, "rank-0.log")
     own = {"backend": options.backend, "ranks": options.ranks}
     return own | msgspec.to_builtins(found) | {"recommended_b": found.point_to_point[-1].bytes_per_s}
 
 
-def run_rank(sizes: Sequence[int], ranks: TorchRanks) -> Measured:
+def run_rank(sizes: Sequence[int], ranks: TorchRanks) -> MeasuredRates:
     """Take part in the measurement of each size as one rank."""
-    found = Measured([], [])
+    found = MeasuredRates([], [])
     for size in sizes:
         tensor = torch.zeros(max(1, size // 4), device=ranks.device)
         both_ways_s = _median_s(lambda: _there_and_back(tensor, ranks), ranks)  # noqa: B023 - called at once
