@@ -42,6 +42,7 @@ STORE = "trace_store"
 PROGRAMS = {
     f"workloads.pipedream.{name}"
     for name in (
+        "main",
         "driver",
         "terminate_runtime",
         "compress_graph_branches",

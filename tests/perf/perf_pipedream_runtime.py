@@ -28,8 +28,8 @@ from iotwin.workloads.common.torch_ranks import join_ranks
 from iotwin.workloads.launch import local_plan
 from iotwin.workloads.models import build
 from iotwin.workloads.models.built import Built
+from iotwin.workloads.pipedream.converter.stages import split
 from iotwin.workloads.pipedream.runtime.engine import StageRank, Training, seed_pass, training_of
-from iotwin.workloads.pipedream.runtime.stages import split
 from iotwin.workloads.pipedream.runtime.weights import SgdVersions
 from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
 from iotwin.workloads.policies.pipeline_simulator import simulate

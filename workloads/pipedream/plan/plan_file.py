@@ -13,6 +13,7 @@ from iotwin.common.foreign_files import read_foreign_json, read_foreign_struct
 from iotwin.workloads.policies.pipeline import SCHEDULES, PipelinePlan, Stage
 
 VERSION = 1
+MODULES = "modules.json"  # in the folder of a converted model
 
 
 class _Stage(msgspec.Struct, forbid_unknown_fields=True):
@@ -134,7 +135,7 @@ def _plan_of_conf(content: dict[str, Any], path: Path) -> PipelinePlan:
 
 def read_converted(folder: Path) -> ConvertedModel | None:
     """Return the modules.json of a folder that ``iotwin pipedream convert`` wrote, None if there is none."""
-    path = folder / "modules.json"
+    path = folder / MODULES
     if not os.path.isfile(path):  # noqa: PTH113 - False, not OSError, of a name that is too long
         return None
     try:

@@ -70,14 +70,6 @@ class StageState:
         self.optimizer.state = {name: velocity[self.names[name]] for name in own if self.names[name] in velocity}
 
 
-def full_names(model: nn.Module, stage: nn.Module) -> dict[str, str]:
-    """Map the names of a stage's parameters and buffers to those of the whole model, which share their tensors."""
-    known: dict[int, str] = {}
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        known.setdefault(id(tensor), name)
-    return {name: known[id(tensor)] for name, tensor in [*stage.named_parameters(), *stage.named_buffers()]}
-
-
 class StageCheckpoints:
     """The store of a pipeline's checkpoints, seen from the first replica of a stage. `with` locks it.
 

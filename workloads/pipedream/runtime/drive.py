@@ -25,6 +25,7 @@ from iotwin.common.progress import note
 from iotwin.common.ranks import claimed_ports
 from iotwin.workloads.launch import RECORD, Ending, LaunchPlan, RankProcess
 from iotwin.workloads.pipedream.plan.driver_file import CONTAINER_NAME, Driver, Launch, commands
+from iotwin.workloads.pipedream.plan.plan_file import MODULES, read_converted
 from iotwin.workloads.policies.pipeline import PipelinePlan
 
 _GRACE_S = 2.0  # ranks have no handler of SIGTERM, so that they end at once
@@ -90,6 +91,8 @@ def _write_files(driver: Driver, directory: Path, found: list[list[str]]) -> Non
         write_whole(directory / driver.path.name, read_foreign(driver.path, _MOST_BYTES))
         if driver.conf is not None:
             write_whole(directory / driver.conf.name, read_foreign(driver.conf, _MOST_BYTES))
+            if read_converted(driver.conf.parent):  # names the layers of each stage
+                write_whole(directory / MODULES, read_foreign(driver.conf.parent / MODULES, _MOST_BYTES))
         write_whole(directory / "git_info.log", _git_info())
         write_whole(directory / "command_history.log", "".join(f"{shlex.join(command)}\n" for command in found).encode())
         hosts = dict.fromkeys(host for host, _ in driver.machines)

@@ -12,8 +12,8 @@ from torch.func import functional_call
 from iotwin.common.errors import UsageError
 from iotwin.workloads.common.parts import Parts
 from iotwin.workloads.models.built import Built
+from iotwin.workloads.pipedream.converter.stages import SplitModel, StageModule, equal_split, planned_split, split
 from iotwin.workloads.pipedream.runtime.links import Links
-from iotwin.workloads.pipedream.runtime.stages import SplitModel, StageModule, equal_split, planned_split, split
 from iotwin.workloads.pipedream.runtime.weights import Optimizer, Weights, WeightVersions
 from iotwin.workloads.policies.pipeline import PipelinePlan, order, versions
 

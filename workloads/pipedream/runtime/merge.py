@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-
 from iotwin.common.checkpoints import Found, open_checkpoint, read_rank
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import make_folder
 from iotwin.common.progress import note
 from iotwin.workloads.models import build
+from iotwin.workloads.pipedream.converter.weights import whole_state
 from iotwin.workloads.state.save import save
 from iotwin.workloads.state.torch_state import TORCH
 
@@ -27,7 +26,7 @@ def merge(checkpoint: Path, output: Path, stages: Path | None = None) -> dict[st
     states = [_stage_state(found, stage) for stage in range(manifest.world_size)]
     tensors = {name: tensor for state in states for kind in ("weights", "buffers") for name, tensor in state[kind].items()}
     model = build(manifest.job["network"], manifest.job["preset"], manifest.job["classes"] or None).module
-    whole = _named(model, tensors)
+    whole = whole_state(model, tensors)
     try:
         model.load_state_dict(whole)
     except RuntimeError as error:
@@ -46,17 +45,6 @@ def _stage_state(found: Found, stage: int) -> dict[str, Any]:
     tensors, values = read_rank(found, stage)
     state: dict[str, Any] = TORCH.unflatten(values.get("state"), tensors)
     return state
-
-
-def _named(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return `tensors` by the keys of the model's state dict. Tied weights have several keys, of which a checkpoint has one."""
-    first: dict[int, str] = {}
-    found = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        same = first.setdefault(id(tensor), name)
-        if same in tensors:
-            found[name] = tensors[same]
-    return found
 
 
 def _export(states: list[dict[str, Any]], folder: Path, found: Found) -> list[str]:

@@ -99,7 +99,7 @@ class RandomSamples:
 
     def __init__(self, config: PipeDreamConfig) -> None:
         self._config = config
-        self._built: Built = build(config.arch, config.size)
+        self._built: Built = build(config.arch, config.size, config.classes)
         self._inputs = len(inspect.signature(self._built.module.forward).parameters)
         self.classes, self.training, self.validation = 0, _IMAGENET_IMAGES, _IMAGENET_VALIDATION
 

@@ -4,13 +4,14 @@ import os
 import re
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 
 from iotwin.common.errors import UsageError, nearest
 from iotwin.workloads.common.options import add_options, check_least, option
 from iotwin.workloads.common.variant import INSTRUMENTED, ORIGINAL, add_variant_options, check_variant
 from iotwin.workloads.models import IMAGE_CLASSIFIERS, MODELS, PRESETS
-from iotwin.workloads.pipedream.plan.plan_file import read_plan
+from iotwin.workloads.pipedream.plan.plan_file import ConvertedModel, read_converted, read_plan
 from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
 
 LR_POLICIES = ("step", "polynomial", "exponential_decay")
@@ -23,7 +24,12 @@ class PipeDreamConfig:
     """The options of one rank of a pipeline. Minibatches are those of the whole pipeline."""
 
     module: str | None = option(
-        f"model to train: {', '.join(MODELS)}; of models.ARCH.gpus=N, ARCH", None, "-m", "--module", type=str, metavar="NAME"
+        f"model to train: {', '.join(MODELS)}; of models.ARCH.gpus=N, ARCH; or a folder that convert --preset wrote",
+        None,
+        "-m",
+        "--module",
+        type=str,
+        metavar="NAME",
     )
     preset: str | None = option(
         "paper: as published; tiny: for a CPU (default: paper, if the model has a published size)", None, type=str, metavar="NAME"
@@ -98,15 +104,30 @@ class PipeDreamConfig:
     seed: int = option("seed of weights, order, crops and dropout", 1, least=0)
     variant: str = ORIGINAL
 
+    @cached_property
+    def converted(self) -> ConvertedModel | None:
+        """The model in the folder that --module names, None if it names no folder with weights."""
+        found = read_converted(Path(self.module)) if self.module and self.module not in MODELS else None
+        return found if found and found.preset else None
+
+    @property
+    def classes(self) -> int | None:
+        """The number of classes of the converted model, None if the images or the model determine it."""
+        return self.converted.classes if self.converted else None
+
     @property
     def arch(self) -> str:
         """The name of the model in the zoo."""
+        if self.converted:
+            return self.converted.arch
         match = _PACKAGE.fullmatch(self.module or "")
         return match["arch"] if match else self.module or ""
 
     @property
     def size(self) -> str:
         """The preset of the model."""
+        if self.converted and self.converted.preset:
+            return self.converted.preset
         return self.preset or ("paper" if self.arch in (*IMAGE_CLASSIFIERS, "gnmt") else "tiny")
 
 
@@ -154,6 +175,10 @@ def _refuse(config: PipeDreamConfig) -> None:
         (
             config.checkpoint_dir_not_nfs,
             "--checkpoint_dir_not_nfs: one manifest lists the files of all stages; give all ranks the same --checkpoint_dir",
+        ),
+        (
+            bool(config.converted and config.preset not in (None, config.size)),
+            f"--preset {config.preset}: {config.module} has weights of the preset {config.size}; leave --preset out",
         ),
         (config.macrobatch and config.no_input_pipelining, "--macrobatch and --no_input_pipelining exclude one another"),
         (config.data_dir is None and not config.synthetic_data, "name the images by --data_dir, or use --synthetic_data"),

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,12 +22,12 @@ from iotwin.workloads.common.parts import Parts
 from iotwin.workloads.common.torch_ranks import TorchRanks, join_ranks
 from iotwin.workloads.common.variant import TIMED
 from iotwin.workloads.models import build
+from iotwin.workloads.pipedream.converter.weights import full_names, read_weights
 from iotwin.workloads.pipedream.runtime.checkpoints import (
     FOLDER,
     PipelineProgress,
     StageCheckpoints,
     StageState,
-    full_names,
     restore,
 )
 from iotwin.workloads.pipedream.runtime.engine import Load, StageRank, training_of
@@ -107,7 +108,15 @@ class PipelineJob:
             few = f"{config.data_dir} has {self._training} training images, too few for one minibatch of {config.batch_size}"
             raise IotwinError(f"{few}; lower --batch-size or generate more images")
         torch.manual_seed(config.seed)
-        built = build(config.arch, config.size, classes or None)
+        converted = config.converted
+        if converted and converted.classes and classes not in (0, converted.classes):
+            raise IotwinError(
+                f"{config.data_dir} has images of {classes} classes, and the weights in {config.module} are for "
+                f"{converted.classes}; convert with --classes {classes}"
+            )
+        built = build(config.arch, config.size, classes or config.classes)
+        if converted:
+            read_weights(built.module, Path(str(config.module)), len(converted.modules) - 1)
         self._training_of_plan = training_of(built, plan, modules, config.seed, config.recompute, config.vertical_sync)
         self._batches = ResumableBatches(self._training, config.batch_size, config.seed, with_epoch=True)
         self._job = {"job": "pipedream", "network": config.arch, "preset": config.size, "classes": classes}

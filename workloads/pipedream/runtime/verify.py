@@ -21,10 +21,10 @@ from iotwin.common.ranks import claimed_ports
 from iotwin.workloads.common.torch_ranks import join_ranks
 from iotwin.workloads.launch import local_plan
 from iotwin.workloads.models import MODELS, build
+from iotwin.workloads.pipedream.converter.stages import planned_split
 from iotwin.workloads.pipedream.plan.plan_file import read_plan
 from iotwin.workloads.pipedream.runtime.engine import Load, StageRank, Training, training_of
 from iotwin.workloads.pipedream.runtime.groups import stage_group
-from iotwin.workloads.pipedream.runtime.stages import planned_split
 from iotwin.workloads.pipedream.runtime.staleness import train_alone
 from iotwin.workloads.pipedream.runtime.weights import SgdVersions
 from iotwin.workloads.policies.pipeline import PipelinePlan

@@ -7,10 +7,10 @@ from torch import nn
 from iotwin.common.errors import UsageError
 from iotwin.workloads.models import build
 from iotwin.workloads.pipedream.converter.layers import trace_layers
+from iotwin.workloads.pipedream.converter.stages import equal_split, layers, planned_split, split
 from iotwin.workloads.pipedream.plan.convert import convert
 from iotwin.workloads.pipedream.plan.graph_file import parse_graph
 from iotwin.workloads.pipedream.plan.report import optimize
-from iotwin.workloads.pipedream.runtime.stages import equal_split, layers, planned_split, split
 from tests.workloads.pipedream.common import options, profile
 
 
