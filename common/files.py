@@ -245,6 +245,12 @@ def link(path: Path, new: Path) -> None:
     new.hardlink_to(path)
 
 
+def write_fully(descriptor: int, content: bytes | memoryview) -> None:
+    """Write all of `content` to `descriptor`, by several calls if one writes only a part. Raises OSError if a call fails."""
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
 def append_line(path: Path, line: str) -> None:
     """Append `line` to the file `path` by one system call, so that the lines of several processes do not interleave."""
     descriptor = open_append(path, 0o644)

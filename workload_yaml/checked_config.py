@@ -10,7 +10,6 @@ from iotwin.common.beneath import stays_within
 from iotwin.common.errors import UsageError
 from iotwin.common.numbers.durations import Quantiles, Recorded, Uniform
 from iotwin.common.numbers.element_types import element_type
-from iotwin.workload_yaml import listed_reads
 from iotwin.workload_yaml.keys_and_types import convert_section
 from iotwin.workload_yaml.schema import Config, Pipeline, TwinCheckpoint
 from iotwin.workload_yaml.train_section import knows_batch
@@ -41,11 +40,6 @@ def _check(config: Config, where: Callable[[str], str]) -> None:
         wrong += [(f"twin.{kind}", f"'{name}' must be a path inside data_folder") for name in names if not stays_within(name)]
         if len(set(names)) < len(names):
             wrong.append((f"twin.{kind}", "a name is listed twice"))
-        reads = kind.replace("files", "reads")
-        if unsound := listed_reads.problem(getattr(config.twin, reads) or [], len(names)):
-            wrong.append((f"twin.{reads}", unsound))
-    if unsound := listed_reads.problem(config.twin.startup_reads, len(config.twin.startup_files)):
-        wrong.append(("twin.startup_reads", unsound))
     for key in ("dataset.record_element_type", "reader.transformed_record_element_type"):
         section, _, name = key.partition(".")
         if element_type(word := getattr(getattr(config, section), name)) is None:
@@ -86,11 +80,6 @@ def _conflicts(config: Config) -> list[tuple[str, bool, str]]:
         ),
         *_format_conflicts(config),
         ("twin.checkpoint.files", len(names) < len(twin.checkpoint.files), "two files have the same name"),
-        (
-            "twin.startup_ranks",
-            len(twin.startup_ranks) not in (0, len(twin.startup_reads)),
-            f"{len(twin.startup_ranks)} ranks for {len(twin.startup_reads)} startup_reads; give one for each, or none",
-        ),
         (
             "twin.resume.epoch",
             twin.resume is not None and twin.resume.epoch > config.train.epochs,

@@ -18,7 +18,7 @@ from iotwin.workload_yaml.dlio_spellings import fold_deviations, known_name
 from iotwin.workload_yaml.interpolation import interpolate
 from iotwin.workload_yaml.keys_and_types import without_unknown_keys
 from iotwin.workload_yaml.overrides import IGNORED, ComposedValues, apply, leaves, parse_override
-from iotwin.workload_yaml.schema import Config
+from iotwin.workload_yaml.schema import EARLIER_KEYS, Config
 from iotwin.workload_yaml.text import read
 from iotwin.workload_yaml.yaml12 import parse
 
@@ -31,7 +31,7 @@ class ComposedWorkload(NamedTuple):
 
     config: Config
     origins: dict[str, str]  # file name or override that set a value, by the value's path, such as reader.batch_size
-    passed_over: Sequence[str] = ()  # paths of unknown keys in a YAML written for DLIO, which were ignored
+    passed_over: Sequence[str] = ()  # paths of ignored keys: unknown ones of a YAML written for DLIO, and EARLIER_KEYS
     path: Path = Path()  # the YAML
 
     def rows(self) -> list[tuple[str, Any, str]]:
@@ -81,6 +81,7 @@ def parse_foreign(content: bytes, where: str) -> Config:
                 )
             settings.put(name, value, origin)
         fold_deviations(settings.raw)
+        without_unknown_keys(settings.raw, Config, EARLIER_KEYS.__contains__)
         config = checked_config(settings.raw, lambda _: where)
     except RecursionError:
         raise UsageError(f"{where}: is nested too deep for a workload; pack it again") from None
@@ -140,7 +141,8 @@ def _yamls(folder: Path) -> dict[str, Path]:
 def compose(path: Path, overrides: Sequence[str]) -> ComposedWorkload:
     """Return the workload in the YAML at `path`, changed by `overrides`. Raises UsageError as `load` does.
 
-    Unknown keys in a DLIO YAML are ignored, as DLIO ignores them. An unknown key in an override is an error.
+    Unknown keys in a DLIO YAML are ignored, as DLIO ignores them, and so are keys that only earlier versions had. An unknown key
+    in an override is an error.
     """
     settings = ComposedValues()
     try:
@@ -151,7 +153,11 @@ def compose(path: Path, overrides: Sequence[str]) -> ComposedWorkload:
         of_dlio = "model" in sections and bool(sections & {"framework", "workflow"}) and "twin" not in settings.raw
         for text in overrides:
             apply(settings, parse_override(text))
-        return finished(settings, path, overrides, lambda key: of_dlio and not settings.set_by(key) & {*overrides})
+
+        def passes_over(key: str) -> bool:
+            return (of_dlio or key in EARLIER_KEYS) and not settings.set_by(key) & {*overrides}
+
+        return finished(settings, path, overrides, passes_over)
     except RecursionError:
         raise UsageError(f"{path}: an alias in it refers to itself; write the value out") from None
 

@@ -274,33 +274,20 @@ class TwinEvaluation(Section):
     """Evaluation settings that DLIO does not have."""
 
     read_threads: Processes | None = None  # worker processes; None: as in training
-    lead_time: Duration = 0.0  # seconds of an evaluation before it requests its first batch
     preprocess_time: Duration = 0.0  # per evaluation sample
     after_checkpoint: bool = False  # if both are due, the checkpoint comes first
-    steps_before: Count = 0  # steps of an evaluation before the first epoch, with which some frameworks test their evaluation
 
 
 class TwinReader(Section):
     """Reader settings that DLIO does not have."""
 
     workers: Literal["processes", "threads"] = "processes"
-    start_time: Duration = 0.0  # seconds from the start of a pass's first loader process to the first read
     mmap: bool = False  # files are mapped, not read
     interleave_files: Positive | None = None  # number of files that dataset.interleave reads in turn; None: 8
-    # Files of any format are streamed as tf.data streams TFRecords, in records of dataset.record_length_bytes. They are repeated
-    # until train.total_training_steps are done.
-    streamed: bool = False
-    in_turn: bool = False  # a stream's open files deliver records in turn, even if threads read them
-    opening_threads: Positive | None = None  # threads that open a stream's files in advance; None: the reading threads do
     random_batches: bool = False  # shuffle batches, not samples: each batch is one read of one big file
     # Request size of each read of a file; the last one is repeated until the end of the file. Empty: the format's reader chooses.
     read_sizes: list[Positive] = []
     read_past_end: bool = False  # with read_sizes: one more read finds the end of the file
-    keep_open: bool = False  # files stay open from their first read on
-    # With keep_open: most files that a process keeps open. Beyond, it closes the file that it opened first. None: no limit.
-    most_open: Positive | None = None
-    # With keep_open: each loader opens files, or loaders inherit files that the main process opened once or for each pass.
-    opened: Literal["by_loaders", "once", "each_pass"] = "by_loaders"
     pinned_copies: bool = False  # the main process copies each batch, as into pinned memory
 
 
@@ -340,22 +327,13 @@ class Twin(Section):
     layout: Literal["unet3d", "npy", "bert", "dlrm"] | None = None
     train_files: list[str] | None = None  # names within data_folder; for a pair of unet3d, the part before _x.npy
     eval_files: list[str] | None = None
-    # Reads of each sample, as FILE:OFFSET+SIZE with indices of train_files; None: a sample is a file or an equal part of one.
-    train_reads: list[str] | None = None
-    eval_reads: list[str] | None = None
-    # Files read in the phase init: a model or a state to start from. Each entry of startup_reads opens, reads and closes one.
-    startup_files: list[str] = []  # names within data_folder, or absolute paths
-    startup_reads: list[str] = []  # FILE:OFFSET+SIZE with indices of startup_files, in order
-    startup_ranks: list[Count] = []  # rank that makes each of startup_reads, the last one if there are fewer; empty: rank 0
     resume: TwinResume | None = None  # None: from the first step
     startup_time: Seconds = 0.0  # from the process's start to the start of init: imports
     init_time: Duration = 0.0  # from the start of init to the first epoch
-    epoch_warm_up_time: Duration = 0.0  # additional seconds of the first step of an epoch
     first_step_time: Duration | None = None  # time of the very first training step, which warms up; None: as the others
     # Number of processes that each stand for one accelerator, unless `iotwin emulate --ranks` is given.
     ranks: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     barrier: bool = True  # ranks wait for one another after each step, as for an all-reduce
-    all_reduce_time: Duration = 0.0  # seconds of each step after the wait of `barrier`; all ranks draw the same
     instrument: bool = False  # log every part of every step of rank 0; the option --instrument sets it, too
     clock: Literal["real", "virtual"] = "real"  # virtual: the time in which all threads sleep or wait is skipped
     busy_wait: bool = False  # keep a CPU busy instead of sleeping in place of computation
@@ -365,6 +343,15 @@ class Twin(Section):
     evaluation: TwinEvaluation = msgspec.field(default_factory=TwinEvaluation)
     checkpoint: TwinCheckpoint = msgspec.field(default_factory=TwinCheckpoint)
     recorded: TwinRecorded | None = None  # replay a recording instead of reading samples
+
+
+# Keys of twins that earlier versions fitted. They are accepted in files and have no effect.
+_EARLIER = (
+    "train_reads", "eval_reads", "startup_files", "startup_reads", "startup_ranks", "epoch_warm_up_time", "all_reduce_time",
+    "reader.start_time", "reader.keep_open", "reader.most_open", "reader.opened", "reader.streamed", "reader.in_turn",
+    "reader.opening_threads", "evaluation.lead_time", "evaluation.steps_before",
+)  # fmt: skip
+EARLIER_KEYS = frozenset(f"twin.{key}" for key in _EARLIER)
 
 
 class Config(Section, kw_only=True):

@@ -3,15 +3,14 @@
 `schedule` decides when evaluations and checkpoints are due, this module performs them, and `journal` records them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from itertools import islice
 from typing import TextIO
 
 from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.checkpoints.frequency import Frequency
 from iotwin.benchmark.emulator.checkpoints.writer import Checkpoints, CheckpointWriter, open_checkpoints
-from iotwin.benchmark.emulator.data.dataset import DataSetFacts, open_dataset, start_up
+from iotwin.benchmark.emulator.data.dataset import DataSetFacts, open_dataset
 from iotwin.benchmark.emulator.data.order import Batch, epoch_batches
 from iotwin.benchmark.emulator.journal import Journal, Measured, ResumedRun, StepParts, open_journal
 from iotwin.benchmark.emulator.loaders import open_loader
@@ -56,7 +55,7 @@ def emulate(config: Config, log_stream: TextIO | None, rank: Rank | None = None,
 
 
 class Accelerator:
-    """Sleeps for the computation and the all-reduce of each step. Between them it waits for all ranks if the job does.
+    """Sleeps for the computation of each step, then waits for all ranks if the job does.
 
     Draws are stratified over the `steps` of an epoch and the `evaluation_steps` of an evaluation.
     """
@@ -71,11 +70,8 @@ class Accelerator:
         self._begin = (1, 1) if resume is None else (resume.epoch, 1 if resume.mode == "full" else resume.step + 1)
         self._train = DrawnTime(training, seed, Purpose.TRAIN_STEP, even_strata(steps))
         self._first = None if twin.first_step_time is None else DrawnTime(twin.first_step_time, seed, Purpose.FIRST_STEP)
-        self._warm_up = DrawnTime(twin.epoch_warm_up_time, seed, Purpose.EPOCH_WARM_UP, even_strata(train.epochs))
         evaluation = config.evaluation.eval_time
         self._evaluation = DrawnTime(evaluation, seed, Purpose.EVALUATION_STEP, even_strata(evaluation_steps))
-        # All ranks draw this time with rank 0's key, since an all-reduce ends on all ranks at once.
-        self._all_reduce = DrawnTime(twin.all_reduce_time, seed, Purpose.ALL_REDUCE)
 
     def step(self, phase: str, epoch: int, step: int, flags: int) -> tuple[int, int, int]:
         """Compute one step of a phase, train or evaluation; epochs and steps count from 1.
@@ -90,10 +86,6 @@ class Accelerator:
             flags, due_ns = self._rank.exchange(flags, self._sleeper.due_ns())
             self._sleeper.set_due(due_ns)
             waited_ns = waits.now_ns() - begin_ns
-        if phase == "train":
-            exchange_s = self._all_reduce.seconds(0, epoch, step - 1)
-            self._sleeper.sleep(exchange_s)
-            seconds += exchange_s
         return int(seconds * 1e9), waited_ns, flags
 
     def _seconds(self, phase: str, epoch: int, step: int) -> float:
@@ -102,8 +94,7 @@ class Accelerator:
             return self._evaluation_factor * self._evaluation.seconds(rank, epoch, step - 1)
         if self._first is not None and (epoch, step) == self._begin:
             return self._factor * self._first.seconds(rank, epoch, 0)
-        warm_up_s = self._warm_up.seconds(rank, 0, epoch - 1) if step == 1 else 0.0
-        return self._factor * (self._train.seconds(rank, epoch, step - 1) + warm_up_s)
+        return self._factor * self._train.seconds(rank, epoch, step - 1)
 
 
 class _Loop:
@@ -116,7 +107,6 @@ class _Loop:
             journal.measured.data = dataset.facts
         self._checkpoints = open_checkpoints(config, rank) if config.workflow.checkpoint else None
         self._writer = self._checkpoints if isinstance(self._checkpoints, CheckpointWriter) else None
-        self._evaluation_lead = DrawnTime(config.twin.evaluation.lead_time, config.train.seed, Purpose.EVALUATION_LEAD)
         self._between = DrawnTime(config.checkpoint.time_between_checkpoints, config.train.seed, Purpose.TRAIN_STEP)
         if config.workflow.train:
             self._loaders = {
@@ -126,20 +116,13 @@ class _Loop:
             self._evaluated = self._batches("evaluation", 0, dataset.facts.evaluation_samples)
             steps = len(self._batches("train", 1, dataset.facts.train_samples))
             self._accelerator = Accelerator(config, rank, sleeper, steps, len(self._evaluated))
-            self._start_up()
+            if config.twin.resume is not None:
+                journal.measured.resumed = self._resume(config.twin.resume)
             if rank.index == 0:
                 self._log_parameters(dataset.facts, steps)
 
     def _batches(self, phase: str, epoch: int, samples: int) -> Sequence[Batch]:
         return epoch_batches(self._config, phase, samples, epoch, self._rank.index, self._rank.count)
-
-    def _start_up(self) -> None:
-        """Read the start-up files of the twin. A run that resumes also reads the newest checkpoint."""
-        twin, read_bytes = self._config.twin, 0
-        if twin.startup_reads and (twin.resume is None or twin.resume.mode != "skip_reads"):
-            read_bytes = start_up(self._config, self._rank.index, self._rank.count)
-        if twin.resume is not None:
-            self._journal.measured.resumed = self._resume(twin.resume, read_bytes)
 
     def _log_parameters(self, data: DataSetFacts, steps: int) -> None:
         train, reader, log = self._config.train, self._config.reader, self._journal.log
@@ -150,9 +133,10 @@ class _Loop:
         log.point("eval_samples", data.evaluation_samples)
         log.point("step_count", steps * train.epochs)
 
-    def _resume(self, resume: TwinResume, read_bytes: int) -> ResumedRun:
-        """Read the newest checkpoint, unless the start-up reads (of `read_bytes`) have read it, and return the record."""
-        if resume.mode != "skip_reads" and not self._config.twin.startup_reads:
+    def _resume(self, resume: TwinResume) -> ResumedRun:
+        """Read the newest checkpoint, unless the mode is skip_reads, and return the record."""
+        read_bytes = 0
+        if resume.mode != "skip_reads":
             if self._checkpoints is None:
                 raise UsageError(
                     "twin.resume: there is no checkpoint to read; set workflow.checkpoint to true or mode to skip_reads"
@@ -193,8 +177,6 @@ class _Loop:
         schedule = self._schedule
         if schedule.saves_first:
             self._save(0)
-        if schedule.evaluates_first:
-            self._evaluate(0, schedule.evaluates_first)
         for epoch in schedule.epochs:
             with self._journal.interval(None, epoch, "epoch") as amounts:
                 amounts.append(self._train_epoch(epoch))
@@ -234,22 +216,19 @@ class _Loop:
         """Print the rate of `steps` steps with `batch` samples each since `begin` (monotonic seconds)."""
         elapsed_s = waits.now_s() - begin
         rate = steps * batch * self._rank.count / max(elapsed_s, 1e-9)
-        epochs = f"{epoch} of {self._config.train.epochs}" if epoch else "none yet"
-        note(f"epoch {epochs}, {phase}: {steps} steps in {elapsed_s:.2f} s, {rate:.2f} samples/s")
+        note(f"epoch {epoch} of {self._config.train.epochs}, {phase}: {steps} steps in {elapsed_s:.2f} s, {rate:.2f} samples/s")
 
     def _perform(self, epoch: int, due: Due) -> None:
         """Run the evaluations and write the checkpoints that are due, unless the run must stop."""
-        work: list[Callable[[int], None]] = [self._evaluate] * due.evaluation + [self._save] * due.checkpoints
+        work = [self._evaluate] * due.evaluation + [self._save] * due.checkpoints
         for each in reversed(work) if self._schedule.checkpoints_first else work:
             if not self._schedule.flags & STOP:
                 each(epoch)
 
-    def _evaluate(self, epoch: int, most: int | None = None) -> None:
-        """Evaluate for at most `most` steps; None: on all batches."""
+    def _evaluate(self, epoch: int) -> None:
         begin = waits.now_s()
         with self._journal.interval("eval", epoch, "eval") as amounts:
-            self._sleeper.sleep(self._evaluation_lead.seconds(self._rank.index, epoch, 0))
-            amounts.append(sum(1 for _ in islice(self._steps("evaluation", epoch, self._evaluated), most)))
+            amounts.append(sum(1 for _ in self._steps("evaluation", epoch, self._evaluated)))
         self._show(epoch, "evaluation", int(amounts[0]), self._config.reader.batch_size_eval, begin)
 
     def _steps(self, phase: str, epoch: int, batches: Sequence[Batch], step: int = 0, replayed: int = 0) -> Iterator[int]:

@@ -56,7 +56,6 @@ class Schedule:
         self._resume, self._has_policy, self._saves = config.twin.resume, twin.policy is not None, config.workflow.checkpoint
         first = 1 if self._resume is None or self._resume.mode == "replay_all" else self._resume.epoch
         self.epochs = range(first, config.train.epochs + 1)
-        self.evaluates_first = config.twin.evaluation.steps_before if evaluates else 0  # steps before the first epoch
         self.saves_first = config.checkpoint.checkpoint_after_step == 0 and self._resume is None
         # True: if an evaluation and a checkpoint are due together, the checkpoint comes first.
         self.checkpoints_first = config.twin.evaluation.after_checkpoint

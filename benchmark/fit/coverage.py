@@ -1,7 +1,6 @@
 """How much of what a job read, wrote and opened its twin accounts for."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,48 +15,31 @@ KINDS = {"dataset": "data", "checkpoint": "checkpoints", "other": "other files"}
 _VERBS = {"read": "read", "write": "written", "open": "opened"}
 
 
-@dataclass(frozen=True)
-class Flow:
-    """What the job and its twin do in one direction to one kind of file."""
+def coverage_of(calls: pd.DataFrame, kinds: NDArray[Any], twin: Mapping[tuple[str, str], float]) -> dict[str, Any]:
+    """Return as JSON the shares of the job's reads, writes and opens that the twin accounts for (0 to 1), and the amounts.
 
-    direction: str  # read | write | open
-    kind: str
-    calls: int
-    seen: int  # bytes that the job moved; of opens, calls
-    twin: float  # the same of the twin
-
-
-def flows_of(calls: pd.DataFrame, kinds: NDArray[Any], twin: Mapping[tuple[str, str], float]) -> Iterator[Flow]:
-    """Yield what `calls` (op, file_id, result: those that succeeded) move, and what the `twin` does; `kinds` by file_id."""
-    of_call = np.append(kinds, "")[calls["file_id"].to_numpy(np.int64)]
+    `calls`: those of the job that succeeded (op, file_id, result); `kinds`: by file_id; `twin`: the twin's amounts by (direction,
+    kind). Amounts are bytes, for opens calls. A share is the smaller amount over the larger one: too much counts like too little.
+    """
+    of_call, flows = np.append(kinds, "")[calls["file_id"].to_numpy(np.int64)], []
     for direction, ops in _DIRECTIONS.items():
         moves = calls["op"].isin(ops).to_numpy()
         for kind in KINDS:
             own = calls.loc[moves & (of_call == kind), "result"]
-            amount = twin.get((direction, kind), 0.0)
+            seen, amount = len(own) if direction == "open" else int(own.sum()), round(twin.get((direction, kind), 0.0))
             if len(own) or amount:
-                yield Flow(direction, kind, len(own), len(own) if direction == "open" else int(own.sum()), amount)
+                flows.append({"direction": direction, "kind": kind, "calls": len(own), "seen": seen, "twin": amount})
+    return {f"{direction}_share": _share(flows, direction) for direction in _DIRECTIONS} | {"flows": flows}
 
 
-def document_of(flows: list[Flow]) -> dict[str, Any]:
-    """Return as JSON the shares that the twin accounts for (0 to 1), and what they rest on by direction and kind of file.
-
-    A share is the smaller amount over the larger one, so that too much counts like too little.
-    """
-    document: dict[str, Any] = {}
-    for direction in _DIRECTIONS:
-        own = [(flow.seen, flow.twin) for flow in flows if flow.direction == direction]
-        whole = max(sum(seen for seen, _ in own), sum(twin for _, twin in own))
-        document[f"{direction}_share"] = round(sum(map(min, own)) / whole, 4) if whole else 1.0
-    document["flows"] = [
-        {"direction": flow.direction, "kind": flow.kind, "calls": flow.calls, "seen": flow.seen, "twin": round(flow.twin)}
-        for flow in flows
-    ]
-    return document
+def _share(flows: list[dict[str, Any]], direction: str) -> float:
+    own = [(flow["seen"], flow["twin"]) for flow in flows if flow["direction"] == direction]
+    whole = max(sum(seen for seen, _ in own), sum(twin for _, twin in own))
+    return round(sum(map(min, own)) / whole, 4) if whole else 1.0
 
 
 def describe_coverage(document: dict[str, Any]) -> str:
-    """Return a coverage (as of `document_of`) in a line."""
+    """Return a coverage (as of `coverage_of`) in a line."""
     parts = []
     for direction, verb in _VERBS.items():
         flows = [flow for flow in document["flows"] if flow["direction"] == direction and (flow["seen"] or flow["twin"])]

@@ -17,14 +17,10 @@ class Purpose(IntEnum):
     FIRST_STEP = 7
     SERIALIZATION = 8
     CHECKPOINT_CONTENT = 9
-    ALL_REDUCE = 10
     LEAD = 11
     TAIL = 12
-    EVALUATION_LEAD = 13
     SLEPT_STEP = 14
     SNAPSHOT = 15
-    LOADER_START = 16
-    EPOCH_WARM_UP = 17
     ITEM = 18  # an item of a training script's data set
     BACKWARD_PASS = 20  # of a pipeline's stage
     ENTROPY = 19  # replaces random bytes that a script draws from the operating system

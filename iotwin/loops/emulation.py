@@ -181,14 +181,14 @@ def make_copies(config: "Config", file: str, ranks: int) -> None:
     from iotwin.datagen.generate import generate
     from iotwin.datagen.layouts import RecordedLayout
     from iotwin.datagen.manifest import MANIFEST_NAME
-    from iotwin.loops.page_cache import cache_in_pages, faults_of_recording, found_in_pages
+    from iotwin.loops.page_cache import cache_in_pages, found_in_pages, page_faults
 
     if needed := copies_needed(config, file, ranks):
         files, folder, edited = needed
         are_new = not os.path.lexists(folder / MANIFEST_NAME)
         note(f"{folder}: {len(files)} copies of the data set's files, {format_size(float(sum(size for _, size in files)))}")
         generate(RecordedLayout(tuple(files)), folder, samples=len(files))
-        for name, stretches in found_in_pages(faults_of_recording(edited), files) if are_new else ():
+        for name, stretches in found_in_pages(page_faults(edited), files) if are_new else ():
             cache_in_pages(folder / name, stretches)
 
 

@@ -1,6 +1,5 @@
 """The target of `iotwin trace --phases auto`: a Python script to which lines are added that log its phases."""
 
-import contextlib
 import fcntl
 import os
 import signal
@@ -8,14 +7,14 @@ import signal
 import msgspec
 
 from iotwin.common.errors import IotwinError
+from iotwin.common.files import write_fully
 from iotwin.common.foreign_files import decode_foreign
-from iotwin.tracing_tools.recorder.unprivileged_process import fork_apart, leave_root
+from iotwin.tracing_tools.recorder.unprivileged_process import answer_of, leave_root
 from iotwin.tracing_tools.targets.command import CommandTarget
 from iotwin.tracing_tools.targets.target import TraceTarget
 from iotwin.tracing_tools.targets.user import User, invoking_user
 
 _LEAST_DESCRIPTOR = 200  # so high that the job's own descriptors have the same numbers as without labels
-_PIECE_BYTES = 1 << 16
 _UNLABELLED = "--phases auto labels nothing"
 
 
@@ -85,38 +84,25 @@ def _ask(command: list[str], program: int, user: User | None) -> _Answer:
     """
     import iotwin.workloads.detrain.phases.program  # noqa: F401 - imported before the process gives up root
 
-    answers, ours = os.pipe()
-    child = fork_apart(lambda: _answer(command, program, ours, user))
-    os.close(ours)
-    try:
-        content = b"".join(iter(lambda: os.read(answers, _PIECE_BYTES), b""))
-    except BaseException:
-        os.kill(child, signal.SIGKILL)
-        raise
-    finally:
-        os.close(answers)
-        os.waitpid(child, 0)
+    content = answer_of(lambda answers: msgspec.json.encode(_answer(command, program, answers, user)))
     if not content:
         return _Answer([], "the process that reads the script was ended")
     return decode_foreign(content, _Answer, "the answer of the process that reads the script")
 
 
-def _answer(command: list[str], program: int, answers: int, user: User | None) -> None:
-    """Run in the forked process: write the program to the descriptor `program`, and the answer to `answers`."""
+def _answer(command: list[str], program: int, answers: int, user: User | None) -> _Answer:
+    """Run in the forked process: write the program to the descriptor `program`, and return the answer.
+
+    `answers`: the descriptor by which the answer is sent.
+    """
     from iotwin.workloads.detrain.phases.program import labelled_command
 
     leave_root(user, {program, answers}, signal.SIG_DFL)
     try:
         made = labelled_command(command, program)
-        answer = _Answer(made.words, made.note)
-        left = made.program
-        while left:
-            left = left[os.write(program, left) :]
+        write_fully(program, made.program)
+        return _Answer(made.words, made.note)
     except IotwinError as error:
-        answer = _Answer([], str(error))
+        return _Answer([], str(error))
     except Exception as error:  # the script is traced even if it cannot be analysed
-        answer = _Answer([], f"its source could not be analysed ({type(error).__name__}: {error})")
-    with contextlib.suppress(OSError):
-        content = msgspec.json.encode(answer)
-        while content:
-            content = content[os.write(answers, content) :]
+        return _Answer([], f"its source could not be analysed ({type(error).__name__}: {error})")

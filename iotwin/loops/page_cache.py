@@ -51,7 +51,7 @@ def cache_in_pages(path: Path, stretches: Sequence[tuple[int, int]]) -> None:
 def found_in_pages(touched: pd.DataFrame, files: Sequence[tuple[str, int]]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
     """Yield (name, stretches) for each file that the job found cached in single pages; a stretch is (offset, bytes).
 
-    `touched`: the page faults (see `faults_of_twin`). `files` are pairs (name, bytes).
+    `touched`: the page faults (see `page_faults`). `files` are pairs (name, bytes).
 
     If data were read from disk, a page fault also maps the pages around the touched one. If data were just written, and are
     cached in large folios, the trace shows one page for each fault. A file may be cached in both ways, so each stretch of
@@ -71,22 +71,7 @@ def found_in_pages(touched: pd.DataFrame, files: Sequence[tuple[str, int]]) -> I
             yield name, [(int(stretch) * FOLIO_BYTES, FOLIO_BYTES) for stretch in np.flatnonzero(in_pages)]
 
 
-def faults_of_twin(recording: Path, twin: Path) -> pd.DataFrame:
-    """Return a table of the name, offset and bytes of each page fault that the twin replays; empty if it maps no file."""
-    from iotwin.workload_yaml import load
-    from iotwin.workload_yaml.listed_reads import parse
-    from iotwin.workload_yaml.recording import read_recording
-
-    if recording.exists():
-        return faults_of_recording(read_recording(recording))
-    loaded = load(twin).twin if twin.exists() else None
-    listed = (loaded.train_reads or []) if loaded and loaded.reader.mmap else []
-    files = (loaded.train_files or []) if loaded else []
-    rows = [(files[read.file], read.offset, read.size_bytes) for reads in listed for read in parse(reads)]
-    return pd.DataFrame(rows, columns=["name", "offset", "size"])
-
-
-def faults_of_recording(recording: "TwinRecording") -> pd.DataFrame:
+def page_faults(recording: "TwinRecording") -> pd.DataFrame:
     """Return a table of the name, offset and bytes of each page fault in `recording`; empty if the job mapped no file."""
     from iotwin.workload_yaml.recording import Op
 

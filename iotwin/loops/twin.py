@@ -11,7 +11,7 @@ from iotwin.common.progress import note
 from iotwin.common.result_folder import MadeFolder
 from iotwin.common.units import format_size
 from iotwin.loops.kept_cache import kept_cached
-from iotwin.loops.page_cache import cache_in_pages, faults_of_twin, found_in_pages
+from iotwin.loops.page_cache import cache_in_pages, found_in_pages, page_faults
 from iotwin.loops.traced import run_traced
 from iotwin.own_command import own_command
 from iotwin.trace_store.reader import Trace
@@ -80,6 +80,7 @@ def generate_data(directory: Path) -> list[Path]:
     """
     from iotwin.datagen.datasets.recorded import read_recipe
     from iotwin.datagen.generate import generate
+    from iotwin.workload_yaml.recording import read_recording
 
     layout = read_recipe(directory / RECIPE)
     note(f"data set: {len(layout.files)} files, {format_size(sum(size for _, size in layout.files))}")
@@ -87,8 +88,9 @@ def generate_data(directory: Path) -> list[Path]:
         make_folder(directory / DATA, below=directory)
         return []
     generate(layout, directory / DATA, samples=len(layout.files))
-    for file, stretches in found_in_pages(faults_of_twin(directory / RECORDING, directory / TWIN), layout.files):
-        cache_in_pages(directory / DATA / file, stretches)
+    if (recording := directory / RECORDING).exists():
+        for file, stretches in found_in_pages(page_faults(read_recording(recording)), layout.files):
+            cache_in_pages(directory / DATA / file, stretches)
     return [directory / DATA / name for name, _ in layout.files]
 
 

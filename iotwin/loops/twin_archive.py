@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iotwin.common.beneath import stays_within
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import check_output, scratch_folder, write_json, write_whole
 from iotwin.common.foreign_files import read_foreign
@@ -194,9 +193,6 @@ def _foreign_config(content: bytes, archive: Path, allow_plugins: bool) -> "Conf
                 f"{archive}: {key}: the twin would run the code of {name!r} as root; run it as a user, or install a package that "
                 "announces it as an entry point"
             )
-    for name in config.twin.startup_files:
-        if not stays_within(name):
-            raise UsageError(f"{archive}: twin.startup_files: {name!r} leads out of the data folder; pack the twin again")
     config.storage = Storage()
     config.workflow.generate_data = False  # `unpack` generates the data, from the recipe
     config.dataset.keep_files = True
@@ -238,7 +234,6 @@ def _without_names(config: "Config", files: list[tuple[str, int]]) -> tuple["Con
         given: list[str] | None = getattr(config.twin, kind)
         if given is not None:
             setattr(config.twin, kind, [_renamed(name, names) for name in given])
-    config.twin.startup_files = [_renamed(name, names) for name in config.twin.startup_files]
     for number, file in enumerate(config.twin.checkpoint.files, 1):
         counted = "".join(f"-{word}" for word in ("{epoch}", "{step}") if word in file.name)
         file.name = f"checkpoint-{number}{counted}{PurePosixPath(file.name).suffix}"

@@ -10,7 +10,7 @@ import yaml
 
 from iotwin.common.errors import UsageError
 from iotwin.main import main
-from iotwin.workload_yaml import ConfigFolders, Normal, Uniform, compose_job, job_files, load
+from iotwin.workload_yaml import ConfigFolders, Normal, Twin, Uniform, compose_job, job_files, load, parse_foreign
 from iotwin.workload_yaml.overrides import ComposedValues, apply, parse_override
 from tests.conftest import ROOT
 
@@ -106,6 +106,19 @@ def test_unknown_keys_of_a_yaml_of_dlios_are_passed_over_without_the_alias(
     path.write_text(f"{path.read_text()}twin: {{ranks: 2}}\n")
     assert main(["emulate", str(path), "--show"]) == 2
     assert "logging: unknown key" in capsys.readouterr().err
+
+
+def test_keys_of_earlier_twins_are_ignored_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "twin.yaml"
+    path.write_text(
+        "twin: {ranks: 2, train_reads: ['0:0+5'], reader: {streamed: true}, evaluation: {lead_time: {values: [1]}}}\n"
+    )
+    assert main(["emulate", str(path), "--show"]) == 0
+    note = "ignored, as the emulator has no such keys: twin.train_reads, twin.reader.streamed, twin.evaluation.lead_time"
+    assert note in capsys.readouterr().err
+    assert parse_foreign(path.read_bytes(), "twin.yaml").twin == Twin(ranks=2)
+    assert main(["emulate", str(path), "++workload.twin.reader.streamed=true", "--show"]) == 2
+    assert "twin.reader.streamed: unknown key" in capsys.readouterr().err
 
 
 def raw(*overrides: str) -> dict[str, object]:

@@ -24,7 +24,7 @@ class ConvertedRecords:
     """
 
     def __init__(self, raw: Path) -> None:
-        self._raw, self.events_written = raw, 0
+        self.events_written = 0
         began = raw / _BEGAN_FILE
         if not began.exists():
             write_whole(began, read_foreign(raw / NAMES_FILE, _MOST_NAMES_BYTES, follow=False), below=raw.parent)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.common.errors import IotwinError, UsageError, reason_of
-from iotwin.common.files import new_folder, open_append, open_new
+from iotwin.common.files import new_folder, open_append, open_new, write_fully
 from iotwin.common.removal import remove_file, remove_own
 from iotwin.trace_store.manifest import ClockPair, Manifest, write_manifest
 from iotwin.trace_store.trace_directory import made_trace, refuse_foreign
@@ -174,8 +174,7 @@ class Recording:
 
 def write_all(descriptor: int, content: memoryview) -> None:
     """Write all of `content` to `descriptor`. Raises IotwinError if a write fails."""
-    while content:
-        try:
-            content = content[os.write(descriptor, content) :]
-        except OSError as error:
-            raise IotwinError(f"the trace cannot be written: {reason_of(error)}") from error
+    try:
+        write_fully(descriptor, content)
+    except OSError as error:
+        raise IotwinError(f"the trace cannot be written: {reason_of(error)}") from error

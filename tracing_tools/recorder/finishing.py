@@ -20,10 +20,9 @@ from iotwin.trace_store.manifest import Manifest, read_manifest
 from iotwin.trace_store.raw.finish import recover_trace
 from iotwin.trace_store.raw.recording import is_being_recorded
 from iotwin.tracing_tools.backends import convert
-from iotwin.tracing_tools.recorder.unprivileged_process import fork_apart, leave_root
+from iotwin.tracing_tools.recorder.unprivileged_process import answer_of, leave_root
 from iotwin.tracing_tools.targets.user import User
 
-_PIECE_BYTES = 1 << 16
 _IMPORTED_LATE = ("numpy.ma", "pyarrow.compute")  # imported as root: the user may be unable to
 _DONE, _FAILED, _NO_MEMORY = b"+", b"-", b"m"
 
@@ -35,18 +34,7 @@ def finish_as(user: User, directory: int, finish: Callable[[], Manifest]) -> Man
     """
     for module in _IMPORTED_LATE:
         importlib.import_module(module)
-    answers, ours = os.pipe()
-    child = fork_apart(lambda: _work(user, {directory, ours}, ours, finish))
-    os.close(ours)
-    try:
-        answer = b"".join(iter(lambda: os.read(answers, _PIECE_BYTES), b""))
-    except BaseException:
-        os.kill(child, signal.SIGKILL)
-        raise
-    finally:
-        os.close(answers)
-        os.waitpid(child, 0)
-    return _understood(answer)
+    return _understood(answer_of(lambda answers: _work(user, {directory, answers}, finish)))
 
 
 def give(directory: int, user: User) -> None:
@@ -82,22 +70,17 @@ def recover_as(user: User, directory: Path) -> Manifest:
         os.close(descriptor)
 
 
-def _work(user: User, kept: set[int], answers: int, finish: Callable[[], Manifest]) -> None:
-    """Run in the forked child: close all descriptors but `kept`, become `user`, write what `finish` returns to `answers`."""
-    answer = _FAILED
+def _work(user: User, kept: set[int], finish: Callable[[], Manifest]) -> bytes:
+    """Run in the forked child: close all descriptors but `kept`, become `user`, and return the manifest or the error."""
     try:
         leave_root(user, kept, signal.SIG_DFL)
-        answer = _DONE + msgspec.json.encode(finish())
+        return _DONE + msgspec.json.encode(finish())
     except MemoryError:
-        answer = _NO_MEMORY
+        return _NO_MEMORY
     except OSError as error:
-        answer += (error.strerror or str(error)).encode()
+        return _FAILED + (error.strerror or str(error)).encode()
     except BaseException as error:
-        answer += (str(error) or type(error).__name__).encode(errors="replace")
-    finally:
-        with contextlib.suppress(OSError):
-            while answer:
-                answer = answer[os.write(answers, answer) :]
+        return _FAILED + (str(error) or type(error).__name__).encode(errors="replace")
 
 
 def _understood(answer: bytes) -> Manifest:

@@ -6,10 +6,12 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from iotwin.common.files import write_fully
 from iotwin.common.signals import interrupts_held
 from iotwin.tracing_tools.targets.user import User
 
 _LAST_STANDARD_STREAM = 2
+_PIECE_BYTES = 1 << 16
 
 
 def fork_apart(work: Callable[[], None]) -> int:
@@ -24,6 +26,30 @@ def fork_apart(work: Callable[[], None]) -> int:
             finally:
                 os._exit(status)
     return child
+
+
+def answer_of(work: Callable[[int], bytes]) -> bytes:
+    """Run `work` in a forked process and return what it returns; b"" if the process was killed.
+
+    `work` gets the descriptor through which its result is sent, which it must not close.
+    """
+    answers, ours = os.pipe()
+
+    def run() -> None:
+        content = work(ours)
+        with contextlib.suppress(OSError):
+            write_fully(ours, content)
+
+    child = fork_apart(run)
+    os.close(ours)
+    try:
+        return b"".join(iter(lambda: os.read(answers, _PIECE_BYTES), b""))
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        os.close(answers)
+        os.waitpid(child, 0)
 
 
 def leave_root(user: User | None, kept: set[int], requests: signal.Handlers) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from iotwin.common.errors import IotwinError, UsageError
-from iotwin.common.files import cache_folder, file_system_of, make_folder, write_json
+from iotwin.common.files import cache_folder, file_system_of, make_folder, write_fully, write_json
 from iotwin.common.foreign_files import read_foreign_struct
 
 _BLOCK_BYTES = 1 << 20
@@ -57,21 +57,16 @@ def _measure(directory: Path, size_bytes: int, clock: Callable[[], float]) -> tu
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         begin = clock()
         for offset in range(0, size_bytes, _BLOCK_BYTES):
-            _write(file.fileno(), block[: size_bytes - offset])
+            write_fully(file.fileno(), block[: size_bytes - offset])
         os.fsync(file.fileno())
         seconds = clock() - begin
         syncs = []
         for _ in range(_SYNCS):
-            _write(file.fileno(), block[:_SMALL_BYTES])
+            write_fully(file.fileno(), block[:_SMALL_BYTES])
             begin = clock()
             os.fsync(file.fileno())
             syncs.append(clock() - begin)
     return size_bytes / max(seconds, 1e-9), statistics.median(syncs)
-
-
-def _write(descriptor: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(descriptor, content) :]
 
 
 def _kept(path: Path) -> tuple[float, float] | None:

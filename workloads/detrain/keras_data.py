@@ -22,8 +22,9 @@ _Seen = Callable[[Any], None]
 class IndexedBatches(PyDatasetAdapter):
     """The batches of a PyDataset, which calls `seen` with each.
 
-    A batch is read when a step needs it, by this process: what the data set draws to read ahead could not be put back. `order`:
-    the indices of this pass, None before its first batch or if it never ends; `position`: batches that the pass has read.
+    This process reads a batch when a step needs it. Keras's workers would read ahead, and the random numbers that they draw could
+    not be drawn again. `order`: the indices of this pass, None before its first batch or if it never ends; `position`: number of
+    batches that the pass has read.
     """
 
     def __init__(self, data: Any, class_weight: Any, shuffle: bool, seen: _Seen) -> None:
@@ -33,7 +34,7 @@ class IndexedBatches(PyDatasetAdapter):
         self.begin()
 
     def begin(self, order: list[int] | None = None, position: int = 0) -> None:
-        """The next pass has this `order`, or else draws one, and begins at a position."""
+        """Set the `order` of the next pass (None: the pass draws one) and the number of its batches to skip."""
         self.order, self.position = order, position
 
     def _get_iterator(self) -> Iterator[Any]:
@@ -91,12 +92,12 @@ def are_arrays(values: Any) -> bool:
 
 
 def is_seeded() -> bool:
-    """Return whether TensorFlow's operations that draw have seeds."""
+    """Return True if the script has set a seed for TensorFlow's random operations."""
     return context.global_seed() is not None
 
 
 def draws_without_seed(dataset: Any) -> bool:
-    """Return whether a step of a pipeline draws random numbers and the script gives no seed for it."""
+    """Return True if a step of the pipeline `dataset` draws random numbers without a seed of the script."""
     seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
     if "Shuffle" in type(dataset).__name__ and not any(int(seed) for seed in seeds if seed is not None):
         return True

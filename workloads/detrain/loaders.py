@@ -278,7 +278,10 @@ class LoaderTracker:
 
 
 def _state_before(iterator: TrackedIterator | _Positioned, fetched: bool) -> dict[str, Any] | None:
-    """Return an iterator's state, before its last batch if that was only `fetched`; None if no iterator can start there."""
+    """Return an iterator's state; None if no new iterator can start there.
+
+    `fetched`: the iterator has fetched its last batch, but no step has used it. The state is then that before this batch.
+    """
     if not isinstance(iterator, TrackedIterator):
         return iterator.state(fetched)
     return iterator.state()._replace(position=iterator.position - fetched)._asdict() if iterator.restorable else None

@@ -121,7 +121,7 @@ def import_line(path: Path) -> int:
 
 
 class _LoopLines:
-    """Records which loops of one file have been found at their lines."""
+    """Checks that the loops of one file are at the lines where discovery found them."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._seen = path, set[int]()

@@ -15,7 +15,7 @@ from iotwin.benchmark.emulator.checkpoints.folders import folder_name
 from iotwin.benchmark.emulator.checkpoints.one_file import PlannedFile
 from iotwin.benchmark.emulator.checkpoints.own_files import existing_files
 from iotwin.benchmark.emulator.checkpoints.plan import CheckpointPlan, Number, checkpoint_number
-from iotwin.benchmark.emulator.readers.listed import BufferedToEnd
+from iotwin.benchmark.emulator.readers.access import BufferedToEnd
 from iotwin.common.beneath import folder_of
 from iotwin.workload_yaml import TwinCheckpoint
 

@@ -29,7 +29,6 @@ from iotwin.common.numbers.keyed import Purpose
 from iotwin.common.numbers.sleeper import Sleeper
 from iotwin.common.removal import unlink_beneath
 from iotwin.workload_yaml import Config, Duration, TwinCheckpoint
-from iotwin.workload_yaml.checkpoint_names import found_first
 
 
 class Checkpoints(Protocol):
@@ -136,14 +135,12 @@ class CheckpointWriter:
         section = self._section
         if not section.files or not section.before:
             return self._disk.numbers() if config.twin.resume is not None and section.files else []
-        data = Path(config.dataset.data_folder)
-        sizes = {end: recovery.size_bytes(data / name) for name, end in found_first(config).items()}
         for number in section.before:  # every rank creates all, since each may read them before the ranks meet
             for file in self._plan.written_by_all(number):
                 for name in {file.name, folders.leaving(file.name)} if self._in_folders else {file.name}:
                     self._own.add(name)
                 try:
-                    recovery.stand_in(self._folder, file.name, sizes.get(file.name) or file.size_bytes)
+                    recovery.stand_in(self._folder, file.name, file.size_bytes)
                 except OSError as error:
                     raise IotwinError(
                         f"{self._folder / file.name}: cannot be made: {error.strerror}; change checkpoint.checkpoint_folder"

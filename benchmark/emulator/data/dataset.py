@@ -1,9 +1,8 @@
 """The samples of a workload: the files that contain each sample, and how to read a sample as the real job does."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -11,8 +10,7 @@ import numpy as np
 from iotwin.benchmark.emulator.data.folders import Paths, find_files
 from iotwin.benchmark.emulator.data.order import Batch
 from iotwin.benchmark.emulator.readers import file_format, make_reader, open_reader
-from iotwin.benchmark.emulator.readers.access import Buffered, KeptOpen, Opener
-from iotwin.benchmark.emulator.readers.listed import BufferedToEnd, ListedReads
+from iotwin.benchmark.emulator.readers.access import Buffered
 from iotwin.benchmark.emulator.readers.numpy_files import NumpyLoad
 from iotwin.benchmark.emulator.readers.records import Raw
 from iotwin.benchmark.emulator.readers.sample import SampleReader
@@ -20,8 +18,7 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.progress import note
 from iotwin.common.units import format_size
 from iotwin.datagen.layouts import DlrmLayout
-from iotwin.workload_yaml import Config, Reader, TwinReader, listed_reads
-from iotwin.workload_yaml.checkpoint_names import found_first
+from iotwin.workload_yaml import Config
 
 _NOTED_SIZE_DIFFERENCE = 0.1  # as a share of dataset.record_length_bytes
 _NUMPY = NumpyLoad()
@@ -37,7 +34,6 @@ class SampleSet:
     each: int = 1
     shapes: tuple[tuple[int, ...], ...] = ()  # allowed shapes of a sample that is an array; (): any shape
     file_format: str = "npy"
-    shared: "SharedFiles | None" = None  # files that the main process opens for each pass
 
     def __len__(self) -> int:
         return len(self.files) * self.each
@@ -71,13 +67,6 @@ class SampleSet:
                 for path in self.files[number]:
                     read_bytes += reader.read_run(path, inner, stop - start, self.each).read_bytes
         return read_bytes
-
-
-class SharedFiles(NamedTuple):
-    """Files that the main process opens before it forks its loader processes, which inherit the open files and read them."""
-
-    opener: KeptOpen
-    paths: Sequence[str]
 
 
 class DataSetFacts(NamedTuple):
@@ -124,28 +113,9 @@ def open_dataset(config: Config, ranks: int = 1) -> SampleSets:
     dims = tuple(dataset.record_dims)
     shapes = (dims, (*dims, 1)) if dims else ()
     parts = (found.train, found.evaluation)
-    sets = (SampleSet(part.files, part.size_bytes, reader, part.each, shapes, name) for part in parts)
-    listed = (config.twin.train_reads, config.twin.eval_reads)
-    opened = SampleSets(*(_listed_samples(samples, reads, opener) for samples, reads in zip(sets, listed, strict=True)))
+    opened = SampleSets(*(SampleSet(part.files, part.size_bytes, reader, part.each, shapes, name) for part in parts))
     _check_sizes(config, opened, found.folder, ranks)
-    if not isinstance(opener, KeptOpen):
-        return opened
-    files = [[path for paths in part.files for path in paths] for part in parts]
-    return _opened_first(config.reader, config.twin.reader, opened, opener, files)
-
-
-def _opened_first(
-    reader: Reader, twin: TwinReader, dataset: SampleSets, opener: KeptOpen, files: Sequence[Sequence[str]]
-) -> SampleSets:
-    """Open the training and evaluation `files` in the main process now, or before each pass, as twin.reader.opened specifies."""
-    if twin.opened == "each_pass":
-        return SampleSets(*(replace(part, shared=SharedFiles(opener, own)) for part, own in zip(dataset, files, strict=True)))
-    for path in (path for own in files for path in own):
-        if twin.opened == "once":
-            opener.share([path])
-        elif not reader.read_threads:
-            opener(path)  # the main process reads all samples, from files that it keeps open
-    return dataset
+    return opened
 
 
 def _synthetic(config: Config) -> SampleSets:
@@ -156,16 +126,6 @@ def _synthetic(config: Config) -> SampleSets:
         SampleSet([("synthetic",)] * (dataset.num_files_train or 0), 0, reader, each),
         SampleSet([("synthetic",)] * evaluation_files, 0, reader, dataset.eval_num_samples_per_file or each),
     )
-
-
-def _listed_samples(samples: SampleSet, listed: list[str] | None, opener: Opener) -> SampleSet:
-    """Return the samples whose reads the twin lists in `listed`, or `samples` unchanged if it lists none."""
-    if listed is None or not len(samples):
-        return samples
-    paths = [path for paths in samples.files for path in paths]
-    reader = ListedReads(BufferedToEnd if opener is Buffered else opener, paths, listed)
-    files = [(str(index),) for index in range(len(listed))]
-    return replace(samples, files=files, size_bytes=listed_reads.size_bytes(listed), reader=reader, each=1, shapes=())
 
 
 def _check_sizes(config: Config, dataset: SampleSets, folder: str, ranks: int) -> None:
@@ -183,17 +143,3 @@ def _check_sizes(config: Config, dataset: SampleSets, folder: str, ranks: int) -
     expected, found = config.dataset.record_length_bytes, dataset.train.size_bytes / max(1, samples)
     if expected and abs(found - expected) > _NOTED_SIZE_DIFFERENCE * expected:
         note(f"the training samples are {format_size(found)} on average, in the workload {format_size(expected)}")
-
-
-def start_up(config: Config, rank: int = 0, ranks: int = 1) -> int:
-    """Read the files that `rank` reads before its first epoch, and return the bytes read.
-
-    Raises IotwinError, which names the file, if one cannot be read.
-    """
-    twin, folder = config.twin, Path(config.dataset.data_folder)
-    found, saved = found_first(config), Path(config.checkpoint.checkpoint_folder)
-    paths = [str(saved / found[name] if name in found else folder / name) for name in twin.startup_files]
-    reader = ListedReads(BufferedToEnd, paths, twin.startup_reads)
-    readers = twin.startup_ranks or [0] * len(twin.startup_reads)
-    own = [index for index, reader_rank in enumerate(readers) if min(reader_rank, ranks - 1) == rank]
-    return sum(reader.read(str(number), 0, 1).read_bytes for number in own)

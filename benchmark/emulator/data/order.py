@@ -78,7 +78,7 @@ def epoch_batches(config: Config, phase: str, samples: int, epoch: int, rank: in
 def training_batches(config: Config, samples: int, epoch: int, rank: int = 0, ranks: int = 1) -> Sequence[Batch]:
     """Return the batches of `rank` in training epoch `epoch`. Every rank has equally many, and all batches are full.
 
-    `train.total_training_steps`, if given, is the most batches. A twin's stream restarts its files to reach that number exactly.
+    `train.total_training_steps`, if given, is the most batches.
     If the workload names a plug-in as its sampler, the batches of the plug-in are returned.
     """
     name = config.reader.data_loader_sampler
@@ -87,8 +87,6 @@ def training_batches(config: Config, samples: int, epoch: int, rank: int = 0, ra
         batches: Sequence[Batch] = sampler(config=config, samples=samples, epoch=epoch, rank=rank, ranks=ranks)
         return batches
     size, steps = config.reader.batch_size, config.train.total_training_steps
-    if config.twin.reader.streamed and steps > 0:
-        return Batches(steps * size, size, steps, lambda positions: positions % samples)
     count = samples // (size * ranks)
     at = _order(config, samples, epoch, rank, ranks)
     if steps > 0:

@@ -9,14 +9,14 @@ from typing import Self
 import numpy as np
 
 from iotwin.benchmark.emulator import waits
-from iotwin.benchmark.emulator.data.dataset import SampleSet, SharedFiles
+from iotwin.benchmark.emulator.data.dataset import SampleSet
 from iotwin.benchmark.emulator.data.order import Batch
 from iotwin.benchmark.emulator.loaders.base import Fetched, Fetcher, Loader, MainLoader, ThreadLoader
-from iotwin.benchmark.emulator.loaders.processes import StartTime, WorkerLoader, at_once
+from iotwin.benchmark.emulator.loaders.processes import WorkerLoader
 from iotwin.benchmark.emulator.loaders.stream import TF_BUFFER_BYTES, StreamLoader, StreamPlan
 from iotwin.benchmark.emulator.plugins import LOADERS, load_plugin
-from iotwin.benchmark.emulator.readers import DEFAULT_RECORD_BYTES, past_page_cache
-from iotwin.common.numbers.draws import DrawnTime, even_strata
+from iotwin.benchmark.emulator.readers import past_page_cache
+from iotwin.common.numbers.draws import DrawnTime
 from iotwin.common.numbers.keyed import Purpose
 from iotwin.common.progress import note
 from iotwin.workload_yaml import Config
@@ -30,11 +30,6 @@ _CYCLE = 8  # number of files that the BERT job reads in turn
 
 def open_loader(config: Config, samples: SampleSet, rank: int = 0, ranks: int = 1, evaluation: bool = False) -> Loader:
     """Return the loader of the training or the evaluation samples for `rank`. Raises UsageError if its name is unknown."""
-    loader = _named_loader(config, samples, rank, ranks, evaluation)
-    return OpenedEachPass(loader, samples.shared) if samples.shared else loader
-
-
-def _named_loader(config: Config, samples: SampleSet, rank: int, ranks: int, evaluation: bool) -> Loader:
     reader, twin = config.reader, config.twin
     seconds = twin.evaluation.preprocess_time if evaluation else reader.preprocess_time
     purpose = Purpose.EVALUATION_SAMPLE if evaluation else Purpose.TRAIN_SAMPLE
@@ -61,32 +56,23 @@ def _named_loader(config: Config, samples: SampleSet, rank: int, ranks: int, eva
         from iotwin.benchmark.emulator.loaders.tf_data import TfMapLoader, TfRecordLoader
 
         if framed:
-            return TfRecordLoader(samples, preprocess, _stream_plan(config, samples, workers, rank, ranks, evaluation))
+            return TfRecordLoader(samples, preprocess, _stream_plan(config, workers, rank, ranks, evaluation))
         return TfMapLoader(fetcher, workers, total or BATCHES_AHEAD)
     if name not in _NATIVE:
         key = "reader.data_loader_classname" if reader.data_loader_classname else "reader.data_loader"
         loader: Loader = load_plugin(LOADERS, name, key, [*_NATIVE, "pytorch", "tensorflow"])(config=config, fetcher=fetcher)
-    elif framed or twin.reader.streamed:
-        loader = StreamLoader(samples, preprocess, _stream_plan(config, samples, workers, rank, ranks, evaluation))
+    elif framed:
+        loader = StreamLoader(samples, preprocess, _stream_plan(config, workers, rank, ranks, evaluation))
     elif twin.reader.workers == "threads" and workers:
         loader = ThreadLoader(fetcher, workers, prefetch)
     else:
-        start_s = _start_time(config, rank) if workers else at_once
-        loader = make_loader(fetcher, workers, prefetch, twin.persistent_workers, start_s)
+        loader = make_loader(fetcher, workers, prefetch, twin.persistent_workers)
     return PinnedCopies(loader) if twin.reader.pinned_copies else loader
 
 
-def make_loader(fetcher: Fetcher, workers: int, prefetch: int, persistent: bool, start_s: StartTime = at_once) -> Loader:
-    """Return a loader with `workers` processes, each with `prefetch` batches in flight. If `workers` is 0, this process reads.
-
-    The processes begin to read `start_s(epoch)` seconds after the start of the first one.
-    """
-    return WorkerLoader(fetcher, workers, prefetch, persistent, start_s) if workers else MainLoader(fetcher)
-
-
-def _start_time(config: Config, rank: int) -> StartTime:
-    drawn = DrawnTime(config.twin.reader.start_time, config.train.seed, Purpose.LOADER_START, even_strata(config.train.epochs))
-    return lambda epoch: drawn.seconds(rank, 0, epoch - 1)
+def make_loader(fetcher: Fetcher, workers: int, prefetch: int, persistent: bool) -> Loader:
+    """Return a loader with `workers` processes, each with `prefetch` batches in flight. If `workers` is 0, this process reads."""
+    return WorkerLoader(fetcher, workers, prefetch, persistent) if workers else MainLoader(fetcher)
 
 
 def _installed(package: str) -> bool:
@@ -105,31 +91,36 @@ def _tensor_type(config: Config) -> np.dtype[np.void] | None:
     return np.dtype((np.uint8, (size_bytes,))) if size_bytes else None
 
 
-def _stream_plan(config: Config, samples: SampleSet, threads: int, rank: int, ranks: int, evaluation: bool) -> StreamPlan:
+def _stream_plan(config: Config, threads: int, rank: int, ranks: int, evaluation: bool) -> StreamPlan:
     reader = config.reader
     shuffled = reader.sample_shuffle != "off" and not evaluation
-    interleaved = config.twin.reader.interleave_files or (_CYCLE if config.dataset.interleave else 1)
     return StreamPlan(
-        cycle=interleaved,
+        cycle=config.twin.reader.interleave_files or (_CYCLE if config.dataset.interleave else 1),
         buffer_bytes=reader.transfer_size or TF_BUFFER_BYTES,
         threads=threads,
-        openers=config.twin.reader.opening_threads if threads else None,
         prefetch=reader.prefetch_size or BATCHES_AHEAD,
         shuffle_files=reader.file_shuffle != "off" and not evaluation,
         shuffle_records=reader.shuffle_size if shuffled else 0,
         seed=config.train.seed,
         fresh_each_epoch=config.train.seed_change_epoch or "random" in (reader.sample_shuffle, reader.file_shuffle),
         whole_files=(config.evaluation.total_eval_steps if evaluation else config.train.total_training_steps) <= 0,
-        record_bytes=None if samples.file_format == "tfrecord" else config.dataset.record_length_bytes or DEFAULT_RECORD_BYTES,
-        in_turn=config.twin.reader.in_turn or not config.twin.reader.streamed or threads < 2,
         rank=rank,
         ranks=ranks,
     )
 
 
-class _WrappedLoader(Loader):
+class PinnedCopies(Loader):
+    """Wraps a loader; the main process copies each batch into page-locked memory before it delivers the batch.
+
+    All copies use one buffer of 16 MiB. They take the time of real copies, but not the memory of whole batches.
+    """
+
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
+        self._source, self._target = mmap.mmap(-1, _BUFFER_BYTES), mmap.mmap(-1, _BUFFER_BYTES)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._target))
+        if ctypes.CDLL(None, use_errno=True).mlock(ctypes.c_void_p(address), ctypes.c_size_t(_BUFFER_BYTES)):
+            note("memory cannot be locked (ulimit -l), so batches are copied into pageable memory")
 
     def __enter__(self) -> Self:
         self._loader.__enter__()
@@ -137,20 +128,6 @@ class _WrappedLoader(Loader):
 
     def __exit__(self, *exception: object) -> None:
         self._loader.__exit__(*exception)
-
-
-class PinnedCopies(_WrappedLoader):
-    """Wraps a loader; the main process copies each batch into page-locked memory before it delivers the batch.
-
-    All copies use one buffer of 16 MiB. They take the time of real copies, but not the memory of whole batches.
-    """
-
-    def __init__(self, loader: Loader) -> None:
-        super().__init__(loader)
-        self._source, self._target = mmap.mmap(-1, _BUFFER_BYTES), mmap.mmap(-1, _BUFFER_BYTES)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self._target))
-        if ctypes.CDLL(None, use_errno=True).mlock(ctypes.c_void_p(address), ctypes.c_size_t(_BUFFER_BYTES)):
-            note("memory cannot be locked (ulimit -l), so batches are copied into pageable memory")
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
         source, target = memoryview(self._source), memoryview(self._target)
@@ -160,18 +137,3 @@ class PinnedCopies(_WrappedLoader):
                 count = min(_BUFFER_BYTES, fetched.size_bytes - done)
                 target[:count] = source[:count]
             yield fetched._replace(copy_ns=waits.now_ns() - begin_ns, ready_ns=0)
-
-
-class OpenedEachPass(_WrappedLoader):
-    """Wraps a loader; the main process opens the loader's files before each pass and closes them after it."""
-
-    def __init__(self, loader: Loader, files: SharedFiles) -> None:
-        super().__init__(loader)
-        self._files = files
-
-    def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
-        self._files.opener.share(self._files.paths)
-        try:
-            yield from self._loader.epoch(epoch, batches)
-        finally:
-            self._files.opener.close_shared()

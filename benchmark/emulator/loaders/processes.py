@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import select
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 
@@ -27,12 +27,6 @@ from iotwin.common.processes import children
 
 _fork = multiprocessing.get_context("fork")
 _EXIT_PATIENCE_S = 5.0
-StartTime = Callable[[int], float]  # seconds that starting the loaders of an epoch takes
-
-
-def at_once(epoch: int) -> float:
-    """Return 0 seconds: the loaders start without a delay."""
-    return 0.0
 
 
 class _Worker:
@@ -97,14 +91,10 @@ def _serve(index: int, parent_pid: int, fetcher: Fetcher, inbox: Connection, out
 
 
 class WorkerLoader(Loader):
-    """Reads in forked processes: new processes in each epoch, or the same ones in all epochs if `persistent`.
+    """Reads in forked processes: new processes in each epoch, or the same ones in all epochs if `persistent`."""
 
-    They receive no work until `start_s(epoch)` seconds after the start of the first, because a framework's workers start slower.
-    """
-
-    def __init__(self, fetcher: Fetcher, workers: int, prefetch: int, persistent: bool, start_s: StartTime) -> None:
+    def __init__(self, fetcher: Fetcher, workers: int, prefetch: int, persistent: bool) -> None:
         self._fetcher, self._count, self._prefetch, self._persistent = fetcher, workers, prefetch, persistent
-        self._start_s = start_s
         self._workers: list[_Worker] = []
         self._arrivals = waits.Tokens()
         self._by_descriptor: dict[int, _Worker] = {}
@@ -125,7 +115,7 @@ class WorkerLoader(Loader):
             self._receive(epoch, 0, {})
         if not self._persistent:
             self._finish()
-        self._start(epoch)
+        self._start()
         arrived: dict[int, Fetched] = {}
         sent = 0
         for taken in range(len(batches) + 1):
@@ -139,9 +129,8 @@ class WorkerLoader(Loader):
         if not self._persistent:
             self._finish()
 
-    def _start(self, epoch: int) -> None:
-        """Fork the workers that an epoch needs, unless they run already."""
-        due = waits.now_s() + self._start_s(epoch) if len(self._workers) < self._count else 0.0
+    def _start(self) -> None:
+        """Fork the workers, unless they run already."""
         while len(self._workers) < self._count:
             self._workers.append(_Worker(len(self._workers), self._fetcher, self._arrivals))
         # Registered once, since multiprocessing's wait() creates a selector for every batch, at several times the cost.
@@ -149,7 +138,6 @@ class WorkerLoader(Loader):
         self._poller = select.poll()
         for descriptor in self._by_descriptor:
             self._poller.register(descriptor, select.POLLIN)
-        waits.sleep(max(due - waits.now_s(), 0.0))
 
     def _send(self, epoch: int, index: int, batch: Batch) -> None:
         worker = self._workers[index % self._count]

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle, islice, pairwise
+from itertools import cycle, islice
 from typing import Self, TypeAlias
 
 import numpy as np
@@ -39,7 +39,6 @@ from iotwin.workloads.policies.read_ahead import OPENED_AHEAD
 TF_BUFFER_BYTES = 1 << 18  # default buffer size of TFRecordDataset
 _LENGTH_BYTES = 8
 _RECORDS_AHEAD = 2  # records that threads keep ready in each open file (tf.data's buffer_output_elements)
-_TURNS, _READERS = 1 << 32, 1 << 33  # keys of random slots and random threads, which differ from the keys of the shuffle buffer
 _DRAWS = 4096  # random numbers drawn at a time
 _EXIT_PATIENCE_S = 5.0
 
@@ -59,9 +58,6 @@ class StreamPlan:
     seed: int
     fresh_each_epoch: bool  # shuffle differently in each epoch
     whole_files: bool  # an epoch reads its files to the end, even if the last records fill no batch
-    record_bytes: float | None = None  # files are divided into records of about this size; None: they are TFRecords
-    openers: int | None = None  # threads that open files and read their first buffer; None: the same as `threads`
-    in_turn: bool = True  # open files deliver records in turn; False: a random open file delivers the next record
     rank: int = 0
     ranks: int = 1
 
@@ -134,10 +130,9 @@ class _RecordStream:
 
     def __init__(self, files: Sequence[Paths], plan: StreamPlan, epoch: int) -> None:
         self._files, self._plan, self._epoch = files, plan, epoch
-        # An executor for each thread, so that each file's reads can be assigned to a thread.
-        count = max(plan.threads, plan.openers or 0)
-        self._threads = [TaskThreads(1, "read-ahead") for _ in range(count)] if count > 1 else []
-        self._turns = _Turns(self._threads, plan.threads, self._drawn(_READERS)) if self._threads else None
+        # An executor for each thread, so that the threads read in turns.
+        self._threads = [TaskThreads(1, "read-ahead") for _ in range(plan.threads)] if plan.threads > 1 else []
+        self._turns = cycle(self._threads) if self._threads else None
         self._open: list[_File | None] = []
         self._upcoming: deque[_File] = deque()
         self._passes = 0
@@ -175,7 +170,8 @@ class _RecordStream:
             self._passes += 1
 
     def _shuffle(self, source: Iterator[int]) -> Iterator[int]:
-        draws = self._drawn(1 + self._passes)
+        plan, passes = self._plan, 1 + self._passes
+        draws = generator(plan.seed, Purpose.ORDER, plan.rank, self._epoch_key(), passes)
         kept = list(islice(source, self._plan.shuffle_records))
         while kept:
             for fraction in draws.random(_DRAWS).tolist():
@@ -189,9 +185,6 @@ class _RecordStream:
                 kept.pop()
                 if not kept:
                     return
-
-    def _drawn(self, key: int) -> np.random.Generator:
-        return generator(self._plan.seed, Purpose.ORDER, self._plan.rank, self._epoch_key(), key)
 
     def _epoch_key(self) -> int:
         return self._epoch if self._plan.fresh_each_epoch else 0
@@ -223,7 +216,7 @@ class _RecordStream:
     def _interleaved(self, paths: Iterator[str]) -> Iterator[int]:
         self._open = [None] * self._plan.cycle
         ended = 0
-        for slot in self._slots():
+        for slot in cycle(range(self._plan.cycle)):
             file = self._open[slot]
             if file is None:
                 file = self._open[slot] = self._following(paths)
@@ -240,34 +233,14 @@ class _RecordStream:
                 if ended >= self._plan.cycle and not any(self._open):
                     return
 
-    def _slots(self) -> Iterator[int]:
-        """Yield the slots of the open files in the order in which they deliver records, without end."""
-        if self._plan.in_turn:
-            yield from cycle(range(self._plan.cycle))
-        draws = self._drawn(_TURNS + self._passes)
-        while True:
-            yield from draws.integers(0, self._plan.cycle, _DRAWS).tolist()
-
-
-class _Turns:
-    """Selects the thread that opens or reads next, in turns. If fewer threads read than open, the reader is drawn at random."""
-
-    def __init__(self, threads: Sequence[TaskThreads], readers: int, draws: np.random.Generator) -> None:
-        self._threads, self._readers, self._draws = cycle(threads), threads[:readers], draws
-        self._split = len(threads) > readers
-
-    def next_for(self, opened: bool) -> TaskThreads:
-        """Return the thread for a file that is or is not open."""
-        return self._readers[int(self._draws.integers(len(self._readers)))] if opened and self._split else next(self._threads)
-
 
 class _File:
     """A file that is read buffer by buffer. If `threads` is given, they open the file and read ahead."""
 
-    def __init__(self, path: str, plan: StreamPlan, threads: _Turns | None) -> None:
+    def __init__(self, path: str, plan: StreamPlan, threads: Iterator[TaskThreads] | None) -> None:
         self._path, self._plan, self._threads = path, plan, threads
         self._descriptor = -1
-        self._cutter: _Frames | _EqualParts | None = None  # divides the file into records; None until the file is open
+        self._cutter: _Frames | None = None  # divides the file into records; None until the file is open
         self._ready: deque[int] = deque()  # sizes of the records that were read whole and not delivered
         self._end = 0  # offset up to which the file was read
         self._at_end = False
@@ -287,7 +260,7 @@ class _File:
     def _read_ahead(self) -> None:
         waits = len(self._ready) < _RECORDS_AHEAD and not self._at_end
         if self._threads is not None and waits and (self._ahead is None or self._ahead.done()):
-            self._ahead = self._threads.next_for(self._cutter is not None).submit(self._fill, _RECORDS_AHEAD)
+            self._ahead = next(self._threads).submit(self._fill, _RECORDS_AHEAD)
 
     def _fill(self, records: int) -> None:
         """Read until `records` records are ready or the file ends."""
@@ -300,13 +273,12 @@ class _File:
                 cutter.check_end(self._end)
                 self._at_end = True
 
-    def _opened(self) -> "_Frames | _EqualParts":
+    def _opened(self) -> "_Frames":
         try:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise unreadable(self._path, error) from None
-        size_bytes, record_bytes = os.fstat(self._descriptor).st_size, self._plan.record_bytes
-        self._cutter = _Frames(self._path, size_bytes) if record_bytes is None else _EqualParts(size_bytes, record_bytes)
+        self._cutter = _Frames(self._path, os.fstat(self._descriptor).st_size)
         return self._cutter
 
     def _read(self) -> bytes:
@@ -362,22 +334,3 @@ class _Frames:
         """Raise IotwinError if `end` is within a record."""
         if self._begun or self._carried:
             raise damaged(self._path, f"ends after {end} bytes, in the middle of a record")
-
-
-class _EqualParts:
-    """Divides a file without record marks into equal parts, whose size is as close to `record_bytes` as possible."""
-
-    def __init__(self, file_bytes: int, record_bytes: float) -> None:
-        self._count = max(1, round(file_bytes / record_bytes))
-        self._part_bytes = max(1, file_bytes) / self._count
-        self._whole = 0
-
-    def take(self, content: bytes, end: int) -> list[int]:
-        """Return the sizes of the parts that `content` completes, which ends at offset `end`."""
-        whole = min(int((end + 0.5) / self._part_bytes), self._count)
-        edges = [round(number * self._part_bytes) for number in range(self._whole, whole + 1)]
-        self._whole = whole
-        return [stop - start for start, stop in pairwise(edges)]
-
-    def check_end(self, end: int) -> None:
-        """Accept any end."""

@@ -8,13 +8,13 @@ from typing import cast
 import numpy as np
 
 from iotwin.benchmark.emulator.plugins import READERS, load_plugin
-from iotwin.benchmark.emulator.readers.access import Buffered, Direct, KeptOpen, Mapped, Opener
+from iotwin.benchmark.emulator.readers.access import Buffered, Direct, Mapped, Opener
 from iotwin.benchmark.emulator.readers.hdf5 import Hdf5Reader
-from iotwin.benchmark.emulator.readers.listed import RecordedReads
 from iotwin.benchmark.emulator.readers.numpy_files import Npy, Npz, NumpyLoad
 from iotwin.benchmark.emulator.readers.records import Image, Indexed, Raw, TfRecord
 from iotwin.benchmark.emulator.readers.sample import InMemory, SampleReader, Synthetic
 from iotwin.benchmark.emulator.readers.tables import Csv, ParquetReader
+from iotwin.benchmark.emulator.readers.whole_files import RecordedReads
 from iotwin.workload_yaml import Config, Dataset
 
 _FORMATS: dict[str, Callable[[Opener], SampleReader]] = {
@@ -59,8 +59,7 @@ def local_opener(config: Config) -> Opener:
     mapped = config.twin.reader.mmap or file_format(config) == "mmap_indexed_binary"
     way = Direct if past_page_cache(config) else Mapped if mapped else Buffered
     transfer_bytes = config.reader.transfer_size
-    opener = way if transfer_bytes is None else cast(Opener, partial(way, transfer_bytes=transfer_bytes))
-    return KeptOpen(opener, config.twin.reader.most_open) if config.twin.reader.keep_open else opener
+    return way if transfer_bytes is None else cast(Opener, partial(way, transfer_bytes=transfer_bytes))
 
 
 def open_reader(config: Config, remote: Opener | None) -> tuple[SampleReader, Opener]:

@@ -8,11 +8,9 @@ import io
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
-from multiprocessing.util import Finalize
-from typing import Protocol, Self
+from typing import Protocol
 
 from iotwin.common.errors import IotwinError
 
@@ -112,6 +110,15 @@ class Buffered(_Descriptor):
         return view
 
 
+class BufferedToEnd(Buffered):
+    """As Buffered, but a request for 0 bytes at an offset above 0 reads one byte, as programs do to detect the end of a file."""
+
+    def read(self, offset: int, size_bytes: int) -> memoryview:
+        if offset and not size_bytes:
+            os.preadv(self._descriptor, [scratch(1)], offset)
+        return super().read(offset, size_bytes)
+
+
 class Direct(_Descriptor):
     """Reads by pread(2) with O_DIRECT, past the page cache: whole blocks around the requested bytes."""
 
@@ -148,78 +155,6 @@ class Mapped(_Descriptor):
         if self._map is not None:
             self._map.close()
         super().__exit__(*exception)
-
-
-class KeptOpen:
-    """An opener that keeps files open for later reads, separately in each process.
-
-    With `most_open`, a new file replaces the one that was opened first, and a file that was read to its end is closed at once.
-    Files that `share` opens serve this process and all processes that it forks later.
-    """
-
-    def __init__(self, opener: Opener, most_open: int | None = None) -> None:
-        self._opener, self._most_open = opener, most_open
-        self._files: dict[tuple[int, int, str], _Kept] = {}
-        self._shared: dict[str, OpenFile] = {}
-
-    def share(self, paths: Iterable[str]) -> None:
-        """Open the files `paths` for this process and the processes that it forks. Raises IotwinError if one cannot be opened."""
-        for path in paths:
-            if path not in self._shared:
-                self._shared[path] = self._opener(path)
-
-    def __deepcopy__(self, memo: object) -> Self:
-        """Return an opener for the reader of another thread, with the same shared files."""
-        other = type(self)(self._opener, self._most_open)
-        other._shared = self._shared
-        return other
-
-    def close_shared(self) -> None:
-        """Close the shared files in this process."""
-        while self._shared:
-            self._shared.popitem()[1].__exit__(None, None, None)
-
-    def __call__(self, path: str) -> OpenFile:
-        """Return the file at `path`, opened if it is not open. Raises IotwinError if it cannot be opened."""
-        if path in self._shared:
-            return _Kept(self._shared[path])
-        # Each process and each thread has separate open files, since the loaders of a job open files after the fork.
-        key = (os.getpid(), threading.get_ident(), path)
-        if key not in self._files:
-            own = [other for other in self._files if other[:2] == key[:2]] if self._most_open else []
-            if self._most_open and not own:
-                Finalize(None, self._close, key[:2], exitpriority=0)  # multiprocessing's workers run no atexit handlers
-            if self._most_open and len(own) >= self._most_open:
-                self._files.pop(own[0]).close()
-            self._files[key] = _Kept(self._opener(path), partial(self._end, key) if self._most_open else None)
-        return self._files[key]
-
-    def _end(self, key: tuple[int, int, str]) -> None:
-        self._files.pop(key).close()
-
-    def _close(self, pid: int, thread: int) -> None:
-        for key in [key for key in self._files if key[:2] == (pid, thread)]:
-            self._end(key)
-
-
-class _Kept(OpenFile):
-    """A file that remains open after its `with` block. If the block read up to the end of the file, `end` is called."""
-
-    def __init__(self, file: OpenFile, end: Callable[[], None] | None = None) -> None:
-        self._file, self._end = file, end
-        self.size_bytes = file.size_bytes
-        self._read_bytes, self._reached = 0, 0
-
-    def read(self, offset: int, size_bytes: int) -> memoryview:
-        self._read_bytes, self._reached = self._read_bytes + size_bytes, offset + size_bytes
-        return self._file.read(offset, size_bytes)
-
-    def close(self) -> None:
-        self._file.__exit__(None, None, None)
-
-    def __exit__(self, *exception: object) -> None:
-        if self._end is not None and self.size_bytes and min(self._read_bytes, self._reached) >= self.size_bytes:
-            self._end()
 
 
 def _fill(path: str, descriptor: int, view: memoryview, offset: int, step_bytes: int, end: int | None = None) -> None:

@@ -18,8 +18,8 @@ _COLUMNS = ["source", "target", "done", "wanted"]  # thread `source` was done at
 def hand_overs(tree: Tree, rows: pd.DataFrame, begins: Mapping[int, int]) -> tuple[list[tuple[int, int, int, int]], int]:
     """Return posts and waits as (thread, time, Op, channel), and the number of channels.
 
-    `begins`: when the threads other than main ones began, by thread. A wait comes when the thread had nothing else to do, so that
-    the time that it computed from then to its call remains.
+    `begins`: when the threads other than main ones began, by thread. A thread's wait is put where its previous call ended or, if
+    that is later, where the other thread was done. So the time from there to the thread's next call remains computation.
     """
     found = pd.concat([find(tree, rows) for find in (_of_feeders, _of_descriptors, _of_silences)]).drop_duplicates(
         ignore_index=True

@@ -116,7 +116,7 @@ class _BusyClock:
         return found
 
     def begun(self, times: _Ints) -> _Ints:
-        """Return when the waits began that were under way at `times`, and NEVER_NS if none was; ns."""
+        """Return, for each of `times`, when the wait that was under way began; NEVER_NS if there was none. Times are in ns."""
         index = np.searchsorted(self._begins, times, side="right")
         waits = (index > 0) & (np.append(0, self._ends)[index] > times)
         found: _Ints = np.where(waits, np.append(0, self._begins)[index], NEVER_NS)

@@ -12,7 +12,7 @@ from iotwin.benchmark.fit.batches.labels import Labelled
 from iotwin.benchmark.fit.batches.logged_steps import logged_steps
 from iotwin.benchmark.fit.batches.paced_steps import paced_steps
 from iotwin.benchmark.fit.confidence import agreement, interval
-from iotwin.benchmark.fit.coverage import KINDS, document_of, flows_of
+from iotwin.benchmark.fit.coverage import KINDS, coverage_of
 from iotwin.benchmark.fit.fitted import Fitted, loss_notes
 from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.recorded.batches import find_batches, label_rows
@@ -115,7 +115,7 @@ def _coverage(job: Job, calls: pd.DataFrame) -> dict[str, Any]:
         for kind in KINDS
         for own in [kept[kept["op"].isin(ops) & (kinds[kept["file"]] == kind)]]
     }
-    return document_of(list(flows_of(made[made["result"] >= 0], kinds, twin)))
+    return coverage_of(made[made["result"] >= 0], kinds, twin)
 
 
 def _renamed(calls: pd.DataFrame, on_file: pd.Series) -> pd.Series:

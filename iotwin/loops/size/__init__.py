@@ -18,8 +18,6 @@ from iotwin.trace_store.reader import Trace
 from iotwin.tracesim.verdict.caveats import caveats_of
 from iotwin.tracing_tools.targets.storage_limits import MEMORY, READS, reason_against
 
-AXES = ("bandwidth", "requests", "latency", "cache")
-CACHES = ("cold", "warm")
 KIND = "storage size"
 _UNITS = {"bandwidth": "bytes/s", "requests": "requests/s", "latency": "s", "cache": "bytes"}
 _LOOSER = 1.1  # factor by which limits that fail together are relaxed

@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -109,36 +108,11 @@ def test_a_rerun_computes_and_reads_the_same_whatever_the_workers(twin_path: Pat
     assert not first["compute_ns"].equals(steps("++workload.train.seed=5")["compute_ns"])
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_steps_of_an_evaluation_may_come_before_training(twin_path: Path, tmp_path: Path, persistent: bool) -> None:
-    words = ["reader.batch_size_eval=1", "twin.evaluation.steps_before=1", f"twin.persistent_workers={str(persistent).lower()}"]
-    done = emulate(twin_path, *(f"++workload.{word}" for word in words))
-    assert done.returncode == 0, done.stderr
-    frame = pd.read_parquet(tmp_path / "output" / "metrics.parquet")
-    rows = frame.groupby(["epoch", "phase"], sort=False)["step"].count()
-    assert list(rows.items()) == [
-        ((0, "evaluation"), 1), ((1, "train"), 4), ((1, "evaluation"), 2), ((2, "train"), 4), ((2, "evaluation"), 2),
-    ]  # fmt: skip
-    named = [(line["key"], line["metadata"]["epoch_num"]) for line in mllog(done.stdout) if "epoch_num" in line["metadata"]]
-    begun = list(dict.fromkeys(named))
-    assert begun[:2] == [("eval", 0), ("epoch", 1)]
-    assert json.loads((tmp_path / "output" / "0_per_epoch_stats.json").read_text())["0"].keys() == {"eval"}
-
-
 def test_the_first_step_may_differ(twin_path: Path, tmp_path: Path) -> None:
     assert emulate(twin_path, "--quiet", "++workload.twin.first_step_time=0.2").returncode == 0
     frame = pd.read_parquet(tmp_path / "output" / "metrics.parquet")
     assert (frame["compute_ns"] == 200_000_000).tolist() == [True] + [False] * (len(frame) - 1)
     assert frame["step_ns"][0] >= 200_000_000
-
-
-def test_the_first_step_of_each_epoch_may_take_longer(twin_path: Path, tmp_path: Path) -> None:
-    times = "++workload.train.computation_time=0.01", "++workload.twin.epoch_warm_up_time=0.1"
-    assert emulate(twin_path, "--quiet", *times).returncode == 0
-    frame = pd.read_parquet(tmp_path / "output" / "metrics.parquet")
-    trained = frame[frame["phase"] == "train"]
-    assert trained["epoch"].nunique() == 2
-    assert (trained["compute_ns"] == np.where(trained["step"] == 1, 110_000_000, 10_000_000)).all()
 
 
 @pytest.mark.parametrize(

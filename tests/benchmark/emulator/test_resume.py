@@ -13,6 +13,7 @@ from iotwin.benchmark.emulator.run import emulate
 from iotwin.common.errors import UsageError
 
 FILES, BATCH, EPOCHS = 24, 2, 3
+STATE_BYTES = 1000  # size of a checkpoint
 STEPS = FILES // BATCH
 
 
@@ -22,7 +23,6 @@ def workload(folder: Path, threads: int = 0, ranks: int = 1, **resume: Any) -> c
     names = [f"{number:02d}.bin" for number in range(FILES)]
     for number, name in enumerate(names):
         (folder / "data" / name).write_bytes(bytes(100 + number))
-    (folder / "state").write_bytes(bytes(1000))
     return c.Config(
         workflow=c.Workflow(checkpoint=True),
         dataset=c.Dataset(data_folder=str(folder / "data"), format="bin", num_files_train=FILES),
@@ -32,11 +32,8 @@ def workload(folder: Path, threads: int = 0, ranks: int = 1, **resume: Any) -> c
         twin=c.Twin(
             train_files=names,
             ranks=ranks,
-            startup_files=[str(folder / "state")],
-            startup_reads=["0:0+700", "0:700+300"],
-            startup_ranks=[0, 1],
             resume=c.TwinResume(**resume) if resume else None,
-            checkpoint=c.TwinCheckpoint(files=[c.CheckpointFile(name="{epoch}-{step}", write_sizes=[(10, 1)])]),
+            checkpoint=c.TwinCheckpoint(files=[c.CheckpointFile(name="{epoch}-{step}", write_sizes=[(STATE_BYTES, 1)])]),
         ),
     )
 
@@ -59,23 +56,23 @@ def test_a_resumed_run_reads_and_writes_what_the_whole_one_does_after_that_step(
         done = STEPS // ranks + 3
         assert [file.name for file in other.saved] == [file.name for file in one.saved if int(file.name.split("-")[1]) > done]
         assert other.resumed is not None and other.resumed.samples_skipped == 3 * BATCH
-    assert sum(one.resumed.checkpoint_bytes_read for one in resumed if one.resumed) == 1000
-    assert [one.resumed and one.resumed.checkpoint_bytes_read for one in resumed] == ([700, 300] if ranks == 2 else [1000])
+    assert [one.resumed and one.resumed.checkpoint_bytes_read for one in resumed] == [STATE_BYTES] * ranks
 
 
 @pytest.mark.parametrize(
     ("mode", "skipped", "replayed", "state", "trained"),
     [
-        ("restore", 6, 0, 1000, 9),
+        ("restore", 6, 0, STATE_BYTES, 9),
         ("skip_reads", 6, 0, 0, 9),
-        ("replay_data", 0, 6, 1000, 9),
-        ("full", 0, 6, 1000, 12),
-        ("replay_all", 0, 54, 1000, 9),
+        ("replay_data", 0, 6, STATE_BYTES, 9),
+        ("full", 0, 6, STATE_BYTES, 12),
+        ("replay_all", 0, 54, STATE_BYTES, 9),
     ],
 )
 def test_modes(tmp_path, monkeypatch, mode, skipped, replayed, state, trained):
     from iotwin.benchmark.emulator.readers.access import Buffered
 
+    run(workload(tmp_path))
     read: list[int] = []
     take = Buffered.read
     monkeypatch.setattr(Buffered, "read", lambda self, offset, size: (read.append(size), take(self, offset, size))[1])
@@ -90,53 +87,18 @@ def test_modes(tmp_path, monkeypatch, mode, skipped, replayed, state, trained):
     assert sum(read) == state + earlier + sum(100 + sample for sample in order[skipped:])
 
 
-def test_without_recorded_reads_the_newest_checkpoint_is_read(tmp_path):
+def test_the_newest_checkpoint_is_read(tmp_path):
     config = workload(tmp_path)
-    config.twin.startup_files, config.twin.startup_reads, config.twin.startup_ranks = [], [], []
     run(config)
     config.twin.resume = c.TwinResume(epoch=2)
     (measured,) = run(config)
     assert [file.name for file in measured.loaded] == [f"{EPOCHS}-{EPOCHS * STEPS // 5 * 5}"]
-    assert measured.resumed is not None and measured.resumed.checkpoint_bytes_read == 10
+    assert measured.resumed is not None and measured.resumed.checkpoint_bytes_read == STATE_BYTES
     config.workflow.checkpoint = False
     with pytest.raises(UsageError, match="there is no checkpoint to read"):
         run(config)
 
 
-@pytest.mark.parametrize(("looked_at", "here"), [("read", True), ("opened", False), (None, False)])
-def test_what_later_checkpoints_read_too_is_one_file_for_both(tmp_path, monkeypatch, looked_at, here):
-    """Else the twin would use more files of checkpoints than its job."""
-    from iotwin.benchmark.emulator.readers.listed import BufferedToEnd
-
-    config = workload(tmp_path, ranks=2, epoch=2, step=3)
-    config.twin.startup_files = [f"found/{number}/{name}" for number in (3, 6) for name in ("manifest", "state")]
-    for name in config.twin.startup_files:
-        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "data" / name).write_bytes(bytes(20))
-    config.twin.startup_reads, config.twin.startup_ranks = ["0:0+20 0:20+0", "1:0+20", "2:0+20", "3:0+20"], [0, 1, 1, 0]
-    config.twin.checkpoint.files = [
-        c.CheckpointFile(name="{step}/manifest", write_sizes=[(10, 1)], looked_at=looked_at),
-        c.CheckpointFile(name="{step}/state", write_sizes=[(10, 1)], looked_at="opened"),
-    ]
-    config.twin.checkpoint.before, config.twin.checkpoint.keep = [(1, 3), (1, 6)], 2
-    opened = tmp_path / "opened"
-    open_it = BufferedToEnd.__init__
-
-    def watched(self: BufferedToEnd, path: str) -> None:
-        with opened.open("a") as file:  # by every rank
-            print(Path(path).relative_to(tmp_path), file=file)
-        open_it(self, path)
-
-    monkeypatch.setattr(BufferedToEnd, "__init__", watched)
-    measured = run(config)
-    assert sum(one.resumed.checkpoint_bytes_read for one in measured if one.resumed) == 80
-    names = set(opened.read_text().splitlines())
-    manifests = {f"{'saved' if here else 'data/found'}/{number}/manifest" for number in (3, 6)}
-    assert {name for name in names if name.endswith(("/3/manifest", "/6/manifest"))} == manifests
-    assert {f"data/found/{number}/state" for number in (3, 6)} <= names
-    assert not list((tmp_path / "saved").glob("[36]/*"))
-
-
 def test_a_step_after_the_epoch_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"twin.resume.step: 13 is after the last of the 12 steps"):
-        run(workload(tmp_path, epoch=2, step=13))
+        run(workload(tmp_path, epoch=2, step=13, mode="skip_reads"))

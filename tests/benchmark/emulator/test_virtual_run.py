@@ -17,8 +17,10 @@ from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.loaders.base import Fetcher
 from iotwin.benchmark.emulator.threads import TaskThreads
 from iotwin.common.errors import IotwinError, UsageError
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import FormatLayout
 from iotwin.loops.emulation import EmulationOptions, run_workload
-from iotwin.workload_yaml import Config
+from iotwin.workload_yaml import Config, Dataset
 from tests.benchmark.strace import needs_strace
 from tests.benchmark.thread_calls import calls_by_thread
 from tests.conftest import ROOT, run_iotwin
@@ -47,9 +49,13 @@ def _background(config: Config) -> None:
 
 
 def _stream(config: Config) -> None:
+    """Threads that stream records ahead of the steps."""
+    folder = Path(config.output.folder).parent / "records"
+    if not folder.exists():
+        generate(FormatLayout(format="tfrecord", samples_per_file=4, record_bytes=20_000), folder, samples=8, workers=1)
     config.twin.layout = None
-    config.twin.reader.streamed, config.dataset.record_length_bytes = True, 20_000
-    config.train.total_training_steps, config.reader.read_threads = 4, 2
+    config.dataset = Dataset(data_folder=str(folder), format="tfrecord", num_samples_per_file=4, interleave=True)
+    config.reader.read_threads = 2
     config.workflow.evaluation = False
 
 

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from iotwin.benchmark.fit import fit
-from iotwin.benchmark.fit.coverage import describe_coverage, document_of, flows_of
+from iotwin.benchmark.fit.coverage import coverage_of, describe_coverage
 from iotwin.trace_store.reader import Trace
 from tests.benchmark.made_trace import Made
 from tests.synthetic import Job, write_job
@@ -20,8 +20,8 @@ def test_a_twin_accounts_for_every_byte_and_open(tmp_path, pipes):
 @pytest.mark.parametrize(("twin", "share"), [(100, 1 / 3), (300, 1.0), (600, 1 / 2), (0, 0.0)])
 def test_too_little_and_too_much_count_alike(twin, share):
     calls = pd.DataFrame({"op": ["read"] * 3, "file_id": [0] * 3, "result": [100] * 3})
-    [flow] = flows_of(calls, pd.Series(["dataset"]).to_numpy(), {("read", "dataset"): twin})
-    assert document_of([flow])["read_share"] == pytest.approx(share, abs=1e-4)
+    covered = coverage_of(calls, pd.Series(["dataset"]).to_numpy(), {("read", "dataset"): twin})
+    assert covered["read_share"] == pytest.approx(share, abs=1e-4) and len(covered["flows"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from iotwin import workload_yaml as c
 from iotwin.datagen.datasets.recorded import write_recipe
 from iotwin.loops import twin
-from iotwin.loops.page_cache import FOLIO_BYTES, cache_in_pages, faults_of_twin, found_in_pages
-from iotwin.workload_yaml.recording import Op, RecordedFile, write_recording
+from iotwin.loops.page_cache import FOLIO_BYTES, cache_in_pages, found_in_pages, page_faults
+from iotwin.workload_yaml.recording import Op, RecordedFile, TwinRecording, write_recording
 from tests.benchmark.recordings import recording, row
 
 _AROUND_BYTES = 1 << 16  # what the kernel maps at a fault, by default
@@ -40,27 +39,19 @@ def test_what_was_just_written_is_mapped_page_by_page(tmp_path, stretches):
     [(True, 4096, False), (True, 65_536, True), (False, 65_536, False)],
     ids=["one page a fault", "several pages a fault", "read by calls"],
 )
-@pytest.mark.parametrize("recorded", [False, True], ids=["structured", "recorded"])
-def test_mapped_data_are_found_new_or_read_as_the_job_found_its_own(tmp_path, maps, fault_bytes, read_before, recorded):
+def test_mapped_data_are_found_new_or_read_as_the_job_found_its_own(maps, fault_bytes, read_before):
     """Of the job's three faults one brought more, or less, than the others."""
     brought = [fault_bytes, 4096 + 65_536 - fault_bytes, fault_bytes]
-    _write(tmp_path, [(0, size) for size in brought], 200_000, recorded, maps)
-    in_pages = dict(
-        found_in_pages(
-            faults_of_twin(tmp_path / "twin.recording", tmp_path / "twin.yaml"), [("a.bin", 200_000), ("b.bin", 1_000)]
-        )
-    )
+    twin_of_job = _recording([(0, size) for size in brought], 200_000, maps)
+    in_pages = dict(found_in_pages(page_faults(twin_of_job), [("a.bin", 200_000), ("b.bin", 1_000)]))
     assert in_pages == ({"a.bin": [(0, FOLIO_BYTES)], "b.bin": [(0, FOLIO_BYTES)]} if read_before else {})
 
 
-@pytest.mark.parametrize("recorded", [False, True], ids=["structured", "recorded"])
-def test_of_a_file_that_was_read_in_part_that_part_is_found_read(tmp_path, recorded):
+def test_of_a_file_that_was_read_in_part_that_part_is_found_read():
     """More faults than elsewhere lie in the part that was read, as each maps less."""
     around = [(2 * FOLIO_BYTES + offset, 65_536) for offset in range(0, 10 * 65_536, 65_536)]
-    _write(tmp_path, [*((stretch * FOLIO_BYTES, 4096) for stretch in (0, 1, 3)), *around], 5 * FOLIO_BYTES, recorded)
-    found = found_in_pages(
-        faults_of_twin(tmp_path / "twin.recording", tmp_path / "twin.yaml"), [("a.bin", 5 * FOLIO_BYTES), ("b.bin", 1_000)]
-    )
+    faults = [*((stretch * FOLIO_BYTES, 4096) for stretch in (0, 1, 3)), *around]
+    found = found_in_pages(page_faults(_recording(faults, 5 * FOLIO_BYTES)), [("a.bin", 5 * FOLIO_BYTES), ("b.bin", 1_000)])
     assert dict(found) == {"a.bin": [(2 * FOLIO_BYTES, FOLIO_BYTES)]}
 
 
@@ -68,17 +59,12 @@ def test_data_are_made_as_they_were_found(tmp_path, monkeypatch):
     cached: list[tuple[str, list[tuple[int, int]]]] = []
     monkeypatch.setattr(twin, "cache_in_pages", lambda path, stretches: cached.append((path.name, stretches)))
     write_recipe(tmp_path / "dataset.csv", [("a.bin", 200_000)])
-    _write(tmp_path, [(0, 65_536)], 200_000, recorded=True)
+    write_recording(_recording([(0, 65_536)], 200_000), tmp_path / "twin.recording")
     twin.generate_data(tmp_path)
     assert cached == [("a.bin", [(0, FOLIO_BYTES)])]
 
 
-def _write(folder: Path, faults: list[tuple[int, int]], size_bytes: int, recorded: bool, maps: bool = True) -> None:
-    """Write a twin whose job had these faults, or reads, (offset, bytes), of a.bin."""
-    if recorded:
-        rows = [row(0, Op.TOUCH if maps else Op.READ, offset=offset, size=size) for offset, size in faults]
-        write_recording(recording(rows, [RecordedFile("a.bin", size_bytes=size_bytes)]), folder / "twin.recording")
-    else:
-        reads = [f"0:{offset}+{size}" for offset, size in faults]
-        config = c.Config(twin=c.Twin(train_files=["a.bin"], train_reads=reads, reader=c.TwinReader(mmap=maps)))
-        c.dump(config, folder / "twin.yaml")
+def _recording(faults: list[tuple[int, int]], size_bytes: int, maps: bool = True) -> TwinRecording:
+    """Return the recording of a job that had these faults, or reads, (offset, bytes), of a.bin."""
+    rows = [row(0, Op.TOUCH if maps else Op.READ, offset=offset, size=size) for offset, size in faults]
+    return recording(rows, [RecordedFile("a.bin", size_bytes=size_bytes)])

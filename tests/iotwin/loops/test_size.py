@@ -123,7 +123,14 @@ def storage(monkeypatch, tmp_path) -> MadeStorage:
 
 
 def question(**changed) -> SizeQuestion:
-    given = {"target": AU, "ranks": None, "caches": ["cold"], "axes": module.AXES, "runs": 1, "clock": "real"} | changed
+    given = {
+        "target": AU,
+        "ranks": None,
+        "caches": ["cold"],
+        "axes": ["bandwidth", "requests", "latency", "cache"],
+        "runs": 1,
+        "clock": "real",
+    } | changed
     return SizeQuestion(**given)
 
 

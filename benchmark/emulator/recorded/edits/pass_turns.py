@@ -67,7 +67,10 @@ def resumed_run(
 
 
 def period_of(done: Sequence[tuple[Any, ...]]) -> int:
-    """Return the least period with which the items of `done` repeat, as far as the later one of two is long; 1 if they do not."""
+    """Return the least period with which the items of `done` repeat; 1 if they do not repeat.
+
+    An item repeats an earlier one if it is equal to it or to its beginning.
+    """
     for period in range(1, len(done) // 2 + 1):
         if all(a[: len(b)] == b for a, b in zip(done, done[period:], strict=False)):
             return period

@@ -39,7 +39,7 @@ class ProcessLine:
             self.main.add(Op.WAIT, channel + 1)
 
     def play_in_background(self, stretch: Stretch, subjects: Subjects | None = None) -> None:
-        """Let a thread in the background execute the main thread's rows of a stretch, as soon as it has ended the one before."""
+        """Let a background thread execute the main thread's rows of a stretch, once it has ended those of the previous call."""
         self.wait(self._written)
         thinks = np.diff(stretch.at, prepend=stretch.begin)
         background = self._begin(_BACKGROUND, stretch.rows, thinks, subjects, waits=True) + 1

@@ -27,8 +27,6 @@ from iotwin.workload_yaml import TwinResume
 from iotwin.workload_yaml.recorded_structure import pass_bounds
 from iotwin.workload_yaml.recording import Op, TwinRecording
 
-_Ints = NDArray[np.int64]
-
 
 class RankLine:
     """The edited rank. New loaders deliver its batches, or it reads them itself."""
@@ -201,7 +199,7 @@ class RankLine:
             begin, first, others = reading, end + 1, []
 
     def _play(self, stretch: Stretch, factor: float, subjects: Subjects | None, waits: bool) -> None:
-        """Append a stretch without starts of processes; if checkpoints are asynchronous, its save goes to the background."""
+        """Append a stretch in which the rank starts no process. If checkpoints are asynchronous, a thread plays its save."""
         split = self._saves.split(stretch) if self._edits.asynchronous else None
         if split is None:
             return self._line.play(stretch, factor, subjects, waits)
@@ -275,7 +273,7 @@ class RankLine:
         return new
 
     def _join_loader(self, loader: int) -> None:
-        """End the loader in place of a recorded one, and further ones of its pass, and wait for them."""
+        """End the loader that replaces the recorded `loader` and the additional loaders started with it. Wait for their ends."""
         for new in [*filter(None, [self._live.pop(loader, None)]), *self._more.pop(loader, [])]:
             new.end(self._deal)
             self._pipes.append((new.requests, new.results))
@@ -359,7 +357,7 @@ class RankLine:
         return self._rare.due(epoch, index, step, count, self._edits.saves_every) if self._rare.steps else None
 
     def _play_step(self, each: RankPass, index: int, whole: list[DealtBatch], copy: int) -> None:
-        """Append the computation of a step, and the calls of the recorded step at the same share of the pass."""
+        """Append the computation of a step, and the calls of the recorded step that lies at the same share of its pass."""
         time_ns = self._computation.time_ns(each, whole[index].samples, self._deal.parts, len(whole[0].samples))
         wanted = time_ns * self._edits.computation
         recorded = min(index * len(each.steps) // len(whole), len(each.steps) - 1)
@@ -377,7 +375,7 @@ class RankLine:
         return RecordedPassSamples(each.dealt, parts, streams, self._shuffled[each.training], each.known, self._deal.place)
 
     def _loaders_of(self, each: RankPass, count: int) -> list[NewLoader]:
-        """Return the new loaders of the pass by slot, started if no recorded start stands for them."""
+        """Return the new loaders of the pass, one for each slot. Start those that do not run yet."""
         if not count:
             return []
         if not each.depth:  # the rank has read by itself
@@ -396,5 +394,5 @@ class RankLine:
         return bool(np.isin(self._recording.columns["op"][rows], [Op.WRITE, Op.COPY_TO]).any())
 
     def _subjects(self, stretch: Stretch, copy: int) -> Subjects | None:
-        """Return what gives the rows of a repeated stretch their subjects; None the first time."""
+        """Return the function that maps rows of a stretch to subjects if the stretch is repeated; None if it is played once."""
         return self._builder.on_copies(f"-more{copy}", stretch.begin_ns, stretch.end_ns, data=False) if copy else None

@@ -33,7 +33,10 @@ class ThreadRows:
         self._delay_ns = max(self._delay_ns + think_ns, 0)
 
     def take(self, rows: _Ints, think_ns: _Ints, subjects: _Ints | None = None) -> None:
-        """Append original `rows` with their times of thinking. `subjects`: new ones, AS_RECORDED for those of the rows."""
+        """Append recorded rows.
+
+        `rows`: their indices; `think_ns`: the time before each; `subjects`: the subject of each, AS_RECORDED if unchanged.
+        """
         if len(rows):
             think_ns = think_ns.astype(np.int64)
             think_ns[0] += self._delay_ns

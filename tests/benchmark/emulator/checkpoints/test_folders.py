@@ -12,7 +12,7 @@ from iotwin import workload_yaml as c
 from iotwin.benchmark.emulator.checkpoints.one_file import FileWriter, PlannedFile
 from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
 from iotwin.benchmark.emulator.ranks import Rank, run_local
-from iotwin.benchmark.emulator.readers.listed import BufferedToEnd
+from iotwin.benchmark.emulator.readers.access import BufferedToEnd
 from iotwin.common.errors import IotwinError, UsageError
 from tests.processes import wait_for
 

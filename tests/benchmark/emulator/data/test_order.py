@@ -199,18 +199,3 @@ def test_random_batches_are_runs_that_ranks_take_in_turn(samples: int, size: int
         for rank, share in enumerate(shares):
             first = int(order[step * ranks + rank]) * size
             assert share[step].tolist() == list(range(first, first + size))
-
-
-@given(samples=st.integers(1, 50), size=st.integers(1, 9), ranks=st.integers(1, 3), steps=st.integers(1, 30))
-def test_a_stream_is_as_long_as_its_steps_and_begins_its_files_again(samples: int, size: int, ranks: int, steps: int) -> None:
-    config = workload(size, steps=steps)
-    config.twin.reader.streamed = True
-    batches = training_batches(config, samples, 1, ranks - 1, ranks)
-    assert [len(batch) for batch in batches] == [size] * steps
-    assert flat(batches) == [place % samples for place in range(steps * size)]
-
-
-def test_a_stream_without_a_number_of_steps_ends_with_its_samples() -> None:
-    config = workload(4)
-    config.twin.reader.streamed = True
-    assert len(training_batches(config, 41, 1, 0, 2)) == 41 // 8

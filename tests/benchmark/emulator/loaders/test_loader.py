@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.data.dataset import SampleSet
 from iotwin.benchmark.emulator.data.order import Batch
 from iotwin.benchmark.emulator.loaders import make_loader
@@ -92,20 +91,6 @@ def test_workers_read_ahead_as_far_as_prefetch_and_no_farther(tmp_path: Path, wo
             wait_for(lambda: len(records(log)) >= expected, "the batches ahead")  # noqa: B023
             time.sleep(0.05)
             assert len(records(log)) == expected
-
-
-@pytest.mark.parametrize(("persistent", "spent"), [(False, [0.25, 0.5]), (True, [0.25, 0.0])])
-def test_workers_are_asked_once_their_start_has_taken_its_time(tmp_path: Path, monkeypatch, persistent, spent) -> None:
-    """Where they are started; the clock of this test stands still."""
-    slept: list[float] = []
-    monkeypatch.setattr(waits, "now_s", lambda: 5.0)
-    monkeypatch.setattr(waits, "sleep", slept.append)
-    with make_loader(Recorder(tmp_path / "log"), 2, 2, persistent, lambda epoch: epoch / 4) as loader:
-        for epoch in (1, 2):
-            fetched = loader.epoch(epoch, batches(4))
-            next(fetched)
-            assert slept == spent[:epoch]
-            assert len(list(fetched)) == 3
 
 
 def test_the_main_process_waits_once_for_each_batch_however_many_are_there(tmp_path: Path, monkeypatch) -> None:

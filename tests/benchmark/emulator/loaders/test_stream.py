@@ -1,6 +1,5 @@
 """TFRecord streams: the calls of tf.data, every record once, and what happens to damaged files."""
 
-import os
 import shutil
 import sys
 import threading
@@ -190,38 +189,6 @@ def open_files(folder: Path) -> int:
     return sum(str(folder) in str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
 
 
-@pytest.mark.parametrize("readers", [1, 2])
-def test_threads_that_only_open_leave_reading_on_to_the_others(records: Path, readers: int, monkeypatch) -> None:
-    calls: list[tuple[bool, int]] = []  # whether it was a file's first read, and the thread
-    pread = os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, size, at: calls.append((at == 0, threading.get_ident())) or pread(fd, size, at))
-    config = workload(records, read_threads=readers, transfer_size=16_384)
-    config.twin.reader.opening_threads, config.twin.reader.interleave_files = 4, 2
-    epoch(config)
-    opened, went_on = ({thread for first, thread in calls if first is which} for which in (True, False))
-    assert len(opened) == 4 and len(went_on & opened) == readers
-    assert len(went_on - opened) <= 1  # the loader itself, where a thread had not come to it
-
-
-def test_a_streams_files_give_records_in_turn_where_the_job_has_them_do_so(tmp_path: Path) -> None:
-    """Three files, each of three records of a size that tells it."""
-    for number in range(3):
-        (tmp_path / f"{number}.bin").write_bytes(bytes(3 * (100 + number)))
-    orders = []
-    for in_turn in (True, False):
-        config = Config(
-            dataset=Dataset(
-                data_folder=str(tmp_path), format="bin", num_files_train=3, num_samples_per_file=3, record_length_bytes=100
-            ),
-            reader=Reader(batch_size=1, read_threads=2),
-            train=Train(total_training_steps=9),
-            twin=Twin(reader=TwinReader(streamed=True, interleave_files=3, in_turn=in_turn)),
-        )
-        config.twin.train_files = [f"{number}.bin" for number in range(3)]
-        orders.append([batch.size_bytes - 100 for batch in epoch(config)])
-    assert orders[0] == [0, 1, 2] * 3 != orders[1]
-
-
 @pytest.mark.parametrize(("threads", "expected"), [(0, 1), (6, 3)])
 def test_threads_open_twice_as_many_files_ahead(records: Path, threads: int, expected: int) -> None:
     """As tf.data's interleave, whose open files were counted: 24 with a cycle of 8."""
@@ -233,17 +200,3 @@ def test_threads_open_twice_as_many_files_ahead(records: Path, threads: int, exp
         wait_for(lambda: open_files(records) >= expected, "the files that threads open by themselves")
         assert open_files(records) == expected  # kept, as a job keeps its iterator
     assert open_files(records) == 0
-
-
-@settings(max_examples=20)
-@given(record_bytes=st.integers(1, 90_000), buffer_bytes=st.integers(1000, 50_000), threads=st.sampled_from([0, 4]))
-def test_files_of_any_content_are_streamed_whole(tmp_path: Path, record_bytes: int, buffer_bytes: int, threads: int) -> None:
-    for number in range(4):
-        (tmp_path / f"{number}.part").write_bytes(bytes(40_000 + number))
-    config = Config(
-        dataset=Dataset(data_folder=str(tmp_path), format="bin", record_length_bytes=record_bytes),
-        reader=Reader(transfer_size=buffer_bytes, read_threads=threads),
-        train=Train(total_training_steps=sum(max(1, round((40_000 + number) / record_bytes)) for number in range(4))),
-        twin=Twin(train_files=[f"{number}.part" for number in range(4)], reader=TwinReader(interleave_files=2, streamed=True)),
-    )
-    assert sum(batch.size_bytes for batch in epoch(config)) == 4 * 40_000 + 6

@@ -1,10 +1,8 @@
 """Every reader against what datagen generated: the bytes delivered are the bytes asked for, by whatever access."""
 
 import bz2
-import copy
 import io
 import lzma
-import multiprocessing
 import os
 import struct
 import sys
@@ -21,7 +19,7 @@ from numpy.typing import NDArray
 
 from iotwin.benchmark.emulator.data.dataset import SampleSet, open_dataset
 from iotwin.benchmark.emulator.readers import local_opener, make_reader
-from iotwin.benchmark.emulator.readers.access import Buffered, Direct, KeptOpen, Mapped, scratch
+from iotwin.benchmark.emulator.readers.access import Buffered, Direct, Mapped, scratch
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.datagen.content import Content
 from iotwin.datagen.generate import generate
@@ -222,67 +220,6 @@ def test_samples_kept_in_memory_are_read_once(generated: Path) -> None:
     again = samples.reader.read(samples.files[0][0], 1, 4)
     assert first.read_bytes > 0 == again.read_bytes
     assert again.content.tobytes() == first.content.tobytes() == records(layout_of("npz"), 0)[1].tobytes()
-
-
-def test_of_files_kept_open_the_oldest_is_closed_for_another(tmp_path: Path) -> None:
-    closed: list[str] = []
-
-    class Noting(Buffered):
-        def __exit__(self, *error: object) -> None:
-            closed.append(Path(self._path).name)
-            super().__exit__(None, None, None)
-
-    for name in "abc":
-        (tmp_path / name).write_bytes(b"xy")
-    opener = KeptOpen(Noting, most_open=2)
-    for name in "abacb":  # a is opened first, however often it is read since
-        with opener(str(tmp_path / name)) as file:
-            assert bytes(file.read(0, 1)) == b"x"
-    assert closed == ["a"]
-    for name, offset in (("a", 1), ("c", 0), ("c", 1)):  # of a the end alone, in place of b; of c all
-        with opener(str(tmp_path / name)) as file:
-            assert bytes(file.read(offset, 1)) == b"xy"[offset : offset + 1]
-    assert closed == ["a", "b", "c"]
-
-
-def test_a_file_that_is_shared_is_open_in_a_process_forked_later_and_for_the_reader_of_another_thread(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"x")
-    opener, path = KeptOpen(Buffered), str(tmp_path / "a")
-    opener.share([path])
-    opener.share([path])
-    (tmp_path / "a").unlink()  # so that nobody can open it any more
-
-    def read(by: KeptOpen) -> None:
-        assert bytes(by(path).read(0, 1)) == b"x"
-
-    process = multiprocessing.get_context("fork").Process(target=read, args=(opener,))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-    other = copy.deepcopy(opener)
-    read(other)
-    opener.close_shared()
-    for each in (opener, other):
-        with pytest.raises(IotwinError, match="cannot be read"):
-            each(path)
-
-
-def test_a_process_closes_what_it_kept_open_when_it_ends(tmp_path: Path) -> None:
-    """Of so many at a time; one that keeps all open closes none, as a job that never does."""
-    (tmp_path / "a").write_bytes(b"x")
-
-    class Noting(Buffered):
-        def __exit__(self, *error: object) -> None:
-            (tmp_path / "closed").write_text(f"{os.getpid()}")
-            super().__exit__(None, None, None)
-
-    for most_open, closed in ((None, False), (2, True)):
-        opener = KeptOpen(Noting, most_open)
-        process = multiprocessing.get_context("fork").Process(target=opener, args=(str(tmp_path / "a"),))
-        process.start()
-        process.join()
-        assert process.exitcode == 0 and (tmp_path / "closed").exists() is closed
-    assert (tmp_path / "closed").read_text() == str(process.pid)
 
 
 def test_direct_fs_reads_past_the_page_cache(generated: Path) -> None:
