@@ -15,7 +15,7 @@ from iotwin.common.numbers.durations import (
     Recorded,
     Uniform,
 )
-from iotwin.workload_yaml.compose import SHIPPED, ComposedWorkload, compose, load, parse_foreign, select
+from iotwin.workload_yaml.compose import SHIPPED, ComposedWorkload, compose, load, note_ignored, parse_foreign, select
 from iotwin.workload_yaml.dataset import Dataset, Parquet
 from iotwin.workload_yaml.hydra import ConfigFolders, compose_job, job_files, job_text
 from iotwin.workload_yaml.recorded_section import TwinRecorded
@@ -49,5 +49,5 @@ __all__ = [
     "OutputMetric", "Parallelism", "Parquet", "Poisson", "Quantiles", "Reader", "Recorded", "Rematerialized", "StepTime",
     "StepTimeRegression", "Storage", "Train", "Transformer", "Twin", "TwinCheckpoint", "TwinEvaluation", "TwinReader",
     "TwinRecorded", "TwinResume", "Uniform", "Workflow", "check_unedited", "compose", "compose_job", "dump", "job_files",
-    "job_text", "load", "parse_foreign", "select",
+    "job_text", "load", "note_ignored", "parse_foreign", "select",
 ]  # fmt: skip

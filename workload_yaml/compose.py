@@ -6,12 +6,14 @@ The origin of each value, a file or an override, is recorded for messages.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from iotwin.common.errors import UsageError, nearest
+from iotwin.common.progress import note
 from iotwin.workload_yaml.checked_config import checked_config, recorded_times
 from iotwin.workload_yaml.defaults import Base, bases, package
 from iotwin.workload_yaml.dlio_spellings import fold_deviations, known_name
@@ -57,7 +59,16 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     Raises UsageError if the file cannot be read or is no YAML, if a key is unknown, if a value has the wrong type, or if values
     contradict one another. The message is one line with the file and the key.
     """
-    return compose(Path(path), overrides).config
+    composed = compose(Path(path), overrides)
+    note_ignored(str(path), tuple(composed.passed_over))
+    return composed.config
+
+
+@cache
+def note_ignored(where: str, keys: tuple[str, ...]) -> None:
+    """Print a note that names the ignored `keys` of the YAML `where`, if any, once in a process."""
+    if keys:
+        note(f"{where}: ignored, as the emulator has no such keys: {', '.join(keys)}")
 
 
 def parse_foreign(content: bytes, where: str) -> Config:
@@ -81,7 +92,7 @@ def parse_foreign(content: bytes, where: str) -> Config:
                 )
             settings.put(name, value, origin)
         fold_deviations(settings.raw)
-        without_unknown_keys(settings.raw, Config, EARLIER_KEYS.__contains__)
+        note_ignored(where, tuple(without_unknown_keys(settings.raw, Config, EARLIER_KEYS.__contains__)))
         config = checked_config(settings.raw, lambda _: where)
     except RecursionError:
         raise UsageError(f"{where}: is nested too deep for a workload; pack it again") from None

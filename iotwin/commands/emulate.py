@@ -183,12 +183,12 @@ class EmulateCommand(Command):
 
 def _composed(args: Namespace, words: list[str]) -> "tuple[ComposedWorkload, dict[str, str]]":
     """Return the workload and, with --dlio, the files that Hydra would write into the output folder: content by name."""
-    from iotwin.common.progress import note
     from iotwin.common.ranks import launched_by_mpi
+    from iotwin.workload_yaml import note_ignored
 
     workload, notes = _as_dlio(args, words) if args.dlio else (_as_twin(args, words), {})
-    if workload.passed_over and launched_by_mpi().rank == 0:
-        note(f"ignored, as the emulator has no such keys: {', '.join(workload.passed_over)}")
+    if launched_by_mpi().rank == 0:
+        note_ignored(str(workload.path), tuple(workload.passed_over))
     return workload, notes
 
 

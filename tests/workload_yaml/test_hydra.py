@@ -116,7 +116,13 @@ def test_keys_of_earlier_twins_are_ignored_with_a_note(tmp_path: Path, capsys: p
     assert main(["emulate", str(path), "--show"]) == 0
     note = "ignored, as the emulator has no such keys: twin.train_reads, twin.reader.streamed, twin.evaluation.lead_time"
     assert note in capsys.readouterr().err
-    assert parse_foreign(path.read_bytes(), "twin.yaml").twin == Twin(ranks=2)
+    assert parse_foreign(path.read_bytes(), "twin.yaml").twin == load(path).twin == Twin(ranks=2)
+    assert (
+        capsys.readouterr().err.count(note) == 1
+    )  # once for each name of the YAML: twin.yaml, and the path that is noted already
+    path.write_text("twin: {startup_files: [a]}\n")
+    assert parse_foreign(path.read_bytes(), "twin.yaml").twin == Twin()
+    assert "no such keys: twin.startup_files" in capsys.readouterr().err
     assert main(["emulate", str(path), "++workload.twin.reader.streamed=true", "--show"]) == 2
     assert "twin.reader.streamed: unknown key" in capsys.readouterr().err
 
