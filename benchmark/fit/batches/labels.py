@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from iotwin.benchmark.fit.batches.bursts import batches_by_pauses
 from iotwin.benchmark.fit.batches.deliveries import Deliveries, deliveries, delivery_of
-from iotwin.benchmark.fit.batches.rank_steps import batches_of_steps
+from iotwin.benchmark.fit.batches.rank_steps import RankSteps, batches_of_steps, known_steps
 from iotwin.benchmark.fit.look import Job
 from iotwin.common.units import format_size
 from iotwin.trace_store import schema
@@ -37,17 +37,20 @@ _SHOWN = 0.005  # smaller shares would be shown as 0%
 
 
 class Labelled(NamedTuple):
-    """The calls on the job's files that succeeded, and the batches that loaders delivered.
+    """The calls on the job's files that succeeded, the batches that loaders delivered, and the steps.
 
     `calls` have the columns of `Job.calls` and three more:
 
     * `label` (Label)
     * `batch`: index of the batch that a dealt or streamed call served, else -1
     * `sample`: index within the batch of the sample that a dealt call read, -1 if that is unknown
+
+    steps: those whose indices are the batches, if neither deliveries nor bursts of reads show batches; otherwise None
     """
 
     calls: pd.DataFrame
     delivered: Deliveries
+    steps: RankSteps | None = None
 
 
 def label_calls(job: Job) -> Labelled:
@@ -62,19 +65,20 @@ def label_calls(job: Job) -> Labelled:
     data = calls[is_data]
     calls.loc[is_data, "batch"] = delivery_of(data, delivered) if has_loaders else _own_batches(job, data)
     served = calls["batch"] >= 0
-    streamed = pd.Series(False, calls.index)
+    streamed, steps = pd.Series(False, calls.index), None
     if has_loaders:  # a rank without loaders never reads ahead, even if it reads on in a file
         turns = _turns(calls, delivered)
         streamed = served & _is_streamed(calls[served], turns, job.is_mapped()).reindex(calls.index, fill_value=False)
     elif not served.any():
-        calls.loc[is_data, "batch"] = batches_of_steps(job, calls[is_data])
+        steps = known_steps(job)
+        calls.loc[is_data, "batch"] = batches_of_steps(steps.each, calls[is_data])
         streamed = calls["batch"] >= 0
     dealt = served & ~streamed
     streamed |= is_data & ~served & _is_in_readers_thread(job, calls)
     calls.loc[streamed, "label"] = int(Label.STREAMED)
     calls.loc[dealt, "label"] = int(Label.DEALT)
     calls.loc[dealt, "sample"] = _samples(calls[dealt], delivered.requests)
-    return Labelled(calls, delivered)
+    return Labelled(calls, delivered, steps)
 
 
 def _own_batches(job: Job, calls: pd.DataFrame) -> NDArray[np.int64]:

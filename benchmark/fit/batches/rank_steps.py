@@ -1,5 +1,7 @@
 """The batches that a rank took for its steps, if nothing but the steps shows when it took which batch."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -13,19 +15,25 @@ _Ints = NDArray[np.int64]
 _ENOUGH = 0.5  # share of the bytes read of the data set that must be read for steps
 
 
-def known_steps(job: Job) -> pd.DataFrame:
-    """Return the steps that the job logged, or those that the pauses between its reads show; columns as of `logged_steps`."""
+class RankSteps(NamedTuple):
+    """The steps of a job's only rank."""
+
+    each: pd.DataFrame  # columns as of `logged_steps`; empty if the steps are unknown
+    paced: bool  # inferred from pauses between reads
+
+
+def known_steps(job: Job) -> RankSteps:
+    """Return the steps that the job logged, or those that the pauses between its reads show."""
     logged = logged_steps(job)
-    return paced_steps(job) if logged.empty else logged
+    return RankSteps(paced_steps(job), True) if logged.empty else RankSteps(logged, False)
 
 
-def batches_of_steps(job: Job, calls: pd.DataFrame) -> _Ints:
+def batches_of_steps(steps: pd.DataFrame, calls: pd.DataFrame) -> _Ints:
     """Return by call on the data set the index of the step that it reads for, -1 if none or if few bytes are read for any.
 
     The rank's main thread reads for the batch that it waits for. Its other threads read ahead, at the pace at which it takes
     batches: what they read between two steps' begins counts for the later one.
     """
-    steps = known_steps(job)
     if steps.empty:
         return np.full(len(calls), -1, np.int64)
     at_ns = calls["start_ns"].to_numpy(np.int64)

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from iotwin.benchmark.fit.batches.deliveries import Deliveries
 from iotwin.benchmark.fit.batches.labels import Labelled
-from iotwin.benchmark.fit.batches.rank_steps import known_steps
 from iotwin.benchmark.fit.batches.repeated_regions import regions_of
 from iotwin.benchmark.fit.logged_phases import NEVER_NS, logged_end, logged_evaluations
 from iotwin.benchmark.fit.look import Job
@@ -33,13 +32,13 @@ def find_batches(job: Job, labelled: Labelled, tree: Tree, rows: pd.DataFrame) -
 
     `rows`: the calls of the recording with their thread. Times are counted from the start of the job's first process.
     """
-    calls, has_loaders = labelled.calls, len(labelled.delivered.batches) > 0
-    found = _with_reads(_delivered(labelled.delivered, tree), calls) if has_loaders else _read_by_ranks(calls, tree)
-    if found.empty and not has_loaders and (calls["batch"] >= 0).any():
-        passes = _passes_of_steps(job, tree)
+    calls = labelled.calls
+    if labelled.steps is not None and (calls["batch"] >= 0).any():
+        passes = _passes_of_steps(labelled.steps.each, tree)
         training = [True] * len(passes)
     else:
-        evaluations = logged_evaluations(job)
+        evaluations, has_loaders = logged_evaluations(job), len(labelled.delivered.batches) > 0
+        found = _with_reads(_delivered(labelled.delivered, tree), calls) if has_loaders else _read_by_ranks(calls, tree)
         passes = _passes(job, found, evaluations, tree, rows)
         training = are_training(evaluations, calls, passes) if passes else []
     index = np.full(2 + max((int(each["batch"].max()) for each in (calls, *passes) if len(each)), default=-1), -1, np.int64)
@@ -77,12 +76,11 @@ def _passes(job: Job, found: pd.DataFrame, evaluations: pd.DataFrame, tree: Tree
     return passes
 
 
-def _passes_of_steps(job: Job, tree: Tree) -> list[pd.DataFrame]:
+def _passes_of_steps(steps: pd.DataFrame, tree: Tree) -> list[pd.DataFrame]:
     """Return a batch for each step of the only rank, by pass, with the columns of `_passes`.
 
     A batch has the number that label_calls gives its calls.
     """
-    steps = known_steps(job)
     steps = steps[steps["pid"].isin(tree.pids)]
     process = steps["pid"].map({pid: number for number, pid in enumerate(tree.pids)})
     batches = pd.DataFrame({

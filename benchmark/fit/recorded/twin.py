@@ -9,8 +9,6 @@ from pyarrow import compute as pc
 
 from iotwin import workload_yaml as c
 from iotwin.benchmark.fit.batches.labels import Labelled
-from iotwin.benchmark.fit.batches.logged_steps import logged_steps
-from iotwin.benchmark.fit.batches.paced_steps import paced_steps
 from iotwin.benchmark.fit.confidence import agreement, interval
 from iotwin.benchmark.fit.coverage import KINDS, coverage_of
 from iotwin.benchmark.fit.fitted import Fitted, loss_notes
@@ -69,7 +67,7 @@ def fit_recorded(job: Job, labelled: Labelled) -> Fitted:
             host=job.trace.manifest.host.hostname,
             recorded=c.TwinRecorded(file=RECORDING),
             ranks=max(trained, 1),
-            assumptions=_assumptions(job, recording, structure, _are_paced(job, batches)),
+            assumptions=_assumptions(job, recording, structure, labelled.steps is not None and labelled.steps.paced),
         ),
     )
     evidence = {**_evidence(recording, calls), "edits": _edits(structure)}
@@ -162,13 +160,8 @@ def _edits(structure: RecordedStructure | None) -> str:
     )
 
 
-def _are_paced(job: Job, batches: RecordedBatches | None) -> bool:
-    """Return whether steps were inferred from the pauses of threads that read ahead."""
-    without_loaders = batches is not None and not any(each.depth for each in batches.passes)
-    return without_loaders and logged_steps(job).empty and not paced_steps(job).empty
-
-
 def _assumptions(job: Job, recording: TwinRecording, structure: RecordedStructure | None, paced: bool) -> list[str]:
+    """Return what the twin assumes. `paced`: steps were inferred from the pauses of threads that read ahead."""
     notes = [
         *loss_notes(job.trace.manifest),
         "a thread's wait for another one of its process is known only if a system call or regular times show it; other waits, "

@@ -125,7 +125,7 @@ def test_a_background_checkpoint_delays_only_what_waits_for_it(twin: Config) -> 
 @needs_strace
 @pytest.mark.parametrize(("change", "ranks"), [*((each, 1) for each in _VARIANTS), (_loaders, 2)])
 def test_each_thread_makes_the_same_calls_in_the_same_order(
-    twin: Config, cases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Config], None], ranks: int
+    twin: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Config], None], ranks: int
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     change(twin)
@@ -136,8 +136,9 @@ def test_each_thread_makes_the_same_calls_in_the_same_order(
         twin.reader.preprocess_time = 0.01
     path = tmp_path / "twin.yaml"
     workload.dump(twin, path)
+    data = Path(twin.dataset.data_folder)
     real, virtual = (
-        calls_by_thread(path, clock, ranks, cases, tmp_path / "checkpoints", tmp_path) for clock in ("real", "virtual")
+        calls_by_thread(path, clock, ranks, data, tmp_path / "checkpoints", tmp_path) for clock in ("real", "virtual")
     )
     assert real == virtual and len(real) > (0 if change is _main else 1)
 
