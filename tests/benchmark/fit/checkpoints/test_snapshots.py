@@ -16,14 +16,19 @@ def steps_of(begins_ns: np.ndarray, compute_s: np.ndarray) -> Pass:
     return Pass(True, 1, RANK, (), 0, none, none, none, none, none, taken_ns=begins_ns, computed_ns=ends_ns)
 
 
-def steps_with_snapshots(snapshot_s: float, every: int = 5, steps: int = 60) -> tuple[Pass, SeenCheckpoints]:
-    """Steps of 10 ms that vary by a tenth, of which every fifth copies its state before its checkpoint begins to be written."""
+def steps_with_snapshots(
+    snapshot_s: float, opened_ms: float = 15, every: int = 5, steps: int = 60
+) -> tuple[Pass, SeenCheckpoints]:
+    """Steps of 10 ms that vary by a tenth, of which every fifth copies its state before its checkpoint begins to be written.
+
+    `opened_ms`: from the step's begin to the opening of the checkpoint's file.
+    """
     draws = np.random.default_rng(3)
     holds = np.arange(1, steps + 1) % every == 0
     compute_s = 0.01 * draws.uniform(0.9, 1.1, steps) + snapshot_s * holds
     begins_ns = np.arange(steps) * 100 * MILLISECOND
-    opened_ms = [(step * 100 + 15, step * 100 + 90) for step in np.flatnonzero(holds).tolist()]
-    return steps_of(begins_ns, compute_s), checkpoints_at(*opened_ms)
+    opened = [(step * 100 + opened_ms, step * 100 + 90) for step in np.flatnonzero(holds).tolist()]
+    return steps_of(begins_ns, compute_s), checkpoints_at(*opened)
 
 
 def test_a_snapshot_is_told_from_computation():
@@ -73,6 +78,12 @@ def test_no_snapshot_is_made_of_chance():
     part, checkpoints = steps_with_snapshots(0.0)
     rest_s, snapshots_s = apart_from_snapshots([part], checkpoints)
     assert rest_s.tolist() == part.computation_s.tolist() and not len(snapshots_s)
+
+
+@pytest.mark.parametrize(("snapshot_s", "found"), [(0.001, 0), (0.0016, 12)])
+def test_a_snapshot_is_found_if_its_steps_are_three_standard_errors_longer(snapshot_s, found):
+    part, checkpoints = steps_with_snapshots(snapshot_s, opened_ms=12)
+    assert len(apart_from_snapshots([part], checkpoints)[1]) == found
 
 
 def test_a_checkpoint_that_training_waits_for_has_no_snapshot():
