@@ -330,6 +330,7 @@ class Twin(Section):
     resume: TwinResume | None = None  # None: from the first step
     startup_time: Seconds = 0.0  # from the process's start to the start of init: imports
     init_time: Duration = 0.0  # from the start of init to the first epoch
+    epoch_warm_up_time: Duration = 0.0  # additional seconds of the first step of an epoch
     first_step_time: Duration | None = None  # time of the very first training step, which warms up; None: as the others
     # Number of processes that each stand for one accelerator, unless `iotwin emulate --ranks` is given.
     ranks: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
@@ -347,7 +348,7 @@ class Twin(Section):
 
 # Keys of twins that earlier versions fitted. They are accepted in files and have no effect.
 _EARLIER = (
-    "train_reads", "eval_reads", "startup_files", "startup_reads", "startup_ranks", "epoch_warm_up_time", "all_reduce_time",
+    "train_reads", "eval_reads", "startup_files", "startup_reads", "startup_ranks", "all_reduce_time",
     "reader.start_time", "reader.keep_open", "reader.most_open", "reader.opened", "reader.streamed", "reader.in_turn",
     "reader.opening_threads", "evaluation.lead_time", "evaluation.steps_before",
 )  # fmt: skip

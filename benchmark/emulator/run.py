@@ -70,6 +70,7 @@ class Accelerator:
         self._begin = (1, 1) if resume is None else (resume.epoch, 1 if resume.mode == "full" else resume.step + 1)
         self._train = DrawnTime(training, seed, Purpose.TRAIN_STEP, even_strata(steps))
         self._first = None if twin.first_step_time is None else DrawnTime(twin.first_step_time, seed, Purpose.FIRST_STEP)
+        self._warm_up = DrawnTime(twin.epoch_warm_up_time, seed, Purpose.EPOCH_WARM_UP, even_strata(train.epochs))
         evaluation = config.evaluation.eval_time
         self._evaluation = DrawnTime(evaluation, seed, Purpose.EVALUATION_STEP, even_strata(evaluation_steps))
 
@@ -94,7 +95,8 @@ class Accelerator:
             return self._evaluation_factor * self._evaluation.seconds(rank, epoch, step - 1)
         if self._first is not None and (epoch, step) == self._begin:
             return self._factor * self._first.seconds(rank, epoch, 0)
-        return self._factor * self._train.seconds(rank, epoch, step - 1)
+        warm_up_s = self._warm_up.seconds(rank, 0, epoch - 1) if step == 1 else 0.0
+        return self._factor * (self._train.seconds(rank, epoch, step - 1) + warm_up_s)
 
 
 class _Loop:

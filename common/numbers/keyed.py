@@ -21,6 +21,7 @@ class Purpose(IntEnum):
     TAIL = 12
     SLEPT_STEP = 14
     SNAPSHOT = 15
+    EPOCH_WARM_UP = 17
     ITEM = 18  # an item of a training script's data set
     BACKWARD_PASS = 20  # of a pipeline's stage
     ENTROPY = 19  # replaces random bytes that a script draws from the operating system

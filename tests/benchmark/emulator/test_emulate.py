@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -113,6 +114,15 @@ def test_the_first_step_may_differ(twin_path: Path, tmp_path: Path) -> None:
     frame = pd.read_parquet(tmp_path / "output" / "metrics.parquet")
     assert (frame["compute_ns"] == 200_000_000).tolist() == [True] + [False] * (len(frame) - 1)
     assert frame["step_ns"][0] >= 200_000_000
+
+
+def test_the_first_step_of_each_epoch_may_take_longer(twin_path: Path, tmp_path: Path) -> None:
+    times = "++workload.train.computation_time=0.01", "++workload.twin.epoch_warm_up_time=0.1"
+    assert emulate(twin_path, "--quiet", *times).returncode == 0
+    frame = pd.read_parquet(tmp_path / "output" / "metrics.parquet")
+    trained = frame[frame["phase"] == "train"]
+    assert trained["epoch"].nunique() == 2
+    assert (trained["compute_ns"] == np.where(trained["step"] == 1, 110_000_000, 10_000_000)).all()
 
 
 @pytest.mark.parametrize(
