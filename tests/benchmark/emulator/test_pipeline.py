@@ -120,6 +120,9 @@ def test_a_link_delays_what_crosses_it(data, tmp_path):
 def test_an_evaluation_reads_every_sample_once_and_in_minibatches_of_its_own(tmp_path):
     generate(ImagenetLayout(classes=2, scale=0.1), tmp_path / "images", samples=24)
     evaluated = len(list((tmp_path / "images" / "val").rglob("*.JPEG")))
+    images = sorted((tmp_path / "images").rglob("*.JPEG"))
+    for number, path in enumerate(images):
+        path.write_bytes(bytes(1000 + number**2))
     plan = stages(2, 1)
     training = PipelineTraining(4, epochs=2, eval_batch_size=1)
     config = pipeline_twin(plan, tmp_path / "images", training)
@@ -128,6 +131,8 @@ def test_an_evaluation_reads_every_sample_once_and_in_minibatches_of_its_own(tmp
     samples = [{phase: int(rows[rows[:, 0] == phase][:, 10].sum()) for phase in (0, 1)} for rows in found]
     assert [sum(own[phase] for own in samples) for phase in (0, 1)] == [2 * 24, 2 * evaluated]
     assert samples[2] == {0: 0, 1: 0}  # stage 1 reads nothing
+    # All images differ in size, so that these are the bytes of each image once in every epoch.
+    assert sum(int(rows[:, 11].sum()) for rows in found) == 2 * sum(path.stat().st_size for path in images)
     assert [(rows[:, 0] == 1).sum() for rows in found] == [2 * -(-evaluated // 2), 2 * (evaluated // 2), 2 * evaluated]
     assert config.twin.pipeline.stages[0].evaluation_s == pytest.approx(0.002 / 4)
 
