@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from iotwin.common.files import write_whole
 from iotwin.workloads.dtr.simulator.log_format import write_line
-from iotwin.workloads.models import MODELS, build
+from iotwin.workloads.models import build, default_batch
 
 
 def record_model(
@@ -32,7 +32,7 @@ def record_model(
     shapes of their results, and their times are estimated for a device with 10 GB/s and 100 Gflop/s.
     """
     manual_seed(seed)
-    samples = MODELS[name] if batch is None and name in MODELS else batch or 1
+    samples = batch or default_batch(name)
     with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext():
         with torch_device(device):
             module, make_inputs, loss = build(name, preset)

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from iotwin.workloads.models import IMAGE_SIDE
 from iotwin.workloads.models.built import Built
-from iotwin.workloads.models.inception import inception_v3
+from iotwin.workloads.models.inception import inception_v3, inception_v4
 
 
 def _conv(before: int, after: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Sequential:
@@ -17,19 +16,35 @@ def _conv(before: int, after: int, kernel: int = 3, stride: int = 1, groups: int
     return nn.Sequential(conv, nn.BatchNorm2d(after))
 
 
+class _ZeroChannels(nn.Module):
+    """Takes every `stride`-th pixel, and adds `added` channels of zeros (He et al. 2016, option A)."""
+
+    def __init__(self, stride: int, added: int) -> None:
+        super().__init__()
+        self.stride, self.added = stride, added
+
+    def forward(self, images: Tensor) -> Tensor:
+        before = self.added // 2
+        return functional.pad(images[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, before, self.added - before))
+
+
 class _Block(nn.Module):
     """A residual block of two 3 by 3 convolutions. With `inner` it is a bottleneck instead.
 
-    A bottleneck has convolutions of 1 by 1 to `inner` channels, of 3 by 3, and of 1 by 1 to `after` channels.
+    A bottleneck has convolutions of 1 by 1 to `inner` channels, of 3 by 3, and of 1 by 1 to `after` channels. If the number of
+    channels changes, a convolution of 1 by 1 adapts the block's input or, unless `projects`, channels of zeros are added.
     """
 
-    def __init__(self, before: int, after: int, stride: int, inner: int | None, groups: int) -> None:
+    def __init__(self, before: int, after: int, stride: int, inner: int | None, groups: int, projects: bool = True) -> None:
         super().__init__()
         if inner is None:
             self.layers = nn.ModuleList([_conv(before, after, 3, stride), _conv(after, after)])
         else:
             self.layers = nn.ModuleList([_conv(before, inner, 1), _conv(inner, inner, 3, stride, groups), _conv(inner, after, 1)])
-        self.skip = _conv(before, after, 1, stride) if stride > 1 or before != after else nn.Identity()
+        if stride == 1 and before == after:
+            self.skip: nn.Module = nn.Identity()
+        else:
+            self.skip = _conv(before, after, 1, stride) if projects else _ZeroChannels(stride, after - before)
 
     def forward(self, images: Tensor) -> Tensor:
         out = images
@@ -39,18 +54,26 @@ class _Block(nn.Module):
 
 
 class _ResidualShape(NamedTuple):
-    """The sizes of a residual network: blocks per stage and, for bottlenecks, inner channels in stage 1 and groups."""
+    """The sizes of a residual network: blocks per stage and, for bottlenecks, inner channels in stage 1 and groups.
+
+    `of_cifar`: the network is for small images, begins with 16 channels and has no convolutions in its skips.
+    """
 
     blocks: tuple[int, ...]
     bottleneck: bool = False
     inner: int = 64
     groups: int = 1
+    of_cifar: bool = False
 
 
 _RESIDUAL = {
     "resnet18": _ResidualShape((2, 2, 2, 2)),
+    "resnet34": _ResidualShape((3, 4, 6, 3)),
     "resnet50": _ResidualShape((3, 4, 6, 3), True),
+    "resnet101": _ResidualShape((3, 4, 23, 3), True),
+    "resnet152": _ResidualShape((3, 8, 36, 3), True),
     "resnext101": _ResidualShape((3, 4, 23, 3), True, 256, 32),
+    **{f"resnet{6 * each + 2}": _ResidualShape((each,) * 3, of_cifar=True) for each in (3, 5, 7, 9, 18, 200)},
 }
 
 
@@ -58,10 +81,11 @@ def _residual(shape: _ResidualShape, preset: str, classes: int) -> nn.Module:
     """Return a ResNet (He et al. 2016) or, with groups, a ResNeXt (Xie et al. 2017, 32x8d)."""
     paper = preset == "paper"
     width, blocks = (64, shape.blocks) if paper else (8, tuple(min(2, count) for count in shape.blocks[:3]))
+    width = 16 if paper and shape.of_cifar else width
     inner, groups = (shape.inner, shape.groups) if paper else (shape.inner // 8, min(4, shape.groups))
     stem = (
         nn.Sequential(_conv(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
-        if paper
+        if paper and not shape.of_cifar
         else nn.Sequential(_conv(3, width), nn.ReLU())
     )
     layers: list[nn.Module] = [stem]
@@ -70,7 +94,8 @@ def _residual(shape: _ResidualShape, preset: str, classes: int) -> nn.Module:
         after = width * (4 if shape.bottleneck else 1) << stage
         for index in range(count):
             stride = 2 if stage and not index else 1
-            layers.append(_Block(before, after, stride, inner << stage if shape.bottleneck else None, groups))
+            narrow = inner << stage if shape.bottleneck else None
+            layers.append(_Block(before, after, stride, narrow, groups, projects=not shape.of_cifar))
             before = after
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
 
@@ -158,12 +183,25 @@ class _DenseLayer(nn.Module):
         return torch.cat([images, self.grow(functional.relu(self.norms[1](out)))], 1)
 
 
-def _densenet121(preset: str, classes: int) -> nn.Module:
-    """Return DenseNet-121 (Huang et al. 2017)."""
-    paper = preset == "paper"
-    growth, blocks = (32, (6, 12, 24, 16)) if paper else (8, (2, 2, 2))
-    width = 2 * growth
-    layers: list[nn.Module] = [_conv(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)] if paper else [_conv(3, width), nn.ReLU()]
+# Channels that a layer adds, channels before the first layer, layers of each block.
+_DENSE = {
+    "densenet121": (32, 64, (6, 12, 24, 16)),
+    "densenet161": (48, 96, (6, 12, 36, 24)),
+    "densenet169": (32, 64, (6, 12, 32, 32)),
+    "densenet201": (32, 64, (6, 12, 48, 32)),
+    "densenet100": (12, 24, (16, 16, 16)),
+}
+
+
+def _dense(name: str, preset: str, classes: int) -> nn.Module:
+    """Return a DenseNet (Huang et al. 2017); densenet100 is DenseNet-BC for CIFAR."""
+    growth, width, blocks = _DENSE[name] if preset == "paper" else (8, 16, (2, 2, 2))
+    if preset == "tiny":
+        layers: list[nn.Module] = [_conv(3, width), nn.ReLU()]
+    elif name == "densenet100":
+        layers = [nn.Conv2d(3, width, 3, 1, 1, bias=False)]
+    else:
+        layers = [_conv(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     for stage, count in enumerate(blocks):
         if stage:
             layers += [nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, width // 2, 1, bias=False), nn.AvgPool2d(2)]
@@ -179,17 +217,19 @@ _OTHERS = {
     "vgg16": _vgg16,
     "alexnet": _alexnet,
     "mobilenet_v2": _mobilenet_v2,
-    "densenet121": _densenet121,
     "inception_v3": inception_v3,
+    "inception_v4": inception_v4,
 }
 
 
-def image_classifier(name: str, preset: str, classes: int) -> Built:
-    """Return the network `name`, one of IMAGE_CLASSIFIERS."""
-    module = _residual(_RESIDUAL[name], preset, classes) if name in _RESIDUAL else _OTHERS[name](preset, classes)
-    side = IMAGE_SIDE[preset]
+def image_classifier(name: str, preset: str, classes: int, height: int, width: int) -> Built:
+    """Return the network `name`, one of IMAGE_CLASSIFIERS, and inputs of `height` by `width` pixels."""
+    if name in _RESIDUAL:
+        module = _residual(_RESIDUAL[name], preset, classes)
+    else:
+        module = _dense(name, preset, classes) if name in _DENSE else _OTHERS[name](preset, classes)
 
     def inputs(batch: int) -> tuple[Tensor, ...]:
-        return torch.randn(batch, 3, side, side), torch.randint(0, classes, (batch,))
+        return torch.randn(batch, 3, height, width), torch.randint(0, classes, (batch,))
 
     return Built(module, inputs, lambda model, images, labels: functional.cross_entropy(model(images), labels))

@@ -1,4 +1,4 @@
-"""Inception v3 (Szegedy et al. 2016, "Rethinking the Inception Architecture"), without its auxiliary classifier."""
+"""Inception v3 without its auxiliary classifier (Szegedy et al. 2016), and Inception v4 (Szegedy et al. 2017)."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -96,3 +96,64 @@ def inception_v3(preset: str, classes: int) -> nn.Module:
         )
         before = n(320) + 4 * n(384) + n(192)
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Dropout(), nn.Flatten(), nn.Linear(before, classes))
+
+
+def inception_v4(preset: str, classes: int) -> nn.Module:
+    """Return the network. With the preset tiny, it has an eighth of the channels, no stem, and one block of each kind."""
+    paper = preset == "paper"
+    n = (lambda channels: channels) if paper else (lambda channels: channels // 8)
+    pool = partial(nn.MaxPool2d, 3, 2)
+    wide, high = (1, 7), (7, 1)
+    layers: list[nn.Module] = _stem_of_v4() if paper else [_conv(3, n(384), 3)]
+    before = n(384)
+    for _ in range(4 if paper else 1):
+        layers.append(
+            _Branches(
+                _conv(before, n(96), 1),
+                _chain(before, (n(64), 1), (n(96), 3)),
+                _chain(before, (n(64), 1), (n(96), 3), (n(96), 3)),
+                _pooled(before, n(96)),
+            )
+        )
+    layers.append(_Branches(_narrowing(before, (), n(384)), _narrowing(before, ((n(192), 1), (n(224), 3)), n(256)), pool()))
+    before = n(1024)
+    for _ in range(7 if paper else 1):
+        layers.append(
+            _Branches(
+                _conv(before, n(384), 1),
+                _chain(before, (n(192), 1), (n(224), wide), (n(256), high)),
+                _chain(before, (n(192), 1), (n(192), high), (n(224), wide), (n(224), high), (n(256), wide)),
+                _pooled(before, n(128)),
+            )
+        )
+    layers.append(
+        _Branches(
+            _narrowing(before, ((n(192), 1),), n(192)),
+            _narrowing(before, ((n(256), 1), (n(256), wide), (n(320), high)), n(320)),
+            pool(),
+        )
+    )
+    before = n(1536)
+    for _ in range(3 if paper else 1):
+        both = [_Branches(_conv(inner, n(256), (1, 3)), _conv(inner, n(256), (3, 1))) for inner in (n(384), n(512))]
+        layers.append(
+            _Branches(
+                _conv(before, n(256), 1),
+                nn.Sequential(_conv(before, n(384), 1), both[0]),
+                nn.Sequential(*_chain(before, (n(384), 1), (n(448), (3, 1)), (n(512), (1, 3))), both[1]),
+                _pooled(before, n(256)),
+            )
+        )
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
+
+
+def _stem_of_v4() -> list[nn.Module]:
+    pool, narrow = partial(nn.MaxPool2d, 3, 2), partial(_conv, padded=False)
+    return [
+        narrow(3, 32, 3, 2), narrow(32, 32, 3), _conv(32, 64, 3), _Branches(pool(), narrow(64, 96, 3, 2)),
+        _Branches(
+            nn.Sequential(_conv(160, 64, 1), narrow(64, 96, 3)),
+            nn.Sequential(*_chain(160, (64, 1), (64, (1, 7)), (64, (7, 1))), narrow(64, 96, 3)),
+        ),
+        _Branches(narrow(192, 192, 3, 2), pool()),
+    ]  # fmt: skip

@@ -5,14 +5,14 @@ import pytest
 from iotwin.workloads.dtr.simulator.heuristics import HEURISTICS
 from iotwin.workloads.dtr.simulator.log_format import read_log
 from iotwin.workloads.dtr.simulator.simulate import SimulationSettings, baseline, simulate
-from iotwin.workloads.models import MODELS
 from tests.processes import call
+from tests.workloads.test_models import DISTINCT
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_the_log_of_each_model_is_valid_and_fits_its_own_peak_only(tmp_path, name):
     from iotwin.workloads.dtr.record import record_model
 

@@ -1,0 +1,86 @@
+"""Transformers (Vaswani et al. 2017): encoders for tokens, and the encoder with decoder that PyTorch has."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from iotwin.common.errors import UsageError
+from iotwin.workloads.models import Sizes
+from iotwin.workloads.models.built import Built
+from iotwin.workloads.models.recurrent import words_and_next
+
+
+class _TransformerLayer(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.mix = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.wide = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        query, key, value = (
+            part.view(batch, length, self.heads, -1).transpose(1, 2) for part in self.mix(self.norms[0](x)).chunk(3, -1)
+        )
+        weights = (query @ key.transpose(-2, -1) / (width / self.heads) ** 0.5).softmax(-1)
+        x = x + self.out((weights @ value).transpose(1, 2).reshape(batch, length, width))
+        return x + self.wide(self.norms[1](x))
+
+
+def transformer(preset: str, sizes: Sizes) -> Built:
+    """Return four encoder layers for tokens (tiny), or PyTorch's transformer of 12 encoder and 6 decoder layers (paper)."""
+    length, width = int(sizes["input_seq_length"]), int(sizes["num_feature"])
+    heads = 16 if preset == "paper" else 4
+    if width % heads:
+        raise UsageError(f"transformer: num_feature must be a multiple of {heads} (got {width})")
+    if preset == "tiny":
+        layers = [_TransformerLayer(width, heads) for _ in range(4)]
+        model = nn.Sequential(nn.Embedding(50, width), *layers, nn.LayerNorm(width), nn.Linear(width, 50))
+        return Built(model, lambda batch: _tokens(batch, length), lambda model, x, y: _classified(model(x), y))
+
+    def inputs(batch: int) -> tuple[Tensor, ...]:
+        target = (int(sizes["target_seq_length"]), batch, width)
+        return torch.rand(length, batch, width), torch.rand(target), torch.rand(target)
+
+    pair = nn.Transformer(width, heads, num_encoder_layers=12)
+    return Built(pair, inputs, lambda model, x, given, y: functional.mse_loss(model(x, given), y))
+
+
+def _tokens(batch: int, length: int) -> tuple[Tensor, ...]:
+    return torch.randint(0, 50, (batch, length)), torch.randint(0, 50, (batch, length))
+
+
+def _classified(scores: Tensor, classes: Tensor) -> Tensor:
+    return functional.cross_entropy(scores.flatten(0, 1), classes.flatten())
+
+
+class _WordEncoder(nn.Module):
+    """Two encoder layers that see only earlier words."""
+
+    def __init__(self, words: int, width: int, length: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(width, 2, width, 0.2) for _ in range(2))
+        self.last = nn.Linear(width, words)
+        angles = torch.arange(length).unsqueeze(1) * 10000.0 ** (-torch.arange(0, width, 2) / width)
+        self.register_buffer("positions", torch.stack([angles.sin(), angles.cos()], -1).reshape(length, 1, -1)[:, :, :width])
+        self.register_buffer("mask", torch.full((length, length), -math.inf).triu(1))
+
+    def forward(self, words: Tensor) -> Tensor:
+        out = self.embedding(words) * math.sqrt(self.embedding.embedding_dim) + self.positions
+        out = functional.dropout(out, 0.2, self.training)
+        for layer in self.layers:
+            out = layer(out, self.mask)
+        return self.last(out)
+
+
+def transformer_encoder(preset: str, sizes: Sizes) -> Built:
+    """Return a language model of two encoder layers. `sizes`: words of the vocabulary, width, and length of a sequence."""
+    words, width, length = (int(sizes[key]) for key in ("words", "width", "length"))
+    if width % 2:
+        raise UsageError(f"transformer_encoder: width must be even (got {width})")
+    return Built(_WordEncoder(words, width, length), words_and_next(words, length), lambda model, x, y: _classified(model(x), y))
