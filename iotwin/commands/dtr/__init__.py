@@ -10,4 +10,4 @@ class DtrGroup(Group):
   iotwin dtr log mlp -o mlp.log
   iotwin dtr simulate mlp.log --heuristic DTR,LRU --ratio 1.0,0.5
   iotwin dtr sweep mlp.log --study pareto -o sweep"""
-    modules = ("log", "train", "validate", "simulate", "sweep", "chain", "static", "plot")
+    modules = ("log", "train", "validate", "simulate", "sweep", "chain", "static", "run", "plot")

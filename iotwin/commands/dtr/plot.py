@@ -12,7 +12,8 @@ class DtrPlotCommand(Command):
     help = "draw the curves of a sweep, or of the original's measured data"
     epilog = """examples:
   iotwin dtr plot sweep -o pareto.svg
-  iotwin dtr plot config.json data.json -o measured.png"""
+  iotwin dtr plot config.json data.json -o measured.png
+  iotwin dtr plot config.json data.json -o pictures"""
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         parser.add_argument(
@@ -22,9 +23,16 @@ class DtrPlotCommand(Command):
             metavar="SOURCE",
             help="directory of a sweep; or CONFIG.json DATA.json of the original",
         )
-        parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="picture: .png, .svg or .pdf")
+        parser.add_argument(
+            "-o", "--output", type=Path, required=True, metavar="FILE",
+            help="picture: .png, .svg or .pdf; of measured data also a directory, for all of the original's pictures",
+        )  # fmt: skip
 
     def run(self, args: Namespace) -> Outcome:
+        from iotwin.trace_visuals.style import PICTURE_TYPES
+
+        if len(args.sources) == 2 and args.output.suffix.lower() not in PICTURE_TYPES:
+            return Outcome(_draw_directory(args.sources[0], args.sources[1], args.output))
         from iotwin.common.files import scratch_folder, write_json
         from iotwin.trace_visuals.curves import plot_curves
         from iotwin.workloads.dtr.simulator.measured import panels_of
@@ -38,4 +46,24 @@ class DtrPlotCommand(Command):
         return Outcome({"pictures": [str(args.output)], "panels": drawn["panels"]})
 
     def show(self, document: dict[str, Any]) -> None:
-        print(f"{document['pictures'][0]}: {len(document['panels'])} panels")
+        if "panels" in document:
+            print(f"{document['pictures'][0]}: {len(document['panels'])} panels")
+            return
+        for picture in document["pictures"]:
+            print(picture)
+
+
+def _draw_directory(config: Path, data: Path, directory: Path) -> dict[str, Any]:
+    """Draw measured data as the original does, into `directory`, and return the document."""
+    from iotwin.commands.dtr.pictures import draw
+    from iotwin.common.errors import UsageError
+    from iotwin.common.files import make_folder
+    from iotwin.workloads.dtr.experiments.config import read_experiment
+    from iotwin.workloads.dtr.experiments.pictures import documents_of, read_data
+    from iotwin.workloads.dtr.experiments.stages import draw_all
+
+    models, measured = read_experiment(config).models, read_data(data)
+    if not documents_of(models, measured):
+        raise UsageError(f"{data} has no measured run of the models in the configuration")
+    make_folder(directory)
+    return {"pictures": [str(path) for path in draw_all(models, measured, directory, draw)]}
