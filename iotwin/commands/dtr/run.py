@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from iotwin.command import Command, Outcome
 
 if TYPE_CHECKING:
-    from iotwin.workloads.dtr.experiments.config import Experiment
+    from iotwin.workloads.dtr.experiments.config import DtrExperiment
     from iotwin.workloads.dtr.experiments.trials import Machine
 
 
 class DtrRunCommand(Command):
     name = "run"
-    help = "train models under many memory budgets, as a configuration of DTR's authors says"
+    help = "train models under the memory budgets that a configuration of DTR's authors lists"
     epilog = """examples:
   iotwin dtr run config.json --dry-run
   iotwin dtr run config.json -o results --preset tiny
@@ -91,7 +91,7 @@ def _sizes(sizes: dict[str, float]) -> str:
     return ",".join(f"{key}={value:g}" for key, value in sizes.items())
 
 
-def _listed(experiment: "Experiment", machine: "Machine") -> dict[str, Any]:
+def _listed(experiment: "DtrExperiment", machine: "Machine") -> dict[str, Any]:
     """Return the document of --dry-run: each run with its parameters and the arguments of ``iotwin dtr`` for its first input."""
     from iotwin.workloads.dtr.experiments.settings import settings_of
 

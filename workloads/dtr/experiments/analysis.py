@@ -1,6 +1,5 @@
 """The data file and the summary text of an experiment, computed from its tables, in the authors' formats."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.common.foreign_files import read_foreign_json
-from iotwin.workloads.dtr.experiments.config import Experiment
+from iotwin.workloads.dtr.experiments.config import DtrExperiment
 from iotwin.workloads.dtr.experiments.settings import Setting
 from iotwin.workloads.dtr.experiments.tables import Table, read_table
 from iotwin.workloads.dtr.experiments.trials import MEASURED
@@ -29,7 +28,7 @@ def read_errors(folder: Path) -> list[dict[str, Any]]:
         return []
 
 
-def data_of(experiment: Experiment, settings: list[Setting], folder: Path) -> dict[str, list[dict[str, Any]]]:
+def data_of(experiment: DtrExperiment, settings: list[Setting], folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the data of all runs by model: parameters, and for each input the statistics of each measured column."""
     failed = {error["file"] for error in read_errors(folder)}
     baselines: dict[tuple[str, int], Table] = {}  # by model with its sizes, and by samples
@@ -89,14 +88,14 @@ def median_of(entry: dict[str, Any], key: str, statistic: str = "mean") -> float
     return float(np.median(values)) if values else None
 
 
-def summary_text(experiment: Experiment, data: dict[str, Any]) -> str:
+def summary_text(experiment: DtrExperiment, data: dict[str, Any]) -> str:
     """Return the summary of a data file: the medians of each run, after the runs that failed."""
     failures, results = "", _KEY
     for model in experiment.models:
         entries = data.get(model, [])
-        failed = list(dict.fromkeys(json.dumps(_shown(each)) for each in entries if each["summary"] == "error"))
+        failed = list(dict.fromkeys(_words(_shown(each), ";   ") for each in entries if each["summary"] == "error"))
         if failed:
-            failures += f"*{model}*:\n" + "".join(f"{_words(json.loads(each), ';   ')}\n" for each in failed) + "\n"
+            failures += f"*{model}*:\n" + "".join(f"{each}\n" for each in failed) + "\n"
         measured = [each for each in entries if each["summary"] != "error"]
         if measured:
             results += f"*{model}*:\n"

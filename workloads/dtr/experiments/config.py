@@ -36,7 +36,7 @@ _DEFAULT_BATCH, _MOST_DEPTH = 8, 20
 
 
 @dataclass(frozen=True)
-class Experiment:
+class DtrExperiment:
     """A configuration. `commands` are those of each model in `models`, with their defaults; a command's index is its number."""
 
     name: str
@@ -62,7 +62,7 @@ class Experiment:
         return hashlib.sha256(self.content).hexdigest()
 
 
-def read_experiment(path: Path) -> Experiment:
+def read_experiment(path: Path) -> DtrExperiment:
     """Return the configuration at `path`. Raises UsageError that names the key if the configuration is not valid."""
     try:
         content = read_foreign(path, _MOST_BYTES)
@@ -84,7 +84,7 @@ def read_experiment(path: Path) -> Experiment:
         if model != "default"
     }
     _check_models(path, models, commands)
-    return Experiment(
+    return DtrExperiment(
         name=path.parent.resolve().name if path.name == "config.json" else path.stem,
         models=tuple(sorted(set(models))),
         commands=commands,

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import make_folder
-from iotwin.workloads.dtr.experiments.config import Experiment
+from iotwin.workloads.dtr.experiments.config import DtrExperiment
 from iotwin.workloads.dtr.experiments.settings import Setting
 from iotwin.workloads.dtr.experiments.trials import Machine, reason_of_failure
 from iotwin.workloads.dtr.simulator.logs import LoggedModel, read_manifest, write_manifest
 
 
-def write_log(setting: Setting, experiment: Experiment, machine: Machine, folder: Path, stamp: str) -> None:
+def write_log(setting: Setting, experiment: DtrExperiment, machine: Machine, folder: Path, stamp: str) -> None:
     """Write the log of a step of the last input to `folder`, and list it in the manifest there.
 
     Raises IotwinError if the step cannot be logged. Recomputed operations are not logged, so the budget does not matter.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from iotwin.workloads.dtr.experiments.config import Experiment
+from iotwin.workloads.dtr.experiments.config import DtrExperiment
 from iotwin.workloads.models import Sizes, sizes_of
 
 _TIMEOUT_S = 60.0  # of a command without one, as in the authors' programs
@@ -79,11 +79,11 @@ class Setting:
         extra: dict[str, Any] = self.params.get("extra_params", {})
         return extra
 
-    def steps(self, experiment: Experiment) -> tuple[int, int]:
+    def steps(self, experiment: DtrExperiment) -> tuple[int, int]:
         """Return the number of warm-up steps and of measured steps."""
         return self.params.get("dry_run", experiment.dry_run), self.params.get("n_reps", experiment.n_reps)
 
-    def inputs(self, experiment: Experiment) -> int:
+    def inputs(self, experiment: DtrExperiment) -> int:
         """Return the number of inputs, each of which is measured by a process."""
         return int(self.params.get("n_inputs", experiment.n_inputs))
 
@@ -104,7 +104,7 @@ class Setting:
         return f"{self.model}:{words}" if words else self.model, int(samples)
 
 
-def settings_of(experiment: Experiment) -> Iterator[Setting]:
+def settings_of(experiment: DtrExperiment) -> Iterator[Setting]:
     """Yield all runs of an experiment: by model, by command, and by the Cartesian product of the command's lists."""
     names: Counter[str] = Counter()
     for model in experiment.models:

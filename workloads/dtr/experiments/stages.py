@@ -19,7 +19,7 @@ from iotwin.common.progress import progress
 from iotwin.common.result_folder import LIST, MadeFolder
 from iotwin.workloads.dtr.experiments import pictures, webhook
 from iotwin.workloads.dtr.experiments.analysis import ERRORS, data_of, read_errors, summary_text
-from iotwin.workloads.dtr.experiments.config import Experiment
+from iotwin.workloads.dtr.experiments.config import DtrExperiment
 from iotwin.workloads.dtr.experiments.model_logs import write_log
 from iotwin.workloads.dtr.experiments.report_page import report_page
 from iotwin.workloads.dtr.experiments.settings import Setting, settings_of, with_peak
@@ -65,7 +65,7 @@ class ResultFolders:
 class ExperimentRun:
     """A run of an experiment: what it is given, and the statuses of its stages so far."""
 
-    experiment: Experiment
+    experiment: DtrExperiment
     folders: ResultFolders
     machine: Machine
     draw: Draw
@@ -78,7 +78,7 @@ class ExperimentRun:
 
 
 def run_experiment(
-    experiment: Experiment, directory: Path, machine: Machine, draw: Draw, resume: bool, url: str | None
+    experiment: DtrExperiment, directory: Path, machine: Machine, draw: Draw, resume: bool, url: str | None
 ) -> dict[str, Any]:
     """Run an experiment and write its results to `directory`. Return the document of ``iotwin dtr run``.
 
@@ -120,7 +120,7 @@ def _claim(directory: Path) -> None:
         made.entry(name)
 
 
-def _folders(experiment: Experiment, directory: Path, machine: Machine, resume: bool) -> ResultFolders:
+def _folders(experiment: DtrExperiment, directory: Path, machine: Machine, resume: bool) -> ResultFolders:
     """Return the folders of the latest run with the same configuration, preset and device, or those of a new run."""
     same = {"config_sha256": experiment.sha256, "preset": machine.preset, "device": machine.device}
     earlier = sorted((directory / "raw").glob(f"*/{experiment.name}/{_STATE}"), key=lambda path: path.stat().st_mtime_ns)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import decode_foreign
 from iotwin.common.processes.children import dying_with_us, end_programs
-from iotwin.workloads.dtr.experiments.config import Experiment
+from iotwin.workloads.dtr.experiments.config import DtrExperiment
 from iotwin.workloads.dtr.experiments.settings import Setting
 
 _GRACE_S = 5.0
@@ -65,7 +65,7 @@ class Machine:
     device: str = "cpu"
     call: Caller = call_action
 
-    def words(self, setting: Setting, experiment: Experiment, index: int) -> list[str]:
+    def words(self, setting: Setting, experiment: DtrExperiment, index: int) -> list[str]:
         """Return the arguments of ``iotwin dtr`` for the input `index`, without a budget if `setting` has none."""
         model, samples = setting.model_words()
         words = [
@@ -91,7 +91,7 @@ class Measurement:
     failed_input: int = 0
 
 
-def measure(setting: Setting, experiment: Experiment, machine: Machine) -> Measurement:
+def measure(setting: Setting, experiment: DtrExperiment, machine: Machine) -> Measurement:
     """Measure all inputs of a run. Stops at the first input that fails."""
     measured = Measurement([])
     for index in range(setting.inputs(experiment)):
@@ -104,7 +104,7 @@ def measure(setting: Setting, experiment: Experiment, machine: Machine) -> Measu
     return measured
 
 
-def peak_bytes(setting: Setting, experiment: Experiment, machine: Machine) -> int:
+def peak_bytes(setting: Setting, experiment: DtrExperiment, machine: Machine) -> int:
     """Return the peak memory of the model of `setting` without a budget. Raises IotwinError if its training fails."""
     kept: dict[str, Any] = {
         key: setting.params[key] for key in ("batch_size", "timeout", "extra_params") if key in setting.params
@@ -117,7 +117,7 @@ def peak_bytes(setting: Setting, experiment: Experiment, machine: Machine) -> in
 
 
 def _attempts(
-    setting: Setting, experiment: Experiment, machine: Machine, index: int
+    setting: Setting, experiment: DtrExperiment, machine: Machine, index: int
 ) -> tuple[dict[str, Any] | None, int, str | None]:
     """Return the document of a training, the number of failed attempts before it, and the last error if none succeeded."""
     words = machine.words(setting, experiment, index)
@@ -162,7 +162,7 @@ def _document(output: str, words: list[str]) -> dict[str, Any]:
     return document
 
 
-def _rows(setting: Setting, experiment: Experiment, index: int, retries: int, document: dict[str, Any]) -> list[Row]:
+def _rows(setting: Setting, experiment: DtrExperiment, index: int, retries: int, document: dict[str, Any]) -> list[Row]:
     """Return a row for each measured step: times in ms, memory in MB. The parts of a step are means over all steps."""
     warm_ups, _ = setting.steps(experiment)
     step_s = document["step_s"]
