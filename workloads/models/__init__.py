@@ -29,7 +29,7 @@ ALIASES = {
 # The default batch size of each model.
 MODELS = {
     **dict.fromkeys(IMAGE_CLASSIFIERS, 4), "mlp": 32, "mlp4": 8, "skip4": 8, "tied": 8, "unet": 2, "lstm": 8, "gru": 8,
-    "lstm_encoder": 4, "gru_encoder": 4, "treelstm": 1, "treelstm_old": 1, "transformer": 4, "transformer_encoder": 4, "gnmt": 4,
+    "lstm_encoder": 4, "gru_encoder": 4, "treelstm": 8, "treelstm_old": 8, "transformer": 4, "transformer_encoder": 4, "gnmt": 4,
     "gan": 8,
 }  # fmt: skip
 MODELS |= {alias: MODELS[name] for alias, name in ALIASES.items()}

@@ -16,6 +16,7 @@ class DtrTrainCommand(Command):
         budget = parser.add_mutually_exclusive_group()
         budget.add_argument("--budget", metavar="SIZE", help="bytes that tensors may take, such as 4GiB")
         budget.add_argument("--ratio", metavar="R", help="the budget as a share of the peak memory without one")
+        budget.add_argument("--plain", action="store_true", help="train without a budget, and measure the peak memory")
         parser.add_argument("--heuristic", default="h_eq", metavar="NAME", help="what chooses the tensor to evict (default h_eq)")
         parser.add_argument("--steps", type=at_least(1), default=5, metavar="N", help="steps to train (default 5)")
         parser.add_argument("--batch", type=at_least(1), metavar="N", help="samples in the batch (default: the model's own)")
@@ -34,10 +35,10 @@ class DtrTrainCommand(Command):
 
         if args.model == "list":
             return Outcome({"models": list(MODELS)})
-        if args.budget is None and args.ratio is None:
+        if args.budget is None and args.ratio is None and not args.plain:
             raise UsageError("give a memory budget, with --budget SIZE or --ratio R")
         try:
-            from iotwin.workloads.dtr.live.train import BudgetedTraining, train
+            from iotwin.workloads.dtr.live.train import BudgetedTraining, train, train_plain
         except ImportError:
             raise UsageError("training a model needs torch; install iotwin[torch]") from None
         try:
@@ -45,6 +46,8 @@ class DtrTrainCommand(Command):
         except ValueError:
             raise UsageError(f"--ratio: '{args.ratio}' is not a number") from None
         training = BudgetedTraining(args.model, args.preset, args.batch, args.steps, args.seed, args.device)
+        if args.plain:
+            return Outcome(train_plain(training))
         return Outcome(train(
             training, None if args.budget is None else parse_size(args.budget), ratio=share, compare_plain=args.compare_plain,
             heuristic=args.heuristic, sampling=args.sampling, ignore_small=args.ignore_small,
@@ -55,6 +58,9 @@ class DtrTrainCommand(Command):
 
         if "models" in document:
             print(" ".join(document["models"]))
+            return
+        if document["budget_bytes"] is None:
+            print(f"{document['model']}: {document['steps']} steps take at most {format_size(document['peak_bytes'])}")
             return
         compute = document["base_compute_s"] + document["remat_compute_s"]
         print(

@@ -19,6 +19,7 @@ from iotwin.common.errors import UsageError  # noqa: E402
 from iotwin.workloads.dtr.live import values  # noqa: E402
 from iotwin.workloads.dtr.live.keeping import BudgetError  # noqa: E402
 from iotwin.workloads.dtr.live.session import Account, Rematerialize  # noqa: E402
+from iotwin.workloads.dtr.live.train import BudgetedTraining, train, train_plain  # noqa: E402
 from iotwin.workloads.dtr.simulator.heuristics import HEURISTICS  # noqa: E402
 from iotwin.workloads.models import MODELS, build  # noqa: E402
 
@@ -341,3 +342,13 @@ def test_history_ends_with_each_step() -> None:
         assert session.account.evictions == 0
     assert sizes[1] == sizes[2] == sizes[3]
     assert not functional.relu(total).isnan()
+
+
+def test_plain_training_has_the_weights_of_training_within_a_budget() -> None:
+    plain = train_plain(BudgetedTraining("lstm:length=12", batch=64, steps=2))
+    assert plain["budget_bytes"] is plain["evictions"] is None and len(plain["step_s"]) == 2
+    limited = train(BudgetedTraining("lstm:length=12", batch=64, steps=2), plain["peak_bytes"] * 8 // 10)
+    assert limited["evictions"] > 0 and limited["weights_sha256"] == plain["weights_sha256"]
+    module, inputs, _ = build("lstm:length=12", "tiny")
+    assert plain["model_bytes"] == 4 * sum(parameter.numel() for parameter in module.parameters())
+    assert plain["input_bytes"] == 4 * sum(tensor.numel() for tensor in inputs(64))

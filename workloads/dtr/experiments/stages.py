@@ -198,6 +198,8 @@ def _measure_one(run: ExperimentRun, setting: Setting, errors: list[dict[str, An
         reason, index = str(error), 0
     if reason is None:
         write_whole(run.folders.raw / setting.file_name, table_text(budgeted, measured.rows).encode())
+        if setting.is_baseline and measured.rows:
+            _note_peak(run, setting, round(max(row["total_mem"] for row in measured.rows) * 1e6))
         if not setting.is_baseline and setting.params.get("save_logs", run.experiment.save_logs):
             write_log(budgeted, run.experiment, run.machine, run.folders.directory / "logs", run.folders.stamp)
         return
@@ -216,16 +218,23 @@ def _measure_one(run: ExperimentRun, setting: Setting, errors: list[dict[str, An
 
 
 def _with_budget(run: ExperimentRun, setting: Setting) -> Setting:
-    """Return `setting` with its budget in bytes. The peak of each model and batch without a budget is measured once."""
+    """Return `setting` with its budget in bytes. A peak that no baseline has had so far is measured."""
     if setting.params.get("kind") != "ratio":
         return setting
-    path = run.folders.raw / _PEAKS
-    peaks = read_foreign_json(path) if path.is_file() else {}
     name = json.dumps(setting.model_words())
-    if name not in peaks:
-        peaks[name] = peak_bytes(setting, run.experiment, run.machine)
-        write_json(path, peaks)
-    return with_peak(setting, int(peaks[name]))
+    if name not in _peaks(run):
+        _note_peak(run, setting, peak_bytes(setting, run.experiment, run.machine))
+    return with_peak(setting, int(_peaks(run)[name]))
+
+
+def _peaks(run: ExperimentRun) -> dict[str, int]:
+    """Return the measured peaks without a budget in bytes, by model and samples."""
+    path = run.folders.raw / _PEAKS
+    return dict(read_foreign_json(path)) if path.is_file() else {}
+
+
+def _note_peak(run: ExperimentRun, setting: Setting, peak: int) -> None:
+    write_json(run.folders.raw / _PEAKS, {**_peaks(run), json.dumps(setting.model_words()): peak})
 
 
 def _write_page(run: ExperimentRun) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from iotwin.common.units import format_size
 from iotwin.workloads.dtr.live.keeping import BudgetError
 from iotwin.workloads.dtr.live.session import Account, Rematerialize
-from iotwin.workloads.models import MODELS, build
+from iotwin.workloads.models import build, default_batch
 from iotwin.workloads.models.built import Built
 
 _MOMENTUM = 0.9
@@ -35,10 +36,12 @@ class BudgetedTraining:
 
 @dataclass
 class TrainedModel:
-    """The outcome of training: seconds of each step, losses, and digests of the last gradients and of the weights."""
+    """The outcome of training: seconds of each step, losses, sizes, and digests of the last gradients and of the weights."""
 
     step_s: list[float]
     losses: list[float]
+    input_bytes: int = 0
+    model_bytes: int = 0
     gradients_sha256: str = ""
     weights_sha256: str = ""
 
@@ -64,17 +67,31 @@ def train(training: BudgetedTraining, budget: int | None = None, *, ratio: float
     except BudgetError as error:
         least = _without_limit(training).least_bytes
         raise BudgetError(f"{error}; a step without recomputation needs {format_size(least)} for its largest operation") from None
-    document = {
-        "model": training.model, "batch": _batch(training), "device": training.device, "steps": training.steps,
-        **session.account.document(), "step_s": trained.step_s, "losses": trained.losses,
-        "weights_sha256": trained.weights_sha256, "slowdown": None, "gradients_equal": None, "weights_equal": None,
-    }  # fmt: skip
+    document = _document(training, trained, session.account.document())
     if compare_plain:
         plain = _train(training)
         document["slowdown"] = trained.usual_step_s / plain.usual_step_s
         document["gradients_equal"] = plain.gradients_sha256 == trained.gradients_sha256 and plain.losses == trained.losses
         document["weights_equal"] = plain.weights_sha256 == trained.weights_sha256
     return document
+
+
+def train_plain(training: BudgetedTraining) -> dict[str, Any]:
+    """Train without a budget, by PyTorch alone; return the document of `train`, in which what a budget costs is None.
+
+    The peak memory is that of two further steps, which are counted.
+    """
+    unknown = dict.fromkeys(field.name for field in fields(Account))
+    return _document(training, _train(training), unknown | {"peak_bytes": _without_limit(training).peak_bytes})
+
+
+def _document(training: BudgetedTraining, trained: TrainedModel, account: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": training.model, "batch": _batch(training), "device": training.device, "steps": training.steps, **account,
+        "input_bytes": trained.input_bytes, "model_bytes": trained.model_bytes, "step_s": trained.step_s,
+        "losses": trained.losses, "weights_sha256": trained.weights_sha256, "slowdown": None, "gradients_equal": None,
+        "weights_equal": None,
+    }  # fmt: skip
 
 
 def _without_limit(training: BudgetedTraining) -> Account:
@@ -85,7 +102,7 @@ def _without_limit(training: BudgetedTraining) -> Account:
 
 
 def _batch(training: BudgetedTraining) -> int:
-    return training.batch or MODELS.get(training.model, 1)
+    return training.batch or default_batch(training.model)
 
 
 def _train(training: BudgetedTraining, steps: int | None = None) -> TrainedModel:
@@ -94,10 +111,11 @@ def _train(training: BudgetedTraining, steps: int | None = None) -> TrainedModel
     with torch.device(training.device):
         built = build(training.model, training.preset)
     optimizer = torch.optim.SGD(built.module.parameters(), 0.01, momentum=_MOMENTUM)
-    trained = TrainedModel([], [])
+    trained = TrainedModel([], [], model_bytes=_bytes([*built.module.parameters(), *built.module.buffers()]))
     for _ in range(training.steps if steps is None else steps):
         with torch.device(training.device):
             inputs = built.make_inputs(_batch(training))
+        trained.input_bytes = _bytes(inputs)
         begin = perf_counter()
         optimizer.zero_grad()
         loss = built.loss(built.module, *inputs)
@@ -109,6 +127,10 @@ def _train(training: BudgetedTraining, steps: int | None = None) -> TrainedModel
     trained.gradients_sha256 = _sha256([gradient for gradient in gradients if gradient is not None])
     trained.weights_sha256 = _sha256(list(built.module.state_dict().values()))
     return trained
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _sha256(tensors: list[Tensor]) -> str:

@@ -73,8 +73,8 @@ def test_a_whole_experiment(tmp_path):
     page = (tmp_path / "results/report.html").read_text()
     assert page.count("data:image/png;base64,") == 4 and "cannot be kept" in page
     assert json.loads((tmp_path / "results/config/experiments/study/config.json").read_text()) == CONFIG
-    # the peak of lstm for both ratios, 2 inputs of 9 runs, and one input of the run that failed
-    assert len(stand_in.calls) == 1 + 2 * 9 + 1
+    # 2 inputs of 9 runs, and one input of the run that failed
+    assert len(stand_in.calls) == 2 * 9 + 1
     assert all(environment["CUDA_LAUNCH_BLOCKING"] == "1" for environment in stand_in.environments)
 
 
@@ -190,8 +190,15 @@ def test_a_run_without_resume_adds_to_the_history(tmp_path):
     assert all(len(data["timestamp"]) == 15 for data in data_of(tmp_path))
 
 
-def test_the_peak_for_ratios_is_measured_once_and_kept(tmp_path):
+def test_ratios_are_of_the_peak_of_the_baseline(tmp_path):
     _, stand_in = run(tmp_path, {**CONFIG, "models": ["lstm"]}, drawn=[])
+    assert {value_of(words, "--budget") for words in stand_in.calls} == {None, "9000000", "5000000"}
+    assert all(value_of(words, "--steps") == "4" for words in stand_in.calls)
+
+
+def test_without_a_baseline_the_peak_is_measured_once(tmp_path):
+    config = changed("dtr_settings", "lstm", 0, to=None)
+    _, stand_in = run(tmp_path, {**config, "models": ["lstm"]}, drawn=[])
     peaks = [words for words in stand_in.calls if value_of(words, "--steps") == "2"]
     assert len(peaks) == 1 and peaks[0][-1] == "--plain"
     budgets = {value_of(words, "--budget") for words in stand_in.calls} - {None}
