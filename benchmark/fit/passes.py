@@ -35,8 +35,10 @@ class Pass:
 
     @property
     def computation_s(self) -> NDArray[np.float64]:
-        """Seconds of computation on each batch."""
+        """Seconds of each step for which the rank does not wait for data: of computation, and of unpacking the next batch."""
         seconds: NDArray[np.float64] = (self.computed_ns - self.taken_ns) / 1e9
+        there = np.maximum(self.computed_ns[:-1], np.maximum.accumulate(self.delivered_ns)[1:])
+        seconds[:-1] += np.maximum(self.taken_ns[1:] - there, 0) / 1e9
         return seconds
 
 

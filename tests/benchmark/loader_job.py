@@ -48,6 +48,7 @@ class LoaderJob:
     decode_ms: float = 0.5  # between two samples of a loader
     last_rank: dict[str, Any] = field(default_factory=dict)  # values that hold for the last rank alone, such as loaders
     pins: bool = False  # another thread of the rank reads what loaders deliver, as PyTorch's that pins memory does
+    unpack_ms: float = 0  # between reading a batch that loaders deliver and requesting another one
     mask_bytes: int = 0  # each sample also has a mask of so many bytes, in another file that is read after the image
 
     def trace(self, folder: Path) -> Trace:
@@ -149,7 +150,7 @@ class LoaderJob:
             wanted = now
             took, reader = max(0.05, delivered[index] + 0.05 - wanted), self.rank + 9000 * self.pins
             made.call(wanted, self.rank, "read", crew.results, None, 3000, took, tid=reader)
-            now = max(wanted + 0.05, delivered[index] + 0.05) + 0.05
+            now = max(wanted + 0.05, delivered[index] + 0.05) + 0.05 + self.unpack_ms
             if index + ahead < len(batches):
                 serve(index + ahead, now)
             if self.save_first and self.save_after and step and step % self.save_after == 0:

@@ -189,7 +189,7 @@ def _once(
     measured.written_bytes += int(totals[WRITTEN_BYTES])
     measured.late += Board.histogram(totals)
     measured.freed_waits += watch.freed
-    measured.passes += points.passes(recording, rank.index)
+    measured.passes += points.passes(recording, rank.index, settings.think_scale)
     measured.stopped_early = measured.stopped_early or board.word[0] == STOPPED
     return board
 

@@ -4,7 +4,7 @@ A point is a row with the operation STEP. Its columns are:
 
 * `subject`: the training pass, counted from 0 for each rank; `fd`: the number of its steps;
 * `size`: a StepPoint;
-* `offset`: 1 if loaders read the batches, else 0;
+* `offset`: 0 if the rank reads its batches itself; else 1, plus the time (ns) for which it unpacks those after the first;
 * `flags`: the point's index in `StepPoints`.
 """
 
@@ -51,8 +51,12 @@ class StepPoints:
         for column, value in enumerate(values, index * self._width):
             self._cells[column] = value
 
-    def passes(self, recording: TwinRecording, first_rank: int) -> list[TrainedPass]:
-        """Return the passes that the replay of `recording` has ended. `first_rank`: number of the recording's first rank."""
+    def passes(self, recording: TwinRecording, first_rank: int, think_scale: float = 1.0) -> list[TrainedPass]:
+        """Return the passes that the replay of `recording` has ended. `first_rank`: number of the recording's first rank.
+
+        The time of unpacking batches counts as waiting for data: the rank has no data yet on which it could compute.
+        `think_scale`: factor for the recorded times between calls.
+        """
         columns = recording.columns
         rows = np.flatnonzero(columns["op"] == Op.STEP)
         process = np.array(recording.header.threads, np.int64)[columns["thread"][rows]]
@@ -64,7 +68,9 @@ class StepPoints:
                 continue  # the replay was stopped before
             row, parts = rows[begin], times[StepPoint.END] - times[StepPoint.STARTED]
             after_ns, reads, writes, waits, meets = parts.tolist()
-            if not columns["offset"][row]:
+            if unpacking := int(columns["offset"][rows[begin + StepPoint.END]]):
+                waits += int((unpacking - 1) * think_scale)
+            else:
                 waits, reads = waits + reads, 0
             found.append(
                 TrainedPass(
@@ -95,12 +101,28 @@ def with_points(recording: TwinRecording) -> TwinRecording:
         at_ns = columns["at_ns"][own]
         if not each.training or not len(at_ns) or moments[-1] > at_ns[-1]:
             continue
+        unpacked = unpacking_ns(recording, int(bounds[index]), int(bounds[index + 1])).sum()
         for point, moment in zip(StepPoint, moments, strict=True):
             before.append(own.start + int(np.searchsorted(at_ns, moment)))
-            values.append((thread, moment, len(earlier), point, each.batches, int(each.depth > 0)))
+            values.append((thread, moment, len(earlier), point, each.batches, 1 + int(unpacked) if each.depth else 0))
         earlier.append(moments[-1])
     order = sorted(range(len(before)), key=lambda point: (before[point], values[point][1]))
     return _inserted(recording, np.array(before, np.int64)[order], np.array(values, np.int64).reshape(-1, 6)[order])
+
+
+def unpacking_ns(recording: TwinRecording, first: int, end: int) -> NDArray[np.int64]:
+    """Return how long a rank unpacked each batch of a pass after the first: from the end of its wait for it to taking it, in ns.
+
+    `first`, `end`: bounds of the pass's batches. A batch for which no wait follows the computation before counts as 0.
+    """
+    batches, columns = recording.batches, recording.columns
+    taken, computed = (np.array(each[first:end], np.int64) for each in (batches.taken_ns, batches.computed_ns))
+    process = next(each.process for each, begin in zip(batches.passes, pass_bounds(batches), strict=False) if begin == first)
+    main = columns["thread"] == np.searchsorted(recording.header.threads, process)
+    ends = columns["at_ns"][main & np.isin(columns["op"], _WAITS)]
+    last = np.append(-1, ends)[np.searchsorted(ends, taken[1:], side="right")]
+    found: NDArray[np.int64] = np.where(last >= computed[:-1], taken[1:] - last, 0)
+    return found
 
 
 def numbered(recording: TwinRecording) -> TwinRecording:
@@ -119,12 +141,12 @@ def _moments(batches: RecordedBatches, first: int, end: int, earliest: int) -> l
 def _inserted(recording: TwinRecording, before: NDArray[np.int64], values: NDArray[np.int64]) -> TwinRecording:
     """Return the recording with a point before each of the rows `before`, which then follows that much sooner.
 
-    `values`: thread, moment, pass, StepPoint, steps and loaders of each point, shape (points, 6).
+    `values`: thread, moment, pass, StepPoint, steps and `offset` of each point, shape (points, 6).
     """
     if not len(before):
         return recording
     columns = recording.columns
-    thread, moment, number, point, steps, has_loaders = values.T
+    thread, moment, number, point, steps, offset = values.T
     # A point divides the time between two calls. When a wait began is not recorded; what precedes it counts as computation.
     left, by_end = columns["think_ns"][before], np.isin(columns["op"][before], _TIMED_BY_END)
     since_ns = np.where(by_end, columns["at_ns"][np.maximum(before - 1, 0)], columns["at_ns"][before] - left)
@@ -135,7 +157,7 @@ def _inserted(recording: TwinRecording, before: NDArray[np.int64], values: NDArr
     np.subtract.at(others, before, think)
     new = {
         "thread": thread, "at_ns": moment, "think_ns": think, "op": np.full(len(before), Op.STEP), "subject": number,
-        "size": point, "fd": steps, "offset": has_loaders,
+        "size": point, "fd": steps, "offset": offset,
     }  # fmt: skip
     nothing = np.full(len(before), -1)
     made = {

@@ -30,7 +30,8 @@ def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns:
     if is_requested_at_once(depth, len(part), part["loader"].nunique()):
         taken, computed = _even_steps(ready, _next_call(rows[rows["thread"] == main], int(ready[-1]), next_ns))
         return part.assign(depth=depth, taken_ns=taken, computed_ns=computed)
-    clock = _BusyClock(rows[(rows["thread"] == main) & rows["op"].isin([Op.POLL, Op.PIPE_READ])])
+    waits = rows[(rows["thread"] == main) & rows["op"].isin([Op.POLL, Op.PIPE_READ])]
+    clock = _BusyClock(waits)
     taken = np.maximum.accumulate(np.maximum(np.append(requested[depth:], ready[len(part) - depth :]), ready))
     known = len(part) - depth  # batches whose taking is seen, since it made the rank request another one
     usual = np.diff(clock.busy(taken[:known]))
@@ -38,6 +39,7 @@ def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns:
     typical = float(np.median(usual[~waited])) if (~waited).sum() >= _FEWEST else float(np.median(usual)) if len(usual) else 0.0
     # The last batches cause no request. One that the rank read later than all before was wanted then; others are in between.
     read = part["read_ns"].fillna(0).to_numpy(np.int64)
+    read = np.where(read > 0, read + _unpacking_ns(taken[:known], read[:known]), 0)
     last = max(known - 1, 0)
     seen = np.flatnonzero((read == np.maximum.accumulate(read)) & (read > ready) & (np.arange(len(part)) > last))
     anchors, times = np.append(last, seen), np.append(taken[last], np.maximum.accumulate(np.maximum(read[seen], taken[last])))
@@ -55,11 +57,38 @@ def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns:
     taken[last:] = np.maximum(tail[:-1], np.append(taken[last], ready[last + 1 :]))
     wanted = np.clip(clock.begun(ready[1:]), taken[:-1], taken[1:])  # the next batch
     wanted = np.where(ready[1:] > taken[:-1], wanted, taken[1:])  # else the wait under way was for the batch before
+    begun = _result_waits(waits, part["read_ns"], taken)
+    wanted = np.where((begun >= taken[:-1]) & (begun <= taken[1:]), begun, wanted)
     computed = np.append(wanted, max(ended_ns or int(tail[-1]), int(taken[-1])))
     if not clock.waits and len(usual):  # a thread of the rank takes batches for it, so that its waits are not seen
         hidden = np.flatnonzero(waited)
         computed[hidden] = np.minimum(computed[hidden], taken[hidden] + int(typical))
     return part.assign(depth=depth, taken_ns=taken, computed_ns=computed)
+
+
+def _unpacking_ns(taken: _Ints, read: _Ints) -> int:
+    """Return how long a rank typically unpacks a batch that it has read before it takes it. `read`: 0 if unknown.
+
+    A batch that was read before the one before was taken does not count: the rank had to put it aside.
+    """
+    at_once = (read[1:] > taken[:-1]) & (read[1:] <= taken[1:])
+    return int(np.median((taken[1:] - read[1:])[at_once])) if at_once.any() else 0
+
+
+def _result_waits(waits: pd.DataFrame, read_ns: pd.Series, taken: _Ints) -> _Ints:
+    """Return when a rank began to wait for or read each batch after the first; NEVER_NS if no call shows it.
+
+    `waits`: those of its main thread; `read_ns`: when that had read each batch (NaN: unknown). If the batch had been delivered
+    by then, this wait is short, but it is where the computation ends. What follows until `taken` is unpacking.
+    """
+    read = read_ns.fillna(0).to_numpy(np.int64)[1:]
+    reads = waits[waits["op"] == Op.PIPE_READ]
+    last = np.searchsorted(reads["at"].to_numpy(np.int64), read) - 1  # a message's first read, of its length, may be the only row
+    pipes = np.unique(reads["subject"].to_numpy()[last[last >= 0]])
+    begins = waits.loc[waits["subject"].isin(pipes), "at"].to_numpy(np.int64)
+    first = np.append(begins, NEVER_NS)[np.searchsorted(begins, taken[:-1])]
+    found: _Ints = np.where(first <= read, first, NEVER_NS)
+    return found
 
 
 def _even_steps(ready: _Ints, end_ns: int) -> tuple[_Ints, _Ints]:

@@ -35,9 +35,10 @@ class PassTimes:
 
     @property
     def waits(self) -> _Ints:
-        """Return begin and end of the rank's wait for each batch but the first, shape (batches - 1, 2)."""
+        """Return begin and end of the rank's wait for the delivery of each batch but the first, shape (batches - 1, 2)."""
         begin = self.computed[:-1]
-        return np.stack([begin, np.maximum(self.taken[1:], begin)], axis=1)
+        there = np.minimum(np.maximum.accumulate(self.delivered)[1:], self.taken[1:])
+        return np.stack([begin, np.maximum(there, begin)], axis=1)
 
     @property
     def counted_ns(self) -> int:

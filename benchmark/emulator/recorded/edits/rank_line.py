@@ -107,7 +107,7 @@ class RankLine:
             each.time_steps()
         for each, is_rare in zip(training, rare, strict=True):
             each.leave_out(is_rare)
-        self._computation = StepComputation(training, rare)
+        self._computation = StepComputation(training, rare, self._edits.computation)
 
     def _recorded_loaders(self, kept: NDArray[np.bool_]) -> dict[int, RecordedLoader]:
         found = {}
@@ -339,7 +339,7 @@ class RankLine:
 
     def _add_point(self, timed: bool, point: StepPoint, dealt: list[DealtBatch], loaders: list[NewLoader]) -> None:
         if timed:
-            self._line.main.add(Op.STEP, self._timed, point, fd=len(dealt), offset=int(bool(loaders)))
+            self._line.main.add(Op.STEP, self._timed, point, len(dealt), self._computation.offset_at(point) if loaders else 0)
 
     def _make_step(self, turn: PassTurn, index: int, whole: list[DealtBatch]) -> None:
         """Append the step on batch `index` of the `whole` pass, and what few steps are followed by, as a checkpoint, if due."""
@@ -358,8 +358,8 @@ class RankLine:
 
     def _play_step(self, each: RankPass, index: int, whole: list[DealtBatch], copy: int) -> None:
         """Append the computation of a step, and the calls of the recorded step that lies at the same share of its pass."""
-        time_ns = self._computation.time_ns(each, whole[index].samples, self._deal.parts, len(whole[0].samples))
-        wanted = time_ns * self._edits.computation
+        samples, count = whole[index].samples, len(whole[0].samples)
+        wanted = self._computation.time_ns(each, samples, self._deal.parts, count, self._crew(each) > 0)
         recorded = min(index * len(each.steps) // len(whole), len(each.steps) - 1)
         step = each.steps[recorded]
         if len(step.rows) or step.others:

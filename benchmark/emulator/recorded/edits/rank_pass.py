@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from iotwin.benchmark.emulator.recorded.edits.balanced_ranks import waits_for_ranks
 from iotwin.benchmark.emulator.recorded.edits.dealing import are_shuffled
 from iotwin.benchmark.emulator.recorded.edits.think_clock import Stretch
+from iotwin.benchmark.emulator.recorded.step_points import unpacking_ns
 from iotwin.workload_yaml.recorded_structure import PARTS, is_requested_at_once
 from iotwin.workload_yaml.recording import Op, TwinRecording
 
@@ -40,6 +41,7 @@ class RankPass:
             np.array(each, np.int64)[own] for each in (batches.requested_ns, batches.taken_ns, batches.computed_ns)
         )
         self._late_ns = waits_for_ranks(batches, every)
+        self._unpacking_ns = int(unpacking_ns(recording, own.start, own.stop).sum()) if self.depth else 0
         if self.depth:  # what other threads do while the rank waits for its next batch belongs to the step
             computed = np.append(taken[1:], computed[-1:])
         self.moments = np.stack([taken if self.depth else np.maximum(taken, requested), computed], axis=1).ravel()
@@ -53,9 +55,14 @@ class RankPass:
         self.computation_ns = np.zeros(0, np.int64)
 
     def time_steps(self) -> None:
-        """Note how long each step computes: without its calls, and without its wait for ranks that took their batch later."""
+        """Note how long each step computes and unpacks: without its calls, and its wait for ranks that took their batch later."""
         self.computation_ns = np.array([stretch.think_ns for stretch in self.steps], np.int64)
         self.computation_ns -= np.minimum(self._late_ns, self.computation_ns)
+
+    @property
+    def unpacking_share(self) -> float:
+        """Return the share (0 to 1) of unpacking batches in `computation_ns`."""
+        return min(self._unpacking_ns / max(int(self.computation_ns.sum()), 1), 1.0)
 
     def ahead(self, count: int, batches: int, prefetch: int | None) -> int:
         """Return how many of the `batches` of an edited pass with `count` loaders are requested before the first one is taken.

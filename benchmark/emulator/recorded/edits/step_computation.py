@@ -7,20 +7,27 @@ from numpy.typing import NDArray
 
 from iotwin.benchmark.emulator.recorded.edits.rank_pass import RankPass
 from iotwin.benchmark.emulator.recorded.edits.streams import DealtSample
+from iotwin.benchmark.emulator.recorded.step_points import StepPoint
 
 _PROPORTIONAL = 0.5  # 1: a recorded short batch took as much less time as it had fewer samples; 0: as long as the others
 
 
 class StepComputation:
-    """The computation of steps. `training`: the recorded passes that train; `rare`: by pass, the mask of its rare steps."""
+    """The computation of steps. `training`: the recorded passes that train; `rare`: by pass, the mask of its rare steps.
 
-    def __init__(self, training: Sequence[RankPass], rare: Sequence[NDArray[np.bool_]]) -> None:
+    `factor`: that of computation, but not of unpacking the batches of loaders.
+    """
+
+    def __init__(self, training: Sequence[RankPass], rare: Sequence[NDArray[np.bool_]], factor: float) -> None:
+        self._factor, self._unpacked_ns = factor, 0
         shares = [_share_saved(each, is_rare) for each, is_rare in zip(training, rare, strict=True)]
         known = [share for share in shares if share is not None]
         self._follows_samples = bool(known) and float(np.median(known)) > _PROPORTIONAL
 
-    def time_ns(self, each: RankPass, samples: Sequence[DealtSample], parts: Callable[[int], int], whole: int) -> float:
-        """Return the time of a step of the pass on a batch with these samples, ns.
+    def time_ns(
+        self, each: RankPass, samples: Sequence[DealtSample], parts: Callable[[int], int], whole: int, has_loaders: bool
+    ) -> float:
+        """Return the time of a step of the pass on a batch with these samples, ns. If it `has_loaders`, that includes unpacking.
 
         `parts`: gives the number of samples of a recorded batch; `whole`: number of samples of the pass's first edited batch. A
         batch with fewer samples takes as long as that one, unless short batches of the recording took less time.
@@ -29,7 +36,17 @@ class StepComputation:
         for sample in samples:
             weights[each.step_of[sample.batch]] += 1 / parts(sample.batch)
         found = float(weights @ each.computation_ns)
-        return found if self._follows_samples or not weights.any() else found * whole / each.size / float(weights.sum())
+        if weights.any() and not self._follows_samples:
+            found *= whole / each.size / float(weights.sum())
+        unpacking = found * each.unpacking_share
+        self._unpacked_ns += int(unpacking) * has_loaders
+        return (found - unpacking) * self._factor + unpacking * has_loaders
+
+    def offset_at(self, point: StepPoint) -> int:
+        """Return the `offset` of a step point of a pass with loaders (see step_points)."""
+        if point == StepPoint.STARTED:
+            self._unpacked_ns = 0
+        return 1 + self._unpacked_ns
 
 
 def _share_saved(each: RankPass, rare: NDArray[np.bool_]) -> float | None:

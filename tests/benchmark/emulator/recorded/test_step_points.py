@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from iotwin.benchmark.emulator.recorded.step_points import StepPoint, StepPoints, numbered, with_points
 from iotwin.loops.emulation import EmulationOptions, run_workload
 from iotwin.workload_yaml.recording import Mark, Op, RecordedBatches, RecordedPass
-from tests.benchmark.emulator.recorded.test_data_wait import fitted
+from tests.benchmark.emulator.recorded.test_data_wait import JOB, fitted
 from tests.benchmark.recordings import recording, row
 
 
@@ -27,6 +27,24 @@ def test_computation_is_the_time_between_calls_after_the_first_step(tmp_path):
     assert found["compute_s"] == pytest.approx(3 * 0.04, rel=0.1)
     assert found["step_s"] == pytest.approx(found["epoch_s"][0] / 4)
     assert found["au"] == pytest.approx(found["compute_s"] / (found["compute_s"] + found["data_wait_s"] + found["rank_wait_s"]))
+
+
+@pytest.mark.parametrize("edit", [None, "computation_scale", "batch_size", "read_threads"])
+def test_unpacking_counts_as_waiting_and_follows_the_batch_but_not_the_accelerator(tmp_path, edit):
+    config = fitted(tmp_path, replace(JOB, files=32, unpack_ms=20))
+    compute_s, unpack_s, steps = 0.04, 0.02, 8
+    if edit == "computation_scale":
+        config.train.computation_scale, compute_s = 0.5, 0.02
+    elif edit == "batch_size":
+        config.reader.batch_size *= 2
+        compute_s, unpack_s, steps = 0.08, 0.04, 4
+    elif edit == "read_threads":
+        config.reader.read_threads, unpack_s = 0, 0.0  # the rank reads its batches itself
+    found = training(config)
+    assert found["steps"] == steps
+    assert found["compute_s"] == pytest.approx((steps - 1) * compute_s, rel=0.1)
+    # An edited step ends when the next batch is unpacked, so the first step has unpacked the second batch.
+    assert found["data_wait_s"] > 0.95 * (steps - 2) * unpack_s
 
 
 def test_an_edited_replay_measures_its_own_steps_and_epochs(tmp_path):
@@ -87,7 +105,7 @@ def test_points_change_no_time_of_any_other_row(thinks, ends):
 
 
 def test_the_passes_are_the_differences_between_their_points():
-    rows = [row(0, Op.STEP, size=point, fd=4, offset=1) for point in StepPoint]
+    rows = [row(0, Op.STEP, size=point, fd=4, offset=1 + 3) for point in StepPoint]
     made = numbered(recording(rows, []))
     points, spent_ns = StepPoints(3), [0] * len(Op)
     for index, (at_ns, read_ns, written_ns, waited_ns, met_ns) in enumerate(
@@ -95,6 +113,6 @@ def test_the_passes_are_the_differences_between_their_points():
     ):
         spent_ns[Op.READ], spent_ns[Op.WRITE], spent_ns[Op.PIPE_READ], spent_ns[Op.MEET] = read_ns, written_ns, waited_ns, met_ns
         points.record(index, at_ns, spent_ns)
-    (found,) = points.passes(made, 3)
+    (found,) = points.passes(made, 3, think_scale=2)
     assert (found.rank, found.epoch, found.steps, found.duration_ns) == (3, 1, 4, 120)
-    assert (found.data_wait_ns, found.rank_wait_ns, found.storage_ns, found.compute_ns) == (10, 3, 21, 100 - 10 - 3 - 21)
+    assert (found.data_wait_ns, found.rank_wait_ns, found.storage_ns, found.compute_ns) == (10 + 2 * 3, 3, 21, 100 - 16 - 3 - 21)

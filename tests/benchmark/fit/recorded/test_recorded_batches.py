@@ -48,6 +48,16 @@ def test_passes_of_loaders_are_epochs_and_evaluations(tmp_path, persistent):
     assert found.samples == [4, 4, 4, 4, 4, 4, 2, 4, 4] * 3
 
 
+@pytest.mark.parametrize(("decode_ms", "waits"), [(0.5, False), (12.0, True)])
+def test_unpacking_a_batch_is_no_computation(tmp_path, decode_ms, waits):
+    """Two loaders need 2 or 48 ms for a batch, the rank 13."""
+    found = batches_of(tmp_path, LoaderJob(epochs=1, files=60, compute_ms=3, decode_ms=decode_ms, unpack_ms=10))
+    computed = np.subtract(found.computed_ns, found.taken_ns) / 1e6
+    assert len(computed) == 15 and computed == pytest.approx(3, abs=0.3)
+    until_taken = np.subtract(found.taken_ns[1:], found.computed_ns[:-1]) / 1e6
+    assert (until_taken > 10).all() and (until_taken < 10.3).all() != waits
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_checkpoint_or_an_evaluation_is_in_no_step(tmp_path, persistent):
     """Nor is the pause in which loaders that live on do nothing."""
