@@ -19,7 +19,7 @@ _TRAINING, _READING = "training", "from the first to the last read of data"
 class Demand:
     """The reads of the data set within a window of a trace. Times are seconds since the start of the trace.
 
-    The 99th percentile and the peak are those of all intervals of one second that begin at a multiple of 0.1 s in the window.
+    The 99th percentile and the peak are those of all intervals of one second that overlap the window, at steps of 0.1 s.
     """
 
     phase: str
@@ -65,8 +65,8 @@ def demand_of(trace: Trace) -> Demand | None:
     bytes_per_s, requests_per_s = _seconds(size_bytes, span_s), _seconds(requests, span_s)
     return Demand(
         phase, (begin_ns - zero_ns) / 1e9, (end_ns - zero_ns) / 1e9, round(size_bytes.sum()), int(requests.sum()),
-        float(size_bytes.sum() / span_s), float(np.percentile(bytes_per_s, 99)), float(bytes_per_s.max()),
-        float(requests.sum() / span_s), float(np.percentile(requests_per_s, 99)), float(requests_per_s.max()),
+        float(size_bytes.sum() / span_s), _p99(bytes_per_s), float(bytes_per_s.max()),
+        float(requests.sum() / span_s), _p99(requests_per_s), float(requests_per_s.max()),
     )  # fmt: skip
 
 
@@ -109,9 +109,16 @@ def _spread(
 
 
 def _seconds(bins: NDArray[np.float64], span_s: float) -> NDArray[np.float64]:
-    """Return the rates per second of all intervals of one second; of the whole window if it is shorter."""
+    """Return the rates per second of all intervals of one second that overlap the window; of the window if it is shorter.
+
+    Intervals may begin before the window or end after it, so that each moment of the window is in equally many. Otherwise the
+    reads at its begin, when loaders fill their buffers, would be in one interval and those in its middle in ten.
+    """
     if len(bins) <= _BINS_PER_S:
         return np.array([bins.sum() / span_s])
-    whole = np.concatenate([[0.0], np.cumsum(bins)])
-    rates: NDArray[np.float64] = whole[_BINS_PER_S:] - whole[:-_BINS_PER_S]
-    return rates
+    return np.convolve(bins, np.ones(_BINS_PER_S))
+
+
+def _p99(rates: NDArray[np.float64]) -> float:
+    """Return the 99th percentile: the least of `rates` that at least 99 % of them do not exceed."""
+    return float(np.percentile(rates, 99, method="inverted_cdf"))
