@@ -25,6 +25,7 @@ from iotwin.common.tensor_file import (
     size_of,
     tensors_in,
 )
+from iotwin.common.units import counted
 
 VERSION = 1
 MANIFEST, LATEST = "manifest.json", "LATEST"
@@ -139,7 +140,7 @@ def decode(content: bytes) -> CheckpointManifest:
     listed = sorted((file.name, file.rank) for file in manifest.files)
     # Rank 0 may write the files of all ranks.
     if ranks not in (1, manifest.world_size) or listed != sorted((file.name, file.rank) for file in files_of_ranks(ranks)):
-        raise Damaged(f"does not list the files of {manifest.world_size} ranks, nor those of one")
+        raise Damaged(f"does not list the files of {counted(manifest.world_size, 'rank')}, nor those of one")
     return manifest
 
 

@@ -48,6 +48,14 @@ def parse_duration(text: str) -> int:
     return _parse(text, "duration", _DURATION_UNITS, "1s or 100ms")
 
 
+def counted(number: int, thing: str) -> str:
+    """Return a number and a noun of the same number: '1 call', '2,000 calls', '2 batches', '0 copies'. `thing`: one of them."""
+    if number == 1:
+        return f"1 {thing}"
+    plural = f"{thing[:-1]}ies" if thing.endswith("py") else f"{thing}{'es' if thing.endswith(('s', 'tch')) else 's'}"
+    return f"{number:,} {plural}"
+
+
 def _three_digits(value: float) -> str:
     """Return `value` with three significant digits. From 999.5 on, it is a whole number, without an exponent."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"

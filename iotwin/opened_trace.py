@@ -12,7 +12,7 @@ from pyarrow.compute import Expression
 
 from iotwin.common.errors import IotwinError, UsageError, nearest
 from iotwin.common.html_card import html_card
-from iotwin.common.units import format_duration
+from iotwin.common.units import counted, format_duration
 from iotwin.trace_store import schema
 from iotwin.trace_store.figures.sql import query
 from iotwin.trace_store.manifest import Manifest
@@ -128,7 +128,7 @@ class OpenedTrace:
         manifest = self.manifest
         duration = format_duration(manifest.end_ns - manifest.start_ns)
         lost = f"{manifest.lost_events:,} LOST" if manifest.lost_events else "none lost"
-        return [f"{manifest.events:,} events in {duration}, {lost}", f"{manifest.status}, by {manifest.backend}"]
+        return [f"{counted(manifest.events, 'event')} in {duration}, {lost}", f"{manifest.status}, by {manifest.backend}"]
 
     def __repr__(self) -> str:
         return f"Trace({str(self.path)!r}: {', '.join(self._facts())})"

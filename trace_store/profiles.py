@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.foreign_files import open_foreign_unpacked
+from iotwin.common.units import counted
 from iotwin.trace_store import schema
 from iotwin.trace_store.clocks import realtime_to_monotonic
 from iotwin.trace_store.columns import plain_labels
@@ -62,7 +63,7 @@ def attach_profiles(trace: Trace, profiles: list[Path]) -> dict[str, Any]:
             table = table.filter(pc.is_in(table["kind"].cast(pa.string()), pa.array(_DEVICE_KINDS)))
         source = str(table["source"][0]) if table.num_rows else "kineto"
         added[source] = added.get(source, 0) + table.num_rows
-        manifest.notes.append(f"{note}: {table.num_rows} rows by {source}")
+        manifest.notes.append(f"{note}: {counted(table.num_rows, 'row')} by {source}")
         tables.append(table)
     whole = pa.concat_tables([table.cast(_PLAIN_GPU) for table in tables]).sort_by("start_ns")
     write_table(trace.path, existing.name, schema.GPU, whole.cast(schema.GPU))

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from iotwin.common.units import format_duration
+from iotwin.common.units import counted, format_duration
 from iotwin.trace_store import schema
 from iotwin.trace_store.columns import column, integers
 from iotwin.trace_store.manifest import ClockPair, Manifest
@@ -64,7 +64,7 @@ def move_to_virtual(directory: Path, manifest: Manifest, rows: Times) -> None:
     manifest.start_ns += int(jumps.before_begin(np.array([manifest.start_ns]))[0])
     manifest.end_ns += int(jumps.before_end(np.array([manifest.end_ns]))[0])
     skipped = format_duration(jumps.skipped_ns[-1])
-    manifest.notes.append(f"times are those of the twin's virtual clock, which skipped {skipped} in {len(rows)} jumps")
+    manifest.notes.append(f"times are those of the twin's virtual clock, which skipped {skipped} in {counted(len(rows), 'jump')}")
 
 
 def moved(table: pa.Table, jumps: Jumps) -> pa.Table:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from iotwin.common.units import format_duration, format_size
+from iotwin.common.units import counted, format_duration, format_size
 from iotwin.trace_store.manifest import Host, Manifest
 
 
@@ -15,11 +15,6 @@ def trace_labels(paths: list[Path]) -> list[str]:
         if len(set(names)) == distinct:
             break
     return [name if name not in names[:index] else f"{name} (again)" for index, name in enumerate(names)]
-
-
-def counted(number: int, thing: str) -> str:
-    """Return a number and a noun, such as '1 call' or '2,000 calls'."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def plain(text: str, most: int) -> str:

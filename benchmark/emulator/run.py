@@ -22,6 +22,7 @@ from iotwin.common.numbers.keyed import Purpose
 from iotwin.common.numbers.sleeper import Sleeper
 from iotwin.common.processes.process_settings import age_s, sharpen_timers
 from iotwin.common.progress import note
+from iotwin.common.units import counted
 from iotwin.workload_yaml import Config, TwinResume
 from iotwin.workload_yaml.step_time_models import step_time
 from iotwin.workload_yaml.step_times import NamedStepTime
@@ -218,7 +219,8 @@ class _Loop:
         """Print the rate of `steps` steps with `batch` samples each since `begin` (monotonic seconds)."""
         elapsed_s = waits.now_s() - begin
         rate = steps * batch * self._rank.count / max(elapsed_s, 1e-9)
-        note(f"epoch {epoch} of {self._config.train.epochs}, {phase}: {steps} steps in {elapsed_s:.2f} s, {rate:.2f} samples/s")
+        done = f"{counted(steps, 'step')} in {elapsed_s:.2f} s, {rate:.2f} samples/s"
+        note(f"epoch {epoch} of {self._config.train.epochs}, {phase}: {done}")
 
     def _perform(self, epoch: int, due: Due) -> None:
         """Run the evaluations and write the checkpoints that are due, unless the run must stop."""

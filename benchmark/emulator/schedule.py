@@ -7,6 +7,7 @@ from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.checkpoints.frequency import Frequency
 from iotwin.benchmark.emulator.ranks import CHECKPOINT, STOP
 from iotwin.common.errors import UsageError
+from iotwin.common.units import counted
 from iotwin.workload_yaml import Config
 from iotwin.workloads.policies.cadence import LoopPosition, checkpoint_policy, evaluation_cadence
 
@@ -78,7 +79,7 @@ class Schedule:
         resume, done, replayed = self._resume, 0, 0
         if resume is not None and resume.epoch == epoch:
             if resume.step > steps:
-                raise UsageError(f"twin.resume.step: {resume.step} is after the last of the {steps} steps of an epoch")
+                raise UsageError(f"twin.resume.step: {resume.step} is after the last of the {counted(steps, 'step')} of an epoch")
             done = 0 if resume.mode == "full" else resume.step
             replayed = done if resume.mode in ("replay_data", "replay_all") else 0
             self.step = (epoch - 1) * steps + done

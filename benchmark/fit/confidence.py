@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.common.numbers.confidence import mean
+from iotwin.common.units import counted
 
 
 def agreement(values: Sequence[int]) -> dict[str, Any]:
@@ -37,9 +38,8 @@ def describe(entry: dict[str, Any]) -> str:
     if "agree" in entry:
         if entry["agree"] is None:
             return f"{entry['value']}, seen once"
-        return f"{entry['value']}, in {entry['agree']:.0%} of {entry['observations']} cases"
+        return f"{entry['value']}, in {entry['agree']:.0%} of {counted(entry['observations'], 'case')}"
     if entry["low"] is None:
         return f"{entry['value']:.6g} s, seen once"
-    return (
-        f"{entry['value']:.4g} s in the mean ({entry['low']:.4g} to {entry['high']:.4g}, 95 %) of {entry['observations']} times"
-    )
+    times = counted(entry["observations"], "time")
+    return f"{entry['value']:.4g} s in the mean ({entry['low']:.4g} to {entry['high']:.4g}, 95 %) of {times}"

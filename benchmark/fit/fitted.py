@@ -8,6 +8,7 @@ from typing import Any
 from iotwin import workload_yaml as c
 from iotwin.benchmark.fit.coverage import describe_coverage
 from iotwin.common.html_card import html_card
+from iotwin.common.units import counted
 from iotwin.trace_store.manifest import Manifest
 from iotwin.workload_yaml.recording import SUFFIX, TwinRecording, write_recording
 
@@ -67,5 +68,5 @@ def loss_notes(manifest: Manifest) -> list[str]:
     notes = [f"{failed}, so the twin is one of what it did until then"] if failed else []
     if manifest.lost_events:
         lost = ", ".join(f"{count} in {source}" for source, count in manifest.lost.items())
-        notes.append(f"the trace lost {manifest.lost_events} events ({lost}); counts may be too low")
+        notes.append(f"the trace lost {counted(manifest.lost_events, 'event')} ({lost}); counts may be too low")
     return notes

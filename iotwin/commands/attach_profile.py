@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome
+from iotwin.common.units import counted
 
 
 class AttachProfileCommand(Command):
@@ -27,5 +28,5 @@ class AttachProfileCommand(Command):
         return Outcome({"trace": str(args.trace), "profiles": [str(path) for path in args.profiles], "added": added})
 
     def show(self, document: dict[str, Any]) -> None:
-        added = ", ".join(f"{rows} rows by {source}" for source, rows in document["added"].items())
+        added = ", ".join(f"{counted(rows, 'row')} by {source}" for source, rows in document["added"].items())
         print(f"{document['trace']}: {added} in gpu.parquet")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from iotwin.command import Command, Outcome, at_least
 from iotwin.common.errors import UsageError
+from iotwin.common.units import counted
 
 if TYPE_CHECKING:
     from iotwin.workload_yaml import ComposedWorkload
@@ -178,7 +179,7 @@ class EmulateCommand(Command):
             summary.print_run(document)
         else:
             generated = document["generated"]
-            print(f"{generated['directory']}: {generated['samples']} samples")
+            print(f"{generated['directory']}: {counted(generated['samples'], 'sample')}")
 
 
 def _composed(args: Namespace, words: list[str]) -> "tuple[ComposedWorkload, dict[str, str]]":

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome
+from iotwin.common.units import counted
 
 
 class ExportCommand(Command):
@@ -52,6 +53,6 @@ class ExportCommand(Command):
         from iotwin.common.units import format_size
 
         size = format_size(document["size_bytes"])
-        print(f"{document['output']}: {document['events']} events for {document['format']}, {size}")
+        print(f"{document['output']}: {counted(document['events'], 'event')} for {document['format']}, {size}")
         if document["lost"]:
             print(f"{document['trace']}: {document['lost']} events were lost, so they are not in it")

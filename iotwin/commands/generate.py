@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from iotwin.command import Command, Outcome, at_least
 from iotwin.common.errors import UsageError
+from iotwin.common.units import counted
 from iotwin.common.workloads import WORKLOADS, workload_named
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class GenerateCommand(Command):
         names = f", {document['first_file']} to {document['last_file']}" if "first_file" in document else ""
         print(
             f"{document['directory']}: {document['state']} {document['samples']} {document['workload']} samples "
-            f"in {document['files']} files, {about}{format_size(document['size_bytes'])}{names}"
+            f"in {counted(document['files'], 'file')}, {about}{format_size(document['size_bytes'])}{names}"
         )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome
+from iotwin.common.units import counted
 
 
 class ImportCommand(Command):
@@ -43,8 +44,8 @@ class ImportCommand(Command):
     def show(self, document: dict[str, Any]) -> None:
         from iotwin.trace_visuals.labels import plain
 
-        counted = f"{document['events']:,} events, {document['block_requests']:,} block requests, "
-        counted += f"{document['accelerator_events']:,} accelerator events, {document['phases']} phases"
-        print(f"{document['trace']}: {document['format']}, {counted}")
+        keys = ("events", "block_requests", "accelerator_events", "phases")
+        found = ", ".join(counted(document[key], key[:-1].replace("_", " ")) for key in keys)
+        print(f"{document['trace']}: {document['format']}, {found}")
         for note in document["notes"]:
             print(plain(f"note: {note}", 500))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome
+from iotwin.common.units import counted
 
 _SHOWN, _MOST_OPERATIONS, _FEWEST_OPERATIONS, _MOST_NOTES = 3, 5, 2, 4
 _SCREEN_LINES = 40
@@ -78,11 +79,11 @@ def _head(document: dict[str, Any]) -> Iterator[str]:
     yield plain(f"{document['trace']}: {' '.join(manifest['target']['command'])}", 200)
     machine = ", ".join(machine_words(Host(**manifest["host"])))
     yield f"{manifest['status']}, by {manifest['backend']}" + (f" on {machine}" if machine else "")
-    losses = f"{lost} events LOST: {manifest['lost']}" if lost else "no event lost"
+    losses = f"{counted(lost, 'event')} LOST: {manifest['lost']}" if lost else "no event lost"
     duration = format_duration(manifest["end_ns"] - manifest["start_ns"])
-    yield f"{manifest['events']} events in {duration}, {losses}, exit status {manifest['exit_status']}"
+    yield f"{counted(manifest['events'], 'event')} in {duration}, {losses}, exit status {manifest['exit_status']}"
     yield f"time in calls: {', '.join(_uses(document))}"
-    yield f"processes: {', '.join(f'{count} {role}' for role, count in document['processes'].items())}"
+    yield f"processes: {', '.join(counted(count, role) for role, count in document['processes'].items())}"
     if document["phases"]:
         yield f"phases: {', '.join(map(_phase, document['phases']))}"
     if document["parts"]:
@@ -93,7 +94,7 @@ def _head(document: dict[str, Any]) -> Iterator[str]:
     shown = notes if len(notes) <= _MOST_NOTES else notes[: _MOST_NOTES - 1]
     yield from (plain(f"note: {note}", 500) for note in shown)
     if len(shown) < len(notes):
-        yield f"{len(notes) - len(shown)} more notes: iotwin info --json"
+        yield f"{counted(len(notes) - len(shown), 'more note')}: iotwin info --json"
 
 
 def _uses(document: dict[str, Any]) -> Iterator[str]:
@@ -112,7 +113,7 @@ def _uses(document: dict[str, Any]) -> Iterator[str]:
     for use, rows in uses.items():
         calls, time_ns = (int(sum(row[name] for row in rows)) for name in ("calls", "total_ns"))
         if calls:
-            yield f"{use} {format_duration(time_ns)} in {calls:,} {'call' if calls == 1 else 'calls'}"
+            yield f"{use} {format_duration(time_ns)} in {counted(calls, 'call')}"
 
 
 def _phase(row: dict[str, Any]) -> str:
@@ -120,7 +121,7 @@ def _phase(row: dict[str, Any]) -> str:
     from iotwin.common.units import format_duration
 
     total = f" ({format_duration(row['total_ns'])} in all)" if row["count"] > 1 else ""
-    return f"{row['count']} {row['phase']} of {format_duration(row['mean_ns'])}{total}"
+    return f"{counted(row['count'], row['phase'])} of {format_duration(row['mean_ns'])}{total}"
 
 
 def _part(row: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome
+from iotwin.common.units import counted
 
 
 class MergeCommand(Command):
@@ -30,7 +31,9 @@ class MergeCommand(Command):
     def show(self, document: dict[str, Any]) -> None:
         from iotwin.common.units import format_duration
 
-        print(f"{document['trace']}: {document['events']} events of {len(document['hosts'])} hosts, {document['lost']} lost")
+        events, hosts = counted(document["events"], "event"), counted(len(document["hosts"]), "host")
+        print(f"{document['trace']}: {events} of {hosts}, {document['lost']} lost")
         for host in document["hosts"]:
             shift, sure = format_duration(abs(host["shift_ns"])), format_duration(host["uncertainty_ns"])
-            print(f"  {host['name']}: {host['events']} events, moved by {'-' if host['shift_ns'] < 0 else ''}{shift} (±{sure})")
+            moved = f"moved by {'-' if host['shift_ns'] < 0 else ''}{shift} (±{sure})"
+            print(f"  {host['name']}: {counted(host['events'], 'event')}, {moved}")

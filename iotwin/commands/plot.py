@@ -7,6 +7,7 @@ from typing import Any
 from iotwin import __version__
 from iotwin.command import Command, Outcome
 from iotwin.common.errors import UsageError
+from iotwin.common.units import counted
 from iotwin.own_command import this_command
 
 
@@ -83,11 +84,11 @@ class PlotCommand(Command):
     def show(self, document: dict[str, Any]) -> None:
         if document["kind"] == "curves":
             drawn = sum(panel["series"] for panel in document["panels"])
-            print(f"{document['output']}: {drawn} curves in {len(document['panels'])} panels")
+            print(f"{document['output']}: {counted(drawn, 'curve')} in {counted(len(document['panels']), 'panel')}")
             return
         if "traces" not in document:
-            found = f"steps of {document['runs']} runs in {document['configurations']} configurations"
-            print(f"{document['output']}: {found}, {len(document['pictures'])} pictures")
+            found = f"steps of {counted(document['runs'], 'run')} in {counted(document['configurations'], 'configuration')}"
+            print(f"{document['output']}: {found}, {counted(len(document['pictures']), 'picture')}")
             return
         print(f"{document['output']}: timeline of {', '.join(trace['label'] for trace in document['traces'])}")
         for trace in document["traces"]:

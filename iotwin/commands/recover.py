@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome
+from iotwin.common.units import counted
 
 
 class RecoverCommand(Command):
@@ -30,6 +31,6 @@ class RecoverCommand(Command):
     def show(self, document: dict[str, Any]) -> None:
         lost = sum(document["lost"].values())
         print(
-            f"{document['trace']}: recovered {document['events']} events"
+            f"{document['trace']}: recovered {counted(document['events'], 'event')}"
             + (f", {lost} lost" if lost else ", none known to be lost")
         )

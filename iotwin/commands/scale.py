@@ -6,6 +6,7 @@ from typing import Any
 
 from iotwin.command import Command, Outcome, at_least
 from iotwin.common.errors import UsageError
+from iotwin.common.units import counted
 from iotwin.common.workloads import WORKLOADS, workload_named
 
 
@@ -52,6 +53,6 @@ class ScaleCommand(Command):
         from iotwin.common.units import format_size
 
         print(
-            f"{document['directory']}: {document['files']} files, {format_size(document['size_bytes'])}, "
+            f"{document['directory']}: {counted(document['files'], 'file')}, {format_size(document['size_bytes'])}, "
             f"grown from {document['source']}"
         )

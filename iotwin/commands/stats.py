@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome, add_dask_option
+from iotwin.common.units import counted
 
 _SHOWN = 30
 
@@ -131,4 +132,4 @@ def _print_answer(columns: list[str], rows: list[list[Any]]) -> None:
     out = console()
     out.print(table)
     if len(rows) > _SHOWN:
-        out.print(f"{len(rows) - _SHOWN:,} more rows; see them all with --csv or --json")
+        out.print(f"{counted(len(rows) - _SHOWN, 'more row')}; see all with --csv or --json")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from iotwin.command import Command, Outcome
 from iotwin.common.errors import UnfinishedTraceError, UsageError
-from iotwin.common.units import format_duration, parse_duration
+from iotwin.common.units import counted, format_duration, parse_duration
 
 if TYPE_CHECKING:
     from iotwin.tracing_tools.targets.container import ContainerOptions
@@ -111,7 +111,7 @@ class TraceCommand(Command):
             return
         lost = f", {document['lost']} LOST" if document["lost"] else ", none lost"
         took = format_duration(document["wall_s"] * 1e9)
-        note(f"{document['trace']}: {document['events']} events in {took} by {document['backend']}{lost}")
+        note(f"{document['trace']}: {counted(document['events'], 'event')} in {took} by {document['backend']}{lost}")
         if document["exit_status"]:
             note(f"  {_failed(document['exit_status'])}")
         for text in _merged(document["notes"]):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from iotwin.common.units import format_duration, format_size
+from iotwin.common.units import counted, format_duration, format_size
 
 
 def print_values(values: list[dict[str, Any]]) -> None:
@@ -37,7 +37,7 @@ def print_run(document: dict[str, Any]) -> None:
 
 def _replayed(own: dict[str, Any]) -> dict[str, str]:
     error, waits = own["recorded"]["timing_error"], own["recorded"]["waits_given_up"]
-    lines = {"replayed": f"{error['calls']} calls in {own['elapsed_s']:.1f} s"}
+    lines = {"replayed": f"{counted(error['calls'], 'call')} in {own['elapsed_s']:.1f} s"}
     lines["read, written"] = f"{format_size(own['bytes_read'])}, {format_size(own['bytes_written'])}"
     if (waited := own["recorded"]["data_wait_s"]) is not None:
         lines["waited for data"] = f"{format_duration(waited * 1e9)} ({waited / own['elapsed_s']:.0%} of the run)"

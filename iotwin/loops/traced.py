@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import read_foreign_end
 from iotwin.common.progress import note
+from iotwin.common.units import counted
 from iotwin.trace_store.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -44,5 +45,5 @@ def run_traced(
         raise IotwinError(f"the run failed with exit status {manifest.exit_status}: {''.join(last)}; see {directory}/logs")
     lost = f", {manifest.lost_events} LOST" if manifest.lost_events else ", none lost"
     if prints_events or manifest.lost_events:
-        note(f"      {manifest.events} events by {manifest.backend}{lost}")
+        note(f"      {counted(manifest.events, 'event')} by {manifest.backend}{lost}")
     return manifest

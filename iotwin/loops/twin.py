@@ -9,7 +9,7 @@ from iotwin.common.files import make_folder, new_folder, write_json
 from iotwin.common.foreign_files import read_foreign, read_foreign_json
 from iotwin.common.progress import note
 from iotwin.common.result_folder import MadeFolder
-from iotwin.common.units import format_size
+from iotwin.common.units import counted, format_size
 from iotwin.loops.kept_cache import kept_cached
 from iotwin.loops.page_cache import cache_in_pages, found_in_pages, page_faults
 from iotwin.loops.traced import run_traced
@@ -83,7 +83,7 @@ def generate_data(directory: Path) -> list[Path]:
     from iotwin.workload_yaml.recording import read_recording
 
     layout = read_recipe(directory / RECIPE)
-    note(f"data set: {len(layout.files)} files, {format_size(sum(size for _, size in layout.files))}")
+    note(f"data set: {counted(len(layout.files), 'file')}, {format_size(sum(size for _, size in layout.files))}")
     if not layout.files:  # a job that only writes
         make_folder(directory / DATA, below=directory)
         return []

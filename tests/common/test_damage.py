@@ -117,7 +117,7 @@ def test_a_manifest_without_files_is_found(tmp_path):
     del content["files"], content["crc32c"]
     head = json.dumps({**content, "crc32c": 0}).encode().removesuffix(b"0}")
     (tmp_path / "step-2" / MANIFEST).write_bytes(head + b"%d}" % tensor_file.crc32c(head))
-    assert look(tmp_path / "step-2").reason == "manifest.json does not list the files of 1 ranks, nor those of one"
+    assert look(tmp_path / "step-2").reason == "manifest.json does not list the files of 1 rank, nor those of one"
     assert step_of(newest(tmp_path, lambda line: None)) == 1
 
 

@@ -54,7 +54,7 @@ def test_calls(tmp_path, field, kept, beyond):
         trace = finished(tmp_path / str(value), events)
         assert len(trace.events_frame()) == trace.manifest.events == 4 - bool(lost)
         assert trace.manifest.lost == lost
-        assert sum(note.startswith("1 damaged records were left out") for note in trace.manifest.notes) == len(lost)
+        assert sum(note.startswith("left out: 1 damaged record") for note in trace.manifest.notes) == len(lost)
 
 
 def test_calls_up_to_an_hour_after_the_last_reading_of_the_clocks(tmp_path):

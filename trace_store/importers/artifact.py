@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.units import counted
 from iotwin.trace_store.clocks import one_by_one, realtime_to_monotonic
 from iotwin.trace_store.importers import artifact_samples as samples
 from iotwin.trace_store.importers.artifact_calls import read_block, read_calls
@@ -127,5 +128,5 @@ def _from_init(imported: Imported) -> Imported:
         if imported.block is not None:
             imported.block = imported.block.filter(pc.greater_equal(imported.block["issue_ns"], min(starts)))
         if dropped:
-            imported.notes.append(f"{dropped} calls before the log's init were left out")
+            imported.notes.append(f"left out: {counted(dropped, 'call')} before the log's init")
     return imported

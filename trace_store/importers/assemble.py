@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iotwin.common.errors import IotwinError
+from iotwin.common.units import counted
 from iotwin.trace_store import schema
 from iotwin.trace_store.classify import process_roles
 from iotwin.trace_store.columns import rows_table
@@ -49,7 +50,7 @@ def write_imported(imported: Imported, directory: Path, source: Path, format_nam
     """
     if not imported.calls.rows and imported.block is None and imported.gpu is None:
         raise IotwinError(f"{source} holds no call that {format_name} would have: choose another --format, or check the path")
-    torn_notes = [f"{count} torn lines of {name} were left out" for name, count in imported.torn.items() if count]
+    torn_notes = [f"left out: {counted(count, 'torn line')} of {name}" for name, count in imported.torn.items() if count]
     manifest = Manifest(
         status="complete",
         backend=f"import {format_name}",
@@ -59,7 +60,7 @@ def write_imported(imported: Imported, directory: Path, source: Path, format_nam
         clock=imported.clock,
     )
     if imported.calls.impossible:
-        manifest.notes.append(f"{imported.calls.impossible} calls with impossible times or sizes were left out")
+        manifest.notes.append(f"left out: {counted(imported.calls.impossible, 'call')} with impossible times or sizes")
     phases = sorted(imported.phases, key=lambda row: (row["start_ns"], -row["end_ns"]))
     samples = {kind: rows_table(rows, schema.SAMPLES[kind]) for kind, rows in imported.samples.items() if rows}
     try:

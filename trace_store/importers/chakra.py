@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import open_foreign_unpacked
+from iotwin.common.units import counted
 from iotwin.trace_store import chakra as et
 from iotwin.trace_store import schema
 from iotwin.trace_store.importers.assemble import Imported, sorted_table
@@ -79,11 +80,13 @@ def _imported(source: Path) -> Imported:
         else:
             others += 1
     if others:
-        imported.notes.append(f"{others} nodes that are neither storage, phases nor accelerator work known here were left out")
+        imported.notes.append(
+            f"left out: {counted(others, 'node')} of other kinds than storage, phases and known accelerator work"
+        )
     table, impossible = calls_of(calls, _CALL_COLUMNS)
     imported.calls = Runs.of(table)
     if impossible:
-        imported.notes.append(f"{impossible} calls whose numbers no call has were left out")
+        imported.notes.append(f"left out: {counted(impossible, 'call')} with numbers that no call has")
     imported.block = sorted_table(block, schema.BLOCK, "issue_ns")
     imported.gpu = sorted_table(gpu, schema.GPU, "start_ns")
     return imported

@@ -9,6 +9,7 @@ import msgspec
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import open_foreign_unpacked
+from iotwin.common.units import counted
 from iotwin.trace_store import schema
 from iotwin.trace_store.importers.assemble import Imported, sorted_table
 from iotwin.trace_store.importers.sorted_calls import Runs, calls_of
@@ -155,7 +156,7 @@ def _imported(events: list[Event], torn: dict[str, int]) -> Imported:
             )
         else:
             others += 1
-    notes = [f"{others} events that are neither calls on files nor accelerator work were left out"] if others else []
+    notes = [f"left out: {counted(others, 'event')} of other kinds than calls on files and accelerator work"] if others else []
     table, impossible = calls_of(calls, _CALL_COLUMNS)
     torn[next(iter(torn))] += impossible
     return Imported(Runs.of(table), torn, notes, phases=phases, gpu=sorted_table(gpu, schema.GPU, "start_ns"))

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iotwin.common.foreign_files import open_foreign
+from iotwin.common.units import counted
 from iotwin.trace_store.importers.assemble import Imported
 from iotwin.trace_store.importers.sorted_calls import Runs, calls_table
 from iotwin.trace_store.importers.text import read_lines
@@ -61,7 +62,7 @@ def read(source: Path, timezone: str | None) -> Imported:
         requested=pc.cast(table["length"], pa.int64()),
         result=pc.cast(table["length"], pa.int64()),
     ).filter(pa.array(shown))
-    notes = [f"{int((~shown).sum())} rows of MPI-IO repeat POSIX rows and were left out"] if not shown.all() else []
+    notes = [f"left out: {counted(int((~shown).sum()), 'row')} of MPI-IO, which POSIX rows repeat"] if not shown.all() else []
     processes = [{"pid": pid, "comm": f"rank {pid - 1}", "role": "rank"} for pid in np.unique(rank).tolist()]
     return Imported(Runs.of(calls), torn, notes, processes=processes, command=command)
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import MOST_JSON_BYTES, decode_foreign, open_foreign, read_foreign, read_foreign_lines
 from iotwin.common.removal import remove_listed
+from iotwin.common.units import counted
 from iotwin.trace_store import schema
 from iotwin.trace_store.clocks import one_by_one, realtime_to_monotonic, step_notes
 from iotwin.trace_store.columns import column, labels, rows_table
@@ -220,7 +221,7 @@ def _event_tables(path: Path, files: FileTable, manifest: Manifest) -> Iterator[
         yield _event_table(chunk, code, file_id, np.isin(number, _OPEN_NUMBERS))
     manifest.counts = {name: int(count) for name, count in zip(_OP_NAMES, counts, strict=True) if count}
     if damaged:
-        manifest.notes.append(f"{damaged} damaged records were left out, as a machine that goes down leaves them")
+        manifest.notes.append(f"left out: {counted(damaged, 'damaged record')}, as a machine that goes down leaves them")
         manifest.lost["recorder"] = damaged
 
 
@@ -294,7 +295,7 @@ def _write_log_tables(directory: Path, manifest: Manifest) -> list[tuple[int, in
             else:
                 phases = rows_table(logged.phases, schema.PHASES)
             if logged.torn:
-                manifest.notes.append(f"{logged.torn} MLLOG lines of the job's output were torn and left out")
+                manifest.notes.append(f"left out: {counted(logged.torn, 'torn MLLOG line')} of the job's output")
         except (ArithmeticError, ValueError, TypeError, LookupError, OSError, RecursionError, pa.ArrowException) as error:
             manifest.notes.append(f"the phases are not known: the job's log could not be read ({type(error).__name__})")
     else:

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from iotwin.common.units import format_duration, format_size
+from iotwin.common.units import counted, format_duration, format_size
 from iotwin.trace_visuals.call_columns import GROUPS, OPEN, READ, SYNC, WRITE, span_ns
 from iotwin.trace_visuals.gaps import sample_gaps
 from iotwin.trace_visuals.histogram import LogHistogram
-from iotwin.trace_visuals.labels import counted
 from iotwin.trace_visuals.report.analysis import Analysis
 from iotwin.trace_visuals.report.checkpoint_writes import APART, DURING, checkpoint_parts_s, concurrent_writes_ns
 from iotwin.trace_visuals.report.recompute import CURVES, recompute_shares

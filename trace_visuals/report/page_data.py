@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from iotwin.common.units import counted
 from iotwin.trace_visuals.bins import occupied
 from iotwin.trace_visuals.call_columns import GROUPS, OPEN, READ, SYNC, WRITE, CallColumns, Ints, span_ns
 from iotwin.trace_visuals.gaps import sample_gaps
@@ -91,7 +92,7 @@ def _facts(analysis: Analysis) -> list[list[str]]:
         "architecture": manifest.host.architecture,
         "container": manifest.target.container or "",
         "image": manifest.target.image or "",
-        "trace": f"{analysis.survey.calls:,} calls, status {manifest.status}, by iotwin {manifest.tool_version}, "
+        "trace": f"{counted(analysis.survey.calls, 'call')}, status {manifest.status}, by iotwin {manifest.tool_version}, "
         f"schema {manifest.schema_version}",
         "lost": loss_line(manifest) or "nothing known to be lost",
         "cost of tracing": tracing_cost_line(manifest),

@@ -8,6 +8,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from iotwin.common.progress import note
+from iotwin.common.units import counted
 from iotwin.trace_visuals.labels import plain
 from iotwin.trace_visuals.steps.distributions import LEAST_STEPS, DistributionFit
 from iotwin.trace_visuals.style import BLUE, FIGURE_RC, GREEN, GREY, ORANGE, PURPLE, SKY, TRACE_COLOURS, VERMILLION, save_figure
@@ -178,7 +179,7 @@ def _draw_histograms(
         else:
             _draw_spread(panel, seconds, fits[key])
         _, variant, gpus, batch = key
-        panel.set_title(f"{plain(str(variant), 20)}, {gpus} x {batch}: {len(seconds)} steps")
+        panel.set_title(f"{plain(str(variant), 20)}, {gpus} x {batch}: {counted(len(seconds), 'step')}")
         panel.set_xlabel("compute, seconds")
         panel.set_yticks([])
         panel.legend(frameon=False, loc="upper right")

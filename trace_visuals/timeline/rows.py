@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.patches import StepPatch
 
-from iotwin.common.units import format_duration, format_size
+from iotwin.common.units import counted, format_duration, format_size
 from iotwin.trace_visuals.bins import CallLanes, Floats
 from iotwin.trace_visuals.call_columns import GROUPS, READ, WRITE, Ints
-from iotwin.trace_visuals.labels import counted, plain
+from iotwin.trace_visuals.labels import plain
 from iotwin.trace_visuals.requests import BLOCK_LANES, CHECKPOINT_PARTS
 from iotwin.trace_visuals.style import (
     BLACK,
@@ -286,7 +286,7 @@ def _draw_strip(
     ax.imshow(tint, extent=(edges[0], edges[-1], 0, 1), aspect="auto", interpolation="nearest", zorder=1)
     ax.set_xlim(*ax.get_xlim())
     _add_area(ax, busy, edges, colour, 0.0)
-    amount = counted(int(calls.sum()), unit).replace("copys", "copies")
+    amount = counted(int(calls.sum()), unit)
     # In a narrow picture, the number of calls and the bytes are on two lines.
     between = ",\n" if ax.bbox.width < _NARROW_PIXELS else ", "
     name_row(ax, name, right + (f"{amount}{between}{format_size(moved)}" if moves else amount))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from iotwin.common.units import counted
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import GROUP_OF_OP
 from iotwin.tracesim.calls import GROUPS
@@ -32,7 +33,7 @@ def warnings_about(traces: Sequence[Trace], names: Sequence[str], without_phases
     found = []
     for trace, name in zip(traces, names, strict=True):
         if share := lost_share(trace):
-            found.append(f"{name} lost {trace.manifest.lost_events} events ({share * 100:.2g} % of all)")
+            found.append(f"{name} lost {counted(trace.manifest.lost_events, 'event')} ({share * 100:.2g} % of all)")
         if trace.manifest.status == "recovered":
             found.append(f"{name} was recovered from a recording that was cut off; its end may be missing")
     missing = sorted(frozenset(GROUPS) - common_groups(traces))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from iotwin.common.progress import show_line
 from iotwin.common.terminal import console
-from iotwin.common.units import format_duration, format_size
+from iotwin.common.units import counted, format_duration, format_size
 from iotwin.trace_store.raw.file_table import readable
 from iotwin.trace_store.raw.records import NAME_INHERITED, NAME_OPENED, read_names
 from iotwin.trace_store.schema import GROUP_OF_OP, OP_GROUPS
@@ -148,7 +148,7 @@ class LiveView:
         for key, size in sorted(self._file_bytes.items(), key=lambda item: -item[1])[:_TOP_FILES]:
             files.add_row(format_size(size), Text(self._names.get(key, f"inode {key[1]}")))
         state = Text(f"{self._title}: {self._elapsed()}, ", style="bold")
-        state.append(f"{lost} events LOST" if lost else "none lost", style="bold red" if lost else "bold")
+        state.append(f"{counted(lost, 'event')} LOST" if lost else "none lost", style="bold red" if lost else "bold")
         if self._display is None:
             self._display = Live(console=console(stderr=True), auto_refresh=False)
             self._display.start()

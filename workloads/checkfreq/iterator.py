@@ -16,6 +16,7 @@ from torch import distributed
 from iotwin.common.checkpoints import Position
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import cache_folder
+from iotwin.common.units import counted
 from iotwin.workloads.checkfreq import profile
 from iotwin.workloads.checkfreq.epochs.epoch_restarts import Epochs
 from iotwin.workloads.checkfreq.manager import DEVICE, HOST, CFManager, CFMode
@@ -355,8 +356,8 @@ class CFIterator:
             same = (saved.world_size, saved.batch_size) == (own.world_size, own.batch_size)
             if self.batches.sliced and saved.position and not same:
                 raise IotwinError(
-                    f"the checkpoint is within an epoch of {saved.world_size} ranks with batches of {saved.batch_size}; "
-                    "a sliced order resumes only with the same"
+                    f"the checkpoint is within an epoch of {counted(saved.world_size, 'rank')} with batches of "
+                    f"{saved.batch_size}; a sliced order resumes only with the same"
                 )
             self.batches.position = go_on(saved, own.samples, own.batch_size, own.world_size)
         elif self.batches is not None:  # the checkpoint holds no position, so derive it from the step

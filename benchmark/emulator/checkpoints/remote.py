@@ -12,6 +12,7 @@ from iotwin.benchmark.emulator.checkpoints.plan import CheckpointPlan, Number, c
 from iotwin.benchmark.emulator.ranks import Rank
 from iotwin.benchmark.emulator.readers.remote import remote_opener
 from iotwin.common.errors import IotwinError, in_one_line
+from iotwin.common.units import counted
 from iotwin.workload_yaml import Config
 
 
@@ -45,7 +46,8 @@ class RemoteCheckpoints:
         number = self._saved or self._newest()
         if number is None:
             raise IotwinError(
-                f"{self._url}: holds no whole checkpoint of {self._rank.count} ranks; write one first, or correct the URL"
+                f"{self._url}: holds no whole checkpoint of {counted(self._rank.count, 'rank')}; "
+                "write one first, or correct the URL"
             )
         return [self._read(file, number[0]) for file in self._plan.read(self._rank_read, number)]
 

@@ -28,6 +28,7 @@ from iotwin.common.numbers.draws import DrawnTime
 from iotwin.common.numbers.keyed import Purpose
 from iotwin.common.numbers.sleeper import Sleeper
 from iotwin.common.removal import unlink_beneath
+from iotwin.common.units import counted
 from iotwin.workload_yaml import Config, Duration, TwinCheckpoint
 
 
@@ -356,7 +357,8 @@ class CheckpointWriter:
         number = self.newest()
         if number is None:
             raise IotwinError(
-                f"{self._folder}: holds no whole checkpoint of {self._member.count} ranks; write one first, or correct its folder"
+                f"{self._folder}: holds no whole checkpoint of {counted(self._member.count, 'rank')}; "
+                "write one first, or correct its folder"
             )
         read, most_bytes = self._plan.read(rank_read(self._plan.config.checkpoint, self._member), number), LARGEST_BYTES
         if self._in_folders:

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from iotwin.benchmark.emulator.readers.access import scratch
 from iotwin.common.errors import IotwinError
+from iotwin.common.units import counted
 
 
 class Sample(NamedTuple):
@@ -30,7 +31,7 @@ def check_member(path: str, sample: int, found: int) -> None:
     """Raise IotwinError if the file at `path`, which holds `found` samples, has none at index `sample`."""
     if sample >= found:
         raise IotwinError(
-            f"{path}: holds {found} samples, not the {sample + 1} or more of dataset.num_samples_per_file; "
+            f"{path}: holds {counted(found, 'sample')}, not the {sample + 1} or more of dataset.num_samples_per_file; "
             "correct it or generate the data set again"
         )
 

@@ -11,6 +11,7 @@ from iotwin.benchmark.fit.checkpoints.cadences import explains, find_cadence, fi
 from iotwin.benchmark.fit.checkpoints.checkpoint_files import SeenFile
 from iotwin.benchmark.fit.checkpoints.find_checkpoints import SeenCheckpoint, SeenCheckpoints
 from iotwin.benchmark.fit.parameters.distributions import quantiles, warm_up
+from iotwin.common.units import counted
 from iotwin.workload_yaml.checkpoint_names import numbers_in
 
 _CHECKPOINT_FOLDER = "./twin_checkpoints/"
@@ -58,7 +59,7 @@ def in_words(checkpoints: SeenCheckpoints, in_epoch: int) -> str:
 
     `in_epoch`: number of steps of an epoch.
     """
-    words = [f"{len(checkpoints.each)} checkpoints"]
+    words = [counted(len(checkpoints.each), "checkpoint")]
     if checkpoints.asynchronous:
         words.append("while training goes on")
     if checkpoints.each:
@@ -75,11 +76,13 @@ def _when_saved(checkpoints: SeenCheckpoints, in_epoch: int) -> str:
         return f"every {checkpoints.seconds_between} s"
     seen = [point.steps for point in checkpoints.each if point.steps]
     if checkpoints.asynchronous and (every := steady(seen)) is not None:
-        return f"every {every} steps"
+        return f"every {counted(every, 'step')}"
     found = find_intervals([point.steps for point in checkpoints.each], in_epoch)
     if len(found) < 2:
-        return f"every {found[0][1]} steps" if found else "by steps"
-    return "at an interval that changes: " + ", ".join(f"{interval} steps from step {step}" for step, interval in found)
+        return f"every {counted(found[0][1], 'step')}" if found else "by steps"
+    return "at an interval that changes: " + ", ".join(
+        f"{counted(interval, 'step')} from step {step}" for step, interval in found
+    )
 
 
 def twin_checkpoint(

@@ -26,6 +26,7 @@ from iotwin.benchmark.fit.parameters.distributions import by_step, quantiles, wa
 from iotwin.benchmark.fit.parameters.pipeline_stages import SeenPipeline, find_pipeline, ranks_by_start
 from iotwin.benchmark.fit.parameters.sample_files import SampleFiles, find_sample_files
 from iotwin.benchmark.fit.passes import Pass, Passes, find_passes
+from iotwin.common.units import counted
 from iotwin.trace_store.reader import Trace
 
 _SAME_ORDER = 0.8  # least rank correlation of two orders of samples that count as the same order
@@ -74,9 +75,9 @@ def fit_parameters(trace: Trace) -> Fitted:
     config.twin.assumptions = assumptions
     steps = [len(part.batches) for part in training]
     evidence = {
-        "dataset": f"{len(samples.train)} samples in {samples.folder}",
-        "epochs": f"{len(training)} passes over the samples",
-        "evaluation": f"{len(evaluations)} evaluations",
+        "dataset": f"{counted(len(samples.train), 'sample')} in {samples.folder}",
+        "epochs": f"{counted(len(training), 'pass')} over the samples",
+        "evaluation": counted(len(evaluations), "evaluation"),
         "checkpoint": in_words(checkpoints, most_common(steps)),
     }
     if pipeline is not None:
@@ -173,7 +174,7 @@ def _evaluation(training: Sequence[Pass], evaluations: Sequence[Pass], assumptio
     seen = [part.epoch for part in evaluations]
     first, between, _ = find_cadence(seen, max(len(training), seen[-1]), exact=True, one_more=False)
     if len(evaluations) == 1:
-        assumptions.append(f"one evaluation, after epoch {first}: taken to come every {between} epochs")
+        assumptions.append(f"one evaluation, after epoch {first}: taken to come every {counted(between, 'epoch')}")
     steps = most_common([len(part.batches) for part in evaluations])
     times = by_step([part.computation_s for part in evaluations], steps)
     return c.Evaluation(eval_time=times, eval_after_epoch=first, epochs_between_evals=between)

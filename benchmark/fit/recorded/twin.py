@@ -17,7 +17,7 @@ from iotwin.benchmark.fit.recorded.batches import find_batches, label_rows
 from iotwin.benchmark.fit.recorded.calls import find_replayable
 from iotwin.benchmark.fit.recorded.files import name_files
 from iotwin.benchmark.fit.recorded.rows import assemble, marks_of
-from iotwin.common.units import format_size
+from iotwin.common.units import counted, format_size
 from iotwin.workload_yaml.recorded_structure import RecordedStructure, pass_bounds, structure_of
 from iotwin.workload_yaml.recording import DUPLICATED, RENAMED, SUFFIX, Header, Op, RecordedBatches, TwinRecording
 
@@ -140,10 +140,10 @@ def _evidence(recording: TwinRecording, calls: pd.DataFrame) -> dict[str, str]:
 
     waits = int(np.isin(ops, [Op.PIPE_READ, Op.POLL, Op.WAIT, Op.JOIN]).sum())
     return {
-        "calls": f"{int((ops < Op.PIPE_WRITE).sum())} on {len(header.files)} files: "
+        "calls": f"{int((ops < Op.PIPE_WRITE).sum())} on {counted(len(header.files), 'file')}: "
         f"{bytes_of(Op.READ, Op.COPY)} read, {bytes_of(Op.WRITE, Op.COPY_TO)} written",
-        "threads": f"{len(header.threads)} in {len(header.parents)} processes",
-        "waits": f"{waits} for {len(header.pipes)} pipes, {header.channels} hand-overs between threads, "
+        "threads": f"{len(header.threads)} in {counted(len(header.parents), 'process')}",
+        "waits": f"{waits} for {counted(len(header.pipes), 'pipe')}, {counted(header.channels, 'hand-over')} between threads, "
         f"{int((ops == Op.JOIN).sum())} ends of processes",
     }
 
@@ -153,11 +153,15 @@ def _edits(structure: RecordedStructure | None) -> str:
     if structure is None:
         return "none, as the trace does not show when a rank took which batch"
     known = "" if structure.samples_known else " (parts of a batch, as its samples are unknown)"
-    batch = f"batch size {structure.batch_size}{known}"
-    return (
-        f"{batch}, {structure.loaders} loaders, {structure.epochs} epochs, {structure.samples} samples, "
-        f"{structure.ranks} ranks, {1e3 * structure.computation_s:.1f} ms of computation a step"
-    )
+    values = [
+        f"batch size {structure.batch_size}{known}",
+        counted(structure.loaders, "loader"),
+        counted(structure.epochs, "epoch"),
+        counted(structure.samples, "sample"),
+        counted(structure.ranks, "rank"),
+        f"{1e3 * structure.computation_s:.1f} ms of computation a step",
+    ]
+    return ", ".join(values)
 
 
 def _assumptions(job: Job, recording: TwinRecording, structure: RecordedStructure | None, paced: bool) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from iotwin.command import Command, Outcome, at_least
 from iotwin.common.errors import IotwinError
+from iotwin.common.units import counted
 
 
 class CheckFreqCrashCommand(Command):
@@ -31,7 +32,7 @@ class CheckFreqCrashCommand(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         points = ", ".join(f"{name} {count}" for name, count in document["points"].items())
-        print(f"{document['kills']} kills ({points}): {document['lost']} lost a checkpoint")
-        print(f"at most {document['most_steps_lost']} steps to do again, of {document['bound_steps']} that may be")
+        print(f"{counted(document['kills'], 'kill')} ({points}): {document['lost']} lost a checkpoint")
+        print(f"at most {counted(document['most_steps_lost'], 'step')} to do again, of {document['bound_steps']} that may be")
         for name, found in document["unsafe"].items():
             print(f"{name}: nothing loads in {found['unloadable']} of {found['states']} states that a crash may leave")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome
+from iotwin.common.units import counted
 
 
 class CheckFreqTuneCommand(Command):
@@ -48,4 +49,4 @@ class CheckFreqTuneCommand(Command):
             for window in document["windows"]
         ]
         print_table(("steps", "step", "overhead", "stall", "interference", "interval"), rows)
-        print(f"a checkpoint every {document['interval']} steps after {document['changes']} changes")
+        print(f"a checkpoint every {counted(document['interval'], 'step')} after {counted(document['changes'], 'change')}")

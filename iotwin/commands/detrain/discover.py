@@ -6,6 +6,7 @@ from typing import Any
 
 from iotwin.command import Command, Outcome, at_least
 from iotwin.commands.detrain.script_arguments import add_script_arguments
+from iotwin.common.units import counted
 
 
 class DetrainDiscoverCommand(Command):
@@ -75,7 +76,7 @@ def show_instrumentation(document: dict[str, Any]) -> None:
         print(f"loader: {loader['name']}, {'lives longer than an epoch' if loader['persistent'] else 'made anew for each epoch'}")
     if document["wrapper"] is not None:
         print(f"wrapper: {document['wrapper']['module']}.{document['wrapper']['function']}")
-    confirmed = {None: "", True: f", confirmed in {document['iterations']} iterations", False: ", not confirmed"}
+    confirmed = {None: "", True: f", confirmed in {counted(document['iterations'], 'iteration')}", False: ", not confirmed"}
     print(f"{document['kind']}, confidence {document['confidence']:.2f}{confirmed[document['confirmed']]}")
     for reason in document["reasons"]:
         print(f"* {reason}")

@@ -11,6 +11,7 @@ from iotwin.command import Command, Outcome
 from iotwin.commands.detrain.script_arguments import add_script_arguments
 from iotwin.common.detrain_options import add_run_options, as_arguments
 from iotwin.common.processes.children import dying_with_us
+from iotwin.common.units import counted
 
 
 class DetrainRunCommand(Command):
@@ -40,7 +41,7 @@ class DetrainRunCommand(Command):
         if "steps" not in document:
             return
         resumed = f", resumed from {document['resumed_from']} ({document['replay']})" if document["resumed_from"] else ""
-        print(f"{document['steps']} steps in {document['epochs']} epochs{resumed}")
+        print(f"{counted(document['steps'], 'step')} in {counted(document['epochs'], 'epoch')}{resumed}")
         print(f"checkpoints: {', '.join(document['checkpoints']) or 'none'}")
         for what in document["differs_from_saved"]:
             print(f"not on the same machine as the checkpoint: {what}")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome
+from iotwin.common.units import counted
 
 
 class PipeDreamCompressCommand(Command):
@@ -28,4 +29,4 @@ class PipeDreamCompressCommand(Command):
         return Outcome({"graph": str(args.output), "nodes": len(graph.nodes), "compressed": len(smaller.nodes)})
 
     def show(self, document: dict[str, Any]) -> None:
-        print(f"{document['graph']}: {document['compressed']} nodes instead of {document['nodes']}")
+        print(f"{document['graph']}: {counted(document['compressed'], 'node')} instead of {document['nodes']}")

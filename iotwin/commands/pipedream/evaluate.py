@@ -6,6 +6,7 @@ from typing import Any
 
 from iotwin.command import Command, Outcome
 from iotwin.commands.pipedream.options import add_machine_options, options_of
+from iotwin.common.units import counted
 
 
 class PipeDreamEvaluateCommand(Command):
@@ -34,7 +35,8 @@ class PipeDreamEvaluateCommand(Command):
             print(f"no partition: {document['reason']}")
             return
         for stage in document["stages"]:
-            print(f"stage {stage['stage']}: {len(stage['nodes'])} layers on {stage['replicas']}, {stage['compute_s']:.6g} s")
+            layers = counted(len(stage["nodes"]), "layer")
+            print(f"stage {stage['stage']}: {layers} on {stage['replicas']}, {stage['compute_s']:.6g} s")
         print(f"Time per stage in pipeline: {document['stage_time_s']:.9g} s, by stage {document['bottleneck_stage']}")
 
 

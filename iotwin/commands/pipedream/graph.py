@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome
+from iotwin.common.units import counted
 
 
 class PipeDreamGraphCommand(Command):
@@ -28,8 +29,8 @@ class PipeDreamGraphCommand(Command):
         totals = document["totals"]
         shape = "series-parallel" if document["series_parallel"] else "not series-parallel"
         count = document["state_count"]
-        states = "" if count is None else f", {count:,} states"
-        print(f"{document['nodes']} nodes, {document['edges']} edges, {shape}{states}")
+        states = "" if count is None else f", {counted(count, 'state')}"
+        print(f"{counted(document['nodes'], 'node')}, {counted(document['edges'], 'edge')}, {shape}{states}")
         print(f"from {', '.join(document['sources'])} to {', '.join(document['sinks'])}")
         print(f"{totals['forward_ms']:.3f} ms forward, {totals['backward_ms']:.3f} ms backward a minibatch")
         print(f"{format_size(totals['parameter_bytes'])} parameters, {format_size(totals['activation_bytes'])} activations")

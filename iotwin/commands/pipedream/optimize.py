@@ -7,6 +7,7 @@ from typing import Any
 from iotwin.command import Command, Outcome
 from iotwin.commands.pipedream.options import add_machine_options, options_of
 from iotwin.common.errors import UsageError
+from iotwin.common.units import counted
 
 
 class PipeDreamOptimizeCommand(Command):
@@ -60,12 +61,13 @@ class PipeDreamOptimizeCommand(Command):
         if document.get("objective") == "latency":
             print(f"latency {document['latency_s']:.6g} s, stage time {document['stage_time_s']:.6g} s")
             for stage in document["stages"]:
-                print(f"stage {stage['stage']}: {stage['replicas']} x {len(stage['nodes'])} layers, {stage['compute_s']:.6g} s")
+                layers = counted(len(stage["nodes"]), "layer")
+                print(f"stage {stage['stage']}: {stage['replicas']} x {layers}, {stage['compute_s']:.6g} s")
             return
         print(_states(document))
         for stage in document["stages"]:
             print(
-                f"stage {stage['stage']}: {len(stage['nodes'])} layers on {stage['replicas']}, "
+                f"stage {stage['stage']}: {counted(len(stage['nodes']), 'layer')} on {stage['replicas']}, "
                 f"compute {stage['compute_s']:.6g} s, "
                 f"all-reduce {stage['all_reduce_s']:.6g} s, receive {stage['receive_s']:.6g} s, "
                 f"weight versions {stage['weight_versions']}, {format_size(stage['memory_bytes'])}"
@@ -77,7 +79,7 @@ def _states(document: dict[str, Any]) -> str:
     """Return how many states of the graph were searched and, if not all were, how far from the optimum the plan may be."""
     folded, count = document["folded_states"], document["states"]
     if document["complete"]:
-        return f"{document['graph']}: {count:,} states" + (f", {folded:,} after folding" if folded != count else "")
+        return f"{document['graph']}: {counted(count, 'state')}" + (f", {folded:,} after folding" if folded != count else "")
     number = "too many" if count is None else f"{count:,}"
     return (
         f"{document['graph']}: {number} states, a part of which was searched; no plan is faster than "

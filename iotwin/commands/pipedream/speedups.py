@@ -7,6 +7,7 @@ from typing import Any
 from iotwin.command import Command, Outcome
 from iotwin.commands.pipedream.options import add_machine_options, options_of
 from iotwin.common.errors import UsageError
+from iotwin.common.units import counted
 
 
 class PipeDreamSpeedUpsCommand(Command):
@@ -38,7 +39,7 @@ class PipeDreamSpeedUpsCommand(Command):
         return Outcome({"output": str(args.output), **document})
 
     def show(self, document: dict[str, Any]) -> None:
-        print(f"{document['output']}: {len(document['series'])} curves; iotwin plot curves draws them")
+        print(f"{document['output']}: {counted(len(document['series']), 'curve')}; iotwin plot curves draws them")
         for series in document["series"]:
             if series["y"][-1] is not None:
                 print(f"{series['name']}: {series['y'][-1]:.4g} times one worker on {series['x'][-1]:g}")

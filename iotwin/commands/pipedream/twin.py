@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome, at_least
+from iotwin.common.units import counted
 
 
 class PipeDreamTwinCommand(Command):
@@ -71,6 +72,6 @@ class PipeDreamTwinCommand(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         print(
-            f"{document['twin']}: {document['ranks']} ranks, of which {document['readers']} read, "
-            f"{document['batch_size']} samples a minibatch; iotwin emulate runs it"
+            f"{document['twin']}: {counted(document['ranks'], 'rank')}, of which {document['readers']} read, "
+            f"{counted(document['batch_size'], 'sample')} a minibatch; iotwin emulate runs it"
         )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome
+from iotwin.common.units import counted
 
 
 class TwinPackCommand(Command):
@@ -24,4 +25,4 @@ class TwinPackCommand(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         names = "with names" if document["names_kept"] else "without names"
-        print(f"{document['archive']}: the twin of {document['files']} files, {names}")
+        print(f"{document['archive']}: the twin of {counted(document['files'], 'file')}, {names}")

@@ -19,7 +19,7 @@ from iotwin.common.foreign_files import read_foreign_end, read_foreign_json
 from iotwin.common.processes.children import dying_with_us, end_programs
 from iotwin.common.progress import note
 from iotwin.common.removal import remove_entry, remove_own
-from iotwin.common.units import format_duration
+from iotwin.common.units import counted, format_duration
 from iotwin.loops.experiments.cell import remove_container, trace_command
 from iotwin.loops.experiments.cell_inputs import Inputs, difference, inputs_of, inputs_of_data
 from iotwin.loops.experiments.experiment import Cell, Experiment, ExperimentDataSet, cells
@@ -119,7 +119,7 @@ class _Runner:
         left = [cell for cell in todo if not self._has_finished(cell)]
         for name in sorted({cell.data for cell in left}):
             self._check_generated(name, self._experiment.data[name])
-        note(f"{self._experiment.name}: {len(todo)} cells, {len(todo) - len(left)} of them finished earlier")
+        note(f"{self._experiment.name}: {counted(len(todo), 'cell')}, {len(todo) - len(left)} of them finished earlier")
         for name in sorted({cell.data for cell in left}):
             self._provide(name, self._experiment.data[name])
         for index, cell in enumerate(left):

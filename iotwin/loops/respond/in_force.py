@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.units import format_duration, format_size
+from iotwin.common.units import counted, format_duration, format_size
 from iotwin.trace_store.figures.distinct_bytes import distinct_bytes
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import READ_OPS
@@ -57,7 +57,7 @@ def not_in_force(
         yield f"its reads were not capped: it read {size} in {took}, where {format_size(cap)} a second were allowed"
     cap = limits.read_requests_per_s
     if cap and disks is not None and disks.requests > cap * seconds:
-        took = f"{disks.requests} requests in {format_duration(run_s * 1e9)}"
+        took = f"{counted(disks.requests, 'request')} in {format_duration(run_s * 1e9)}"
         yield f"its requests were not capped: the disks served {took}, where {cap} a second were allowed"
     if limits.memory_bytes and not memory_bytes:
         yield "its page cache was not limited: no task of it was found in the control group that limits memory"

@@ -10,6 +10,7 @@ from typing import Any
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import scratch_folder
 from iotwin.common.result_folder import MadeFolder
+from iotwin.common.units import counted
 from iotwin.loops.size.limited_runs import LimitedTwin, SizedRun, StorageLimits
 from iotwin.loops.size.search import FoundLimit, MeasuredPoint, MeasuredRun, SizeTarget, measure_near, tightest
 from iotwin.loops.size.twin_data import open_twin
@@ -215,8 +216,8 @@ def _assumptions(question: SizeQuestion, ranks: int, run_ranks: int, needs: list
         )
     if ranks > run_ranks:
         found.append(
-            f"{run_ranks} ranks were run; storage that {ranks} ranks share needs {ranks / run_ranks:g} times their bandwidth and "
-            "requests, and the same latency"
+            f"{counted(run_ranks, 'rank')} of {ranks} ran; storage that all share needs {ranks / run_ranks:g} times the "
+            "bandwidth and requests, and the same latency"
         )
     if question.clock == "real" and any(need["axis"] in ("bandwidth", "requests") for need in needs):
         found.append(

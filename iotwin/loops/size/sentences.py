@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from iotwin.common.units import format_size
+from iotwin.common.units import counted, format_size
 from iotwin.loops.size.results import limit_text
 from iotwin.tracesim.verdict.equivalence_sentences import lines_of_caveats
 
@@ -28,7 +28,8 @@ def sentences_of(document: dict[str, Any]) -> Iterator[str]:
     for row in document["together_by_cache"]:
         yield _together(row, document)
     yield from (f"assumed: {text}" for text in document["assumptions"])
-    yield f"{document['runs']} runs of {document['twin']}; size.json, table.csv, table.tex and size.pdf in {document['output']}"
+    files = f"size.json, table.csv, table.tex and size.pdf in {document['output']}"
+    yield f"{counted(document['runs'], 'run')} of {document['twin']}; {files}"
     yield from lines_of_caveats(document["caveats"])
 
 

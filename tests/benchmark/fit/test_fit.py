@@ -36,7 +36,7 @@ def test_parameters_are_written_as_a_yaml_alone(tmp_path):
 def test_the_twin_of_a_trace_is_predicted_with_what_can_be_edited(tmp_path):
     words = predict_twin(chunks_and_labels(tmp_path))
     assert words.startswith("the twin accounts for 100% of what is read (4.62 MiB of 4.62 MiB data")
-    assert "; edits: batch size 4, 1 loaders, 2 epochs, 48 samples, 1 ranks" in words
+    assert "; edits: batch size 4, 1 loader, 2 epochs, 48 samples, 1 rank," in words
 
 
 def test_a_twin_without_batches_is_predicted_to_have_no_edits(tmp_path):

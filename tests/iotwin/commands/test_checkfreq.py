@@ -105,7 +105,7 @@ def test_tune_says_what_the_controller_does(tmp_path):
         "interval": 14,
     }
     shown = call("checkfreq", "tune", tmp_path / "steps.csv", "--overhead", "0.05", "--interval", "14").stdout
-    assert "every 20 steps after 1 changes" in shown
+    assert "every 20 steps after 1 change" in shown
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_ranks_beyond_this_machine_scale_bandwidth_and_requests_but_not_latency(
     assert ratios == {"bandwidth": 32, "requests": 32, "latency": 1, "cache": 1}  # two ranks were run
     assert (many["ranks"], many["ranks_run"]) == (64, 2)
     assert many["together"]["bandwidth"] == 32 * one["together"]["bandwidth"]
-    assert any("32 times their bandwidth" in text for text in many["assumptions"])
+    assert any("32 times the bandwidth" in text for text in many["assumptions"])
 
 
 def test_a_target_above_the_unlimited_run_is_refused_before_any_limit(storage, tmp_path):

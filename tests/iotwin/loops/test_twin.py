@@ -84,7 +84,7 @@ def test_the_twins_run_is_kept_and_its_scores_are_in_the_summary(made):
     for name in ("volume", "request_size", "operation_mix", "files", "checkpoint"):
         assert record["dimensions"][name] > 0.95
     assert len(document["held_out"]) == 1 and document["noise_floor"] is not None
-    assert document["edits"].startswith("batch size 2, 2 loaders, 2 epochs, 10 samples, 1 ranks")
+    assert document["edits"].startswith("batch size 2, 2 loaders, 2 epochs, 10 samples, 1 rank,")
 
 
 @pytest.mark.parametrize("command", ["twin", "fit"])

@@ -305,7 +305,7 @@ def test_slices_go_on_with_as_many_ranks_only(tmp_path):
     again = Job(tmp_path / "other")
     again.manager.restored_position = job.batches.position
     again.batches = again.iterator.batches = CFBatches(SAMPLES, BATCH // 2, 3, sliced=True)
-    with pytest.raises(IotwinError, match="of 1 ranks with batches of 4; a sliced order resumes only with the same"):
+    with pytest.raises(IotwinError, match="of 1 rank with batches of 4; a sliced order resumes only with the same"):
         again.iterator.load_state_dict(job.iterator.state_dict())
     again.close()
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from iotwin.common.errors import UsageError, nearest
+from iotwin.common.units import counted
 from iotwin.workloads.common.options import add_options, check_least, option
 from iotwin.workloads.common.variant import INSTRUMENTED, ORIGINAL, add_variant_options, check_variant
 from iotwin.workloads.models import IMAGE_CLASSIFIERS, MODELS, PRESETS
@@ -202,7 +203,8 @@ def _plan(config: PipeDreamConfig) -> tuple[PipelinePlan, list[int]]:
         plan = replace(plan, schedule="2bw" if config.macrobatch else "none")
     for rank in config.rank or ():
         if not 0 <= rank < plan.ranks:
-            raise UsageError(f"--rank {rank} is none of the {plan.ranks} ranks of {config.config_path or 'a run without a conf'}")
+            conf = config.config_path or "a run without a conf"
+            raise UsageError(f"--rank {rank} is none of the {counted(plan.ranks, 'rank')} of {conf}")
     if plan.ranks > 1 and config.master_addr is None and "MASTER_ADDR" not in os.environ:
         raise UsageError(f"{plan.ranks} ranks need --master_addr, the machine of rank 0; 127.0.0.1 if it is this one")
     return plan, modules

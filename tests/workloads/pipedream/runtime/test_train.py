@@ -172,7 +172,7 @@ def test_a_model_without_images_trains_on_random_data(tmp_path):
     ("-m vgg16 --lr_policy cosine", "--lr_policy 'cosine' is unknown"),
     ("-m vgg16 --num_minibatches 0", "--num_minibatches must be at least 1"),
     ("-m vgg16 -b 0", "--batch-size 0 must be at least 1"),
-    ("-m vgg16 --rank 1", "--rank 1 is none of the 1 ranks"),
+    ("-m vgg16 --rank 1", "--rank 1 is none of the 1 rank"),
     ("-m vgg16 --start-epoch 90", "--start-epoch 90 must be below --epochs 90"),
     ("-m vgg16 --config_path none.json", "none.json cannot be read"),
     ("-m vgg16 --checkpoint-steps 3", "--checkpoint-steps requires --checkpoint_dir"),
