@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 from pyarrow.compute import Expression
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.units import counted
 from iotwin.trace_store import schema
 from iotwin.trace_store.manifest import Manifest, read_manifest
 from iotwin.trace_store.table_checks import check_columns, check_rows
@@ -60,7 +59,7 @@ class Trace:
         rows = sum(_footer(part, schema.EVENTS).num_rows for part in parts)
         if rows != self.manifest.events:
             raise IotwinError(
-                f"{directory} holds {counted(rows, 'event')} but the manifest counts {self.manifest.events}: parts are missing; "
+                f"{directory} holds {rows} events but the manifest counts {self.manifest.events}: parts are missing; "
                 "copy the trace again"
             )
         return _dataset([str(part) for part in parts], schema.EVENTS)

@@ -59,8 +59,9 @@ class ReportCommand(Command):
             "output": str(args.output), "size_bytes": args.output.stat().st_size,
             "traces": [
                 {"label": analysis.label, "lost": analysis.trace.manifest.lost_events, "calls": analysis.survey.calls,
-                 "headline": headline(analysis), "findings": {finding.topic: finding.text for finding in describe(analysis)}}
-                for analysis in analyses
+                 "headline": headline(analysis, verdict),
+                 "findings": {finding.topic: finding.text for finding in describe(analysis)}}
+                for analysis, verdict in zip(analyses, verdicts, strict=True)
             ],
         })  # fmt: skip
 

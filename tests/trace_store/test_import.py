@@ -233,9 +233,9 @@ def test_an_artifact_directory_becomes_a_trace(tmp_path):
     assert processes.at[42, "role"] == "loader" and processes.at[41, "role"] == "rank" and processes.at[42, "ppid"] == 41
     notes = " ".join(manifest.notes)
     assert (
-        "1 torn lines of trace_read.out" in notes
-        and "1 torn lines of trace_create_del.out" in notes
-        and "1 torn lines of MLLOG" in notes
+        "1 torn line of trace_read.out" in notes
+        and "1 torn line of trace_create_del.out" in notes
+        and "1 torn line of MLLOG" in notes
     )
 
 

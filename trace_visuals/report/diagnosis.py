@@ -1,6 +1,8 @@
 """Describe a trace in sentences, each with the numbers that support it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -50,12 +52,16 @@ def describe(analysis: Analysis) -> list[Finding]:
     return [Finding(topic, text) for topic, text in (candidate(analysis) for candidate in candidates) if text]
 
 
-def headline(analysis: Analysis) -> list[str]:
-    """Return the report's first sentences: bytes that the job moved, whether it waits for storage, and the rates it requires."""
+def headline(analysis: Analysis, verdict: Mapping[str, Any] | None = None) -> list[str]:
+    """Return the report's first sentences: bytes that the job moved, whether it waits for storage, and the rates it requires.
+
+    The `sentence` of the `verdict` on what limits the job, if there is one, states whether it waits.
+    """
     sentences = [moved(analysis)]
     if analysis.trace.manifest.exit_status:
         sentences.insert(0, f"The command failed with exit status {analysis.trace.manifest.exit_status}.")
-    return sentences + [text for text in (pace(analysis), required_rates(analysis)) if text]
+    waits = verdict["sentence"] if verdict else pace(analysis)
+    return sentences + [text for text in (waits, required_rates(analysis)) if text]
 
 
 def moved(analysis: Analysis) -> str:
@@ -128,12 +134,6 @@ def _waits(analysis: Analysis) -> tuple[str, str]:
     text += "; where it is not, faster storage cannot help."
     if waiting > 0:
         text += f" A rank is in poll, select or epoll during {waiting:.1%} of it, waiting for its loaders among other things."
-        if waiting < _IDLE:
-            text += " The job hardly waits for data: the accelerator or the CPU sets the pace."
-        elif reading < 0.5 * waiting:
-            text += " Storage is idle for much of that: reduce the loaders' CPU work before buying faster storage."
-        else:
-            text += " Storage is busy for much of that: faster storage or more loaders should shorten it."
     return "Where the job waits", text
 
 

@@ -61,7 +61,7 @@ def trace_document(analysis: Analysis, verdict: Mapping[str, Any] | None = None)
         "label": analysis.label, "command": " ".join(manifest.target.command), "workload": manifest.workload,
         "machine": machine_line(manifest), "loss": loss_line(manifest), "facts": _facts(analysis),
         "span_s": [_seconds(analysis, analysis.survey.begin_ns), _seconds(analysis, analysis.survey.end_ns)],
-        "headline": headline(analysis), "did": moved(analysis), "answers": answers_to(analysis, verdict),
+        "headline": headline(analysis, verdict), "did": moved(analysis), "answers": answers_to(analysis, verdict),
         "findings": [{"topic": finding.topic, "text": finding.text} for finding in describe(analysis)],
         "phases": _phases(analysis), "phases_inferred": analysis.trace.inferred is not None,
         "samples": _samples(analysis), "lanes": lanes_document(analysis, lanes_shown(analysis)),

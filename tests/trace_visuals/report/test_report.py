@@ -274,6 +274,10 @@ def test_the_first_words_say_what_the_job_did_and_whether_it_waits(tmp_path, job
     for part in expected:
         assert part in " ".join(headline(analysis)), headline(analysis)
     assert _document(tmp_path / "r.html")["traces"][0]["headline"] == headline(analysis)
+    verdict = {"limited_by": "loaders", "sentence": "Limited by the loaders."}
+    assert headline(analysis, verdict)[1] == "Limited by the loaders." and "waits for data" not in " ".join(
+        headline(analysis, verdict)
+    )
 
 
 def test_of_a_command_that_failed_that_comes_first(tmp_path):
