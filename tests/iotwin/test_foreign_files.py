@@ -38,8 +38,8 @@ def digits_of_stage(path: Path) -> None:
     "words",
     [
         "pipedream graph F", "pipedream simulate F", "pipedream validate F", "pipedream optimize F -n 4", "dtr simulate F",
-        "dtr validate F", "dtr plot F F -o x.svg", "plot curves F -o x.svg", "twin respond F -o out", "run F -o out",
-        "trace --jobs F -o out",
+        "dtr validate F", "dtr plot F F -o x.svg", "dtr run F --dry-run", "plot curves F -o x.svg", "twin respond F -o out",
+        "run F -o out", "trace --jobs F -o out",
     ],
 )  # fmt: skip
 def test_a_hostile_file_is_refused_in_one_line(tmp_path, monkeypatch, capfd, make, words):
