@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from iotwin.workloads.pipedream.runtime.stages import SplitModel, equal_split, split
 
 from iotwin.benchmark.fit import fit
 from iotwin.datagen.generate import generate
@@ -27,7 +28,6 @@ from iotwin.tracesim import compare
 from iotwin.workload_yaml import Config, Duration, Quantiles, dump
 from iotwin.workload_yaml.schema import PipelineStage
 from iotwin.workloads.models import build
-from iotwin.workloads.pipedream.runtime.stages import SplitModel, equal_split, split
 from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
 from tests.perf.figures import Figure
 from tests.perf.records import record_figures

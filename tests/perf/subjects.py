@@ -40,6 +40,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "pipedream": ("workloads/pipedream", "workloads/policies"),
     "pipedream_loop": ("workloads/pipedream/runtime", "workloads/policies", "benchmark", "iotwin/loops"),
     "pipedream_runtime": ("workloads/pipedream/runtime", "workloads/policies"),
+    "pipedream_partition": ("workloads/pipedream/converter", "workloads/pipedream/plan", "workloads/pipedream/profile"),
     "dtr": ("workloads/dtr",),
     "detrain": ("workloads/detrain",),
     "court": ("workloads/detrain/court",),

@@ -1,0 +1,106 @@
+"""PipeDream's automatic partition against an equal split: throughput of real layers on two ranks, and the plan's prediction.
+
+    python -m tests.perf.perf_pipedream_partition [rank FOLDER]
+
+Each rank computes on one thread. Three models are profiled on one thread and optimised for two stages. `rank` makes this one
+of the two ranks that train the models whose plans are in FOLDER.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import distributed
+
+from iotwin.common.ranks import claimed_ports
+from iotwin.workloads.common.torch_ranks import join_ranks
+from iotwin.workloads.launch import local_plan
+from iotwin.workloads.models import build
+from iotwin.workloads.pipedream.plan.costs import CostOptions, Level
+from iotwin.workloads.pipedream.plan.plan_file import plan_document, read_plan
+from iotwin.workloads.pipedream.plan.report import optimize
+from iotwin.workloads.pipedream.profile.model_profile import ProfileOptions, profile
+from iotwin.workloads.pipedream.runtime.engine import StageRank, training_of
+from iotwin.workloads.pipedream.runtime.weights import SgdVersions
+from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
+from tests.perf.figures import Figure
+
+_MODELS = {"vgg16": 64, "alexnet": 128, "densenet121": 32}  # samples per minibatch
+_RANKS = 2
+_MINIBATCHES = 12
+_REPEATS = 3
+_BANDWIDTH = 1e9  # bytes per second between two ranks of a machine
+
+
+def _plan_of(model: str) -> PipelinePlan:
+    """Return the fastest plan with two stages of one rank, by a profile on one thread."""
+    found = profile(ProfileOptions(model, "tiny", _MODELS[model], minibatches=10, warm_up=2, threads=1))
+    machines = (Level(_RANKS, _BANDWIDTH),)
+    return optimize(found.graph, CostOptions(machines, straight=True, exact_workers=True, compression=1.0)).plan
+
+
+def _seconds_per_minibatch(model: str, plan: PipelinePlan, rank: int) -> float:
+    """Train on two ranks, and return the seconds of a minibatch between the first and the last ones, which fill and drain."""
+    torch.manual_seed(0)
+    built = build(model)
+    tensors = built.make_inputs(_MODELS[model])
+    stage = StageRank(training_of(built, plan, range(_RANKS)), rank, SgdVersions(0.001))
+    ends_s: list[float] = []
+    stage.observe = lambda *_: ends_s.append(time.perf_counter())
+    stage.train(lambda _: (tensors[:1], tensors[1:]), _MINIBATCHES)
+    distributed.barrier()
+    steady = ends_s[_RANKS:-_RANKS]
+    return (steady[-1] - steady[0]) / (len(steady) - 1)
+
+
+def run_rank(folder: Path) -> None:
+    """Measure as one of two ranks: both splits of each model in turn, several times."""
+    torch.set_num_threads(1)
+    found: dict[str, dict[str, float]] = {}
+    equal = PipelinePlan(tuple(Stage(k, (k,), 1.0, 2.0) for k in range(_RANKS)))
+    with join_ranks(gpu=False) as ranks:
+        for model in _MODELS:
+            plans = {"equal": equal, "planned": read_plan(folder / f"{model}.json")}
+            times: dict[str, list[float]] = {name: [] for name in plans}
+            for _ in range(_REPEATS):
+                for name, plan in plans.items():
+                    times[name].append(_seconds_per_minibatch(model, plan, ranks.rank))
+            found[model] = {name: median(each) for name, each in times.items()}
+        distributed.barrier()
+    print(json.dumps(found), flush=True)
+
+
+def measure() -> Iterator[Figure]:
+    """Yield the figures."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        plans = {model: _plan_of(model) for model in _MODELS}
+        for model, plan in plans.items():
+            (folder / f"{model}.json").write_text(json.dumps(plan_document(plan)))
+        with claimed_ports(_RANKS) as port:
+            ending = local_plan([__spec__.name, "rank", scratch], _RANKS, port, folder).run()
+        assert not ending.reason, ending.reason
+        found = json.loads((folder / f"rank-{_RANKS - 1}.log").read_text().splitlines()[-1])
+    for model, plan in plans.items():
+        times = found[model]
+        shape = f"{model} tiny, minibatches of {_MODELS[model]}, {_RANKS} ranks; medians of {_REPEATS} runs"
+        gained = f"{shape}: {times['equal'] * 1000:.0f} and {times['planned'] * 1000:.0f} ms"
+        yield Figure(
+            f"{model}: throughput of the plan / of an equal split", times["equal"] / times["planned"], 1.0, False, gained
+        )
+        planned_s = plan.bottleneck.seconds_per_minibatch
+        detail = f"{shape}: planned {planned_s * 1000:.0f} ms"
+        yield Figure(f"{model}: time per minibatch / the plan's", times["planned"] / planned_s, 1.05, detail=detail)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["rank"]:
+        run_rank(Path(sys.argv[2]))
+    else:
+        for figure in measure():
+            print(figure.line(), flush=True)
