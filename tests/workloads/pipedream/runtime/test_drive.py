@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 from iotwin.main import main as iotwin
+from iotwin.workloads.launch import Ending, LaunchPlan
 from iotwin.workloads.pipedream.__main__ import main
+from iotwin.workloads.pipedream.plan.driver_file import Launch, read_driver
+from iotwin.workloads.pipedream.plan.plan_file import read_plan
+from iotwin.workloads.pipedream.runtime.drive import drive
 from tests.conftest import ROOT
 from tests.processes import wait_for
 from tests.workloads.pipedream.runtime.ranks import die_in_update, run_ranks, write_conf
@@ -149,3 +153,15 @@ def test_several_ranks_of_a_host_end_together(tmp_path, capfd):
 def test_a_missing_record_is_an_error(tmp_path, capsys):
     assert iotwin(["pipedream", "terminate", str(tmp_path / "machinefile")]) == 1
     assert "launch.json: No such file or directory; name the machinefile" in capsys.readouterr().err
+
+
+def test_the_layers_of_the_stages_are_copied_with_the_conf(tmp_path, monkeypatch):
+    """Ranks find modules.json in the folder of their conf.json."""
+    path = driver_file(tmp_path, 2)
+    stages = [{"name": f"Stage{k}", "inputs": [], "outputs": [], "nodes": [f"node{k}"]} for k in range(2)]
+    modules = {"model": "M", "arch": "mlp4", "modules": [*stages, {"name": "criterion", "inputs": [], "outputs": ["loss"]}]}
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    monkeypatch.setattr(LaunchPlan, "run", lambda plan: Ending([0, 0]))
+    document = drive(read_driver(path), Launch(tmp_path / "logs" / "now", local=True))
+    copied = read_plan(Path(document["directory"]) / "conf.json")
+    assert [stage.nodes for stage in copied.stages] == [("node0",), ("node1",)]
