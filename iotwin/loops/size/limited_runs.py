@@ -22,6 +22,7 @@ from iotwin.tracing_tools.targets.storage_limits import LimitedCgroups, Limits, 
 
 # Reading may outlast training so many times before a warning or a refusal, and by so many seconds: evaluations, start of loaders.
 _WARNED, _REFUSED, _OUTLASTS_S = 1.3, 2.0, 2.0
+_KILLED = "exit status -9:"
 
 
 @dataclass(frozen=True)
@@ -102,17 +103,18 @@ class LimitedTwin:
         # If the cache is limited, the kernel must decide which pages remain.
         kept = nullcontext() if limits.cache else kept_cached(self._data)
         with kept, LimitedCgroups(caps, devices) as cgroups:
-            run_traced(
-                self._command(limits, folder, clock or self.clock, limit_s),
-                folder / "twin.trace",
-                "twin",
-                limits=cgroups,
-                prints_events=False,
-            )
+            command, trace = self._command(limits, folder, clock or self.clock, limit_s), folder / "twin.trace"
+            try:
+                run_traced(command, trace, "twin", limits=cgroups, prints_events=False)
+            except IotwinError as error:
+                # With too little memory, the kernel kills the twin: it does not keep the target.
+                if limits.cache is None or limit_s is None or _KILLED not in str(error):
+                    raise
+                return SizedRun(0.0, limit_s, limit_s, trace, stopped_early=True)
         if limits.cache is None:
             self._own_memory_bytes = max(self._own_memory_bytes, cgroups.most_memory_bytes)
         own = _own_figures(folder / "output" / "summary.json")
-        training, trace = own.get("training"), folder / "twin.trace"
+        training = own.get("training")
         if own["stopped_early"]:
             return SizedRun(training and training["au"], own["elapsed_s"], own["elapsed_s"], trace, stopped_early=True)
         if not isinstance(training, dict):

@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.loops import size as module
-from iotwin.loops.size import SizeQuestion, size
+from iotwin.loops.size import SizeQuestion, limited_runs, size
 from iotwin.loops.size.limited_runs import LimitedTwin, SizedRun, StorageLimits, _unmet_waits
 from iotwin.loops.size.search import MeasuredRun, SizeTarget, parse_target, tightest
 from iotwin.tracing_tools.targets.storage_limits import READS
@@ -239,3 +240,21 @@ def test_time_is_virtual_by_default_unless_the_twin_keeps_processors_busy(tmp_pa
     (busy := tmp_path / "busy.yaml").write_text("twin:\n  busy_wait: true\n")
     clocks = [LimitedTwin(twin, [], tmp_path, None, clock).clock for twin in (idle, busy) for clock in (None, "real")]
     assert clocks == ["virtual", "real", "real", "real"]
+
+
+@pytest.mark.parametrize(("limits", "ends"), [(StorageLimits(cache=4 << 20), True), (StorageLimits(), False)])
+def test_a_twin_that_is_killed_for_lack_of_cache_does_not_keep_the_target(tmp_path, monkeypatch, limits, ends):
+    (tmp_path / "twin.yaml").write_text("train: {epochs: 1}\n")
+
+    def killed(*given, **named):
+        raise IotwinError("the run failed with exit status -9: ; see logs")
+
+    monkeypatch.setattr(limited_runs, "run_traced", killed)
+    monkeypatch.setattr(limited_runs, "LimitedCgroups", lambda *given: nullcontext())
+    twin = LimitedTwin(tmp_path / "twin.yaml", [], tmp_path, None, "real")
+    if ends:
+        run = twin.run(limits, is_cold=True, limit_s=7.0)
+        assert run.stopped_early and (run.au, run.elapsed_s) == (0.0, 7.0)
+    else:
+        with pytest.raises(IotwinError, match="status -9"):
+            twin.run(limits, is_cold=True, limit_s=7.0)
