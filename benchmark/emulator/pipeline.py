@@ -92,6 +92,7 @@ def _run_rank(
                 due = [("eval", run.evaluate)] * bool(counts[1]) + [("checkpoint", run.save)] * work.checkpoint
                 for key, perform in reversed(due) if twin.evaluation.after_checkpoint else due:
                     with journal.interval(key, epoch):
+                        rank.meet()  # no rank writes before the first one has logged the phase
                         perform(epoch)
                         rank.meet()
             run.finish()
