@@ -29,6 +29,9 @@ def add_run_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--steps-log", type=Path, metavar="FILE", help="write the duration and result of each step to FILE, as JSON lines"
     )
+    parser.add_argument(
+        "--log-phases", action="store_true", help="print epochs, steps, checkpoints and the resumption for iotwin trace"
+    )
     parser.add_argument("--force", action="store_true", help="run even if it is uncertain which lines are the training loops")
     parser.add_argument(
         "--drop",

@@ -26,6 +26,7 @@ PART_COLOUR = GREY  # one colour for all parts of steps, since jobs name their o
 # colours of the parts of a checkpoint: writing, copying, waiting
 CHECKPOINT_COLOURS = {"persist": VERMILLION, "snapshot": ORANGE, "stall": BLACK}
 PASS_COLOURS = {"F": SKY, "B": ORANGE}  # forward and backward passes of a pipeline
+MOMENT_COLOURS, MOMENT_MARKERS = {"killed": VERMILLION, "resumed": GREEN}, {"killed": "X", "resumed": ">"}
 DEVICE_COLOURS = {"kernel": GREEN, "copy": PURPLE}
 TRACE_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 

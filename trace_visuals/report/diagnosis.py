@@ -13,6 +13,7 @@ from iotwin.trace_visuals.histogram import LogHistogram
 from iotwin.trace_visuals.report.analysis import Analysis
 from iotwin.trace_visuals.report.checkpoint_writes import APART, DURING, checkpoint_parts_s, concurrent_writes_ns
 from iotwin.trace_visuals.report.recompute import CURVES, recompute_shares
+from iotwin.trace_visuals.report.resumption import resumption
 from iotwin.trace_visuals.report.tables import LARGE_BYTES
 from iotwin.trace_visuals.requests import CHECKPOINT_PARTS
 
@@ -38,6 +39,7 @@ def describe(analysis: Analysis) -> list[Finding]:
         _waits,
         _improvements,
         _phases,
+        resumption,
         _recompute,
         _reads,
         _reuse,

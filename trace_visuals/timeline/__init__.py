@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -26,6 +27,8 @@ from iotwin.trace_visuals.style import (
     GREEN,
     GREY,
     GROUP_COLOURS,
+    MOMENT_COLOURS,
+    MOMENT_MARKERS,
     PASS_COLOURS,
     PHASE_COLOURS,
     PICTURE_TYPES,
@@ -173,6 +176,7 @@ def _block_height(rows: list[_TimelineRow], form: Form) -> float:
 class _Shared:
     """Rows and scales that are equal for all traces of a picture, so that the traces can be compared by eye."""
 
+    moments: list[str]  # kinds of moments that are marked
     rows: list[int]  # indices into ROW_GROUPS: reads, writes and opens, and syncs if any trace has one
     cpu: bool
     gpu: bool
@@ -194,6 +198,7 @@ def _shared(blocks: list[TraceTimeline]) -> _Shared:
     disks = [found[1] for found in map(draw_row.disk_rates, blocks) if found is not None]
     disk_peak = max((float(rate.max(initial=0)) for rates in disks for rate in rates.values()), default=0.0)
     return _Shared(
+        [what for what in MOMENT_COLOURS if any(each.what == what for block in blocks for each in block.moments)],
         rows, any(b.cpu is not None for b in blocks), any(b.gpu is not None for b in blocks),
         any(b.device is not None for b in blocks), bool(disk_peak), any(b.block is not None for b in blocks),
         any(b.passes is not None for b in blocks), peak, disk_peak,
@@ -279,6 +284,9 @@ def _handles(phases: Iterable[str], shared: _Shared, form: Form) -> list[Patch |
     ]
     if shared.passes:
         handles += [Patch(facecolor=colour, label=f"{kind} with its minibatch") for kind, colour in PASS_COLOURS.items()]
+    marks: dict[str, Any] = {"linestyle": "none", "markersize": 4}
+    for each in shared.moments:
+        handles.append(Line2D([], [], color=MOMENT_COLOURS[each], marker=MOMENT_MARKERS[each], label=each, **marks))
     if shared.cpu and not form.paper:
         handles += [Patch(facecolor=colour, label=f"CPU {name}") for name, colour in CPU_COLOURS.items()]
         handles.append(Line2D([], [], color=BLACK, linewidth=0.8, label="CPU, this job"))

@@ -62,6 +62,7 @@ def _rows(block: TraceTimeline) -> Iterator[dict[str, object]]:
         yield row(f"rank {rank}", kind, own["start_ns"], own["start_ns"] + own["duration_ns"], own["step"] + 1)
     for name, own in block.phases.groupby("phase", observed=True):
         yield row("phases", str(name), own["start_ns"], own["end_ns"], np.ones(len(own)))
+    yield from (row("phases", moment.what, [moment.time_ns], [moment.time_ns], [1.0]) for moment in block.moments)
     edges = block.lanes.grid.edges()
     titles = [f"{title} {GROUPS[group]}".strip() for title in block.groups.titles for group in ROW_GROUPS]
     lanes: list[tuple[str, Sequence[str], CallLanes | None]] = [

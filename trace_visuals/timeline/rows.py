@@ -22,6 +22,8 @@ from iotwin.trace_visuals.style import (
     DEVICE_COLOURS,
     GREEN,
     GROUP_COLOURS,
+    MOMENT_COLOURS,
+    MOMENT_MARKERS,
     PART_COLOUR,
     PHASE_COLOURS,
     PURPLE,
@@ -114,8 +116,13 @@ def _bars(block: TraceTimeline, name: str, limits_s: tuple[float, float]) -> lis
     return list(zip(*(values[inside].tolist() for values in cut), strict=True))
 
 
+def moment_times_s(block: TraceTimeline, what: str) -> list[float]:
+    """Return the times of the marked moments of a kind, in seconds of the time axis."""
+    return [(each.time_ns - block.window.zero_ns) / _SECOND for each in block.moments if each.what == what]
+
+
 def draw_phases(ax: Axes, block: TraceTimeline, width_in: float, spelt: Mapping[str, int]) -> None:
-    """Draw the phases as coloured bars, with their names where they fit, and steps as marks.
+    """Draw the phases as coloured bars, with their names where they fit; mark steps, kills and resumptions.
 
     `width_in`: width of the axis in inches. `spelt`: the result of `spellings`.
     """
@@ -138,6 +145,10 @@ def draw_phases(ax: Axes, block: TraceTimeline, width_in: float, spelt: Mapping[
             text = _words(name, number)[spelling]
             if text and len(text) * _LETTER_IN < (right - left) / per_inch:
                 ax.text((left + right) / 2, 0.5, text, ha="center", va="center", fontsize=6.2, clip_on=True)
+    for what, colour in MOMENT_COLOURS.items():
+        times = [time for time in moment_times_s(block, what) if begin <= time <= end]
+        ax.vlines(times, 0, 1, colors=colour, linewidth=1.1, zorder=3)
+        ax.plot(times, [0.75] * len(times), MOMENT_MARKERS[what], color=colour, markersize=3.6, zorder=3, clip_on=False)
     steps = [left for left, _, _ in _bars(block, "step", (begin, end))]
     if len(steps) <= _MOST_STEPS:
         ax.vlines(steps, 0, 0.22, colors="#333333", linewidth=0.4)

@@ -1,11 +1,11 @@
 """Parses the options of `iotwin detrain run`, and refuses contradictory ones."""
 
-import os
 import re
 from argparse import Namespace
 from typing import NamedTuple
 
 from iotwin.common.errors import UsageError
+from iotwin.common.ranks import launched_by_torchrun
 from iotwin.workloads.policies.cadence import Cadence, Policy
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -46,9 +46,14 @@ def check_options(options: Namespace) -> None:
         raise UsageError(f"{options.script}: is no file; name a training script")
     if options.output is None and (options.every or options.at):
         raise UsageError("--every, --at: name a directory for the checkpoints: -o DIR")
-    if (ranks := os.environ.get("WORLD_SIZE", "1")) != "1":
-        raise UsageError(f"WORLD_SIZE is {ranks}: a script of several ranks cannot be saved; run it as one process")
+    launched_by_torchrun()
     policy_of(options, 0.0)
+
+
+def check_one_process(command: str) -> None:
+    """Raise UsageError if this process is one of several ranks."""
+    if (ranks := launched_by_torchrun().size) != 1:
+        raise UsageError(f"WORLD_SIZE is {ranks}: iotwin detrain {command} runs a script as one process; start it once")
 
 
 def policy_of(options: Namespace, now: float) -> Policy:

@@ -40,6 +40,7 @@ from iotwin.workloads.detrain.rewrite import (
     lines_run_again,
 )
 from iotwin.workloads.detrain.saving.script_store import ScriptStore
+from iotwin.workloads.detrain.script_ranks import ScriptRanks
 
 if TYPE_CHECKING:
     from iotwin.workloads.detrain.randomness.determinism import AppliedProfile
@@ -67,9 +68,12 @@ def run_script(
 
     check_options(options)
     found = instrumentation_of(options)
+    ranks = ScriptRanks.joined()
+    if ranks.world_size > 1 and found.kind == "FRAMEWORK":
+        raise IotwinError(f"{options.script}: trains by Keras's fit, which iotwin detrain runs as one process; start one rank")
     sys.argv = [str(options.script), *options.arguments]
     sys.path[0] = str(options.script.resolve().parent)
-    with _session(options, found, make_session, make_log, keys_items) as session:
+    with _session(options, found, ranks, make_session, make_log, keys_items) as session:
         fit = KerasFit(session, options.script) if found.wrapper == KERAS_FIT else None
         _execute(options.script.resolve(), found, session)
         if fit is not None:
@@ -120,6 +124,7 @@ def is_marked(script: Path) -> bool:
 def _session(
     options: Namespace,
     found: Instrumentation,
+    ranks: ScriptRanks,
     make_session: "Callable[..., Session] | None",
     make_log: "Callable[[Path], StepsLog] | None",
     keys_items: bool,
@@ -127,13 +132,14 @@ def _session(
     """Run the `with` block with a session, and write its run.json at the end."""
     from iotwin.workloads.detrain import markers
     from iotwin.workloads.detrain.loaders import LoaderTracker
+    from iotwin.workloads.detrain.phases.run_phases import LOAD, RunPhases
     from iotwin.workloads.detrain.randomness.determinism import apply
     from iotwin.workloads.detrain.randomness.machine_manifest import manifest
     from iotwin.workloads.detrain.session import Session
     from iotwin.workloads.detrain.steps_log import StepsLog
 
     profile = apply(options.determinism, options.seed, options.fix_entropy)
-    log = (make_log or StepsLog)(options.steps_log.absolute()) if options.steps_log else None
+    log = (make_log or StepsLog)(_of_rank(options.steps_log.absolute(), ranks)) if options.steps_log else None
     item_seed = options.seed if keys_items and options.determinism != "off" else None
     loaders = LoaderTracker(log.indices.append if log else None, options.workers, item_seed)
     policy = policy_of(options, time.monotonic())
@@ -146,16 +152,20 @@ def _session(
         dead=dead_at_batches(found),
         drop=frozenset(options.drop),
     )
+    session.ranks, session.phases = ranks, RunPhases(options.log_phases, ranks.rank)
     if options.output is None:
         yield session
         session.finish()
         return
     output = options.output.absolute()
     make_folder(output)
-    store = ScriptStore(output, {"script": options.script.name}, options.keep, sources_sha256(found))
+    store = ScriptStore(output, {"script": options.script.name}, options.keep, sources_sha256(found), ranks)
     with store.store:
         saves = options.every or options.at
+        begin_ns = time.monotonic_ns()
         resumed = _resumed(store, options)
+        if resumed is not None:
+            session.phases.part(LOAD, begin_ns)
         session.store = store if saves else None
         session.resume, session.certifies = (None, resumed) if options.replay == "full" else (resumed, None)
         if found.batch is None and found.kind != "FRAMEWORK":
@@ -169,7 +179,13 @@ def _session(
         finally:
             if handler is not None:
                 signal.signal(signal.SIGUSR1, handler)
-            write_json(output / RUN, _document(options, found, session, resumed, profile))
+            if ranks.rank == 0:
+                write_json(output / RUN, _document(options, found, session, resumed, profile))
+
+
+def _of_rank(path: Path, ranks: ScriptRanks) -> Path:
+    """Return the name of a file of this rank: rank 0 has `path` itself."""
+    return path if ranks.rank == 0 else path.with_name(f"{path.name}.rank-{ranks.rank}")
 
 
 def _resumed(store: ScriptStore, options: Namespace) -> "Resumption | None":
@@ -204,6 +220,7 @@ def _document(
         "differs_from_saved": session.differs_from_saved,
         "epochs": session.progress.epoch + 1,
         "steps": session.progress.step,
+        "ranks": session.ranks.world_size,
         "checkpoints": session.saved,
         "nondeterministic_ops": profile.nondeterministic_ops(),
         "entropy": profile.entropy(),

@@ -10,13 +10,16 @@ from typing import Any
 from iotwin.common.errors import IotwinError
 from iotwin.common.progress import note
 from iotwin.workloads.detrain.loaders import LoaderTracker
+from iotwin.workloads.detrain.phases.run_phases import RESTORE, RunPhases
 from iotwin.workloads.detrain.randomness.machine_manifest import differences
 from iotwin.workloads.detrain.resumption import REPLAY_DATA, Resumption, certify, check_inputs
 from iotwin.workloads.detrain.saving.generators import generator_states, set_generator_states
+from iotwin.workloads.detrain.saving.gradient_buckets import sum_each_gradient
 from iotwin.workloads.detrain.saving.provider import NotBuilt
 from iotwin.workloads.detrain.saving.saved_state import ScriptState
 from iotwin.workloads.detrain.saving.script_state import Part, frames_of, put_variables
 from iotwin.workloads.detrain.saving.script_store import ResumePoint, ScriptStore
+from iotwin.workloads.detrain.script_ranks import ScriptRanks
 from iotwin.workloads.detrain.steps_log import StepsLog, inputs_sha256
 from iotwin.workloads.policies.cadence import LoopPosition, Policy
 
@@ -50,6 +53,8 @@ class Session:
     gradients: bool = True  # save gradients: a batch may begin with those of the previous batch
     dead: frozenset[str] = frozenset()  # variables of the batch loop's function whose values no step needs
     drop: frozenset[str] = frozenset()  # parts not to restore, for a test whether they are needed
+    ranks: ScriptRanks = field(default_factory=ScriptRanks)
+    phases: RunPhases = field(default_factory=RunPhases)
     store: ScriptStore | None = None
     resume: Resumption | None = None
     certifies: Resumption | None = None
@@ -98,6 +103,9 @@ class Session:
         parts = self._begin_state(frame)
         jumps = resume is not None and resume.jumps
         progress.epoch, progress.batch = resume.point.epoch if resume and jumps else progress.epoch + 1, -1
+        self.phases.epoch(progress.epoch)
+        if not jumps and (resume or self.certifies):
+            self.phases.replays()
         if resume is None:
             if self.store is not None:
                 plain = {"plain": {}, "made": {}} if parts else self._state.plain(frame)  # a walk takes milliseconds
@@ -191,6 +199,7 @@ class Session:
             self._save_if_due(frame)
         progress.step += 1
         self._frame = frame
+        self.phases.step(progress.batch)
         if self.log is not None:
             self.log.begin(progress.epoch, progress.batch, self._item)
         self.overhead_s += time.perf_counter() - begin
@@ -218,6 +227,7 @@ class Session:
     def finish(self) -> None:
         """End the run. Raises IotwinError if the script ended before the batch at which it had to resume."""
         self._end_step()
+        self.phases.end()
         if missed := self.resume or self.certifies:
             raise IotwinError(
                 f"the script ended before batch {missed.point.batch} of epoch {missed.point.epoch}, where {missed.name} was "
@@ -261,12 +271,25 @@ class Session:
                 self._fetch = {"global": generator_states(), "own": self._state.generators(frame)}
 
     def _end_step(self) -> None:
+        self.phases.end_step()
         if self._frame is not None:
             if self.log is not None:
                 self.log.end(self._frame)
             self._frame, self._reason, self._fetch = None, None, None
 
     def _due(self, batch: int) -> str | None:
+        """Return the reason to save before `batch`, None if there is none. Rank 0 decides, as it alone may get a signal."""
+        here = [max(self.progress.epoch, 0), batch]
+        reason, *first = self.ranks.from_first([self._reason_to_save(batch), *here])
+        if first != here:
+            raise IotwinError(
+                f"rank {self.ranks.rank} is at batch {here[1]} of epoch {here[0]}, "
+                f"rank 0 at batch {first[1]} of epoch {first[0]}; "
+                "ranks with different numbers of batches cannot be saved together; let them have equally many"
+            )
+        return reason
+
+    def _reason_to_save(self, batch: int) -> str | None:
         progress, now = self.progress, time.monotonic()
         if batch == 0 and progress.epoch > 0:
             reason = self.policy.due(LoopPosition(progress.epoch, progress.step, epoch_ended=True), now)
@@ -291,7 +314,8 @@ class Session:
             "passes": self.loaders.history() if replays else {}, "last_batches": self.loaders.last_batches(),
         }  # fmt: skip
         point = ResumePoint(progress.epoch, progress.batch, progress.step)
-        self.saved.append(self.store.save(point, reason, state))
+        with self.phases.checkpoint():
+            self.saved.append(self.store.save(point, reason, state))
         self.policy.restart(time.monotonic())
 
     def _resumes(self, resume: Resumption, frame: types.FrameType) -> bool:
@@ -307,13 +331,18 @@ class Session:
         if resume.replay == REPLAY_DATA:
             self.loaders.replayed()
         self._check_inputs(resume)
+        self.phases.arrived(resume)
+        begin_ns = time.monotonic_ns()
         try:
             self._state.restore(state, frame, frozenset({"GradScaler"} if "scaler" in self.drop else ()))
         except NotBuilt as missing:
             if self._has_built:
                 raise IotwinError(f"{resume.name}: {missing}; resume with its own script") from None
             self._has_built = True
+            sum_each_gradient(always=True)
             return False
+        self.phases.part(RESTORE, begin_ns)
+        sum_each_gradient(always=False)
         for outer in frames_of(frame)[1:]:
             put_variables(outer, self.taken_by(outer.f_code.co_name))
         if "rng" not in self.drop:
@@ -330,6 +359,7 @@ class Session:
     def _certifies(self, saved: Resumption, frame: types.FrameType) -> None:
         """Raise IotwinError unless the run from the start has the same state here as the checkpoint."""
         self._check_inputs(saved)
+        self.phases.arrived(saved)
         self._state.keep(saved.state)
         certify(saved, self._state.capture(frame, self.gradients))
         self.resumed, self.certifies = saved.point._replace(step=0), None

@@ -73,7 +73,9 @@ def _case(args: Namespace) -> Any:
     from iotwin.common.errors import UsageError
     from iotwin.workloads.detrain.court.kill_points import BATCHES, CALLS
     from iotwin.workloads.detrain.court.trial import CourtCase
+    from iotwin.workloads.detrain.options import check_one_process
 
+    check_one_process("court")
     if not args.script.is_file():
         raise UsageError(f"{args.script} is not a file")
     kinds = tuple(dict.fromkeys(args.kill_at.split(",")))

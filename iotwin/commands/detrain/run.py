@@ -11,6 +11,7 @@ from iotwin.command import Command, Outcome
 from iotwin.commands.detrain.script_arguments import add_script_arguments
 from iotwin.common.detrain_options import add_run_options, as_arguments
 from iotwin.common.processes.children import dying_with_us
+from iotwin.common.ranks import launched_by_torchrun
 from iotwin.common.units import counted
 
 
@@ -31,10 +32,11 @@ class DetrainRunCommand(Command):
         from iotwin.workloads.detrain.randomness.determinism import environment
 
         check_options(args)
+        is_first = launched_by_torchrun().rank == 0  # rank 0 alone writes run.json
         command = [sys.executable, "-m", "iotwin.workloads.detrain", *as_arguments(args)]
         status = _status(command, os.environ | environment(args.determinism, args.seed))
         written = args.output / "run.json" if args.output else None
-        document = read_foreign_json(written) if written and written.is_file() else {}
+        document = read_foreign_json(written) if is_first and written and written.is_file() else {}
         return Outcome({**document, "exit_status": status}, status)
 
     def show(self, document: dict[str, Any]) -> None:

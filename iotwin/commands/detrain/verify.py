@@ -52,12 +52,14 @@ class DetrainVerifyCommand(Command):
         from iotwin.common.files import struct_json, write_whole
         from iotwin.common.result_folder import MadeFolder
         from iotwin.workloads.detrain.instrumentation import write_instrumentation
+        from iotwin.workloads.detrain.options import check_one_process
         from iotwin.workloads.detrain.runner import instrumentation_of
         from iotwin.workloads.detrain.verify.verification import VerifiedScript
         from iotwin.workloads.detrain.verify.verified_document import Checks, verified_document
 
         if not args.script.is_file():
             raise UsageError(f"{args.script}: is no file; name a training script")
+        check_one_process(self.name)
         checks = Checks(args.reruns, args.resume_at, _numbers(args.workers), args.drop, args.minimal)
         found = instrumentation_of(args)
         made = MadeFolder.claim(args.output, "verification", force=True)

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 
@@ -35,12 +35,15 @@ for name in sys.argv[1:]:
 gc.freeze()
 parent = os.getpid()
 for line in sys.stdin:
-    request = json.loads(line)
-    child = os.fork()
-    if not child:
+    children = []
+    for request in json.loads(line):
+        children.append(os.fork())
+        if not children[-1]:
+            break
+    if os.getpid() != parent:
         break
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    print(json.dumps(children), flush=True)
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]), flush=True)
 if os.getpid() != parent:
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
@@ -88,13 +91,24 @@ class ScriptServer:
 
     def start(self, arguments: Sequence[object], **variables: str) -> int:
         """Start a run with environment `variables`, and return the id of its process."""
-        request: dict[str, Any] = {
-            "arguments": list(map(str, arguments)), "variables": variables, "folder": str(self.folder),
-            "out": str(self.folder / "out.txt"), "err": str(self.folder / "err.txt"),
-        }  # fmt: skip
-        print(json.dumps(request), file=self._pipe("stdin"), flush=True)
-        self.pid = int(self._pipe("stdout").readline())
+        self.pid = self.start_ranks(arguments, [variables])[0]
         return self.pid
+
+    def start_ranks(self, arguments: Sequence[object], variables: Sequence[Mapping[str, str]]) -> list[int]:
+        """Start a process for each of `variables`, and return their ids. Output of later ones goes to out.txt.1, err.txt.1 ..."""
+        requests: list[dict[str, Any]] = [
+            {
+                "arguments": list(map(str, arguments)), "variables": dict(each), "folder": str(self.folder),
+                **{name: str(self._output(name, rank)) for name in ("out", "err")},
+            }
+            for rank, each in enumerate(variables)
+        ]  # fmt: skip
+        print(json.dumps(requests), file=self._pipe("stdin"), flush=True)
+        pids: list[int] = json.loads(self._pipe("stdout").readline())
+        return pids
+
+    def _output(self, name: str, rank: int) -> Path:
+        return self.folder / (f"{name}.txt.{rank}" if rank else f"{name}.txt")
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the run that was started last."""
@@ -102,8 +116,13 @@ class ScriptServer:
 
     def wait(self) -> Ended:
         """Wait for the end of the run."""
-        status = int(self._pipe("stdout").readline())
-        return Ended(status, (self.folder / "out.txt").read_text(), (self.folder / "err.txt").read_text())
+        return self.wait_ranks()[0]
+
+    def wait_ranks(self) -> list[Ended]:
+        """Wait for the end of all processes that were started together."""
+        statuses = json.loads(self._pipe("stdout").readline())
+        files = ([self._output(name, rank).read_text() for name in ("out", "err")] for rank in range(len(statuses)))
+        return [Ended(status, *texts) for status, texts in zip(statuses, files, strict=True)]
 
     def run(self, arguments: Sequence[object], **variables: str) -> Ended:
         """Start a run and wait for its end."""

@@ -732,4 +732,21 @@ def run(action):
 chosen = step
 run(chosen)
 """,
+    "a list that a loop filters": """
+import torch
+def train(epochs):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for epoch in range(epochs): #E
+        for inputs in torch.utils.data.DataLoader(torch.ones(4, 2)): #B #D
+            model(inputs).mean().backward()
+            optimizer.step() #U
+def main():
+    results = []
+    for epochs in (1, 2):
+        results = filter(lambda x: x, results)
+        for result in results:
+            print(result, train(result))
+main()
+""",
 }

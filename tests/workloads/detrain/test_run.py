@@ -264,3 +264,27 @@ def test_options_that_contradict_one_another_are_refused(runs):
     runs.run("--at", "1:2", "train.py")
     assert "--determinism off --seed 0" in runs.run("--determinism", "strict", "train.py", status=2).err
     assert "'2' is no period" in runs.run("--every", "2", "train.py", status=2).err
+
+
+@pytest.mark.parametrize(("replay", "parts"), [("restore", ["load", "restore"]), ("replay-data", ["load", "replay", "restore"])])
+def test_phases_and_the_resumption_are_logged_for_a_tracer(runs, replay, parts):
+    def logged(*options: object) -> list[dict]:
+        lines = runs.run("--log-phases", *options).out.splitlines()
+        return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines if line.startswith(":::MLLOG ")]
+
+    def numbers(lines: list[dict], key: str, edge: str) -> list[tuple]:
+        own = [line["metadata"] for line in lines if line["key"] == key and line["event_type"] == f"INTERVAL_{edge}"]
+        return [(each.get("epoch_num"), each.get("step_num")) for each in own]
+
+    begun = logged("--at", "1:2", "train.py")
+    assert numbers(begun, "step", "START") == [(epoch, step) for epoch in (1, 2) for step in range(1, 6)]
+    assert len(numbers(begun, "step", "END")) == 10
+    assert numbers(begun, "epoch", "START") == numbers(begun, "epoch", "END") == [(1, None), (2, None)]
+    assert len(numbers(begun, "checkpoint", "END")) == 1 and not {"load", "restore"} & {line["key"] for line in begun}
+    resumed = logged("--replay", replay, "train.py")
+    assert numbers(resumed, "step", "START") == [(2, step) for step in (3, 4, 5)]
+    assert [line["key"] for line in resumed if isinstance(line["value"], dict)] == parts
+    assert all(line["value"]["duration"] > 0 for line in resumed if isinstance(line["value"], dict))
+    points = {line["key"]: line["value"] for line in resumed if line["event_type"] == "POINT_IN_TIME"}
+    count = "skipped_batches" if replay == "restore" else "replayed_batches"
+    assert points == {"resumed_by": replay, count: 7}

@@ -8,6 +8,7 @@ from typing import Any
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import read_foreign_text
+from iotwin.common.ranks import launched_by_torchrun
 
 _VARIABLES = {
     "hash_seed": "PYTHONHASHSEED",
@@ -24,8 +25,9 @@ def manifest(profile: str, seed: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "device": None, "driver": None, "torch": None, "cudnn": None, "tensorflow": None, "numpy": np.__version__,
         "python": platform.python_version(), "cpu": _cpu(), "vectors": None, "threads": None, "interop_threads": None,
-        "float32_matmul": None, "tf32": None, "attention": None, "deterministic": None, "world_size": 1, "seed": seed,
-        "determinism": profile, **{name: os.environ.get(variable) for name, variable in _VARIABLES.items()},
+        "float32_matmul": None, "tf32": None, "attention": None, "deterministic": None,
+        "world_size": launched_by_torchrun().size, "seed": seed, "determinism": profile,
+        **{name: os.environ.get(variable) for name, variable in _VARIABLES.items()},
     }  # fmt: skip
     if "torch" in sys.modules:
         found |= _torch_entries()
@@ -52,7 +54,6 @@ def _torch_entries() -> dict[str, Any]:
     import torch
 
     cuda = torch.cuda.is_available()
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return {
         "device": torch.cuda.get_device_name() if cuda else "cpu",
         "driver": _driver() if cuda else None,
@@ -65,7 +66,6 @@ def _torch_entries() -> dict[str, Any]:
         "tf32": torch.backends.cudnn.allow_tf32 if cuda else None,
         "attention": _attention(),
         "deterministic": _deterministic(),
-        "world_size": torch.distributed.get_world_size() if distributed else 1,
     }
 
 

@@ -14,6 +14,7 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.tensor_file import crc32c
 from iotwin.workloads.detrain.loaders import IteratorState, TrackedIterator
 from iotwin.workloads.detrain.saving import script_state
+from iotwin.workloads.detrain.saving.gradient_buckets import has_final_buckets
 from iotwin.workloads.detrain.saving.lost_iterators import position_of
 from iotwin.workloads.detrain.saving.made_values import CannotBeMade, IsCode, Maker, ValueRecorder
 from iotwin.workloads.detrain.saving.nested_values import decode_nested, encode_nested
@@ -80,6 +81,7 @@ class ScriptState:
         * `iterators`: positions; `lost`: positions of iterators that cannot be restored
         * `tensors` and `plain`: values that changed in place; `made`: values that were created since the loop began
         * `holders`: paths of the objects that hold the values of `made`
+        * `buckets`: paths of models that sum their gradients over several ranks in their final buckets
         """
         walk = self._walk(frame, self._dead)
         parts = list(walk.parts())
@@ -104,6 +106,7 @@ class ScriptState:
                 state["tensors"][part.path] = saved_tensor(part.value)
         saved = {path for kind in _KINDS for path in state[kind]}
         state["holders"] = {part.path: part.holder for part in parts if part.path in saved and part.holder}
+        state["buckets"] = [part.path for part in parts if part.kind == script_state.OBJECT and has_final_buckets(part.value)]
         return state
 
     def _made(
@@ -213,6 +216,8 @@ class ScriptState:
         Raises NotBuilt if an object does not exist yet, and IotwinError if it never will or does not fit.
         """
         parts = self.parts(frame)
+        if unbuilt := [path for path in state["buckets"] if path in parts and not has_final_buckets(parts[path].value)]:
+            raise NotBuilt(f"{unbuilt[0]} has not summed gradients over the ranks")
         for path, position in state["lost"].items():
             _check_position(path, position, parts)
         maker = Maker(state["made"], parts)
@@ -220,8 +225,9 @@ class ScriptState:
         chosen = [path for path, part in objects.items() if state["types"][path] not in without]
         for path in sorted(chosen, key=lambda path: _draws(objects[path].value)):  # loading others may draw
             _load(objects[path], state["objects"][path])
-        for path, gradients in state["gradients"].items():
-            _put_gradients(objects[path].value, gradients)
+        for path, part in objects.items():
+            if isinstance(part.value, torch.nn.Module):
+                _put_gradients(part.value, state["gradients"].get(path, {}))
         if not all(loads_in_place(part.value) for part in objects.values()):
             parts = maker.parts = self.parts(frame)
         for path in state["made"]:

@@ -33,6 +33,7 @@ class Inference(NameLookup):
     def __init__(self, modules: LocalModules) -> None:
         super().__init__(modules)
         self._known: dict[tuple[int, int], list[Value]] = {}
+        self._known_items: dict[tuple[int, int, tuple[int, ...]], list[Value]] = {}
         self._pinned: list[object] = []  # objects whose ids are keys above must live on
         self._nested = 0
 
@@ -312,6 +313,14 @@ class Inference(NameLookup):
 
     def items(self, iterable: ast.expr, frame: CallFrame, path: tuple[int, ...]) -> list[Value]:
         """Return what an iteration over `iterable` yields; `path`: the item of it."""
+        key = (id(iterable), id(frame), path)
+        if key not in self._known_items:
+            self._known_items[key] = []  # as in `values`: a loop may make a list from itself
+            self._pinned += [iterable, frame]
+            self._known_items[key] = self._items(iterable, frame, path)[:_MOST_VALUES]
+        return self._known_items[key]
+
+    def _items(self, iterable: ast.expr, frame: CallFrame, path: tuple[int, ...]) -> list[Value]:
         found: list[Value] = []
         for value in self.values(iterable, frame):
             match value:

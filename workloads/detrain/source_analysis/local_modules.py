@@ -16,7 +16,8 @@ _INSTALLED = {"site-packages", "dist-packages"}
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]*\)|(?:[^\n\\]|\\\n)*)|import[ \t]+([^\n]+))", re.MULTILINE
 )
-_CALLED = re.compile(r"([^\W\d]\w*)\(")
+_CALLED = re.compile(r"\b([^\W\d]\w*+)\(")
+_SHARED = (ast.expr_context, ast.operator, ast.boolop, ast.unaryop, ast.cmpop)
 _NAME = re.compile(r"[^\W\d]\w*")
 
 
@@ -80,25 +81,30 @@ class SourceModule:
 
     @cached_property
     def _index(self) -> tuple[list[ast.AST], dict[ast.AST, ast.AST], dict[ast.AST, tuple[int, int]]]:
-        """All nodes, each before what it contains; the parent of each; and which range of the nodes each consists of."""
+        """All nodes, each before what it contains; the parent of each; and which range of the nodes each consists of.
+
+        Operators and the contexts of names (Load, Store) are left out: the parser uses one object for all of a kind.
+        """
         nodes: list[ast.AST] = []
         parents: dict[ast.AST, ast.AST] = {}
-        begins: dict[ast.AST, int] = {}
-        ranges: dict[ast.AST, tuple[int, int]] = {}
-        left: list[tuple[ast.AST, bool]] = [(self.tree, False)]
+        left: list[ast.AST] = [self.tree]
         while left:
-            node, is_done = left.pop()
-            if is_done:
-                ranges[node] = (begins[node], len(nodes))
-                continue
-            begins[node] = len(nodes)
+            node = left.pop()
             nodes.append(node)
-            left.append((node, True))
-            children = list(ast.iter_child_nodes(node))
-            for child in reversed(children):
+            children: list[ast.AST] = []
+            for name in node._fields:
+                value = getattr(node, name, None)
+                if isinstance(value, list):
+                    children += [each for each in value if isinstance(each, ast.AST) and not isinstance(each, _SHARED)]
+                elif isinstance(value, ast.AST) and not isinstance(value, _SHARED):
+                    children.append(value)
+            for child in children:
                 parents[child] = node
-                left.append((child, False))
-        return nodes, parents, ranges
+            left += reversed(children)
+        sizes = dict.fromkeys(nodes, 1)
+        for node in reversed(nodes[1:]):
+            sizes[parents[node]] += sizes[node]
+        return nodes, parents, {node: (begin, begin + sizes[node]) for begin, node in enumerate(nodes)}
 
     @property
     def nodes(self) -> list[ast.AST]:

@@ -33,7 +33,13 @@ class ReachingNames:
         self._locals: dict[ast.AST, set[str]] = {}
         self._mentions: dict[ast.AST, set[str]] = {}
         self._read: list[SourceModule] = []
-        while new := [each for each in modules.all() if each not in self._read and self._may_mention(each)]:
+        unread = modules.all()
+        while True:
+            words = {name.strip("=.()") for name in self._names}
+            new = [each for each in unread if self._may_mention(each, words)]
+            if not new:
+                return
+            unread = [each for each in unread if each not in new]
             for module in new:
                 self._collect(module)
             self._read += new
@@ -52,9 +58,9 @@ class ReachingNames:
             and any(self.reached_by(each, module) for each in module.tree.body if not isinstance(each, _DEFINITIONS))
         ]
 
-    def _may_mention(self, module: SourceModule) -> bool:
-        """Return whether the text of a module has a name that leads to a sink, so that the module must be parsed."""
-        if not module.words.isdisjoint({name.strip("=.()") for name in self._names}):
+    def _may_mention(self, module: SourceModule, names: set[str]) -> bool:
+        """Return whether the text of a module has one of the `names` that lead to a sink, so that the module must be parsed."""
+        if not module.words.isdisjoint(names):
             return True
         sinks = sink_names(module, self._modules) & module.words
         return any(f".{name}(" in module.text for name in sinks)

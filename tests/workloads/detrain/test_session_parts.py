@@ -1,0 +1,272 @@
+"""The parts of a run that need no script: options, the point of a resumption, steps' digests, and the marks."""
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.workloads.detrain import markers, steps_log
+from iotwin.workloads.detrain.options import Every, check_one_process, check_options, every, points, policy_of
+from iotwin.workloads.detrain.resumption import Resumption, certify, check_inputs
+from iotwin.workloads.detrain.saving.script_store import ResumePoint
+from iotwin.workloads.detrain.steps_log import StepsLog, inputs_sha256
+from iotwin.workloads.policies.cadence import LoopPosition
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("1epoch", (1, "epochs")), ("2epochs", (2, "epochs")), ("1batch", (1, "batches")), ("100batches", (100, "batches")),
+        ("30s", (30, "s")), ("5min", (300, "s")), ("0.5h", (1800, "s")), ("1.5s", (1.5, "s")),
+    ],
+)  # fmt: skip
+def test_intervals(text, found):
+    assert every(text) == Every(*found)
+
+
+@pytest.mark.parametrize("text", ["", "2", "0s", "0batches", "1.5batches", "0.5epochs", "2 epochs", "-1s", "1days", "x1s"])
+def test_what_is_no_interval(text):
+    with pytest.raises(UsageError, match=r"--every '"):
+        every(text)
+
+
+def test_lists_of_batches():
+    assert points("0:3") == [(0, 3)]
+    assert points("0:3,12:0") == [(0, 3), (12, 0)]
+    for text in ("", "3", "0:3,", "a:1", "0:-1", "1:1234567890"):
+        with pytest.raises(UsageError, match="lists no batches"):
+            points(text)
+
+
+def options(**changes: Any) -> Namespace:
+    return Namespace(**{"script": Path(__file__), "output": Path("run"), "every": None, "at": None, **changes})
+
+
+def due(policy: Any, *positions: tuple[int, int, bool, int], now: float = 0.0) -> list[str | None]:
+    return [policy.due(LoopPosition(epoch, step, ended, batch), now) for epoch, step, ended, batch in positions]
+
+
+def test_policies():
+    epochs = policy_of(options(every="2epochs"), 0.0)
+    assert due(epochs, (1, 5, True, -1), (2, 10, True, -1), (2, 11, False, 1)) == [None, "epoch", None]
+    batches = policy_of(options(every="3batches"), 0.0)
+    assert due(batches, *((0, step, False, step) for step in range(1, 7))) == [None, None, "steps", None, None, "steps"]
+    seconds = policy_of(options(every="1min"), 100.0)
+    assert [seconds.due(LoopPosition(0, 1), now) for now in (159.0, 160.0, 161.0, 221.0)] == [None, "seconds", None, "seconds"]
+    listed = policy_of(options(at="1:2"), 0.0)
+    assert due(listed, (1, 6, False, 1), (1, 7, False, 2), (2, 12, False, 2)) == [None, "list", None]
+    assert due(policy_of(options(), 0.0), (1, 1, True, 0), now=1e9) == [None]
+
+
+def test_contradictions(monkeypatch, tmp_path):
+    check_options(options(every="1s"))
+    check_options(options(output=None))
+    for wrong, message in (
+        (options(script=tmp_path), "is no file"),
+        (options(output=None, every="1s"), "name a directory"),
+        (options(output=None, at="0:1"), "name a directory"),
+        (options(at="0"), "lists no batches"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            check_options(wrong)
+    check_one_process("verify")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    check_options(options())
+    with pytest.raises(UsageError, match="WORLD_SIZE is 2: iotwin detrain verify runs a script as one process"):
+        check_one_process("verify")
+
+
+# The point of a resumption
+
+
+def saved(replay: str = "restore", **state: Any) -> Resumption:
+    return Resumption("step-7", ResumePoint(1, 2, 7), {"inputs_sha256": None, **state}, replay)
+
+
+def test_which_batches_come_before_the_point():
+    assert [saved().is_in(epoch) for epoch in (0, 1, 2)] == [False, True, False]
+    assert [saved().is_after(1, batch) for batch in (0, 1, 2, 3)] == [True, True, False, False]
+    assert saved().is_after(0, 5)
+    alone = saved()._replace(point=ResumePoint(0, 2, 2))
+    assert alone.is_in(-1) and alone.is_in(0) and not alone.is_in(1)
+    assert [saved(replay).jumps for replay in ("restore", "skip-reads", "replay-data", "full")] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("replay", "other"), [("restore", "replay-data"), ("skip-reads", "replay-data"), ("replay-data", "full")]
+)
+def test_another_batch_than_before_is_refused(replay, other):
+    batch = torch.ones(2)
+    check_inputs(saved(replay, inputs_sha256=inputs_sha256(batch)), batch.clone())
+    check_inputs(saved(replay, inputs_sha256="x"), None)
+    check_inputs(saved(replay), batch)
+    with pytest.raises(IotwinError, match=f"another batch 2 of epoch 1 than before.* --replay {other}, or run"):
+        check_inputs(saved(replay, inputs_sha256=inputs_sha256(batch)), batch + 1)
+
+
+def test_a_state_that_differs_is_named():
+    empty: dict[str, Any] = {key: {} for key in ("objects", "gradients", "tensors", "plain", "made")}
+    certify(saved(**empty), empty)
+    for key in empty:
+        for here, before in ({"a": 1}, {}), ({}, {"a": 1}), ({"a": 1, "b": 2}, {"a": 1, "b": 3}):
+            name = "b" if "b" in here else "a"
+            with pytest.raises(IotwinError, match=f"^{name} is not what it was in step-7"):
+                certify(saved(**{**empty, key: before}), {**empty, key: here})
+        certify(saved(**{**empty, key: {"a": 1}}), {**empty, key: {"a": 1}})
+
+
+# Digests of steps
+
+
+def test_digests_of_batches():
+    ones = torch.ones(2, 3)
+    different = [
+        ones, ones + 1, torch.ones(3, 2), ones.double(), [ones, ones], {"x": ones}, {"y": ones}, (ones, 1), (ones, 2),
+        (ones, 1.5), 3, 4, np.arange(3), np.arange(3.0), [torch.ones(1), torch.zeros(1)], [torch.zeros(1), torch.ones(1)],
+    ]  # fmt: skip
+    digests = [inputs_sha256(each) for each in different]
+    assert None not in digests and len(set(digests)) == len(digests)
+    assert inputs_sha256(np.ones((2, 3), np.float32)) == inputs_sha256(ones) == inputs_sha256(ones.clone().requires_grad_())
+    for nothing in (None, "text", True, [True, "text"], {}, np.array(["a"]), torch.ones(2, 2).to_sparse()):
+        assert inputs_sha256(nothing) is None
+    assert inputs_sha256((ones, "text")) == inputs_sha256((ones, None)) == inputs_sha256((ones, True))
+
+
+@pytest.fixture
+def log(tmp_path, monkeypatch):
+    monkeypatch.setattr(steps_log, "frames_of", lambda frame: [])
+    monkeypatch.setattr(steps_log, "Walk", lambda frames, assign: SimpleNamespace(parts=lambda: []))
+    before = torch.Tensor.backward
+    yield StepsLog(tmp_path / "steps")
+    torch.Tensor.backward = before  # type: ignore[method-assign]
+
+
+def lines(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tmp_path / "steps").read_text().splitlines()]
+
+
+def test_a_step_has_its_losses_and_the_samples_of_its_batch(log, tmp_path):
+    weight = torch.ones(2, requires_grad=True)
+    log.indices.append([1, 2])
+    log.indices.append([np.int64(3), torch.tensor(4), "key"])
+    log.begin(0, 1, weight.detach())
+    (weight * 0.5).sum().backward()
+    (weight * 0.25).backward(torch.ones(2))  # no single loss
+    log.end(None)
+    log.begin(0, 2, None)  # the loop's body fetches the batch
+    log.indices.append([(5, 6)])
+    log.inputs([weight.detach()])
+    (weight.sum() * 2).backward()
+    log.end(None)
+    log.begin(1, 0, None)
+    log.end(None)
+    log.begin(1, 1, None)
+    log.indices.append([7])
+    log.losses({"loss": 0.5, "accuracy": [0.25, 1.0], "zeta": 2.0})
+    log.end(None)
+    found = lines(tmp_path)
+    assert [(line["epoch"], line["batch"]) for line in found] == [(0, 1), (0, 2), (1, 0), (1, 1)]
+    assert [line["indices"] for line in found] == [[3, 4, "key"], [[5, 6]], None, [7]]
+    hexes = [[1.0], [4.0], [], [0.25, 1.0, 2.0, 0.5]]
+    assert [line["loss"] for line in found] == [[value.hex() for value in each] for each in hexes]
+    assert found[0]["inputs_sha256"] == inputs_sha256(torch.ones(2)) and found[1]["inputs_sha256"] == inputs_sha256(
+        [torch.ones(2)]
+    )
+    assert found[2]["inputs_sha256"] is None
+    torch.rand(1)
+    log.begin(1, 2, None)
+    log.end(None)
+    assert len({line["rng_sha256"] for line in found}) == 1 != len({line["rng_sha256"] for line in lines(tmp_path)})
+
+
+# Marks
+
+
+class FakeSession:
+    """Stands for the session of a run that resumes at epoch 1, batch 2."""
+
+    def __init__(self, resume: Resumption | None) -> None:
+        self.resume, self.progress = resume, SimpleNamespace(epoch=-1, batch=-1)
+        self.begun: list[tuple[int, int]] = []
+        self.fetched: list[Any] = []
+        self.asked = 0
+        self.policy = SimpleNamespace(ask=self._ask)
+
+    def _ask(self) -> None:
+        self.asked += 1
+
+    def begin_epoch(self, frame: Any) -> bool:
+        self.progress.epoch, self.progress.batch = self.progress.epoch + 1, -1
+        return False
+
+    def begin_batch(self, frame: Any) -> bool:
+        self.progress.batch += 1
+        self.begun.append((self.progress.epoch, self.progress.batch))
+        self.resume = None
+        return False
+
+    def data(self, *values: Any) -> None:
+        self.fetched += values
+
+
+def marked(session: FakeSession, monkeypatch: pytest.MonkeyPatch, **numbers: Any) -> list[tuple[bool, list[bool]]]:
+    """Return what the marks of two epochs of three batches return. `numbers`: what they get, by name."""
+    monkeypatch.setattr(markers, "_session", None)
+    markers.use(session)  # type: ignore[arg-type]
+    return [
+        (
+            markers.record_epoch(epoch if "epoch" in numbers else None),
+            [markers.record_batch(batch if "batch" in numbers else None) for batch in range(3)],
+        )
+        for epoch in range(2)
+    ]
+
+
+@pytest.mark.parametrize("numbers", [{}, {"epoch": 1}, {"batch": 1}, {"epoch": 1, "batch": 1}])
+def test_marks_skip_what_comes_before_the_point(monkeypatch, numbers):
+    session = FakeSession(saved())
+    assert marked(session, monkeypatch, **numbers) == [(False, [False] * 3), (True, [False, False, True])]
+    assert session.begun == [(1, 2)]
+    new = FakeSession(None)
+    assert marked(new, monkeypatch, **numbers) == [(True, [True] * 3)] * 2
+    assert new.begun == [(epoch, batch) for epoch in range(2) for batch in range(3)]
+
+
+def test_marks_read_earlier_batches_again(monkeypatch):
+    session = FakeSession(saved("restore"))
+    monkeypatch.setattr(markers, "_session", None)
+    markers.use(session)  # type: ignore[arg-type]
+    assert session.resume is not None and session.resume.replay == "replay-data"
+
+
+def test_marks_without_a_run_do_nothing_but_keep_generators(monkeypatch):
+    monkeypatch.setattr(markers, "_session", None)
+    assert markers.record_epoch() and markers.record_batch() and markers.next_batch(lambda: 3)() == 3
+    markers.checkpoint()
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    markers.ignore_end()
+    markers.ignore_start()
+    torch.rand(5)
+    markers.ignore_start()
+    torch.rand(5)
+    markers.ignore_end()
+    markers.ignore_end()
+    assert torch.rand(1) == expected
+
+
+def test_marks_of_checkpoints_and_batches_reach_the_session(monkeypatch):
+    session = FakeSession(None)
+    monkeypatch.setattr(markers, "_session", session)
+    markers.checkpoint()
+    assert markers.next_batch(lambda value: value + 1)(2) == 3
+    assert (session.asked, session.fetched) == (1, [3])

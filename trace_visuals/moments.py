@@ -1,0 +1,28 @@
+"""The moments of a trace that pictures mark: where a process was killed, and where a resumed run had its state back."""
+
+import signal
+from typing import NamedTuple
+
+from iotwin.trace_store.reader import Trace
+
+KILLED, RESUMED = "killed", "resumed"
+RESTORE_PART = "restore"  # the part that iotwin detrain run --log-phases logs when it puts a checkpoint's state back
+
+
+class Moment(NamedTuple):
+    """A moment in CLOCK_MONOTONIC nanoseconds, and what happened then: KILLED or RESUMED."""
+
+    time_ns: int
+    what: str
+
+
+def moments(trace: Trace) -> list[Moment]:
+    """Return the marked moments of a trace, in order. Processes that load data are left out, as their jobs end them."""
+    processes = trace.processes()
+    killed = processes[(processes["exit_status"] == -signal.SIGKILL) & (processes["role"].astype(str) != "loader")]
+    found = [Moment(int(time_ns), KILLED) for time_ns in killed["exit_ns"].dropna().unique()]
+    parts = trace.step_parts()
+    if parts is not None:
+        own = parts[(parts["name"].astype(str) == RESTORE_PART) & (parts["rank"].fillna(0) == parts["rank"].fillna(0).min())]
+        found += [Moment(int(time_ns), RESUMED) for time_ns in own["start_ns"] + own["duration_ns"]]
+    return sorted(found)

@@ -1,0 +1,94 @@
+"""The ranks of a script that torchrun or iotwin.workloads.launch started: what they agree on when they save and resume.
+
+They exchange values by a separate store of torch.distributed, so that the script's own process groups see no call of ours.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.foreign_files import decode_foreign
+from iotwin.common.ranks import from_environment, launched_by_torchrun
+
+_LONGEST_WAIT = timedelta(minutes=30)  # for a rank that is slower than this one; as long as gloo's own
+_KEPT = 1000  # values of rank 0 in the store, which would otherwise grow with each batch
+_Result = TypeVar("_Result")
+
+
+class ScriptRanks:
+    """This process's rank, and how many ranks there are. `store`: where they exchange values, None for a single rank."""
+
+    def __init__(self, rank: int = 0, world_size: int = 1, store: Any = None) -> None:
+        self.rank, self.world_size, self._store = rank, world_size, store
+        self._exchanges = 0
+        self._put_keys: list[str] = []  # those in the store, in order
+
+    @classmethod
+    def joined(cls) -> Self:
+        """Return the ranks that the environment names, connected with one another. Blocks until rank 0 listens.
+
+        Raises UsageError if the environment names no rank or no address, and IotwinError if rank 0 cannot be reached.
+        """
+        launched = launched_by_torchrun()
+        if launched.size == 1:
+            return cls()
+        from torch import distributed
+
+        address = "env://"
+        try:
+            store, rank, size = next(distributed.rendezvous(address, timeout=_LONGEST_WAIT))
+        except ValueError as error:
+            raise UsageError(f"{error}; start the ranks with torchrun or iotwin.workloads.launch") from None
+        except RuntimeError as error:
+            raise IotwinError(f"the ranks do not find one another: {_first_line(error)}") from None
+        # When torchrun starts ranks again, the store still holds what the earlier ones exchanged.
+        attempt = from_environment("TORCHELASTIC_RESTART_COUNT", 0)
+        return cls(rank, size, distributed.PrefixStore(f"iotwin.{attempt}", store))
+
+    def from_first(self, value: Any) -> Any:
+        """Return rank 0's `value`, of numbers and texts. Every rank must call this method. It blocks until rank 0 has done so."""
+        if self.world_size == 1:
+            return value
+        if len(self._put_keys) >= _KEPT:
+            self.sum()
+        if self.rank == 0:
+            self._put(value)
+        self._exchanges += 1
+        return value if self.rank == 0 else self._got(0)
+
+    def sum(self, *values: float) -> list[float]:
+        """Return the sum of each value over all ranks. Blocks until all ranks have called this method."""
+        if self.world_size == 1:
+            return list(values)
+        self._put(values)
+        self._exchanges += 1
+        found = [self._got(rank) for rank in range(self.world_size)]
+        # All ranks have come here, so each has read what was exchanged before.
+        for key in self._put_keys[:-1]:
+            _reached(partial(self._store.delete_key, key))
+        del self._put_keys[:-1]
+        return [sum(each) for each in zip(*found, strict=True)]
+
+    def _put(self, value: Any) -> None:
+        self._put_keys.append(f"{self._exchanges}/{self.rank}")
+        _reached(lambda: self._store.set(self._put_keys[-1], msgspec.json.encode(value)))
+
+    def _got(self, rank: int) -> Any:
+        """Return what `rank` has put in the exchange that was counted last."""
+        found = _reached(lambda: self._store.get(f"{self._exchanges - 1}/{rank}"))
+        return decode_foreign(found, object, "what another rank sends")
+
+
+def _reached(call: Callable[[], _Result]) -> _Result:
+    try:
+        return call()
+    except RuntimeError as error:
+        raise IotwinError(f"another rank of the script has ended, or does not come to this batch: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
