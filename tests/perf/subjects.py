@@ -42,6 +42,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "pipedream_runtime": ("workloads/pipedream/runtime", "workloads/policies"),
     "pipedream_partition": ("workloads/pipedream/converter", "workloads/pipedream/plan", "workloads/pipedream/profile"),
     "dtr": ("workloads/dtr",),
+    "dtr_live": ("workloads/dtr/live", "workloads/dtr/simulator"),
     "detrain": ("workloads/detrain",),
     "court": ("workloads/detrain/court",),
     "checkpoints": ("common", "workloads/common", "workloads/state"),

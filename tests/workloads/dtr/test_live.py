@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from iotwin.common.errors import UsageError  # noqa: E402
 from iotwin.workloads.dtr.live import values  # noqa: E402
-from iotwin.workloads.dtr.live.keeping import BudgetError  # noqa: E402
+from iotwin.workloads.dtr.live.memory import BudgetError  # noqa: E402
 from iotwin.workloads.dtr.live.session import Account, Rematerialize  # noqa: E402
 from iotwin.workloads.dtr.live.train import BudgetedTraining, train, train_plain  # noqa: E402
 from iotwin.workloads.dtr.simulator.heuristics import HEURISTICS  # noqa: E402
@@ -189,6 +189,27 @@ def test_pytorch_that_cannot_exchange_memory_trains_exactly(monkeypatch: pytest.
     assert_exact(MODULES["in place"], _views)
 
 
+def test_operation_that_changes_what_it_reads_is_repeated_on_the_old_content() -> None:
+    """Batch normalisation by running means, which the next operation overwrites; and one that returns what it overwrites."""
+
+    def run(budget: int | None) -> tuple[list[Tensor], Account]:
+        mean, variance, kept = torch.zeros(64), torch.ones(64), []
+        with Rematerialize(budget, device="cpu") as session:
+            last = torch.zeros(100_000)
+            batch = torch.arange(16_384.0).view(256, 64).clone()
+            for step in range(8):
+                kept.append(torch.native_batch_norm(batch, None, None, mean, variance, False, 0.1, 1e-5)[0])
+                mean.add_(step)
+                torch.add(batch.flatten()[:100], last[:100], out=last[:100])
+                kept.append(last * 2)
+        return kept, session.account
+
+    expected, account = run(None)
+    found, limited = run(account.peak_bytes * 8 // 10)
+    assert limited.rematerializations > 0
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
 def test_own_optimizer_trains_exactly() -> None:
     """Parameters that no optimizer of PyTorch changes: gradients that depend on them are computed before they change."""
 
@@ -212,7 +233,7 @@ def test_own_optimizer_trains_exactly() -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, limited, strict=True))
 
 
-@pytest.mark.parametrize("name", ["transformer", "resnet18", "unet", "lstm", "gan", "treelstm"])
+@pytest.mark.parametrize("name", ["transformer", "resnet18", "unet", "lstm", "gan", "gnmt"])
 def test_peak_falls_with_the_budget(name: str) -> None:
     def run(budget: int | None) -> tuple[Any, Account]:
         torch.manual_seed(0)
@@ -227,7 +248,7 @@ def test_peak_falls_with_the_budget(name: str) -> None:
     peaks = []
     for share in (1.0, 0.9, 0.8, 0.75):
         found, account = run(round(least + share * (peak - least)))
-        assert account.peak_bytes <= account.budget_bytes
+        assert account.peak_bytes <= (account.budget_bytes or 0)
         peaks.append(account.peak_bytes)
         assert all(a is b is None or torch.equal(a, b) for a, b in zip(expected, found, strict=True))
     assert peaks == sorted(peaks, reverse=True)
@@ -245,7 +266,7 @@ def test_account_equals_allocations_that_the_profiler_saw() -> None:
         return session.account
 
     budget = None
-    budget = int(run().peak_bytes * 0.8)
+    budget = int(run().peak_bytes * 0.9)
     run()  # the shapes of results are looked up before the profiler begins
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -256,7 +277,7 @@ def test_account_equals_allocations_that_the_profiler_saw() -> None:
             total += event.nbytes()
             peak = max(peak, total)
     assert account.evictions > 0
-    assert 0.97 * account.peak_bytes <= peak <= account.budget_bytes
+    assert 0.97 * account.peak_bytes <= peak <= (account.budget_bytes or 0)
 
 
 def test_tensors_that_leave_are_whole() -> None:

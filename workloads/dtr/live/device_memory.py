@@ -8,6 +8,7 @@ from torch import Tensor
 
 from iotwin.workloads.dtr.live.operations import AllocationPlan
 
+_UNSPLIT = 1 << 20
 _CUDA_BLOCK = 512  # PyTorch's allocator rounds sizes up to multiples of it
 
 
@@ -27,7 +28,14 @@ class DeviceMemory:
 
     def allocated(self) -> int:
         """Return the bytes that are allocated on a GPU; 0 for a CPU, whose allocator does not count."""
-        return torch.cuda.memory_allocated(self.device) if self.is_gpu else 0
+        if not self.is_gpu:
+            return 0
+        # torch.cuda.memory_allocated returns the same after sorting all of the allocator's numbers.
+        return int(torch._C._cuda_memoryStats(self.device.index)["allocated_bytes"]["all"]["current"])
+
+    def at_most(self, size: int) -> int:
+        """Return the most bytes that allocations of `size` bytes together take: PyTorch does not split off less than 1 MiB."""
+        return size + _UNSPLIT if self.is_gpu and size > _UNSPLIT else size
 
     def forget_peak(self) -> None:
         """Begin to measure the peak anew; `allocator_peak` remembers the former one."""
@@ -50,7 +58,7 @@ class DeviceMemory:
             return func(*args, **kwargs), plan.cost_ns
         if self.is_gpu:
             torch.cuda.synchronize(self.device)
-            before = torch.cuda.memory_allocated(self.device)
+            before = self.allocated()
             self.forget_peak()
         begin = perf_counter_ns()
         result = func(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What is in memory: counts bytes, makes room before an operation allocates, and computes evicted values again."""
+"""Brings evicted values back to memory, and prepares for writes into what they were computed from."""
 
 import math
 import weakref
@@ -8,12 +8,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, UntypedStorage
+from torch import UntypedStorage
 
-from iotwin.common.errors import IotwinError
-from iotwin.workloads.dtr.live.candidates import Candidates
 from iotwin.workloads.dtr.live.device_memory import DeviceMemory
-from iotwin.workloads.dtr.live.graph import EVICTED
+from iotwin.workloads.dtr.live.memory import BudgetError, DtrMemory
 from iotwin.workloads.dtr.live.operations import AllocationPlan, AllocationPlans, OperatorCall
 from iotwin.workloads.dtr.live.replay import run_again
 from iotwin.workloads.dtr.live.values import CAN_SWAP, Operation, Stored, Value
@@ -22,87 +20,18 @@ from iotwin.workloads.dtr.simulator.heuristics import Heuristic
 # Content of up to this size is copied before it is overwritten, if something that was computed from it can be evicted: the
 # running means of batch normalisation, for example. For larger content, the shorter way is taken.
 _COPIED_BYTES = 1 << 16
-# Room for what a kernel on a GPU allocates for itself, as long as that is unknown: as much as cuBLAS takes on a Hopper GPU.
-_FIRST_CALL_BYTES = 32 << 20
 
 
-class BudgetError(IotwinError):
-    """The budget is too small for an operation, even if all that can be evicted is evicted."""
-
-
-class Keeping:
-    """The storages that operations have touched, their contents, and the budget in bytes of those on one device."""
+class Keeping(DtrMemory):
+    """Brings values to memory: computes evicted ones again, and prepares for writes into what others were computed from."""
 
     def __init__(self, budget: int, heuristic: Heuristic, device: torch.device, **choice: Any) -> None:
-        self.budget = budget
-        self.limit: float = budget
-        self.device = DeviceMemory(device)
-        self.candidates = Candidates(heuristic, **choice)
-        self.used = self.device.allocated()
-        self.peak = self.used
-        self.least = 0  # the smallest budget with which all operations so far could have run
-        self.evictions = 0
+        super().__init__(budget, heuristic, device, **choice)
         self.rematerializations = 0
         self.base_ns = 0  # of operations
         self.remat_ns = 0  # of operations that ran again
-        self.clock = 1  # the operations' time so far, in ns; staleness is counted in it
         self._plans = _plans(self.device.device)
-        self._storages: dict[int, Stored] = {}
         self._releasing = False
-
-    def find(self, tensor: Tensor) -> Stored:
-        """Return what is known of the storage of a tensor."""
-        storage = tensor.untyped_storage()
-        return self._storages.get(storage._cdata) or self._register(storage, counted=self.device.is_gpu)
-
-    def adopt(self, storage: UntypedStorage) -> Stored:
-        """Return a record of a storage that an operation has made."""
-        return self._storages.get(storage._cdata) or self._register(storage, counted=False)
-
-    def _register(self, storage: UntypedStorage, counted: bool) -> Stored:
-        """Begin to follow a storage. `counted`: `used` contains its bytes, as they were allocated on a GPU before."""
-        key, managed = storage._cdata, storage.device == self.device.device
-        size = self.device.rounded(storage.nbytes()) if managed else storage.nbytes()
-        stored = self._storages[key] = Stored(storage, size, managed, lambda _: self._died(key))
-        if managed and not counted:
-            self.used += size
-            if self.used > self.peak:
-                self.reserve(0, "a tensor from outside")
-        return stored
-
-    def _died(self, key: int) -> None:
-        """Note that PyTorch freed a storage. Its content can be computed again, as long as operations refer to it."""
-        stored = self._storages.pop(key)
-        if stored.managed and stored.resident:
-            self.used -= stored.bytes
-        value, stored.owner = stored.owner, None
-        if value is not None:
-            if value.users:
-                self.lost(value)
-            else:  # nothing needs it any more
-                value.stored = None
-                value.forget()
-
-    def lost(self, value: Value) -> None:
-        """Note that a value has no storage any more, or is about to be overwritten there."""
-        value.stored = value.kept = None
-        if value.slot and self.candidates.state[value.slot] != EVICTED:
-            self.candidates.evicted(value.slot)
-
-    def resized(self, tensor: Tensor) -> None:
-        """Note that an operation gave a tensor another storage, or its storage another size."""
-        stored = self.find(tensor)
-        size = self.device.rounded(tensor.untyped_storage().nbytes()) if stored.managed else stored.bytes
-        self.used += size - stored.bytes
-        stored.bytes = size
-
-    def content(self, stored: Stored) -> Value:
-        """Return the content of a storage. If nothing is known of it, it is a value that cannot be computed again."""
-        value = stored.value
-        if value is None:
-            value = Value(stored.bytes)
-            value.stored, stored.seen = stored, weakref.ref(value)
-        return value
 
     def plan_of(self, call: OperatorCall) -> AllocationPlan:
         """Return what is known of calls of the same shapes."""
@@ -115,40 +44,7 @@ class Keeping:
         self.clock += plan.cost_ns
         return result
 
-    # ---- making room
-
-    def reserve(self, size: int, purpose: Any, spare: int = 0) -> None:
-        """Evict until `size` bytes fit into the budget, and `spare` more if possible. Raises BudgetError if `size` do not fit."""
-        self.least = max(self.least, self.used - self.candidates.evictable_bytes + size)
-        while self.used + size + spare > self.limit:
-            victim = self.candidates.choose(self.clock)
-            if victim is not None:
-                self._evict(victim)
-            elif self.used + size <= self.limit:
-                break
-            elif not self._release_dropped():
-                raise BudgetError(
-                    f"a memory budget of {self.budget} bytes cannot be kept: {purpose} needs {size} bytes, besides {self.used} "
-                    f"that it reads or that cannot be computed again; the budget must be at least {self.least} bytes"
-                )
-        self.peak = max(self.peak, self.used + size)
-
-    def reserve_for(self, call: OperatorCall, plan: AllocationPlan) -> None:
-        """Make room for a call, before its first call also for what its kernels might take besides."""
-        spare = _FIRST_CALL_BYTES if self.device.is_gpu and not plan.calls else 0
-        self.reserve(plan.fresh_bytes + plan.workspace_bytes, call.func, spare)
-
-    def _evict(self, value: Value) -> None:
-        stored = value.holder
-        self.evictions += 1
-        if stored.owner is value:
-            stored.evict()
-            self.used -= stored.bytes
-            self.candidates.evicted(value.slot)
-        else:
-            self.lost(value)  # only the runtime kept it: its storage ends with this reference
-
-    def _release_dropped(self) -> bool:
+    def release_dropped(self) -> bool:
         """Free storages that only the runtime keeps. Return False if there are none.
 
         What was computed from them is never evicted again. An example is the batch of an earlier step, if gradients that were
@@ -169,8 +65,6 @@ class Keeping:
         finally:
             self._releasing = False
         return self.used < before
-
-    # ---- computing again
 
     @contextmanager
     def held(self, values: list[Value]) -> Iterator[None]:
@@ -220,15 +114,18 @@ class Keeping:
                 waiting.append(operation)
                 missing = _first_missing(operation)
                 while missing is None and waiting:
-                    self._repeat(waiting[-1])
-                    self.release(waiting.pop().inputs)
+                    if self._repeat(waiting[-1]):
+                        self.release(waiting.pop().inputs)
                     missing = _first_missing(waiting[-1]) if waiting else None
         finally:
             for operation in waiting:
                 self.release(operation.inputs)
 
-    def _repeat(self, operation: Operation) -> None:
-        """Run an operation again, whose inputs are in memory, and keep those of its results that are missing and of use."""
+    def _repeat(self, operation: Operation) -> bool:
+        """Run an operation again, whose inputs are in memory, and keep those of its results that are missing and of use.
+
+        Return False if the program dropped an input meanwhile, which must be computed first.
+        """
         wanted = [
             value
             for value in operation.results()
@@ -240,7 +137,11 @@ class Keeping:
         copied = 0 if CAN_SWAP else sum(value.bytes for value in wanted if value.stored is not None)
         self.reserve(plan.fresh_bytes + plan.workspace_bytes + cloned + copied, operation.func)
         taken = {id(value): value.stored for value in modified if _may_be_overwritten(value)}
-        storages = [value.holder.storage() for value in operation.inputs]
+        held = [value.stored.reference() if value.stored is not None else None for value in operation.inputs]
+        storages = [storage for storage in held if storage is not None]
+        if len(storages) < len(held):
+            self.settle_deaths()
+            return False
         for index, value in zip(operation.written, modified, strict=True):
             if id(value) in taken:
                 value.holder.seen = None
@@ -255,6 +156,7 @@ class Keeping:
         results = [*made, *(storages[index] for index in operation.written)]
         for value in wanted:
             self._place(value, results[value.output], holders[value.output])
+        return True
 
     def _place(self, value: Value, content: UntypedStorage, holder: Stored | None) -> None:
         """Make a result that was computed again the content of the value's storage, or keep it if the program dropped that.
@@ -262,8 +164,7 @@ class Keeping:
         `holder`: the record of the storage `content` if `used` contains its bytes.
         """
         stored = value.stored
-        if stored is not None:  # the program holds the storage
-            stored.fill(content)
+        if stored is not None and stored.fill(content):  # the program holds the storage
             self.used += stored.bytes
             if holder is not None:
                 self.used -= holder.bytes
@@ -273,8 +174,6 @@ class Keeping:
             holder.seen, value.stored, value.kept = weakref.ref(value), holder, content
         self.candidates.computed(value.slot, locked=value.locks > 0)
         self.candidates.accessed[value.slot] = self.clock
-
-    # ---- writing
 
     def before_write(self, stored: Stored, read_again: bool) -> None:
         """Prepare for an operation that overwrites content that nothing can compute again.
@@ -316,15 +215,17 @@ class Keeping:
                         if result.stored is not None and result.stored.owner is result:
                             found.append(result)
         for one in sorted(found, key=lambda value: value.resident):  # what is missing first, while the rest can be evicted
-            with self.held([one]):
-                self._make_constant(one)
+            if one.stored is not None and one.stored.owner is one and one.stored.alive:
+                with self.held([one]):
+                    self._make_constant(one)
 
     def _make_constant(self, value: Value) -> None:
         """Forget how to compute a value that is in memory, so that it is never evicted again."""
-        stored = value.holder
-        stored.owner, stored.seen = None, weakref.ref(value)
-        value.kept = stored.storage()
-        value.forget()
+        stored = value.stored
+        kept = stored.reference() if stored is not None else None
+        if stored is not None and kept is not None:
+            stored.owner, stored.seen, value.kept = None, weakref.ref(value), kept
+            value.forget()
 
     def pin(self, stored: Stored) -> None:
         """Bring the content of a storage to memory, and never evict it again."""
@@ -335,6 +236,7 @@ class Keeping:
 
     def pin_all(self) -> None:
         """Bring everything that the program holds to memory, beyond the budget if it does not fit, and never evict it again."""
+        self.settle_deaths()
         for stored in list(self._storages.values()):
             try:
                 self.pin(stored)

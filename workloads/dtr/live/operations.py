@@ -20,9 +20,10 @@ _BATCH_NORM = (("running_mean", "running_var"), 5)
 _UNDECLARED = {"native_batch_norm": _BATCH_NORM, "cudnn_batch_norm": _BATCH_NORM, "miopen_batch_norm": _BATCH_NORM}
 # Their operations modify or send their arguments while the program goes on.
 _ASYNCHRONOUS = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"}
-# Operations on a GPU whose result depends on the order in which threads add, as PyTorch documents for
-# torch.use_deterministic_algorithms. Computed again, they may return other last bits.
-_ADD_IN_ANY_ORDER = {
+# Operations on a GPU that may return other bits when they are computed again: their result depends on the order in which threads
+# add (as PyTorch documents for torch.use_deterministic_algorithms), or cuDNN keeps a hidden random state.
+_NOT_REPEATABLE_ON_GPU = {
+    "_cudnn_rnn", "_cudnn_rnn_backward", "_cudnn_init_dropout_state",
     "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward", "bincount", "cumsum",
     "avg_pool3d_backward", "embedding_dense_backward", "_embedding_bag_dense_backward", "grid_sampler_2d_backward",
     "grid_sampler_3d_backward", "index_add", "index_add_", "index_put", "index_put_", "kthvalue", "max_unpool2d", "median",
@@ -83,7 +84,7 @@ def facts_of(func: Any) -> Facts:
         training_flag=flag,
         random=torch.Tag.nondeterministic_seeded in tags,
         repeatable_on_cpu=repeatable,
-        repeatable_on_gpu=repeatable and name not in _ADD_IN_ANY_ORDER,
+        repeatable_on_gpu=repeatable and name not in _NOT_REPEATABLE_ON_GPU,
         pins=torch.Tag.inplace_view in tags or schema.name.partition("::")[0] in _ASYNCHRONOUS,
     )
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import UntypedStorage
 
+from iotwin.common.errors import IotwinError
 from iotwin.workloads.dtr.live.device_memory import DeviceMemory
 from iotwin.workloads.dtr.live.operations import tensors_in
 from iotwin.workloads.dtr.live.values import Argument, Operation
@@ -19,6 +20,8 @@ def run_again(operation: Operation, storages: list[UntypedStorage], device: Devi
     with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
         args = _with_tensors(operation.args, storages)
         kwargs = dict(zip(operation.kwargs, _with_tensors(operation.kwargs.values(), storages), strict=True))
+        gradients = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(operation.gradients)
         before = None
         if operation.random_state is not None:
             before = device.random_state(kwargs)
@@ -26,11 +29,15 @@ def run_again(operation: Operation, storages: list[UntypedStorage], device: Devi
         try:
             result, spent_ns = device.timed(operation.plan, operation.func, args, kwargs)
         finally:
+            torch._C._set_grad_enabled(gradients)
             if before is not None:
                 device.set_random_state(kwargs, before)
         given = {storage._cdata for storage in storages}
         made = (tensor.untyped_storage() for tensor in tensors_in((result,)))
-        return list({storage._cdata: storage for storage in made if storage._cdata not in given}.values()), spent_ns
+        storages = list({storage._cdata: storage for storage in made if storage._cdata not in given}.values())
+    if len(storages) != len(operation.outputs) - len(operation.written):
+        raise IotwinError(f"{operation.func} returned another number of tensors when it was computed again")
+    return storages, spent_ns
 
 
 def _with_tensors(values: Any, storages: list[UntypedStorage]) -> tuple[Any, ...]:

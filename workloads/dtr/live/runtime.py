@@ -60,7 +60,8 @@ class Runtime(TorchDispatchMode):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        with self._lock:
+        """For calls from elsewhere than an operation: what the runtime computes must not be seen by the runtime."""
+        with self._lock, torch._C._DisableTorchDispatch():
             before, self.busy = self.busy, True
             try:
                 yield
@@ -114,8 +115,10 @@ class Runtime(TorchDispatchMode):
         keeping.acquire(inputs)
         try:
             written: list[Stored] = []
+            overwritten: list[int] = []
             if call.facts.written:
                 written = list(dict.fromkeys(keeping.find(tensor) for tensor in call.facts.modified(call.args, call.kwargs)))
+                overwritten = [inputs.index(keeping.content(one)) for one in written]
                 for one in written:
                     keeping.before_write(one, tracked and plan.fresh_bytes > TINY_BYTES)
             keeping.reserve_for(call, plan)
@@ -129,7 +132,7 @@ class Runtime(TorchDispatchMode):
                 if wanted:
                     operation = _record(call, plan, inputs, values)
                     operation.random_state = state
-                    operation.written = [inputs.index(one.value) for one in written if one.value is not None]
+                    operation.written = overwritten
                 keeping.results(operation, made, written, wanted)
         finally:
             keeping.release(inputs)

@@ -29,7 +29,7 @@ _entered = threading.Lock()
 class Account:
     """What a memory budget has cost so far. Times are in seconds; on a GPU, those of operations are estimates."""
 
-    budget_bytes: int
+    budget_bytes: int | None  # None: no limit
     peak_bytes: int
     allocator_peak_bytes: int  # by PyTorch's allocator of a GPU, with what kernels take; 0 on a CPU
     least_bytes: int  # the smallest budget with which each operation so far could have run
@@ -43,7 +43,8 @@ class Account:
     @property
     def over_budget(self) -> int:
         """The bytes by which the peak exceeds the budget. On a GPU, a kernel's first call may take more than expected."""
-        return max(0, max(self.peak_bytes, self.allocator_peak_bytes) - self.budget_bytes)
+        most = max(self.peak_bytes, self.allocator_peak_bytes)
+        return 0 if self.budget_bytes is None else max(0, most - self.budget_bytes)
 
     def document(self) -> dict[str, Any]:
         """Return the account as a JSON object."""
@@ -103,7 +104,7 @@ class Rematerialize(ExitStack):
         """What the budget has cost so far."""
         keeping = self._runtime.keeping
         return Account(
-            budget_bytes=keeping.budget,
+            budget_bytes=keeping.budget if keeping.budget != _NO_LIMIT else None,
             peak_bytes=keeping.peak,
             allocator_peak_bytes=keeping.device.allocator_peak(),
             least_bytes=keeping.least,

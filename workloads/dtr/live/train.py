@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from iotwin.common.units import format_size
-from iotwin.workloads.dtr.live.keeping import BudgetError
+from iotwin.workloads.dtr.live.memory import BudgetError
 from iotwin.workloads.dtr.live.session import Account, Rematerialize
 from iotwin.workloads.models import build, default_batch
 from iotwin.workloads.models.built import Built

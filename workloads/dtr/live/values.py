@@ -44,7 +44,7 @@ class Value:
     @property
     def resident(self) -> bool:
         """True if its bytes are in memory."""
-        return self.stored is not None and self.stored.resident
+        return self.stored is not None and self.stored.resident and self.stored.alive
 
     def forget(self) -> None:
         """Forget how to compute it, so that it is never evicted."""
@@ -76,7 +76,7 @@ class Argument:
 class Operation:
     """An operation that ran, with all that is needed to run it again."""
 
-    __slots__ = ("__weakref__", "args", "func", "inputs", "kwargs", "outputs", "plan", "random_state", "written")
+    __slots__ = ("__weakref__", "args", "func", "gradients", "inputs", "kwargs", "outputs", "plan", "random_state", "written")
 
     def __init__(self, func: Any, inputs: list[Value], plan: Any) -> None:
         self.func = func
@@ -84,6 +84,7 @@ class Operation:
         self.plan = plan
         self.args: Any = ()
         self.kwargs: dict[str, Any] = {}
+        self.gradients = torch.is_grad_enabled()  # some kernels return less if no gradients are wanted
         self.random_state: Tensor | None = None  # of the generator before it ran
         self.written: list[int] = []  # which of `inputs` it modifies
         # What it computed: for each storage of its results in order, then for each input that it modifies. None: not of interest.
@@ -113,6 +114,11 @@ class Stored:
         """The content of the storage, if any operation that can be repeated has read or computed it."""
         return self.owner or (self.seen() if self.seen is not None else None)
 
+    @property
+    def alive(self) -> bool:
+        """True until PyTorch frees the storage, which another thread may cause at any time."""
+        return self.reference() is not None
+
     def storage(self) -> UntypedStorage:
         """Return the storage, which must be alive."""
         found = self.reference()
@@ -120,21 +126,30 @@ class Stored:
             raise RuntimeError("a storage is used after PyTorch freed it")
         return found
 
-    def evict(self) -> None:
-        """Free the memory. Tensors on the storage keep their shape, and point nowhere."""
-        storage = self.storage()
+    def evict(self) -> bool:
+        """Free the memory. Tensors on the storage keep their shape, and point nowhere. Return False if it was freed before."""
+        storage = self.reference()
+        if storage is None:
+            return False
         if CAN_SWAP:
             storage._swap_data_ptr_(torch._C._construct_storage_from_data_pointer(_NOWHERE, storage.device, storage.nbytes()))
         else:
             storage.resize_(0)
         self.resident = False
+        return True
 
-    def fill(self, content: UntypedStorage) -> None:
-        """Bring the storage back to memory, with the content of another one of the same size, which is of no use afterwards."""
-        storage = self.storage()
+    def fill(self, content: UntypedStorage) -> bool:
+        """Bring the storage back to memory, with the content of another one of the same size, which is of no use afterwards.
+
+        Return False if PyTorch freed the storage before.
+        """
+        storage = self.reference()
+        if storage is None:
+            return False
         if CAN_SWAP:
             storage._swap_data_ptr_(content)
         else:
             storage.resize_(content.nbytes())
             storage.copy_(content)
         self.resident = True
+        return True

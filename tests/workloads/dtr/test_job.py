@@ -1,0 +1,62 @@
+"""The job with a memory budget: it reads real images, its numbers do not depend on the budget, and its log has the costs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from iotwin.main import main as iotwin
+from iotwin.workloads.dtr.__main__ import main
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    assert (
+        iotwin(["generate", "checkfreq", "-o", str(folder / "data"), "--samples", "24", "--classes", "4", "--scale", "0.1"]) == 0
+    )
+    return folder / "data"
+
+
+def job(images: Path, output: Path, *options: str) -> dict[str, Any]:
+    words = ["--data", str(images), "--output", str(output), "--batch-size", "4", "--threads", "1", *options]
+    assert main(words) == 0
+    found: dict[str, Any] = json.loads((output / "result.json").read_bytes())
+    return found
+
+
+def test_job_does_not_depend_on_its_budget(images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    free = job(images, tmp_path / "free", "--workers", "0")
+    budget = round(0.75 * free["memory"]["peak_bytes"])
+    capfd.readouterr()
+    limited = job(images, tmp_path / "limited", "--memory-budget", str(budget))
+    assert limited["train_loss"] == free["train_loss"]
+    assert limited["weights_sha256"] == free["weights_sha256"]
+    assert limited["memory"]["peak_bytes"] <= budget
+    assert limited["memory"]["rematerializations"] > 0
+    lines = [line.partition(":::MLLOG ")[2] for line in capfd.readouterr().out.splitlines()]
+    events = [json.loads(line) for line in lines if line]
+    spent = sum(event["value"]["duration"] for event in events if event["key"] == "remat_compute")
+    assert spent == pytest.approx(limited["memory"]["remat_compute_s"] * 1e9, abs=len(events))
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "text"),
+    [
+        (["--memory-budget", "10kB"], 1, "dtr: a memory budget of 10000 bytes cannot be kept"),
+        (["--memory-budget", "much"], 2, "dtr: size 'much' is not a positive number"),
+        (["--heuristic", "best"], 2, "dtr: unknown heuristic 'best'"),
+        (["--batch-size", "100000"], 1, "too few for a batch of 100000"),
+        (["--batch-size", "0"], 2, "--batch-size 0 must be at least 1"),
+    ],
+)
+def test_mistakes_end_in_one_line(
+    images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], options: list[str], status: int, text: str
+) -> None:
+    assert main(["--data", str(images), "--output", str(tmp_path), "--workers", "0", *options]) == status
+    errors = capfd.readouterr().err
+    assert text in errors
+    assert errors.count("\n") == 1

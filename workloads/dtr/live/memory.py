@@ -1,0 +1,147 @@
+"""Counts the bytes of storages, and makes room before an operation allocates."""
+
+import weakref
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage
+
+from iotwin.common.errors import IotwinError
+from iotwin.workloads.dtr.live.candidates import Candidates
+from iotwin.workloads.dtr.live.device_memory import DeviceMemory
+from iotwin.workloads.dtr.live.graph import EVICTED
+from iotwin.workloads.dtr.live.operations import AllocationPlan, OperatorCall
+from iotwin.workloads.dtr.live.values import Stored, Value
+from iotwin.workloads.dtr.simulator.heuristics import Heuristic
+
+_NEARLY = 0.8  # of the budget: above it, a GPU's allocator is asked for its exact bytes before each operation
+# Room for what a kernel on a GPU allocates for itself, as long as that is unknown: as much as cuBLAS takes on a Hopper GPU.
+_FIRST_CALL_BYTES = 32 << 20
+
+
+class BudgetError(IotwinError):
+    """The budget is too small for an operation, even if all that can be evicted is evicted."""
+
+
+class DtrMemory:
+    """The storages that operations have touched, their contents, and the budget in bytes of those on one device."""
+
+    def __init__(self, budget: int, heuristic: Heuristic, device: torch.device, **choice: Any) -> None:
+        self.budget = budget
+        self.limit: float = budget
+        self.device = DeviceMemory(device)
+        self.candidates = Candidates(heuristic, **choice)
+        self.used = self.device.allocated()
+        self.peak = self.used
+        self.least = 0  # the smallest budget with which all operations so far could have run
+        self.evictions = 0
+        self.clock = 1  # the operations' time so far, in ns; staleness is counted in it
+        self._storages: dict[int, Stored] = {}
+        self._dead: deque[int] = deque()  # addresses of storages that were freed since the last call of settle_deaths
+
+    def find(self, tensor: Tensor) -> Stored:
+        """Return what is known of the storage of a tensor."""
+        storage = tensor.untyped_storage()
+        return self._known(storage) or self._register(storage, counted=self.device.is_gpu)
+
+    def adopt(self, storage: UntypedStorage) -> Stored:
+        """Return a record of a storage that an operation has made."""
+        return self._known(storage) or self._register(storage, counted=False)
+
+    def _known(self, storage: UntypedStorage) -> Stored | None:
+        stored = self._storages.get(storage._cdata)
+        if stored is not None and stored.reference() is not storage:  # of a storage that was freed, at the same address
+            self.settle_deaths()
+            return None
+        return stored
+
+    def _register(self, storage: UntypedStorage, counted: bool) -> Stored:
+        """Begin to follow a storage. `counted`: `used` contains its bytes, as they were allocated on a GPU before."""
+        key, managed = storage._cdata, storage.device == self.device.device
+        size = self.device.rounded(storage.nbytes()) if managed else storage.nbytes()
+        stored = self._storages[key] = Stored(storage, size, managed, lambda _: self._dead.append(key))
+        if managed and not counted:
+            self.used += size
+            if self.used > self.peak:
+                self.reserve(0, "a tensor from outside")
+        return stored
+
+    def settle_deaths(self) -> None:
+        """Forget the storages that PyTorch has freed. Their contents can be computed again, as long as operations refer to them.
+
+        PyTorch may free a storage in any thread, while this object is in use. So its death is only noted then.
+        """
+        while self._dead:
+            stored = self._storages.pop(self._dead.popleft())
+            if stored.managed and stored.resident:
+                self.used -= stored.bytes
+            value, stored.owner = stored.owner, None
+            if value is not None and value.stored is stored:
+                if value.users:
+                    self.lost(value)
+                else:  # nothing needs it any more
+                    value.stored = None
+                    value.forget()
+
+    def lost(self, value: Value) -> None:
+        """Note that a value has no storage any more, or is about to be overwritten there."""
+        value.stored = value.kept = None
+        if value.slot and self.candidates.state[value.slot] != EVICTED:
+            self.candidates.evicted(value.slot)
+
+    def resized(self, tensor: Tensor) -> None:
+        """Note that an operation gave a tensor another storage, or its storage another size."""
+        stored = self.find(tensor)
+        size = self.device.rounded(tensor.untyped_storage().nbytes()) if stored.managed else stored.bytes
+        self.used += size - stored.bytes
+        stored.bytes = size
+
+    def content(self, stored: Stored) -> Value:
+        """Return the content of a storage. If nothing is known of it, it is a value that cannot be computed again."""
+        value = stored.value
+        if value is None:
+            value = Value(stored.bytes)
+            value.stored, stored.seen = stored, weakref.ref(value)
+        return value
+
+    def release_dropped(self) -> bool:
+        """Free storages that only the runtime keeps. Return False if there are none."""
+        return False
+
+    def reserve(self, size: int, purpose: Any, spare: int = 0) -> None:
+        """Evict until `size` bytes fit into the budget, and `spare` more if possible. Raises BudgetError if `size` do not fit."""
+        self.settle_deaths()
+        if self.used + size + spare > _NEARLY * self.limit:
+            self.used = self.device.allocated() or self.used
+            size = self.device.at_most(size)
+        self.least = max(self.least, self.used - self.candidates.evictable_bytes + size)
+        while self.used + size + spare > self.limit:
+            self.settle_deaths()
+            victim = self.candidates.choose(self.clock)
+            if victim is not None:
+                self._evict(victim)
+            elif self.used + size <= self.limit:
+                break
+            elif not self.release_dropped():
+                raise BudgetError(
+                    f"a memory budget of {self.budget} bytes cannot be kept: {purpose} needs {size} bytes, besides {self.used} "
+                    f"that it reads or that cannot be computed again; the budget must be at least {self.least} bytes"
+                )
+        self.peak = max(self.peak, self.used + size)
+
+    def reserve_for(self, call: OperatorCall, plan: AllocationPlan) -> None:
+        """Make room for a call, before its first call also for what its kernels might take besides."""
+        spare = _FIRST_CALL_BYTES if self.device.is_gpu and not plan.calls else 0
+        self.reserve(plan.fresh_bytes + plan.workspace_bytes, call.func, spare)
+
+    def _evict(self, value: Value) -> None:
+        stored = value.holder
+        if stored.owner is not value:
+            self.lost(value)  # only the runtime kept it: its storage ends with this reference
+        elif stored.evict():
+            self.used -= stored.bytes
+            self.candidates.evicted(value.slot)
+        else:
+            return  # it was freed
+        self.evictions += 1
