@@ -7,7 +7,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from iotwin.benchmark.emulator.journal import Measured, StepParts
+from iotwin.benchmark.emulator.loaders.base import Fetched
+from iotwin.benchmark.emulator.results.ai_events import rank_events
 from iotwin.main import main
+from iotwin.workload_yaml import Config, Dataset
 
 WORDS = [
     "++workload.workflow.generate_data=True", "++workload.workflow.checkpoint=True", "++workload.dataset.num_files_train=18",
@@ -44,6 +48,8 @@ def test_every_rank_has_the_events_of_its_run(output: Path) -> None:
             ("data", "preprocess"): 2 * (8 + 3), ("checkpoint", "capture"): saved,
         })  # fmt: skip
         assert len({event["id"] for event in found}) == len(found)
+        threads = {(event["name"] in ("item", "preprocess"), event["tid"]) for event in found}
+        assert threads == {(True, 1), (False, 0)}  # loaders have a thread of their own
 
 
 def test_times_are_those_of_the_steps(output: Path) -> None:
@@ -56,6 +62,15 @@ def test_times_are_those_of_the_steps(output: Path) -> None:
     assert between == pytest.approx(((steps["start_ns"] - steps["start_ns"].iloc[0]) / 1000).tolist(), abs=1.5)
     for event in events(output / "trace-1-of-2.pfw"):
         assert root["ts"] - 1e6 < event["ts"] <= root["ts"] + root["dur"]
+
+
+def test_samples_of_a_batch_whose_start_is_unknown_end_when_the_batch_arrives() -> None:
+    measured = Measured(0, wall_ahead_ns=0)
+    fetched = Fetched(samples=2, size_bytes=10, read_ns=200, preprocess_ns=100)
+    measured.steps.add("train", 1, 1, 1, StepParts(1000, 500, 40, 0, 0, 540), fetched)
+    found = {event.name: event for event in rank_events(Config(dataset=Dataset(format="npz")), measured)}
+    assert (found["item"].start_ns.tolist(), found["item"].duration_ns.tolist()) == ([1200, 1350], [150, 150])
+    assert (found["preprocess"].start_ns.tolist(), found["preprocess"].duration_ns.tolist()) == ([1300, 1450], [50, 50])
 
 
 def test_checkpoints_alone_have_pauses_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,8 @@ def test_think_times_run_from_end_to_start_and_a_poll_before_a_read_is_its_wait(
         ("PIPE_WRITE", 0, 4),
         ("END", 0, 55),
     ]
+    inserted = np.isin(recording.columns["op"], [Op.START, Op.JOIN, Op.END])  # rows that stand for no call on a file
+    assert all(set(recording.columns[name][inserted].tolist()) == {-1} for name in ("fd", "offset"))
     assert [(file.name, file.written, file.size_bytes) for file in recording.header.files] == [
         ("in.bin", False, 1000),
         ("m.tmp", True, 0),
