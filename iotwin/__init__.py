@@ -96,7 +96,7 @@ def fit(trace: Trace | str | os.PathLike[str]) -> Twin:
 
 def dtr(
     budget: int | str | None, heuristic: str = "DTREqClass", *, device: str | None = None, sampling: bool = False,
-    ignore_small: bool = False, seed: int = 0,
+    ignore_small: bool = False, seed: int = 0, offload: str | os.PathLike[str] | None = None,
 ) -> Rematerialize:  # fmt: skip
     """Return a context manager that limits PyTorch's tensors to `budget` bytes, such as "4GiB", by recomputation (docs/dtr.md).
 
@@ -104,4 +104,6 @@ def dtr(
     """
     from iotwin.workloads.dtr.live.session import Rematerialize
 
-    return Rematerialize(budget, heuristic, device=device, sampling=sampling, ignore_small=ignore_small, seed=seed)
+    return Rematerialize(
+        budget, heuristic, device=device, sampling=sampling, ignore_small=ignore_small, seed=seed, offload=offload
+    )

@@ -23,6 +23,7 @@ class DtrConfig:
         "bytes that tensors may take, such as 4GiB; default: no limit", None, type=str, metavar="SIZE"
     )
     heuristic: str = option("what chooses the tensor to evict", "h_eq", metavar="NAME")
+    offload: Path | None = option("save evicted tensors to a file in DIR if that is faster", None, type=Path, metavar="DIR")
     epochs: int = option("epochs to train", 1, least=1)
     batch_size: int = option("images in a step", 16, least=1)
     workers: int = option("loader processes; 0: none", 1, least=0)

@@ -50,7 +50,7 @@ class DtrJob:
         with torch.device(config.device):
             self.network = build(config.model, config.preset, len(classes)).module
         self._optimizer = torch.optim.SGD(self.network.parameters(), config.learning_rate, momentum=0.9)
-        self.session = Rematerialize(config.budget_bytes, config.heuristic, device=config.device)
+        self.session = Rematerialize(config.budget_bytes, config.heuristic, device=config.device, offload=config.offload)
         self.times, self.losses = StepMeter(), list[float]()
         points = {
             "seed": config.seed,

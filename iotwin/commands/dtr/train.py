@@ -24,6 +24,7 @@ class DtrTrainCommand(Command):
         parser.add_argument("--device", default="cpu", metavar="NAME", help="device to train on (default cpu)")
         parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="seed of weights and inputs (default 0)")
         parser.add_argument("--compare-plain", action="store_true", help="train without a budget, too, and compare")
+        parser.add_argument("--offload", metavar="DIR", help="save evicted tensors to a file in DIR if that is faster")
         parser.add_argument("--sampling", action="store_true", help="score a random sample of the candidates only")
         parser.add_argument("--ignore-small", action="store_true", help="never evict tensors below 1 %% of the mean size")
 
@@ -50,7 +51,7 @@ class DtrTrainCommand(Command):
             return Outcome(train_plain(training))
         return Outcome(train(
             training, None if args.budget is None else parse_size(args.budget), ratio=share, compare_plain=args.compare_plain,
-            heuristic=args.heuristic, sampling=args.sampling, ignore_small=args.ignore_small,
+            heuristic=args.heuristic, sampling=args.sampling, ignore_small=args.ignore_small, offload=args.offload,
         ))  # fmt: skip
 
     def show(self, document: dict[str, Any]) -> None:

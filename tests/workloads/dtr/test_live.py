@@ -1,9 +1,12 @@
 """Training within a memory budget: the budget holds at every allocation, and every number equals that of plain training."""
 
+import errno
 import gc
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from iotwin.common.errors import UsageError  # noqa: E402
 from iotwin.workloads.dtr.live import values  # noqa: E402
 from iotwin.workloads.dtr.live.memory import BudgetError  # noqa: E402
+from iotwin.workloads.dtr.live.offload import OffloadFile  # noqa: E402
 from iotwin.workloads.dtr.live.session import Account, Rematerialize  # noqa: E402
 from iotwin.workloads.dtr.live.train import BudgetedTraining, train, train_plain  # noqa: E402
 from iotwin.workloads.dtr.simulator.heuristics import HEURISTICS  # noqa: E402
@@ -51,7 +55,7 @@ def trained(make: Callable[[], nn.Module], step: Step, budget: int | str | None 
             optimizer.step()
             losses.append(loss.item())
     gradients = [parameter.grad for parameter in module.parameters()]
-    account = Account(0, 0, 0, 0, 0, 0, 0, 0, 0, 0) if budget == "plain" else context.account
+    account = Rematerialize(None, device="cpu").account if budget == "plain" else context.account
     return (losses, gradients, list(module.state_dict().values()), torch.get_rng_state()), account
 
 
@@ -291,6 +295,63 @@ def test_tensors_that_leave_are_whole() -> None:
     assert session.account.evictions > 0
     assert read == (20_000, 3)
     assert [tensor.sum().item() for tensor in kept] == [10_000, 60_000, 110_000, 160_000, 210_000]
+
+
+@pytest.mark.parametrize("swap", [True, False])
+def test_saved_tensors_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swap: bool) -> None:
+    """If the storage is said to take no time, each evicted tensor is saved, and none is computed again."""
+    monkeypatch.setattr(OffloadFile, "save_ns", lambda self, size: 0)
+    monkeypatch.setattr(OffloadFile, "load_ns", lambda self, size: 0)
+    for module in ("values", "keeping", "runtime"):
+        monkeypatch.setattr(f"iotwin.workloads.dtr.live.{module}.CAN_SWAP", swap and values.CAN_SWAP)
+    plain, _ = trained(MODULES["dropout in place"], _views)
+    _, free = trained(MODULES["dropout in place"], _views, None)
+    limited, account = trained(MODULES["dropout in place"], _views, free.peak_bytes * 3 // 4, offload=tmp_path)
+    assert_equal(plain, limited)
+    assert account.peak_bytes <= (account.budget_bytes or 0)
+    assert account.rematerializations == 0
+    assert account.evictions > 0
+    assert account.restored_bytes > 0
+    assert account.offloaded_bytes > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_offload_file_gives_back_what_it_was_given(tmp_path: Path) -> None:
+    """Copies of all sizes are equal to what was saved; places that are free again are used again."""
+    file = OffloadFile(tmp_path)
+    for _ in range(3):
+        tensors = [torch.randn(size) for size in (1, 1000, 1024, 300_000, 600_001)]
+        copies = [file.save(tensor.untyped_storage()) for tensor in tensors]
+        for tensor, copy in reversed(list(zip(tensors, copies, strict=True))):
+            assert copy is not None
+            found = copy.read(torch.device("cpu"))
+            assert torch.equal(torch.empty(0).set_(found), tensor)
+        del copies, copy
+    assert file.traffic_bytes == (3 * 4 * 902_026, 3 * 4 * 902_026)
+    assert os.fstat(file._file.fileno()).st_size < 6_000_000
+
+
+def test_full_file_system_is_noted_and_tensors_are_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    real = Rematerialize(None, device="cpu", offload=tmp_path)
+    assert real.account.offloaded_bytes == 0
+    monkeypatch.setattr(OffloadFile, "save_ns", lambda self, size: 0)
+    monkeypatch.setattr(OffloadFile, "load_ns", lambda self, size: 0)
+    with Rematerialize(300_000, device="cpu", offload=tmp_path) as session:
+        monkeypatch.setattr(os, "pwrite", full)
+        hidden = [torch.ones(100, 100)]
+        for _ in range(12):
+            hidden.append(hidden[-1] + 1)
+    assert [int(tensor[0, 0]) for tensor in hidden] == list(range(1, 14))
+    assert session.account.rematerializations > 0
+    assert "computed again, not saved: No space left" in capsys.readouterr().err
+    monkeypatch.undo()
+    with pytest.raises(UsageError, match="cannot hold evicted tensors: No such file"):
+        Rematerialize(1, device="cpu", offload=tmp_path / "none")
 
 
 def test_impossible_budget_ends_in_one_line() -> None:

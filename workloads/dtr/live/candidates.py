@@ -68,6 +68,11 @@ class Candidates(ValueGraph):
         super().computed(slot, locked)
         self._reached.changed(slot)
 
+    def recompute_ns(self, slot: int) -> float:
+        """Return what computing the value of the row again costs, by the heuristic: with what must be computed before it."""
+        found = self._numerators(np.array([slot])) if self._heuristic.cost != eviction.UNIT else self.cost[[slot]]
+        return float(found[0])
+
     def choose(self, clock: int) -> Any:
         """Return the value with the lowest score, or None if none can be evicted."""
         begin = perf_counter_ns()

@@ -105,21 +105,27 @@ class Keeping(DtrMemory):
         """Compute an evicted value, and first what it is computed from, as far as that was evicted."""
         waiting: list[Operation] = []
         try:
-            missing: Value | None = value
-            while missing is not None:
-                operation = missing.operation
-                if operation is None:
-                    raise RuntimeError("a value is missing that no operation computes")
-                self._lock(operation.inputs)
-                waiting.append(operation)
-                missing = _first_missing(operation)
-                while missing is None and waiting:
+            while not value.resident:
+                missing = _first_missing(waiting[-1]) if waiting else value
+                if missing is None:
                     if self._repeat(waiting[-1]):
                         self.release(waiting.pop().inputs)
-                    missing = _first_missing(waiting[-1]) if waiting else None
+                elif missing.saved is not None:
+                    self._load(missing)
+                elif missing.operation is not None:
+                    self._lock(missing.operation.inputs)
+                    waiting.append(missing.operation)
+                else:
+                    raise RuntimeError("a value is missing that no operation computes")
         finally:
             for operation in waiting:
                 self.release(operation.inputs)
+
+    def _load(self, value: Value) -> None:
+        """Read an evicted value back from the file."""
+        copied = 0 if CAN_SWAP or value.stored is None else value.bytes
+        self.reserve(value.bytes + copied, "a saved tensor")
+        self._place(value, value.saved.read(self.device.device), None)
 
     def _repeat(self, operation: Operation) -> bool:
         """Run an operation again, whose inputs are in memory, and keep those of its results that are missing and of use.

@@ -11,6 +11,7 @@ from iotwin.common.errors import IotwinError
 from iotwin.workloads.dtr.live.candidates import Candidates
 from iotwin.workloads.dtr.live.device_memory import DeviceMemory
 from iotwin.workloads.dtr.live.graph import EVICTED
+from iotwin.workloads.dtr.live.offload import OffloadFile
 from iotwin.workloads.dtr.live.operations import AllocationPlan, OperatorCall
 from iotwin.workloads.dtr.live.values import Stored, Value
 from iotwin.workloads.dtr.simulator.heuristics import Heuristic
@@ -27,11 +28,14 @@ class BudgetError(IotwinError):
 class DtrMemory:
     """The storages that operations have touched, their contents, and the budget in bytes of those on one device."""
 
-    def __init__(self, budget: int, heuristic: Heuristic, device: torch.device, **choice: Any) -> None:
+    def __init__(
+        self, budget: int, heuristic: Heuristic, device: torch.device, offload: OffloadFile | None = None, **choice: Any
+    ) -> None:  # fmt: skip
         self.budget = budget
         self.limit: float = budget
         self.device = DeviceMemory(device)
         self.candidates = Candidates(heuristic, **choice)
+        self.offload = offload
         self.used = self.device.allocated()
         self.peak = self.used
         self.least = 0  # the smallest budget with which all operations so far could have run
@@ -137,6 +141,8 @@ class DtrMemory:
 
     def _evict(self, value: Value) -> None:
         stored = value.holder
+        if self.offload is not None and value.saved is None:
+            self._save(value, stored, self.offload)
         if stored.owner is not value:
             self.lost(value)  # only the runtime kept it: its storage ends with this reference
         elif stored.evict():
@@ -145,3 +151,13 @@ class DtrMemory:
         else:
             return  # it was freed
         self.evictions += 1
+
+    def _save(self, value: Value, stored: Stored, offload: OffloadFile) -> None:
+        """Save a value that is about to be evicted, if writing and reading it is faster than computing it again."""
+        storage = stored.reference()
+        size = value.bytes
+        if storage is None or offload.save_ns(size) + offload.load_ns(size) >= self.candidates.recompute_ns(value.slot):
+            return
+        value.saved = offload.save(storage)
+        if value.saved is not None:
+            self.candidates.cost[value.slot] = offload.load_ns(size)  # from now on, it costs no more to bring it back

@@ -90,7 +90,7 @@ class Runtime(TorchDispatchMode):
 
     def pin(self, tensor: Tensor) -> None:
         """Bring a tensor to memory, and never evict it again."""
-        if _plain(tensor):
+        if _plain(tensor) and not self._forked:
             with self._alone():
                 self.keeping.pin(self.keeping.find(tensor))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -14,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from iotwin.common.errors import UsageError
 from iotwin.common.units import parse_size
+from iotwin.workloads.dtr.live.offload import OffloadFile
 from iotwin.workloads.dtr.live.runtime import Runtime
 from iotwin.workloads.dtr.simulator.heuristics import heuristic_named
 
@@ -35,6 +38,9 @@ class Account:
     least_bytes: int  # the smallest budget with which each operation so far could have run
     evictions: int
     rematerializations: int
+    offloaded_bytes: int  # written to the file of evicted tensors
+    restored_bytes: int  # read from it
+    offload_s: float
     base_compute_s: float
     remat_compute_s: float
     search_s: float
@@ -58,13 +64,14 @@ class Rematerialize(ExitStack):
     the tensors that operations read or make. On a CPU, the memory that a kernel frees before it returns is not known.
 
     budget: bytes, or a text such as "4GiB"; None: no limit, but an account. device: "cpu" or a GPU ("cuda", "cuda:1"); by
-    default the GPU, if there is one. sampling, ignore_small: search fewer candidates, as DTR's prototype can.
+    default the GPU, if there is one. sampling, ignore_small: search fewer candidates, as DTR's prototype can. offload: a folder
+    for a file in which evicted tensors are saved if that is faster than computing them again.
     Raises UsageError for wrong values, and BudgetError from within the block if an operation does not fit.
     """
 
     def __init__(
         self, budget: int | str | None, heuristic: str = "DTREqClass", *, device: str | None = None, sampling: bool = False,
-        ignore_small: bool = False, seed: int = 0,
+        ignore_small: bool = False, seed: int = 0, offload: str | os.PathLike[str] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         limit = parse_size(budget) if isinstance(budget, str) else budget
@@ -75,9 +82,10 @@ class Rematerialize(ExitStack):
             raise UsageError(f"a memory budget is for the device cpu or cuda, not {chosen.type}")
         if chosen.type == "cuda" and not torch.cuda.is_available():
             raise UsageError("a memory budget for cuda needs a GPU that PyTorch can use")
+        file = None if offload is None else OffloadFile(Path(offload))
         self._runtime = Runtime(
             limit if limit is not None else _NO_LIMIT, heuristic_named(heuristic), chosen,
-            sampling=sampling, ignore_small=ignore_small, seed=seed,
+            sampling=sampling, ignore_small=ignore_small, seed=seed, offload=file,
         )  # fmt: skip
 
     def __enter__(self) -> Self:
@@ -103,6 +111,8 @@ class Rematerialize(ExitStack):
     def account(self) -> Account:
         """What the budget has cost so far."""
         keeping = self._runtime.keeping
+        file = keeping.offload
+        written, read = (0, 0) if file is None else file.traffic_bytes
         return Account(
             budget_bytes=keeping.budget if keeping.budget != _NO_LIMIT else None,
             peak_bytes=keeping.peak,
@@ -110,6 +120,9 @@ class Rematerialize(ExitStack):
             least_bytes=keeping.least,
             evictions=keeping.evictions,
             rematerializations=keeping.rematerializations,
+            offloaded_bytes=written,
+            restored_bytes=read,
+            offload_s=0 if file is None else (file.write_ns + file.read_ns) / 1e9,
             base_compute_s=keeping.base_ns / 1e9,
             remat_compute_s=keeping.remat_ns / 1e9,
             search_s=keeping.candidates.search_ns / 1e9,

@@ -21,7 +21,7 @@ _NOWHERE = 1 << 55
 class Value:
     """The content of a storage between two writes. `operation` computes it; None if nothing can, so that it is never evicted."""
 
-    __slots__ = ("__weakref__", "bytes", "graph", "kept", "locks", "operation", "output", "slot", "stored", "users")
+    __slots__ = ("__weakref__", "bytes", "graph", "kept", "locks", "operation", "output", "saved", "slot", "stored", "users")
 
     def __init__(self, size: int, operation: "Operation | None" = None, output: int = -1) -> None:
         self.bytes = size
@@ -29,6 +29,7 @@ class Value:
         self.output = output  # its index among the results and modified arguments of the operation
         self.stored: Stored | None = None  # the storage that holds it, or held it before its eviction
         self.kept: UntypedStorage | None = None  # keeps the storage alive although the program dropped it
+        self.saved: Any = None  # its `SavedCopy` in a file, if it was evicted to one
         self.locks = 0  # operations that are about to read it
         self.users: list[weakref.ref[Operation]] = []  # the operations that read it
         self.slot = 0  # its row in `graph`; 0 if it has none
