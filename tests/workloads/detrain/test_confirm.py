@@ -33,6 +33,9 @@ def _imported():
 
 
 def _main(words: list[str], folder: Path) -> None:
+    import torch
+
+    torch.set_num_threads(1)  # the threads of the test process do not exist in this one: waiting for them would never end
     os.chdir(folder)
     sys.argv = ["observed_loops", *words]
     with (folder / "output").open("w") as output:
