@@ -242,7 +242,7 @@ READ = 28 * (4 << 20)  # bytes of its data set that a run of Job reads, in less 
         ("read=1GB", DeviceReads(0, 0), "not cold: the disks gave it 0 B"),
         ("read=2MB", DeviceReads(READ, 10), "not capped: it read 112 MiB in"),
         ("read=20MB", DeviceReads(10 * READ, 10), "not capped"),
-        ("requests=60", DeviceReads(READ, 5000), "not capped: the disks served 5000 requests in"),
+        ("requests=60", DeviceReads(READ, 5000), "not capped: the disks served 5,000 requests in"),
     ],
 )
 def test_a_row_whose_change_was_not_in_force_says_so_and_has_no_ratio(twin, machine, tmp_path, change, disks, says):
