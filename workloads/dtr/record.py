@@ -6,7 +6,6 @@ tensor that autograd saves when autograd frees it.
 
 import time
 import weakref
-from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from iotwin.common.files import write_whole
+from iotwin.workloads.dtr.live.operations import tensors_in
 from iotwin.workloads.dtr.simulator.log_format import write_line
 from iotwin.workloads.models import build, default_batch
 
@@ -99,16 +99,16 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         entered = time.perf_counter_ns()
         operator, written = _facts(func)
-        read = _tensors(args)
+        read = tensors_in(args)
         if kwargs:
-            read += _tensors(kwargs.values())
+            read += tensors_in(kwargs.values())
         sources = [self._live.get(id(tensor)) or self._constant(tensor) for tensor in read]
         begin = time.perf_counter_ns()
         result = func(*args, **(kwargs or {}))
         returned = time.perf_counter_ns()
         cost = returned - begin
         self.operations += 1
-        made = _tensors((result,))
+        made = tensors_in((result,))
         if self._fake:
             cost = _estimate(read, made, str(func))
         names = [source.name for source in sources]
@@ -167,16 +167,6 @@ def _update_storage(followed: _TrackedTensor, tensor: Any) -> None:
     followed.storage, followed.bytes = storage._cdata, storage.nbytes()
 
 
-def _tensors(values: Iterable[Any]) -> list[Any]:
-    found: list[Any] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += _tensors(value)
-    return found
-
-
 @cache
 def _facts(func: Any) -> tuple[str, tuple[tuple[int, str], ...]]:
     """Return (name of an operation, arguments that it modifies in place as (position, name)), according to its torch schema."""
@@ -191,7 +181,7 @@ def _facts(func: Any) -> tuple[str, tuple[tuple[int, str], ...]]:
 def _written_indices(written: tuple[tuple[int, str], ...], args: Any, kwargs: dict[str, Any], read: list[Any]) -> list[int]:
     index_of = {id(tensor): index for index, tensor in reversed(list(enumerate(read)))}
     values = [args[position] if position < len(args) else kwargs.get(name) for position, name in written]
-    return sorted({index_of[id(tensor)] for tensor in _tensors(values)})
+    return sorted({index_of[id(tensor)] for tensor in tensors_in(values)})
 
 
 def _estimate(read: list[Any], made: list[Any], name: str) -> int:

@@ -1,8 +1,10 @@
 """Training within a memory budget: the budget holds at every allocation, and every number equals that of plain training."""
 
+import copy
 import errno
 import gc
 import os
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -188,7 +190,7 @@ def test_search_options_train_exactly() -> None:
 
 
 def test_pytorch_that_cannot_exchange_memory_trains_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("values", "keeping", "runtime"):
+    for module in ("values", "rematerializer", "runtime"):
         monkeypatch.setattr(f"iotwin.workloads.dtr.live.{module}.CAN_SWAP", False)
     assert_exact(MODULES["in place"], _views)
 
@@ -212,6 +214,75 @@ def test_operation_that_changes_what_it_reads_is_repeated_on_the_old_content() -
     found, limited = run(account.peak_bytes * 8 // 10)
     assert limited.rematerializations > 0
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_calls_on_other_devices_are_planned_apart() -> None:
+    """Results on a device without a budget take no bytes of the budget's device, whatever was called before."""
+    with Rematerialize(None, device="cpu") as session:
+        _ = torch.ones(300, 300, device="meta") + 1
+        before = session.account.peak_bytes
+        kept = torch.ones(300, 300) + 1
+    assert before == 0
+    assert session.account.peak_bytes == 2 * kept.nbytes
+
+
+def test_operation_that_writes_two_kinds_of_storages_is_repeated_on_the_old_contents() -> None:
+    """It reads and changes a small counter, which is never evicted, and a large tensor, which is."""
+    torch.library.define("iotwin_tests::add_and_count", "(Tensor(a!) sums, Tensor(b!) counter) -> ()")
+
+    def add_and_count(sums: Tensor, counter: Tensor) -> None:
+        sums.add_(counter)
+        counter.add_(1)
+
+    torch.library.impl("iotwin_tests::add_and_count", "CPU", add_and_count)
+
+    def run(budget: int | None) -> tuple[list[Tensor], Account]:
+        counter, kept = torch.ones(1), []
+        with Rematerialize(budget, device="cpu") as session:
+            for _ in range(6):
+                sums = torch.zeros(10_000)
+                torch.ops.iotwin_tests.add_and_count(sums, counter)
+                kept.append(sums)
+        return [*kept, counter], session.account
+
+    expected, account = run(None)
+    found, limited = run(account.peak_bytes * 6 // 10)
+    assert limited.rematerializations > 0
+    assert [int(tensor[0]) for tensor in expected] == [1, 2, 3, 4, 5, 6, 7]
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_result_that_grows_is_counted_and_stays() -> None:
+    """PyTorch enlarges a result `out` that is too small; the bytes count, and the numbers are right."""
+    with Rematerialize(200_000, device="cpu") as session:
+        base = torch.ones(5000)
+        grown = torch.empty(300)
+        with pytest.warns(UserWarning, match="was resized"):
+            torch.mul(base, 3, out=grown)
+        rest = [base + number for number in range(20)]
+        total = sum(float(tensor.sum()) for tensor in rest)
+        del rest
+    assert session.account.peak_bytes <= 200_000
+    assert session.account.evictions > 0
+    assert total == 5000 * (20 + sum(range(20)))
+    assert int(grown.sum()) == 15_000
+
+
+def test_copies_of_evicted_tensors_are_whole(tmp_path: Path) -> None:
+    """What copies, prints or saves tensors reads them without operations that the runtime sees as such."""
+    with Rematerialize(400_000, device="cpu") as session:
+        hidden = [torch.ones(100, 100)]
+        for _ in range(20):
+            hidden.append(hidden[-1] + 1)
+        copied = copy.deepcopy(hidden[1])
+        torch.save(hidden[2], tmp_path / "tensor.pt")
+        pickled = pickle.loads(pickle.dumps(hidden[3]))
+        with torch.inference_mode():
+            shown = repr(hidden[4] * 2)
+        del hidden
+    assert session.account.evictions > 0
+    assert (copied[0, 0], torch.load(tmp_path / "tensor.pt")[0, 0], pickled[0, 0]) == (2, 3, 4)
+    assert "10." in shown
 
 
 def test_own_optimizer_trains_exactly() -> None:
@@ -302,7 +373,7 @@ def test_saved_tensors_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """If the storage is said to take no time, each evicted tensor is saved, and none is computed again."""
     monkeypatch.setattr(OffloadFile, "save_ns", lambda self, size: 0)
     monkeypatch.setattr(OffloadFile, "load_ns", lambda self, size: 0)
-    for module in ("values", "keeping", "runtime"):
+    for module in ("values", "rematerializer", "runtime"):
         monkeypatch.setattr(f"iotwin.workloads.dtr.live.{module}.CAN_SWAP", swap and values.CAN_SWAP)
     plain, _ = trained(MODULES["dropout in place"], _views)
     _, free = trained(MODULES["dropout in place"], _views, None)
@@ -316,17 +387,35 @@ def test_saved_tensors_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not list(tmp_path.iterdir())
 
 
+def test_saved_tensors_that_cannot_be_read_are_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: Any) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(OffloadFile, "save_ns", lambda self, size: 0)
+    monkeypatch.setattr(OffloadFile, "load_ns", lambda self, size: 0)
+    with Rematerialize(200_000, device="cpu", offload=tmp_path) as session:
+        monkeypatch.setattr(os, "preadv", broken)
+        hidden = [torch.ones(100, 100)]
+        for _ in range(12):
+            hidden.append(hidden[-1] + 1)
+    assert [int(tensor[0, 0]) for tensor in hidden] == list(range(1, 14))
+    assert session.account.offloaded_bytes > 0
+    assert "cannot be read: Input/output error" in capsys.readouterr().err
+
+
 def test_offload_file_gives_back_what_it_was_given(tmp_path: Path) -> None:
     """Copies of all sizes are equal to what was saved; places that are free again are used again."""
     file = OffloadFile(tmp_path)
     for _ in range(3):
         tensors = [torch.randn(size) for size in (1, 1000, 1024, 300_000, 600_001)]
         copies = [file.save(tensor.untyped_storage()) for tensor in tensors]
-        for tensor, copy in reversed(list(zip(tensors, copies, strict=True))):
-            assert copy is not None
-            found = copy.read(torch.device("cpu"))
+        for tensor, saved in reversed(list(zip(tensors, copies, strict=True))):
+            assert saved is not None
+            found = saved.read(torch.device("cpu"))
             assert torch.equal(torch.empty(0).set_(found), tensor)
-        del copies, copy
+        del copies, saved
     assert file.traffic_bytes == (3 * 4 * 902_026, 3 * 4 * 902_026)
     assert os.fstat(file._file.fileno()).st_size < 6_000_000
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from iotwin.workloads.dtr.live.graph import EVICTABLE, EVICTED, ValueGraph
-from iotwin.workloads.dtr.live.reached import Reached
+from iotwin.workloads.dtr.live.neighbourhoods import Neighbourhoods
 from iotwin.workloads.dtr.simulator import eviction
 from iotwin.workloads.dtr.simulator.heuristics import Heuristic
 
@@ -21,18 +21,18 @@ class Candidates(ValueGraph):
         self._heuristic, self._sampling, self._ignore_small = heuristic, sampling, ignore_small
         self._random = np.random.default_rng(seed)
         self._sets = heuristic.cost == eviction.SETS
-        self._reached = Reached(self)
+        self._neighbourhoods = Neighbourhoods(self)
         self.search_ns = 0
         self.cost_ns = 0
 
     def add(self, value: Any, reference: Any, cost_ns: int, parents: list[int], clock: int) -> None:
         """Add a row, as in the graph."""
         super().add(value, reference, cost_ns, parents, clock)
-        self._reached.forget(value.slot)
+        self._neighbourhoods.forget(value.slot)
 
     def remove(self, slot: int) -> None:
         """Remove a row, as in the graph."""
-        self._reached.forget(slot)
+        self._neighbourhoods.forget(slot)
         if self._sets and self.state[slot] == EVICTED:
             self.set_cost[self.set_of[slot]] -= self.cost[slot]
         super().remove(slot)
@@ -48,7 +48,7 @@ class Candidates(ValueGraph):
                     self.set_of[self.set_of == other] = own
                     self.set_cost[own] += self.set_cost[other]
                     self.set_cost[other] = 0
-        self._reached.changed(slot)
+        self._neighbourhoods.changed(slot)
 
     def _new_set(self, slot: int) -> int:
         """Put the row into a separate set, whose number no evicted row has, and return that number."""
@@ -66,7 +66,7 @@ class Candidates(ValueGraph):
         if self._sets:
             self.set_cost[self.set_of[slot]] -= self.cost[slot]
         super().computed(slot, locked)
-        self._reached.changed(slot)
+        self._neighbourhoods.changed(slot)
 
     def recompute_ns(self, slot: int) -> float:
         """Return what computing the value of the row again costs, by the heuristic: with what must be computed before it."""
@@ -101,7 +101,7 @@ class Candidates(ValueGraph):
             return int(pool[np.argmin(scores)])
         scores = self._numerators(pool)
         if rule.cost == eviction.UNION:
-            staleness = np.maximum(clock - self._reached.latest(pool), 1).astype(float)
+            staleness = np.maximum(clock - self._neighbourhoods.latest(pool), 1).astype(float)
         if rule.by_size:
             scores = scores / self.size[pool]
         if rule.by_staleness:
@@ -116,7 +116,7 @@ class Candidates(ValueGraph):
             return self.cost[pool]
         if kind == eviction.SETS:
             return self.cost[pool] + self._sets_beside(pool)
-        return self.cost[pool] + self._reached.costs(pool, kind)
+        return self.cost[pool] + self._neighbourhoods.costs(pool, kind)
 
     def _sets_beside(self, pool: Any) -> Any:
         """For each row of `pool`, sum the costs of the distinct sets of its evicted neighbours."""

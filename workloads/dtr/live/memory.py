@@ -94,12 +94,17 @@ class DtrMemory:
         if value.slot and self.candidates.state[value.slot] != EVICTED:
             self.candidates.evicted(value.slot)
 
-    def resized(self, tensor: Tensor) -> None:
-        """Note that an operation gave a tensor another storage, or its storage another size."""
-        stored = self.find(tensor)
-        size = self.device.rounded(tensor.untyped_storage().nbytes()) if stored.managed else stored.bytes
-        self.used += size - stored.bytes
-        stored.bytes = size
+    def resized(self, storages: list[Stored]) -> bool:
+        """Note the sizes of storages that an operation may have changed. Return True if it has changed one."""
+        before = self.used
+        for stored in storages:
+            if stored.managed:
+                size = self.device.rounded(stored.storage().nbytes())
+                self.used += size - stored.bytes
+                stored.bytes = size
+        if self.used > before:
+            self.reserve(0, "a storage that grew")
+        return self.used != before
 
     def content(self, stored: Stored) -> Value:
         """Return the content of a storage. If nothing is known of it, it is a value that cannot be computed again."""

@@ -23,14 +23,14 @@ _ASYNCHRONOUS = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_
 # Operations on a GPU that may return other bits when they are computed again: their result depends on the order in which threads
 # add (as PyTorch documents for torch.use_deterministic_algorithms), or cuDNN keeps a hidden random state.
 _NOT_REPEATABLE_ON_GPU = {
-    "_cudnn_rnn", "_cudnn_rnn_backward", "_cudnn_init_dropout_state",
-    "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward", "bincount", "cumsum",
-    "avg_pool3d_backward", "embedding_dense_backward", "_embedding_bag_dense_backward", "grid_sampler_2d_backward",
+    "_cudnn_rnn", "_cudnn_rnn_backward", "_cudnn_init_dropout_state", "_adaptive_avg_pool2d_backward",
+    "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward", "avg_pool3d_backward", "bincount", "cumsum",
+    "embedding_dense_backward", "_embedding_bag_dense_backward", "grid_sampler_2d_backward",
     "grid_sampler_3d_backward", "index_add", "index_add_", "index_put", "index_put_", "kthvalue", "max_unpool2d", "median",
     "max_pool3d_with_indices_backward", "put_", "reflection_pad1d_backward", "reflection_pad2d_backward",
-    "replication_pad2d_backward",
-    "scatter_add", "scatter_add_", "scatter_reduce", "upsample_bicubic2d_backward", "upsample_bilinear2d_backward",
-    "upsample_linear1d_backward", "upsample_trilinear3d_backward", "_ctc_loss_backward", "_cudnn_ctc_loss",
+    "replication_pad2d_backward", "scatter_add", "scatter_add_", "scatter_reduce", "upsample_bicubic2d_backward",
+    "upsample_bilinear2d_backward", "upsample_linear1d_backward", "upsample_trilinear3d_backward", "_ctc_loss_backward",
+    "_cudnn_ctc_loss",
 }  # fmt: skip
 # Results up to this size, such as losses and counters, are never evicted: the record of how to compute them is larger.
 TINY_BYTES = 1024
@@ -160,8 +160,8 @@ class AllocationPlans:
                 known: dict[int, Tensor] = {}
                 fake = {id(tensor): _without_data(tensor, known) for tensor in read}
                 given = {tensor.untyped_storage()._cdata for tensor in fake.values()}
-                convert = fake_of(fake)
-                result = func(*tree_map_only(Tensor, convert, call.args), **tree_map_only(Tensor, convert, call.kwargs))
+                args, kwargs = tree_map_only(Tensor, lambda tensor: fake[id(tensor)], (call.args, call.kwargs))
+                result = func(*args, **kwargs)
                 made = {t.untyped_storage()._cdata: t for t in tensors_in((result,)) if t.device.type == made_on.type}
                 return sum(self._round_up(t.untyped_storage().nbytes()) for key, t in made.items() if key not in given)
         except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException, NotImplementedError):
@@ -169,11 +169,6 @@ class AllocationPlans:
             return sum(self._round_up(t.numel() * max(_LARGEST_INDEX * max(t.dim(), 1), 16 + t.element_size())) for t in read)
         except Exception:
             return 0  # the arguments are wrong: the operation itself raises an error
-
-
-def fake_of(fake: dict[int, Tensor]) -> Any:
-    """Return the function that looks a tensor up in `fake` by its identity."""
-    return lambda tensor: fake[id(tensor)]
 
 
 def _without_data(tensor: Tensor, known: dict[int, Tensor]) -> Tensor:
@@ -187,10 +182,10 @@ def _without_data(tensor: Tensor, known: dict[int, Tensor]) -> Tensor:
 
 
 def _sign(values: Iterable[Any], signature: list[Any]) -> None:
-    """Append to `signature` what decides about the sizes of results: shapes and types of tensors, and all other values."""
+    """Append to `signature` what determines the sizes of results: devices, shapes and types of tensors, and all other values."""
     for value in values:
         if isinstance(value, Tensor):
-            signature.append((value.dtype, value.size(), value.stride()))
+            signature.append((value.dtype, value.device, value.size(), value.stride()))
         elif isinstance(value, (list, tuple)):
             signature.append(len(value))
             _sign(value, signature)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from iotwin.workloads.dtr.live.keeping import Keeping
 from iotwin.workloads.dtr.live.operations import TINY_BYTES, Facts, OperatorCall, facts_of, tensors_in
+from iotwin.workloads.dtr.live.rematerializer import Rematerializer
 from iotwin.workloads.dtr.live.values import CAN_SWAP, Argument, Operation, Stored, Value
 from iotwin.workloads.dtr.simulator.heuristics import Heuristic
 
@@ -26,8 +26,8 @@ class Runtime(TorchDispatchMode):
 
     def __init__(self, budget: int, heuristic: Heuristic, device: torch.device, **choice: Any) -> None:
         super().__init__()
-        self.keeping = Keeping(budget, heuristic, device, **choice)
-        self.untracked = 0  # above 0: results are never evicted
+        self.memory = Rematerializer(budget, heuristic, device, **choice)
+        self.untracked = False  # True: results are never evicted
         self.busy = False
         self._lock = threading.RLock()
         self._forked = False
@@ -75,7 +75,7 @@ class Runtime(TorchDispatchMode):
         except RuntimeError:
             if CAN_SWAP:
                 raise
-            with self.keeping.held([self.keeping.content(self.keeping.find(tensor)) for tensor in tensors_in(args)]):
+            with self.memory.held([self.memory.content(self.memory.find(tensor)) for tensor in tensors_in(args)]):
                 return func(*args, **kwargs)
 
     def _run_pinned(self, func: Any, facts: Facts, args: Any, kwargs: dict[str, Any], read: list[Tensor]) -> Any:
@@ -84,48 +84,50 @@ class Runtime(TorchDispatchMode):
             self.pin(tensor)
         result = func(*args, **kwargs)
         if facts.reshapes:
-            for tensor in read:
-                self.keeping.resized(tensor)
+            self.memory.resized([self.memory.find(tensor) for tensor in read if _plain(tensor)])
         return result
 
     def pin(self, tensor: Tensor) -> None:
         """Bring a tensor to memory, and never evict it again."""
         if _plain(tensor) and not self._forked:
             with self._alone():
-                self.keeping.pin(self.keeping.find(tensor))
+                self.memory.pin(self.memory.find(tensor))
 
     def pin_all(self) -> None:
         """Bring everything that the program holds to memory, and never evict it again."""
         with self._alone():
-            self.keeping.pin_all()
+            self.memory.pin_all()
 
     def keep_dependants(self, tensors: list[Tensor]) -> None:
         """Compute what was computed from `tensors` and is evicted, and never evict it again: they are about to change."""
         with self._alone():
             for tensor in tensors:
                 if _plain(tensor):
-                    self.keeping.keep_dependants(self.keeping.find(tensor))
+                    self.memory.keep_dependants(self.memory.find(tensor))
 
     def _run(self, call: OperatorCall) -> Any:
-        keeping = self.keeping
-        values = [keeping.content(keeping.find(tensor)) for tensor in call.read]
+        memory = self.memory
+        values = [memory.content(memory.find(tensor)) for tensor in call.read]
         inputs = list(dict.fromkeys(values)) if len(values) > 1 else values
-        tracked = not self.untracked and call.facts.repeatable(keeping.device.is_gpu)
-        plan = keeping.plan_of(call)
-        keeping.acquire(inputs)
+        tracked = not self.untracked and call.facts.repeatable(memory.device.is_gpu)
+        plan = memory.plan_of(call)
+        memory.acquire(inputs)
         try:
             written: list[Stored] = []
             overwritten: list[int] = []
             if call.facts.written:
-                written = list(dict.fromkeys(keeping.find(tensor) for tensor in call.facts.modified(call.args, call.kwargs)))
-                overwritten = [inputs.index(keeping.content(one)) for one in written]
+                written = list(dict.fromkeys(memory.find(tensor) for tensor in call.facts.modified(call.args, call.kwargs)))
+                overwritten = [inputs.index(memory.content(one)) for one in written]
+                evictable = plan.fresh_bytes > TINY_BYTES or any(one.managed and one.owner is not None for one in written)
                 for one in written:
-                    keeping.before_write(one, tracked and plan.fresh_bytes > TINY_BYTES)
-            keeping.reserve_for(call, plan)
-            state = keeping.device.random_state(call.kwargs) if tracked and call.facts.random else None
-            result = keeping.timed(call, plan)
-            made = [keeping.adopt(storage) for storage in _fresh_storages(result, call.read)] if plan.fresh_bytes else []
+                    memory.before_write(one, tracked and evictable)
+            memory.reserve_for(call, plan)
+            state = memory.device.random_state(call.kwargs) if tracked and call.facts.random else None
+            result = memory.timed(call, plan)
+            made = [memory.adopt(storage) for storage in _fresh_storages(result, call.read)]
             if made or written:
+                if memory.resized(written):  # a result `out` that was too small: the call cannot be repeated on its old storage
+                    tracked = False
                 wanted = [one for one in made if one.managed and one.bytes > TINY_BYTES] if tracked else []
                 wanted += [one for one in written if tracked and one.managed and one.owner is not None]
                 operation = None
@@ -133,9 +135,9 @@ class Runtime(TorchDispatchMode):
                     operation = _record(call, plan, inputs, values)
                     operation.random_state = state
                     operation.written = overwritten
-                keeping.results(operation, made, written, wanted)
+                memory.results(operation, made, written, wanted)
         finally:
-            keeping.release(inputs)
+            memory.release(inputs)
         return result
 
 

@@ -23,7 +23,7 @@ from iotwin.workloads.dtr.simulator.heuristics import heuristic_named
 # Functions of tensors that read memory without an operation of PyTorch, or pass its address on.
 _READERS = {
     Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.data_ptr, Tensor.__dlpack__, Tensor.untyped_storage, Tensor.storage,
-    Tensor.share_memory_, Tensor.__reduce_ex__, Tensor.set_, Tensor.pin_memory,
+    Tensor.share_memory_, Tensor.__reduce_ex__, Tensor.__deepcopy__, Tensor._typed_storage, Tensor.set_, Tensor.pin_memory,
 }  # fmt: skip
 _entered = threading.Lock()
 
@@ -101,32 +101,32 @@ class Rematerialize(ExitStack):
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Compute the gradients that were evicted while the parameters are still those that they were computed from."""
-        self._runtime.untracked += 1
+        self._runtime.untracked = True
         self._runtime.keep_dependants([p for group in optimizer.param_groups for p in group["params"]])
 
     def _after_step(self, *_: Any) -> None:
-        self._runtime.untracked -= 1
+        self._runtime.untracked = False
 
     @property
     def account(self) -> Account:
         """What the budget has cost so far."""
-        keeping = self._runtime.keeping
-        file = keeping.offload
+        memory = self._runtime.memory
+        file = memory.offload
         written, read = (0, 0) if file is None else file.traffic_bytes
         return Account(
-            budget_bytes=keeping.budget if keeping.budget != _NO_LIMIT else None,
-            peak_bytes=keeping.peak,
-            allocator_peak_bytes=keeping.device.allocator_peak(),
-            least_bytes=keeping.least,
-            evictions=keeping.evictions,
-            rematerializations=keeping.rematerializations,
+            budget_bytes=memory.budget if memory.budget != _NO_LIMIT else None,
+            peak_bytes=memory.peak,
+            allocator_peak_bytes=memory.device.allocator_peak(),
+            least_bytes=memory.least,
+            evictions=memory.evictions,
+            rematerializations=memory.rematerializations,
             offloaded_bytes=written,
             restored_bytes=read,
             offload_s=0 if file is None else (file.write_ns + file.read_ns) / 1e9,
-            base_compute_s=keeping.base_ns / 1e9,
-            remat_compute_s=keeping.remat_ns / 1e9,
-            search_s=keeping.candidates.search_ns / 1e9,
-            cost_s=keeping.candidates.cost_ns / 1e9,
+            base_compute_s=memory.base_ns / 1e9,
+            remat_compute_s=memory.remat_ns / 1e9,
+            search_s=memory.candidates.search_ns / 1e9,
+            cost_s=memory.candidates.cost_ns / 1e9,
         )
 
     def pin(self, tensor: Tensor) -> None:

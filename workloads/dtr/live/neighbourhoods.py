@@ -10,7 +10,7 @@ from iotwin.workloads.dtr.simulator import eviction
 _UP, _DOWN = 0, 1
 
 
-class Reached:
+class Neighbourhoods:
     """Searches a graph of values. What a search found is kept until one of the values that it saw changes."""
 
     def __init__(self, graph: ValueGraph) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import UntypedStorage
 
+from iotwin.common.progress import note
 from iotwin.workloads.dtr.live.device_memory import DeviceMemory
 from iotwin.workloads.dtr.live.memory import BudgetError, DtrMemory
 from iotwin.workloads.dtr.live.operations import AllocationPlan, AllocationPlans, OperatorCall
@@ -22,7 +23,7 @@ from iotwin.workloads.dtr.simulator.heuristics import Heuristic
 _COPIED_BYTES = 1 << 16
 
 
-class Keeping(DtrMemory):
+class Rematerializer(DtrMemory):
     """Brings values to memory: computes evicted ones again, and prepares for writes into what others were computed from."""
 
     def __init__(self, budget: int, heuristic: Heuristic, device: torch.device, **choice: Any) -> None:
@@ -125,7 +126,13 @@ class Keeping(DtrMemory):
         """Read an evicted value back from the file."""
         copied = 0 if CAN_SWAP or value.stored is None else value.bytes
         self.reserve(value.bytes + copied, "a saved tensor")
-        self._place(value, value.saved.read(self.device.device), None)
+        try:
+            content = value.saved.read(self.device.device)
+        except OSError as error:
+            note(f"an evicted tensor is computed again, as its file cannot be read: {error.strerror}")
+            value.saved = None
+        else:
+            self._place(value, content, None)
 
     def _repeat(self, operation: Operation) -> bool:
         """Run an operation again, whose inputs are in memory, and keep those of its results that are missing and of use.
