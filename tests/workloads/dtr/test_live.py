@@ -162,6 +162,10 @@ def _several_results(module: nn.Module, batch: Tensor) -> Tensor:
     return (largest * places.float().cos()).var() + torch.stack(hidden.unbind(1)[:8]).std(dim=1).sum()
 
 
+def _compiled(module: nn.Module, batch: Tensor) -> Tensor:
+    return square(torch.compile(module, backend="aot_eager"), batch)
+
+
 def _clipped(module: nn.Module, batch: Tensor) -> Tensor:
     square(module, batch).backward()
     nn.utils.clip_grad_norm_(module.parameters(), 0.1)
@@ -170,7 +174,8 @@ def _clipped(module: nn.Module, batch: Tensor) -> Tensor:
 
 STEPS = {
     "views written through": _views, "accumulated": _accumulated, "autocast": _autocast, "retained graph": _retained,
-    "checkpointed": _checkpointed, "data dependent": _data_dependent, "several results": _several_results, "clipped": _clipped,
+    "checkpointed": _checkpointed, "compiled": _compiled, "data dependent": _data_dependent, "several results": _several_results,
+    "clipped": _clipped,
 }  # fmt: skip
 
 

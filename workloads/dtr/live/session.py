@@ -93,6 +93,7 @@ class Rematerialize(ExitStack):
             raise UsageError("a memory budget is in force already; PyTorch's tensors can have only one at a time")
         self.callback(_entered.release)
         self.callback(self._runtime.pin_all)
+        self.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code allocates without operations
         self.enter_context(_Readers(self._runtime))
         self.enter_context(self._runtime)
         self.callback(register_optimizer_step_pre_hook(self._before_step).remove)
