@@ -15,7 +15,7 @@ from iotwin.common.foreign_files import decode_foreign
 from iotwin.common.ranks import from_environment, launched_by_torchrun
 
 _LONGEST_WAIT = timedelta(minutes=30)  # for a rank that is slower than this one; as long as gloo's own
-_KEPT = 1000  # values of rank 0 in the store, which would otherwise grow with each batch
+_KEPT = 1000  # exchanges after which the store is emptied, which would otherwise grow with each batch
 _Result = TypeVar("_Result")
 
 
@@ -53,7 +53,7 @@ class ScriptRanks:
         """Return rank 0's `value`, of numbers and texts. Every rank must call this method. It blocks until rank 0 has done so."""
         if self.world_size == 1:
             return value
-        if len(self._put_keys) >= _KEPT:
+        if self._exchanges % _KEPT == _KEPT - 1:  # the same exchange on all ranks
             self.sum()
         if self.rank == 0:
             self._put(value)
