@@ -16,9 +16,13 @@ class _Attention(nn.Module):
         self.key = nn.Linear(width, width, bias=False)
         self.vector = nn.Parameter(torch.randn(width) / width**0.5)
 
-    def forward(self, queries: Tensor, values: Tensor) -> Tensor:
+    def shares(self, queries: Tensor, values: Tensor) -> Tensor:
+        """Return the attention that each target word (dimension 0) pays to each source word (1) of a sentence (2)."""
         scores = torch.tanh(self.query(queries).unsqueeze(1) + self.key(values).unsqueeze(0)) @ self.vector
-        return torch.einsum("tsb,sbw->tbw", scores.softmax(1), values)
+        return scores.softmax(1)
+
+    def forward(self, queries: Tensor, values: Tensor) -> Tensor:
+        return torch.einsum("tsb,sbw->tbw", self.shares(queries, values), values)
 
 
 class _Gnmt(nn.Module):

@@ -26,4 +26,5 @@ class PipeDreamGroup(Group):
         "bandwidth",
         "results",
         "merge",
+        "bleu",
     )

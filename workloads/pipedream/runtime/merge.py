@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from iotwin.common.checkpoints import Found, open_checkpoint, read_rank
+from torch import nn
+
+from iotwin.common.checkpoints import CheckpointManifest, Found, open_checkpoint, read_rank
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import make_folder
 from iotwin.common.progress import note
@@ -21,24 +23,40 @@ def merge(checkpoint: Path, output: Path, stages: Path | None = None) -> dict[st
     Raises IotwinError if the checkpoint is damaged, or does not hold exactly the tensors of its model.
     """
     found = open_checkpoint(checkpoint, note)
-    if (manifest := found.manifest) is None or manifest.job.get("job") != "pipedream":
-        raise IotwinError(f"{found.path} is no checkpoint of a pipeline; name one that iotwin.workloads.pipedream wrote")
-    states = [_stage_state(found, stage) for stage in range(manifest.world_size)]
-    tensors = {name: tensor for state in states for kind in ("weights", "buffers") for name, tensor in state[kind].items()}
-    model = build(manifest.job["network"], manifest.job["preset"], manifest.job["classes"] or None).module
-    whole = whole_state(model, tensors)
-    try:
-        model.load_state_dict(whole)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise IotwinError(f"{found.path} does not fit the model {manifest.job['network']}: {reason}") from None
+    model, states = whole_model(found)
+    whole = model.state_dict()
     save(whole, output)
-    files = _export(states, stages, found) if stages else []
+    manifest = manifest_of(found)
+    files = _export(states, stages, manifest) if stages else []
     return {
         "checkpoint": str(found.path), "output": str(output), "network": manifest.job["network"], "epoch": manifest.epoch - 1,
         "minibatches": manifest.step, "stages": len(states), "tensors": len(whole), "stage_files": files,
         "parameters": sum(weight.numel() for state in states for weight in state["weights"].values()),
     }  # fmt: skip
+
+
+def manifest_of(found: Found) -> CheckpointManifest:
+    """Return the manifest of a checkpoint. Raises IotwinError if the checkpoint is not of a pipeline."""
+    if found.manifest is None or found.manifest.job.get("job") != "pipedream":
+        raise IotwinError(f"{found.path} is no checkpoint of a pipeline; name one that iotwin.workloads.pipedream wrote")
+    return found.manifest
+
+
+def whole_model(found: Found) -> tuple[nn.Module, list[dict[str, Any]]]:
+    """Return the model with the weights of a checkpoint, and the state of each stage.
+
+    Raises IotwinError if the checkpoint is not of a pipeline, or does not hold exactly the tensors of its model.
+    """
+    manifest = manifest_of(found)
+    states = [_stage_state(found, stage) for stage in range(manifest.world_size)]
+    tensors = {name: tensor for state in states for kind in ("weights", "buffers") for name, tensor in state[kind].items()}
+    model = build(manifest.job["network"], manifest.job["preset"], manifest.job["classes"] or None).module
+    try:
+        model.load_state_dict(whole_state(model, tensors))
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise IotwinError(f"{found.path} does not fit the model {manifest.job['network']}: {reason}") from None
+    return model, states
 
 
 def _stage_state(found: Found, stage: int) -> dict[str, Any]:
@@ -47,10 +65,7 @@ def _stage_state(found: Found, stage: int) -> dict[str, Any]:
     return state
 
 
-def _export(states: list[dict[str, Any]], folder: Path, found: Found) -> list[str]:
-    manifest = found.manifest
-    if manifest is None:
-        return []
+def _export(states: list[dict[str, Any]], folder: Path, manifest: CheckpointManifest) -> list[str]:
     make_folder(folder)
     written = []
     for stage, state in enumerate(states):
