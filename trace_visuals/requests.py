@@ -62,16 +62,19 @@ def part_lanes(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], CallLanes]:
 
 
 def pipeline_passes(trace: Trace) -> "pd.DataFrame | None":
-    """Return the passes of a pipeline: columns of schema.PARTS whose `step` is the minibatch, and `kind`, F or B.
+    """Return the passes of a pipeline: columns of schema.PARTS whose `step` is the minibatch, `kind` (F or B), and `lane`.
 
-    Returns None if the trace has no parts with these names and a stage.
+    `lane` is the title of the rank's row for passes of the kind. Returns None if no part has these names and a stage.
     """
     parts = trace.step_parts()
     if parts is None:
         return None
     name = parts["name"].astype(str)
     passes = parts[name.isin(("f", "b")) & parts[["stage", "step", "rank"]].notna().all(axis=1)]
-    return passes.assign(kind=name.str.upper()) if len(passes) else None
+    if not len(passes):
+        return None
+    kind, rank, stage = name.str.upper(), passes["rank"].astype(int).astype(str), passes["stage"].astype(int).astype(str)
+    return passes.assign(kind=kind, lane="rank " + rank + ", stage " + stage + ": " + kind)
 
 
 def pass_lanes(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], CallLanes]:
@@ -79,11 +82,10 @@ def pass_lanes(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], CallLanes]:
     passes = pipeline_passes(trace)
     if passes is None:
         return (), LaneBins(grid, 0).result()
-    stages = dict(zip(passes["rank"].astype(int), passes["stage"].astype(int), strict=True))
-    of_rank = {rank: f"rank {rank}, stage {stages[rank]}" for rank in sorted(stages)[:_MOST_RANKS]}
-    names = tuple(f"{title}: {kind}" for title in of_rank.values() for kind in ("F", "B"))
-    own = passes["rank"].astype(int).map(of_rank).fillna("") + ": " + passes["kind"]
-    return names, _binned(passes.assign(size_bytes=0), "start_ns", own, names, grid)
+    ranks = np.unique(passes["rank"].to_numpy())[:_MOST_RANKS]
+    shown = passes[passes["rank"].isin(ranks)].drop_duplicates("lane").sort_values(["rank", "kind"], ascending=[True, False])
+    names = tuple(shown["lane"])[: 2 * _MOST_RANKS]
+    return names, _binned(passes.assign(size_bytes=0), "start_ns", passes["lane"], names, grid)
 
 
 def _binned(table: pd.DataFrame, start: str, kind: "pd.Series[str]", names: tuple[str, ...], grid: Grid) -> CallLanes:

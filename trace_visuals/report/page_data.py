@@ -19,9 +19,10 @@ from iotwin.trace_visuals.report.diagnosis import describe, headline, moved
 from iotwin.trace_visuals.report.heatmap import Heat
 from iotwin.trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
 from iotwin.trace_visuals.report.recompute import CURVES, recompute_shares
+from iotwin.trace_visuals.requests import pipeline_passes
 
 _MOST_FILES, _MOST_PROCESSES, _MOST_NAMES = 400, 200, 4000
-_MOST_PHASES, _MOST_SAMPLES = 20_000, 4096
+_MOST_PHASES, _MOST_PASSES, _MOST_SAMPLES = 20_000, 20_000, 4096
 _PER_OCTAVE = 4
 _SECOND = 1e9
 
@@ -63,7 +64,7 @@ def trace_document(analysis: Analysis, verdict: Mapping[str, Any] | None = None)
         "span_s": [_seconds(analysis, analysis.survey.begin_ns), _seconds(analysis, analysis.survey.end_ns)],
         "headline": headline(analysis, verdict), "did": moved(analysis), "answers": answers_to(analysis, verdict),
         "findings": [{"topic": finding.topic, "text": finding.text} for finding in describe(analysis)],
-        "phases": _phases(analysis), "phases_inferred": analysis.trace.inferred is not None,
+        "phases": _phases(analysis), "passes": _passes(analysis), "phases_inferred": analysis.trace.inferred is not None,
         "samples": _samples(analysis), "lanes": lanes_document(analysis, lanes_shown(analysis)),
         "calls": calls_document(analysis, lanes_shown(analysis)), "block": _block(analysis),
         "processes_left_out": analysis.processes_left_out,
@@ -110,6 +111,22 @@ def _phases(analysis: Analysis) -> list[list[Any]]:
     begin, end = _seconds(analysis, phases["start_ns"]), _seconds(analysis, phases["end_ns"])
     columns = (phases["phase"].astype(str), phases["epoch"], phases["step"], begin, end)
     return [list(map(_plain, row)) for row in zip(*columns, strict=True)]
+
+
+def _passes(analysis: Analysis) -> dict[str, list[list[Any]]]:
+    """Return [begin, end, minibatch, weight version or None] of each pass of a pipeline by the title of its row.
+
+    Those are the first _MOST_PASSES passes.
+    """
+    passes = pipeline_passes(analysis.trace)
+    if passes is None:
+        return {}
+    passes = passes.nsmallest(_MOST_PASSES, "start_ns")
+    begin, end = (_seconds(analysis, time_ns) for time_ns in (passes["start_ns"], passes["start_ns"] + passes["duration_ns"]))
+    found: dict[str, list[list[Any]]] = {}
+    for lane, *row in zip(passes["lane"], begin, end, passes["step"], passes["version"], strict=True):
+        found.setdefault(lane, []).append([_plain(value) for value in row])
+    return found
 
 
 def _samples(analysis: Analysis) -> list[dict[str, Any]]:

@@ -438,7 +438,7 @@ class Timeline {
 
   describe(row, x) {
     const moment = this.seconds(x) + (this.shifts.get(row.trace) || 0), span = this.view.to - this.view.from, time = formatMoment(moment, span / 100);
-    if (row.kind === "lane") return `${time}, ${row.lane.title}\n${this.describePixel(row, x)}${this.describeCall(row, moment, span / this.plot)}`;
+    if (row.kind === "lane") return `${time}, ${row.lane.title}\n${this.describePixel(row, x)}${describePass(row, moment)}${this.describeCall(row, moment, span / this.plot)}`;
     if (row.kind === "phases") {
       const under = row.trace.phases.filter((phase) => phase[3] <= moment && phase[4] >= moment);
       const numbered = (word, number) => (number === null ? "" : `, ${word} ${number}`);
@@ -487,6 +487,14 @@ class Timeline {
     this.keep = words ? new Map(this.traces.map((trace) => [trace, trace.calls ? trace.calls.files.map(matches) : []])) : null;
     this.draw();
   }
+}
+
+// The minibatch and the version of the weights of the pipeline's pass at a moment.
+function describePass(row, moment) {
+  const pass = (row.trace.passes[row.lane.title] || []).find(([begin, end]) => begin <= moment && moment <= end);
+  if (!pass) return "";
+  const [begin, end, minibatch, version] = pass;
+  return `\nminibatch ${minibatch}${version === null ? "" : `, weight version ${version}`}: ${formatDuration((end - begin) * 1e9)}`;
 }
 
 // The unit of what a lane counts.

@@ -1,6 +1,7 @@
 """The report in a real browser, from disk: it draws, zooms, filters, and runs nothing that a trace brought."""
 
 import json
+import re
 import shutil
 import time
 
@@ -8,6 +9,9 @@ import pytest
 
 from iotwin.trace_visuals import report as report_module
 from iotwin.trace_visuals.report import write_report
+from iotwin.workloads.pipedream.plan.timeline_file import write_timeline
+from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
+from iotwin.workloads.policies.pipeline_simulator import simulate
 from tests.conftest import PATIENCE_S
 from tests.synthetic import Job, write_job
 from tests.trace_visuals.common import jagged, stall
@@ -41,6 +45,9 @@ def pages(tmp_path_factory):
     stall(block, "cpu")
     write_report([block], place / "block.html")
     write_report([jagged(write_job(place / "jagged.trace", Job()))], place / "jagged.html")
+    plan = PipelinePlan((Stage(0, (0,), 1.0, 2.0), Stage(1, (1,), 1.0, 2.0)))
+    write_timeline(plan, simulate(plan, 4), 4, "1f1b", place / "pipeline.trace")
+    write_report([place / "pipeline.trace"], place / "pipeline.html")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report_module, "_CALLS", 100)
         write_report([real], place / "bins.html")
@@ -200,6 +207,25 @@ def test_zooming_far_in_shows_single_calls(browser, pages):
     _until(browser, "return !document.getElementById('tooltip').hidden")
     tip = browser.find_element("id", "tooltip").text
     assert "fsync 5 ms" in tip and "/data/out/epoch_" in tip, tip
+    _no_complaints(browser)
+
+
+def test_a_pipeline_s_pass_has_its_weight_version_below_the_pointer(browser, pages):
+    _open(browser, pages / "pipeline.html")
+    texts = browser.execute_script("""
+        const canvas = document.getElementById('timeline-canvas'), found = [];
+        const { left, top, height } = canvas.getBoundingClientRect();
+        for (let y = 0; y < height; y += 8) for (let x = 150; x < 1200; x += 20) {
+          canvas.dispatchEvent(new PointerEvent('pointermove', { clientX: left + x, clientY: top + y }));
+          const tip = document.getElementById('tooltip');
+          if (!tip.hidden) found.push(tip.textContent);
+        }
+        return found;""")
+    found = {" ".join([*re.findall(r"rank \d, stage \d: [FB]", text), *re.findall(r"minibatch .*", text)]) for text in texts}
+    assert {
+        "rank 0, stage 0: F minibatch 3, weight version 2: 1 s",
+        "rank 1, stage 1: B minibatch 3, weight version 3: 2 s",
+    } <= found
     _no_complaints(browser)
 
 

@@ -8,6 +8,8 @@ from matplotlib.figure import Figure
 
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_visuals.bins import Grid
+from iotwin.trace_visuals.report import write_report
+from iotwin.trace_visuals.report.page_data import trace_document
 from iotwin.trace_visuals.requests import pass_lanes, pipeline_passes
 from iotwin.trace_visuals.style import Origin
 from iotwin.trace_visuals.timeline import Form, draw, plot_timeline
@@ -89,6 +91,16 @@ def test_the_report_s_lanes_are_as_busy_as_the_ranks(simulated):
     assert busy_s == pytest.approx([2, 4, 2, 4, 2, 4], rel=1e-3)
     assert lanes.calls.sum(axis=1).tolist() == [2, 2, 2, 2, 4, 4]
     assert np.isclose(timeline.seconds, (end - begin) / 1e9)
+
+
+def test_a_report_s_passes_have_minibatch_and_weight_version(simulated, tmp_path):
+    """Replica 1 of stage 0 warms up with one minibatch, so both of its minibatches use version 0."""
+    analysis = write_report([simulated[0].path], tmp_path / "r.html")[0]
+    found = trace_document(analysis)["passes"]
+    assert set(found) == {name.title for name in analysis.lane_names if name.title[:6] in ("rank 0", "rank 1", "rank 2")}
+    assert [row[2:] for row in found["rank 1, stage 0: F"]] == [[1, 0], [3, 0]]
+    assert [row[2:] for row in found["rank 2, stage 1: B"]] == [[0, 0], [1, 1], [2, 2], [3, 3]]
+    assert [end - begin for begin, end, *_ in found["rank 1, stage 0: B"]] == pytest.approx([2, 2])
 
 
 def test_a_trace_without_passes_has_no_such_rows(tmp_path):
