@@ -163,10 +163,12 @@ def _kept(job: Job, each: Sequence[SeenCheckpoint], before: Sequence[Sequence[tu
     own = [file for point in each for file in point.files]
     left: list[int] = []
     for shape in {_shape(file.name) for file in own}:
-        files = [(-1, file_id) for found in before for name, file_id in found if _shape(name) == shape]
-        files += [(file.whole_ns, file.file_id) for file in own if _shape(file.name) == shape]
-        whole = np.sort([whole_ns for whole_ns, _ in files])
-        numbered = [(index, file_id) for index, (_, file_id) in enumerate(files) if file_id in removed.index]
+        # By checkpoint, which may have several files of a shape, such as one of each rank.
+        written = [[(-1, file_id) for name, file_id in found if _shape(name) == shape] for found in before]
+        written += [[(file.whole_ns, file.file_id) for file in point.files if _shape(file.name) == shape] for point in each]
+        written = [files for files in written if files]
+        whole = np.sort([max(whole_ns for whole_ns, _ in files) for files in written])
+        numbered = [(index, id_) for index, files in enumerate(written) for _, id_ in files if id_ in removed.index]
         of_shape = [int(np.searchsorted(whole, removed[file_id])) - index - 1 for index, file_id in numbered]
         for file in (file for file in own if _shape(file.name) == shape):
             file.keep = _mode(of_shape)

@@ -81,7 +81,8 @@ def fit_parameters(trace: Trace) -> Fitted:
         "checkpoint": in_words(checkpoints, most_common(steps)),
     }
     if pipeline is not None:
-        _set_pipeline(config, pipeline, config.reader.batch_size * float(np.median(preprocess_s)))
+        batches_s = np.concatenate([_outside_calls_ns(calls, part) / 1e9 for part in training])
+        _set_pipeline(config, pipeline, float(np.median(batches_s)))
         stages = pipeline.section.stages
         replicas = "-".join(str(len(stage.ranks)) for stage in stages)
         evidence["pipeline"] = f"{len(stages)} stages of {replicas} ranks, {pipeline.section.schedule}"
@@ -140,9 +141,30 @@ def _preprocessed(part: Pass, calls: pd.DataFrame) -> Pass:
 
 
 def _preprocess_s(calls: pd.DataFrame, passes: Sequence[Pass]) -> NDArray[np.float64]:
-    """Return the seconds per sample that readers spent outside of calls on files: one mean for each batch."""
-    seconds = [_outside_calls_ns(calls, part) / np.maximum(part.samples, 1) / 1e9 for part in passes]
+    """Return the seconds that readers spent on each sample outside of calls on files.
+
+    If a batch has another number of files than samples, or if several threads read it, its mean stands for each of its samples.
+    """
+    seconds = [_outside_calls_by_sample_ns(calls, part) / 1e9 for part in passes]
     return np.concatenate(seconds) if seconds else np.zeros(0)
+
+
+def _outside_calls_by_sample_ns(calls: pd.DataFrame, part: Pass) -> NDArray[np.float64]:
+    """Return, for each sample of `part`, the nanoseconds from its first call to the next sample's, without those in calls."""
+    own = calls[calls["batch"].isin(part.batches)]
+    read = own.groupby(["batch", "file_id"]).agg(begin_ns=("start_ns", "min"), in_calls_ns=("duration_ns", "sum"))
+    read = read.sort_values("begin_ns").reset_index("file_id", drop=True)
+    threads = own.groupby("batch")["tid"].nunique().reindex(part.batches).fillna(0)
+    found = []
+    bounds = zip(part.batches, part.samples, part.received_ns, part.delivered_ns, _outside_calls_ns(calls, part), strict=True)
+    for batch, samples, received_ns, delivered_ns, outside_ns in bounds:
+        files = read.loc[[batch]] if threads[batch] == 1 else read.iloc[:0]
+        if len(files) != samples:
+            found.append(np.full(samples, outside_ns / max(samples, 1)))
+            continue
+        times_ns = np.concatenate(([received_ns], files["begin_ns"].to_numpy()[1:], [delivered_ns]))
+        found.append(np.maximum(np.diff(times_ns) - files["in_calls_ns"].to_numpy(), 0))
+    return np.concatenate(found) if found else np.zeros(0)
 
 
 def _dataset(samples: SampleFiles) -> c.Dataset:

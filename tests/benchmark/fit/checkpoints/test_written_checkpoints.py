@@ -303,6 +303,28 @@ def test_a_checkpoint_removed_before_the_next_is_whole_is_counted_by_files_of_it
     assert ([file.name for file in found.files], found.keep) == (["step-{step}.pt", "last.pt"], 2)
 
 
+# A job of the same kind that writes a file for each of three ranks.
+RANKS = """
+import shutil, sys, time
+from pathlib import Path
+for step in range(1, 81):
+    Path(sys.argv[1], f"{(step - 1) % 20}.bin").read_bytes()
+    time.sleep(0.005)
+    if step % 16 == 0:
+        Path(sys.argv[2], f"step-{step}").mkdir()
+        for rank in range(3):
+            Path(sys.argv[2], f"step-{step}", f"rank-{rank}.pt").write_bytes(bytes(5000))
+        if step > 32:
+            shutil.rmtree(Path(sys.argv[2], f"step-{step - 32}"))
+"""
+
+
+def test_files_of_one_kind_in_a_checkpoint_do_not_count_as_checkpoints(tmp_path):
+    (tmp_path / "saved").mkdir()
+    found = fitted(tmp_path, RANKS, tmp_path / "saved").twin.checkpoint
+    assert (len(found.files), found.keep) == (3, 2)
+
+
 def test_a_checkpoint_closed_when_the_next_one_is_opened_is_a_separate_one(tmp_path):
     made, now, last = Made(), 10.0, None
     rank, writer = made.process(1000, 1, "rank"), made.process(1001, 1, "helper")

@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from iotwin.benchmark.fit import fit
-from iotwin.benchmark.fit.parameters.parameters import fit_parameters
+from iotwin.benchmark.fit.parameters.parameters import _preprocess_s, fit_parameters
+from iotwin.benchmark.fit.passes import Pass
 from iotwin.common.errors import IotwinError
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import Unet3dLayout
@@ -170,6 +172,30 @@ def test_fitted_times_are_the_jobs_own(tmp_path, workers):
     preprocess = config.reader.preprocess_time
     median = preprocess.values[len(preprocess.values) // 2] if isinstance(preprocess, Quantiles) else preprocess
     assert median == pytest.approx(0.01, rel=0.01 if workers else 0.015)  # of a rank that reads, with pauses between its reads
+
+
+def read_batches(threads=(1, 1, 1)):
+    """Two batches of three files: calls of 1 ms, each after the file's own time, the last one before a delivery 7 ms later."""
+    rows, spans, now = [], [], 0
+    for batch in range(2):
+        spans.append([now * MILLISECOND])
+        for file, (after, tid) in enumerate(zip((2, 30, 7), threads, strict=True)):
+            rows += [(batch, 10 * batch + file, tid, (now + call) * MILLISECOND, MILLISECOND) for call in range(2)]
+            now += 2 + after
+        spans[-1].append(now * MILLISECOND)
+    received, delivered = np.array(spans).T
+    names = ["batch", "file_id", "tid", "start_ns", "duration_ns"]
+    none, whole = np.zeros(2, np.int64), np.arange(2)
+    passes = Pass(True, 1, 1, (2,), 2, whole, np.full(2, 3), none, received, delivered, none, none)
+    return pd.DataFrame(rows, columns=names), [passes]
+
+
+def test_each_sample_has_its_own_time_of_preprocessing():
+    assert _preprocess_s(*read_batches()) == pytest.approx([0.002, 0.030, 0.007] * 2)
+
+
+def test_samples_of_several_threads_have_the_mean_time_of_their_batch():
+    assert _preprocess_s(*read_batches((1, 2, 1))) == pytest.approx([0.013] * 6)
 
 
 def test_the_yaml_is_read_back_by_the_emulator(tmp_path):
