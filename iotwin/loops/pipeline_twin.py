@@ -18,13 +18,17 @@ _INDEX_BYTES, _MANIFEST_BYTES, _LATEST_BYTES = 3000, 900, 8  # of a store's smal
 
 @dataclass(frozen=True)
 class PipelineTraining:
-    """How a plan is trained. `minibatches` are those of an epoch (None: all data), `workers` the loaders of each rank."""
+    """How a plan is trained. `minibatches` are those of an epoch (None: all data), `workers` the loaders of each rank.
+
+    `load_s`: seconds in which a loader reads and decodes a minibatch, as `iotwin pipedream profile` measures them.
+    """
 
     batch_size: int
     minibatches: int | None = None
     epochs: int = 1
     eval_batch_size: int = 100  # as the training program's
     workers: int = 1
+    load_s: float = 0.0
 
 
 def pipeline_twin(plan: "PipelinePlan", data: Path, training: PipelineTraining) -> "Config":
@@ -40,6 +44,8 @@ def pipeline_twin(plan: "PipelinePlan", data: Path, training: PipelineTraining) 
     config.workflow.checkpoint = True
     config.reader.batch_size, config.reader.sample_shuffle = training.batch_size, "seed"
     config.reader.read_threads = training.workers
+    sample_s = training.load_s / training.batch_size
+    config.reader.preprocess_time = config.twin.evaluation.preprocess_time = sample_s
     config.train.epochs = training.epochs
     depth = {str(stage): warm_up for stage, warm_up in plan.depth.items()}
     schedule: Any = plan.schedule

@@ -43,6 +43,10 @@ class PipeDreamTwinCommand(Command):
             metavar="N",
             help="loaders of each reading rank (default: 4)",
         )
+        parser.add_argument(
+            "--load-s", type=at_least(0, float), default=0.0, metavar="SECONDS",
+            help="time in which a loader reads and decodes a minibatch, load_s of iotwin pipedream profile (default: 0)",
+        )  # fmt: skip
         parser.add_argument("--force", action="store_true", help="replace TWIN.yaml even if it was edited")
 
     def run(self, args: Namespace) -> Outcome:
@@ -56,7 +60,12 @@ class PipeDreamTwinCommand(Command):
         if not args.force:
             check_unedited(args.output)
         training = PipelineTraining(
-            args.batch_size or plan.batch_size or 1, args.minibatches, args.epochs, args.eval_batch_size, args.workers
+            args.batch_size or plan.batch_size or 1,
+            args.minibatches,
+            args.epochs,
+            args.eval_batch_size,
+            args.workers,
+            args.load_s,
         )
         config = pipeline_twin(plan, args.data, training)
         dump(config, args.output)

@@ -124,8 +124,9 @@ def test_an_evaluation_reads_every_sample_once_and_in_minibatches_of_its_own(tmp
     for number, path in enumerate(images):
         path.write_bytes(bytes(1000 + number**2))
     plan = stages(2, 1)
-    training = PipelineTraining(4, epochs=2, eval_batch_size=1)
+    training = PipelineTraining(4, epochs=2, eval_batch_size=1, load_s=0.02)
     config = pipeline_twin(plan, tmp_path / "images", training)
+    assert config.reader.preprocess_time == config.twin.evaluation.preprocess_time == 0.005  # of each sample
     config.checkpoint.checkpoint_folder, config.output.folder = str(tmp_path / "ck"), str(tmp_path / "out")
     found = [one.steps.rows() for one in run(config)]
     samples = [{phase: int(rows[rows[:, 0] == phase][:, 10].sum()) for phase in (0, 1)} for rows in found]
