@@ -14,7 +14,7 @@ from iotwin.workloads.common.parts import Parts
 from iotwin.workloads.models.built import Built
 from iotwin.workloads.pipedream.converter.stages import SplitModel, StageModule, equal_split, planned_split, split
 from iotwin.workloads.pipedream.runtime.links import Links
-from iotwin.workloads.pipedream.runtime.weights import Optimizer, Weights, WeightVersions
+from iotwin.workloads.pipedream.runtime.weights import SgdVersions, Weights, WeightVersions
 from iotwin.workloads.policies.pipeline import PipelinePlan, order, versions
 
 Load = Callable[[int], tuple[Sequence[Tensor], Sequence[Tensor]]]  # minibatch -> the model's inputs, and the loss's targets
@@ -113,7 +113,7 @@ class StageRank:
 
     training: Training
     rank: int
-    optimizer: Optimizer
+    optimizer: SgdVersions
     group: distributed.ProcessGroup | None = None
     parts: Parts = field(default_factory=lambda: Parts(False))
     observe: Observe | None = None

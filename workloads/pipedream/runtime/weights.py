@@ -4,10 +4,8 @@ A version is a set of leaf tensors. An update makes the next version out of plac
 version any more. A version is freed when the last minibatch that uses it has been computed, so that no weights are ever copied.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,19 +13,12 @@ from torch import Tensor, nn
 Weights = dict[str, Tensor]
 
 
-class Optimizer(Protocol):
-    """Makes the next version of a weight. State such as momentum belongs to the newest version and is kept by the name."""
-
-    lr: float
-
-    def next_value(self, name: str, weight: Tensor, gradient: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return the updated weight, written to `out`, which may be `weight`; None: a new tensor."""
-        ...
-
-
 @dataclass
 class SgdVersions:
-    """Stochastic gradient descent; equal to torch.optim.SGD bit for bit."""
+    """Makes the next version of a weight by stochastic gradient descent; equal to torch.optim.SGD bit for bit.
+
+    `state`, the momentum, belongs to the newest version and is kept by the name of the weight.
+    """
 
     lr: float = 0.1
     momentum: float = 0.9
@@ -45,34 +36,13 @@ class SgdVersions:
         return torch.add(weight, gradient, alpha=-self.lr, out=out)
 
 
-@dataclass
-class AdamVersions:
-    """Adam (Kingma and Ba 2015); equal to torch.optim.Adam bit for bit."""
-
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    state: dict[str, tuple[int, Tensor, Tensor]] = field(default_factory=dict)
-
-    def next_value(self, name: str, weight: Tensor, gradient: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return the updated weight, written to `out`, which may be `weight`; None: a new tensor."""
-        steps, mean, square = self.state.get(name) or (0, torch.zeros_like(weight), torch.zeros_like(weight))
-        steps += 1
-        mean.lerp_(gradient, 1 - self.betas[0])
-        square.mul_(self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
-        self.state[name] = (steps, mean, square)
-        scale = math.sqrt(1 - self.betas[1] ** steps)
-        spread = (square.sqrt() / scale).add_(self.eps)
-        return torch.addcdiv(weight, mean, spread, value=-self.lr / (1 - self.betas[0] ** steps), out=out)
-
-
 class WeightVersions:
     """The versions of a module's parameters. Version v is the result of v updates.
 
     The module's own tensors become version 0. The module keeps their shapes only; call it by torch.func.functional_call.
     """
 
-    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, module: nn.Module, optimizer: SgdVersions) -> None:
         self._optimizer = optimizer
         self._versions: dict[int, Weights] = {0: {name: p.detach().requires_grad_() for name, p in module.named_parameters()}}
         _forget_parameters(module)
