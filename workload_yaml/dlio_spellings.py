@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from iotwin.common.errors import UsageError
+from iotwin.common.units import parse_size
 from iotwin.workload_yaml.dataset import OTHER_NAMES, known_columns
 
 # The schema's path of each key that DLIO, or an earlier version of iotwin, has under another path.
@@ -15,6 +16,7 @@ _OTHER_NAMES = {
     "reader.seed": "train.seed",
     "twin.recorded.computation_scale": "train.computation_scale",  # of twins that earlier versions fitted
     "hydra.run.dir": "output.folder",
+    "accelerator.memory_budget": "train.computation_time.budget",  # of a step time of the type rematerialized
 }
 _LOCAL_URL = re.compile("^(file|direct)://")  # beginnings of local paths in MLCommons' fork of DLIO
 _SHUFFLES = ("reader.file_shuffle", "reader.sample_shuffle")
@@ -49,6 +51,8 @@ def known_value(path: str, value: Any) -> Any:
         return "off"
     if path == "checkpoint.checkpoint_folder" and isinstance(value, str):
         return _LOCAL_URL.sub("", value)
+    if path == "train.computation_time.budget" and isinstance(value, str):
+        return parse_size(value)
     if path == "dataset.parquet.columns" and isinstance(value, list):
         return known_columns(value)
     return None if path in _NONE_VALUES and value == _NONE_VALUES[path] else value

@@ -20,9 +20,15 @@ def share_of_peak(time: Rematerialized) -> float | None:
 def overhead(time: Rematerialized) -> float:
     """Return step time / base time, the overhead, for the largest share of memory on the curve that is within the budget.
 
-    Raises UsageError, which names the smallest share on the curve, if the budget is below every share.
+    Raises UsageError if the budget is below every share, and names the smallest one. Raises UsageError if the budget is unknown.
     """
     share = share_of_peak(time)
+    if not time.simulated and share is not None and all(abs(ratio - share) > 1e-6 for ratio, _ in time.curve):
+        raise UsageError(
+            f"what a memory budget of {share * time.peak_bytes:.0f} bytes costs is unknown, as the job logged no operations; "
+            f"its own was {', '.join(f'{ratio * time.peak_bytes:.0f}' for ratio, _ in time.curve)} bytes; run the job with "
+            "--operations FILE, and fit its trace again"
+        )
     if share is None or share >= 1 > max(ratio for ratio, _ in time.curve):
         return 1.0
     feasible = [(ratio, cost) for ratio, cost in time.curve if ratio <= share * (1 + 1e-9)]

@@ -28,12 +28,14 @@ class Rematerialized(Distribution, tag_field="type", tag="rematerialized"):
 
     curve: [share of peak memory, overhead] of every known feasible budget
     budget: bytes if above 1, else a share of `peak_bytes`; None means that nothing is recomputed
+    simulated: False if only the budgets of the curve were measured, so that others are unknown
     """
 
     base: Duration
     curve: Annotated[list[tuple[Factor, Annotated[float, msgspec.Meta(ge=1, le=1e6)]]], msgspec.Meta(min_length=1)]
     peak_bytes: Annotated[int, msgspec.Meta(ge=1)]
     budget: Annotated[float, msgspec.Meta(gt=0, le=1e18)] | None = None
+    simulated: bool = True
 
 
 NamedStepTime = StepTimeRegression | MeasuredStepTime | Rematerialized

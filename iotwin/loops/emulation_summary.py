@@ -111,12 +111,21 @@ def print_what_if(document: dict[str, Any]) -> None:
 
 def _print_replays(document: dict[str, Any]) -> None:
     """Print a row for each run of a twin that replays a recording: its value, seconds, speed-up and wait for data."""
-    print(f"{document['what_if']:>24} {'seconds':>10} {'times':>7} {'waited for data':>16}")
+    recomputes = any(row["au_without_recompute_percentage"] != row["au_percentage"] for row in document["runs"])
+    columns = (
+        ("samples_per_second", "samples/s", 11),
+        ("au_percentage", "AU %", 7),
+        ("au_without_recompute_percentage", "AU first %", 11),
+        ("read_MB_per_second", "read MiB/s", 11),
+    )
+    names = "".join(f" {name:>{width}}" for _, name, width in columns) * recomputes
+    print(f"{document['what_if']:>24} {'seconds':>10} {'times':>7} {'waited for data':>16}{names}")
     for row in document["runs"]:
         value = "as it is" if row["value"] is None else row["value"]
         times = "" if row["speed_up"] is None else f"{row['speed_up']:.2f}"
         waited = format_duration(row["waited_s"] * 1e9)
-        print(f"{value:>24} {row['elapsed_s']:>10.1f} {times:>7} {waited:>16}{_noise(row)}")
+        cells = "".join(f" {'' if row[key] is None else format(row[key], '.4g'):>{width}}" for key, _, width in columns)
+        print(f"{value:>24} {row['elapsed_s']:>10.1f} {times:>7} {waited:>16}{cells * recomputes}{_noise(row)}")
     _print_end(document)
 
 

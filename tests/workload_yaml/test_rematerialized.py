@@ -4,9 +4,10 @@ import msgspec
 import pytest
 
 from iotwin.common.errors import UsageError
-from iotwin.loops.answers.what_if import ask, key_of
+from iotwin.loops.answers.what_if import ask, overrides_of
 from iotwin.loops.emulation_summary import print_what_if
-from iotwin.workload_yaml import Normal, Quantiles, Recorded, Rematerialized, StepTime
+from iotwin.workload_yaml import Config, Normal, Quantiles, Recorded, Rematerialized, StepTime, Train
+from iotwin.workload_yaml.dlio_spellings import known_name, known_value
 from iotwin.workload_yaml.rematerialized import facts, overhead
 from iotwin.workload_yaml.step_time_models import step_time
 
@@ -45,7 +46,7 @@ def test_a_summary_tells_budget_overhead_and_share():
 def test_the_yaml_form_is_read_and_the_question_s_key_means_it():
     text = '{"type": "rematerialized", "base": 0.5, "curve": [[1.0, 1.0]], "peak_bytes": 10, "budget": 4e0}'
     assert isinstance(msgspec.json.decode(text, type=StepTime), Rematerialized)
-    assert key_of("accelerator.memory_budget") == "train.computation_time.budget"
+    assert known_name("accelerator.memory_budget", 4e9) == "train.computation_time.budget"
 
 
 def test_the_table_tells_use_with_recomputing_and_without_where_they_differ(capsys):
@@ -60,3 +61,24 @@ def test_the_table_tells_use_with_recomputing_and_without_where_they_differ(caps
     assert names.endswith("AU first %") and plain.split()[-1] == "80.0" and asked.split()[-1] == "60.0"
     print_what_if(ask("accelerators", ["2"], summary) | {"output": "out"})
     assert "AU first" not in capsys.readouterr().out
+
+
+def test_a_recordings_table_has_use_samples_and_bytes_and_its_budget_may_have_a_unit(capsys):
+    def summary(value):
+        training = {"au": 0.8, "samples_per_second": 5.0, "epoch_s": [2.0, 2.0]}
+        own = {"rematerialization": {"recompute_share": 0.25}, "page_cache_hit_ratio": None, "elapsed_s": 1.0}
+        own |= {"training": training, "bytes_read": 8 << 20, "recorded": {"calls": {}, "data_wait_s": 0.1}}
+        return {"metric": {}, "iotwin": own, "num_accelerators": 1, "output": "out"}
+
+    print_what_if(ask("accelerator.memory_budget", ["4GB"], summary) | {"output": "out"})
+    names, plain, asked, _ = capsys.readouterr().out.splitlines()
+    assert names.split()[-8:] == ["samples/s", "AU", "%", "AU", "first", "%", "read", "MiB/s"]
+    assert asked.split()[-4:] == plain.split()[-4:] == ["5", "80", "60", "2"]
+    assert known_value("train.computation_time.budget", "4GB") == 4_000_000_000
+
+
+def test_a_workload_without_a_curve_refuses_the_question():
+    with pytest.raises(UsageError, match=r"does not have what memory budgets cost.*--operations"):
+        overrides_of("accelerator.memory_budget", "4e9", Config())
+    config = Config(train=Train(computation_time=under(600)))
+    assert overrides_of("accelerator.memory_budget", "4e9", config) == ["++workload.accelerator.memory_budget=4e9"]

@@ -24,6 +24,9 @@ class DtrConfig:
     )
     heuristic: str = option("what chooses the tensor to evict", "h_eq", metavar="NAME")
     offload: Path | None = option("save evicted tensors to a file in DIR if that is faster", None, type=Path, metavar="DIR")
+    operations: Path | None = option(
+        "write the operations of the last step to FILE, and log what other budgets would cost", None, type=Path, metavar="FILE"
+    )
     epochs: int = option("epochs to train", 1, least=1)
     batch_size: int = option("images in a step", 16, least=1)
     workers: int = option("loader processes; 0: none", 1, least=0)
@@ -45,4 +48,6 @@ def parse_config(args: Namespace) -> DtrConfig:
     heuristic_named(config.heuristic)
     if config.budget_bytes is not None and config.budget_bytes <= 0:
         raise UsageError(f"--memory-budget {config.memory_budget} is not above 0")
+    if config.operations and config.offload:
+        raise UsageError("--operations predicts the cost of computing again, not of files; leave out --offload")
     return config

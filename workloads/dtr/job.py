@@ -2,9 +2,11 @@
 
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
@@ -19,6 +21,7 @@ from iotwin.workloads.common.program import plain_configuration
 from iotwin.workloads.common.steps import StepMeter
 from iotwin.workloads.dtr.config import DtrConfig
 from iotwin.workloads.dtr.live.session import Account, Rematerialize
+from iotwin.workloads.dtr.other_budgets import log_other_budgets, record_step
 from iotwin.workloads.models import IMAGE_SIDE, build
 from iotwin.workloads.state.batches import ResumableBatches
 from iotwin.workloads.state.torch_state import weights_sha256
@@ -52,6 +55,7 @@ class DtrJob:
         self._optimizer = torch.optim.SGD(self.network.parameters(), config.learning_rate, momentum=0.9)
         self.session = Rematerialize(config.budget_bytes, config.heuristic, device=config.device, offload=config.offload)
         self.times, self.losses = StepMeter(), list[float]()
+        self._steps, self._operations = config.epochs * len(self._batches), list[bytes]()
         points = {
             "seed": config.seed,
             "world_size": 1,
@@ -59,6 +63,8 @@ class DtrJob:
             "global_batch_size": config.batch_size,
             "train_samples": len(files),
         }
+        if config.budget_bytes is not None:
+            points["memory_budget"] = config.budget_bytes
         for key, value in points.items():
             log.point(key, value)
 
@@ -75,8 +81,12 @@ class DtrJob:
         for pixels, labels in self._loader:
             arrived_ns, before = time.monotonic_ns(), self.session.account
             self._optimizer.zero_grad()
-            loss = functional.cross_entropy(self.network(pixels.to(self._config.device)), labels.to(self._config.device))
-            loss.backward()
+            step = partial(self._loss, pixels, labels)
+            if self._config.operations and len(self.times) == self._steps - 1:
+                loss, self._operations = record_step(self.session, self._optimizer, step)
+            else:
+                loss = step()
+                loss.backward()
             self._optimizer.step()
             total, steps = total + loss.item(), steps + 1
             done_ns = time.monotonic_ns()
@@ -89,6 +99,15 @@ class DtrJob:
             asked_ns = time.monotonic_ns()
         self.losses.append(total / steps)
         self._batches.advance_epoch()
+
+    def _loss(self, pixels: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(self.network(pixels.to(self._config.device)), labels.to(self._config.device))
+
+    def log_other_budgets(self) -> None:
+        """Log what other budgets would cost, if the operations of a step are wanted."""
+        config = self._config
+        if config.operations:
+            log_other_budgets(self._operations, config.operations, config.heuristic, config.budget_bytes, self._log)
 
     def _log_parts(self, begin_ns: int, before: Account, after: Account, where: dict[str, Any]) -> None:
         for part, field in _PARTS.items():
@@ -105,6 +124,7 @@ def run_job(config: DtrConfig) -> dict[str, Any]:
         job = DtrJob(config, log)
     with log.interval("run"):
         job.run()
+    job.log_other_budgets()
     return {
         "workload": "dtr",
         "configuration": plain_configuration(config),

@@ -6,11 +6,13 @@ tensor that autograd saves when autograd frees it.
 
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, manual_seed
 from torch import device as torch_device
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -69,10 +71,14 @@ class _TrackedTensor(weakref.ref[Tensor]):
 
 
 class Recorder(TorchDispatchMode):
-    """A context manager that collects a log instruction for every PyTorch operation. Only `finish` formats them, to save time."""
+    """A context manager that collects a log instruction for every PyTorch operation. Only `finish` formats them, to save time.
 
-    def __init__(self, fake: bool = False) -> None:
+    `clock_ns`: the clock whose progress during an operation is the operation's time.
+    """
+
+    def __init__(self, fake: bool = False, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         super().__init__()
+        self._clock_ns = clock_ns
         self.operations = 0
         self.logging_ns = 0  # time spent in the recorder itself, not in the operations
         self._instructions: list[tuple[str, dict[str, Any]]] = []
@@ -97,16 +103,21 @@ class Recorder(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():  # a memory budget pins tensors whose storage somebody reads
+            return self._recorded(func, args, kwargs)
+
+    def _recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation, record it, and return its result."""
         entered = time.perf_counter_ns()
         operator, written = _facts(func)
         read = tensors_in(args)
         if kwargs:
             read += tensors_in(kwargs.values())
-        sources = [self._live.get(id(tensor)) or self._constant(tensor) for tensor in read]
-        begin = time.perf_counter_ns()
+        sources = [self._live.get(id(tensor)) or self.constant(tensor) for tensor in read]
+        begin, before = time.perf_counter_ns(), self._clock_ns()
         result = func(*args, **(kwargs or {}))
+        cost = self._clock_ns() - before
         returned = time.perf_counter_ns()
-        cost = returned - begin
         self.operations += 1
         made = tensors_in((result,))
         if self._fake:
@@ -137,7 +148,7 @@ class Recorder(TorchDispatchMode):
     def _add(self, instruction: str, **fields: Any) -> None:
         self._instructions.append((instruction, fields))
 
-    def _constant(self, tensor: Any) -> _TrackedTensor:
+    def constant(self, tensor: Any) -> _TrackedTensor:
         """Record a CONSTANT for a tensor that existed before the recording."""
         followed = self._follow(tensor)
         self._add("CONSTANT", NAME=followed.name)

@@ -15,6 +15,7 @@ from iotwin.benchmark.emulator.results.training import training_document
 from iotwin.benchmark.emulator.results.write import SUMMARY_NAME, clock_document, resumed_document
 from iotwin.common.files import struct_json, write_whole
 from iotwin.workload_yaml import Config
+from iotwin.workload_yaml.rematerialized import facts
 
 
 def write_replayed(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any]:
@@ -40,9 +41,9 @@ def _summary(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any]:
             "bytes_written": sum(one.written_bytes for one in ranks), "storage_bytes_read": storage,
             "page_cache_hit_ratio": None if not read else max(0.0, 1.0 - storage / read),
             "cpu_s": sum(one.cpu_s for one in ranks), "peak_memory_bytes": max(one.peak_memory_bytes for one in ranks),
-            "training": training_document([each for one in ranks for each in one.passes]),
+            "training": _training(config, ranks),
             "train": None, "evaluation": None, "checkpoint_files": [], "source": config.twin.source,
-            "resumed": resumed_document(ranks),
+            "rematerialization": facts(config.train.computation_time), "resumed": resumed_document(ranks),
             "recorded": {
                 "calls": {name: sum(one.counts[name] for one in ranks) for name in first.counts if first.counts[name]},
                 "timing_error": lateness(np.sum([one.late for one in ranks], axis=0)),
@@ -51,6 +52,15 @@ def _summary(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any]:
             },
         },
     }  # fmt: skip
+
+
+def _training(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any] | None:
+    """Return the figures of training, with `samples_per_second` over whole epochs: None if samples or epochs are unknown."""
+    found = training_document([each for one in ranks for each in one.passes])
+    samples = config.dataset.num_files_train if ranks[0].knows_samples else None
+    if found is not None:
+        found["samples_per_second"] = samples and samples * len(found["epoch_s"]) / sum(found["epoch_s"])
+    return found
 
 
 def _mean(seconds: Sequence[float | None]) -> float | None:

@@ -56,6 +56,7 @@ class Replayed(RankTotals):
     late: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BUCKETS, np.int64))
     freed_waits: int = 0
     passes: list[TrainedPass] = field(default_factory=list)
+    knows_samples: bool = False  # True if the recording has the samples of batches
     data_wait_s: float | None = None  # time that training processes waited for batches, or read them; None: unknown
 
 
@@ -99,6 +100,7 @@ def replay(
     log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.index} if rank.count > 1 else {}))
     measured, before = Replayed(rank.index), Usage.so_far()
     measured.note_start()
+    measured.knows_samples = batches is not None and any(batches.samples)
     if edits is not None and batches is not None:
         measured.resumed = resumed_record(recording, edits, batches)
     if rank.index == 0 or not shared:  # one rank makes what all read, before the others begin

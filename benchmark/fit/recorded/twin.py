@@ -16,6 +16,7 @@ from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.recorded.batches import find_batches, label_rows
 from iotwin.benchmark.fit.recorded.calls import find_replayable
 from iotwin.benchmark.fit.recorded.files import name_files
+from iotwin.benchmark.fit.recorded.memory_budget import budgeted_step, describe_budget, rematerialized_time
 from iotwin.benchmark.fit.recorded.rows import assemble, marks_of
 from iotwin.common.units import counted, format_size
 from iotwin.workload_yaml.recorded_structure import RecordedStructure, pass_bounds, structure_of
@@ -50,6 +51,8 @@ def fit_recorded(job: Job, labelled: Labelled) -> Fitted:
     if batches is not None:
         columns |= label_rows(columns, labelled.calls, index, thread_of, tree.begin_ns[0])
     structure = None if batches is None else structure_of(batches)
+    step = None if structure is None else budgeted_step(job)
+    time = None if structure is None or step is None else rematerialized_time(job, step, structure.computation_s)
     trained = structure.ranks if structure else 0
     cost = job.trace.manifest.cost
     header = Header(
@@ -60,7 +63,7 @@ def fit_recorded(job: Job, labelled: Labelled) -> Fitted:
     config = c.Config(
         workflow=c.Workflow(train=True),
         dataset=c.Dataset(data_folder=named.folder, num_files_train=structure.samples if structure else None),
-        **_editable(structure),
+        **_editable(structure, time),
         checkpoint=c.Checkpoint(checkpoint_folder=_OUTPUT),
         twin=c.Twin(
             source=job.trace.path.name,
@@ -71,18 +74,23 @@ def fit_recorded(job: Job, labelled: Labelled) -> Fitted:
         ),
     )
     evidence = {**_evidence(recording, calls), "edits": _edits(structure)}
+    if time is not None and step is not None:
+        evidence["memory"] = describe_budget(time, step)
     return Fitted(config, evidence, named.data, _confidence(batches), _coverage(job, calls), recording)
 
 
-def _editable(structure: RecordedStructure | None) -> dict[str, Any]:
-    """Return the sections of the YAML with the recorded values that a user may edit; none if no batches were found."""
+def _editable(structure: RecordedStructure | None, time: c.Rematerialized | None) -> dict[str, Any]:
+    """Return the sections of the YAML with the recorded values that a user may edit; none if no batches were found.
+
+    `time`: that of a step, if it depends on a memory budget.
+    """
     if structure is None:
         return {}
     return {
         "reader": c.Reader(
             batch_size=structure.batch_size, read_threads=structure.loaders, prefetch_size=structure.prefetch or None
         ),
-        "train": c.Train(epochs=structure.epochs, computation_time=round(structure.computation_s, 6)),
+        "train": c.Train(epochs=structure.epochs, computation_time=time or round(structure.computation_s, 6)),
     }
 
 

@@ -7,6 +7,8 @@ import numpy as np
 
 from iotwin.common.errors import UsageError
 from iotwin.common.numbers.confidence import Estimate, mean
+from iotwin.workload_yaml import Rematerialized
+from iotwin.workload_yaml.dlio_spellings import known_name
 from iotwin.workload_yaml.train_section import knows_batch
 
 if TYPE_CHECKING:
@@ -14,12 +16,7 @@ if TYPE_CHECKING:
 
 ACCELERATORS = "accelerators"
 _BATCH = "reader.batch_size"
-_ABBREVIATIONS = {"accelerator.memory_budget": "train.computation_time.budget"}
-
-
-def key_of(key: str) -> str:
-    """Return the full name of an abbreviated key such as accelerator.memory_budget; other keys are returned unchanged."""
-    return _ABBREVIATIONS.get(key, key)
+_BUDGET = "train.computation_time.budget"
 
 
 def parse_question(text: str) -> tuple[str, list[str]]:
@@ -85,8 +82,14 @@ def overrides_of(key: str, value: str, config: "Config") -> list[str]:
     """Return the overrides of the variant of a question about `key`. `config`: the unchanged workload.
 
     If the key is the batch size, and the workload does not contain for which batch its step time is, that is the unchanged one.
+    Raises UsageError if the key is the memory budget, and the workload does not have what budgets cost.
     """
-    words, train = [f"++workload.{key_of(key)}={value}"], config.train
+    words, train = [f"++workload.{key}={value}"], config.train
+    if known_name(key, value) == _BUDGET and not isinstance(train.computation_time, Rematerialized):
+        raise UsageError(
+            f"{key}: the workload does not have what memory budgets cost, which is a train.computation_time of the type "
+            "rematerialized; for a twin, run `python -m iotwin.workloads.dtr` with --operations FILE, and fit its trace"
+        )
     is_unscaled = (
         config.twin.recorded is None and train.computation_batch_size is None and not knows_batch(train.computation_time)
     )
@@ -107,15 +110,16 @@ def assumptions_of(key: str, config: "Config") -> list[str]:
 def _row(value: str | None, summary: dict[str, Any]) -> dict[str, Any]:
     metric, own = summary["metric"], summary["iotwin"]
     training = own.get("estimates", {}).get("train", {})  # a twin with a recording estimates nothing
+    trained = own.get("training") or {}
     return {
         "value": value,
         "accelerators": summary["num_accelerators"],
-        "au_percentage": metric.get("train_au_mean_percentage"),
+        "au_percentage": _au(summary),
         "au_without_recompute_percentage": _without_recompute(summary),
-        "samples_per_second": metric.get("train_throughput_mean_samples_per_second"),
-        "read_MB_per_second": metric.get("train_io_mean_MB_per_second"),
-        "step_s": (own.get("training") or {}).get("step_s"),
-        "au": (own.get("training") or {}).get("au"),
+        "samples_per_second": metric.get("train_throughput_mean_samples_per_second", trained.get("samples_per_second")),
+        "read_MB_per_second": metric.get("train_io_mean_MB_per_second", _read_rate(own, trained)),
+        "step_s": trained.get("step_s"),
+        "au": trained.get("au"),
         "data_wait_s": (training.get("data_wait_s") or {}).get("value"),
         "bytes_read": own.get("bytes_read"),
         "bytes_written": own.get("bytes_written"),
@@ -130,9 +134,21 @@ def _row(value: str | None, summary: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _au(summary: dict[str, Any]) -> float | None:
+    """Return the accelerator utilisation in percent, of a twin with a recording over all its epochs; None if it is unknown."""
+    metric, au = summary["metric"], (summary["iotwin"].get("training") or {}).get("au")
+    found: float | None = metric.get("train_au_mean_percentage", None if au is None else 100 * au)
+    return found
+
+
+def _read_rate(own: dict[str, Any], trained: dict[str, Any]) -> float | None:
+    """Return the MiB that a twin with a recording reads for each second of its epochs; None for other runs."""
+    return own["bytes_read"] / sum(trained["epoch_s"]) / (1 << 20) if "recorded" in own and trained else None
+
+
 def _without_recompute(summary: dict[str, Any]) -> float | None:
     """Return the accelerator utilisation without recomputation, in percent; None if the run has no utilisation."""
-    au, remat = summary["metric"].get("train_au_mean_percentage"), summary["iotwin"].get("rematerialization")
+    au, remat = _au(summary), summary["iotwin"].get("rematerialization")
     if au is None:
         return None
     return float(au) * (1 - remat["recompute_share"]) if remat else float(au)

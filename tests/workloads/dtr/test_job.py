@@ -8,8 +8,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+from iotwin.common.mllog import SIMULATED_BUDGETS
 from iotwin.main import main as iotwin
+from iotwin.trace_store.logs.mllog import read_values
 from iotwin.workloads.dtr.__main__ import main
+from iotwin.workloads.dtr.simulator.heuristics import heuristic_named
+from iotwin.workloads.dtr.simulator.log_format import read_log
+from iotwin.workloads.dtr.simulator.simulate import SimulationSettings, simulate
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +48,30 @@ def test_job_does_not_depend_on_its_budget(images: Path, tmp_path: Path, capfd: 
     assert spent == pytest.approx(limited["memory"]["remat_compute_s"] * 1e9, abs=len(events))
 
 
+@pytest.mark.parametrize("share", [None, 0.6])
+def test_operations_are_logged_with_what_other_budgets_cost(
+    images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], share: float | None
+) -> None:
+    plain = job(images, tmp_path / "plain", "--workers", "0")
+    budget = [] if share is None else ["--memory-budget", str(round(share * plain["memory"]["peak_bytes"]))]
+    capfd.readouterr()
+    log = tmp_path / "operations.log"
+    logging = job(images, tmp_path / "logging", "--workers", "0", "--operations", str(log), *budget)
+    assert logging["weights_sha256"] == plain["weights_sha256"]
+    assert logging["memory"]["over_budget"] == 0
+    (tmp_path / "stdout").write_text(capfd.readouterr().out)
+    values = read_values([tmp_path / "stdout"])
+    simulated = [tuple(map(int, word.split(","))) for word in values[SIMULATED_BUDGETS].split()]
+    assert simulated[0] == (simulated[0][0], 0, 0, 0)
+    assert simulated[0][0] == pytest.approx(plain["memory"]["peak_bytes"], rel=0.03)  # besides a batch of the step before
+    least = simulated[-1]
+    assert least[0] < 0.7 * simulated[0][0] and 0 < least[1] < 3 * values["step_operations_ns"] and least[2] >= least[3] > 0
+    graph = read_log(log).graph
+    again = simulate(graph, SimulationSettings(heuristic_named("h_eq"), least[0], overhead_limit=4.0))
+    assert (again.result, again.remat_compute, again.rematerializations) == ("pass", *least[1:3])
+    assert budget == [] or values["memory_budget"] in [each[0] for each in simulated]
+
+
 @pytest.mark.parametrize(
     ("options", "status", "text"),
     [
@@ -50,6 +79,7 @@ def test_job_does_not_depend_on_its_budget(images: Path, tmp_path: Path, capfd: 
         (["--memory-budget", "much"], 2, "dtr: size 'much' is not a positive number"),
         (["--heuristic", "best"], 2, "dtr: unknown heuristic 'best'"),
         (["--batch-size", "100000"], 1, "too few for a batch of 100000"),
+        (["--operations", "a.log", "--offload", "."], 2, "leave out --offload"),
         (["--batch-size", "0"], 2, "--batch-size 0 must be at least 1"),
     ],
 )

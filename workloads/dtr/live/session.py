@@ -130,6 +130,16 @@ class Rematerialize(ExitStack):
             cost_s=memory.candidates.cost_ns / 1e9,
         )
 
+    @property
+    def clock_ns(self) -> int:
+        """The time of all operations so far, in ns, each counted as its shortest run. The heuristic uses this clock."""
+        return self._runtime.memory.clock
+
+    @property
+    def used_bytes(self) -> int:
+        """The bytes that tensors take now."""
+        return self._runtime.memory.used
+
     def pin(self, tensor: Tensor) -> None:
         """Bring a tensor to memory and never evict it, for code that reads its memory without operations of PyTorch."""
         self._runtime.pin(tensor)

@@ -8,9 +8,10 @@ import msgspec
 import numpy as np
 
 from iotwin.common.errors import UsageError
-from iotwin.workload_yaml import Config, TwinRecorded, TwinResume
+from iotwin.workload_yaml import Config, Rematerialized, TwinRecorded, TwinResume
 from iotwin.workload_yaml.recorded_structure import RecordedStructure, structure_of
 from iotwin.workload_yaml.recording import Header, Op, TwinRecording
+from iotwin.workload_yaml.rematerialized import rematerialized
 from iotwin.workload_yaml.train_section import batch_factor
 
 _MOST_FACTOR = 10_000
@@ -142,6 +143,8 @@ def copies_folder(config: Config, edits: Edits) -> Path:
 def _computation(config: Config, recorded: RecordedStructure, batch: float) -> float:
     """Return the factor for the time per sample of steps. `batch`: factor for the batch size."""
     time, scale = config.train.computation_time, config.train.computation_scale * batch_factor(config.train, batch) / batch
+    if isinstance(time, Rematerialized):
+        time = rematerialized(time)
     if not isinstance(time, float | int):
         raise UsageError("train.computation_time: a recorded twin takes a number of seconds; train.computation_scale scales it")
     if round(time, 6) == round(recorded.computation_s, 6) or not recorded.computation_s:
