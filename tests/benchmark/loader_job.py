@@ -49,6 +49,8 @@ class LoaderJob:
     last_rank: dict[str, Any] = field(default_factory=dict)  # values that hold for the last rank alone, such as loaders
     pins: bool = False  # another thread of the rank reads what loaders deliver, as PyTorch's that pins memory does
     unpack_ms: float = 0  # between reading a batch that loaders deliver and requesting another one
+    requests_at_end: bool = False  # the rank requests another batch at the end of a step, not when it has taken a batch
+    of_torch: bool = False  # loaders have the name that PyTorch gives them
     mask_bytes: int = 0  # each sample also has a mask of so many bytes, in another file that is read after the image
 
     def trace(self, folder: Path) -> Trace:
@@ -64,6 +66,8 @@ class LoaderJob:
             player = copy.copy(self)
             player.__dict__.update(self.last_rank if number == self.ranks - 1 else {})
             player._play(made, number)
+        for process in made.processes if self.of_torch else ():
+            process["comm"] = "pt_data_worker" if process["role"] == "loader" else process["comm"]
         return made.trace(folder)
 
     def _play(self, made: Made, number: int) -> None:
@@ -146,12 +150,15 @@ class LoaderJob:
         for index in first:
             serve(index, now)
             now += 0.2
+        first_after = ahead - self.requests_at_end
         for index, batch in enumerate(batches):
+            if self.requests_at_end and 0 < index < len(batches) - first_after:
+                serve(index + first_after, now)
             wanted = now
             took, reader = max(0.05, delivered[index] + 0.05 - wanted), self.rank + 9000 * self.pins
             made.call(wanted, self.rank, "read", crew.results, None, 3000, took, tid=reader)
             now = max(wanted + 0.05, delivered[index] + 0.05) + 0.05 + self.unpack_ms
-            if index + ahead < len(batches):
+            if not self.requests_at_end and index + ahead < len(batches):
                 serve(index + ahead, now)
             if self.save_first and self.save_after and step and step % self.save_after == 0:
                 now = self._save(made, now, f"{self.root}/out/step_{step}.pt", 200_000)

@@ -70,9 +70,10 @@ def _passes(job: Job, found: pd.DataFrame, evaluations: pd.DataFrame, tree: Tree
         of_process = rows[np.array(tree.process, np.int64)[rows["thread"]] == process]
         parts = [_in_turn(part) for _, part in own.groupby(pass_numbers(own, evaluations), sort=True)]
         begins = [*(begin_of_pass(tree, before, part) for before, part in pairwise(parts)), NEVER_NS]
+        is_torch = "pid" in own and _are_of_torch(job, own)
         for number, (part, begin_ns) in enumerate(zip(parts, begins, strict=True)):
             next_ns = min(begin_ns, logged_end(job, int(part["delivered_ns"].max())))
-            passes.append(with_computation(part.assign(number=number), of_process, tree.main(process), next_ns))
+            passes.append(with_computation(part.assign(number=number), of_process, tree.main(process), next_ns, is_torch))
     return passes
 
 

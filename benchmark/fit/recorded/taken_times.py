@@ -13,12 +13,14 @@ _AT_ONCE_NS = 2_000_000  # a rank that takes a batch so soon after its delivery 
 _FEWEST = 3  # steps that a typical computation is judged by
 _PLAUSIBLE = 1.5  # a step's computation is at most so many times the typical one, and at least its inverse; unless others are so
 _LONG = 0.95  # share of the steps, of which a plausible one may be as long as the longest
+_SOON = 0.1  # share of a step, for which a rank that requests batches at the end of a step goes on until its next wait
 
 
-def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns: int) -> pd.DataFrame:
+def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns: int, takes_first: bool = False) -> pd.DataFrame:
     """Return the batches of a pass with `depth`, `taken_ns` and `computed_ns`.
 
     `rows`: those of the rank's process; `next_ns`: when its next pass begins, or when this one was logged to end; else NEVER_NS.
+    `takes_first`: the rank is known to request a batch when it has taken one, before it computes.
     """
     if "key" in part:
         begins, delivered = part["requested_ns"].to_numpy(np.int64), part["delivered_ns"].to_numpy(np.int64)
@@ -32,13 +34,15 @@ def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns:
         return part.assign(depth=depth, taken_ns=taken, computed_ns=computed)
     waits = rows[(rows["thread"] == main) & rows["op"].isin([Op.POLL, Op.PIPE_READ])]
     clock = _BusyClock(waits)
-    taken = np.maximum.accumulate(np.maximum(np.append(requested[depth:], ready[len(part) - depth :]), ready))
-    known = len(part) - depth  # batches whose taking is seen, since it made the rank request another one
+    read = part["read_ns"].fillna(0).to_numpy(np.int64)
+    at_end = not takes_first and _requests_at_end(requested[depth:], read, waits)
+    known = len(part) - depth + at_end  # batches whose taking is seen, since a request follows or precedes it
+    taken = np.maximum(np.append(requested[len(part) - known :], ready[known:]), np.maximum(ready, read * at_end))
+    taken = np.maximum.accumulate(taken)
     usual = np.diff(clock.busy(taken[:known]))
     waited = taken[1:known] - ready[1:known] < _AT_ONCE_NS
     typical = float(np.median(usual[~waited])) if (~waited).sum() >= _FEWEST else float(np.median(usual)) if len(usual) else 0.0
     # The last batches cause no request. One that the rank read later than all before was wanted then; others are in between.
-    read = part["read_ns"].fillna(0).to_numpy(np.int64)
     read = np.where(read > 0, read + _unpacking_ns(taken[:known], read[:known]), 0)
     last = max(known - 1, 0)
     seen = np.flatnonzero((read == np.maximum.accumulate(read)) & (read > ready) & (np.arange(len(part)) > last))
@@ -57,7 +61,7 @@ def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns:
     taken[last:] = np.maximum(tail[:-1], np.append(taken[last], ready[last + 1 :]))
     wanted = np.clip(clock.begun(ready[1:]), taken[:-1], taken[1:])  # the next batch
     wanted = np.where(ready[1:] > taken[:-1], wanted, taken[1:])  # else the wait under way was for the batch before
-    begun = _result_waits(waits, part["read_ns"], taken)
+    begun = _result_waits(waits, part["read_ns"].fillna(0).to_numpy(np.int64), taken)
     wanted = np.where((begun >= taken[:-1]) & (begun <= taken[1:]), begun, wanted)
     computed = np.append(wanted, max(ended_ns or int(tail[-1]), int(taken[-1])))
     if not clock.waits and len(usual):  # a thread of the rank takes batches for it, so that its waits are not seen
@@ -75,13 +79,25 @@ def _unpacking_ns(taken: _Ints, read: _Ints) -> int:
     return int(np.median((taken[1:] - read[1:])[at_once])) if at_once.any() else 0
 
 
-def _result_waits(waits: pd.DataFrame, read_ns: pd.Series, taken: _Ints) -> _Ints:
+def _requests_at_end(requested: _Ints, read: _Ints, waits: pd.DataFrame) -> bool:
+    """Return whether a rank requests another batch at the end of a step, and waits for its next batch at once.
+
+    Otherwise it requests one when it has taken a batch, before the step. `requested`: by batch, the first request for which the
+    batch must have been taken; there are fewer than batches. `read`: when the rank had read each batch, 0 if unknown.
+    """
+    begun = _result_waits(waits, read, read)[: len(requested)]
+    own = np.flatnonzero((read[: len(begun)] > 0) & (begun < NEVER_NS))
+    until, since = requested[own] - read[own], np.abs(begun[own] - requested[own])
+    return len(own) >= _FEWEST and bool(np.median(since) < _SOON * np.median(until))
+
+
+def _result_waits(waits: pd.DataFrame, read: _Ints, taken: _Ints) -> _Ints:
     """Return when a rank began to wait for or read each batch after the first; NEVER_NS if no call shows it.
 
-    `waits`: those of its main thread; `read_ns`: when that had read each batch (NaN: unknown). If the batch had been delivered
+    `waits`: those of its main thread; `read`: when that had read each batch (0: unknown). If the batch had been delivered
     by then, this wait is short, but it is where the computation ends. What follows until `taken` is unpacking.
     """
-    read = read_ns.fillna(0).to_numpy(np.int64)[1:]
+    read = read[1:]
     reads = waits[waits["op"] == Op.PIPE_READ]
     last = np.searchsorted(reads["at"].to_numpy(np.int64), read) - 1  # a message's first read, of its length, may be the only row
     pipes = np.unique(reads["subject"].to_numpy()[last[last >= 0]])

@@ -115,20 +115,19 @@ def _test(advice: Advice, view: TrainingView, fitted: "Fitted", runs: int, noise
     with scratch_folder() as folder:
         fitted.write(folder / "twin.yaml")
         testable = [each for each in advice.findings if each.change.is_testable and _is_followed(each, folder / "twin.yaml")]
-        variants = [TwinVariant(_UNCHANGED, (), is_cold)]
-        variants += [
-            TwinVariant(f"{each.kind}: {each.change}", each.change.overrides or (), is_cold and not each.change.warms)
-            for each in testable
-        ]
-        recipe = Recipe(folder / "twin.yaml")
-        found = run_variants(folder / "twin.yaml", variants, runs, data, clock="virtual")
-        advice.recipe = _recipe_of(view.trace, recipe, folder / "twin.yaml", variants, runs)
+        changes = [(each.change.overrides or (), is_cold and not each.change.warms) for each in testable]
+        variants: dict[tuple[tuple[str, ...], bool], TwinVariant] = {((), is_cold): TwinVariant(_UNCHANGED, (), is_cold)}
+        for each, change in zip(testable, changes, strict=True):  # findings with the same change share its runs
+            variants.setdefault(change, TwinVariant(f"{each.kind}: {each.change}", *change))
+        recipe, tried = Recipe(folder / "twin.yaml"), list(variants.values())
+        found = run_variants(folder / "twin.yaml", tried, runs, data, clock="virtual")
+        advice.recipe = _recipe_of(view.trace, recipe, folder / "twin.yaml", tried, runs)
     unchanged = found[_UNCHANGED]
     advice.twin_step_s = median(each.step_s for each in unchanged)
     untraced = float(np.clip(advice.twin_step_s, view.step_s - view.tracing_s, view.step_s))
     distance = abs(advice.twin_step_s / untraced - 1)
-    for each, variant in zip(testable, variants[1:], strict=True):
-        _judge(each, found[variant.name], unchanged, max(distance, noise, _LEAST_GAIN))
+    for each, change in zip(testable, changes, strict=True):
+        _judge(each, found[variants[change].name], unchanged, max(distance, noise, _LEAST_GAIN))
 
 
 def _recipe_of(trace: Trace, recipe: Recipe, twin: Path, variants: Sequence[TwinVariant], runs: int) -> dict[str, Any]:

@@ -58,6 +58,20 @@ def test_unpacking_a_batch_is_no_computation(tmp_path, decode_ms, waits):
     assert (until_taken > 10).all() and (until_taken < 10.3).all() != waits
 
 
+@pytest.mark.parametrize("decode_ms", [0.5, 12.0])  # the rank takes as long as for 1 or 0.2 batches of two loaders
+def test_a_rank_may_request_a_batch_at_the_end_of_a_step(tmp_path, decode_ms):
+    job = LoaderJob(epochs=1, files=60, compute_ms=10, decode_ms=decode_ms, requests_at_end=True, save_after=5)
+    found = batches_of(tmp_path, job)
+    assert [each.depth for each in found.passes] == [4]
+    computed = np.subtract(found.computed_ns, found.taken_ns) / 1e6
+    assert np.delete(computed, [4, 9, 14]) == pytest.approx(10, abs=0.3) and (computed[[4, 9, 14]] > 11).all()
+
+
+def test_pytorch_requests_a_batch_when_it_has_taken_one_even_if_it_computes_for_no_time(tmp_path):
+    found = batches_of(tmp_path, LoaderJob(epochs=1, files=60, compute_ms=10, requests_at_end=True, of_torch=True))
+    assert np.median(np.subtract(found.computed_ns, found.taken_ns)) < 1e6
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_checkpoint_or_an_evaluation_is_in_no_step(tmp_path, persistent):
     """Nor is the pause in which loaders that live on do nothing."""

@@ -21,6 +21,19 @@ def test_a_computation_ends_where_the_rank_begins_to_wait_for_the_next_batch():
     assert (found["computed_ns"] // MS).tolist() == [70, 160, 250]
 
 
+@pytest.mark.parametrize(("takes_first", "taken", "computed"), [(True, 139, 1), (False, 100, 40)])
+def test_a_request_just_before_a_wait_ends_a_step_unless_the_rank_is_known_to_take_first(takes_first, taken, computed):
+    """Batches are read 40 ms apart, from 100 ms on; 1 ms before the rank begins to wait for one, it requests another one."""
+    read = [100 + 40 * index for index in range(9)]
+    part = pd.DataFrame({"requested_ns": [0, 1, *(each + 39 for each in read[:7])], "read_ns": read, "loader": 0})
+    part = (part.assign(delivered_ns=[30, 60, *(each + 60 for each in read[:7])])) * MS
+    waits = pd.DataFrame({"at": [3, *(each + 40 for each in read)], "op": Op.PIPE_READ, "thread": 0, "subject": 0})
+    waits = waits.assign(at=waits["at"] * MS - 9, end=waits["at"] * MS)
+    found = with_computation(part, waits, 0, 470 * MS, takes_first)
+    assert found["taken_ns"].iloc[0] // MS == taken
+    assert ((found["computed_ns"] - found["taken_ns"]).iloc[:6] / MS).round().unique().tolist() == [computed]
+
+
 def test_a_wait_for_a_batch_is_none_for_the_next_one_that_was_delivered_before_it():
     """Two loaders: the second one delivers first, while the rank waits for the batch of the first one."""
     requested, delivered = [0, 1, 60, 110, 160], [50, 40, 100, 140, 200]

@@ -212,6 +212,19 @@ def test_short_times_between_calls_are_no_decoding(tmp_path):
     assert float(scale.rpartition("=")[2]) == pytest.approx(expected, abs=1e-4)
 
 
+def test_findings_with_the_same_change_share_its_runs(tmp_path, monkeypatch):
+    """Cached data mend cold reads and a small page cache alike; the unchanged twin finds its data cold."""
+    monkeypatch.setattr(TrainingView, "device_bytes", property(lambda view: 2 * 64 * 100_000))
+    figures = TrainingFigures(0.01, 0.1, None, {})
+    monkeypatch.setattr(
+        "iotwin.loops.answers.advise.run_variants", lambda twin, tried, *_, **__: {each.name: [figures] for each in tried}
+    )
+    advice = advise(local_job(tmp_path, LoaderJob(files=64, epochs=1, loaders=1, compute_ms=1, decode_ms=0.1)), runs=1)
+    assert {each.kind for each in advice.findings if each.change.warms and each.predicted} == {"cache_too_small", "slow_storage"}
+    assert advice.recipe is not None
+    assert [each["cache"] for each in advice.recipe["variants"] if not each["overrides"]] == ["cold", "warm"]
+
+
 def test_what_durability_costs_is_reported():
     durable = finding("checkpoint_not_durable", None)
     figures = [[TrainingFigures(step_s, step_s, None, {}) for step_s in each] for each in ((1.2, 1.21, 1.19), (1.0, 1.0, 1.0))]
