@@ -23,6 +23,10 @@ PHASE_OF_KEY = {
 JUMPS = "virtual_clock_jumps"  # key of a point: jumps of a virtual clock, as "NS,NS" (real CLOCK_MONOTONIC, length) and blanks
 JUMPS_OF_LINE = 64  # most jumps of a line, which must be shorter than PIPE_BUF to reach a pipe whole
 
+# Key of a point: the bytes that a job's tensors take, at the CLOCK_MONOTONIC of the point's `at_ns`. The point memory_budget has
+# the limit.
+TENSOR_BYTES = "tensor_bytes"
+
 # Key of a point: what other memory budgets cost a step by a simulation, from the most memory that it takes downwards, as
 # "BYTES,NS,OPERATIONS,EVICTIONS" and blanks: the time and number of the operations that are repeated, and evictions.
 SIMULATED_BUDGETS = "simulated_budgets"

@@ -119,6 +119,23 @@ def read_values(logs: Iterable[Path]) -> dict[str, Any]:
     return values
 
 
+def read_points(logs: Iterable[Path], key: str) -> list[tuple[int, int]]:
+    """Return (CLOCK_MONOTONIC in ns, value) of each point of the quantity `key`, in order of time.
+
+    Only points with the metadata `at_ns` count, whose value is a whole number.
+    """
+    points: list[tuple[int, int]] = []
+    for log in logs:
+        for line in log_lines(log):
+            event = _parse(line) if ":::MLLOG" in line and key in line else None
+            if event is None or event["_key"] != key:
+                continue
+            at_ns, value = (event.get("metadata") or {}).get("at_ns"), event.get("value")
+            if type(at_ns) is int and type(value) is int and 0 <= at_ns <= _LAST_NS and 0 <= value <= _LAST_NS:
+                points.append((at_ns, value))
+    return sorted(points)
+
+
 def read_parts(logs: Iterable[Path], names: Iterable[str]) -> list[tuple[str, int, int, int]]:
     """Return (name, start in CLOCK_MONOTONIC ns, duration in ns, rank) of each part of a step whose name is in `names`.
 

@@ -18,7 +18,7 @@ from iotwin.trace_visuals.report.checkpoint_writes import APART, DURING, checkpo
 from iotwin.trace_visuals.report.diagnosis import describe, headline, moved
 from iotwin.trace_visuals.report.heatmap import Heat
 from iotwin.trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
-from iotwin.trace_visuals.report.recompute import CURVES, recompute_shares
+from iotwin.trace_visuals.report.recompute import CURVES, memory_shares, recompute_shares
 from iotwin.trace_visuals.requests import pipeline_passes
 
 _MOST_FILES, _MOST_PROCESSES, _MOST_NAMES = 400, 200, 4000
@@ -130,7 +130,7 @@ def _passes(analysis: Analysis) -> dict[str, list[list[Any]]]:
 
 
 def _samples(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return a graph for each sampled device, and one of logged recomputation. A graph has a time axis and curves in 0..1."""
+    """Return a graph for each sampled device, and of logged recomputation and memory: a time axis and curves in 0..1."""
     graphs = []
     cpu = analysis.trace.samples("cpu")
     if cpu is not None and len(cpu):
@@ -151,6 +151,9 @@ def _samples(analysis: Analysis) -> list[dict[str, Any]]:
     recompute = recompute_shares(analysis)
     if recompute is not None:
         graphs.append(_graph(analysis, "recompute", recompute, CURVES, ()))
+    tensors = memory_shares(analysis)
+    if tensors is not None:
+        graphs.append(_graph(analysis, *tensors, (), ("tensors",)))
     return graphs
 
 

@@ -1,9 +1,11 @@
-"""The shares of time that a job under a memory budget spends on computing, recomputing, and searching what to evict."""
+"""What a job under a memory budget spends on computing, recomputing, and searching what to evict, and how full its memory is."""
 
 import numpy as np
 import pandas as pd
 
-from iotwin.trace_store.logs.mllog import read_parts
+from iotwin.common.mllog import TENSOR_BYTES
+from iotwin.common.units import format_size
+from iotwin.trace_store.logs.mllog import read_parts, read_points, read_values
 from iotwin.trace_visuals.bins import Grid, Spread
 from iotwin.trace_visuals.report.analysis import Analysis
 
@@ -28,3 +30,22 @@ def recompute_shares(analysis: Analysis) -> pd.DataFrame | None:
     if not shares[1:].any():
         return None
     return pd.DataFrame({"time_ns": grid.edges()[1:]} | dict(zip(CURVES, shares, strict=True)))
+
+
+def memory_shares(analysis: Analysis) -> tuple[str, pd.DataFrame] | None:
+    """Return a title, `time_ns` (ends of bins) and `tensors`: the memory of the job's tensors as a share of its budget.
+
+    Without a budget, the share is that of the most memory. Returns None if the job does not log its memory.
+    """
+    logs = sorted((analysis.trace.path / "logs").glob("*"))
+    points = read_points(logs, TENSOR_BYTES)
+    if not points:
+        return None
+    times, used = np.array(points, dtype=np.int64).T
+    budget = read_values(logs).get("memory_budget")
+    limit = budget if type(budget) is int and budget > 0 else int(used.max())
+    ends = Grid.covering(analysis.survey.begin_ns, analysis.survey.end_ns, _BINS).edges()[1:]
+    last = np.searchsorted(times, ends, side="right") - 1
+    tensors = np.where((last >= 0) & (ends <= times[-1] + (ends[1] - ends[0])), used[last], 0) / max(limit, 1)
+    whole = format_size(limit)
+    return f"memory, of {whole}" if limit != budget else f"budget {whole}", pd.DataFrame({"time_ns": ends, "tensors": tensors})

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import make_folder
-from iotwin.common.mllog import MlLog
+from iotwin.common.mllog import TENSOR_BYTES, MlLog
 from iotwin.common.processes.children import leave_signals_to_rank
 from iotwin.datagen.layouts import ImagenetLayout
 from iotwin.workloads.common.images import Images
@@ -89,6 +89,7 @@ class DtrJob:
                 loss.backward()
             self._optimizer.step()
             total, steps = total + loss.item(), steps + 1
+            self._log_memory()
             done_ns = time.monotonic_ns()
             where = {"epoch_num": epoch, "step_num": steps}
             self._parts.log("load_batch_mem", asked_ns, arrived_ns - asked_ns, **where)
@@ -101,7 +102,12 @@ class DtrJob:
         self._batches.advance_epoch()
 
     def _loss(self, pixels: Tensor, labels: Tensor) -> Tensor:
-        return functional.cross_entropy(self.network(pixels.to(self._config.device)), labels.to(self._config.device))
+        loss = functional.cross_entropy(self.network(pixels.to(self._config.device)), labels.to(self._config.device))
+        self._log_memory()
+        return loss
+
+    def _log_memory(self) -> None:
+        self._log.point(TENSOR_BYTES, self.session.used_bytes, at_ns=time.monotonic_ns())
 
     def log_other_budgets(self) -> None:
         """Log what other budgets would cost, if the operations of a step are wanted."""

@@ -238,6 +238,25 @@ def test_words_say_what_the_job_does(tmp_path, job, topic, expected):
         assert expected in findings[topic], findings[topic]
 
 
+@pytest.mark.parametrize(("budget", "title", "share"), [(400, "budget 400 B", 0.75), (None, "memory, of 300 B", 1.0)])
+def test_memory_of_tensors_has_a_row_against_the_budget(tmp_path, budget, title, share):
+    job = Job()
+    path = write_job(tmp_path / "t.trace", job)
+    (path / "logs").mkdir(exist_ok=True)
+    points = [("tensor_bytes", 300, job.start_ns + 100 * MILLISECOND), ("tensor_bytes", 100, job.start_ns + 800 * MILLISECOND)]
+    points += [] if budget is None else [("memory_budget", budget, 0)]
+    with (path / "logs" / "stdout").open("a") as log:
+        for key, value, at_ns in (*points, ("tensor_bytes", "many", 5), ("tensor_bytes", 7, None)):
+            event = {"time_ms": 1, "event_type": "POINT_IN_TIME", "key": key, "value": value, "metadata": {"at_ns": at_ns}}
+            log.write(f":::MLLOG {json.dumps(event)}\n")
+    write_report([path], tmp_path / "r.html")
+    graph = _document(tmp_path / "r.html")["traces"][0]["samples"][-1]
+    assert (graph["title"], graph["lines"]) == (title, ["tensors"])
+    shares = _unpack(graph["curves"]["tensors"])
+    assert shares[0] == 0 and max(shares) == pytest.approx(share, abs=0.01)
+    assert share / 3 == pytest.approx(min(each for each in shares if each > 0), abs=0.01)
+
+
 def test_recomputing_has_a_row_and_a_sentence_where_its_parts_are_logged(tmp_path):
     job = Job()
     path = write_job(tmp_path / "t.trace", job)
