@@ -1,4 +1,4 @@
-"""``python -m iotwin.workloads.dtr``: train an image classifier on files, within a memory budget."""
+"""``python -m iotwin.workloads.dtr``: train a network on files, within a memory budget."""
 
 import sys
 from argparse import ArgumentParser, Namespace
@@ -11,7 +11,7 @@ from iotwin.workloads.dtr.config import DtrConfig, parse_config
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job of the command line `argv` (default: the process's own) and return the exit status."""
-    description = "Train an image classifier within a memory budget, by evicting results of operations and computing them again."
+    description = "Train a network within a memory budget, by evicting results of operations and computing them again."
     return run_program("dtr", description, _prepare_parser, _run, argv)
 
 

@@ -10,14 +10,16 @@ from iotwin.workloads.common.options import check_least, option
 from iotwin.workloads.dtr.simulator.heuristics import heuristic_named
 from iotwin.workloads.models import IMAGE_CLASSIFIERS, PRESETS
 
+UNET3D = "unet3d"  # trains on volumes, the others on images
+
 
 @dataclass(frozen=True, kw_only=True)
 class DtrConfig:
     """The options of the job."""
 
-    data: Path = option("directory of images as `iotwin generate checkfreq` writes them", metavar="DIR")
+    data: Path = option("directory of images as `iotwin generate checkfreq` writes them, or for unet3d of volumes", metavar="DIR")
     output: Path = option("directory for result.json", metavar="DIR")
-    model: str = option("network to train", "resnet18", choices=IMAGE_CLASSIFIERS)
+    model: str = option("network to train", "resnet18", choices=(*IMAGE_CLASSIFIERS, UNET3D))
     preset: str = option("size of the network and of images", "tiny", choices=PRESETS)
     memory_budget: str | None = option(
         "bytes that tensors may take, such as 4GiB; default: no limit", None, type=str, metavar="SIZE"

@@ -1,4 +1,4 @@
-"""Trains an image classifier on files within a memory budget, and logs what recomputation and eviction cost in each step."""
+"""Trains a network on files within a memory budget, and logs what recomputation and eviction cost in each step."""
 
 import sys
 import time
@@ -7,22 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from iotwin.common.errors import IotwinError
 from iotwin.common.files import make_folder
 from iotwin.common.mllog import TENSOR_BYTES, MlLog
 from iotwin.common.processes.children import leave_signals_to_rank
-from iotwin.datagen.layouts import ImagenetLayout
-from iotwin.workloads.common.images import Images
 from iotwin.workloads.common.parts import Parts
 from iotwin.workloads.common.program import plain_configuration
 from iotwin.workloads.common.steps import StepMeter
 from iotwin.workloads.dtr.config import DtrConfig
 from iotwin.workloads.dtr.live.session import Account, Rematerialize
 from iotwin.workloads.dtr.other_budgets import log_other_budgets, record_step
-from iotwin.workloads.models import IMAGE_SIDE, build
+from iotwin.workloads.dtr.tasks import training_task
 from iotwin.workloads.state.batches import ResumableBatches
 from iotwin.workloads.state.torch_state import weights_sha256
 
@@ -38,20 +34,13 @@ class DtrJob:
         if config.threads:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
-        classes, files = ImagenetLayout.discover(config.data, "train")
-        if len(files) < config.batch_size:
-            raise IotwinError(
-                f"{config.data} has {len(files)} training images, too few for a batch of {config.batch_size}; generate more data "
-                "or lower --batch-size"
-            )
         self._parts = Parts(True, torch.cuda.synchronize if config.device.startswith("cuda") else None, rank=0)
-        self._batches = ResumableBatches(len(files), config.batch_size, config.seed, 0, 1, with_epoch=True)
-        images = Images(files, IMAGE_SIDE[config.preset], config.seed, self._parts)
+        task = training_task(config, self._parts)
+        self.network, self._loss_of = task.network, task.loss
+        self._batches = ResumableBatches(task.samples, config.batch_size, config.seed, 0, 1, with_epoch=True)
         self._loader = DataLoader(
-            images, num_workers=config.workers, batch_sampler=self._batches, worker_init_fn=leave_signals_to_rank
+            task.dataset, num_workers=config.workers, batch_sampler=self._batches, worker_init_fn=leave_signals_to_rank
         )
-        with torch.device(config.device):
-            self.network = build(config.model, config.preset, len(classes)).module
         self._optimizer = torch.optim.SGD(self.network.parameters(), config.learning_rate, momentum=0.9)
         self.session = Rematerialize(config.budget_bytes, config.heuristic, device=config.device, offload=config.offload)
         self.times, self.losses = StepMeter(), list[float]()
@@ -61,7 +50,7 @@ class DtrJob:
             "world_size": 1,
             "num_workers": config.workers,
             "global_batch_size": config.batch_size,
-            "train_samples": len(files),
+            "train_samples": task.samples,
         }
         if config.budget_bytes is not None:
             points["memory_budget"] = config.budget_bytes
@@ -102,7 +91,7 @@ class DtrJob:
         self._batches.advance_epoch()
 
     def _loss(self, pixels: Tensor, labels: Tensor) -> Tensor:
-        loss = functional.cross_entropy(self.network(pixels.to(self._config.device)), labels.to(self._config.device))
+        loss = self._loss_of(self.network(pixels.to(self._config.device)), labels.to(self._config.device))
         self._log_memory()
         return loss
 

@@ -48,6 +48,16 @@ def test_job_does_not_depend_on_its_budget(images: Path, tmp_path: Path, capfd: 
     assert spent == pytest.approx(limited["memory"]["remat_compute_s"] * 1e9, abs=len(events))
 
 
+def test_volumes_are_segmented_within_a_budget(tmp_path: Path) -> None:
+    assert iotwin(["generate", "unet3d", "-o", str(tmp_path / "data"), "--samples", "6", "--scale", "0.1"]) == 0
+    free = job(tmp_path / "data", tmp_path / "free", "--model", "unet3d", "--workers", "0")
+    budget = round(0.8 * free["memory"]["peak_bytes"])
+    options = ("--model", "unet3d", "--workers", "0", "--memory-budget", str(budget))
+    limited = job(tmp_path / "data", tmp_path / "limited", *options)
+    assert limited["weights_sha256"] == free["weights_sha256"] and limited["train_loss"] == free["train_loss"]
+    assert limited["memory"]["rematerializations"] > 0 and limited["memory"]["over_budget"] == 0
+
+
 @pytest.mark.parametrize("share", [None, 0.6])
 def test_operations_are_logged_with_what_other_budgets_cost(
     images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], share: float | None
@@ -78,7 +88,7 @@ def test_operations_are_logged_with_what_other_budgets_cost(
         (["--memory-budget", "10kB"], 1, "dtr: a memory budget of 10000 bytes cannot be kept"),
         (["--memory-budget", "much"], 2, "dtr: size 'much' is not a positive number"),
         (["--heuristic", "best"], 2, "dtr: unknown heuristic 'best'"),
-        (["--batch-size", "100000"], 1, "too few for a batch of 100000"),
+        (["--batch-size", "100000"], 1, "training samples, too few for a batch of 100000"),
         (["--operations", "a.log", "--offload", "."], 2, "leave out --offload"),
         (["--batch-size", "0"], 2, "--batch-size 0 must be at least 1"),
     ],
