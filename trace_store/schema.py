@@ -255,7 +255,7 @@ METADATA_OPS = (
 )  # fmt: skip
 SUBMIT_OPS = ("io_submit", "io_getevents", "io_pgetevents", "io_uring_enter")
 OP_GROUPS = {
-    "read": READ_OPS, "write": WRITE_OPS, "open": OPEN_OPS, "sync": SYNC_OPS,
-    "close": CLOSE_OPS, "map": MAP_OPS, "name": NAME_OPS, "wait": WAIT_OPS, "metadata": METADATA_OPS, "submit": SUBMIT_OPS,
+    "read": READ_OPS, "write": WRITE_OPS, "open": OPEN_OPS, "close": CLOSE_OPS,
+    "sync": SYNC_OPS, "map": MAP_OPS, "name": NAME_OPS, "wait": WAIT_OPS, "metadata": METADATA_OPS, "submit": SUBMIT_OPS,
 }  # fmt: skip
 GROUP_OF_OP = {op: group for group, ops in OP_GROUPS.items() for op in ops}

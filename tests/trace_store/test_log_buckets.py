@@ -8,7 +8,7 @@ from iotwin.trace_store.figures import statistics
 from iotwin.trace_store.figures.log_buckets import bucket_from_zero, octaves
 from iotwin.trace_store.reader import Trace
 from tests.synthetic import Job, write_job
-from tests.trace_store.test_statistics import event_table
+from tests.trace_store.test_statistics import event_table, tallied
 
 
 def test_zeros_have_a_bucket_of_their_own_and_ones_the_first():
@@ -32,6 +32,5 @@ def test_a_percentile_of_durations_of_nothing_and_of_a_nanosecond_is_exact(tmp_p
     """They are in different buckets, so that neither is the mean of both."""
     rows = [(i, int(i % 4 == 0), "read", 1, 1, 0, 3, 0, 1, 1, 0, 0) for i in range(400)]
     trace = Trace(write_job(tmp_path / "t.trace", Job(files=1, epochs=1)))
-    named = statistics.named(statistics.tally(event_table(rows).to_batches()[0], "op"), trace, "t", "op")
-    row = statistics.rows([named], "op").iloc[0]
+    row = statistics.rows([tallied(event_table(rows), "op")], [trace], ["t"]).iloc[0]
     assert [row[name] for name in statistics.PERCENTILES] == [float(share > 0.75) for share in statistics.PERCENTILES.values()]

@@ -7,13 +7,15 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from iotwin.common.errors import UsageError
 from iotwin.trace_store.figures import statistics
+from iotwin.trace_store.figures.log_buckets import bucket_from_zero
 from iotwin.trace_store.figures.sql import plain_rows, query
 from iotwin.trace_store.figures.summary import summarise
+from iotwin.trace_store.fold import EventDecoder, Events
 from iotwin.trace_store.reader import Trace
 from tests.synthetic import Job, event_table, write_job
 
@@ -21,7 +23,7 @@ _CALLS = st.lists(
     st.tuples(
         st.sampled_from(("read", "pread64", "write", "openat", "strange")),
         st.integers(1, 3),
-        st.none() | st.integers(0, 2),
+        st.none() | st.sampled_from((0, 1, 4094, 4095, 9000)),
         st.integers(0, 10**12),
         st.integers(-40, 2**40),
     ),
@@ -52,19 +54,60 @@ def _plain_sums(events, key):
     return {group: mine[names].sum().astype(int).tolist() for group, mine in frame.groupby(key)}, frame
 
 
+def tallied(events, by, kinds=("dataset",) * 10_000):
+    tally, decoder = statistics.Tally(by), EventDecoder(kinds)
+    for batch in events.to_batches():
+        tally.add(Events(batch, decoder))
+    return tally
+
+
+def _rows_of(tally):
+    """The sums, and the buckets, by key."""
+    used = np.flatnonzero(tally.sums[0]).tolist()
+    keys = [row - 1 for row in used] if tally.by == "file" else [tally.keys[row] for row in used]
+    cells = statistics._Cells()
+    tally.cells(np.arange(len(used)), cells)
+    found = [
+        (keys[first + cell // statistics._BUCKETS], cell % statistics._BUCKETS, calls, total_ns)
+        for first, array in cells
+        for cell, calls, total_ns in array.T.tolist()
+    ]
+    return dict(zip(keys, tally.sums[:, used].T.tolist(), strict=True)), sorted(found, key=str)
+
+
+@pytest.mark.parametrize("dense", [1 << 20, 0])
 @given(_CALLS, st.lists(st.integers(0, 80), max_size=4))
-@settings(max_examples=60)
-def test_tallies_of_any_parts_add_up_to_what_plain_counting_gives(calls, cuts):
-    events = _events(calls).to_batches()[0]
-    edges = [0, *sorted(min(cut, len(calls)) for cut in cuts), len(calls)]
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_tallies_of_any_parts_add_up_to_what_plain_counting_gives(dense, calls, cuts):
+    events, edges = _events(calls), [0, *sorted(min(cut, len(calls)) for cut in cuts), len(calls)]
     parts = [events.slice(begin, end - begin) for begin, end in itertools.pairwise(edges)]
-    for by, key in (("op", "op"), ("file", "file_id"), ("process", "pid")):
-        whole = statistics.add_up([statistics.tally(events, by)]).sort_by([("key", "ascending"), ("bucket", "ascending")])
-        cut = statistics.add_up([statistics.tally(part, by) for part in parts])
-        assert cut.sort_by([("key", "ascending"), ("bucket", "ascending")]).equals(whole)
-        expected, _ = _plain_sums(pa.Table.from_batches([events]), key)
-        sums = whole.to_pandas().groupby("key")[list(statistics._SUMS)].sum()
-        assert {group: row.tolist() for group, row in sums.iterrows()} == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "_DENSE", dense)
+        patch.setattr(statistics, "_MOST_WAITING", 10)
+        for by, key in (("op", "op"), ("file", "file_id"), ("process", "pid")):
+            cut = tallied(parts[0], by)
+            for part in parts[1:]:
+                cut.later(tallied(part, by))
+            assert cut.size > 0 and _rows_of(cut) == _rows_of(tallied(events, by))
+            expected, frame = _plain_sums(events, key)
+            sums, cells = _rows_of(cut)
+            assert sums == expected
+            buckets = pd.Series(bucket_from_zero(frame["duration_ns"].to_numpy(), statistics.BUCKETS_PER_OCTAVE))
+            plain = (
+                frame["duration_ns"]
+                .groupby([frame[key].fillna(-1) if by == "file" else frame[key], buckets])
+                .agg(["size", "sum"])
+            )
+            assert cells == sorted(((*at, *row) for at, row in zip(plain.index, plain.to_numpy().tolist(), strict=True)), key=str)
+
+
+def test_the_longest_calls_count_in_full(tmp_path):
+    trace = Trace(write_job(tmp_path / "t.trace", Job(files=1, epochs=1)))
+    rows = [(i, 1 << 60, "read", 1, 1, 0, 3, 0, 1, 1, 0, 0) for i in range(3)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "_DENSE", 0)
+        row = statistics.rows([tallied(event_table(rows), "op")], [trace], ["t"]).iloc[0]
+    assert (row["total_ns"], row["max_ns"], row["p50_ns"]) == (3 << 60, 1 << 60, statistics._MOST_NS)
 
 
 def test_percentiles_are_within_a_bucket_of_the_exact_ones(tmp_path):
@@ -72,8 +115,7 @@ def test_percentiles_are_within_a_bucket_of_the_exact_ones(tmp_path):
     durations = np.exp(rng.normal(11, 2, 20_000)).astype(int)
     rows = [(i, int(d), "read", 1, 1, 0, 3, 0, 1, 1, 0, 0) for i, d in enumerate(durations)]
     trace = Trace(write_job(tmp_path / "t.trace", Job(files=1, epochs=1)))
-    named = statistics.named(statistics.tally(event_table(rows).to_batches()[0], "op"), trace, "t", "op")
-    row = statistics.rows([named], "op").iloc[0]
+    row = statistics.rows([tallied(event_table(rows), "op")], [trace], ["t"]).iloc[0]
     for name, share in statistics.PERCENTILES.items():
         exact = np.quantile(durations, share, method="inverted_cdf")
         assert abs(row[name] / exact - 1) < 2 ** (1 / statistics.BUCKETS_PER_OCTAVE) - 1
@@ -87,8 +129,7 @@ def traces(tmp_path_factory):
 
 
 def _table(traces, by):
-    parts = [statistics.named(statistics.tally_trace(t, [by])[by], t, t.path.name, by) for t in traces]
-    return statistics.rows(parts, by)
+    return statistics.statistics(traces, [trace.path.name for trace in traces], by)
 
 
 def test_two_traces_add_up_by_operation_and_path_and_stay_apart_by_process(traces):
@@ -99,6 +140,12 @@ def test_two_traces_add_up_by_operation_and_path_and_stay_apart_by_process(trace
     assert set(by_process["trace"]) == {"1.trace", "2.trace"}
     assert by_process[(by_process["pid"] == 1000)]["role"].tolist() == ["rank", "rank"]
     assert (by_op["total_ns"].diff().dropna() <= 0).all() and by_op["time_share"].sum() == pytest.approx(1)
+
+
+def test_the_busiest_files_have_the_percentiles_of_all_files(traces):
+    busiest = summarise(traces[0])["busiest_files"]
+    by_file = [row for row in statistics.document(_table(traces[:1], "file")) if row["path"]]
+    assert busiest == by_file[:10] and all(row["p50_ns"] for row in busiest)
 
 
 def test_a_summary_counts_every_call(traces):

@@ -1,22 +1,19 @@
 """Calls, errors, bytes and times by operation, file or process, from tallies of bounded size.
 
 A tally counts calls by key (operation, file or process) and by a bucket of the duration, with 32 buckets per doubling. Tallies of
-parts, traces and hosts add up exactly in any order. They yield percentiles without storing calls.
+stretches and traces add up exactly in any order. They yield percentiles without storing calls.
 """
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from iotwin.trace_store import schema
 from iotwin.trace_store.columns import integers
 from iotwin.trace_store.figures.log_buckets import bucket_from_zero
+from iotwin.trace_store.fold import READ, WRITE, Events, Ints, fold_all
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers, in_this_process
 
@@ -27,157 +24,234 @@ PERCENTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99}
 _KEY = {"op": "op", "file": "file_id", "process": "pid"}
 _NAMES = {"op": ["op"], "file": ["path", "kind"], "process": ["trace", "pid", "role", "comm"]}
 _SUMS = ("calls", "errors", "read_bytes", "written_bytes", "total_ns")
+_BUCKETS = 64 * BUCKETS_PER_OCTAVE + 1
+_DENSE = 1 << 20  # most cells of a batch that are counted in an array; more are sorted
+_ROW_BITS = 12  # a range has 4096 rows
+_ROW_MASK = (1 << _ROW_BITS) - 1
+_DURATION_BITS = 63 - _ROW_BITS
+_MOST_NS = (1 << _DURATION_BITS) - 1  # 26 days; longer calls count as so long in percentiles
+_MOST_WAITING = 1 << 18  # calls
 
 
-def tally(batch: pa.RecordBatch, by: str) -> pa.Table:
-    """Return the tally of `batch` by one of BY: a row per key and duration bucket, with the columns _SUMS and `max_ns`."""
-    duration = np.maximum(integers(batch.column("duration_ns")), 0)
-    result = integers(batch.column("result"))
-    moved, op = np.maximum(result, 0), batch.column("op")
-    names, codes = op.dictionary.to_pylist(), op.indices.to_numpy(zero_copy_only=False)
-    reads, writes = (np.array([name in group for name in names], bool)[codes] for group in (schema.READ_OPS, schema.WRITE_OPS))
-    key = batch.column(_KEY[by])
-    columns = {
-        "key": key.indices if by == "op" else key,
-        "bucket": bucket_from_zero(duration, BUCKETS_PER_OCTAVE).astype(np.int16),
-        "calls": np.ones(len(duration), np.int64),
-        "errors": (result < 0).astype(np.int64),
-        "read_bytes": moved * reads,
-        "written_bytes": moved * writes,
-        "total_ns": duration,
-        "max_ns": duration,
-    }
-    counted = _add_up(pa.table(columns), ["key"])
-    if by == "op":
-        counted = counted.set_column(0, "key", pc.take(key.dictionary, counted["key"].combine_chunks()))
-    return counted
+class Tally:
+    """Sums calls by one of BY. `percentiles` False leaves out the buckets of durations, which take most of the memory."""
+
+    def __init__(self, by: str, percentiles: bool = True) -> None:
+        self.by, self._percentiles = by, percentiles
+        self.columns = tuple(dict.fromkeys((_KEY[by], "op", "duration_ns", "result")))
+        self.keys: list[Any] = []  # the key of each row; a file's row is its id + 1, and row 0 is for calls without a file
+        self._rows: dict[Any, int] = {}
+        self.sums = np.zeros((len(_SUMS), 0), np.int64)
+        self.max_ns = np.zeros(0, np.int64)
+        self._cells = _Cells()
+
+    @property
+    def size(self) -> int:
+        """The bytes that the sums and buckets take."""
+        return self.sums.nbytes + self.max_ns.nbytes + self._cells.size
+
+    def add(self, events: Events) -> None:
+        """Add a batch."""
+        row, duration = self._row(events), events.duration_ns
+        calls, errors, read_bytes, written_bytes, total_ns = self.sums
+        calls += np.bincount(row, minlength=len(calls))
+        np.add.at(total_ns, row, duration)
+        np.maximum.at(self.max_ns, row, duration)
+        failed = row[events.result < 0]
+        errors += np.bincount(failed, minlength=len(errors)) if len(failed) else 0
+        for group, sums in ((READ, read_bytes), (WRITE, written_bytes)):
+            moving = np.flatnonzero(events.group == group)
+            np.add.at(sums, row[moving], events.moved_bytes[moving])
+        if self._percentiles:
+            self._cells.add(row, duration)
+
+    def later(self, other: "Tally") -> None:
+        """Add the sums of `other`, of the same trace."""
+        row = np.arange(len(other.max_ns)) if self.by == "file" else self._placed(other.keys)
+        self._grow(len(other.max_ns))
+        for sums, more in zip(self.sums, other.sums, strict=True):
+            np.add.at(sums, row, more)
+        np.maximum.at(self.max_ns, row, other.max_ns)
+        self._cells.later(other._cells, row)
+
+    def cells(self, group: Ints, into: "_Cells") -> None:
+        """Add the buckets of durations to `into`, where the rows with a call have the numbers `group`."""
+        of_row = np.zeros(len(self.max_ns), np.int64)
+        of_row[self.sums[0] > 0] = group
+        into.later(self._cells, of_row)
+
+    def _row(self, events: Events) -> Ints:
+        if self.by == "file":
+            self._grow(events.decoder.files + 1)
+            return events.file_id + 1
+        labels = events.batch.column(_KEY[self.by])
+        labels = labels if self.by == "op" else labels.dictionary_encode()
+        return self._placed(labels.dictionary.to_pylist())[integers(labels.indices)]
+
+    def _placed(self, keys: list[Any]) -> Ints:
+        for key in keys:
+            if key not in self._rows:
+                self._rows[key] = len(self.keys)
+                self.keys.append(key)
+        self._grow(len(self.keys))
+        return np.array([self._rows[key] for key in keys], np.int64)
+
+    def _grow(self, rows: int) -> None:
+        more = max(rows - len(self.max_ns), 0)
+        if more:
+            self.sums = np.pad(self.sums, ((0, 0), (0, more)))
+            self.max_ns = np.pad(self.max_ns, (0, more))
 
 
-def add_up(tallies: Sequence[pa.Table]) -> pa.Table:
-    """Return the sum of `tallies`, of which there must be at least one. All must have the same kind of key."""
-    return _add_up(pa.concat_tables(tallies), ["key"])
+class _Cells:
+    """Calls and time by row and bucket of duration. Ranges of rows are apart, so that adding up takes little more memory.
 
-
-def named(counted: pa.Table, trace: Trace, label: str, by: str) -> pa.Table:
-    """Return the tally `counted` of `trace` with names instead of file ids and pids, which differ between traces.
-
-    `label`: name of the trace, which becomes part of the names of processes.
+    Cells are sorted arrays of shape (3, n): row in its range * _BUCKETS + bucket, calls, time in ns.
     """
-    key = counted["key"].to_pandas()
-    if by == "op":
-        names = pd.DataFrame({"op": key})
-    elif by == "file":
-        names = trace.files().set_index("file_id")[["path", "kind"]].reindex(key).astype(object)
-    else:
-        processes = trace.processes().drop_duplicates("pid", keep="last").set_index("pid")
-        names = processes[["role", "comm"]].reindex(key).astype(object).assign(trace=label, pid=key.to_numpy())
-    types = {"pid": pa.int64()}
-    columns = {name: pa.array(names[name].tolist(), types.get(name, pa.string()), from_pandas=True) for name in _NAMES[by]}
-    return pa.table(columns | {name: counted[name] for name in ("bucket", *_SUMS, "max_ns")})
+
+    def __init__(self) -> None:
+        self._ranges: list[_Range] = []
+
+    @property
+    def size(self) -> int:
+        return sum(own.cells.nbytes + 8 * own.waiting for own in self._ranges)
+
+    def add(self, row: Ints, duration: Ints) -> None:
+        """Add calls."""
+        last = int(row.max())
+        if (last + 1) * _BUCKETS <= _DENSE:
+            cell = row * _BUCKETS + bucket_from_zero(duration, BUCKETS_PER_OCTAVE)
+            calls = np.bincount(cell)
+            found, total_ns = np.flatnonzero(calls), np.zeros(len(calls), np.int64)
+            np.add.at(total_ns, cell, duration)
+            self._of(0).merge(np.stack([found, calls[found], total_ns[found]]))
+            return
+        order = np.argsort((row >> _ROW_BITS).astype(np.uint16), kind="stable")
+        packed = ((row & _ROW_MASK) << _DURATION_BITS | np.minimum(duration, _MOST_NS))[order]
+        for number, begin, end in _pieces(row[order] >> _ROW_BITS):
+            self._of(number).add(packed[begin:end])
+
+    def later(self, other: "_Cells", row: Ints) -> None:
+        """Add the cells of `other`, whose rows 0, 1, ... are the rows `row` here."""
+        for number, own in enumerate(other._ranges):
+            local, calls, total_ns = own.flushed()
+            found = row[(number << _ROW_BITS) + local // _BUCKETS]
+            cell = found * _BUCKETS + local % _BUCKETS
+            order = np.argsort(cell, kind="stable")
+            moved, found = _runs(cell[order], calls[order], total_ns[order]), found[order]
+            for target, begin, end in _pieces(moved[0] // _BUCKETS >> _ROW_BITS):
+                shift = np.array([[(target << _ROW_BITS) * _BUCKETS], [0], [0]])
+                self._of(target).merge(moved[:, begin:end] - shift)
+
+    def __iter__(self) -> Iterator[tuple[int, Ints]]:
+        """Yield the first row and the cells of each range of rows."""
+        return ((number << _ROW_BITS, own.flushed()) for number, own in enumerate(self._ranges))
+
+    def _of(self, number: int) -> "_Range":
+        self._ranges += [_Range() for _ in range(number + 1 - len(self._ranges))]
+        return self._ranges[number]
 
 
-def rows(tallies: Sequence[pa.Table], by: str) -> pd.DataFrame:
-    """Return one row per name in `tallies`, which are results of `named`: calls, errors, bytes, times in ns.
+class _Range:
+    """The cells of a range of rows, and calls that wait to be added to them, as row << _DURATION_BITS | duration."""
 
-    Rows are in descending order of total time. `time_share` is the row's share of the total time of all rows. A percentile is the
-    mean of the durations in its bucket: exact if these are equal, else within 2.2 %.
+    def __init__(self) -> None:
+        self.cells = np.zeros((3, 0), np.int64)
+        self.waiting = 0
+        self._pending: list[Ints] = []
+
+    def add(self, packed: Ints) -> None:
+        self._pending.append(packed.copy())
+        self.waiting += len(packed)
+        if self.waiting > max(_MOST_WAITING, 3 * self.cells.shape[1]):
+            self.flushed()
+
+    def merge(self, cells: Ints) -> None:
+        together = np.concatenate((self.cells, cells), axis=1)
+        order = np.argsort(together[0], kind="stable")
+        self.cells = _runs(*(each[order] for each in together))
+
+    def flushed(self) -> Ints:
+        """Return the cells with all calls."""
+        if self.waiting:
+            packed = np.concatenate(self._pending)
+            self.waiting, self._pending = 0, []
+            packed.sort()  # one sort of numbers is several times faster than a sort by two keys
+            duration = packed & _MOST_NS
+            cell = (packed >> _DURATION_BITS) * _BUCKETS + bucket_from_zero(duration, BUCKETS_PER_OCTAVE)
+            self.merge(_runs(cell, np.ones_like(cell), duration))
+        return self.cells
+
+
+def _pieces(sorted_numbers: Ints) -> Iterator[tuple[int, int, int]]:
+    """Yield (number, begin, end) of each run of equal numbers."""
+    first = np.flatnonzero(np.diff(sorted_numbers, prepend=-1))
+    return zip(sorted_numbers[first].tolist(), first.tolist(), [*first[1:].tolist(), len(sorted_numbers)], strict=False)
+
+
+def _runs(cell: Ints, *values: Ints) -> Ints:
+    """Return the distinct numbers of the sorted `cell`, and for each the sums of each of `values`: shape (1 + values, n)."""
+    first = np.flatnonzero(np.diff(cell, prepend=-1))
+    edges = np.append(first, len(cell))
+    return np.stack([cell[first], *(np.diff(np.append(0, np.cumsum(each))[edges]) for each in values)])
+
+
+def rows(tallies: Sequence[Tally], traces: Sequence[Trace], labels: Sequence[str]) -> pd.DataFrame:
+    """Return one row per name for the `tallies`, one of each of `traces`: calls, errors, bytes, times in ns.
+
+    A name is that of an operation, path and kind of a file, or trace (its label), pid, role and command of a process. Rows are in
+    descending order of total time. `time_share` is the row's share of the total time of all rows. A percentile is the mean of the
+    durations in its bucket: exact if these are equal, else within 2.2 %. It is NaN if the tally has none.
     """
-    names = _NAMES[by]
-    counted = _add_up(pa.concat_tables(tallies), names).sort_by([(name, "ascending") for name in (*names, "bucket")])
-    frame: pd.DataFrame = counted.to_pandas()
-    if frame.empty:
-        return frame.drop(columns=["bucket", "max_ns"]).assign(time_share=0.0, **dict.fromkeys((*PERCENTILES, "max_ns"), np.nan))
-    first = np.flatnonzero(_changes(frame[names]))
-    calls, time = frame["calls"].to_numpy(), frame["total_ns"].to_numpy()
-    table = frame[names].iloc[first].reset_index(drop=True)
-    for name in _SUMS:
-        table[name] = np.add.reduceat(frame[name].to_numpy(), first)
-    table["time_share"] = table["total_ns"] / max(int(time.sum()), 1)
-    running = np.cumsum(calls)
-    before = running[first] - calls[first]
-    for name, share in PERCENTILES.items():
-        at = np.searchsorted(running, before + np.maximum(1, np.ceil(share * table["calls"].to_numpy())))
-        table[name] = time[at] / calls[at]
-    table["max_ns"] = np.maximum.reduceat(frame["max_ns"].to_numpy(), first)
+    names = _NAMES[tallies[0].by]
+    each = [_named(tally, trace, label) for tally, trace, label in zip(tallies, traces, labels, strict=True)]
+    frame = pd.concat(each, ignore_index=True)
+    groups = frame.groupby(names, dropna=False, sort=True)
+    table: pd.DataFrame = groups[list(_SUMS)].sum().reset_index()
+    table["time_share"] = table["total_ns"] / max(int(table["total_ns"].sum()), 1)
+    group, cells = groups.ngroup().to_numpy().astype(np.int64), _Cells()
+    for tally, own in zip(tallies, np.split(group, np.cumsum([len(found) for found in each])[:-1]), strict=True):
+        tally.cells(own, cells)
+    _add_percentiles(table, cells)
+    table["max_ns"] = groups["max_ns"].max().to_numpy()
     return table.sort_values(["total_ns", "calls"], ascending=False, kind="stable", ignore_index=True)
 
 
+def _named(tally: Tally, trace: Trace, label: str) -> pd.DataFrame:
+    """Return the names and sums of the rows of `tally` with a call, in the order of the rows."""
+    used = np.flatnonzero(tally.sums[0])
+    if tally.by == "file":
+        names = trace.files()[["path", "kind"]].reindex(used - 1).astype(object)
+    else:
+        key = [tally.keys[row] for row in used.tolist()]
+        names = pd.DataFrame({"op": key})
+        if tally.by == "process":
+            processes = trace.processes().drop_duplicates("pid", keep="last").set_index("pid")
+            names = processes[["role", "comm"]].reindex(key).astype(object).assign(trace=label, pid=np.array(key, np.int64))
+    sums = dict(zip((*_SUMS, "max_ns"), (*tally.sums[:, used], tally.max_ns[used]), strict=True))
+    return names.assign(**sums)
+
+
+def _add_percentiles(table: pd.DataFrame, cells: _Cells) -> None:
+    calls_of = table["calls"].to_numpy()
+    found = np.full((len(PERCENTILES), len(table)), np.nan)
+    for begin, (cell, calls, total_ns) in cells:
+        own, running = slice(begin, begin + _ROW_MASK + 1), np.cumsum(calls)
+        first = np.searchsorted(cell, np.arange(len(calls_of[own])) * _BUCKETS)
+        for number, share in enumerate(PERCENTILES.values()):
+            at = np.searchsorted(running, np.append(0, running)[first] + np.maximum(1, np.ceil(share * calls_of[own])))
+            found[number, own] = total_ns[at] / calls[at]
+    table[list(PERCENTILES)] = found.T
+
+
 def statistics(traces: Sequence[Trace], labels: Sequence[str], by: str, workers: Workers = in_this_process) -> pd.DataFrame:
-    """Return the table of `rows` for all `traces` together. `workers` tally the Parquet files of events concurrently."""
-    parts = [(trace.path, part, by) for trace in traces for part in range(trace.event_parts)]
-    tallies = list(workers(_tally_part, parts))
-    together, counted = [], 0
-    for trace, label in zip(traces, labels, strict=True):
-        own = [pa.ipc.open_stream(tally).read_all() for tally in tallies[counted : counted + trace.event_parts]]
-        counted += trace.event_parts
-        together.append(named(add_up(own) if own else _empty_tally(), trace, label, by))
-    return rows(together, by)
+    """Return the table of `rows` for all `traces` together. `workers` tally the stretches of the traces concurrently."""
+    return rows(fold_all(traces, partial(tally, by), workers), traces, labels)
 
 
-def _tally_part(part: tuple[Path, int, str]) -> bytes:
-    """Return the tally of one Parquet file in Arrow's stream format, which keeps columns aligned when it is sent to a process.
-
-    `part`: path of the trace, index of the Parquet file, one of BY.
-    """
-    path, number, by = part
-    counted = tally_trace(Trace(path), [by], [number])[by]
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, counted.schema) as stream:
-        stream.write_table(counted)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
-
-
-def tally_trace(trace: Trace, by: Iterable[str], parts: Sequence[int] | None = None) -> dict[str, pa.Table]:
-    """Return one tally for each of `by`, in one pass over the trace. `parts`: indices of the Parquet files, None for all."""
-    wanted = {kind: _RunningTally() for kind in by}
-    columns = tuple(dict.fromkeys((*(_KEY[kind] for kind in wanted), "op", "duration_ns", "result")))
-    for batch in trace.events(columns, batch_rows=1 << 19, parts=parts):
-        for kind, growing in wanted.items():
-            growing.add(tally(batch, kind))
-    return {kind: growing.result() for kind, growing in wanted.items()}
-
-
-class _RunningTally:
-    """Sums the tallies of batches. It adds them up after every few batches, so that memory does not grow with the trace."""
-
-    _MOST_ROWS = 1 << 20
-
-    def __init__(self) -> None:
-        self._tallies: list[pa.Table] = []
-        self._rows = 0
-
-    def add(self, counted: pa.Table) -> None:
-        self._tallies.append(counted)
-        self._rows += counted.num_rows
-        if self._rows > self._MOST_ROWS + 2 * self._tallies[0].num_rows:
-            self._tallies = [self.result()]
-            self._rows = 0
-
-    def result(self) -> pa.Table:
-        return add_up(self._tallies) if self._tallies else _empty_tally()
-
-
-def _empty_tally() -> pa.Table:
-    return pa.table({"key": pa.nulls(0), **{name: pa.array([], pa.int64()) for name in ("bucket", *_SUMS, "max_ns")}})
-
-
-def _add_up(table: pa.Table, keys: list[str]) -> pa.Table:
-    sums = [(name, "sum") for name in _SUMS]
-    added = table.group_by([*keys, "bucket"]).aggregate([*sums, ("max_ns", "max")])
-    return added.select([*keys, "bucket", *(f"{name}_sum" for name in _SUMS), "max_ns_max"]).rename_columns(
-        [*keys, "bucket", *_SUMS, "max_ns"]
-    )
-
-
-def _changes(names: pd.DataFrame) -> NDArray[np.bool_]:
-    """Return a mask of the rows of the sorted table that differ from the row before; nulls are equal."""
-    changed = np.zeros(len(names), dtype=bool)
-    changed[0] = True
-    for name in names:
-        codes: NDArray[np.int64] = pd.factorize(names[name], use_na_sentinel=True)[0]
-        changed[1:] |= codes[1:] != codes[:-1]
-    return changed
+def tally(by: str, trace: Trace) -> Tally:
+    """Return an empty tally with percentiles, as `fold` makes it for `trace`."""
+    return Tally(by)
 
 
 def document(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -1,11 +1,14 @@
 """Summarise a trace: calls, errors, bytes and times by operation and kind of file, and the busiest files."""
 
+from functools import partial
 from typing import Any
 
 import pandas as pd
+import pyarrow.compute as pc
 
-from iotwin.trace_store.figures.page_cache import summarise_page_cache
-from iotwin.trace_store.figures.statistics import BY, document, named, rows, tally_trace
+from iotwin.trace_store.figures.page_cache import FileReads, summarise_page_cache
+from iotwin.trace_store.figures.statistics import PERCENTILES, Tally, document, rows, tally
+from iotwin.trace_store.fold import Together, fold
 from iotwin.trace_store.reader import Trace
 
 _BUSIEST = 10
@@ -17,23 +20,45 @@ def summarise(trace: Trace) -> dict[str, Any]:
 
     Sizes are in bytes, times in ns unless their name ends in _s.
     """
-    tallies = tally_trace(trace, BY)
-    tables = {by: rows([named(counted, trace, str(trace.path), by)], by) for by, counted in tallies.items()}
-    operations = tables["op"].assign(bytes=tables["op"]["read_bytes"] + tables["op"]["written_bytes"])
-    files, processes = tables["file"].dropna(subset=["path"]), tables["process"].drop(columns="trace")
+    found = fold(trace, _Totals)
+    operations, by_file, processes = (rows([each], [trace], [""]) for each in (found.op, found.file, found.process))
+    files = by_file.dropna(subset=["path"])
+    busiest = _with_percentiles(trace, files)
     return {
-        "operations": document(operations),
+        "operations": document(operations.assign(bytes=operations["read_bytes"] + operations["written_bytes"])),
         "files": _files(files, trace.files()),
-        "busiest_files": document(files.head(_BUSIEST)),
-        "busiest_storage_files": document(files[files["kind"].isin(_STORAGE)].head(_BUSIEST)),
-        "page_cache": summarise_page_cache(trace),
+        "busiest_files": document(busiest.head(_BUSIEST)),
+        "busiest_storage_files": document(busiest[busiest["kind"].isin(_STORAGE)].head(_BUSIEST)),
+        "page_cache": summarise_page_cache(trace, getattr(found, "page_cache", None)),
         "phases": _phases(trace.phases()),
         "parts": _parts(trace.step_parts()),
         "processes": {
             str(role): int(count) for role, count in trace.processes()["role"].value_counts(sort=True).items() if count
         },
-        "busiest_processes": document(processes.head(_BUSIEST)),
+        "busiest_processes": document(processes.drop(columns="trace").head(_BUSIEST)),
     }
+
+
+class _Totals(Together):
+    def __init__(self, trace: Trace) -> None:
+        self.op, self.process = Tally("op"), Tally("process")
+        self.file = Tally("file", percentiles=False)
+        if trace.block() is not None:
+            self.page_cache = FileReads(trace)
+
+
+def _with_percentiles(trace: Trace, files: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the busiest of all `files` and of those for storage, with percentiles.
+
+    Few files are shown, and their percentiles take a second pass over few columns. Those of all files would take far more memory.
+    """
+    shown = pd.concat([files.head(_BUSIEST), files[files["kind"].isin(_STORAGE)].head(_BUSIEST)])
+    shown = files[files.index.isin(shown.index)]
+    known = trace.files()
+    ids = known.loc[known["path"].isin(shown["path"]), "file_id"].tolist()
+    detailed = rows([fold(trace, partial(tally, "file"), where=pc.field("file_id").isin(ids))], [trace], [""])
+    found = shown.drop(columns=list(PERCENTILES)).merge(detailed[["path", "kind", *PERCENTILES]], "left", ["path", "kind"])
+    return found[shown.columns]
 
 
 def _files(by_file: pd.DataFrame, files: pd.DataFrame) -> list[dict[str, Any]]:

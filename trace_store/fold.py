@@ -1,0 +1,189 @@
+"""One pass over the events of traces. Collectors add the batches of a stretch of a trace, and their summaries combine.
+
+A pass decodes the union of the columns that its collectors need. The division of a trace into stretches depends on the trace
+alone, so results are equal for any number of workers.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol, Self, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow.compute import Expression
+
+from iotwin.trace_store.columns import integers
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.schema import FILE_KINDS, GROUP_OF_OP, OP_GROUPS
+from iotwin.trace_store.workers import Workers, in_this_process
+
+Ints = NDArray[np.int64]
+
+GROUPS = (*OP_GROUPS, "other")
+READ, WRITE, OPEN, CLOSE, SYNC, MAP, NAME, WAIT = range(8)
+_LEAST_EVENTS = 4_000_000  # least events per stretch; with fewer, combining summaries takes longer than parallel work saves
+_MOST_STRETCHES = 16  # of a trace, so that the summaries of a large trace fit in memory
+
+
+class EventDecoder:
+    """What the batches of one trace share: the kind of each file, and the names of the operations seen so far."""
+
+    def __init__(self, kinds: Sequence[str]) -> None:
+        """`kinds`: the kind of each file, by file id."""
+        self.files = len(kinds)
+        # The last entry is for calls without a file, whose id is -1.
+        self.kind_of_file = np.array([*map(FILE_KINDS.index, kinds), -1], np.int64)
+        self.ops: list[str | None] = []
+
+    def op_codes(self, labels: pa.DictionaryArray) -> Ints:
+        """Return the index in `ops` of each of `labels`, shape (n,)."""
+        names = labels.dictionary.to_pylist()
+        self.ops.extend(name for name in names if name not in self.ops)
+        codes: Ints = np.array([self.ops.index(name) for name in names], np.int64)[integers(labels.indices)]
+        return codes
+
+
+class Events:
+    """A batch of events in order of start. Columns have shape (n,), and are decoded when they are first used."""
+
+    def __init__(self, batch: pa.RecordBatch, decoder: EventDecoder) -> None:
+        self.batch, self.decoder = batch, decoder
+
+    def __len__(self) -> int:
+        """Return the number of events."""
+        return int(self.batch.num_rows)
+
+    def column(self, name: str, missing: int = -1) -> Ints:
+        """Return the numbers of the column `name`, with `missing` in place of null."""
+        return integers(self.batch.column(name), missing)
+
+    @cached_property
+    def duration_ns(self) -> Ints:
+        """The durations in ns; negative durations, as of a damaged trace, become 0."""
+        return np.maximum(self.column("duration_ns", 0), 0)
+
+    @cached_property
+    def op(self) -> Ints:
+        """The index of each operation in the decoder's `ops`."""
+        return self.decoder.op_codes(self.batch.column("op"))
+
+    @cached_property
+    def group(self) -> Ints:
+        """The index of each operation's group in GROUPS."""
+        op = self.op
+        groups = np.array([GROUPS.index(GROUP_OF_OP.get(name or "", "other")) for name in self.decoder.ops], np.int64)
+        return groups[op]
+
+    @cached_property
+    def file_id(self) -> Ints:
+        """The file of each event; -1 if it has none."""
+        return self.column("file_id")
+
+    @cached_property
+    def result(self) -> Ints:
+        """The result of each call."""
+        return self.column("result", 0)
+
+    @cached_property
+    def kind(self) -> Ints:
+        """The index in FILE_KINDS of the kind of each event's file; -1 if it has none."""
+        return self.decoder.kind_of_file[self.file_id]
+
+    @cached_property
+    def moved_bytes(self) -> Ints:
+        """The bytes that each read or write transferred; 0 for other calls and for failures."""
+        return np.where(self.group <= WRITE, np.maximum(self.result, 0), 0)
+
+
+class Collector(Protocol):
+    """Collects figures about the events of one stretch of a trace, or of several stretches that follow one another."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns of events that `add` reads."""
+
+    @property
+    def size(self) -> int:
+        """The bytes that the collected figures take."""
+
+    def add(self, events: Events) -> None:
+        """Add a batch. Batches come in order of start."""
+
+    def later(self, other: Self) -> None:
+        """Add the figures of `other`, which collected the events that follow in the trace."""
+
+
+class Together:
+    """Base class of collectors whose attributes are collectors."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The union of the collectors' columns."""
+        return tuple(dict.fromkeys(name for each in vars(self).values() for name in each.columns))
+
+    @property
+    def size(self) -> int:
+        """The bytes that all collectors take."""
+        return sum(each.size for each in vars(self).values())
+
+    def add(self, events: Events) -> None:
+        """Add a batch to each collector."""
+        for each in vars(self).values():
+            each.add(events)
+
+    def later(self, other: Self) -> None:
+        """Add to each collector the figures of the same collector of `other`."""
+        for name, each in vars(self).items():
+            each.later(getattr(other, name))
+
+
+Found = TypeVar("Found", bound=Collector)
+
+
+def fold(trace: Trace, make: Callable[[Trace], Found], each: Workers = in_this_process, where: Expression | None = None) -> Found:
+    """Return the collector that `make` creates, with the figures of all events of `trace` for which `where` is true.
+
+    `each` folds the stretches of the trace, concurrently if it has several workers; then `make` must be picklable.
+    """
+    return fold_all([trace], make, each, where)[0]
+
+
+def fold_all(
+    traces: Sequence[Trace], make: Callable[[Trace], Found], each: Workers = in_this_process, where: Expression | None = None
+) -> list[Found]:
+    """Return the result of `fold` for each of `traces`, whose stretches `each` folds concurrently."""
+    cut = [_stretches(trace.part_rows) for trace in traces]
+    tasks = [(trace.path, parts, make, where) for trace, own in zip(traces, cut, strict=True) for parts in own]
+    found, whole = iter(each(_folded, tasks)), []
+    for own in cut:
+        first = next(found)
+        for _ in own[1:]:
+            first.later(next(found))
+        whole.append(first)
+    return whole
+
+
+def _stretches(rows: Sequence[int]) -> list[list[int]]:
+    """Return the indices of the Parquet files of each stretch. `rows`: number of events in each file."""
+    least = max(_LEAST_EVENTS, -(-sum(rows) // _MOST_STRETCHES))
+    stretches: list[list[int]] = [[]]
+    held = 0
+    for part, count in enumerate(rows):
+        if held >= least:
+            stretches.append([])
+            held = 0
+        stretches[-1].append(part)
+        held += count
+    return stretches
+
+
+def _folded(task: tuple[Path, Sequence[int], Callable[[Trace], Found], Expression | None]) -> Found:
+    path, parts, make, where = task
+    trace = Trace(path)
+    found, decoder = make(trace), EventDecoder(trace.files()["kind"].tolist())
+    for batch in trace.events(found.columns, where, parts=parts):
+        if batch.num_rows:
+            found.add(Events(batch, decoder))
+    return found
