@@ -3,22 +3,31 @@
 The division depends on the trace alone, so results are equal to the last bit for any number of workers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iotwin.common.progress import Advance
 from iotwin.trace_store import schema
+from iotwin.trace_store.fold import stretches
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers
 
-_LEAST_EVENTS = (
-    4_000_000  # least events per chunk; if there were fewer, merging results would take longer than parallel work saves
-)
+
+class Summary(Protocol):
+    """Figures about one or more consecutive chunks of a trace."""
+
+    def later(self, other: Self, /) -> None:
+        """Add the figures of `other`, which covers the following chunks."""
+
+
+Found = TypeVar("Found", bound=Summary)
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,7 @@ class Chunk:
 def chunks_of(trace: Trace, each: Workers) -> list[Chunk]:
     """Return the chunks of a trace, in order of time. `each` scans them, concurrently if it has several workers."""
     rows = trace.part_rows
-    groups = _groups(rows)
+    groups = stretches(rows)
     begins = [trace.part_begin_ns(group[0]) if group else 0 for group in groups]
     ends = [*begins[1:], np.iinfo(np.int64).max]
     if len(groups) == 1:
@@ -52,18 +61,6 @@ def chunks_of(trace: Trace, each: Workers) -> list[Chunk]:
         in_flight = late.filter(pc.and_(pc.less(late["start_ns"], begin), pc.greater(late_end, begin)))
         chunks.append(Chunk(trace.path, tuple(group), sum(rows[part] for part in group), begin, end, threads, in_flight))
     return chunks
-
-
-def _groups(rows: Sequence[int]) -> list[list[int]]:
-    groups: list[list[int]] = [[]]
-    held = 0
-    for part, count in enumerate(rows):
-        if held >= _LEAST_EVENTS:
-            groups.append([])
-            held = 0
-        groups[-1].append(part)
-        held += count
-    return groups
 
 
 def _scan(task: tuple[Path, Sequence[int], int]) -> tuple[NDArray[np.int64], pa.Table]:
@@ -85,3 +82,13 @@ def _scan(task: tuple[Path, Sequence[int], int]) -> tuple[NDArray[np.int64], pa.
         ends = pc.field("start_ns") + pc.field("duration_ns")
         found = list(trace.events(where=(pc.field("start_ns") >= earliest) & (ends > end_ns), parts=parts))
     return np.unique(np.concatenate(threads)), pa.Table.from_batches(found, schema.EVENTS)
+
+
+def folded(found: Iterator[Found], chunks: Sequence[Chunk], advance: Advance) -> Found:
+    """Merge the results `found`, one per chunk and in the chunks' order. Pass each chunk's number of events to `advance`."""
+    whole = next(found)
+    advance(chunks[0].rows)
+    for chunk in chunks[1:]:
+        whole.later(next(found))
+        advance(chunk.rows)
+    return whole

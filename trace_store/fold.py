@@ -30,15 +30,16 @@ _MOST_STRETCHES = 16  # of a trace, so that the summaries of a large trace fit i
 class EventDecoder:
     """What the batches of one trace share: the kind of each file, and the names of the operations seen so far."""
 
-    def __init__(self, kinds: Sequence[str]) -> None:
-        """`kinds`: the kind of each file, by file id."""
+    def __init__(self, kinds: Sequence[str], ops: list[str] | None = None) -> None:
+        """`kinds`: the kind of each file, by file id. `ops`: names to which those of further operations are added."""
         self.files = len(kinds)
         # The last entry is for calls without a file, whose id is -1.
         self.kind_of_file = np.array([*map(FILE_KINDS.index, kinds), -1], np.int64)
-        self.ops: list[str | None] = []
+        self.ops: list[str] = [] if ops is None else ops
 
-    def op_codes(self, labels: pa.DictionaryArray) -> Ints:
+    def op_codes(self, labels: pa.DictionaryArray | pa.ChunkedArray) -> Ints:
         """Return the index in `ops` of each of `labels`, shape (n,)."""
+        labels = labels.combine_chunks() if isinstance(labels, pa.ChunkedArray) else labels
         names = labels.dictionary.to_pylist()
         self.ops.extend(name for name in names if name not in self.ops)
         codes: Ints = np.array([self.ops.index(name) for name in names], np.int64)[integers(labels.indices)]
@@ -48,7 +49,7 @@ class EventDecoder:
 class Events:
     """A batch of events in order of start. Columns have shape (n,), and are decoded when they are first used."""
 
-    def __init__(self, batch: pa.RecordBatch, decoder: EventDecoder) -> None:
+    def __init__(self, batch: pa.RecordBatch | pa.Table, decoder: EventDecoder) -> None:
         self.batch, self.decoder = batch, decoder
 
     def __len__(self) -> int:
@@ -73,7 +74,7 @@ class Events:
     def group(self) -> Ints:
         """The index of each operation's group in GROUPS."""
         op = self.op
-        groups = np.array([GROUPS.index(GROUP_OF_OP.get(name or "", "other")) for name in self.decoder.ops], np.int64)
+        groups = np.array([GROUPS.index(GROUP_OF_OP.get(name, "other")) for name in self.decoder.ops], np.int64)
         return groups[op]
 
     @cached_property
@@ -115,7 +116,16 @@ class Collector(Protocol):
         """Add the figures of `other`, which collected the events that follow in the trace."""
 
 
-class Together:
+class Combined:
+    """Base class of summaries whose attributes are summaries of the same stretch of a trace."""
+
+    def later(self, other: Self) -> None:
+        """Add to each attribute the figures of the same attribute of `other`, which summarises the stretch that follows."""
+        for name, each in vars(self).items():
+            each.later(getattr(other, name))
+
+
+class Together(Combined):
     """Base class of collectors whose attributes are collectors."""
 
     @property
@@ -133,11 +143,6 @@ class Together:
         for each in vars(self).values():
             each.add(events)
 
-    def later(self, other: Self) -> None:
-        """Add to each collector the figures of the same collector of `other`."""
-        for name, each in vars(self).items():
-            each.later(getattr(other, name))
-
 
 Found = TypeVar("Found", bound=Collector)
 
@@ -154,7 +159,7 @@ def fold_all(
     traces: Sequence[Trace], make: Callable[[Trace], Found], each: Workers = in_this_process, where: Expression | None = None
 ) -> list[Found]:
     """Return the result of `fold` for each of `traces`, whose stretches `each` folds concurrently."""
-    cut = [_stretches(trace.part_rows) for trace in traces]
+    cut = [stretches(trace.part_rows) for trace in traces]
     tasks = [(trace.path, parts, make, where) for trace, own in zip(traces, cut, strict=True) for parts in own]
     found, whole = iter(each(_folded, tasks)), []
     for own in cut:
@@ -165,7 +170,7 @@ def fold_all(
     return whole
 
 
-def _stretches(rows: Sequence[int]) -> list[list[int]]:
+def stretches(rows: Sequence[int]) -> list[list[int]]:
     """Return the indices of the Parquet files of each stretch. `rows`: number of events in each file."""
     least = max(_LEAST_EVENTS, -(-sum(rows) // _MOST_STRETCHES))
     stretches: list[list[int]] = [[]]

@@ -76,10 +76,10 @@ class Spread:
             np.add.at(steps, row + first + 1, rate)
             np.subtract.at(steps, row + last, rate)
 
-    def extend(self, later: "Spread") -> None:
-        """Add the sums of `later`, which has the same grid."""
-        self._parts += later._parts
-        self._steps += later._steps
+    def later(self, other: "Spread") -> None:
+        """Add the sums of `other`, which has the same grid."""
+        self._parts += other._parts
+        self._steps += other._steps
 
     def sums(self, quantity: int = 0) -> Floats:
         """Return the sums of the quantity with this index, shape (lanes, bins)."""
@@ -154,12 +154,12 @@ class LaneBins:
         chosen = lane >= 0
         np.maximum.at(self._covered_to, lane[chosen], calls.end_ns[chosen])
 
-    def extend(self, later: "LaneBins") -> None:
-        """Add the bins of `later`, which holds the calls that follow in the trace."""
-        self._calls += later._calls
-        self._union.extend(later._union)
-        self._load.extend(later._load)
-        self._instant += later._instant
+    def later(self, other: "LaneBins") -> None:
+        """Add the bins of `other`, which holds the calls that follow in the trace."""
+        self._calls += other._calls
+        self._union.later(other._union)
+        self._load.later(other._load)
+        self._instant += other._instant
 
     def _add_union(self, lane: Ints, start: Ints, end: Ints) -> None:
         fresh = start.copy()

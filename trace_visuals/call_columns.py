@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from iotwin.trace_store.calls import CallDecoder, DecodedCalls
+from iotwin.trace_store import fold, schema
 from iotwin.trace_store.chunks import Chunk
 from iotwin.trace_store.columns import integers
+from iotwin.trace_store.fold import EventDecoder, Events
 from iotwin.trace_store.reader import Trace
 
 Ints = npt.NDArray[np.int64]
@@ -18,9 +19,10 @@ Bools = npt.NDArray[np.bool_]
 # What calls do, as pictures distinguish them. CallColumns.group is an index into this tuple.
 GROUPS = ("read", "write", "open", "sync", "wait", "other")
 READ, WRITE, OPEN, SYNC, WAIT, OTHER = range(len(GROUPS))
+_GROUP = np.array([GROUPS.index(group) if group in GROUPS else OTHER for group in fold.GROUPS])
 
-# Kinds of file that count as the job's storage. Calls on others (libraries, pipes, sockets, ...) are shown separately.
-STORAGE_KINDS = ("dataset", "checkpoint", "log")
+# Calls on other files (libraries, pipes, sockets, ...) are shown separately from storage.
+STORAGE_KINDS = schema.FILE_KINDS[:3]  # data set, checkpoints and logs
 
 _COLUMNS = ("start_ns", "duration_ns", "op", "pid", "file_id", "offset", "result")
 
@@ -60,38 +62,39 @@ class CallReader:
     """Reads a trace's calls in batches. `ops` has the names of operations read so far; `CallColumns.op` is an index into it."""
 
     def __init__(self, trace: Trace, ops: list[str] | None = None) -> None:
-        self._decoder = CallDecoder(trace, _COLUMNS, GROUPS, STORAGE_KINDS, OTHER, ops)
+        self._trace, self._decoder = trace, EventDecoder(trace.files()["kind"].tolist(), ops)
         self.ops = self._decoder.ops
 
     def __iter__(self) -> Iterator[CallColumns]:
         """Yield every call of the trace."""
-        return self.until(None)
+        return self._read()
 
-    def until(self, end_ns: int | None) -> Iterator[CallColumns]:
-        """Yield the calls that start before `end_ns` (monotonic ns; None for all)."""
-        yield from self._read(None if end_ns is None else pc.field("start_ns") < end_ns)
+    def until(self, end_ns: int) -> Iterator[CallColumns]:
+        """Yield the calls that start before `end_ns` (monotonic ns)."""
+        return self._read(pc.field("start_ns") < end_ns)
 
     def between(self, begin_ns: int, end_ns: int) -> Iterator[CallColumns]:
         """Yield the calls that start from `begin_ns` on and before `end_ns` (monotonic ns), and read no others."""
-        yield from self._read((pc.field("start_ns") >= begin_ns) & (pc.field("start_ns") < end_ns))
+        return self._read((pc.field("start_ns") >= begin_ns) & (pc.field("start_ns") < end_ns))
 
     def of(self, chunk: Chunk) -> Iterator[CallColumns]:
         """Yield the calls of a chunk of the trace."""
-        yield from self._read(None, chunk.parts)
+        return self._read(None, chunk.parts)
 
     def in_flight(self, chunk: Chunk) -> CallColumns:
         """Return the calls that began in earlier chunks of the trace and end after `chunk` begins."""
-        return _calls(self._decoder.in_flight(chunk))
+        return _calls(Events(chunk.in_flight, self._decoder))
 
-    def _read(self, where: pc.Expression | None, parts: Sequence[int] | None = None) -> Iterator[CallColumns]:
-        return map(_calls, self._decoder.read(where, parts))
+    def _read(self, where: pc.Expression | None = None, parts: Sequence[int] | None = None) -> Iterator[CallColumns]:
+        batches = self._trace.events(_COLUMNS, where, parts=parts)
+        return (_calls(Events(batch, self._decoder)) for batch in batches if batch.num_rows)
 
 
-def _calls(decoded: DecodedCalls) -> CallColumns:
-    start_ns, moves = decoded.column("start_ns"), (decoded.group == READ) | (decoded.group == WRITE)
+def _calls(events: Events) -> CallColumns:
+    start_ns = events.column("start_ns")
     return CallColumns(
-        start_ns, start_ns + decoded.duration_ns(), decoded.op, decoded.group, decoded.column("pid"), decoded.file_id,
-        decoded.column("offset"), decoded.column("result"), decoded.moved_bytes(moves), decoded.kind >= 0,
+        start_ns, start_ns + events.duration_ns, events.op, _GROUP[events.group], events.column("pid"), events.file_id,
+        events.column("offset"), events.result, events.moved_bytes, (events.kind >= 0) & (events.kind < len(STORAGE_KINDS)),
     )  # fmt: skip
 
 

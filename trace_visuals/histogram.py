@@ -30,14 +30,14 @@ class LogHistogram:
         self._totals += np.bincount(cell, weights=value, minlength=self.counts.size).reshape(self.counts.shape)
         np.maximum.at(self._most, row, value)
 
-    def extend(self, later: "LogHistogram") -> None:
+    def later(self, other: "LogHistogram") -> None:
         """Add the values that another histogram has counted."""
-        rows = max(len(self.counts), len(later.counts))
+        rows = max(len(self.counts), len(other.counts))
         self._grow(rows)
-        later._grow(rows)
-        self.counts += later.counts
-        self._totals += later._totals
-        self._most = np.maximum(self._most, later._most)
+        other._grow(rows)
+        self.counts += other.counts
+        self._totals += other._totals
+        self._most = np.maximum(self._most, other._most)
 
     def _grow(self, rows: int) -> None:
         more = rows - len(self.counts)

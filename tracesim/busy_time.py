@@ -69,10 +69,10 @@ class BusyTime:
             chosen = (in_flight.group == group) & (in_flight.moved_bytes > 0)
             self._unions[row].cover(in_flight.start_ns[chosen] + in_flight.duration_ns[chosen])
 
-    def extend(self, later: "BusyTime") -> None:
-        """Add the values of `later`, which collected the calls that follow in the trace."""
-        for union, other in zip(self._unions, later._unions, strict=True):
-            union.before_ns += other.before_ns
+    def later(self, other: "BusyTime") -> None:
+        """Add the values of `other`, which collected the calls that follow in the trace."""
+        for union, its in zip(self._unions, other._unions, strict=True):
+            union.before_ns += its.before_ns
 
     def add_block(self, block: pd.DataFrame) -> None:
         """Add all block requests of the trace, in order of issue. Requests that never completed are ignored."""

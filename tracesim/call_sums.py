@@ -36,12 +36,12 @@ class CallSums:
         moving = calls.moved_bytes > 0
         self._add_moving(calls.where(moving), occurrence[moving])
 
-    def extend(self, later: "CallSums") -> None:
-        """Add the values of `later`, which collected the calls that follow in the trace."""
-        extent = np.maximum(self.file_extent_bytes, later.file_extent_bytes)
+    def later(self, other: "CallSums") -> None:
+        """Add the values of `other`, which collected the calls that follow in the trace."""
+        extent = np.maximum(self.file_extent_bytes, other.file_extent_bytes)
         for name, sums in vars(self).items():
             if isinstance(sums, np.ndarray):
-                setattr(self, name, sums + getattr(later, name))
+                setattr(self, name, sums + getattr(other, name))
         self.file_extent_bytes = extent
 
     def _add_moving(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:

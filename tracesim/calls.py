@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.trace_store.calls import CallDecoder, DecodedCalls
+from iotwin.trace_store import fold, schema
 from iotwin.trace_store.chunks import Chunk
+from iotwin.trace_store.fold import EventDecoder, Events
 from iotwin.trace_store.reader import Trace
 
-FILE_KINDS = ("dataset", "checkpoint")
-GROUPS = ("read", "write", "open", "close", "sync", "map")
+FILE_KINDS = schema.FILE_KINDS[:2]  # data set and checkpoints
+GROUPS = fold.GROUPS[:6]
 READ, WRITE, OPEN, CLOSE, SYNC, MAP = range(len(GROUPS))
-_NAME = len(GROUPS)  # code that StorageCalls uses for calls that rename or remove a file
 _REMOVALS = ("unlink", "unlinkat")
 
 _COLUMNS = ("start_ns", "duration_ns", "op", "tid", "file_id", "offset", "result")
@@ -48,41 +48,42 @@ class StorageCalls:
     """
 
     def __init__(self, chunk: Chunk, groups: frozenset[str] = frozenset(GROUPS)) -> None:
-        self._chunk = chunk
-        # After the codes of GROUPS, the decoder has two more: renames and removals, and all other calls.
-        self._is_wanted = np.array([group in groups for group in GROUPS] + [False, False])
-        self._decoder = CallDecoder(Trace(chunk.path), _COLUMNS, (*GROUPS, "name"), FILE_KINDS)
+        self._chunk, self._trace = chunk, Trace(chunk.path)
+        self._is_wanted = np.array([group in groups for group in fold.GROUPS])
+        self._decoder = EventDecoder(self._trace.files()["kind"].tolist())
         self.files = self._decoder.files
         self.removed_files = 0  # number of checkpoint files removed in the batches yielded so far
 
     def __iter__(self) -> Iterator[Calls]:
         """Yield each batch that has at least one call."""
-        for decoded in self._decoder.read(parts=self._chunk.parts, batch_rows=_BATCH_ROWS):
-            self.removed_files += self._removals(decoded)
-            calls = self._calls(decoded)
+        for batch in self._trace.events(_COLUMNS, parts=self._chunk.parts, batch_rows=_BATCH_ROWS):
+            events = Events(batch, self._decoder)
+            self.removed_files += self._removals(events)
+            calls = self._calls(events)
             if len(calls.start_ns):
                 yield calls
 
     def in_flight(self) -> Calls:
         """Return the calls of earlier chunks that end after this chunk begins."""
-        return self._calls(self._decoder.in_flight(self._chunk))
+        return self._calls(Events(self._chunk.in_flight, self._decoder))
 
-    def _removals(self, decoded: DecodedCalls) -> int:
-        named = decoded.where((decoded.group == _NAME) & (decoded.kind == FILE_KINDS.index("checkpoint")))
+    def _removals(self, events: Events) -> int:
+        named = np.flatnonzero((events.group == fold.NAME) & (events.kind == FILE_KINDS.index("checkpoint")))
         ops = [index for index, op in enumerate(self._decoder.ops) if op in _REMOVALS]
-        return int((np.isin(named.op, ops) & (named.column("result") >= 0)).sum())
+        return int((np.isin(events.op[named], ops) & (events.result[named] >= 0)).sum())
 
-    def _calls(self, decoded: DecodedCalls) -> Calls:
-        decoded = decoded.where(self._is_wanted[decoded.group] & (decoded.kind >= 0))
+    def _calls(self, events: Events) -> Calls:
+        wanted = self._is_wanted[events.group] & (events.kind >= 0) & (events.kind < len(FILE_KINDS))
+        rows = slice(None) if wanted.all() else np.flatnonzero(wanted)
         return Calls(
-            start_ns=decoded.column("start_ns", 0),
-            duration_ns=decoded.duration_ns(),
-            group=decoded.group,
-            kind=decoded.kind,
-            thread=np.searchsorted(self._chunk.threads, decoded.column("tid", 0)),
-            file=decoded.file_id,
-            offset=decoded.column("offset"),
-            moved_bytes=decoded.moved_bytes(decoded.group <= WRITE),
+            start_ns=events.column("start_ns")[rows],
+            duration_ns=events.duration_ns[rows],
+            group=events.group[rows],
+            kind=events.kind[rows],
+            thread=np.searchsorted(self._chunk.threads, events.column("tid")[rows]),
+            file=events.file_id[rows],
+            offset=events.column("offset")[rows],
+            moved_bytes=events.moved_bytes[rows],
         )
 
 

@@ -47,11 +47,11 @@ class CheckpointWriting:
             np.logical_or.reduceat(written, begin),
         ]))  # fmt: skip
 
-    def extend(self, later: "CheckpointWriting") -> None:
-        """Add the values of `later`, which collected the calls that follow in the trace."""
-        self._read_bytes += later._read_bytes
-        self._rows += later._rows
-        self.removed_files += later.removed_files
+    def later(self, other: "CheckpointWriting") -> None:
+        """Add the values of `other`, which collected the calls that follow in the trace."""
+        self._read_bytes += other._read_bytes
+        self._rows += other._rows
+        self.removed_files += other.removed_files
 
     def spans_ns(self) -> NDArray[np.int64]:
         """Return begin and end (ns) of the writing of each checkpoint file, shape (n, 2), in order of begin."""

@@ -38,9 +38,9 @@ class InFlight:
             ends = self._pending[self._pending <= end_ns]
             self._sweep(len(self._pending), self._pending[:0], ends, min(int(self._pending.max()), end_ns))
 
-    def extend(self, later: "InFlight") -> None:
-        """Add the times of `later`, which started to count when this one finished."""
-        self.time_ns += later.time_ns
+    def later(self, other: "InFlight") -> None:
+        """Add the times of `other`, which started to count when this one finished."""
+        self.time_ns += other.time_ns
 
     def _sweep(self, level: int, starts: NDArray[np.int64], ends: NDArray[np.int64], horizon: int) -> None:
         # The lowest bit is 1 for a start and 0 for an end, so that ends precede starts of the same time.
@@ -70,9 +70,9 @@ class Readers:
         window = self._occurrences.position(calls.start_ns[used], occurrence, WINDOWS)
         self._seen.append(np.unique((occurrence * WINDOWS + window) << 32 | calls.thread[used]))
 
-    def extend(self, later: "Readers") -> None:
-        """Add the values of `later`, which collected the calls that follow in the trace."""
-        self._seen += later._seen
+    def later(self, other: "Readers") -> None:
+        """Add the values of `other`, which collected the calls that follow in the trace."""
+        self._seen += other._seen
 
     def counts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the number of reading threads of each phase occurrence, and a histogram of the number of reading threads per

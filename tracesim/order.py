@@ -57,20 +57,20 @@ class OffsetSteps:
         self.calls += table(occurrence[rows], cell, None, self._n, 2 * len(STEPS))
         self.bytes += table(occurrence[rows], cell, calls.moved_bytes[rows], self._n, 2 * len(STEPS))
 
-    def extend(self, later: "OffsetSteps") -> None:
-        """Add the values of `later`, which collected the calls that follow in the trace."""
-        key, begin, cell, moved = np.concatenate([np.empty((4, 0), dtype=np.int64), *later._unplaced], axis=1)
+    def later(self, other: "OffsetSteps") -> None:
+        """Add the values of `other`, which collected the calls that follow in the trace."""
+        key, begin, cell, moved = np.concatenate([np.empty((4, 0), dtype=np.int64), *other._unplaced], axis=1)
         slot = _slot(key)
         known = self._key[slot] == key
         step = _step(begin, np.where(known, self._begin[slot], -1), np.where(known, self._end[slot], -1))
-        for chosen, others, weight in ((self.calls, later.calls, np.ones(len(key))), (self.bytes, later.bytes, moved)):
+        for chosen, others, weight in ((self.calls, other.calls, np.ones(len(key))), (self.bytes, other.bytes, moved)):
             cells = others.ravel() - np.bincount(cell, weight, others.size) + np.bincount(cell + step, weight, others.size)
             chosen += cells.reshape(others.shape)
         still = self._key[slot] < 0
         self._unplaced.append(np.stack([key, begin, cell, moved])[:, still])
-        touched = later._key >= 0
+        touched = other._key >= 0
         for name in ("_key", "_begin", "_end"):
-            np.copyto(getattr(self, name), getattr(later, name), where=touched)
+            np.copyto(getattr(self, name), getattr(other, name), where=touched)
 
     def _steps(self, calls: Calls, order: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return each call's index into STEPS, and True for calls without an entry in the hash table, which count as `first`.
@@ -121,10 +121,10 @@ class Visits:
         self._visited.append(self._new(READ, 0, calls, occurrence))
         self._written.append(self._new(WRITE, 1, calls, occurrence))
 
-    def extend(self, later: "Visits") -> None:
-        """Add the values of `later`, which collected the calls that follow in the trace."""
-        self._visited += later._visited
-        self._written += later._written
+    def later(self, other: "Visits") -> None:
+        """Add the values of `other`, which collected the calls that follow in the trace."""
+        self._visited += other._visited
+        self._written += other._written
 
     def _new(self, group: int, kind: int, calls: Calls, occurrence: NDArray[np.int64]) -> NDArray[np.int64]:
         used = (calls.group == group) & (calls.kind == kind) & (calls.moved_bytes > 0)
@@ -172,9 +172,9 @@ class FileParts:
         part = np.minimum(own.offset * PARTS // self._size_bytes[own.file], PARTS - 1)
         self._visits.add(replace(own, file=np.searchsorted(self._large, own.file) * PARTS + part), occurrence[used])
 
-    def extend(self, later: "FileParts") -> None:
-        """Add the values of `later`, which collected the calls that follow in the trace."""
-        self._visits.extend(later._visits)
+    def later(self, other: "FileParts") -> None:
+        """Add the values of `other`, which collected the calls that follow in the trace."""
+        self._visits.later(other._visits)
 
     def of_each(self, occurrences: int) -> list[NDArray[np.int64]]:
         """Return, for each phase occurrence, the parts that it reads as file * PARTS + part, in order of first read."""

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.progress import Advance
-from iotwin.trace_store.calls import Collectors, folded
-from iotwin.trace_store.chunks import Chunk, chunks_of
+from iotwin.trace_store.chunks import Chunk, chunks_of, folded
+from iotwin.trace_store.fold import Combined
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers
 from iotwin.tracesim.block import BLOCK_OPS, block_bytes
@@ -126,7 +126,7 @@ def has_phases(trace: Trace) -> bool:
     return not phases_of(trace.phases()).empty
 
 
-class _Collectors(Collectors):
+class _Collectors(Combined):
     """All collectors, for the calls of one chunk of a trace or of consecutive chunks."""
 
     def __init__(self, when: Occurrences, calls: StorageCalls, begin_ns: int, data_bytes: NDArray[np.int64]) -> None:

@@ -28,12 +28,12 @@ class Arrivals:
         self._count(np.concatenate((self._last, arrivals), axis=1))
         self._last = arrivals[:, -1:] if arrivals.size else self._last
 
-    def extend(self, later: "Arrivals") -> None:
-        """Add the values of `later`, which collected the calls that follow in the trace."""
-        self.gap_ns += later.gap_ns
-        self._count(np.concatenate((self._last, later._first), axis=1))
-        self._first = self._first if self._first.size else later._first
-        self._last = later._last if later._last.size else self._last
+    def later(self, other: "Arrivals") -> None:
+        """Add the values of `other`, which collected the calls that follow in the trace."""
+        self.gap_ns += other.gap_ns
+        self._count(np.concatenate((self._last, other._first), axis=1))
+        self._first = self._first if self._first.size else other._first
+        self._last = other._last if other._last.size else self._last
 
     def _count(self, arrivals: NDArray[np.int64]) -> None:
         start, owner = arrivals
@@ -83,22 +83,22 @@ class ReadRhythm:
         busy = calls.duration_ns + np.where(pause < SHORTEST_PAUSE_NS, np.maximum(pause, 0), 0)
         self.busy_ns += np.bincount(occurrence, weights=busy, minlength=self._n)
 
-    def extend(self, later: "ReadRhythm") -> None:
-        """Add the values of `later`, which collected the calls that follow in the trace."""
-        self._grow(len(later._end))
-        later._grow(len(self._end))
-        runs = np.concatenate([np.empty((4, 0), dtype=np.int64), *later._runs], axis=1)
-        start = np.concatenate([np.empty(0, dtype=np.int64), *later._firsts])
+    def later(self, other: "ReadRhythm") -> None:
+        """Add the values of `other`, which collected the calls that follow in the trace."""
+        self._grow(len(other._end))
+        other._grow(len(self._end))
+        runs = np.concatenate([np.empty((4, 0), dtype=np.int64), *other._runs], axis=1)
+        start = np.concatenate([np.empty(0, dtype=np.int64), *other._firsts])
         first = np.flatnonzero(runs[2] == _NOT_KNOWN)
         thread, occurrence = runs[:2, first]
         known, same = self._occurrence[thread] >= 0, self._occurrence[thread] == occurrence
         runs[2, first] = np.select([same, known], [np.maximum(start - self._end[thread], 0), -1], _NOT_KNOWN)
         short = same & (runs[2, first] < SHORTEST_PAUSE_NS)
-        self.busy_ns += later.busy_ns + np.bincount(occurrence[short], runs[2, first][short], self._n)
+        self.busy_ns += other.busy_ns + np.bincount(occurrence[short], runs[2, first][short], self._n)
         self._runs.append(runs)
         self._firsts.append(start[~known])
-        np.copyto(self._end, later._end, where=later._occurrence >= 0)
-        np.copyto(self._occurrence, later._occurrence, where=later._occurrence >= 0)
+        np.copyto(self._end, other._end, where=other._occurrence >= 0)
+        np.copyto(self._occurrence, other._occurrence, where=other._occurrence >= 0)
 
     def _grow(self, threads: int) -> None:
         missing = max(threads - len(self._end), 0)

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from iotwin.trace_store import chunks, writer
+from iotwin.trace_store import fold, writer
 from iotwin.trace_store.chunks import chunks_of
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import in_this_process, workers
@@ -40,7 +40,7 @@ def scheduler():
 
 def test_four_workers_give_the_numbers_of_one_process(cut, scheduler, tmp_path, monkeypatch):
     assert all(Trace(path).event_parts > 4 for path in cut)
-    monkeypatch.setattr(chunks, "_LEAST_EVENTS", 100)
+    monkeypatch.setattr(fold, "_LEAST_EVENTS", 100)
     assert all(len(chunks_of(Trace(path), in_this_process)) > 3 for path in cut)
     for arguments in (
         ["stats", *cut, "--by", "file"],
@@ -66,7 +66,7 @@ def test_a_trace_in_chunks_is_the_whole_trace(cut, monkeypatch):
     traces = [Trace(path) for path in cut]
     found = []
     for least in (10**9, 100):
-        monkeypatch.setattr(chunks, "_LEAST_EVENTS", least)
+        monkeypatch.setattr(fold, "_LEAST_EVENTS", least)
         pieces = [chunks_of(trace, in_this_process) for trace in traces]
         every = profiles_of(traces, True, frozenset(GROUPS), in_this_process, lambda amount: None)
         detail, zeros = Detail(512, 0), [trace.manifest.start_ns for trace in traces]

@@ -63,8 +63,8 @@ def one_and_merged(make, calls, cut):
     for part in np.array_split(np.arange(len(calls.start_ns)), [cut // 2, cut]):
         parts.append(make())
         feed(parts[-1], calls.where(part), len(part) // 2)
-    parts[1].extend(parts[2])
-    parts[0].extend(parts[1])
+    parts[1].later(parts[2])
+    parts[0].later(parts[1])
     return whole, parts[0]
 
 
@@ -170,7 +170,7 @@ def _in_parts(calls, cut):
         if len(batch.start_ns):
             collector.add(batch)
         collector.finish(end)
-    first.extend(second)
+    first.later(second)
     return first
 
 

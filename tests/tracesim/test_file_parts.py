@@ -21,7 +21,7 @@ def order(sizes, *batches):
     chunks = [FileParts(np.array(sizes)) for _ in range(2)]
     for number, batch in enumerate(batches):
         chunks[number * 2 // len(batches)].add(batch, np.zeros(len(batch.start_ns), np.int64))
-    chunks[0].extend(chunks[1])
+    chunks[0].later(chunks[1])
     return order_of([np.arange(0)], np.array([1]), np.arange(len(sizes)), chunks[0].of_each(1), PARTS)
 
 

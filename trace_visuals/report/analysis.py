@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 
 from iotwin.common.progress import Advance
-from iotwin.trace_store.calls import Collectors, folded
-from iotwin.trace_store.chunks import Chunk, chunks_of
+from iotwin.trace_store.chunks import Chunk, chunks_of, folded
 from iotwin.trace_store.figures.demand import Demand, demand_of
+from iotwin.trace_store.fold import Combined
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers
 from iotwin.trace_visuals.bins import CallLanes, Grid, LaneBins
@@ -84,7 +84,7 @@ class Analysis:
         return written.sort_values("first_ns", ignore_index=True)
 
 
-class _Analyses(Collectors):
+class _Analyses(Combined):
     """Accumulates all analyses over the calls of one chunk of a trace, or of several successive chunks."""
 
     def __init__(self, trace: Trace, surveyed: Survey, plan: LanePlan, detail: Detail) -> None:

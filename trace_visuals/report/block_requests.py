@@ -40,9 +40,9 @@ class PhaseBytes:
             place = np.searchsorted(self._edges, start_ns[chosen], side="right")
             sums += np.bincount(place, weights=size_bytes[chosen], minlength=len(sums))
 
-    def extend(self, later: "PhaseBytes") -> None:
-        """Add the sums of `later`."""
-        self._sums += later._sums
+    def later(self, other: "PhaseBytes") -> None:
+        """Add the sums of `other`."""
+        self._sums += other._sums
 
     def result(self) -> tuple[Floats, Floats]:
         """Return (bytes read, bytes written), each with one value per phase."""

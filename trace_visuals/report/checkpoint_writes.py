@@ -58,6 +58,6 @@ class ReadsDuringCheckpoints:
         during = (last >= 0) & (calls.start_ns[reads] < self._reach[np.maximum(last, 0)])
         self.latency_ns.add(np.where(during, DURING, APART), calls.duration_ns[reads])
 
-    def extend(self, later: "ReadsDuringCheckpoints") -> None:
-        """Add the latencies of `later`."""
-        self.latency_ns.extend(later.latency_ns)
+    def later(self, other: "ReadsDuringCheckpoints") -> None:
+        """Add the latencies of `other`."""
+        self.latency_ns.later(other.latency_ns)

@@ -46,9 +46,9 @@ class HeatMap:
         start = base + chosen.offset
         self._spread.add(column, start, start + chosen.size_bytes, 1.0)
 
-    def extend(self, later: "HeatMap") -> None:
-        """Add the bytes of `later`."""
-        self._spread.extend(later._spread)
+    def later(self, other: "HeatMap") -> None:
+        """Add the bytes of `other`."""
+        self._spread.later(other._spread)
 
     def result(self) -> Heat | None:
         """Return the accumulated bytes; None if no byte was transferred."""

@@ -30,10 +30,10 @@ class SlowestCalls:
             chosen = chosen.pick(np.argpartition(-chosen.duration_ns, self._most)[: self._most])
         self._kept = chosen
 
-    def extend(self, later: "SlowestCalls") -> None:
-        """Add the calls that `later` collected."""
-        if later._kept is not None:
-            self.add(later._kept)
+    def later(self, other: "SlowestCalls") -> None:
+        """Add the calls that `other` collected."""
+        if other._kept is not None:
+            self.add(other._kept)
 
     def frame(self, ops: list[str], files: pd.DataFrame) -> pd.DataFrame:
         """Return a row for each collected call, the longest first, with the names of its operation and its file."""
@@ -57,10 +57,10 @@ class EveryCall:
         self._batches.append(calls.pick(lane >= 0))
         self._lanes.append(lane[lane >= 0])
 
-    def extend(self, later: "EveryCall") -> None:
-        """Append the calls of `later`."""
-        self._batches += later._batches
-        self._lanes += later._lanes
+    def later(self, other: "EveryCall") -> None:
+        """Append the calls of `other`."""
+        self._batches += other._batches
+        self._lanes += other._lanes
 
     def result(self) -> tuple[CallColumns, Ints] | None:
         """Return (all collected calls in order of start, lane of each); None if there are none."""

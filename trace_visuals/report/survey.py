@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from iotwin.common.progress import Advance
-from iotwin.trace_store.calls import folded
-from iotwin.trace_store.chunks import Chunk
+from iotwin.trace_store.chunks import Chunk, folded
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers
 from iotwin.trace_visuals.call_columns import CallColumns, CallReader, Ints, span_ns
@@ -52,13 +51,13 @@ class _Seen:
         for pid, time_ns in zip(pids.tolist(), spent.tolist(), strict=True):
             self.time_of[pid] = self.time_of.get(pid, 0) + int(time_ns)
 
-    def extend(self, later: "_Seen") -> None:
-        self.begin_ns, self.end_ns = min(self.begin_ns, later.begin_ns), max(self.end_ns, later.end_ns)
-        self.calls, self.storage_calls = self.calls + later.calls, self.storage_calls + later.storage_calls
-        self.extent_bytes = np.maximum(self.extent_bytes, later.extent_bytes)
-        for pid, time_ns in later.time_of.items():
+    def later(self, other: "_Seen") -> None:
+        self.begin_ns, self.end_ns = min(self.begin_ns, other.begin_ns), max(self.end_ns, other.end_ns)
+        self.calls, self.storage_calls = self.calls + other.calls, self.storage_calls + other.storage_calls
+        self.extent_bytes = np.maximum(self.extent_bytes, other.extent_bytes)
+        for pid, time_ns in other.time_of.items():
             self.time_of[pid] = self.time_of.get(pid, 0) + time_ns
-        self.ops = list(dict.fromkeys([*self.ops, *later.ops]))
+        self.ops = list(dict.fromkeys([*self.ops, *other.ops]))
 
     def survey(self) -> Survey:
         time_of = self.time_of

@@ -44,15 +44,15 @@ class OperationTable:
         rows, first = np.unique(row, return_index=True)
         self._group |= zip(rows.tolist(), calls.group[first].tolist(), strict=True)
 
-    def extend(self, later: "OperationTable") -> None:
-        """Add the calls of `later`, in which the indices of operations are the same."""
+    def later(self, other: "OperationTable") -> None:
+        """Add the calls of `other`, in which the indices of operations are the same."""
         for name in ("latency_ns", "size_bytes", "reads_ns", "reads_bytes"):
-            getattr(self, name).extend(getattr(later, name))
-        failures = np.zeros(max(len(self._failures), len(later._failures)), dtype=np.int64)
-        for found in (self._failures, later._failures):
+            getattr(self, name).later(getattr(other, name))
+        failures = np.zeros(max(len(self._failures), len(other._failures)), dtype=np.int64)
+        for found in (self._failures, other._failures):
             failures[: len(found)] += found
         self._failures = failures
-        self._group |= later._group
+        self._group |= other._group
 
     def rows_of(self, group: int) -> list[int]:
         """Return the histogram rows of the storage calls in `group`, an index into call_columns.GROUPS."""
@@ -87,9 +87,9 @@ class _Sums:
         # Sums of whole numbers in floats are exact up to 2**53: 9 PB, or 104 days in ns.
         self.columns[name] += np.bincount(row, weights=weight, minlength=self._rows)
 
-    def extend(self, later: "_Sums") -> None:
+    def later(self, other: "_Sums") -> None:
         for name, column in self.columns.items():
-            column += later.columns[name]
+            column += other.columns[name]
 
 
 _FILE_SUMS = (
@@ -143,13 +143,13 @@ class ReportedFiles:
         self._read_from[file_id[new]] = offset[new]
         self._read_to[file_id] = end  # if a file occurs several times, numpy keeps the last assignment: the latest read
 
-    def extend(self, later: "ReportedFiles") -> None:
-        """Add the calls of `later`, which come after these."""
-        self._sums.extend(later._sums)
-        self._sums.add("sequential_reads", np.flatnonzero((later._read_from > 0) & (later._read_from == self._read_to)))
-        self._first, self._last = np.minimum(self._first, later._first), np.maximum(self._last, later._last)
-        self._read_from = np.where(self._read_to >= 0, self._read_from, later._read_from)
-        self._read_to = np.where(later._read_to >= 0, later._read_to, self._read_to)
+    def later(self, other: "ReportedFiles") -> None:
+        """Add the calls of `other`, which come after these."""
+        self._sums.later(other._sums)
+        self._sums.add("sequential_reads", np.flatnonzero((other._read_from > 0) & (other._read_from == self._read_to)))
+        self._first, self._last = np.minimum(self._first, other._first), np.maximum(self._last, other._last)
+        self._read_from = np.where(self._read_to >= 0, self._read_from, other._read_from)
+        self._read_to = np.where(other._read_to >= 0, other._read_to, self._read_to)
 
     def frame(self, files: pd.DataFrame, extent_bytes: Ints) -> pd.DataFrame:
         """Return a row for each of `files` with a call, most bytes moved first. Times are in ns, sizes in bytes."""
@@ -180,9 +180,9 @@ class ProcessTable:
             chosen = np.flatnonzero(calls.storage & (calls.group == group))
             self._sums.add(name, row[chosen], calls.size_bytes[chosen])
 
-    def extend(self, later: "ProcessTable") -> None:
-        """Add the calls of `later`."""
-        self._sums.extend(later._sums)
+    def later(self, other: "ProcessTable") -> None:
+        """Add the calls of `other`."""
+        self._sums.later(other._sums)
 
     def frame(self, processes: pd.DataFrame) -> pd.DataFrame:
         """Return a row for each process with a call, most storage time first. If a process is not in `processes`, its properties

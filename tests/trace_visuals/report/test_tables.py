@@ -109,7 +109,7 @@ def test_read_order_across_batches(apart):
     later = ReportedFiles(2) if apart else table
     later.add(make_calls([3, 4, 5], [0] * 3, size=10, file_id=[0, 0, 0], offset=[20, 70, 0]))
     if apart:
-        table.extend(later)
+        table.later(later)
     frame = table.frame(files, np.array([0, 0])).set_index("file_id")
     assert frame.loc[0, "sequential_reads"] == 4 and frame.loc[0, "reads"] == 5 and frame.loc[1, "sequential_reads"] == 0
 
