@@ -20,14 +20,14 @@ from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers
 
 
-class Summary(Protocol):
+class ChunkSummary(Protocol):
     """Figures about one or more consecutive chunks of a trace."""
 
     def later(self, other: Self, /) -> None:
         """Add the figures of `other`, which covers the following chunks."""
 
 
-Found = TypeVar("Found", bound=Summary)
+Found = TypeVar("Found", bound=ChunkSummary)
 
 
 @dataclass(frozen=True)

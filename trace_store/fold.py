@@ -125,7 +125,7 @@ class Combined:
             each.later(getattr(other, name))
 
 
-class Together(Combined):
+class CollectorSet(Combined):
     """Base class of collectors whose attributes are collectors."""
 
     @property

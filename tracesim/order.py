@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from iotwin.tracesim.logbins import table
 STEPS = ("first", "sequential", "forward", "backward", "again")
 _FIRST, _SEQUENTIAL, _FORWARD, _BACKWARD, _AGAIN = range(len(STEPS))
 _SLOT_BITS = 20
+_TABLE = ("_key", "_begin", "_end")  # columns of the hash table of OffsetSteps
 _FEWEST_FILES = 8  # least number of files whose order is measured: of few files, a shuffle is often nearly sorted by chance
 PARTS = 64  # equal parts into which a large file is divided, to see in which order its bytes are read
 _MOST_FILES = 32  # most data-set files for which files are divided into parts; of more files, the order of files suffices
@@ -69,8 +71,21 @@ class OffsetSteps:
         still = self._key[slot] < 0
         self._unplaced.append(np.stack([key, begin, cell, moved])[:, still])
         touched = other._key >= 0
-        for name in ("_key", "_begin", "_end"):
+        for name in _TABLE:
             np.copyto(getattr(self, name), getattr(other, name), where=touched)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the empty entries of the hash table, which are most of what another process would receive."""
+        used = np.flatnonzero(self._key >= 0)
+        return vars(self) | {name: getattr(self, name)[used] for name in _TABLE}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        slot = _slot(self._key)
+        for name in _TABLE:
+            entries = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
+            entries[slot] = state[name]
+            setattr(self, name, entries)
 
     def _steps(self, calls: Calls, order: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return each call's index into STEPS, and True for calls without an entry in the hash table, which count as `first`.
@@ -125,6 +140,10 @@ class Visits:
         """Add the values of `other`, which collected the calls that follow in the trace."""
         self._visited += other._visited
         self._written += other._written
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what only `add` needs. A process that receives the object combines it with others."""
+        return {"_files": self._files, "_visited": [_once(self._visited)], "_written": [_once(self._written)]}
 
     def _new(self, group: int, kind: int, calls: Calls, occurrence: NDArray[np.int64]) -> NDArray[np.int64]:
         used = (calls.group == group) & (calls.kind == kind) & (calls.moved_bytes > 0)

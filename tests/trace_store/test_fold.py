@@ -5,7 +5,7 @@ import pytest
 
 from iotwin.trace_store import fold as folding
 from iotwin.trace_store import writer
-from iotwin.trace_store.fold import GROUPS, READ, WAIT, WRITE, EventDecoder, Events, Together, fold, fold_all
+from iotwin.trace_store.fold import GROUPS, READ, WAIT, WRITE, CollectorSet, EventDecoder, Events, fold, fold_all
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import FILE_KINDS, GROUP_OF_OP
 from tests.synthetic import Job, write_job
@@ -43,7 +43,7 @@ class _Bytes(_Starts):
         self.starts += events.moved_bytes.tolist()
 
 
-class _Both(Together):
+class _Both(CollectorSet):
     def __init__(self, trace):
         self.starts, self.bytes = _Starts(trace), _Bytes(trace)
 

@@ -1,5 +1,7 @@
 """Each collector against the plain loop that says what it means, on random calls split into random batches."""
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -56,13 +58,14 @@ def feed(collector, calls, cut, with_occurrence=True):
 
 
 def one_and_merged(make, calls, cut):
-    """A collector of all the calls in two batches, and what becomes of three of a part each, the second extended first."""
+    """A collector of all the calls in two batches, and what three of a part each become, two of them sent by other processes."""
     whole = make()
     feed(whole, calls, cut)
     parts = []
     for part in np.array_split(np.arange(len(calls.start_ns)), [cut // 2, cut]):
         parts.append(make())
         feed(parts[-1], calls.where(part), len(part) // 2)
+    parts[:2] = pickle.loads(pickle.dumps(parts[:2]))
     parts[1].later(parts[2])
     parts[0].later(parts[1])
     return whole, parts[0]
@@ -228,3 +231,11 @@ def test_each_thread_has_bursts_of_its_own():
     rhythm.add(calls, ones)
     bursts = rhythm.pauses_and_bursts()[1]
     assert bursts[1, log_bin(np.array([3]))[0]] == 2 * 3 and bursts[1, log_bin(np.array([1]))[0]] == 2 * 1
+
+
+def test_what_other_processes_send_grows_with_the_files_that_were_used():
+    calls = build([[1, 1, READ, 0, 1, 0, 0, 8]] * 100)
+    steps, visits = OffsetSteps(3, 6), Visits(100_000)
+    feed(steps, calls, 50)
+    feed(visits, calls, 50)
+    assert len(pickle.dumps(steps)) < 10_000 and len(pickle.dumps(visits)) < 1000
