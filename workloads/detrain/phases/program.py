@@ -58,7 +58,7 @@ class _LabelledModules:
     def add(self, module: SourceModule, found: Instrumentation) -> None:
         """Instrument a module, unless nothing in it is to be labelled."""
         loops = [line for line in (found.epoch, found.batch) if line is not None and Path(line.file) == module.path]
-        if module.error or not (loops or module.is_entry or _WORDS & module.words):
+        if module.error or not (loops or module.is_entry or any(word in module.text for word in _WORDS)):
             return
         tree, file = instrumented(module.source, module.path, found), str(module.path)
         evaluations, saves = label_evaluations(tree), label_saves(tree)

@@ -16,7 +16,7 @@ _INSTALLED = {"site-packages", "dist-packages"}
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]*\)|(?:[^\n\\]|\\\n)*)|import[ \t]+([^\n]+))", re.MULTILINE
 )
-_CALLED = re.compile(r"\b([^\W\d]\w*+)\(")
+_ATTRIBUTE = re.compile(r"\.([^\W\d]\w*)")
 _SHARED = (ast.expr_context, ast.operator, ast.boolop, ast.unaryop, ast.cmpop)
 _NAME = re.compile(r"[^\W\d]\w*")
 
@@ -51,14 +51,12 @@ class SourceModule:
         return self.source.decode("utf-8", "replace")
 
     @cached_property
-    def words(self) -> set[str]:
-        """All names in the text, those in comments and strings included."""
-        return set(_NAME.findall(self.text))
-
-    @cached_property
-    def called_words(self) -> set[str]:
-        """All names before an opening parenthesis in the text."""
-        return set(_CALLED.findall(self.text))
+    def foreign_words(self) -> set[str]:
+        """All names in the text that may belong to other modules: imported ones, and attributes, with and without the dot."""
+        names = [names for _, names, _ in self.imports]
+        imported = _NAME.findall(self.text if any("*" in each for each in names) else " ".join(names))
+        attributes = _ATTRIBUTE.findall(self.text)
+        return {*imported, *attributes, *(f".{name}" for name in attributes)}
 
     @cached_property
     def imports(self) -> list[tuple[str, str, str]]:

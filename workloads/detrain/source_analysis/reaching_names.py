@@ -17,7 +17,8 @@ class ReachingNames:
     """The names whose call may lead to a sink: of sinks, of functions that mention such a name, and so on.
 
     A function that is passed on has other names too: the parameters and variables that get it. The names may be too many.
-    A parameter or local variable is written `=NAME`, an attribute `.NAME`, and what a function or class returns `NAME()`.
+    A parameter or local variable is written `=NAME@N`, where N stands for its function: functions use the same names for
+    different values. An attribute is written `.NAME`, and what a function or class returns `NAME()`.
     """
 
     def __init__(self, modules: LocalModules) -> None:
@@ -27,23 +28,24 @@ class ReachingNames:
         # Likewise of variables, which count only if something calls them, or if they are just other names of a function:
         # else most values of a script would lead to a sink.
         self._variables: list[tuple[str, set[str]]] = []
-        self._called = set[str]().union(*(module.called_words for module in modules.all()))
-        self._passed: list[tuple[str, int, set[str]]] = []  # callee, position, argument
-        self._parameters: dict[str, list[list[str]]] = {}  # of functions, methods and classes, by name
-        self._locals: dict[ast.AST, set[str]] = {}
+        self._called = set[str]()  # local variables
+        self._passed: list[tuple[str, int | str, set[str]]] = []  # callee, position or keyword, argument
+        # By name of a function, method or class: its positional parameters, and all its variables as in `_locals`.
+        self._parameters: dict[str, list[tuple[list[str], dict[str, str]]]] = {}
+        self._locals: dict[ast.AST, dict[str, str]] = {}  # how the variables of a function are written here
         self._mentions: dict[ast.AST, set[str]] = {}
         self._read: list[SourceModule] = []
         unread = modules.all()
-        while True:
-            words = {name.strip("=.()") for name in self._names}
-            new = [each for each in unread if self._may_mention(each, words)]
-            if not new:
-                return
+        new = [each for each in unread if self._may_call_sinks(each)]
+        while new:
             unread = [each for each in unread if each not in new]
             for module in new:
                 self._collect(module)
             self._read += new
             self._grow()
+            # No other module can mention a local variable.
+            words = {name.removesuffix("()") for name in self._names if name[0] != "="}
+            new = [each for each in unread if not each.foreign_words.isdisjoint(words)]
 
     def reached_by(self, node: ast.AST, module: SourceModule) -> bool:
         """Return whether the code of a function of a module may lead to a sink."""
@@ -58,26 +60,31 @@ class ReachingNames:
             and any(self.reached_by(each, module) for each in module.tree.body if not isinstance(each, _DEFINITIONS))
         ]
 
-    def _may_mention(self, module: SourceModule, names: set[str]) -> bool:
-        """Return whether the text of a module has one of the `names` that lead to a sink, so that the module must be parsed."""
-        if not module.words.isdisjoint(names):
-            return True
-        sinks = sink_names(module, self._modules) & module.words
-        return any(f".{name}(" in module.text for name in sinks)
+    def _may_call_sinks(self, module: SourceModule) -> bool:
+        return any(f".{name}(" in module.text for name in sink_names(module, self._modules))
 
     def _grow(self) -> None:
         """Add the names that the known ones lead to."""
         variables = [*self._variables, *(each for passed in self._passed for each in self._parameters_of(*passed))]
         size = 0
-        chosen = [(name, by) for name, by in variables if name.strip("=.") in self._called or len(by) == 1]
         while size != len(self._names):
             size = len(self._names)
-            self._names.update(name for name, by in (*self._facts, *chosen) if not self._names.isdisjoint(by))
+            self._names.update(name for name, by in self._facts if not self._names.isdisjoint(by))
+            led = [(name, by) for name, by in variables if name not in self._names and not self._names.isdisjoint(by)]
+            self._names.update(name for name, by in led if len(by) == 1 or self._is_called(name))
 
-    def _parameters_of(self, callee: str, position: int, argument: set[str]) -> Iterator[tuple[str, set[str]]]:
+    def _is_called(self, variable: str) -> bool:
+        """Return whether code calls a variable, or an attribute or global variable of this name."""
+        if variable[0] == "=":
+            return variable in self._called
+        return any(f"{variable.strip('.')}(" in module.text for module in self._modules.all())
+
+    def _parameters_of(self, callee: str, at: int | str, argument: set[str]) -> Iterator[tuple[str, set[str]]]:
         """Yield the parameters of functions called `callee` that get an argument."""
-        for names in self._parameters.get(callee, []):
-            yield from ((f"={name}", argument) for name in names[position : position + 1])
+        for positional, keys in self._parameters.get(callee, ()):
+            name = at if isinstance(at, str) else positional[at] if at < len(positional) else ""
+            if name in keys:
+                yield keys[name], argument
 
     def _mentioned(self, node: ast.AST, module: SourceModule) -> set[str]:
         """Return the names that the code at `node` reads."""
@@ -97,26 +104,32 @@ class ReachingNames:
 
     def _reference(self, node: ast.Name | ast.Attribute, module: SourceModule) -> str:
         if isinstance(node, ast.Name):
-            return f"={node.id}" if node.id in self._locals_around(node, module) else node.id
+            return self._locals_around(node, module).get(node.id, node.id)
         root: ast.expr = node
         while isinstance(root, ast.Attribute):
             root = root.value
         of_module = isinstance(root, ast.Name) and root.id in module.imported_names
         return node.attr if of_module else f".{node.attr}"
 
-    def _locals_around(self, node: ast.AST, module: SourceModule) -> set[str]:
-        """Return the parameters and variables of all functions around a node."""
+    def _locals_around(self, node: ast.AST, module: SourceModule) -> dict[str, str]:
+        """Return how the parameters and variables of all functions around a node are written."""
         function = next((each for each in module.ancestors(node) if isinstance(each, FUNCTIONS)), None)
-        if function is None:
-            return set()
+        return {} if function is None else self._locals_of(function, module)
+
+    def _locals_of(self, function: ast.AST, module: SourceModule) -> dict[str, str]:
+        """Return how the parameters and variables that a function can read are written."""
         if function not in self._locals:
-            found = set(self._locals_around(function, module))
+            own, outer = set[str](), set[str]()
             for each in module.within(function):
                 if isinstance(each, ast.arg):
-                    found.add(each.arg)
+                    own.add(each.arg)
                 elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
-                    found.add(each.id)
-            self._locals[function] = found
+                    own.add(each.id)
+                elif isinstance(each, ast.Nonlocal | ast.Global):
+                    outer.update(each.names)
+            keys = {name: f"={name}@{len(self._locals)}" for name in own - outer}
+            self._locals[function] = keys
+            self._locals[function] = self._locals_around(function, module) | keys
         return self._locals[function]
 
     def _values(self, node: ast.AST, module: SourceModule) -> set[str]:
@@ -150,10 +163,7 @@ class ReachingNames:
                     self._add(alias.asname or original, {original})
                     self._add(f"{alias.asname or original}()", {f"{original}()"})
             elif isinstance(node, ast.Call):
-                for index, each in enumerate(node.args):
-                    self._passed.append((_last_name(node.func), index, self._values(each, module)))
-                for keyword in node.keywords:
-                    self._variables.append((f"={keyword.arg}", self._values(keyword.value, module)))
+                self._call(node, module)
             elif isinstance(node, _CONTAINERS):
                 self._add(_ITEM, self._values(node, module))
             else:
@@ -168,10 +178,26 @@ class ReachingNames:
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, module: SourceModule) -> None:
         is_method = isinstance(module.parent(node), ast.ClassDef)
         self._add(f".{node.name}" if is_method else node.name, self._mentioned(node, module))
-        self._parameters.setdefault(node.name, []).append(_parameters(node)[is_method:])
+        self._add_parameters(node.name, node, is_method, module)
         for each in module.within(node):
             if isinstance(each, ast.Return) and each.value is not None:
                 self._add(f"{node.name}()", self._values(each.value, module))
+
+    def _call(self, node: ast.Call, module: SourceModule) -> None:
+        function, *given = [node.func, *node.args]
+        if isinstance(function, ast.Name):
+            self._called.add(self._reference(function, module))
+        if _last_name(function) == "partial" and given:
+            function, *given = given
+        arguments = [*enumerate(given), *((keyword.arg or "", keyword.value) for keyword in node.keywords)]
+        values = ((at, self._values(each, module)) for at, each in arguments)
+        self._passed += [(_last_name(function), at, names) for at, names in values if names]
+
+    def _add_parameters(
+        self, name: str, node: ast.FunctionDef | ast.AsyncFunctionDef, is_method: bool, module: SourceModule
+    ) -> None:
+        positional = [each.arg for each in (*node.args.posonlyargs, *node.args.args)][is_method:]
+        self._parameters.setdefault(name, []).append((positional, self._locals_of(node, module)))
 
     def _class(self, node: ast.ClassDef, module: SourceModule) -> None:
         bases = {_last_name(base) for base in node.bases}
@@ -181,7 +207,7 @@ class ReachingNames:
             if isinstance(each, _METHODS) and each.name.startswith("__"):
                 self._add(node.name, self._mentioned(each, module))
                 if each.name == "__init__":
-                    self._parameters.setdefault(node.name, []).append(_parameters(each)[1:])
+                    self._add_parameters(node.name, each, True, module)
                 elif each.name == "__call__":
                     self._add(f"{node.name}()", self._mentioned(each, module))
 
@@ -193,10 +219,6 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.Name | ast.Attribute, ast.
             for each in ast.walk(target):
                 if isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Store):
                     yield each, node.value
-
-
-def _parameters(node: ast.AST) -> list[str]:
-    return [each.arg for each in (*node.args.posonlyargs, *node.args.args)] if isinstance(node, FUNCTIONS) else []
 
 
 def _last_name(node: ast.AST) -> str:

@@ -49,7 +49,7 @@ def sink_names(module: SourceModule, modules: LocalModules) -> set[str]:
     found |= {name for name, of in _TRAIN.items() if packages & of}
     if module.packages & {"tensorflow", "keras"}:
         found |= _OF_TENSORFLOW
-    if "jax" in module.packages or "autograd" in module.words:
+    if "jax" in module.packages or "autograd" in module.text:
         found |= _OF_AUTOGRAD
     return found
 
