@@ -103,6 +103,19 @@ def launched_by_torchrun() -> Launched:
     return launched
 
 
+def rank_variables(rank: int, size: int, port: int) -> dict[str, str]:
+    """Return the environment variables that torchrun sets for one of `size` ranks on this machine. Rank 0 listens on `port`."""
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return {name: str(value) for name, value in ranks.items()}
+
+
+def become_local_rank(rank: int, size: int, port: int) -> None:
+    """Set this process's environment variables to `rank_variables`, unless `size` is 1."""
+    if size > 1:
+        os.environ.update(rank_variables(rank, size, port))
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else gloo resolves the host's name, which fails in some containers
+
+
 def from_environment(name: str, default: int) -> int:
     """Return the number in the environment variable `name`, or `default` if unset. Raises UsageError if it is no number."""
     text = os.environ.get(name, str(default))

@@ -21,7 +21,7 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder, open_rewritten, write_json
 from iotwin.common.foreign_files import read_foreign_end
 from iotwin.common.processes.children import dying_with_us, end_programs
-from iotwin.common.ranks import claimed_ports
+from iotwin.common.ranks import claimed_ports, rank_variables
 from iotwin.common.signals import interrupted_status
 
 _GRACE_S = 10.0
@@ -163,10 +163,8 @@ def local_plan(
     # -P keeps Python from importing modules from the current directory. In a container image the workloads are in that directory,
     # so ranks get -P only if this process has it.
     command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", *module]
-    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     processes = [
-        RankProcess(command, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, logs and logs / f"rank-{rank}.log")
-        for rank in range(ranks)
+        RankProcess(command, rank_variables(rank, ranks, port), logs and logs / f"rank-{rank}.log") for rank in range(ranks)
     ]
     return LaunchPlan(processes, limit_s, record=logs and logs / RECORD)
 

@@ -51,9 +51,9 @@ def check_options(options: Namespace) -> None:
 
 
 def check_one_process(command: str) -> None:
-    """Raise UsageError if this process is one of several ranks."""
+    """Raise UsageError if this process is one of several ranks: `command` starts all ranks by itself."""
     if (ranks := launched_by_torchrun().size) != 1:
-        raise UsageError(f"WORLD_SIZE is {ranks}: iotwin detrain {command} runs a script as one process; start it once")
+        raise UsageError(f"WORLD_SIZE is {ranks}: iotwin detrain {command} starts the ranks itself; start it once, with --ranks")
 
 
 def policy_of(options: Namespace, now: float) -> Policy:

@@ -40,7 +40,7 @@ from iotwin.workloads.detrain.rewrite import (
     lines_run_again,
 )
 from iotwin.workloads.detrain.saving.script_store import ScriptStore
-from iotwin.workloads.detrain.script_ranks import ScriptRanks
+from iotwin.workloads.detrain.script_ranks import ScriptRanks, path_of_rank
 
 if TYPE_CHECKING:
     from iotwin.workloads.detrain.randomness.determinism import AppliedProfile
@@ -139,7 +139,7 @@ def _session(
     from iotwin.workloads.detrain.steps_log import StepsLog
 
     profile = apply(options.determinism, options.seed, options.fix_entropy)
-    log = (make_log or StepsLog)(_of_rank(options.steps_log.absolute(), ranks)) if options.steps_log else None
+    log = (make_log or StepsLog)(path_of_rank(options.steps_log.absolute(), ranks.rank)) if options.steps_log else None
     item_seed = options.seed if keys_items and options.determinism != "off" else None
     loaders = LoaderTracker(log.indices.append if log else None, options.workers, item_seed)
     policy = policy_of(options, time.monotonic())
@@ -181,11 +181,6 @@ def _session(
                 signal.signal(signal.SIGUSR1, handler)
             if ranks.rank == 0:
                 write_json(output / RUN, _document(options, found, session, resumed, profile))
-
-
-def _of_rank(path: Path, ranks: ScriptRanks) -> Path:
-    """Return the name of a file of this rank: rank 0 has `path` itself."""
-    return path if ranks.rank == 0 else path.with_name(f"{path.name}.rank-{ranks.rank}")
 
 
 def _resumed(store: ScriptStore, options: Namespace) -> "Resumption | None":

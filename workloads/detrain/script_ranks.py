@@ -6,6 +6,7 @@ They exchange values by a separate store of torch.distributed, so that the scrip
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -81,6 +82,11 @@ class ScriptRanks:
         """Return what `rank` has put in the exchange that was counted last."""
         found = _reached(lambda: self._store.get(f"{self._exchanges - 1}/{rank}"))
         return decode_foreign(found, object, "what another rank sends")
+
+
+def path_of_rank(path: Path, rank: int) -> Path:
+    """Return the name of a file of a rank: rank 0 has `path` itself."""
+    return path.with_name(f"{path.name}.rank-{rank}") if rank else path
 
 
 def _reached(call: Callable[[], _Result]) -> _Result:

@@ -45,6 +45,9 @@ class DetrainVerifyCommand(Command):
             "--inst", type=Path, metavar="FILE", help="the script's loops, as iotwin detrain discover writes them"
         )
         parser.add_argument("--force", action="store_true", help="run although it is unsure which lines are the script's loops")
+        parser.add_argument(
+            "--ranks", type=at_least(1), default=1, metavar="N", help="start the script as N ranks, as torchrun does (default 1)"
+        )
         add_script_arguments(parser)
 
     def run(self, args: Namespace) -> Outcome:
@@ -68,7 +71,7 @@ class DetrainVerifyCommand(Command):
         for name in ("runs", "plain", "saving"):
             made.entry(name)
         output = args.output.resolve()
-        script = VerifiedScript(args.script, args.arguments, output, output / _INST, args.determinism, args.seed)
+        script = VerifiedScript(args.script, args.arguments, output, output / _INST, args.determinism, args.seed, args.ranks)
         document = verified_document(script, checks)
         write_whole(made.entry(_RESULT), struct_json(document))
         return Outcome(document, 0 if document["equal"] else 1)
@@ -116,4 +119,5 @@ def _described(run: dict[str, Any]) -> str:
         return f"equal, but not under the same conditions: {', '.join(run['differs_from_saved'])}"
     name = f" of {difference['name']}" if difference["name"] else ""
     op = f", computed by {difference['op']}" if difference["op"] else ""
-    return f"differs from step {difference['step']} on, first in {difference['what']}{name}{op}"
+    rank = f" of rank {difference['rank']}" if difference["rank"] else ""
+    return f"differs from step {difference['step']}{rank} on, first in {difference['what']}{name}{op}"

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +16,10 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
+from iotwin.commands.detrain.verify import DetrainVerifyCommand
 from iotwin.common.checkpoints import checkpoints
 from iotwin.common.errors import IotwinError
-from iotwin.common.ranks import claimed_ports
+from iotwin.common.ranks import claimed_ports, rank_variables
 from iotwin.workloads.detrain import script_ranks
 from iotwin.workloads.detrain.saving.gradient_buckets import has_final_buckets, sum_each_gradient
 from iotwin.workloads.detrain.script_ranks import ScriptRanks
@@ -37,8 +39,11 @@ from torch.utils.data.distributed import DistributedSampler
 
 
 class Noisy(Dataset):
+    def __init__(self, items=48):
+        self.items = items
+
     def __len__(self):
-        return 48
+        return self.items
 
     def __getitem__(self, index):
         own = torch.Generator().manual_seed(index)
@@ -53,6 +58,8 @@ def main():
     parser.add_argument("--uneven", action="store_true")
     parser.add_argument("--wait", type=float, default=0.0)
     parser.add_argument("--die", default="")
+    parser.add_argument("--items", type=int, default=48)
+    parser.add_argument("--noise", type=int, default=-1)
     args = parser.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -63,8 +70,8 @@ def main():
     torch.manual_seed(rank)
     random.seed(rank)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-    sampler = DistributedSampler(Noisy())
-    loader = DataLoader(Noisy(), 4, sampler=sampler, num_workers=args.workers)
+    sampler = DistributedSampler(Noisy(args.items))
+    loader = DataLoader(Noisy(args.items), 4, sampler=sampler, num_workers=args.workers)
     steps = 4 + rank if args.uneven else len(loader)
     losses = []
     for epoch in range(2):
@@ -72,6 +79,8 @@ def main():
         for batch, (inputs, indices) in enumerate(loader):
             if batch == steps:
                 break
+            if args.noise == rank and batch == 1:
+                inputs = inputs + random.SystemRandom().random()
             if args.show:
                 print(*(f"{epoch}:{index}:{row.sum().item().hex()}" for index, row in zip(indices, inputs)))
             last = (batch + 1) % args.accumulate == 0
@@ -109,7 +118,8 @@ class Ranks(NamedTuple):
     def start(self, size: int, *options: object) -> list[int]:
         (self.server.folder / "train.py").write_text(SCRIPT)
         with claimed_ports(1) as port:
-            return self.server.start_ranks(["-o", "run", *options], variables(size, port))
+            variables = [rank_variables(rank, size, port) | {"GLOO_SOCKET_IFNAME": "lo"} for rank in range(size)]
+            return self.server.start_ranks(["-o", "run", *options], variables)
 
     def run(self, size: int, *options: object, status: int = 0) -> list[Ended]:
         self.start(size, *options)
@@ -124,11 +134,6 @@ class Ranks(NamedTuple):
             log.unlink(missing_ok=True)
         self.run(size, "--steps-log", logs[0], *options)
         return [[json.loads(line) for line in log.read_text().splitlines()] for log in logs]
-
-
-def variables(size: int, port: int) -> list[dict[str, str]]:
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "GLOO_SOCKET_IFNAME": "lo"}
-    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 
 
 @pytest.fixture
@@ -220,6 +225,41 @@ def test_what_does_not_fit_ends_in_one_line(ranks):
     assert (alone.status, len(alone.err.splitlines())) == (2, 1)
     without = ranks.server.run(["train.py"], RANK="1", WORLD_SIZE="2")
     assert without.status == 2 and "start the ranks with torchrun" in without.err.splitlines()[-1]
+
+
+# Verification
+
+
+def verified(folder: Path, options: list[str], *arguments: str) -> dict[str, Any]:
+    (folder / "train.py").write_text(SCRIPT)
+    command, parser = DetrainVerifyCommand(), ArgumentParser()
+    command.prepare_parser(parser)
+    words = [str(folder / "train.py"), "-o", str(folder / "check"), "--reruns", "1", *options]
+    args = parser.parse_args(words)
+    args.arguments = list(arguments)
+    document = command.run(args).document
+    command.show(document)
+    return document
+
+
+def test_ranks_resume_equal_at_every_batch(tmp_path):
+    """Each resumed run is compared with the reference on both ranks."""
+    document = verified(tmp_path, ["--ranks", "2", "--resume-at", "all"], "--items", "24")
+    assert document["equal"] and document["ranks"] == 2
+    points = [(each["epoch"], each["batch"], each["replay"]) for each in document["resumes"]]
+    assert points == [(epoch, batch, "restore") for epoch in range(2) for batch in range(3)]
+
+
+def test_the_rank_that_differs_is_named(tmp_path, capsys):
+    document = verified(tmp_path, ["--ranks", "2", "--resume-at", "0:1", "--drop", "scaler"], "--noise", "1", "--items", "16")
+    found = [each["first_difference"] for each in (*document["reruns"], *document["resumes"])]
+    assert [(each["step"], each["what"], each["rank"]) for each in found] == [(1, "loss", 1)] * 2
+    assert "rerun: differs from step 1 of rank 1 on, first in loss" in capsys.readouterr().out
+
+
+def test_a_rank_that_fails_is_named(tmp_path):
+    with pytest.raises(IotwinError, match=r"must run to its end to be verified, but it failed: rank 1: "):
+        verified(tmp_path, ["--ranks", "2"], "--die", "0:1:1")
 
 
 # What ranks exchange

@@ -59,7 +59,7 @@ def test_a_resumed_run_without_a_part_of_its_state_is_caught(verifier, without, 
 
 
 def test_the_parts_that_a_resumed_run_needs(verifier):
-    parts = parts_of(SCRIPT, verifier.saved_in, verifier.checkpoint((1, 1)))
+    parts = parts_of(verifier._script, verifier.saved_in, verifier.checkpoint((1, 1)))
     assert parts[:2] == ["rng", "loader"]
     objects = {"main().model", "main().optimizer", "main().schedule", "main().unused"}
     assert objects <= set(parts)

@@ -32,7 +32,7 @@ def test_the_command_writes_its_document_and_fails_without_a_part(tmp_path, caps
     assert document["manifest"]["determinism"] == "strict"
     command.show(document)
     assert capsys.readouterr().out == "8 steps; 2 of 2 reruns and 2 of 2 resumed runs are equal bit for bit\n"
-    difference = {"step": 6, "what": "gradient", "name": "fc", "op": "aten.mm"}
+    difference = {"step": 6, "what": "gradient", "name": "fc", "op": "aten.mm", "rank": 0}
     other = {**document["resumes"][0], "equal": False, "first_difference": difference}
     elsewhere = {**other, "first_difference": None, "differs_from_saved": ["threads: 2, here 1"]}
     failed = {**other, "error": "no memory"}

@@ -5,7 +5,6 @@ requests. For each request the server sends the descriptor of the run's held cal
 """
 
 import ast
-import atexit
 import builtins
 import contextlib
 import gc
@@ -32,6 +31,7 @@ from iotwin.common.foreign_files import decode_foreign, read_foreign
 from iotwin.common.processes.children import dying_with_us
 from iotwin.common.processes.process_settings import die_with_parent
 from iotwin.workloads.detrain.court.held_calls import CallHolder, HeldCall, hold_own_calls
+from iotwin.workloads.detrain.process_end import end_process, exit_status_of
 
 _MOST_SOURCE_BYTES = 16 << 20
 _MOST_MESSAGE_BYTES = 1 << 20
@@ -228,34 +228,6 @@ def _execute(script: Path, arguments: Sequence[str]) -> None:
     exec(compile(read_foreign(script, _MOST_SOURCE_BYTES), str(script), "exec"), main.__dict__)  # noqa: S102 - the user's script
 
 
-def _status_of(script: Path, arguments: Sequence[str]) -> int:
-    """Run the script, and return the exit status that Python would have."""
-    try:
-        _execute(script, arguments)
-    except SystemExit as error:
-        if error.code is None or isinstance(error.code, int):
-            return (error.code or 0) & 0xFF
-        print(error.code, file=sys.stderr)
-        return 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        return 1
-    return 0
-
-
-def _end(status: int, modules: Sequence[ModuleType]) -> None:
-    """Exit as Python does, but free only the objects of `modules`, since freeing PyTorch takes longer than a small script."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for module in modules:
-        module.__dict__.clear()
-    gc.collect()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(status)
-
-
 def main() -> None:
     """Serve until the socket is closed; in each forked process, run the script."""
     descriptor, *names = sys.argv[1:]
@@ -270,8 +242,8 @@ def main() -> None:
     requests.send(msgspec.json.encode(_Ready(threading.active_count())))
     run = _serve(requests)
     imported = set(sys.modules)
-    status = _status_of(Path(run.script), run.arguments)
-    _end(status, [module for name, module in sys.modules.items() if name == "__main__" or name not in imported])
+    status = exit_status_of(lambda: _execute(Path(run.script), run.arguments))
+    end_process(status, [module for name, module in sys.modules.items() if name == "__main__" or name not in imported])
 
 
 if __name__ == "__main__":

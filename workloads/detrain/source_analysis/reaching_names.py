@@ -189,7 +189,10 @@ class ReachingNames:
             self._called.add(self._reference(function, module))
         if _last_name(function) == "partial" and given:
             function, *given = given
-        arguments = [*enumerate(given), *((keyword.arg or "", keyword.value) for keyword in node.keywords)]
+        arguments: list[tuple[int | str, ast.expr]] = [
+            *enumerate(given),
+            *((keyword.arg or "", keyword.value) for keyword in node.keywords),
+        ]
         values = ((at, self._values(each, module)) for at, each in arguments)
         self._passed += [(_last_name(function), at, names) for at, names in values if names]
 

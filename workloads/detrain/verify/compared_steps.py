@@ -1,7 +1,8 @@
 """Compares the steps logs of two runs, in the order in which one difference causes the next."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -26,12 +27,16 @@ class LoggedStep(msgspec.Struct, frozen=True):
 
 
 class StepDifference(msgspec.Struct, frozen=True):
-    """The first difference of two runs. `step` counts from 0 over all epochs; `name` and `op` are '' if they are not known."""
+    """The first difference of two runs. `step` counts from 0 over all epochs; `name` and `op` are '' if they are not known.
+
+    `rank`: of the process that differs, 0 if the script is one process.
+    """
 
     step: int
     what: What
     name: str = ""
     op: str = ""
+    rank: int = 0
 
 
 # In the order of causes: a step reads samples, computes on them, changes the weights, and leaves the generators in a new state.
@@ -45,6 +50,21 @@ _CAUSES: tuple[tuple[What, str], ...] = (
     ("optimizer", "optimizer_sha256"),
     ("rng", "rng_sha256"),
 )
+
+
+def first_difference_of_ranks(
+    reference: Sequence[list[LoggedStep]], found: Sequence[list[LoggedStep]], first: int, is_cut: bool
+) -> StepDifference | None:
+    """Return the first difference of any rank (see `first_difference`). At the same step, the cause precedes what it changes.
+
+    `reference` and `found` have the steps of each rank. `is_cut`: steps that are missing at the end are no difference.
+    """
+    differences = []
+    for rank, (expected, steps) in enumerate(zip(reference, found, strict=True)):
+        difference = first_difference(expected[: first + len(steps)] if is_cut else expected, steps, first)
+        if difference is not None:
+            differences.append(msgspec.structs.replace(difference, rank=rank))
+    return min(differences, key=lambda each: (each.step, get_args(What).index(each.what)), default=None)
 
 
 def read_steps(path: Path) -> list[LoggedStep]:

@@ -3,20 +3,24 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from iotwin.workloads.detrain.saving.script_store import ScriptStore
+from iotwin.common.checkpoints import look
+from iotwin.workloads.detrain.saving.script_store import FOLDER, ScriptStore
+from iotwin.workloads.detrain.script_ranks import ScriptRanks
+from iotwin.workloads.detrain.verify.verification import VerifiedScript
 
 _ALWAYS = ("rng", "loader")  # the global generators, and the loader's position in the epoch
 _KINDS = ("objects", "iterators", "tensors", "plain", "made")
 
 
-def parts_of(script: Path, output: Path, checkpoint: str) -> list[str]:
-    """Return the parts of the state in a checkpoint: `rng`, `loader`, and the paths of objects and variables."""
-    store = ScriptStore(output, {"script": script.name})
-    found = store.find(checkpoint)
-    if found is None:
-        return []
-    _, state = store.read(found)
-    return [*_ALWAYS, *(path for kind in _KINDS for path in state[kind])]
+def parts_of(script: VerifiedScript, output: Path, checkpoint: str) -> list[str]:
+    """Return the parts of the state in a checkpoint: `rng`, `loader`, and the paths of objects and variables of all ranks."""
+    found = look(output / FOLDER / checkpoint)
+    parts = dict.fromkeys(_ALWAYS)
+    for rank in range(script.ranks):
+        store = ScriptStore(output, {"script": script.script.name}, ranks=ScriptRanks(rank, script.ranks))
+        _, state = store.read(found)
+        parts |= dict.fromkeys(path for kind in _KINDS for path in state[kind])
+    return list(parts)
 
 
 def needed(parts: Sequence[str], is_equal: Callable[[Sequence[str]], bool]) -> list[str]:

@@ -19,6 +19,7 @@ import torch
 from iotwin.common.detrain_options import add_run_options
 from iotwin.workloads.detrain.resumption import RESTORE, Resumption
 from iotwin.workloads.detrain.runner import run_script
+from iotwin.workloads.detrain.script_ranks import path_of_rank
 from iotwin.workloads.detrain.session import Session
 from iotwin.workloads.detrain.steps_log import StepsLog
 from iotwin.workloads.detrain.verify.step_record import StepRecord
@@ -33,6 +34,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     * `without`: paths of parts of the state that are not restored, or LOADER for its position.
     * `keys_items`: whether data sets are keyed, unless determinism is off.
     * `threads`: of torch, whatever the script sets.
+    * `ranks`: how many processes run the script, as torchrun starts them, with `port` for rank 0. `rank` is this process's.
+      Other ranks than 0 have their own `output` and `record` (`path_of_rank`).
     """
 
     options: list[str]
@@ -42,6 +45,9 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     without: list[str] = []
     keys_items: bool = True
     threads: int | None = None
+    ranks: int = 1
+    port: int = 0
+    rank: int = 0
 
 
 class _Recorded(BaseException):
@@ -113,7 +119,7 @@ class RecordingLog(StepsLog):
 
     def __init__(self, request: RunRequest, path: Path) -> None:
         super().__init__(path)
-        self._record = StepRecord(Path(request.record)) if request.record else None
+        self._record = StepRecord(path_of_rank(Path(request.record), request.rank)) if request.record else None
         self._record_at = request.record_at
         self._records = False  # the present step
 

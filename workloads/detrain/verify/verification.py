@@ -4,13 +4,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from iotwin.common.checkpoints import checkpoints
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder
 from iotwin.common.foreign_files import read_foreign_end, read_foreign_json
+from iotwin.common.ranks import claimed_ports
 from iotwin.workloads.detrain.randomness.determinism import OFF
 from iotwin.workloads.detrain.saving.script_store import FOLDER
-from iotwin.workloads.detrain.verify.compared_steps import LoggedStep, StepDifference, first_difference, read_steps
+from iotwin.workloads.detrain.script_ranks import path_of_rank
+from iotwin.workloads.detrain.verify.compared_steps import LoggedStep, StepDifference, first_difference_of_ranks, read_steps
 from iotwin.workloads.detrain.verify.events import StepEvent, first_differing_event, read_events
 from iotwin.workloads.detrain.verify.observed_run import LOADER, RunRequest
 from iotwin.workloads.detrain.verify.script_runs import ScriptRuns
@@ -31,12 +35,13 @@ class VerifiedScript(NamedTuple):
     inst: Path
     determinism: str
     seed: int
+    ranks: int = 1
 
 
 class ScriptRun(NamedTuple):
-    """How a run ended. `error`: the last line that it printed if it failed; `document`: its run.json."""
+    """How a run ended. `steps`: of each rank; `error`: the last line that it printed if it failed; `document`: its run.json."""
 
-    steps: list[LoggedStep]
+    steps: list[list[LoggedStep]]
     document: dict[str, Any]
     error: str | None
 
@@ -53,21 +58,21 @@ class Verifier:
         self._label = "" if workers is None else f"-{workers}-workers"
         self._plain = script.output / _PLAIN  # output directory of the others
         self.saved_in = script.output / f"{_SAVING}{self._label}"  # output directory of the run that saves
-        self._reference_events: dict[int, list[StepEvent]] = {}
+        self._reference_events: dict[tuple[int, int], list[StepEvent]] = {}  # by rank and step
         self._count = 0
 
     # Runs
 
     def run_reference(self) -> list[LoggedStep]:
-        """Run the script for the first time and return its steps. Raises IotwinError if it fails."""
+        """Run the script for the first time and return the steps of rank 0. Raises IotwinError if it fails."""
         self.reference = self._run(f"reference{self._label}", self._plain, _FRESH)
         if self.reference.error is not None:
             raise IotwinError(f"{self._script.script} must run to its end to be verified, but it failed: {self.reference.error}")
-        return self.reference.steps
+        return self.reference.steps[0]
 
     def is_like(self, other: "Verifier") -> bool:
         """Return whether the reference runs of both verifiers have equal steps."""
-        return first_difference(self.reference.steps, other.reference.steps) is None
+        return self._difference(other.reference, 0) is None
 
     def save_at(self, points: Sequence[Point]) -> dict[str, Any]:
         """Run the script again, saving its state before the batches at `points`. Return whether its steps remain equal."""
@@ -105,7 +110,7 @@ class Verifier:
         return difference is None and run.error is None
 
     def _resumed(self, point: Point, without: Sequence[str]) -> tuple[ScriptRun, StepDifference | None]:
-        first = next(index for index, step in enumerate(self.reference.steps) if (step.epoch, step.batch) == point)
+        first = next(index for index, step in enumerate(self.reference.steps[0]) if (step.epoch, step.batch) == point)
         options, observed = self._resuming(point, without)
         run = self._run(self._new_name("resumed"), self.saved_in, options, **observed)
         return run, self._difference(run, first)
@@ -123,7 +128,7 @@ class Verifier:
     def last_loss(self) -> float | None:
         """Run the script without determinism and return its last loss, None if it has none."""
         run = self._run(self._new_name("off"), self._plain, (*_FRESH, "--determinism", OFF))
-        return next((float.fromhex(step.loss[-1]) for step in reversed(run.steps) if step.loss), None)
+        return next((float.fromhex(step.loss[-1]) for step in reversed(run.steps[0]) if step.loss), None)
 
     def _run(self, name: str, folder: Path, options: Sequence[str], **observed: Any) -> ScriptRun:
         """Run the script with `options` besides those of all runs. `name`: of its steps log and of what it prints."""
@@ -138,10 +143,21 @@ class Verifier:
             *options,
             *(str(script.script), *script.arguments),
         ]
-        request = RunRequest(options=command, output=str(printed), keys_items=self._drop != "workers", **observed)
-        status = self._server.run(request)
-        error = None if status == 0 else _last_line(printed) or f"exit status {status}"
-        steps = read_steps(log) if log.exists() or error is None else []
+        with claimed_ports(1) as port:
+            request = RunRequest(
+                options=command,
+                output=str(printed),
+                keys_items=self._drop != "workers",
+                ranks=script.ranks,
+                port=port,
+                **observed,
+            )
+            status, failed = self._server.run(request)
+        error = None if status == 0 else _last_line(path_of_rank(printed, failed)) or f"exit status {status}"
+        if error and script.ranks > 1:
+            error = f"rank {failed}: {error}"
+        logs = [path_of_rank(log, rank) for rank in range(script.ranks)]
+        steps = [read_steps(each) if each.exists() or error is None else [] for each in logs]
         return ScriptRun(steps, {} if error else read_foreign_json(folder / "run.json"), error)
 
     def _new_name(self, kind: str) -> str:
@@ -162,27 +178,27 @@ class Verifier:
 
         If the run failed, steps that it lacks are no difference.
         """
-        end = None if run.error is None else first + len(run.steps)
-        return first_difference(self.reference.steps[:end], run.steps, first)
+        return first_difference_of_ranks(self.reference.steps, run.steps, first, run.error is not None)
 
     def _located(
         self, difference: StepDifference | None, folder: Path, options: Sequence[str], observed: dict[str, Any]
     ) -> StepDifference | None:
         """Return the tensor and the operation that differ first in the step: both runs are repeated up to it and record it."""
-        if difference is None or difference.step >= len(self.reference.steps):
+        if difference is None or difference.step >= len(self.reference.steps[difference.rank]):
             return difference
-        step = difference.step
-        if step not in self._reference_events:
-            self._reference_events[step] = self._events(self._plain, _FRESH, step, {})
-        expected, found = self._reference_events[step], self._events(folder, options, step, observed)
+        rank, step = at = difference.rank, difference.step
+        if at not in self._reference_events:
+            self._reference_events[at] = self._events(self._plain, _FRESH, rank, step, {})
+        expected, found = self._reference_events[at], self._events(folder, options, rank, step, observed)
         located = first_differing_event(step, expected, found) if expected and found else None
-        return located or difference
+        return msgspec.structs.replace(located, rank=rank) if located else difference
 
-    def _events(self, folder: Path, options: Sequence[str], step: int, observed: dict[str, Any]) -> list[StepEvent]:
-        """Return the events of a step, none if the run does not come to it."""
-        at, name = self.reference.steps[step], self._new_name("recorded")
+    def _events(self, folder: Path, options: Sequence[str], rank: int, step: int, observed: dict[str, Any]) -> list[StepEvent]:
+        """Return the events of a step of a rank, none if the run does not come to it."""
+        at, name = self.reference.steps[rank][step], self._new_name("recorded")
         record = self._script.output / "runs" / f"{name}.record"
         self._run(name, folder, options, record=str(record), record_at=(at.epoch, at.batch), **observed)
+        record = path_of_rank(record, rank)
         return read_events(record) if record.exists() else []
 
 

@@ -49,7 +49,8 @@ def verified_document(script: VerifiedScript, checks: Checks) -> dict[str, Any]:
             parts = needed_state(script, first, points)
     document = {
         "script": str(script.script), "determinism": script.determinism, "seed": script.seed, "dropped": checks.drop,
-        "equal": all(each["equal"] for each in (*reruns, *resumes)), "steps": len(first.reference.steps),
+        "ranks": script.ranks, "steps": len(first.reference.steps[0]),
+        "equal": all(each["equal"] for each in (*reruns, *resumes)),
         "reruns": reruns, "resumes": resumes, "variance": None if checks.drop or checks.minimal else _variance(script, checks),
         "needed_state": parts, "same_with_workers": [each.workers for each in verifiers if each.is_like(first)],
         **{key: first.reference.document[key] for key in ("nondeterministic_ops", "entropy", "manifest")},
@@ -98,6 +99,6 @@ def needed_state(script: VerifiedScript, verifier: Verifier, points: Sequence[Po
     """Return the parts of the state that a resumed run needs, at two of the points at most."""
     found: dict[str, None] = {}
     for point in points[len(points) // 3 :][:_MOST_POINTS_FOR_PARTS]:
-        parts = [part for part in parts_of(script.script, verifier.saved_in, verifier.checkpoint(point)) if part not in found]
+        parts = [part for part in parts_of(script, verifier.saved_in, verifier.checkpoint(point)) if part not in found]
         found |= dict.fromkeys(needed(parts, partial(verifier.resumes_without, point)))
     return list(found)
