@@ -32,6 +32,9 @@ class DetrainCourtCommand(Command):
             help="arguments that resume the script, with {checkpoint} for its newest checkpoint (default: its option for that)",
         )
         parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="of kill points and generators (default 0)")
+        parser.add_argument(
+            "--ranks", type=at_least(1), default=1, metavar="N", help="start the script as N ranks, as torchrun does (default 1)"
+        )
         parser.add_argument("--force", action="store_true", help="replace the result of an earlier trial in DIR")
         add_script_arguments(parser)
 
@@ -84,11 +87,14 @@ def _case(args: Namespace) -> Any:
     if args.kills != "all" and not (args.kills.isdecimal() and int(args.kills)):
         raise UsageError(f"--kills: '{args.kills}' is neither a number above 0 nor all")
     kills = None if args.kills == "all" else int(args.kills)
-    return CourtCase(args.script.resolve(), args.arguments, args.output.resolve(), args.resume_args, kinds, kills, args.seed)
+    return CourtCase(
+        args.script.resolve(), args.arguments, args.output.resolve(), args.resume_args, kinds, kills, args.seed, args.ranks
+    )
 
 
 def _described(difference: dict[str, Any]) -> str:
-    where = "the end" if difference["step"] is None else f"step {difference['step']}"
+    rank = f" of rank {difference['rank']}" if difference["rank"] else ""
+    where = "the end" if difference["step"] is None else f"step {difference['step']}{rank}"
     name = f" of {difference['name']}" if difference["name"] else ""
     values = "" if difference["expected"] is None else f" ({_short(difference['expected'])} became {_short(difference['found'])})"
     also = f", and {', '.join(difference['also'])}" if difference["also"] else ""

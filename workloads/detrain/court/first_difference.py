@@ -8,6 +8,8 @@ import msgspec
 
 from iotwin.workloads.detrain.court.update_log import Update
 
+_CAUSES = ("samples", "order", "inputs", "loss", "weights", "optimizer", "rng", "steps")
+
 
 class Difference(msgspec.Struct, frozen=True):
     """The first difference of two runs. `step`: index from 0 of the update, None if only a file at the end of the run differs.
@@ -16,6 +18,7 @@ class Difference(msgspec.Struct, frozen=True):
     * `name`: the weight, generator or file that differs
     * `also`: further kinds, as in `what`, that differ at the same step
     * `expected` and `found`: the value of the uninterrupted run and that of the resumed run
+    * `rank`: that of the process that differs
     """
 
     step: int | None
@@ -24,6 +27,7 @@ class Difference(msgspec.Struct, frozen=True):
     also: list[str] = []
     expected: Any = None
     found: Any = None
+    rank: int = 0
 
 
 def resumed_at(reference: Sequence[Update], resumed: Sequence[Update], killed_after: int) -> int:
@@ -62,6 +66,16 @@ def first_difference(reference: Sequence[Update], resumed: Sequence[Update], at:
     if len(resumed) != len(reference) - at:
         return Difference(min(len(reference), at + len(resumed)), "steps", None, [], len(reference), at + len(resumed))
     return None
+
+
+def first_difference_of_ranks(
+    reference: Sequence[Sequence[Update]], resumed: Sequence[Sequence[Update]], at: int
+) -> Difference | None:
+    """Return the first difference of any rank. If several differ at the same step, the cause precedes what it changes."""
+    pairs = enumerate(zip(reference, resumed, strict=True))
+    found = [(rank, first_difference(expected, updates, at)) for rank, (expected, updates) in pairs]
+    differences = [msgspec.structs.replace(difference, rank=rank) for rank, difference in found if difference is not None]
+    return min(differences, key=lambda each: (each.step, _CAUSES.index(each.what)), default=None)
 
 
 def _at_step(reference: Sequence[Update], resumed: Sequence[Update], step: int) -> Difference | None:

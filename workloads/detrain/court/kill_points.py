@@ -35,8 +35,8 @@ class KillPoint(msgspec.Struct, frozen=True, omit_defaults=True):
 class CallLog:
     """The calls of one run that change checkpoints: all files below `folder`, except logs, count as checkpoints.
 
-    `updates_log`: file with one line per update, by which updates are counted. `killed_at`: index of the call before which the
-    run is killed, None for never.
+    `updates_log`: file with one line per update of rank 0, by which updates are counted; the logs of other ranks have names that
+    begin with its name. `killed_at`: index of the call before which the run is killed, None for never.
     """
 
     def __init__(self, folder: Path, updates_log: Path, killed_at: int | None = None) -> None:
@@ -47,8 +47,8 @@ class CallLog:
 
     def __call__(self, call: HeldCall) -> bool:
         """Record a held call. Returns True if the run must be killed before this call."""
-        if call.paths and call.paths[0] == self._log:
-            self._updates += 1
+        if call.paths and str(call.paths[0]).startswith(str(self._log)):
+            self._updates += call.paths[0] == self._log
             return False
         names = [str(path.relative_to(self._folder)) for path in call.paths if path.is_relative_to(self._folder)]
         if not names:

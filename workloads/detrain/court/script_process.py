@@ -29,9 +29,11 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.files import open_rewritten
 from iotwin.common.foreign_files import decode_foreign, read_foreign
 from iotwin.common.processes.children import dying_with_us
+from iotwin.common.processes.process_end import end_process, exit_status_of
 from iotwin.common.processes.process_settings import die_with_parent
+from iotwin.common.ranks import become_local_rank
 from iotwin.workloads.detrain.court.held_calls import CallHolder, HeldCall, hold_own_calls
-from iotwin.workloads.detrain.process_end import end_process, exit_status_of
+from iotwin.workloads.detrain.script_ranks import path_of_rank
 
 _MOST_SOURCE_BYTES = 16 << 20
 _MOST_MESSAGE_BYTES = 1 << 20
@@ -42,7 +44,11 @@ _Message = TypeVar("_Message")
 
 
 class Run(msgspec.Struct, frozen=True):
-    """How to run a script. `folder`: its current folder; `log`: of its updates of weights; `killed_after`: see `observe`."""
+    """How to run a script. `folder`: its current folder; `log`: of its updates of weights; `killed_after`: see `observe`.
+
+    `ranks`: number of processes that run it, as torchrun starts them, with `port` for rank 0. `rank`: that of this process. Each
+    rank but 0 has its own `log`, `output` and `errors` (`path_of_rank`).
+    """
 
     script: str
     arguments: list[str]
@@ -53,6 +59,9 @@ class Run(msgspec.Struct, frozen=True):
     seed: int
     holds_calls: bool
     killed_after: int | None = None
+    ranks: int = 1
+    port: int = 0
+    rank: int = 0
 
 
 class _Started(msgspec.Struct):
@@ -68,10 +77,14 @@ class _Ready(msgspec.Struct):
 
 
 class Ended(msgspec.Struct):
-    """How a run ended. `status`: exit status, or -signal if a signal killed it; `timed_out`: it exceeded its time limit."""
+    """How a run ended. `status`: exit status, or -signal if a signal killed it; `timed_out`: it exceeded its time limit.
+
+    `rank`: the first rank that failed, whose `status` it is.
+    """
 
     status: int
     timed_out: bool = False
+    rank: int = 0
 
 
 class ScriptProcesses:
@@ -97,14 +110,18 @@ class ScriptProcesses:
         """
         self._await_server()
         self._socket.send(msgspec.json.encode(run))
-        message, descriptors, _, _ = socket.recv_fds(self._socket, _MOST_MESSAGE_BYTES, 1)
-        holder = CallHolder(descriptors[0]) if descriptors else None
-        group = self._decoded(message, _Started).group
+        holders: dict[int, CallHolder] = {}
+        group = 0
         try:
-            return self._follow(group, holder, on_call, limit_s)
+            for _ in range(run.ranks):
+                message, descriptors, _, _ = socket.recv_fds(self._socket, _MOST_MESSAGE_BYTES, 1)
+                holders |= {each: CallHolder(each) for each in descriptors}
+                group = self._decoded(message, _Started).group
+            return self._follow(group, holders, on_call, limit_s)
         finally:
-            _kill_group(group)  # workers that outlived their parent
-            if holder:
+            if group:
+                _kill_group(group)  # workers that outlived their parent
+            for holder in holders.values():
                 holder.close()
 
     def close(self) -> None:
@@ -120,7 +137,7 @@ class ScriptProcesses:
             command = [sys.executable, "-m", __name__, str(theirs.fileno()), *names]
             self._server = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], env=self._environment, preexec_fn=dying_with_us(signal.SIGKILL),
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
 
     def _await_server(self) -> None:
@@ -131,19 +148,25 @@ class ScriptProcesses:
             self._receive(_Ready)
         self._is_ready = True
 
-    def _follow(self, group: int, holder: CallHolder | None, on_call: Callable[[HeldCall], bool], limit_s: float) -> Ended:
+    def _follow(self, group: int, holders: dict[int, CallHolder], on_call: Callable[[HeldCall], bool], limit_s: float) -> Ended:
+        """Answer the held calls of all ranks until the run ends. `holders`: by their descriptors."""
         deadline, timed_out = time.monotonic() + limit_s, False
+        sources = select.poll()
+        for descriptor in (self._socket.fileno(), *holders):
+            sources.register(descriptor, select.POLLIN)
         while True:
-            sources: list[socket.socket | CallHolder] = [self._socket, *([holder] if holder else [])]
-            readable, _, _ = select.select(sources, [], [], _POLL_S)
-            if self._socket in readable:
+            ready = dict(sources.poll(_POLL_S * 1000))
+            if self._socket.fileno() in ready:
                 ended = self._receive(Ended)
-                return Ended(ended.status, timed_out)
-            if holder in readable and holder and (call := holder.receive()):
-                if on_call(call):
-                    _kill_group(group)
-                else:
-                    holder.let_go(call)
+                return msgspec.structs.replace(ended, timed_out=timed_out)
+            for descriptor, event in ready.items():
+                if not event & select.POLLIN:  # all processes of this rank have ended
+                    sources.unregister(descriptor)
+                elif call := holders[descriptor].receive():
+                    if on_call(call):
+                        _kill_group(group)
+                    else:
+                        holders[descriptor].let_go(call)
             if time.monotonic() > deadline and not timed_out:
                 timed_out = True
                 _kill_group(group)
@@ -187,19 +210,36 @@ def imported_names(script: Path) -> list[str]:
 
 
 def _serve(requests: socket.socket) -> Run:
-    """Fork for each request. Only a forked child returns: the run that this child must do."""
+    """Fork for each rank of each request. Only a forked child returns: the run that this child must do."""
     while message := requests.recv(_MOST_MESSAGE_BYTES):
         run = decode_foreign(message, Run, "the request")
-        parent = os.getpid()
-        child = os.fork()
-        if child == 0:
-            os.setsid()
-            die_with_parent(parent, signal.SIGKILL)
-            _prepare(run, requests)
-            return run
-        _, status = os.waitpid(child, 0)
-        requests.send(msgspec.json.encode(Ended(os.waitstatus_to_exitcode(status))))
+        parent, rank_of = os.getpid(), dict[int, int]()
+        for rank in range(run.ranks):
+            group = next(iter(rank_of), 0)
+            child = os.fork()
+            os.setpgid(child, group)  # both processes do this, so that neither goes on before it is done
+            if child == 0:
+                die_with_parent(parent, signal.SIGKILL)
+                become_local_rank(rank, run.ranks, run.port)
+                run = msgspec.structs.replace(run, rank=rank)
+                _prepare(run, requests)
+                return run
+            rank_of[child] = rank
+        requests.send(msgspec.json.encode(_awaited(rank_of)))
     sys.exit()
+
+
+def _awaited(rank_of: dict[int, int]) -> Ended:
+    """Wait for the end of all processes, the keys of `rank_of`. If one fails, kill the others, which might wait for it."""
+    ended = Ended(0)
+    while rank_of:
+        child, status = os.wait()
+        rank = rank_of.pop(child)
+        if status and not ended.status:
+            ended = Ended(os.waitstatus_to_exitcode(status), rank=rank)
+            for other in rank_of:
+                os.kill(other, signal.SIGKILL)
+    return ended
 
 
 def _prepare(run: Run, requests: socket.socket) -> None:
@@ -208,11 +248,11 @@ def _prepare(run: Run, requests: socket.socket) -> None:
 
     os.chdir(run.folder)
     for target, path in ((1, run.output), (2, run.errors)):
-        with open_rewritten(Path(path)) as file:
+        with open_rewritten(path_of_rank(Path(path), run.rank)) as file:
             os.dup2(file.fileno(), target)
-    observe(Path(run.log), run.seed, run.killed_after)
+    observe(path_of_rank(Path(run.log), run.rank), run.seed, None if run.rank else run.killed_after)
     listener = [hold_own_calls()] if run.holds_calls else []
-    socket.send_fds(requests, [msgspec.json.encode(_Started(os.getpid()))], listener)
+    socket.send_fds(requests, [msgspec.json.encode(_Started(os.getpgrp()))], listener)
     for descriptor in listener:
         os.close(descriptor)
     requests.close()

@@ -10,14 +10,16 @@ import msgspec
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import make_folder
 from iotwin.common.foreign_files import read_foreign_end
+from iotwin.common.ranks import claimed_ports
 from iotwin.common.removal import remove_own
 from iotwin.workloads.detrain.court.final_files import FinalFiles, compare_files
-from iotwin.workloads.detrain.court.first_difference import Difference, first_difference, resumed_at
+from iotwin.workloads.detrain.court.first_difference import Difference, first_difference_of_ranks, resumed_at
 from iotwin.workloads.detrain.court.held_calls import unavailable_reason
 from iotwin.workloads.detrain.court.kill_points import CALLS, CallLog, KillPoint, checkpoints_in, drawn, kill_points
 from iotwin.workloads.detrain.court.own_resume import resume_arguments, resume_template
 from iotwin.workloads.detrain.court.script_process import Ended, Run, ScriptProcesses, imported_names
 from iotwin.workloads.detrain.court.update_log import Update, read_updates
+from iotwin.workloads.detrain.script_ranks import path_of_rank
 
 EXACT, DIFFERS, FAILS, LOST, NOT_REACHED = "exact", "differs", "does not resume", "lost", "not reached"
 NOT_EXACT, NOT_REPEATABLE = "not exact", "not repeatable"
@@ -37,6 +39,7 @@ class CourtCase(NamedTuple):
     kinds: tuple[str, ...]
     kills: int | None  # None for all
     seed: int
+    ranks: int = 1
 
 
 class Kill(msgspec.Struct):
@@ -52,17 +55,19 @@ class Kill(msgspec.Struct):
 
 
 class _Outcome(NamedTuple):
-    """A run that has ended."""
+    """A run that has ended. `updates`: of each rank."""
 
     ended: Ended
-    updates: list[Update]
+    updates: list[list[Update]]
     calls: CallLog
     work: Path
     errors: Path
 
     def last_error(self) -> str:
-        lines = [line for line in read_foreign_end(self.errors).splitlines() if line.strip()]
-        return lines[-1].strip() if lines else f"it ended with status {self.ended.status}"
+        errors = path_of_rank(self.errors, self.ended.rank)
+        lines = [line for line in read_foreign_end(errors).splitlines() if line.strip()]
+        rank = f"rank {self.ended.rank}: " if len(self.updates) > 1 else ""
+        return rank + (lines[-1].strip() if lines else f"it ended with status {self.ended.status}")
 
 
 class Trial:
@@ -93,12 +98,12 @@ class Trial:
         self._whole = self._checked(self._run(self._case.folder / "uninterrupted", self._case.seed))
         self._limit_s = max(_LEAST_LIMIT_S, _LIMIT_FACTOR * (time.monotonic() - begin))
         self._checkpoints = self._whole.calls.checkpoints() if self._holds else checkpoints_in(self._whole.work)
-        if not self._whole.updates:
+        if not self._whole.updates[0]:
             raise IotwinError(f"{self._case.script}: no optimizer of PyTorch updated weights, so there is nothing to compare")
         # File names and contents may contain the time in seconds. Two runs in the same second would look repeatable.
         time.sleep(_NEXT_SECOND_S)
         again = self._checked(self._run(self._case.folder / "repeat", self._case.seed, restarted=True))
-        self.repeat_difference = first_difference(self._whole.updates, again.updates, 0)
+        self.repeat_difference = first_difference_of_ranks(self._whole.updates, again.updates, 0)
         # Files that differ between two runs without a kill, such as those with times, are not compared after kills.
         self._varying = set(compare_files(self._whole.work, again.work, self._checkpoints).differing)
         self._repeats_bytes = self._files(again.work).bytes_equal
@@ -108,7 +113,7 @@ class Trial:
         """Return the points at which the script is killed; [] if two runs differ even without a kill."""
         if self.repeat_difference:
             return []
-        points = kill_points(len(self._whole.updates), self._whole.calls, self._case.kinds)
+        points = kill_points(len(self._whole.updates[0]), self._whole.calls, self._case.kinds)
         if not points:
             why = self._reason or "it wrote no checkpoint into its folder after its first update"
             raise IotwinError(f"{self._case.script}: there is nothing to kill it at ({why}); add batches to --kill-at")
@@ -126,16 +131,18 @@ class Trial:
 
     def _judge(self, folder: Path, point: KillPoint) -> Kill:
         killed = self._run(folder, self._case.seed, point)
-        if killed.ended.status != -9 or killed.updates != self._whole.updates[: point.update]:
-            return Kill(point.at, point, None, NOT_REACHED, first_difference(self._whole.updates, killed.updates, 0))
+        is_same = all(done == all_[: len(done)] for all_, done in zip(self._whole.updates, killed.updates, strict=True))
+        if killed.ended.status != -9 or len(killed.updates[0]) != point.update or not is_same:
+            difference = first_difference_of_ranks(self._whole.updates, killed.updates, 0)
+            return Kill(point.at, point, None, NOT_REACHED, difference)
         arguments = resume_arguments(self._template, killed.work, self._checkpoints)
         resumed = self._run(folder, self._case.seed + 1, resume=arguments, restarted=True)
         if resumed.ended.status != 0:
             why = "it did not end in time" if resumed.ended.timed_out else resumed.last_error()
             return Kill(point.at, point, None, FAILS, error=why)
-        at = resumed_at(self._whole.updates, resumed.updates, point.update)
+        at = resumed_at(self._whole.updates[0], resumed.updates[0], point.update)
         files = self._files(killed.work)
-        difference = first_difference(self._whole.updates, resumed.updates, at) or files.difference
+        difference = first_difference_of_ranks(self._whole.updates, resumed.updates, at) or files.difference
         verdict = DIFFERS if difference else EXACT
         if at == 0 and (difference or self._whole.calls.has_whole_checkpoint(point.call, point.update)):
             verdict = LOST
@@ -159,11 +166,14 @@ class Trial:
         calls = CallLog(work, log, killed.call if killed else None)
         killed_after = killed.update if killed and killed.call is None else None
         arguments = [word.replace(_WORK, str(work)) for word in [*self._case.arguments, *resume]]
-        run = Run(
-            str(self._case.script), arguments, str(work), str(log), str(output), str(errors), seed, self._holds, killed_after
-        )
-        ended = self.processes[restarted].run(run, calls, self._limit_s)
-        return _Outcome(ended, read_updates(log), calls, work, errors)
+        ranks = self._case.ranks
+        with claimed_ports(1) as port:
+            run = Run(
+                str(self._case.script), arguments, str(work), str(log), str(output), str(errors), seed, self._holds, killed_after,
+                ranks, port,
+            )  # fmt: skip
+            ended = self.processes[restarted].run(run, calls, self._limit_s)
+        return _Outcome(ended, [read_updates(path_of_rank(log, rank)) for rank in range(ranks)], calls, work, errors)
 
     def _checked(self, outcome: _Outcome) -> _Outcome:
         if outcome.ended.status:
@@ -190,7 +200,8 @@ class Trial:
         verdict = NOT_REPEATABLE if self.repeat_difference else EXACT if exact == len(kills) else NOT_EXACT
         return {
             "script": str(self._case.script), "arguments": self._case.arguments, "resume_arguments": self._template,
-            "seed": self._case.seed, "updates": len(self._whole.updates), "calls": len(self._whole.calls.points),
+            "seed": self._case.seed, "ranks": self._case.ranks, "updates": len(self._whole.updates[0]),
+            "calls": len(self._whole.calls.points),
             "checkpoints": sorted(self._checkpoints), "repeat_difference": self.repeat_difference,
             "bytes_repeat": self._repeats_bytes, "notes": self.notes(), "kills": kills, "exact": exact, "verdict": verdict,
         }  # fmt: skip

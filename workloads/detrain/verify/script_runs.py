@@ -22,9 +22,9 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.files import open_rewritten
 from iotwin.common.foreign_files import decode_foreign
 from iotwin.common.processes.children import dying_with_us
+from iotwin.common.processes.process_end import end_process, exit_status_of
 from iotwin.common.processes.process_settings import die_with_parent
 from iotwin.common.ranks import become_local_rank
-from iotwin.workloads.detrain.process_end import end_process, exit_status_of
 from iotwin.workloads.detrain.script_ranks import path_of_rank
 
 if TYPE_CHECKING:
