@@ -8,6 +8,7 @@ from pathlib import Path
 from iotwin.common.beneath import size_beneath
 from iotwin.common.errors import IotwinError
 from iotwin.common.progress import progress
+from iotwin.common.units import counted
 from iotwin.datagen.files import Piece, read_piece_beneath
 from iotwin.datagen.manifest import GENERATOR, DataSetManifest, read_manifest
 from iotwin.datagen.pool import UnitWriter, run_units
@@ -44,7 +45,7 @@ def compare(
         name, fault = min(faults.items())
         files = len({piece.name for piece in manifest.pieces})
         raise IotwinError(
-            f"{place}: {len(faults)} of {files} files do not match the manifest, first {name}: {fault}; "
+            f"{place}: {counted(len(faults), 'file')} of {files} differ from the manifest, first {name}: {fault}; "
             "generate the data set again with --force"
         )
     return manifest

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from iotwin.common.beneath import stays_within
 from iotwin.common.errors import UsageError, nearest
 from iotwin.common.numbers.element_types import element_type
+from iotwin.common.units import counted
 from iotwin.datagen import jpeg
 from iotwin.datagen.layouts.base import LARGEST_FILE_BYTES, PlannedPiece
 from iotwin.datagen.record_sizes import SizeDistribution, record_sizes
@@ -105,7 +106,8 @@ class FormatLayout(msgspec.Struct, frozen=True):
         largest = max(dims, self.record_bytes, self.record_stdev_bytes, *(size for size, _ in self.histogram))
         if largest * self.samples_per_file > LARGEST_FILE_BYTES:
             raise UsageError(
-                f"files of {self.samples_per_file} records of {largest} bytes are larger than any file system's; ask for less"
+                f"files of {counted(self.samples_per_file, 'record')} of {largest} bytes are larger than any file "
+                "system's; ask for less"
             )
         if not 0 <= self.compression_level <= 9:
             raise UsageError(f"the compression level is {self.compression_level}; give one from 0 (fast) to 9 (small)")
@@ -128,7 +130,7 @@ class FormatLayout(msgspec.Struct, frozen=True):
     def files(self, samples: int) -> tuple[int, int]:
         """Return (number of training files, of evaluation files). Raises UsageError if `samples` do not fill whole files."""
         if samples % self.samples_per_file:
-            raise UsageError(f"{samples} samples do not fill files of {self.samples_per_file}; ask for a multiple")
+            raise UsageError(f"{counted(samples, 'sample')} cannot fill files of {self.samples_per_file}; ask for a multiple")
         return samples // self.samples_per_file, self.evaluation_files
 
     def record_sizes(self, samples: int, seed: int) -> NDArray[np.int64]:

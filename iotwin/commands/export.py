@@ -55,4 +55,4 @@ class ExportCommand(Command):
         size = format_size(document["size_bytes"])
         print(f"{document['output']}: {counted(document['events'], 'event')} for {document['format']}, {size}")
         if document["lost"]:
-            print(f"{document['trace']}: {document['lost']} events were lost, so they are not in it")
+            print(f"{document['trace']}: it lacks {counted(document['lost'], 'lost event')}")

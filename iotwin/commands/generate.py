@@ -92,7 +92,7 @@ class GenerateCommand(Command):
         about = "" if document.get("exact", True) else "about "
         names = f", {document['first_file']} to {document['last_file']}" if "first_file" in document else ""
         print(
-            f"{document['directory']}: {document['state']} {document['samples']} {document['workload']} samples "
+            f"{document['directory']}: {document['state']} {counted(document['samples'], document['workload'] + ' sample')} "
             f"in {counted(document['files'], 'file')}, {about}{format_size(document['size_bytes'])}{names}"
         )
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome
+from iotwin.common.units import counted
 
 
 class RunCommand(Command):
@@ -36,7 +37,7 @@ class RunCommand(Command):
         if "failed" not in document:
             print("\n".join(document["cells"]))
             return
-        print(f"{document['directory']}: {len(document['finished'])} of {document['cells']} cells finished")
+        print(f"{document['directory']}: {len(document['finished'])} of {counted(document['cells'], 'cell')} finished")
         for reason, names in _by_reason(document["failed"]).items():
             print(f"FAILED {names[0] if len(names) == 1 else f'{len(names)} cells ({names[0]}, ...)'}: {reason}")
 

@@ -107,7 +107,7 @@ class TraceCommand(Command):
 
         if "jobs" in document:
             for name, job in document["jobs"].items():
-                note(f"{name}: {job.get('events', 'no')} events, exit status {job['exit_status']}")
+                note(f"{name}: {counted(job.get('events', 0), 'event')}, exit status {job['exit_status']}")
             return
         lost = f", {document['lost']} LOST" if document["lost"] else ", none lost"
         took = format_duration(document["wall_s"] * 1e9)

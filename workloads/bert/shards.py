@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from iotwin.common.errors import IotwinError
+from iotwin.common.units import counted
 
 
 def find_shards(directory: Path, world_size: int) -> list[Path]:
@@ -14,7 +15,7 @@ def find_shards(directory: Path, world_size: int) -> list[Path]:
         )
     wanted = int(shards[0].name.rpartition("-")[2])
     if len(shards) != wanted:
-        raise IotwinError(f"{directory} holds {len(shards)} of {wanted} shards; generate the data set again")
+        raise IotwinError(f"{directory} holds {len(shards)} of {counted(wanted, 'shard')}; generate the data set again")
     if len(shards) < world_size:
-        raise IotwinError(f"{directory} has {len(shards)} shards, too few for {world_size} ranks; generate more data")
+        raise IotwinError(f"{directory} has {counted(len(shards), 'shard')}, too few for {world_size} ranks; generate more data")
     return shards

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.processes.children import leave_signals_to_rank
+from iotwin.common.units import counted
 from iotwin.workloads.checkfreq.config import CheckFreqConfig
 from iotwin.workloads.common.images import Images
 from iotwin.workloads.common.parts import Parts
@@ -21,8 +22,8 @@ def training_loader(
     """Return this rank's loader of training batches. Raises IotwinError if the images do not fill one batch on each rank."""
     if len(files) < config.batch_size * world_size:
         raise IotwinError(
-            f"{config.data} has {len(files)} training images, too few for one batch of {config.batch_size} on each of "
-            f"{world_size} ranks; generate more data or lower --batch-size"
+            f"{config.data} has {counted(len(files), 'training image')}, too few for one batch of {config.batch_size} on each of "
+            f"{counted(world_size, 'rank')}; generate more data or lower --batch-size"
         )
     batches = ResumableBatches(len(files), config.batch_size, config.seed, rank, world_size, with_epoch=True)
     return _loader(Images(files, IMAGE_SIDE[config.preset], config.seed, parts), config, batch_sampler=batches)

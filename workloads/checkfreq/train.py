@@ -20,6 +20,7 @@ from iotwin.common.checkpoints import Position
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import append_line, make_folder, open_rewritten
 from iotwin.common.mllog import MlLog
+from iotwin.common.units import counted
 from iotwin.datagen.layouts import ImagenetLayout
 from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
 from iotwin.workloads.checkfreq.config import CheckFreqConfig
@@ -288,7 +289,7 @@ def _result(config: CheckFreqConfig, ranks: TorchRanks, job: CheckFreqJob, run_s
     return {
         "epochs": config.epochs, "steps": len(job.times), "train_loss": history.train_loss, "evaluations": history.evaluations,
         "run_s": run_s, **job.times.summary(), "world_size": ranks.world_size,
-        "device": torch.cuda.get_device_name(ranks.device) if cuda else f"cpu, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name(ranks.device) if cuda else f"cpu, {counted(torch.get_num_threads(), 'thread')}",
         "parameters": sum(parameter.numel() for parameter in job.network.parameters()),
         "stopped": job.iterator.exit, "resumed_from": manager.restored_from if manager else None,
         "weights_sha256": weights_sha256([job.network]), "order_sha256": history.order_sha256,

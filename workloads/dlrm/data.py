@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.common.errors import IotwinError
+from iotwin.common.units import counted
 from iotwin.datagen.layouts import DlrmLayout
 from iotwin.workloads.common.parts import Parts
 
@@ -44,7 +45,7 @@ class BatchFile:
         self._batch_bytes = batch_size * DlrmLayout.SAMPLE_BYTES
         self.batches = samples // batch_size
         if not self.batches:
-            raise self._unusable(f"holds {samples} samples, too few for one batch of {batch_size}; generate more data")
+            raise self._unusable(f"holds {counted(samples, 'sample')}, too few for one batch of {batch_size}; generate more data")
 
     def _unusable(self, reason: str) -> IotwinError:
         self.close()

@@ -16,6 +16,7 @@ from iotwin.common.checkpoints import Position
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder
 from iotwin.common.mllog import MlLog
+from iotwin.common.units import counted
 from iotwin.datagen.layouts import DlrmLayout
 from iotwin.workloads.common.parts import Parts
 from iotwin.workloads.common.program import Result, plain_configuration
@@ -248,7 +249,7 @@ def train(config: DlrmConfig) -> Result | None:
 def _result(config: DlrmConfig, ranks: TorchRanks, job: DlrmJob, run_s: float) -> Result:
     losses = job.history.loss
     tenth = max(1, len(losses) // 10)
-    cpu = f"cpu, {torch.get_num_threads()} threads"
+    cpu = f"cpu, {counted(torch.get_num_threads(), 'thread')}"
     return {
         "steps": len(losses), "first_loss": sum(losses[:tenth]) / tenth, "last_loss": sum(losses[-tenth:]) / tenth,
         "evaluations": job.history.evaluations, "run_seconds": run_s,

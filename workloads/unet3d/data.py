@@ -14,6 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 from iotwin.common.checkpoints import Position
 from iotwin.common.errors import IotwinError
 from iotwin.common.processes.children import leave_signals_to_rank
+from iotwin.common.units import counted
 from iotwin.datagen.layouts import Case, Unet3dLayout
 from iotwin.workloads.common.parts import Parts
 from iotwin.workloads.common.torch_ranks import TorchRanks
@@ -127,8 +128,8 @@ def training_loader(cases: Sequence[Case], config: Unet3dConfig, ranks: TorchRan
     """
     if len(cases) // ranks.world_size < config.batch_size:
         raise IotwinError(
-            f"{config.data} has {len(cases)} training cases, too few for one batch of {config.batch_size} on each of "
-            f"{ranks.world_size} ranks; generate more data or lower --batch-size"
+            f"{config.data} has {counted(len(cases), 'training case')}, too few for one batch of {config.batch_size} on each of "
+            f"{counted(ranks.world_size, 'rank')}; generate more data or lower --batch-size"
         )
     dataset = TrainingCases(cases, config.crop, config.seed, Parts(config.variant in TIMED, rank=ranks.rank))
     order = EpochSampler(dataset, 1, 0, shuffle=True, seed=config.seed)

@@ -16,6 +16,7 @@ from iotwin.common.checkpoints import Position
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import make_folder
 from iotwin.common.mllog import MlLog, Value
+from iotwin.common.units import counted
 from iotwin.datagen.layouts import Unet3dLayout
 from iotwin.workloads.common.parts import Parts
 from iotwin.workloads.common.program import plain_configuration
@@ -293,7 +294,9 @@ def train(config: Unet3dConfig) -> dict[str, Any] | None:
 def _result(config: Unet3dConfig, ranks: TorchRanks, job: Unet3dJob, first_epoch: int, run_s: float) -> dict[str, Any]:
     history = job.history
     device = (
-        torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+        torch.cuda.get_device_name(ranks.device)
+        if ranks.device.type == "cuda"
+        else f"cpu, {counted(torch.get_num_threads(), 'thread')}"
     )
     return {
         "first_epoch": first_epoch,

@@ -24,6 +24,7 @@ Which ranks write, where d is a rank's data-parallel rank (its model-parallel ra
 from typing import NamedTuple
 
 from iotwin.common.errors import UsageError
+from iotwin.common.units import counted
 from iotwin.workload_yaml import Config
 
 DATATYPE_BYTES = {"int8": 1, "uint8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
@@ -134,11 +135,13 @@ def _coordinates(config: Config, rank: int, ranks: int) -> _Coordinates:
     parallel = config.model.parallelism
     model_ranks = parallel.tensor * parallel.pipeline
     if parallel.pipeline > config.model.num_layers:
-        raise UsageError(f"model.parallelism.pipeline: {parallel.pipeline} stages are more than {config.model.num_layers} layers")
+        raise UsageError(
+            f"model.parallelism.pipeline: {parallel.pipeline} stages for {counted(config.model.num_layers, 'layer')}"
+        )
     subset = config.checkpoint.mode == "subset"
     if not subset and ranks % model_ranks:
         raise UsageError(
-            f"model.parallelism: tensor * pipeline is {model_ranks}, which does not divide {ranks} ranks; "
+            f"model.parallelism: tensor * pipeline is {model_ranks}, which does not divide {counted(ranks, 'rank')}; "
             "change either, or set checkpoint.mode to subset"
         )
     replicas = parallel.data if subset and parallel.data > 0 else max(1, ranks // model_ranks)

@@ -16,7 +16,7 @@ from iotwin.benchmark.emulator.readers.records import Raw
 from iotwin.benchmark.emulator.readers.sample import SampleReader
 from iotwin.common.errors import IotwinError
 from iotwin.common.progress import note
-from iotwin.common.units import format_size
+from iotwin.common.units import counted, format_size
 from iotwin.datagen.layouts import DlrmLayout
 from iotwin.workload_yaml import Config
 
@@ -134,7 +134,7 @@ def _check_sizes(config: Config, dataset: SampleSets, folder: str, ranks: int) -
     if config.workflow.train and samples < ranks * batch:
         wanted = f"a batch of {batch}" if ranks == 1 else f"a batch of {batch} on each of {ranks} ranks"
         raise IotwinError(
-            f"{folder}: has {samples} training samples, fewer than {wanted}; generate more or lower reader.batch_size"
+            f"{folder}: has {counted(samples, 'training sample')}, fewer than {wanted}; generate more or lower reader.batch_size"
         )
     if config.workflow.evaluation and config.dataset.num_files_eval == 0:
         note("dataset.num_files_eval is 0, so nothing is evaluated")

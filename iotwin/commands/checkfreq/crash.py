@@ -35,4 +35,4 @@ class CheckFreqCrashCommand(Command):
         print(f"{counted(document['kills'], 'kill')} ({points}): {document['lost']} lost a checkpoint")
         print(f"at most {counted(document['most_steps_lost'], 'step')} to do again, of {document['bound_steps']} that may be")
         for name, found in document["unsafe"].items():
-            print(f"{name}: nothing loads in {found['unloadable']} of {found['states']} states that a crash may leave")
+            print(f"{name}: nothing loads in {found['unloadable']} of {counted(found['states'], 'state')} that a crash may leave")

@@ -4,6 +4,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from iotwin.command import Command, Outcome
+from iotwin.common.units import counted
 
 _TIMES = (
     ("--iteration-time", None, "time of a whole step without checkpoints"),
@@ -62,8 +63,9 @@ class CheckFreqPlanCommand(Command):
         from iotwin.common.units import format_duration
 
         print(
-            f"a checkpoint every {document['interval']} steps, snapshot on the {document['snapshot']}: each stalls training for "
-            f"{format_duration(document['stall_s'] * 1e9)}, {document['overhead']:.2%} of the time of steps"
+            f"a checkpoint every {counted(document['interval'], 'step')}, snapshot on the {document['snapshot']}: "
+            f"each stalls training for {format_duration(document['stall_s'] * 1e9)}, "
+            f"{document['overhead']:.2%} of the time of steps"
         )
         print(f"at least {document['interval_no_overlap']}, or more would be on the way at once than allowed")
         print(f"at least {document['interval_bounded']}, or stalls would take more than the bound")

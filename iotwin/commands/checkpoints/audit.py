@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome
+from iotwin.common.units import counted
 
 _MOST_ROWS = 20
 _NUMBERS = re.compile(r"\d+")
@@ -45,7 +46,7 @@ class CheckpointsAuditCommand(Command):
             print(plain(f"missing: {line}", 300))
         exposed = sum(bool(entry["exposed"]) for entry in each)
         if exposed:
-            print(f"a loss of power at {exposed} of {len(each)} checkpoints could leave none that loads")
+            print(f"a loss of power at {exposed} of {counted(len(each), 'checkpoint')} could leave none that loads")
         else:
             print("a loss of power at any instant leaves a checkpoint that loads")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from iotwin.command import Command, Outcome, at_least
 from iotwin.commands.detrain.script_arguments import add_script_arguments
+from iotwin.common.units import counted
 
 _RESULT = "court.json"
 _MOST_CHARACTERS = 40  # of a value on a line for a person; the document has all
@@ -69,7 +70,7 @@ class DetrainCourtCommand(Command):
             print(f"killed {_point(kill)}: {_outcome(kill)}")
         for note in document["notes"]:
             print(note)
-        print(f"{document['verdict']}: {document['exact']} of {len(document['kills'])} kills exact")
+        print(f"{document['verdict']}: {document['exact']} of {counted(len(document['kills']), 'kill')} exact")
 
 
 def _case(args: Namespace) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 from iotwin.command import Command, Outcome, at_least
 from iotwin.commands.detrain.script_arguments import add_script_arguments
+from iotwin.common.units import counted
 
 _RESULT, _INST = "verification.json", "inst.json"
 _DROPS = ("rng", "loader", "scaler", "threads", "workers")
@@ -78,13 +79,16 @@ class DetrainVerifyCommand(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         reruns, resumes = document["reruns"], document["resumes"]
-        print(f"{document['steps']} steps; {_equal(reruns)} reruns and {_equal(resumes)} resumed runs are equal bit for bit")
+        print(
+            f"{counted(document['steps'], 'step')}; {_equal(reruns)} reruns and {_equal(resumes)} resumed runs "
+            "are equal bit for bit"
+        )
         for rerun in reruns:
             if not rerun["equal"]:
                 print(f"rerun: {_described(rerun)}")
         for resume in resumes:
             if not resume["equal"]:
-                workers = "" if resume["workers"] is None else f", {resume['workers']} workers"
+                workers = "" if resume["workers"] is None else f", {counted(resume['workers'], 'worker')}"
                 print(f"resumed at {resume['epoch']}:{resume['batch']}{workers}: {_described(resume)}")
         if document["needed_state"] is not None:
             print(f"a resumed run needs: {', '.join(document['needed_state']) or 'nothing'}")

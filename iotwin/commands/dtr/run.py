@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iotwin.command import Command, Outcome
+from iotwin.common.units import counted
 
 if TYPE_CHECKING:
     from iotwin.workloads.dtr.experiments.config import DtrExperiment
@@ -76,14 +77,15 @@ class DtrRunCommand(Command):
             ]  # fmt: skip
             names = ("model", "command", "type", "kind", "batch", "budget GB", "ratio", "inputs", "steps", "timeout s")
             print_table(names, rows)
-            print(f"{len(rows)} runs")
+            print(counted(len(rows), "run"))
         elif document["report"] is None:
             print(f"{document['experiment']} is not active: nothing was run")
         else:
             for error in document["errors"]:
                 print(f"{error['model']}, command {error['command_id']}: {error['message']}")
             print(
-                f"{document['runs']} runs, {document['measured']} of them now, {document['failed']} failed; {document['report']}"
+                f"{counted(document['runs'], 'run')}, {document['measured']} of them now, {document['failed']} failed; "
+                f"{document['report']}"
             )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome, at_least
+from iotwin.common.units import counted
 
 
 class DtrSweepCommand(Command):
@@ -35,6 +36,7 @@ class DtrSweepCommand(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         print(
-            f"{document['runs']} runs in {document['cpu_s']:.1f} CPU seconds: {document['passed']} passed, {document['oom']} out "
-            f"of memory, {document['thrash']} thrashed; {len(document['files'])} files in {document['directory']}"
+            f"{counted(document['runs'], 'run')} in {document['cpu_s']:.1f} CPU seconds: {document['passed']} passed, "
+            f"{document['oom']} out of memory, {document['thrash']} thrashed; "
+            f"{counted(len(document['files']), 'file')} in {document['directory']}"
         )

@@ -4,6 +4,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from iotwin.command import Command, Outcome, at_least
+from iotwin.common.units import counted
 
 
 class DtrTrainCommand(Command):
@@ -61,13 +62,14 @@ class DtrTrainCommand(Command):
             print(" ".join(document["models"]))
             return
         if document["budget_bytes"] is None:
-            print(f"{document['model']}: {document['steps']} steps take at most {format_size(document['peak_bytes'])}")
+            print(f"{document['model']}: {counted(document['steps'], 'step')} in at most {format_size(document['peak_bytes'])}")
             return
         compute = document["base_compute_s"] + document["remat_compute_s"]
         print(
-            f"{document['model']}: {document['steps']} steps in at most {format_size(document['peak_bytes'])} of "
-            f"{format_size(document['budget_bytes'])}; {document['evictions']} evictions, {document['rematerializations']} "
-            f"operations computed again ({document['remat_compute_s'] / max(compute, 1e-9):.1%} of the computation)"
+            f"{document['model']}: {counted(document['steps'], 'step')} in at most {format_size(document['peak_bytes'])} of "
+            f"{format_size(document['budget_bytes'])}; {counted(document['evictions'], 'eviction')}, "
+            f"{counted(document['rematerializations'], 'operation')} computed again "
+            f"({document['remat_compute_s'] / max(compute, 1e-9):.1%} of the computation)"
         )
         if document["slowdown"] is not None:
             equal = document["gradients_equal"] and document["weights_equal"]

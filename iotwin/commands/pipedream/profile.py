@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome, at_least
+from iotwin.common.units import counted
 
 
 class PipeDreamProfileCommand(Command):
@@ -57,6 +58,6 @@ class PipeDreamProfileCommand(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         print(
-            f"{document['graph']}: {document['layers']} layers, forward {document['forward_s']:.4g} s, backward "
+            f"{document['graph']}: {counted(document['layers'], 'layer')}, forward {document['forward_s']:.4g} s, backward "
             f"{document['backward_s']:.4g} s per minibatch of {document['batch_size']}; loading {document['load_s']:.4g} s"
         )

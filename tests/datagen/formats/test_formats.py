@@ -379,11 +379,11 @@ def test_bad_configurations_end_in_one_line(tmp_path, text, message):
 
 def test_samples_must_fill_files(tmp_path):
     layout = FormatLayout(samples_per_file=4)
-    with pytest.raises(UsageError, match="5 samples do not fill files of 4"):
+    with pytest.raises(UsageError, match="5 samples cannot fill files of 4"):
         generate(layout, tmp_path, samples=5)
     with pytest.raises(UsageError, match="too small for one format sample"):
         generate(layout, tmp_path, size_bytes=1000)
-    with pytest.raises(UsageError, match="3 samples do not fill"):
+    with pytest.raises(UsageError, match="3 samples cannot fill"):
         plan(layout, samples=3)
 
 

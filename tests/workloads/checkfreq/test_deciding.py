@@ -234,7 +234,7 @@ def test_a_plain_iterable_is_read_again(tmp_path, capsys):
     iterator = CFIterator(range(6), bs=1)
     iterator.load_state_dict(left)
     assert list(iterator) == [4, 5] and iterator.epoch == 1 and list(iterator) == list(range(6))
-    assert "its first 4 batches are read again and dropped" in capsys.readouterr().err
+    assert "4 batches read again and dropped" in capsys.readouterr().err
     assert len(json.dumps(left)) < 1000
     generator = CFIterator(iter([1, 2]))
     assert list(generator) == [1, 2]

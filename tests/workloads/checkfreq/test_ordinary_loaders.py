@@ -6,6 +6,7 @@ import torch._dynamo  # what the first optimizer imports, here once for all jobs
 from torch.utils.data import DataLoader, RandomSampler
 
 from iotwin.common.errors import IotwinError
+from iotwin.common.units import counted
 from iotwin.workloads.checkfreq.epochs.batch_digest import batch_digest
 from iotwin.workloads.checkfreq.iterator import CFIterator
 from tests.workloads.checkfreq import stranger
@@ -44,7 +45,7 @@ def test_a_job_killed_within_an_epoch_takes_every_sample_once_and_ends_with_the_
     assert name in DRAWN or often(whole) == ONCE_EACH
     assert lines == whole and resumed_weights == weights, said
     behind_end = killed_at % STEPS in (1, 2, 3)  # of an epoch; its own checkpoints follow after each third step
-    assert behind_end or f"its first {(killed_at - 1) % STEPS // 3 * 3} batches are read again" in said
+    assert behind_end or f"{counted((killed_at - 1) % STEPS // 3 * 3, 'batch')} read again" in said
 
 
 def test_few_are_of_all():

@@ -194,7 +194,7 @@ def test_document_and_messages(naive, capsys):
     DetrainCourtCommand().show(msgspec.to_builtins(naive.document([kill])))
     line, *_, verdict = capsys.readouterr().out.splitlines()
     assert line.startswith("killed after update 8: differs (resumed at step 7), first at step 7, in samples ([[")
-    assert verdict == "not exact: 0 of 1 kills exact"
+    assert verdict == "not exact: 0 of 1 kill exact"
 
 
 def test_script_that_fails_or_trains_nothing_is_refused(processes, tmp_path):

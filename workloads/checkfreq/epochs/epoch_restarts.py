@@ -9,6 +9,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Seque
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.progress import note
+from iotwin.common.units import counted
 from iotwin.workloads.checkfreq.epochs.batch_digest import batch_digest
 from iotwin.workloads.checkfreq.epochs.generators import LoaderGenerators, State
 from iotwin.workloads.checkfreq.epochs.worker_generators import draws_behind_batches, first_batches, watch
@@ -115,10 +116,10 @@ class Epochs:
         if state is None:
             if isinstance(self._loader, DataLoader) and not _has_fixed_order(self._loader):
                 raise IotwinError(
-                    f"the checkpoint holds no generators for this loader, so its first {taken} batches are unknown; "
+                    f"the checkpoint holds no generators for this loader, so {counted(taken, 'batch')} cannot be repeated; "
                     "use CFManager's layout ours on as many ranks as before, or restore the end of an epoch"
                 )
-            note(f"the epoch begins again: its first {taken} batches are read again and dropped")
+            note(f"the epoch begins again: {counted(taken, 'batch')} read again and dropped")
 
     def _begin(self) -> Iterator[Any]:
         """Start a new epoch, or restart the interrupted one."""
@@ -158,7 +159,7 @@ class Epochs:
 
     def _pass_over(self, fetching: Iterator[Any], taken: int, state: State) -> None:
         """Read `taken` batches and drop them. Raises IotwinError if the last one differs from the interrupted job's."""
-        note(f"the epoch begins again: its first {taken} batches are read again and dropped")
+        note(f"the epoch begins again: {counted(taken, 'batch')} read again and dropped")
         missing = object()
         for _ in range(taken - 1):
             next(fetching, missing)

@@ -11,6 +11,7 @@ from iotwin.benchmark.emulator.recorded.edits.edits import Edits
 from iotwin.benchmark.emulator.recorded.edits.streams import DealtSample, RecordedStream, are_in_turn, deal_in_turn, deal_streams
 from iotwin.common.errors import UsageError
 from iotwin.common.numbers.keyed import Purpose, generator
+from iotwin.common.units import counted
 
 _Ints = NDArray[np.int64]
 _Part = tuple[list[DealtSample], list[DealtSample]]  # samples and reads of a batch
@@ -72,7 +73,8 @@ def deal(
     steps = min(map(len, ranks))  # ranks synchronise after each step, so the shortest one decides
     if not steps:
         raise UsageError(
-            f"twin.ranks: loaders read {_files(recorded)} files as streams, too few for {edits.ranks} ranks; ask for fewer"
+            f"twin.ranks: loaders read {counted(_files(recorded), 'file')} as streams, too few for {edits.ranks} ranks; "
+            "ask for fewer"
         )
     return [DealtBatch(slot if loaders else -1, *batch) for slot, batch in ranks[rank][:steps]]
 

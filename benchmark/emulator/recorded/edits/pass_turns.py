@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from iotwin.common.errors import UsageError
+from iotwin.common.units import counted
 from iotwin.workload_yaml import TwinResume
 
 
@@ -55,7 +56,7 @@ def resumed_run(
     at = epochs[resume.epoch - 1]
     earlier, resumed = [whole[index] for index in epochs[: resume.epoch - 1]], whole[at]
     if resume.step > (count := steps(resumed)):
-        raise UsageError(f"twin.resume.step: {resume.step} is after the last of the {count} steps of an epoch")
+        raise UsageError(f"twin.resume.step: {resume.step} is after the last of the {counted(count, 'step')} of an epoch")
     replays = resume.mode in ("replay_data", "replay_all")
     turns = [resumed._replace(done=0 if resume.mode == "full" else resume.step, replays=replays, resumes=True)]
     if resume.mode == "replay_all":
