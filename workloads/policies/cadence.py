@@ -111,5 +111,4 @@ def checkpoint_policy(section: "Checkpoint", twin: "TwinCheckpoint") -> Policy:
         return Policy(epochs=epochs, listed=[also] if also > 0 else [])
     if twin.after_steps is not None:
         return Policy(listed=[*twin.after_steps, *([also] if also > 0 else [])])
-    first = twin.first_after_step or section.steps_between_checkpoints
-    return Policy(steps=Cadence(first, section.steps_between_checkpoints, also))
+    return Policy(steps=Cadence(section.steps_between_checkpoints, section.steps_between_checkpoints, also))

@@ -38,7 +38,7 @@ def _main(config: Config) -> None:
 
 
 def _threads(config: Config) -> None:
-    config.twin.reader.workers = "threads"
+    config.reader.multiprocessing_context = "threads"
 
 
 def _background(config: Config) -> None:
