@@ -171,6 +171,6 @@ def test_a_missing_document_and_a_missing_directory_are_named(write, tmp_path):
 def test_the_command_draws_and_refuses_options_of_timelines(write, tmp_path):
     document = write()
     done = call("plot", "curves", str(document), "-o", str(tmp_path / "c.svg"))
-    assert done.returncode == 0 and "2 curves in 1 panels" in done.stdout
+    assert done.returncode == 0 and "2 curves in 1 panel" in done.stdout
     done = call("plot", "curves", str(document), "-o", str(tmp_path / "c.svg"), "--short")
     assert done.returncode == 2 and "leave them out for curves" in done.stderr

@@ -23,9 +23,8 @@ class _TransformerLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        query, key, value = (
-            part.view(batch, length, self.heads, -1).transpose(1, 2) for part in self.mix(self.norms[0](x)).chunk(3, -1)
-        )
+        query, key, value = self.mix(self.norms[0](x)).chunk(3, -1)  # three names, since torch.fx does not trace iterations
+        query, key, value = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in (query, key, value))
         weights = (query @ key.transpose(-2, -1) / (width / self.heads) ** 0.5).softmax(-1)
         x = x + self.out((weights @ value).transpose(1, 2).reshape(batch, length, width))
         return x + self.wide(self.norms[1](x))

@@ -203,7 +203,8 @@ def test_loop_scale_and_ranks(tmp_path: Path) -> None:
 
 
 def test_a_time_limit_ends_a_replay_early(tmp_path: Path) -> None:
-    rows = [row(0, Op.START, 1), row(0, Op.PIPE_READ, 0, size=1), row(1, Op.PIPE_WRITE, 0, size=1, think_ns=3600 * SECOND)]
+    week_ns = 7 * 24 * 3600 * SECOND  # more than this process has run for, as the replay's start-up begins with the process
+    rows = [row(0, Op.START, 1), row(0, Op.PIPE_READ, 0, size=1), row(1, Op.PIPE_WRITE, 0, size=1, think_ns=week_ns)]
     path = write_twin(tmp_path, recording(rows, [], [-1, 0], [0, 1], [Pipe()]))
     assert replay(load(path), None, limit_s=0.2).stopped_early
 
