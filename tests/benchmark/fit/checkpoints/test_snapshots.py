@@ -11,9 +11,9 @@ from tests.synthetic import MILLISECOND
 
 
 def steps_of(begins_ns: np.ndarray, compute_s: np.ndarray) -> Pass:
-    """An epoch of steps that begin and compute so."""
+    """An epoch of steps that begin so, each as soon as its batch is delivered, and compute so."""
     ends_ns, none = begins_ns + np.round(compute_s * 1e9).astype(np.int64), np.zeros(len(begins_ns), np.int64)
-    return Pass(True, 1, RANK, (), 0, none, none, none, none, none, taken_ns=begins_ns, computed_ns=ends_ns)
+    return Pass(True, 1, RANK, (), 0, none, none, none, none, delivered_ns=begins_ns, taken_ns=begins_ns, computed_ns=ends_ns)
 
 
 def steps_with_snapshots(
