@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from iotwin.common.files import write_whole
 from iotwin.workloads.dtr.live.operations import tensors_in
+from iotwin.workloads.dtr.live.values import storage_of
 from iotwin.workloads.dtr.simulator.log_format import write_line
 from iotwin.workloads.models import build, default_batch
 
@@ -174,7 +175,7 @@ class Recorder(TorchDispatchMode):
 
 def _update_storage(followed: _TrackedTensor, tensor: Any) -> None:
     """Set `followed.storage` and `followed.bytes` to the address and size of the storage that `tensor` uses now."""
-    storage = tensor.untyped_storage()
+    storage = storage_of(tensor)
     followed.storage, followed.bytes = storage._cdata, storage.nbytes()
 
 

@@ -22,8 +22,10 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from iotwin.common.errors import UsageError  # noqa: E402
 from iotwin.workloads.dtr.live import values  # noqa: E402
+from iotwin.workloads.dtr.live.device_memory import DeviceMemory  # noqa: E402
 from iotwin.workloads.dtr.live.memory import BudgetError  # noqa: E402
 from iotwin.workloads.dtr.live.offload import OffloadFile  # noqa: E402
+from iotwin.workloads.dtr.live.operations import AllocationPlans  # noqa: E402
 from iotwin.workloads.dtr.live.session import Account, Rematerialize  # noqa: E402
 from iotwin.workloads.dtr.live.train import BudgetedTraining, train, train_plain  # noqa: E402
 from iotwin.workloads.dtr.simulator.heuristics import HEURISTICS  # noqa: E402
@@ -210,6 +212,7 @@ def test_operation_that_changes_what_it_reads_is_repeated_on_the_old_content() -
             batch = torch.arange(16_384.0).view(256, 64).clone()
             for step in range(8):
                 kept.append(torch.native_batch_norm(batch, None, None, mean, variance, False, 0.1, 1e-5)[0])
+                kept.append(torch.native_batch_norm(batch, None, None, mean, variance, True, 0.1, 1e-5)[0])
                 mean.add_(step)
                 torch.add(batch.flatten()[:100], last[:100], out=last[:100])
                 kept.append(last * 2)
@@ -219,6 +222,59 @@ def test_operation_that_changes_what_it_reads_is_repeated_on_the_old_content() -
     found, limited = run(account.peak_bytes * 8 // 10)
     assert limited.rematerializations > 0
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_equal_options_of_other_bits_are_repeated_apart() -> None:
+    """0.0 and -0.0 are equal, and so are 1 and True, but their results differ."""
+    with Rematerialize(150_000, device="cpu") as session:
+        ones = torch.ones(4000)
+        kept = [ones * 0.0, ones * -0.0, torch.full((4000,), 1, dtype=None), torch.full((4000,), True, dtype=None)]
+        rest = [ones + number for number in range(10)]
+        total = sum(float(one.sum()) for one in rest)
+    assert total == 4000 * (10 + 45)
+    assert session.account.rematerializations > 0
+    assert [bool(one.signbit().any()) for one in kept[:2]] == [False, True]
+    assert [one.dtype for one in kept[2:]] == [torch.int64, torch.bool]
+
+
+def test_blocks_that_an_allocator_does_not_split_stay_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for a GPU's allocator, which gives storages over 1 MiB up to 1 MiB more than they need."""
+    hidden, most = 1_000_000, [0]
+    session = Rematerialize(20_000_000, device="cpu")
+    memory = session._runtime.memory
+
+    def allocated(_: Any) -> int:
+        alive = [storage.nbytes() for storage in (stored() for stored in memory._storages if stored.resident) if storage]
+        return sum(size + hidden * (size > 1 << 20) for size in alive)
+
+    real = DeviceMemory.timed
+
+    def timed(device: DeviceMemory, plan: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        found = real(device, plan, func, args, kwargs)
+        device.unseen += plan.spare_bytes  # as on a GPU
+        most[0] = max(most[0], allocated(device) + plan.fresh_bytes + hidden * (plan.fresh_bytes > 1 << 20))
+        return found
+
+    monkeypatch.setattr(DeviceMemory, "spare", lambda _, size: (1 << 20) * (size > 1 << 20))
+    monkeypatch.setattr(DeviceMemory, "allocated", allocated)
+    monkeypatch.setattr(DeviceMemory, "timed", timed)
+    memory.plans = AllocationPlans(memory.device)
+    with session:
+        results = [torch.ones(300_000)]
+        for _ in range(15):
+            results.append(results[-1] + 1)
+        sums = [int(one[0]) for one in results]
+        del results
+    assert sums == list(range(1, 17))
+    assert session.account.evictions > 0
+    assert 15_000_000 < most[0] <= 20_000_000
+
+
+def test_methods_of_tensors_are_exchanged_only_within_a_budget() -> None:
+    before = dict(vars(Tensor))
+    with Rematerialize(None, device="cpu"):
+        assert vars(Tensor)["numpy"] is not before.get("numpy")
+    assert dict(vars(Tensor)) == before
 
 
 def test_calls_on_other_devices_are_planned_apart() -> None:

@@ -19,6 +19,8 @@ class DeviceMemory:
         self.is_gpu = device.type == "cuda"
         self.device = torch.device("cuda", torch.cuda.current_device()) if self.is_gpu and device.index is None else device
         self._allocator_peak = 0
+        # The most bytes by which a GPU's allocator may have allocated more than is known since it was last asked.
+        self.unseen = 0
         if self.is_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
 
@@ -33,9 +35,9 @@ class DeviceMemory:
         # torch.cuda.memory_allocated returns the same after sorting all of the allocator's numbers.
         return int(torch._C._cuda_memoryStats(self.device.index)["allocated_bytes"]["all"]["current"])
 
-    def at_most(self, size: int) -> int:
-        """Return the most bytes that allocations of `size` bytes together take: PyTorch does not split off less than 1 MiB."""
-        return size + _UNSPLIT if self.is_gpu and size > _UNSPLIT else size
+    def spare(self, size: int) -> int:
+        """Return by how much an allocation of `size` bytes can exceed them: PyTorch does not split off less than 1 MiB."""
+        return _UNSPLIT if self.is_gpu and size > _UNSPLIT else 0
 
     def forget_peak(self) -> None:
         """Begin to measure the peak anew; `allocator_peak` remembers the former one."""
@@ -53,21 +55,24 @@ class DeviceMemory:
         A GPU computes after the call returned. There, only the first calls of a plan are waited for, and timed; the time of
         another call is that of the plan.
         """
-        if self.is_gpu and plan.calls >= _TIMED_CALLS:
-            plan.calls += 1
-            return func(*args, **kwargs), plan.cost_ns
-        if self.is_gpu:
+        if not self.is_gpu:
+            begin = perf_counter_ns()
+            result = func(*args, **kwargs)
+            spent_ns = perf_counter_ns() - begin
+        elif plan.calls >= _TIMED_CALLS:
+            self.unseen += plan.spare_bytes
+            spent_ns, result = plan.cost_ns, func(*args, **kwargs)
+        else:
             torch.cuda.synchronize(self.device)
             before = self.allocated()
             self.forget_peak()
-        begin = perf_counter_ns()
-        result = func(*args, **kwargs)
-        if self.is_gpu:
+            begin = perf_counter_ns()
+            result = func(*args, **kwargs)
             torch.cuda.synchronize(self.device)
-        spent_ns = perf_counter_ns() - begin
-        if self.is_gpu:
+            spent_ns = perf_counter_ns() - begin
             peak = torch.cuda.max_memory_allocated(self.device)
-            plan.workspace_bytes = max(plan.workspace_bytes, peak - before - plan.fresh_bytes)
+            plan.allocates_besides(peak - before - plan.fresh_bytes)
+            self.unseen = _UNKNOWN_BYTES  # it may keep some of it
         plan.cost_ns = min(plan.cost_ns, spent_ns) if plan.calls else spent_ns
         plan.calls += 1
         return result, spent_ns
@@ -87,4 +92,5 @@ class DeviceMemory:
         return torch.cuda.default_generators[self.device.index] if self.is_gpu else torch.default_generator
 
 
+_UNKNOWN_BYTES = 1 << 62
 _TIMED_CALLS = 2  # the first call of a kernel also loads it

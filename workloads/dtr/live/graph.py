@@ -1,5 +1,7 @@
 """The values that can be computed again, as rows of a graph: which are in memory, and what each was computed from."""
 
+from array import array
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -10,35 +12,42 @@ NONE, EVICTABLE, LOCKED, EVICTED = 0, 1, 2, 3  # what a row stands for: nothing,
 class ValueGraph:
     """A row per value that can be computed again, and an edge from each value to those computed from it.
 
-    Columns stay short, as scores are computed from whole columns: free rows and edges at the front are used first.
+    Columns are arrays of Python, whose single elements are read and written faster than those of numpy. `view` returns them for
+    numpy. They stay short, as scores are computed from whole columns: free rows at the front are used first.
     """
 
     def __init__(self) -> None:
         self.values: list[Any] = []  # a weak reference to the value of each row
-        self.state = np.zeros(0, np.uint8)
-        self.size = np.zeros(0)  # bytes
-        self.cost = np.zeros(0)  # ns of its operation
-        self.accessed = np.zeros(0, np.int64)  # the runtime's clock at the latest access
-        # Sets of evicted values that edges connect (the numerator SETS): the set of each row, and the total cost of each set.
-        self.set_of = np.zeros(0, np.int32)
-        self.set_cost = np.zeros(0)
-        self.parent = np.zeros(0, np.int32)  # the rows at both ends of each edge; 0: a free edge
-        self.child = np.zeros(0, np.int32)
+        self.state = array("b")
+        self.size = array("q")  # bytes
+        self.cost = array("q")  # ns of its operation
+        self.charges = array("q")  # ns of the evicted values that its score counts besides (`EvictedSets`)
+        self.accessed = array("q")  # the runtime's clock at the latest access
+        self.parents: list[list[int]] = []  # rows of the values from which the row's value was computed
+        self.children: list[list[int]] = []  # rows of those computed from it
         self.evictable_bytes = 0
-        self._edges_of: list[list[int]] = []
+        self.dead: deque[int] = deque()  # rows of values that no longer exist
         self._free: list[int] = []
-        self._free_edges: list[int] = []
+        self._views: dict[str, Any] = {}
         self._grow()
         self._free.pop()  # row 0 stands for values that cannot be evicted
 
     def _grow(self) -> None:
         old = len(self.state)
         new = max(_FIRST_LENGTH, 2 * old)
-        for name in ("state", "size", "cost", "accessed", "set_of", "set_cost"):
-            setattr(self, name, _longer(getattr(self, name), new))
+        for name in ("state", "size", "cost", "charges", "accessed"):
+            column = getattr(self, name)
+            longer = array(column.typecode, column.tobytes() + bytes((new - old) * column.itemsize))
+            setattr(self, name, longer)
+            self._views[name] = np.frombuffer(longer, longer.typecode)
         self.values += [None] * (new - old)
-        self._edges_of += [[] for _ in range(new - old)]
+        for rows in (self.parents, self.children):
+            rows += [[] for _ in range(new - old)]
         self._free += range(new - 1, old - 1, -1)
+
+    def view(self, name: str) -> Any:
+        """Return a column as an array of numpy that shares its memory, until the graph grows."""
+        return self._views[name]
 
     def add(self, value: Any, reference: Any, cost_ns: int, parents: list[int], clock: int) -> None:
         """Add a row for a value in memory that an operation of `cost_ns` computed from the values of the rows `parents`."""
@@ -49,56 +58,43 @@ class ValueGraph:
         self.values[slot] = reference
         self.state[slot], self.size[slot] = EVICTABLE, value.bytes
         self.evictable_bytes += value.bytes
-        self.cost[slot], self.accessed[slot] = cost_ns, clock
+        self.cost[slot], self.accessed[slot], self.charges[slot] = cost_ns, clock, 0
+        self.parents[slot] = parents
         for parent in parents:
-            self._connect(parent, slot)
-
-    def _connect(self, parent: int, child: int) -> None:
-        if not self._free_edges:
-            old = len(self.parent)
-            new = max(_FIRST_LENGTH, 2 * old)
-            self.parent, self.child = _longer(self.parent, new), _longer(self.child, new)
-            self._free_edges += range(new - 1, old - 1, -1)
-        edge = self._free_edges.pop()
-        self.parent[edge], self.child[edge] = parent, child
-        self._edges_of[parent].append(edge)
-        self._edges_of[child].append(edge)
+            self.children[parent].append(slot)
 
     def remove(self, slot: int) -> None:
         """Remove the row of a value that no longer exists, or can no longer be computed again."""
         if self.state[slot] == EVICTABLE:
-            self.evictable_bytes -= int(self.size[slot])
-        for edge in self._edges_of[slot]:
-            other = self.parent[edge] if self.child[edge] == slot else self.child[edge]
-            if other != slot:
-                self._edges_of[other].remove(edge)
-            self.parent[edge] = self.child[edge] = 0
-            self._free_edges.append(edge)
-        self._edges_of[slot] = []
-        self.state[slot], self.set_of[slot] = NONE, 0
+            self.evictable_bytes -= self.size[slot]
+        for parent in self.parents[slot]:
+            self.children[parent].remove(slot)
+        for child in self.children[slot]:
+            self.parents[child].remove(slot)
+        self.parents[slot], self.children[slot] = [], []
+        self.state[slot] = NONE
         self.values[slot] = None
         self._free.append(slot)
+
+    def bury(self) -> None:
+        """Remove the rows of values that no longer exist."""
+        while self.dead:
+            self.remove(self.dead.popleft())
 
     def lock(self, slot: int) -> None:
         """Note that the value of the row, which is in memory, must stay there."""
         self.state[slot] = LOCKED
-        self.evictable_bytes -= int(self.size[slot])
+        self.evictable_bytes -= self.size[slot]
 
     def unlock(self, slot: int) -> None:
         """Note that the value of the row can be evicted again."""
         self.state[slot] = EVICTABLE
-        self.evictable_bytes += int(self.size[slot])
-
-    def neighbours(self, slot: int) -> tuple[list[int], list[int]]:
-        """Return the rows of the values from which the row's value was computed, and of those computed from it."""
-        edges = self._edges_of[slot]
-        up = [int(self.parent[edge]) for edge in edges if self.child[edge] == slot]
-        return up, [int(self.child[edge]) for edge in edges if self.parent[edge] == slot]
+        self.evictable_bytes += self.size[slot]
 
     def evicted(self, slot: int) -> None:
         """Note that the value of the row left memory."""
         if self.state[slot] == EVICTABLE:
-            self.evictable_bytes -= int(self.size[slot])
+            self.evictable_bytes -= self.size[slot]
         self.state[slot] = EVICTED
 
     def computed(self, slot: int, locked: bool) -> None:
@@ -109,7 +105,3 @@ class ValueGraph:
 
 
 _FIRST_LENGTH = 64  # of columns
-
-
-def _longer(column: Any, length: int) -> Any:
-    return np.concatenate([column, np.zeros(length - len(column), column.dtype)])

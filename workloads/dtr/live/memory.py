@@ -5,18 +5,16 @@ from collections import deque
 from typing import Any
 
 import torch
-from torch import Tensor, UntypedStorage
+from torch import UntypedStorage
 
 from iotwin.common.errors import IotwinError
 from iotwin.workloads.dtr.live.candidates import Candidates
 from iotwin.workloads.dtr.live.device_memory import DeviceMemory
 from iotwin.workloads.dtr.live.graph import EVICTED
 from iotwin.workloads.dtr.live.offload import OffloadFile
-from iotwin.workloads.dtr.live.operations import AllocationPlan, OperatorCall
 from iotwin.workloads.dtr.live.values import Stored, Value
 from iotwin.workloads.dtr.simulator.heuristics import Heuristic
 
-_NEARLY = 0.8  # of the budget: above it, a GPU's allocator is asked for its exact bytes before each operation
 # Room for what a kernel on a GPU allocates for itself, as long as that is unknown: as much as cuBLAS takes on a Hopper GPU.
 _FIRST_CALL_BYTES = 32 << 20
 
@@ -41,52 +39,56 @@ class DtrMemory:
         self.least = 0  # the smallest budget with which all operations so far could have run
         self.evictions = 0
         self.clock = 1  # the operations' time so far, in ns; staleness is counted in it
-        self._storages: dict[int, Stored] = {}
-        self._dead: deque[int] = deque()  # addresses of storages that were freed since the last call of settle_deaths
+        self._storages: set[Stored] = set()
+        self.dead: deque[Stored] = deque()  # storages that were freed since the last call of settle_deaths
 
-    def find(self, tensor: Tensor) -> Stored:
-        """Return what is known of the storage of a tensor."""
-        storage = tensor.untyped_storage()
-        return self._known(storage) or self._register(storage, counted=self.device.is_gpu)
+    def find(self, storage: UntypedStorage) -> Stored:
+        """Return what is known of a storage that an operation reads."""
+        try:
+            return storage._iotwin_dtr
+        except AttributeError:
+            return self.adopt(storage, counted=self.device.is_gpu)
 
-    def adopt(self, storage: UntypedStorage) -> Stored:
-        """Return a record of a storage that an operation has made."""
-        return self._known(storage) or self._register(storage, counted=False)
-
-    def _known(self, storage: UntypedStorage) -> Stored | None:
-        stored = self._storages.get(storage._cdata)
-        if stored is not None and stored.reference() is not storage:  # of a storage that was freed, at the same address
-            self.settle_deaths()
-            return None
-        return stored
-
-    def _register(self, storage: UntypedStorage, counted: bool) -> Stored:
+    def adopt(self, storage: UntypedStorage, counted: bool = False) -> Stored:
         """Begin to follow a storage. `counted`: `used` contains its bytes, as they were allocated on a GPU before."""
-        key, managed = storage._cdata, storage.device == self.device.device
-        size = self.device.rounded(storage.nbytes()) if managed else storage.nbytes()
-        stored = self._storages[key] = Stored(storage, size, managed, lambda _: self._dead.append(key))
+        stored = Stored(storage, self.dead.append)
+        managed = storage.device == self.device.device
+        stored.bytes = self.device.rounded(storage.nbytes()) if managed else storage.nbytes()
+        stored.managed, stored.resident, stored.owner, stored.seen = managed, True, None, None
+        storage._iotwin_dtr = stored
+        self._storages.add(stored)
         if managed and not counted:
-            self.used += size
+            self.used += stored.bytes
             if self.used > self.peak:
                 self.reserve(0, "a tensor from outside")
         return stored
+
+    def end(self) -> None:
+        """Forget all storages."""
+        for stored in self._storages:
+            storage = stored()
+            if storage is not None:
+                del storage._iotwin_dtr
+        self._storages.clear()
 
     def settle_deaths(self) -> None:
         """Forget the storages that PyTorch has freed. Their contents can be computed again, as long as operations refer to them.
 
         PyTorch may free a storage in any thread, while this object is in use. So its death is only noted then.
         """
-        while self._dead:
-            stored = self._storages.pop(self._dead.popleft())
+        while self.dead:
+            stored = self.dead.popleft()
+            self._storages.discard(stored)
             if stored.managed and stored.resident:
                 self.used -= stored.bytes
-            value, stored.owner = stored.owner, None
-            if value is not None and value.stored is stored:
-                if value.users:
+            value = stored.owner
+            if value is not None:
+                stored.owner = None
+                if value.stored is stored:
                     self.lost(value)
-                else:  # nothing needs it any more
-                    value.stored = None
-                    value.forget()
+                del value  # if nothing needs it any more, its row is buried now
+        if self.candidates.dead:
+            self.candidates.bury()
 
     def lost(self, value: Value) -> None:
         """Note that a value has no storage any more, or is about to be overwritten there."""
@@ -121,10 +123,12 @@ class DtrMemory:
     def reserve(self, size: int, purpose: Any, spare: int = 0) -> None:
         """Evict until `size` bytes fit into the budget, and `spare` more if possible. Raises BudgetError if `size` do not fit."""
         self.settle_deaths()
-        if self.used + size + spare > _NEARLY * self.limit:
-            self.used = self.device.allocated() or self.used
-            size = self.device.at_most(size)
+        device = self.device
+        if device.unseen and self.used + device.unseen + size + spare > self.limit:
+            self.used = device.allocated()
+            device.unseen = 0
         self.least = max(self.least, self.used - self.candidates.evictable_bytes + size)
+        size += device.unseen
         while self.used + size + spare > self.limit:
             self.settle_deaths()
             victim = self.candidates.choose(self.clock)
@@ -138,11 +142,25 @@ class DtrMemory:
                     f"that it reads or that cannot be computed again; the budget must be at least {self.least} bytes"
                 )
         self.peak = max(self.peak, self.used + size)
+        device.unseen += device.spare(size)
 
-    def reserve_for(self, call: OperatorCall, plan: AllocationPlan) -> None:
-        """Make room for a call, before its first call also for what its kernels might take besides."""
-        spare = _FIRST_CALL_BYTES if self.device.is_gpu and not plan.calls else 0
-        self.reserve(plan.fresh_bytes + plan.workspace_bytes, call.func, spare)
+    def reserve_for(self, plan: Any, func: Any) -> None:
+        """Make room for a call with the `AllocationPlan`, before its first call also for what its kernels might take besides."""
+        self.reserve(plan.bytes, func, _FIRST_CALL_BYTES if self.device.is_gpu and not plan.calls else 0)
+
+    def fits(self, plan: Any, locked_bytes: int) -> bool:
+        """Return True if a call with the `AllocationPlan` fits without an eviction.
+
+        locked_bytes: of values that could be evicted if the call did not read them.
+        """
+        total = self.used + plan.bytes
+        if total + self.device.unseen > self.limit or (self.device.is_gpu and not plan.calls):
+            return False
+        if total > self.peak:
+            self.peak = total
+        if total - self.candidates.evictable_bytes + locked_bytes > self.least:
+            self.least = total - self.candidates.evictable_bytes + locked_bytes
+        return True
 
     def _evict(self, value: Value) -> None:
         stored = value.holder
@@ -159,10 +177,10 @@ class DtrMemory:
 
     def _save(self, value: Value, stored: Stored, offload: OffloadFile) -> None:
         """Save a value that is about to be evicted, if writing and reading it is faster than computing it again."""
-        storage = stored.reference()
+        storage = stored()
         size = value.bytes
         if storage is None or offload.save_ns(size) + offload.load_ns(size) >= self.candidates.recompute_ns(value.slot):
             return
         value.saved = offload.save(storage)
         if value.saved is not None:
-            self.candidates.cost[value.slot] = offload.load_ns(size)  # from now on, it costs no more to bring it back
+            self.candidates.cost[value.slot] = round(offload.load_ns(size))  # from now on, it costs no more to bring it back

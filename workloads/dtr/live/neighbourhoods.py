@@ -31,6 +31,9 @@ class Neighbourhoods:
         accessed = self._graph.accessed
         return np.array([max(accessed[other] for other in (row, *self._both(row))) for row in rows.tolist()])
 
+    def _neighbours(self, row: int, side: int) -> list[int]:
+        return self._graph.children[row] if side else self._graph.parents[row]
+
     def _both(self, row: int) -> set[int]:
         return self._search(row, _UP) | self._search(row, _DOWN)
 
@@ -39,7 +42,7 @@ class Neighbourhoods:
         if found is None:
             found, waiting = set(), [row]
             while waiting:
-                for other in self._graph.neighbours(waiting.pop())[side]:
+                for other in self._neighbours(waiting.pop(), side):
                     if self._graph.state[other] == EVICTED and other not in found:
                         found.add(other)
                         waiting.append(other)
@@ -53,7 +56,7 @@ class Neighbourhoods:
                 # Who looks upwards sees the row from below.
                 seen, waiting = {row}, [row]
                 while waiting:
-                    for other in self._graph.neighbours(waiting.pop())[1 - side]:
+                    for other in self._neighbours(waiting.pop(), 1 - side):
                         if other not in seen:
                             seen.add(other)
                             self._found[side].pop(other, None)
@@ -61,7 +64,7 @@ class Neighbourhoods:
                                 waiting.append(other)
 
     def forget(self, row: int) -> None:
-        """Forget what `row` reached, and the searches that meet it, as it begins or ends to stand for a value."""
+        """Forget what `row` reached, and the searches that meet it, as it ends to stand for a value."""
         for side in (_UP, _DOWN):
             self._found[side].pop(row, None)
         self.changed(row)

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -14,6 +13,8 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.utils._pytree import tree_map_only
+
+from iotwin.workloads.dtr.live.values import storage_of
 
 # Arguments that an operation modifies although its schema does not name them: (names, position of the flag `training`).
 _BATCH_NORM = (("running_mean", "running_var"), 5)
@@ -37,22 +38,20 @@ TINY_BYTES = 1024
 _LARGEST_INDEX = 8  # bytes of an element of an index tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Facts:
     """Facts of an operation, whatever its arguments are."""
 
+    func: Any
     view: bool  # returns a view of its argument, and reads no data
     reshapes: bool  # changes shape or storage of its argument in place
     written: tuple[tuple[int, str], ...]  # the arguments that it modifies: position and name
+    resizes: bool  # it enlarges such an argument if it is too small
+    makes: bool  # it returns more than the arguments that it modifies
     training_flag: int  # position of the argument without which it modifies nothing; -1 if there is none
     random: bool
     pins: bool  # it may keep its arguments, or give them another storage
-    repeatable_on_cpu: bool
-    repeatable_on_gpu: bool
-
-    def repeatable(self, on_gpu: bool) -> bool:
-        """Return True if the same arguments give the same bits."""
-        return self.repeatable_on_gpu if on_gpu else self.repeatable_on_cpu
+    repeatable: tuple[bool, bool]  # on a CPU, on a GPU: the same arguments give the same bits
 
     def modified(self, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
         """Return the tensors that a call with these arguments modifies."""
@@ -61,9 +60,17 @@ class Facts:
         return tensors_in([_argument(args, kwargs, position, name) for position, name in self.written])
 
 
-@cache
+# The facts of operations by their id(), as the hash of an operation is a function of Python.
+known_facts: dict[int, Facts] = {}
+
+
 def facts_of(func: Any) -> Facts:
-    """Return the facts of an operation of `torch.ops`, from its schema and its tags."""
+    """Return the facts of an operation of `torch.ops`."""
+    return known_facts.get(id(func)) or _new_facts(func)
+
+
+def _new_facts(func: Any) -> Facts:
+    """Find the facts of an operation, from its schema and its tags, and add them to `known_facts`."""
     schema, tags = func._schema, func.tags
     name = schema.name.partition("::")[2]
     written = [
@@ -77,16 +84,19 @@ def facts_of(func: Any) -> Facts:
         written = [(position, a.name) for position, a in enumerate(schema.arguments) if a.name in names]
     aliased = any(a.alias_info is not None and not a.alias_info.is_write for a in schema.returns)
     repeatable = torch.Tag.nondeterministic_bitwise not in tags
-    return Facts(
-        view=aliased and not written,
+    known_facts[id(func)] = facts = Facts(
+        func=func,
+        view=aliased and not written and torch.Tag.inplace_view not in tags,
         reshapes=torch.Tag.inplace_view in tags,
         written=tuple(written),
+        resizes=any(argument.is_out for argument in schema.arguments),
+        makes=any(value.alias_info is None or not value.alias_info.is_write for value in schema.returns),
         training_flag=flag,
         random=torch.Tag.nondeterministic_seeded in tags,
-        repeatable_on_cpu=repeatable,
-        repeatable_on_gpu=repeatable and name not in _NOT_REPEATABLE_ON_GPU,
+        repeatable=(repeatable, repeatable and name not in _NOT_REPEATABLE_ON_GPU),
         pins=torch.Tag.inplace_view in tags or schema.name.partition("::")[0] in _ASYNCHRONOUS,
     )
+    return facts
 
 
 def _argument(args: Any, kwargs: dict[str, Any], position: int, name: str) -> Any:
@@ -104,91 +114,151 @@ def tensors_in(values: Iterable[Any]) -> list[Tensor]:
     return found
 
 
-@dataclass(frozen=True)
-class OperatorCall:
-    """A call of an operation. `read`: all tensors among its arguments, those that it modifies included."""
+class Argument:
+    """A tensor among the arguments of an operation: its number among the tensors that the operation reads, type and shape."""
 
-    func: Any
-    facts: Facts
-    args: Any
-    kwargs: dict[str, Any]
-    read: list[Tensor]
+    __slots__ = ("dtype", "number", "size", "stride")
+
+    def __init__(self, number: int, tensor: Tensor) -> None:
+        self.number, self.dtype, self.size, self.stride = number, tensor.dtype, tensor.size(), tensor.stride()
+
+    def on(self, storage: UntypedStorage, offset: int) -> Tensor:
+        """Return the tensor on another storage."""
+        return torch.empty(0, dtype=self.dtype, device=storage.device).set_(storage, offset, self.size, self.stride)
 
 
 class AllocationPlan:
-    """What calls of an operation with the same shapes have in common."""
+    """What calls of an operation with the same shapes and options have in common."""
 
-    __slots__ = ("calls", "cost_ns", "fresh_bytes", "workspace_bytes")
+    __slots__ = ("args", "bytes", "calls", "cost_ns", "fresh_bytes", "kwargs", "spare_bytes", "workspace_bytes")
 
-    def __init__(self, fresh_bytes: int) -> None:
+    def __init__(self, fresh_bytes: int, spare_bytes: int) -> None:
         self.fresh_bytes = fresh_bytes  # of the storages that it allocates for its results
+        self.spare_bytes = spare_bytes  # the most by which its allocations can exceed that, as blocks are not split
         self.workspace_bytes = 0  # the most that it allocates besides, and frees before it returns
+        self.bytes = fresh_bytes + spare_bytes  # all of them
         self.cost_ns = 0  # the shortest time that a call took so far
         self.calls = 0
+        self.args: Any = None  # its arguments, with an `Argument` in place of each tensor; None: not known yet
+        self.kwargs: dict[str, Any] = {}
+
+    def allocates_besides(self, size: int) -> None:
+        """Note that a call allocated `size` bytes besides its results."""
+        if size > self.workspace_bytes:
+            self.bytes += size - self.workspace_bytes
+            self.workspace_bytes = size
+
+    def keep_arguments(self, args: Any, kwargs: dict[str, Any]) -> None:
+        """Keep the arguments of a call for those that repeat it."""
+        read: list[Argument] = []
+        self.args = _without_tensors(args, read)
+        self.kwargs = dict(zip(kwargs, _without_tensors(kwargs.values(), read), strict=True))
+
+
+def _without_tensors(values: Any, read: list[Argument]) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            read.append(Argument(len(read), value))
+            found.append(read[-1])
+        else:
+            found.append(_without_tensors(value, read) if isinstance(value, (list, tuple)) else value)
+    return found
 
 
 class AllocationPlans:
-    """Finds the `AllocationPlan` of a call. `round_up` converts the size of a storage to the bytes that its allocation takes."""
+    """Finds the `AllocationPlan` of a call on a device, whose allocator `rounded` and `spare` describe (`DeviceMemory`)."""
 
-    def __init__(self, round_up: Any) -> None:
+    def __init__(self, device: Any) -> None:
         self._plans: dict[Any, AllocationPlan] = {}
-        self._round_up = round_up
+        self._device = device
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
 
-    def find(self, call: OperatorCall, made_on: torch.device) -> AllocationPlan:
-        """Return the plan of a call; calls of one operation with the same shapes and options share it."""
-        signature = [call.func]
-        _sign(call.args, signature)
-        if call.kwargs:
-            _sign(call.kwargs.items(), signature)
+    def find(self, signature: list[Any], func: Any, args: Any, kwargs: dict[str, Any], read: list[Tensor]) -> AllocationPlan:
+        """Return the plan of a call that reads the tensors `read`; calls with an equal signature share it."""
         key = tuple(signature)
         try:
             plan = self._plans.get(key)
         except TypeError:  # an argument that cannot be hashed
-            return AllocationPlan(self._fresh_bytes(call, made_on))
+            return self._new(func, args, kwargs, read)
         if plan is None:
-            plan = self._plans[key] = AllocationPlan(self._fresh_bytes(call, made_on))
+            plan = self._plans[key] = self._new(func, args, kwargs, read)
         return plan
 
-    def _fresh_bytes(self, call: OperatorCall, made_on: torch.device) -> int:
-        """Run the operation on tensors without data, and sum the storages that it makes on the device `made_on`."""
-        func, read = call.func, call.read
-        if not any(value.alias_info is None or not value.alias_info.is_write for value in func._schema.returns):
-            return 0  # it returns nothing but what it modified
+    def _new(self, func: Any, args: Any, kwargs: dict[str, Any], read: list[Tensor]) -> AllocationPlan:
+        sizes = self._fresh_bytes(func, args, kwargs, read)
+        return AllocationPlan(sum(map(self._device.rounded, sizes)), sum(map(self._device.spare, sizes)))
+
+    def _fresh_bytes(self, func: Any, args: Any, kwargs: dict[str, Any], read: list[Tensor]) -> list[int]:
+        """Run the operation on tensors without data, and return the sizes of the storages that it makes on the device."""
+        if not facts_of(func).makes:
+            return []
         try:
             with self._fake:
                 known: dict[int, Tensor] = {}
                 fake = {id(tensor): _without_data(tensor, known) for tensor in read}
-                given = {tensor.untyped_storage()._cdata for tensor in fake.values()}
-                args, kwargs = tree_map_only(Tensor, lambda tensor: fake[id(tensor)], (call.args, call.kwargs))
+                given = {storage_of(tensor)._cdata for tensor in fake.values()}
+                device = self._device.device
+                args, kwargs = tree_map_only(Tensor, lambda tensor: fake[id(tensor)], (args, kwargs))
                 result = func(*args, **kwargs)
-                made = {t.untyped_storage()._cdata: t for t in tensors_in((result,)) if t.device.type == made_on.type}
-                return sum(self._round_up(t.untyped_storage().nbytes()) for key, t in made.items() if key not in given)
+                made = {storage_of(t)._cdata: t for t in tensors_in((result,)) if t.device.type == device.type}
+                return [storage_of(t).nbytes() for key, t in made.items() if key not in given]
         except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException, NotImplementedError):
             # An upper limit for shapes that depend on data.
-            return sum(self._round_up(t.numel() * max(_LARGEST_INDEX * max(t.dim(), 1), 16 + t.element_size())) for t in read)
+            return [t.numel() * max(_LARGEST_INDEX * max(t.dim(), 1), 16 + t.element_size()) for t in read]
         except Exception:
-            return 0  # the arguments are wrong: the operation itself raises an error
+            return []  # the arguments are wrong: the operation itself raises an error
 
 
 def _without_data(tensor: Tensor, known: dict[int, Tensor]) -> Tensor:
     """Return a fake tensor with the shape of `tensor`. Tensors that share a storage (`known`) share it again."""
-    storage = tensor.untyped_storage()
+    storage = storage_of(tensor)
     whole = known.get(storage._cdata)
     if whole is None:
         whole = known[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device=tensor.device)
     flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return flat.set_(whole.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+    return flat.set_(storage_of(whole), tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
-def _sign(values: Iterable[Any], signature: list[Any]) -> None:
-    """Append to `signature` what determines the sizes of results: devices, shapes and types of tensors, and all other values."""
+_PLAIN_TYPES = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
+_UNUSUAL_TYPES = {  # complex and quantized numbers
+    torch.complex32, torch.complex64, torch.complex128, torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4,
+}  # fmt: skip
+_strided = torch.strided
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return True if a tensor is nothing but a view of a storage with bytes."""
+    if tensor.__class__ not in _PLAIN_TYPES or tensor.layout is not _strided or tensor.is_neg():
+        return False
+    return tensor.dtype not in _UNUSUAL_TYPES or not (tensor.is_quantized or tensor.is_conj())
+
+
+def signed(values: Iterable[Any], read: list[Tensor], signature: list[Any]) -> bool:
+    """Add the tensors among `values` to `read`, and what determines the sizes of results to `signature`.
+
+    That is: devices, types and shapes of tensors, and all other values. Return False if a tensor is not plain; the signature is
+    of no use then.
+    """
+    plain = True
     for value in values:
-        if isinstance(value, Tensor):
-            signature.append((value.dtype, value.device, value.size(), value.stride()))
-        elif isinstance(value, (list, tuple)):
-            signature.append(len(value))
-            _sign(value, signature)
-        else:
-            signature.append(value.__class__)
+        kind = value.__class__
+        if kind is int or value is None:
             signature.append(value)
+        elif kind in _PLAIN_TYPES:
+            read.append(value)
+            dtype = value.dtype
+            if value.layout is not _strided or value.is_neg() or (dtype in _UNUSUAL_TYPES and not is_plain(value)):
+                plain = False
+            else:
+                signature += (value.device, dtype, value.size(), value.stride())
+        elif kind is list or kind is tuple:
+            signature.append(len(value))
+            plain = signed(value, read, signature) and plain
+        elif isinstance(value, Tensor):
+            read.append(value)
+            plain = False
+        else:  # 1, 1.0 and True are equal, and so are 0.0 and -0.0; nan does not equal itself
+            signature.append(kind)
+            signature.append(str(value) if kind is complex or (kind is float and not value * value > 0) else value)
+    return plain

@@ -13,7 +13,7 @@ from torch import UntypedStorage
 from iotwin.common.progress import note
 from iotwin.workloads.dtr.live.device_memory import DeviceMemory
 from iotwin.workloads.dtr.live.memory import BudgetError, DtrMemory
-from iotwin.workloads.dtr.live.operations import AllocationPlan, AllocationPlans, OperatorCall
+from iotwin.workloads.dtr.live.operations import AllocationPlan, AllocationPlans
 from iotwin.workloads.dtr.live.replay import run_again
 from iotwin.workloads.dtr.live.values import CAN_SWAP, Operation, Stored, Value
 from iotwin.workloads.dtr.simulator.heuristics import Heuristic
@@ -31,16 +31,12 @@ class Rematerializer(DtrMemory):
         self.rematerializations = 0
         self.base_ns = 0  # of operations
         self.remat_ns = 0  # of operations that ran again
-        self._plans = _plans(self.device.device)
+        self.plans = _plans(self.device.device)
         self._releasing = False
 
-    def plan_of(self, call: OperatorCall) -> AllocationPlan:
-        """Return what is known of calls of the same shapes."""
-        return self._plans.find(call, self.device.device)
-
-    def timed(self, call: OperatorCall, plan: AllocationPlan) -> Any:
+    def timed(self, plan: AllocationPlan, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a call and return its result."""
-        result, spent_ns = self.device.timed(plan, call.func, call.args, call.kwargs)
+        result, spent_ns = self.device.timed(plan, func, args, kwargs)
         self.base_ns += spent_ns
         self.clock += plan.cost_ns
         return result
@@ -55,11 +51,11 @@ class Rematerializer(DtrMemory):
             return False
         self._releasing, before = True, self.used
         try:
-            for key, stored in list(self._storages.items()):
+            for stored in list(self._storages):
                 value = stored.value if stored.owner is None and stored.managed else None
                 if value is None or value.operation is not None or value.kept is None or value.locks:
                     continue
-                if torch._C._storage_Use_Count(key) <= _USED_BY_RUNTIME:
+                if torch._C._storage_Use_Count(value.kept._cdata) <= _USED_BY_RUNTIME:
                     self._keep_dependants(value)
         except BudgetError:
             pass  # what depends on it does not fit
@@ -148,9 +144,9 @@ class Rematerializer(DtrMemory):
         modified = [operation.inputs[index] for index in operation.written]
         cloned = sum(value.bytes for value in modified if not _may_be_overwritten(value))
         copied = 0 if CAN_SWAP else sum(value.bytes for value in wanted if value.stored is not None)
-        self.reserve(plan.fresh_bytes + plan.workspace_bytes + cloned + copied, operation.func)
+        self.reserve(plan.bytes + cloned + copied, operation.func)
         taken = {id(value): value.stored for value in modified if _may_be_overwritten(value)}
-        held = [value.stored.reference() if value.stored is not None else None for value in operation.inputs]
+        held = [value.stored() if value.stored is not None else None for value in operation.inputs]
         storages = [storage for storage in held if storage is not None]
         if len(storages) < len(held):
             self.settle_deaths()
@@ -187,6 +183,28 @@ class Rematerializer(DtrMemory):
             holder.seen, value.stored, value.kept = weakref.ref(value), holder, content
         self.candidates.computed(value.slot, locked=value.locks > 0)
         self.candidates.accessed[value.slot] = self.clock
+
+    def access(self, inputs: list[Stored]) -> int:
+        """Note that an operation is about to read storages; return how many of their bytes can be evicted.
+
+        Return -1 if one of them is not in memory.
+        """
+        accessed, clock = self.candidates.accessed, self.clock
+        total, resident = 0, True
+        for stored in inputs:
+            value = stored.owner
+            if value is not None:
+                accessed[value.slot] = clock
+                total += value.bytes
+                resident = resident and stored.resident
+        return total if resident else -1
+
+    def needs_preparation(self, stored: Stored, read_again: bool) -> bool:
+        """Return True if `before_write` must be called before an operation writes to the storage."""
+        if stored.owner is not None:
+            return False
+        value = stored.value
+        return read_again or (value is not None and any(reference() is not None for reference in value.users))
 
     def before_write(self, stored: Stored, read_again: bool) -> None:
         """Prepare for an operation that overwrites content that nothing can compute again.
@@ -228,14 +246,14 @@ class Rematerializer(DtrMemory):
                         if result.stored is not None and result.stored.owner is result:
                             found.append(result)
         for one in sorted(found, key=lambda value: value.resident):  # what is missing first, while the rest can be evicted
-            if one.stored is not None and one.stored.owner is one and one.stored.alive:
+            if one.stored is not None and one.stored.owner is one and one.stored() is not None:
                 with self.held([one]):
                     self._make_constant(one)
 
     def _make_constant(self, value: Value) -> None:
         """Forget how to compute a value that is in memory, so that it is never evicted again."""
         stored = value.stored
-        kept = stored.reference() if stored is not None else None
+        kept = stored() if stored is not None else None
         if stored is not None and kept is not None:
             stored.owner, stored.seen, value.kept = None, weakref.ref(value), kept
             value.forget()
@@ -250,23 +268,26 @@ class Rematerializer(DtrMemory):
     def pin_all(self) -> None:
         """Bring everything that the program holds to memory, beyond the budget if it does not fit, and never evict it again."""
         self.settle_deaths()
-        for stored in list(self._storages.values()):
+        for stored in list(self._storages):
             try:
                 self.pin(stored)
             except BudgetError:
                 self.limit = math.inf
                 self.pin(stored)
 
-    def results(self, operation: Operation | None, made: list[Stored], written: list[Stored], wanted: list[Stored]) -> None:
-        """Set the contents of the storages that an operation made or wrote. Those of `wanted` can be computed again by it."""
-        for stored in [*made, *written]:
+    def overwritten(self, written: list[Stored]) -> None:
+        """Note that an operation has overwritten the contents of storages."""
+        for stored in written:
             old = stored.owner
             if old is not None:
                 stored.owner = None
                 self.lost(old)
             stored.seen = None
-            if operation is None:
-                continue
+
+    def computed_by(self, operation: Operation, results: list[Stored], wanted: list[Stored]) -> None:
+        """Set the contents of the storages that an operation made or wrote: `wanted` are those that it can compute again."""
+        parents = [one.slot for one in operation.inputs if one.slot]
+        for stored in results:
             if stored not in wanted:
                 operation.outputs.append(None)
                 continue
@@ -274,7 +295,6 @@ class Rematerializer(DtrMemory):
             value.stored, stored.owner = stored, value
             reference = weakref.ref(value)
             operation.outputs.append(reference)
-            parents = [one.slot for one in operation.inputs if one.slot]
             self.candidates.add(value, reference, operation.plan.cost_ns, parents, self.clock)
 
 
@@ -285,7 +305,7 @@ def _may_be_overwritten(value: Value) -> bool:
 
 @cache
 def _plans(device: torch.device) -> AllocationPlans:
-    return AllocationPlans(DeviceMemory(device).rounded)
+    return AllocationPlans(DeviceMemory(device))
 
 
 def _first_missing(operation: Operation) -> Value | None:

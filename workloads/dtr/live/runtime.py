@@ -15,9 +15,18 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from iotwin.workloads.dtr.live.operations import TINY_BYTES, Facts, OperatorCall, facts_of, tensors_in
+from iotwin.workloads.dtr.live.operations import (
+    TINY_BYTES,
+    AllocationPlan,
+    Facts,
+    facts_of,
+    is_plain,
+    known_facts,
+    signed,
+    tensors_in,
+)  # fmt: skip
 from iotwin.workloads.dtr.live.rematerializer import Rematerializer
-from iotwin.workloads.dtr.live.values import CAN_SWAP, Argument, Operation, Stored, Value
+from iotwin.workloads.dtr.live.values import CAN_SWAP, Operation, Stored, Value, storage_of
 from iotwin.workloads.dtr.simulator.heuristics import Heuristic
 
 
@@ -28,7 +37,6 @@ class Runtime(TorchDispatchMode):
         super().__init__()
         self.memory = Rematerializer(budget, heuristic, device, **choice)
         self.untracked = False  # True: results are never evicted
-        self.busy = False
         self._lock = threading.RLock()
         self._forked = False
         os.register_at_fork(after_in_child=_Forget(self))
@@ -39,34 +47,20 @@ class Runtime(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if self._forked:  # in a loader
+        if kwargs is None:
+            kwargs = {}
+        facts = known_facts.get(id(func)) or facts_of(func)
+        if (facts.view and CAN_SWAP) or self._forked:  # for a view, no data need be in memory; forked: in a loader
             return func(*args, **kwargs)
-        facts = facts_of(func)
         # On a GPU, autograd's threads run operations, too. One thread at a time may change what is in memory.
         with self._lock:
-            before, self.busy = self.busy, True
-            try:
-                if facts.view and not facts.reshapes:
-                    return self._view(func, args, kwargs)
-                read = tensors_in(args)
-                if kwargs:
-                    read += tensors_in(kwargs.values())
-                if facts.pins or not all(map(_plain, read)):
-                    return self._run_pinned(func, facts, args, kwargs, read)
-                return self._run(OperatorCall(func, facts, args, kwargs, read))
-            finally:
-                self.busy = before
+            return self._view(func, args, kwargs) if facts.view else self._run(func, facts, args, kwargs)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """For calls from elsewhere than an operation: what the runtime computes must not be seen by the runtime."""
         with self._lock, torch._C._DisableTorchDispatch():
-            before, self.busy = self.busy, True
-            try:
-                yield
-            finally:
-                self.busy = before
+            yield
 
     def _view(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return a view, for which no data need be in memory. Where evicted storages have no bytes, PyTorch may object."""
@@ -75,7 +69,7 @@ class Runtime(TorchDispatchMode):
         except RuntimeError:
             if CAN_SWAP:
                 raise
-            with self.memory.held([self.memory.content(self.memory.find(tensor)) for tensor in tensors_in(args)]):
+            with self.memory.held([self.memory.content(self.memory.find(storage_of(tensor))) for tensor in tensors_in(args)]):
                 return func(*args, **kwargs)
 
     def _run_pinned(self, func: Any, facts: Facts, args: Any, kwargs: dict[str, Any], read: list[Tensor]) -> Any:
@@ -84,61 +78,147 @@ class Runtime(TorchDispatchMode):
             self.pin(tensor)
         result = func(*args, **kwargs)
         if facts.reshapes:
-            self.memory.resized([self.memory.find(tensor) for tensor in read if _plain(tensor)])
+            self.memory.resized([self.memory.find(storage_of(tensor)) for tensor in read if is_plain(tensor)])
         return result
 
     def pin(self, tensor: Tensor) -> None:
         """Bring a tensor to memory, and never evict it again."""
-        if _plain(tensor) and not self._forked:
+        if is_plain(tensor) and not self._forked:
             with self._alone():
-                self.memory.pin(self.memory.find(tensor))
+                self.memory.pin(self.memory.find(storage_of(tensor)))
 
-    def pin_all(self) -> None:
-        """Bring everything that the program holds to memory, and never evict it again."""
+    def pin_known(self, tensor: Tensor) -> None:
+        """Pin a tensor if it can be evicted."""
+        if is_plain(tensor):
+            stored = getattr(storage_of(tensor), "_iotwin_dtr", None)
+            if stored is not None and stored.owner is not None:
+                self.pin(tensor)
+
+    def end(self) -> None:
+        """Bring everything that the program holds to memory, and forget it."""
         with self._alone():
-            self.memory.pin_all()
+            try:
+                self.memory.pin_all()
+            finally:
+                self.memory.end()
 
     def keep_dependants(self, tensors: list[Tensor]) -> None:
         """Compute what was computed from `tensors` and is evicted, and never evict it again: they are about to change."""
         with self._alone():
             for tensor in tensors:
-                if _plain(tensor):
-                    self.memory.keep_dependants(self.memory.find(tensor))
+                if is_plain(tensor):
+                    self.memory.keep_dependants(self.memory.find(storage_of(tensor)))
 
-    def _run(self, call: OperatorCall) -> Any:
+    def _run(self, func: Any, facts: Facts, args: Any, kwargs: dict[str, Any]) -> Any:
+        read: list[Tensor] = []
+        signature = [id(func), *kwargs]
+        plain = signed(args, read, signature)
+        if kwargs:
+            plain = signed(kwargs.values(), read, signature) and plain
+        if facts.pins or not plain:
+            return self._run_pinned(func, facts, args, kwargs, read)
         memory = self.memory
-        values = [memory.content(memory.find(tensor)) for tensor in call.read]
-        inputs = list(dict.fromkeys(values)) if len(values) > 1 else values
-        tracked = not self.untracked and call.facts.repeatable(memory.device.is_gpu)
-        plan = memory.plan_of(call)
-        memory.acquire(inputs)
+        if memory.dead:
+            memory.settle_deaths()
+        find = memory.find
+        stored = [find(storage_of(tensor)) for tensor in read]
+        inputs = stored if len(stored) < 2 else list(dict.fromkeys(stored))
+        plan = memory.plans.find(signature, func, args, kwargs, read)
+        tracked = facts.repeatable[memory.device.is_gpu] and not self.untracked
+        call = _Call(func, facts, args, kwargs, plan, read, stored, inputs, tracked)
+        prepare = facts.written and self._find_written(call)
+        locked_bytes = memory.access(inputs)
+        if not prepare and locked_bytes >= 0 and memory.fits(plan, locked_bytes):
+            return self._finish(call)
+        call.contents = [memory.content(one) for one in inputs]
+        memory.acquire(call.contents)
         try:
-            written: list[Stored] = []
-            overwritten: list[int] = []
-            if call.facts.written:
-                written = list(dict.fromkeys(memory.find(tensor) for tensor in call.facts.modified(call.args, call.kwargs)))
-                overwritten = [inputs.index(memory.content(one)) for one in written]
-                evictable = plan.fresh_bytes > TINY_BYTES or any(one.managed and one.owner is not None for one in written)
-                for one in written:
-                    memory.before_write(one, tracked and evictable)
-            memory.reserve_for(call, plan)
-            state = memory.device.random_state(call.kwargs) if tracked and call.facts.random else None
-            result = memory.timed(call, plan)
-            made = [memory.adopt(storage) for storage in _fresh_storages(result, call.read)]
-            if made or written:
-                if memory.resized(written):  # a result `out` that was too small: the call cannot be repeated on its old storage
-                    tracked = False
-                wanted = [one for one in made if one.managed and one.bytes > TINY_BYTES] if tracked else []
-                wanted += [one for one in written if tracked and one.managed and one.owner is not None]
-                operation = None
-                if wanted:
-                    operation = _record(call, plan, inputs, values)
-                    operation.random_state = state
-                    operation.written = overwritten
-                memory.results(operation, made, written, wanted)
+            for one in call.written:
+                memory.before_write(one, call.read_again)
+            memory.reserve_for(plan, func)
+            return self._finish(call)
         finally:
-            memory.release(inputs)
+            memory.release(call.contents)
+
+    def _find_written(self, call: "_Call") -> bool:
+        """Note the storages that a call modifies. Return True if their contents must be prepared for that."""
+        memory = self.memory
+        modified = call.facts.modified(call.args, call.kwargs)
+        call.written = written = list(dict.fromkeys([memory.find(storage_of(tensor)) for tensor in modified]))
+        owned = any(one.managed and one.owner is not None for one in written)
+        call.blind = call.facts.training_flag >= 0 and not owned
+        call.read_again = call.tracked and (owned or (call.plan.fresh_bytes > TINY_BYTES and not call.blind))
+        return any(memory.needs_preparation(one, call.read_again) for one in written)
+
+    def _finish(self, call: "_Call") -> Any:
+        """Run a call, whose inputs are in memory, and record it if it can be repeated."""
+        memory, tracked, written = self.memory, call.tracked, call.written
+        state = memory.device.random_state(call.kwargs) if tracked and call.facts.random else None
+        result = memory.timed(call.plan, call.func, call.args, call.kwargs)
+        made = [memory.adopt(storage) for storage in _fresh_storages(result)] if call.facts.makes else []
+        if call.facts.resizes and memory.resized(
+            written
+        ):  # a result `out` that was too small: it cannot be repeated on its old storage
+            tracked = False
+        wanted = [one for one in made if one.managed and one.bytes > TINY_BYTES] if tracked else []
+        if written:
+            wanted += [one for one in written if tracked and one.managed and one.owner is not None]
+        operation = self._record(call, state) if wanted else None
+        if written:
+            memory.overwritten(written)
+            made += written
+        if operation is not None:
+            memory.computed_by(operation, made, wanted)
         return result
+
+    def _record(self, call: "_Call", state: Tensor | None) -> Operation:
+        """Record a call that ran."""
+        content, inputs, plan = self.memory.content, call.inputs, call.plan
+        contents = call.contents
+        if contents is None:
+            contents = [one.owner or content(one) for one in inputs]
+        if call.blind:  # any content will do, so that nothing need be copied before it is overwritten
+            contents = [_unseen(one) if one in call.written else value for one, value in zip(inputs, contents, strict=True)]
+        if inputs is call.stored:
+            tensors = [(index, tensor.storage_offset()) for index, tensor in enumerate(call.read)]
+        else:
+            tensors = [(inputs.index(one), t.storage_offset()) for one, t in zip(call.stored, call.read, strict=True)]
+        if plan.args is None:
+            plan.keep_arguments(call.args, call.kwargs)
+        operation = Operation(call.func, plan, contents, tensors, state)
+        if call.written:
+            operation.written = [inputs.index(one) for one in call.written]
+        reference = weakref.ref(operation)
+        for value in contents:
+            value.users.append(reference)
+            if value.operation is None and value.kept is None and value.stored is not None:
+                value.kept = value.stored()
+        return operation
+
+
+class _Call:
+    """A call of an operation.
+
+    read: the tensors among its arguments, those that it modifies included; stored: their storages.
+    """
+
+    __slots__ = (
+        "args", "blind", "contents", "facts", "func", "inputs", "kwargs", "plan", "read", "read_again", "stored", "tracked",
+        "written",
+    )  # fmt: skip
+
+    def __init__(
+        self, func: Any, facts: Facts, args: Any, kwargs: dict[str, Any], plan: AllocationPlan, read: list[Tensor],
+        stored: list[Stored], inputs: list[Stored], tracked: bool,
+    ) -> None:  # fmt: skip
+        self.func, self.facts, self.args, self.kwargs, self.plan = func, facts, args, kwargs, plan
+        self.read, self.stored = read, stored
+        self.inputs = inputs  # the storages, each once
+        self.tracked = tracked  # it may be recorded
+        self.read_again = False  # what it modifies decides about results that can be evicted
+        self.blind = False  # what it modifies decides about no other result (running means of batch normalisation)
+        self.written: list[Stored] = []
+        self.contents: list[Value] | None = None  # of `inputs` before the call, if they are locked
 
 
 class _Forget:
@@ -153,48 +233,20 @@ class _Forget:
             runtime._forked = True
 
 
-_PLAIN_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+def _unseen(stored: Stored) -> Value:
+    """Return a value for the content of a storage, whatever the storage will hold when it is read."""
+    value = Value(stored.bytes)
+    value.stored, value.kept = stored, stored()
+    return value
 
 
-def _plain(tensor: Tensor) -> bool:
-    """Return True if a tensor is nothing but a view of a storage with bytes."""
-    if tensor.__class__ not in _PLAIN_TYPES or tensor.layout is not torch.strided:
-        return False
-    return not (tensor.is_neg() or tensor.is_conj() or tensor.is_quantized)
-
-
-def _fresh_storages(result: Any, read: list[Tensor]) -> list[UntypedStorage]:
-    """Return the storages of an operation's results, in order, without those that it read."""
+def _fresh_storages(result: Any) -> list[UntypedStorage]:
+    """Return the storages of an operation's results, in order, without those that are known."""
     if isinstance(result, Tensor):
         result = (result,)
     elif not isinstance(result, (list, tuple)):
         return []
-    given = {tensor.untyped_storage()._cdata for tensor in read}
-    storages = (tensor.untyped_storage() for tensor in tensors_in(result) if _plain(tensor))
-    return list({storage._cdata: storage for storage in storages if storage._cdata not in given}.values())
-
-
-def _record(call: OperatorCall, plan: Any, inputs: list[Value], values: list[Value]) -> Operation:
-    """Record a call that ran. `values`: the content of each tensor that it read; `inputs`: the same, each once."""
-    operation = Operation(call.func, inputs, plan)
-    index_of = {value: index for index, value in enumerate(inputs)}
-    arguments = {id(tensor): Argument(index_of[value], tensor) for tensor, value in zip(call.read, values, strict=True)}
-    operation.args = _recorded(call.args, arguments)
-    if call.kwargs:
-        operation.kwargs = dict(zip(call.kwargs, _recorded(call.kwargs.values(), arguments), strict=True))
-    reference = weakref.ref(operation)
-    for value in inputs:
-        value.users.append(reference)
-        if value.operation is None and value.kept is None and value.stored is not None:
-            value.kept = value.stored.storage()
-    return operation
-
-
-def _recorded(values: Any, arguments: dict[int, Argument]) -> tuple[Any, ...]:
-    """Return arguments of a call with an `Argument` in place of each tensor."""
-    return tuple(
-        arguments[id(value)] if isinstance(value, Tensor)
-        else _recorded(value, arguments) if isinstance(value, (list, tuple))
-        else value
-        for value in values
-    )  # fmt: skip
+    storages = [storage_of(tensor) for tensor in tensors_in(result) if is_plain(tensor)]
+    if len(storages) > 1:
+        storages = list(dict.fromkeys(storages))
+    return [storage for storage in storages if not hasattr(storage, "_iotwin_dtr")]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.overrides import TorchFunctionMode
 
 from iotwin.common.errors import UsageError
 from iotwin.common.units import parse_size
@@ -20,11 +21,11 @@ from iotwin.workloads.dtr.live.offload import OffloadFile
 from iotwin.workloads.dtr.live.runtime import Runtime
 from iotwin.workloads.dtr.simulator.heuristics import heuristic_named
 
-# Functions of tensors that read memory without an operation of PyTorch, or pass its address on.
-_READERS = {
-    Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.data_ptr, Tensor.__dlpack__, Tensor.untyped_storage, Tensor.storage,
-    Tensor.share_memory_, Tensor.__reduce_ex__, Tensor.__deepcopy__, Tensor._typed_storage, Tensor.set_, Tensor.pin_memory,
-}  # fmt: skip
+# Methods of tensors that read memory without an operation of PyTorch, or pass its address on.
+_READERS = (
+    "numpy", "__array__", "tolist", "data_ptr", "__dlpack__", "untyped_storage", "storage", "share_memory_", "__reduce_ex__",
+    "__deepcopy__", "_typed_storage", "set_", "pin_memory",
+)  # fmt: skip
 _entered = threading.Lock()
 
 
@@ -92,9 +93,9 @@ class Rematerialize(ExitStack):
         if not _entered.acquire(blocking=False):
             raise UsageError("a memory budget is in force already; PyTorch's tensors can have only one at a time")
         self.callback(_entered.release)
-        self.callback(self._runtime.pin_all)
+        self.callback(self._runtime.end)
         self.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code allocates without operations
-        self.enter_context(_Readers(self._runtime))
+        self.enter_context(_pinning_readers(self._runtime))
         self.enter_context(self._runtime)
         self.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         self.callback(register_optimizer_step_post_hook(self._after_step).remove)
@@ -145,17 +146,32 @@ class Rematerialize(ExitStack):
         self._runtime.pin(tensor)
 
 
-class _Readers(TorchFunctionMode):
-    """Pins a tensor before a function reads its memory without an operation."""
+@contextmanager
+def _pinning_readers(runtime: Runtime) -> Iterator[None]:
+    """While the block runs, pin a tensor before a method reads its memory without an operation.
 
-    def __init__(self, runtime: Runtime) -> None:
-        super().__init__()
-        self._runtime = runtime
+    The methods of `torch.Tensor` are exchanged, as a `TorchFunctionMode` would slow down every function of tensors.
+    """
+    own = {name: Tensor.__dict__[name] for name in _READERS if name in Tensor.__dict__}
+    for name in _READERS:
+        setattr(Tensor, name, _pinning(runtime, getattr(Tensor, name)))
+    try:
+        yield
+    finally:
+        for name in _READERS:
+            if name in own:
+                setattr(Tensor, name, own[name])
+            else:
+                delattr(Tensor, name)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _READERS and args and isinstance(args[0], Tensor) and not self._runtime.busy:
-            self._runtime.pin(args[0])
-        return func(*args, **(kwargs or {}))
+
+def _pinning(runtime: Runtime, method: Any) -> Any:
+    @wraps(method)
+    def pin_and_read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        runtime.pin_known(tensor)
+        return method(tensor, *args, **kwargs)
+
+    return pin_and_read
 
 
 _NO_LIMIT = 1 << 62

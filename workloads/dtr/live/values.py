@@ -13,6 +13,8 @@ from torch import Tensor, UntypedStorage
 # Newer versions of PyTorch can exchange the memory of two storages. With older ones, an evicted storage has no bytes at all, and
 # its content is copied back, for which both must fit into memory.
 CAN_SWAP = hasattr(UntypedStorage, "_swap_data_ptr_")
+# Returns the storage of a tensor. The method `untyped_storage` also pins it within a budget (`session`).
+storage_of = torch._C.TensorBase.untyped_storage
 # An address that no process may read, on any processor of 64 bits and on GPUs: reading it ends the process at once, rather than
 # giving wrong numbers. Bit 55 belongs neither to a user's addresses nor to the bits that ARM ignores.
 _NOWHERE = 1 << 55
@@ -45,7 +47,8 @@ class Value:
     @property
     def resident(self) -> bool:
         """True if its bytes are in memory."""
-        return self.stored is not None and self.stored.resident and self.stored.alive
+        stored = self.stored
+        return stored is not None and stored.resident and stored() is not None
 
     def forget(self) -> None:
         """Forget how to compute it, so that it is never evicted."""
@@ -56,37 +59,21 @@ class Value:
 
     def __del__(self) -> None:
         if self.slot:
-            self.graph.remove(self.slot)
-
-
-class Argument:
-    """A tensor among the recorded arguments of an operation: a view of one of the values that it reads."""
-
-    __slots__ = ("dtype", "index", "offset", "size", "stride")
-
-    def __init__(self, index: int, tensor: Tensor) -> None:
-        self.index = index  # in `Operation.inputs`
-        self.dtype, self.size, self.stride = tensor.dtype, tensor.size(), tensor.stride()
-        self.offset = tensor.storage_offset()
-
-    def on(self, storage: UntypedStorage) -> Tensor:
-        """Return the tensor on another storage."""
-        return torch.empty(0, dtype=self.dtype, device=storage.device).set_(storage, self.offset, self.size, self.stride)
+            self.graph.dead.append(self.slot)  # in any thread, which may not change the graph
 
 
 class Operation:
     """An operation that ran, with all that is needed to run it again."""
 
-    __slots__ = ("__weakref__", "args", "func", "gradients", "inputs", "kwargs", "outputs", "plan", "random_state", "written")
+    __slots__ = ("__weakref__", "func", "gradients", "inputs", "outputs", "plan", "random_state", "tensors", "written")
 
-    def __init__(self, func: Any, inputs: list[Value], plan: Any) -> None:
+    def __init__(self, func: Any, plan: Any, inputs: list[Value], tensors: list[tuple[int, int]], random_state: Any) -> None:
         self.func = func
+        self.plan = plan  # its `AllocationPlan`, which has the other arguments
         self.inputs = inputs
-        self.plan = plan
-        self.args: Any = ()
-        self.kwargs: dict[str, Any] = {}
+        self.tensors = tensors  # of each tensor that it reads: the index in `inputs`, and the offset in the storage
+        self.random_state: Tensor | None = random_state  # of the generator before it ran
         self.gradients = torch.is_grad_enabled()  # some kernels return less if no gradients are wanted
-        self.random_state: Tensor | None = None  # of the generator before it ran
         self.written: list[int] = []  # which of `inputs` it modifies
         # What it computed: for each storage of its results in order, then for each input that it modifies. None: not of interest.
         self.outputs: list[weakref.ref[Value] | None] = []
@@ -97,39 +84,32 @@ class Operation:
         return [value for value in found if value is not None]
 
 
-class Stored:
-    """A storage of PyTorch that an operation has touched."""
+class Stored(weakref.ref[UntypedStorage]):
+    """A weak reference to a storage of PyTorch that an operation has touched. The storage has it as an attribute."""
 
-    __slots__ = ("bytes", "managed", "owner", "reference", "resident", "seen")
-
-    def __init__(self, storage: UntypedStorage, size: int, managed: bool, died: Any) -> None:
-        self.reference = weakref.ref(storage, died)
-        self.bytes = size  # that its allocation takes
-        self.managed = managed  # it lies in the memory that the budget is for
-        self.resident = True
-        self.owner: Value | None = None  # the content, if it can be computed again: the storage keeps its history alive
-        self.seen: weakref.ref[Value] | None = None  # the content otherwise; operations keep it alive
+    __slots__ = ("bytes", "managed", "owner", "resident", "seen")
+    bytes: int  # that its allocation takes
+    managed: bool  # it lies in the memory that the budget is for
+    resident: bool
+    owner: Value | None  # the content, if it can be computed again: the storage keeps its history alive
+    seen: weakref.ref[Value] | None  # the content otherwise; operations keep it alive
+    __hash__, __eq__ = object.__hash__, object.__eq__
 
     @property
     def value(self) -> Value | None:
         """The content of the storage, if any operation that can be repeated has read or computed it."""
         return self.owner or (self.seen() if self.seen is not None else None)
 
-    @property
-    def alive(self) -> bool:
-        """True until PyTorch frees the storage, which another thread may cause at any time."""
-        return self.reference() is not None
-
     def storage(self) -> UntypedStorage:
         """Return the storage, which must be alive."""
-        found = self.reference()
+        found = self()
         if found is None:
             raise RuntimeError("a storage is used after PyTorch freed it")
         return found
 
     def evict(self) -> bool:
         """Free the memory. Tensors on the storage keep their shape, and point nowhere. Return False if it was freed before."""
-        storage = self.reference()
+        storage = self()
         if storage is None:
             return False
         if CAN_SWAP:
@@ -144,7 +124,7 @@ class Stored:
 
         Return False if PyTorch freed the storage before.
         """
-        storage = self.reference()
+        storage = self()
         if storage is None:
             return False
         if CAN_SWAP:
