@@ -32,6 +32,7 @@ EXTRAS = {
     "s3": ("data sets in object stores", ("fsspec", "s3fs")),
     "dtr": ("dtr at full speed, and its ILP", ("numba", "scipy")),
     "mpi": ("ranks on several nodes", ("mpi4py",)),
+    "pipedream": ("scores of translations (pipedream bleu)", ("sacrebleu",)),
 }
 
 

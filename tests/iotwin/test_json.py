@@ -79,7 +79,8 @@ def test_doctor(capsys, monkeypatch):
     document = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in document["checks"]] == [
         "libbpf", "bcc", "bpftrace", "strace", "preload", "cgroup filter", "capped reads", "memory limit", "clang", "docker",
-        "GPU samples", "torch", "hdf5", "tensorflow", "containers", "gpu", "sql", "polars", "dask", "s3", "dtr", "mpi", "python",
+        "GPU samples", "torch", "hdf5", "tensorflow", "containers", "gpu", "sql", "polars", "dask", "s3", "dtr", "mpi",
+        "pipedream", "python",
     ]  # fmt: skip
     lines = text.splitlines()[1:]
     assert len(lines) == len(document["checks"]) + 2

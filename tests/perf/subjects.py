@@ -38,7 +38,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "fuzz": ("trace_store", "workload_yaml", "common"),
     "mutations": ("tracesim", "benchmark", "datagen", "trace_store"),
     "pipedream": ("workloads/pipedream", "workloads/policies"),
-    "dtr_loop": ("workloads/dtr/live", "workloads/dtr/job.py", "workloads/dtr/other_budgets.py", "benchmark", "iotwin/loops"),
+    "dtr_loop": ("workloads/dtr", "benchmark", "iotwin/loops"),
     "pipedream_loop": ("workloads/pipedream/runtime", "workloads/policies", "benchmark", "iotwin/loops"),
     "pipedream_runtime": ("workloads/pipedream/runtime", "workloads/policies"),
     "pipedream_partition": ("workloads/pipedream/converter", "workloads/pipedream/plan", "workloads/pipedream/profile"),
