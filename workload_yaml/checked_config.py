@@ -108,11 +108,6 @@ def _conflicts(config: Config) -> list[tuple[str, bool, str]]:
             "a virtual clock skips computing, which twin.busy_wait does for real; leave out one of them",
         ),
         (
-            "reader.multiprocessing_context",
-            config.reader.multiprocessing_context == "threads" and config.reader.data_loader == "pytorch",
-            "PyTorch's loader has no threads; take fork, spawn or forkserver, or the native loader",
-        ),
-        (
             "profiling.profiler",
             workflow.profiling and config.profiling.profiler in ("darshan", "tensorboard"),
             "not supported; use iostat or trace",

@@ -16,11 +16,11 @@ from iotwin.common.errors import UsageError, nearest
 from iotwin.common.progress import note
 from iotwin.workload_yaml.checked_config import checked_config, recorded_times
 from iotwin.workload_yaml.defaults import Base, bases, package
-from iotwin.workload_yaml.dlio_spellings import fold_deviations, known_setting
+from iotwin.workload_yaml.dlio_spellings import fold_deviations, known_name
 from iotwin.workload_yaml.interpolation import interpolate
 from iotwin.workload_yaml.keys_and_types import without_unknown_keys
 from iotwin.workload_yaml.overrides import IGNORED, ComposedValues, apply, leaves, parse_override
-from iotwin.workload_yaml.schema import Config, is_earlier_key
+from iotwin.workload_yaml.schema import EARLIER_KEYS, Config
 from iotwin.workload_yaml.text import read
 from iotwin.workload_yaml.yaml12 import parse
 
@@ -33,7 +33,7 @@ class ComposedWorkload(NamedTuple):
 
     config: Config
     origins: dict[str, str]  # file name or override that set a value, by the value's path, such as reader.batch_size
-    passed_over: Sequence[str] = ()  # paths of ignored keys: unknown ones of a YAML written for DLIO or of earlier versions
+    passed_over: Sequence[str] = ()  # paths of ignored keys: unknown ones of a YAML written for DLIO, and EARLIER_KEYS
     path: Path = Path()  # the YAML
 
     def rows(self) -> list[tuple[str, Any, str]]:
@@ -92,7 +92,7 @@ def parse_foreign(content: bytes, where: str) -> Config:
                 )
             settings.put(name, value, origin)
         fold_deviations(settings.raw)
-        note_ignored(where, tuple(without_unknown_keys(settings.raw, Config, is_earlier_key)))
+        note_ignored(where, tuple(without_unknown_keys(settings.raw, Config, EARLIER_KEYS.__contains__)))
         config = checked_config(settings.raw, lambda _: where)
     except RecursionError:
         raise UsageError(f"{where}: is nested too deep for a workload; pack it again") from None
@@ -166,7 +166,7 @@ def compose(path: Path, overrides: Sequence[str]) -> ComposedWorkload:
             apply(settings, parse_override(text))
 
         def passes_over(key: str) -> bool:
-            return ((of_dlio and "[" not in key) or is_earlier_key(key)) and not settings.set_by(key) & {*overrides}
+            return (of_dlio or key in EARLIER_KEYS) and not settings.set_by(key) & {*overrides}
 
         return finished(settings, path, overrides, passes_over)
     except RecursionError:
@@ -233,7 +233,7 @@ def own_settings(source: str, raw: dict[Any, Any]) -> Iterator[tuple[str, Any, s
     seen: set[str] = set()
     # hydra.run.dir comes first, because output.folder overrides it.
     for name, value in sorted(leaves(raw, ""), key=lambda leaf: not leaf[0].startswith(IGNORED)):
-        known, value = known_setting(name, value)
+        known = known_name(name, value)
         if known.startswith(IGNORED):
             continue
         if known in seen:

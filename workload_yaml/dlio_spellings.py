@@ -14,13 +14,7 @@ _OTHER_NAMES = {
     "model.model_size": "model.model_size_bytes",
     "checkpoint.model_size": "model.model_size_bytes",
     "reader.seed": "train.seed",
-    # of twins that earlier versions fitted
-    "twin.recorded.computation_scale": "train.computation_scale",
-    "twin.reader.random_batches": "reader.sample_shuffle",
-    "twin.reader.workers": "reader.multiprocessing_context",
-    "twin.reader.mmap": "reader.read_type",
-    "twin.reader.pinned_copies": "reader.pin_memory",
-    "twin.host": "hydra.host",  # ignored, as all keys of Hydra itself
+    "twin.recorded.computation_scale": "train.computation_scale",  # of twins that earlier versions fitted
     "hydra.run.dir": "output.folder",
     "accelerator.memory_budget": "train.computation_time.budget",  # of a step time of the type rematerialized
 }
@@ -39,20 +33,6 @@ _STDEV_KEYS = {
     "evaluation.eval_time": "eval_time_stdev",
     "reader.preprocess_time": "preprocess_time_stdev",
 }
-
-
-# What the values of keys that earlier versions had are called now.
-_EARLIER_VALUES: dict[str, dict[Any, str]] = {
-    "twin.reader.random_batches": {True: "batches", False: "off"},
-    "twin.reader.workers": {"processes": "fork"},
-    "twin.reader.mmap": {True: "mapped", False: "on_demand"},
-}
-
-
-def known_setting(path: str, value: Any) -> tuple[str, Any]:
-    """Return (the schema's path for the key that a YAML or an override names `path`, the value under that path)."""
-    words = _EARLIER_VALUES.get(path.removeprefix("workload."), {})
-    return known_name(path, value), words.get(value, value) if words and isinstance(value, bool | str) else value
 
 
 def known_name(path: str, value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from iotwin.common.errors import UsageError, nearest
-from iotwin.workload_yaml.dlio_spellings import known_name, known_setting, known_value
+from iotwin.workload_yaml.dlio_spellings import known_name, known_value
 from iotwin.workload_yaml.schema import Config
 from iotwin.workload_yaml.yaml12 import parse
 
@@ -137,7 +137,7 @@ def apply(settings: ComposedValues, override: Override, strict: bool = False) ->
         if path not in known and path.rpartition("_stdev")[0] not in known:
             raise UsageError(f"'{override.text}': {path} is not in the workload{nearest(path, known)}; write ++ to add it")
     for name, value in leaves({override.path: override.value}, ""):
-        settings.put(*known_setting(name, value), override.text)
+        settings.put(known_name(name, value), value, override.text)
 
 
 def _delete(settings: ComposedValues, override: Override, path: str) -> None:

@@ -14,6 +14,7 @@ class TwinRecorded(Section):
 
     file: str  # written by `iotwin fit` next to the YAML, and read from there
     loop: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1  # number of replays, one after another
+    cut_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # replay only the job's first seconds; None: all
     think_scale: Factor = 1.0  # for the job's time between calls
     decode_scale: Factor = 1.0  # for the time between the calls that read a sample
     request_bytes: Positive | None = None  # sequential reads are joined into requests of up to so many bytes; None: as recorded

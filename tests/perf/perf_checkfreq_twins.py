@@ -44,6 +44,7 @@ def _half_as_often(config: Config) -> None:
     checkpoint = config.twin.checkpoint
     if checkpoint.after_steps is None:
         config.checkpoint.steps_between_checkpoints *= 2
+        checkpoint.first_after_step = None
     else:
         checkpoint.after_steps = checkpoint.after_steps[1::2]
 

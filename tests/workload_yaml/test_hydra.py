@@ -10,19 +10,7 @@ import yaml
 
 from iotwin.common.errors import UsageError
 from iotwin.main import main
-from iotwin.workload_yaml import (
-    CheckpointFile,
-    ConfigFolders,
-    Normal,
-    Reader,
-    Twin,
-    TwinCheckpoint,
-    Uniform,
-    compose_job,
-    job_files,
-    load,
-    parse_foreign,
-)
+from iotwin.workload_yaml import ConfigFolders, Normal, Twin, Uniform, compose_job, job_files, load, parse_foreign
 from iotwin.workload_yaml.overrides import ComposedValues, apply, parse_override
 from tests.conftest import ROOT
 
@@ -120,39 +108,15 @@ def test_unknown_keys_of_a_yaml_of_dlios_are_passed_over_without_the_alias(
     assert "logging: unknown key" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("keys", "reader"),
-    [
-        (
-            "{random_batches: true, workers: threads, mmap: true, pinned_copies: true}",
-            Reader(sample_shuffle="batches", multiprocessing_context="threads", read_type="mapped", pin_memory=True),
-        ),
-        ("{random_batches: false, workers: processes, mmap: false, pinned_copies: false}", Reader(pin_memory=False)),
-    ],
-)
-def test_keys_of_earlier_twins_that_have_a_new_name_keep_their_effect(tmp_path: Path, keys: str, reader: Reader) -> None:
-    path = tmp_path / "twin.yaml"
-    path.write_text(f"twin: {{reader: {keys}}}\n")
-    assert parse_foreign(path.read_bytes(), "twin.yaml").reader == load(path).reader == reader
-    with pytest.raises(UsageError, match="sample_shuffle"):  # not another spelling of sample_shuffle: batches
-        load(path, ["++workload.reader.sample_shuffle=true"])
-
-
 def test_keys_of_earlier_twins_are_ignored_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "twin.yaml"
     path.write_text(
-        "twin: {ranks: 2, train_reads: ['0:0+5'], reader: {streamed: true}, evaluation: {lead_time: {values: [1]}},\n"
-        "  host: node, checkpoint: {files: [{name: a, write_sizes: [[1, 1]], made_first: true}]}}\n"
+        "twin: {ranks: 2, train_reads: ['0:0+5'], reader: {streamed: true}, evaluation: {lead_time: {values: [1]}}}\n"
     )
     assert main(["emulate", str(path), "--show"]) == 0
-    keys = ("train_reads", "reader.streamed", "evaluation.lead_time", "checkpoint.files[0].made_first")
-    note = f"ignored, as the emulator has no such keys: {', '.join(f'twin.{key}' for key in keys)}\n"
+    note = "ignored, as the emulator has no such keys: twin.train_reads, twin.reader.streamed, twin.evaluation.lead_time"
     assert note in capsys.readouterr().err
-    assert (
-        parse_foreign(path.read_bytes(), "twin.yaml").twin
-        == load(path).twin
-        == Twin(ranks=2, checkpoint=TwinCheckpoint(files=[CheckpointFile("a", [(1, 1)])]))
-    )
+    assert parse_foreign(path.read_bytes(), "twin.yaml").twin == load(path).twin == Twin(ranks=2)
     assert (
         capsys.readouterr().err.count(note) == 1
     )  # once for each name of the YAML: twin.yaml, and the path that is noted already

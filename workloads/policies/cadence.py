@@ -111,4 +111,5 @@ def checkpoint_policy(section: "Checkpoint", twin: "TwinCheckpoint") -> Policy:
         return Policy(epochs=epochs, listed=[also] if also > 0 else [])
     if twin.after_steps is not None:
         return Policy(listed=[*twin.after_steps, *([also] if also > 0 else [])])
-    return Policy(steps=Cadence(section.steps_between_checkpoints, section.steps_between_checkpoints, also))
+    first = twin.first_after_step or section.steps_between_checkpoints
+    return Policy(steps=Cadence(first, section.steps_between_checkpoints, also))

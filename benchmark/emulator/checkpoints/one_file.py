@@ -124,9 +124,12 @@ class FileWriter:
     def _write(self, path: str, folder: int | None, file: PlannedFile, serialization_s: float, sleeper: Sleeper) -> None:
         total_bytes, fsync = file.size_bytes or 1, self._is_synced(file)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        if file.made_first:
+            os.close(os.open(path, flags, 0o666, dir_fd=folder))
         descriptor = os.open(path, flags, 0o666, dir_fd=folder)
         write = DirectWriter(descriptor).write if file.direct else partial(write_once, descriptor)
-        owed_s = 0.0
+        owed_s = serialization_s * self.section.serialization_ahead
+        after_writes_s = serialization_s - owed_s
         try:
             if fsync and file.synced_early:  # torch.distributed.checkpoint syncs while the bytes are still in its buffer
                 os.fsync(descriptor)
@@ -137,7 +140,7 @@ class FileWriter:
                     sleeper.sleep(owed_s)
                     owed_s = 0.0
                 self.content.write(size, write)
-                owed_s += serialization_s * size / total_bytes
+                owed_s += after_writes_s * size / total_bytes
             sleeper.sleep(owed_s)
             if fsync and not file.synced_early:
                 os.fsync(descriptor)

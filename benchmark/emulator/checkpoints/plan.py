@@ -101,11 +101,12 @@ def rank_read(section: Checkpoint, rank: Rank) -> int:
 def _of_state(config: Config, folder: str, state: ModelState) -> PlannedFile:
     checkpoint = config.checkpoint
     if checkpoint.ckpt_write_sz_mean is None:
-        whole, rest = divmod(state.size_bytes, _WRITE_BYTES)
-        write_sizes = [(size, count) for size, count in ((_WRITE_BYTES, whole), (rest, 1)) if size and count]
+        each = config.twin.checkpoint.write_size or _WRITE_BYTES
+        whole, rest = divmod(state.size_bytes, each)
+        write_sizes = [(size, count) for size, count in ((each, whole), (rest, 1)) if size and count]
     else:
         write_sizes = [(size, 1) for size in _drawn_sizes(config, state.size_bytes)]
-    return PlannedFile(f"{folder}/{state.name}", write_sizes, rename=True)
+    return PlannedFile(f"{folder}/{state.name}", write_sizes, rename=config.twin.checkpoint.rename)
 
 
 def _drawn_sizes(config: Config, size_bytes: int) -> list[int]:

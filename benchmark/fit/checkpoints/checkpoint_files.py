@@ -47,10 +47,12 @@ class SeenFile:
     folder_renamed: bool  # the folder of the file was renamed, not the file
     visits: list[tuple[int, list[tuple[int, int]]]]  # later openings: (start in ns, (offset, bytes) of each read)
     serialization_s: float  # time from the first open to the end of the last write, except in writes
+    ahead_s: float  # part of serialization_s before the first write
     calls_s: float  # time in system calls on the file
     next_ns: int | None = None  # when the next checkpoint begins
     looked_at: Literal["opened", "read"] | None = None  # what the job did to the file while it wrote later checkpoints
     keep: int | None = None  # number of newest files of this kind that remain; None: all
+    made_first: bool = False  # it was opened and closed without a write before the first write
 
     @property
     def read_back(self) -> list[tuple[int, int]]:
@@ -109,6 +111,7 @@ def find_files(job: Job) -> list[SeenFile]:
     ranks: dict[int, int] = {}
     seen: list[SeenFile] = []
     last: dict[int, SeenFile] = {}
+    made: set[int] = set()  # ids of files that were opened, but not written yet
     for begin, end in pairwise([*begins.tolist(), len(file_ids)]):
         own, file_id = calls.within(begin, end), int(file_ids[begin])
         if own.writes.any():
@@ -117,11 +120,14 @@ def find_files(job: Job) -> list[SeenFile]:
                 ranks[pid] = _rank_of(job, pid)
             path, renamed_to = paths[file_id]
             seen.append(_seen_file(file_id, path, renamed_to, own, ranks[pid]))
+            seen[-1].made_first = file_id in made and file_id not in last
             last[file_id] = seen[-1]
         elif file_id in last:
             reads = own.chosen(own.reads)
             own_reads = list(zip(reads.offset.astype(np.int64).tolist(), reads.result.tolist(), strict=True))
             last[file_id].visits.append((int(own.start_ns[0]), own_reads))
+        elif not own.reads.any() and (own.op == "openat").any():
+            made.add(file_id)
     folder = folder_of(seen) if seen else ""
     for file in seen:
         file.name = str(PurePosixPath(file.path).relative_to(folder))
@@ -173,6 +179,7 @@ def _seen_file(file_id: int, opened_path: str, renamed_to: str | None, calls: _C
         folder_renamed=in_folder,
         visits=[],
         serialization_s=max(written_ns - start_ns - int(writes.duration_ns.sum()), 0) / 1e9,
+        ahead_s=max(int(writes.start_ns[0]) - int(calls.end_ns[0]), 0) / 1e9,
         calls_s=int(calls.duration_ns.sum()) / 1e9,
     )
 

@@ -10,7 +10,7 @@ from iotwin import workload_yaml as c
 from iotwin.benchmark.fit.checkpoints.cadences import explains, find_cadence, find_intervals, steady
 from iotwin.benchmark.fit.checkpoints.checkpoint_files import SeenFile
 from iotwin.benchmark.fit.checkpoints.find_checkpoints import SeenCheckpoint, SeenCheckpoints
-from iotwin.benchmark.fit.parameters.distributions import quantiles
+from iotwin.benchmark.fit.parameters.distributions import quantiles, warm_up
 from iotwin.common.units import counted
 from iotwin.workload_yaml.checkpoint_names import numbers_in
 
@@ -43,15 +43,15 @@ def set_checkpoints(config: c.Config, checkpoints: SeenCheckpoints, epochs: int,
         twin.also_after_epoch = due.also if due.also > 0 else None
         return
     section.steps_between_checkpoints = due.every
+    twin.first_after_step = due.first if due.first != due.every else None
     if due.also > 0:
         section.checkpoint_after_step = due.also
     several = any(file.after_steps for file in twin.files)  # True if kinds of files have separate cadences
-    is_cadence = due.first == due.every and (not times or explains(due, times, until, exact=False))
-    explained = twin.seconds_between is not None or is_cadence
+    explained = twin.seconds_between is not None or explains(due, times, until, exact=False)
     if several or not explained:
         times = [point.steps for point in checkpoints.each if point.steps]
         twin.after_steps, section.checkpoint_after_step = sorted(times), 0 if before_training else -1
-        assumptions.append("no cadence of steps explains all checkpoints: twin.checkpoint.after_steps lists when they come")
+        assumptions.append("no cadence explains all checkpoints: twin.checkpoint.after_steps lists when they come")
 
 
 def in_words(checkpoints: SeenCheckpoints, in_epoch: int) -> str:
@@ -98,12 +98,15 @@ def twin_checkpoint(
     if not checkpoints.each:
         return c.TwinCheckpoint()
     files = [file for point in checkpoints.each for file in point.files]
+    first_lead_s, lead_s = warm_up(checkpoints.lead_s)
     recorded = _checkpoint_files(checkpoints, ranks, checkpoints.between_epochs, assumptions)
     return c.TwinCheckpoint(
         files=recorded,
         asynchronous=checkpoints.asynchronous,
         logged=None if checkpoints.logged is not checkpoints.asynchronous else checkpoints.logged,
-        lead_time=quantiles(checkpoints.lead_s),
+        serialization_ahead=round(_ahead(files), 3),
+        lead_time=quantiles(lead_s),
+        first_lead_time=first_lead_s,
         tail_time=0.0 if checkpoints.asynchronous else quantiles(checkpoints.tail_s),
         in_flight=checkpoints.in_flight if checkpoints.asynchronous else 1,
         snapshot_time=quantiles(snapshots_s) if len(snapshots_s) else None,
@@ -120,6 +123,11 @@ def _before(names: Sequence[str], patterns: Sequence[str]) -> list[tuple[int, in
     """Return the (epoch, step) that each of `names` contains. `patterns`: the twin's file names with '{epoch}' and '{step}'."""
     found = ((numbers_in(name, pattern) for pattern in patterns) for name in names)
     return [number for each in found if (number := next(filter(None, each), None)) is not None]
+
+
+def _ahead(files: Sequence[SeenFile]) -> float:
+    """Return the share (0 to 1) of the files' serialization time that passed before their first writes."""
+    return min(sum(file.ahead_s for file in files) / max(sum(file.serialization_s for file in files), 1e-9), 1.0)
 
 
 def _checkpoint_files(
@@ -141,7 +149,8 @@ def _checkpoint_files(
             assumptions.append(f"{name} was not written at every checkpoint; the twin does so")
         found.append(c.CheckpointFile(
             name=name, write_sizes=last.write_sizes, fsync=last.fsync, rename=last.renamed, direct=last.direct,
-            format=last.format, read_back=last.read_back, looked_at=_looked_at([file for _, file in seen]),
+            format=last.format, made_first=last.made_first,
+            read_back=last.read_back, looked_at=_looked_at([file for _, file in seen]),
             rank=ranks.index(last.rank) if last.rank in ranks else 0,
             epochs=sorted(epochs) if some and by_epochs else None,
             after_steps=sorted(steps) if listed else None,

@@ -85,7 +85,7 @@ def fit_parameters(trace: Trace) -> Fitted:
         _set_pipeline(config, pipeline, float(np.median(batches_s)))
         stages = pipeline.section.stages
         replicas = "-".join(str(len(stage.ranks)) for stage in stages)
-        evidence["pipeline"] = f"{counted(len(stages), 'stage')} of {replicas} ranks, {pipeline.section.schedule}"
+        evidence["pipeline"] = f"{len(stages)} stages of {replicas} ranks, {pipeline.section.schedule}"
         evidence["edits"] = "stages, schedule, batch size, loaders, epochs, checkpoints"
     confidence = {
         "reader.batch_size": agreement(_sizes(training).tolist()),
@@ -215,6 +215,7 @@ def _twin(
     start_ns = int(init["start_ns"].iloc[0]) if len(init) else job.trace.manifest.start_ns
     twin = c.Twin(
         source=job.trace.path.name,
+        host=job.trace.manifest.host.hostname,
         ranks=len(passes.ranks),
         layout=samples.layout,
         train_files=samples.train,
@@ -222,7 +223,7 @@ def _twin(
         startup_time=round(max(start_ns - job.trace.manifest.start_ns, 0) / 1e9, 3),
         init_time=round(max(begin_ns - start_ns, 0) / 1e9, 3),
         persistent_workers=len(training) > 1 and bool(training[0].loaders) and training[0].loaders == training[1].loaders,
-        reader=c.TwinReader(read_sizes=samples.read_sizes),
+        reader=c.TwinReader(read_sizes=samples.read_sizes, read_past_end=samples.read_past_end),
     )
     if evaluations:
         workers = most_common([len(part.loaders) for part in evaluations])

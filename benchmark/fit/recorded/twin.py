@@ -67,6 +67,7 @@ def fit_recorded(job: Job, labelled: Labelled) -> Fitted:
         checkpoint=c.Checkpoint(checkpoint_folder=_OUTPUT),
         twin=c.Twin(
             source=job.trace.path.name,
+            host=job.trace.manifest.host.hostname,
             recorded=c.TwinRecorded(file=RECORDING),
             ranks=max(trained, 1),
             assumptions=_assumptions(job, recording, structure, labelled.steps is not None and labelled.steps.paced),

@@ -51,7 +51,7 @@ def test_show_tells_every_value_and_where_it_comes_from(tmp_path: Path) -> None:
 
 
 def test_ranks_leave_dlio_s_files_with_its_keys(tmp_path: Path) -> None:
-    done = emulate(tmp_path, "--ranks", "2", "--quiet", "--instrument", "++workload.reader.pin_memory=true")
+    done = emulate(tmp_path, "--ranks", "2", "--quiet", "--instrument", "++workload.twin.reader.pinned_copies=true")
     assert done.returncode == 0, done.stderr
     output = tmp_path / "output"
     assert {path.name for path in output.iterdir()} == {

@@ -40,6 +40,8 @@ def test_checkpoints_by_steps_and_by_epochs():
     assert due_steps(config, 3) == [1, 2, 3] and due_epochs(config, 0) == []
     config.checkpoint.steps_between_checkpoints, config.checkpoint.checkpoint_after_step = 3, 4
     assert due_steps(config, 7) == [3, 4, 6]
+    config.twin.checkpoint.first_after_step = 2
+    assert due_steps(config, 8) == [2, 4, 5, 8]
     config.twin.checkpoint.after_steps = [1, 7]
     assert due_steps(config, 8) == [1, 4, 7] and due_epochs(config, 6) == []
     config = Config()

@@ -38,7 +38,7 @@ def _main(config: Config) -> None:
 
 
 def _threads(config: Config) -> None:
-    config.reader.multiprocessing_context = "threads"
+    config.twin.reader.workers = "threads"
 
 
 def _background(config: Config) -> None:

@@ -21,12 +21,12 @@ _HONOURED = (
     "train.epochs", "train.computation_time", "train.computation_scale", "train.computation_per_sample",
     "train.seed", "checkpoint.checkpoint_folder", "checkpoint.steps_between_checkpoints", "checkpoint.fsync",
     "twin.checkpoint.asynchronous", "twin.evaluation.read_threads", "twin.recorded", "twin.ranks", "twin.clock",
-    "twin.source", "twin.assumptions", "twin.resume",
+    "twin.source", "twin.host", "twin.assumptions", "twin.resume",
     "model.name", "framework", "workflow", "output", "metric", "profiling",
 )  # fmt: skip
 
 _WAITS, _NEARLY_ALL = (Op.PIPE_READ, Op.WAIT), 0.9  # of a rank's main thread; share of its batches
-_NEED_NO_BATCHES = {"file", "loop", "think_scale", "read_latency"}  # keys of twin.recorded; the others edit batches
+_NEED_NO_BATCHES = {"file", "loop", "cut_s", "think_scale", "read_latency"}  # keys of twin.recorded; the others edit batches
 
 
 class Edits(NamedTuple):
@@ -75,7 +75,7 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
         return None
     recorded = structure_of(header.batches)
     reader, train, settings = config.reader, config.train, config.twin.recorded
-    repeats = settings is not None and settings.loop > 1  # the recording as it is, by each rank
+    repeats = settings is not None and (settings.cut_s is not None or settings.loop > 1)  # the recording as it is, by each rank
     balanced = settings is not None and settings.balanced_ranks
     evaluation_loaders = config.twin.evaluation.read_threads
     if evaluation_loaders is not None and all(each.training for each in header.batches.passes):
@@ -107,7 +107,7 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
     if edits._replace(seed=Edits().seed) == Edits():
         return None
     if repeats:
-        raise UsageError("twin.recorded.loop repeats what was recorded; leave it out of an edited twin")
+        raise UsageError("twin.recorded: cut_s and loop repeat what was recorded; leave them out of an edited twin")
     _check(recorded, edits)
     return edits
 

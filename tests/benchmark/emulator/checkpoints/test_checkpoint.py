@@ -96,14 +96,17 @@ def test_the_seconds_of_a_checkpoint_are_spent_where_they_were_found(tmp_path: P
     section = TwinCheckpoint(
         files=[CheckpointFile(name="m.pt", write_sizes=[(100, 4)])],
         serialization_time=0.08,
+        serialization_ahead=0.75,
         lead_time=0.04,
+        first_lead_time=0.2,
         tail_time=0.03,
     )
     folder = Checkpoint(checkpoint_folder=str(tmp_path))
     checkpoints = CheckpointWriter(Config(dataset=Dataset(data_folder="d"), checkpoint=folder, twin=Twin(checkpoint=section)))
     for epoch in (1, 2):
         checkpoints.save(epoch)
-    assert done == [0.04, *[100, 0.02] * 4, 0.03] * 2
+    at_file = [0.06, 100, *[0.005, 100] * 3, 0.005]
+    assert done == [0.2, *at_file, 0.03, 0.04, *at_file, 0.03]
 
 
 def test_names_are_kept_or_overwritten_and_cadences_honoured(twin: Config, tmp_path: Path) -> None:
@@ -284,7 +287,7 @@ def of_model(folder: Path, size_bytes: int = 300_000, **twin: object) -> Config:
         model=Model(model_size_bytes=size_bytes),
         dataset=Dataset(data_folder="d"),
         checkpoint=Checkpoint(checkpoint_folder=str(folder), type="all_ranks"),
-        twin=Twin(checkpoint=TwinCheckpoint(**twin)),  # type: ignore[arg-type]
+        twin=Twin(checkpoint=TwinCheckpoint(write_size=70_000, **twin)),  # type: ignore[arg-type]
     )
 
 
@@ -303,7 +306,7 @@ def test_a_models_checkpoint_is_a_folder_with_a_file_of_each_rank(tmp_path: Path
 
 @needs_strace
 def test_files_and_folders_are_synced_and_renamed_where_asked_for(tmp_path: Path) -> None:
-    config = of_model(tmp_path / "c", (8 << 20) + 20_000, directory_sync=True)
+    config = of_model(tmp_path / "c", directory_sync=True)
     config.checkpoint.fsync = True
     dump(config, tmp_path / "twin.yaml")
     code = WRITE_ONE.replace("(1, 2, 3)", "(1,)")
@@ -315,7 +318,7 @@ def test_files_and_folders_are_synced_and_renamed_where_asked_for(tmp_path: Path
         if any("global_epoch1_step0" in path for path in call.paths)
     ]
     assert names == [
-        ("openat", None), ("write", 8 << 20), ("write", 20_000), ("fsync", 0), ("close", 0), ("renameat", 0),
+        ("openat", None), *[("write", 70_000)] * 4, ("write", 20_000), ("fsync", 0), ("close", 0), ("renameat", 0),
         ("close", 0),  # of the checkpoint's folder, which the file was made in by no other way
         ("openat", None), ("fsync", 0), ("close", 0),
     ]  # fmt: skip

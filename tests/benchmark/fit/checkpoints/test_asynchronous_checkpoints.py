@@ -22,7 +22,7 @@ def seen_file(name: str, start_ms: int, end_ms: int, rank: int = RANK) -> SeenFi
     return SeenFile(
         file_id=0, path=f"/out/{name}", name=name, start_ns=start_ms * MILLISECOND, end_ns=end_ms * MILLISECOND,
         whole_ns=end_ms * MILLISECOND, pid=rank, tid=rank + 1, rank=rank, write_sizes=[(100, 1)], fsync=True, renamed=False,
-        format=None, direct=False, folder_renamed=False, visits=[], serialization_s=0.0, calls_s=0.0,
+        format=None, direct=False, folder_renamed=False, visits=[], serialization_s=0.0, ahead_s=0.0, calls_s=0.0,
     )  # fmt: skip
 
 

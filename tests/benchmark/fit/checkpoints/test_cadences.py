@@ -72,8 +72,7 @@ def test_a_fit_finds_the_cadence_again(tmp_path, epochs, first, every, by_epochs
         config.twin.checkpoint.also_after_epoch = extra if extra > 0 else None
         config.checkpoint.checkpoint_after_step = min(extra, 0)
     else:
-        config.checkpoint.steps_between_checkpoints = every
-        config.twin.checkpoint.after_steps = None if first == every else list(range(first, last + 1, every))
+        config.checkpoint.steps_between_checkpoints, config.twin.checkpoint.first_after_step = every, first
         config.checkpoint.checkpoint_after_step = extra
     seen = written(config)
     if not seen:
