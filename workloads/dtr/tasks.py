@@ -9,6 +9,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from iotwin.common.errors import IotwinError
+from iotwin.common.units import counted
 from iotwin.datagen.layouts import ImagenetLayout, Unet3dLayout
 from iotwin.workloads.common.images import Images
 from iotwin.workloads.common.parts import Parts
@@ -37,8 +38,8 @@ def training_task(config: DtrConfig, parts: Parts) -> TrainingTask:
         task = _volumes(config, parts) if config.model == UNET3D else _images(config, parts)
     if task.samples < config.batch_size:
         raise IotwinError(
-            f"{config.data} has {task.samples} training samples, too few for a batch of {config.batch_size}; generate more data "
-            "or lower --batch-size"
+            f"{config.data} has {counted(task.samples, 'training sample')}, too few for a batch of {config.batch_size}; "
+            "generate more data or lower --batch-size"
         )
     return task
 

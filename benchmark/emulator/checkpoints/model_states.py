@@ -136,7 +136,7 @@ def _coordinates(config: Config, rank: int, ranks: int) -> _Coordinates:
     model_ranks = parallel.tensor * parallel.pipeline
     if parallel.pipeline > config.model.num_layers:
         raise UsageError(
-            f"model.parallelism.pipeline: {parallel.pipeline} stages for {counted(config.model.num_layers, 'layer')}"
+            f"model.parallelism.pipeline: {parallel.pipeline} stages are more than {counted(config.model.num_layers, 'layer')}"
         )
     subset = config.checkpoint.mode == "subset"
     if not subset and ranks % model_ranks:

@@ -14,21 +14,9 @@ from typing import IO, Any, NamedTuple, Self
 _PROGRAM = """
 import atexit, gc, json, os, sys
 import torch._dynamo
+from iotwin.common.processes.process_end import exit_status_of
 from iotwin.workloads.detrain import discover, runner, session, steps_log
 from iotwin.workloads.detrain.__main__ import main
-
-def status_of(run):
-    try:
-        run()
-    except SystemExit as end:
-        if end.code is None or isinstance(end.code, int):
-            return end.code or 0
-        print(end.code, file=sys.stderr)
-        return 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        return 1
-    return 0
 
 for name in sys.argv[1:]:
     __import__(name)
@@ -51,7 +39,7 @@ if os.getpid() != parent:
     os.chdir(request["folder"])
     os.environ.update(request["variables"])
     sys.argv[1:] = request["arguments"]
-    status = status_of(main)
+    status = exit_status_of(main)
     atexit._run_exitfuncs()
     sys.stdout.flush()
     os._exit(status)

@@ -12,6 +12,7 @@ from iotwin.workloads.dtr.live.candidates import Candidates
 from iotwin.workloads.dtr.live.device_memory import DeviceMemory
 from iotwin.workloads.dtr.live.graph import EVICTED
 from iotwin.workloads.dtr.live.offload import OffloadFile
+from iotwin.workloads.dtr.live.operations import AllocationPlan
 from iotwin.workloads.dtr.live.values import Stored, Value
 from iotwin.workloads.dtr.simulator.heuristics import Heuristic
 
@@ -144,12 +145,12 @@ class DtrMemory:
         self.peak = max(self.peak, self.used + size)
         device.unseen += device.spare(size)
 
-    def reserve_for(self, plan: Any, func: Any) -> None:
-        """Make room for a call with the `AllocationPlan`, before its first call also for what its kernels might take besides."""
+    def reserve_for(self, plan: AllocationPlan, func: Any) -> None:
+        """Make room for a call, before its first call also for what its kernels might take besides."""
         self.reserve(plan.bytes, func, _FIRST_CALL_BYTES if self.device.is_gpu and not plan.calls else 0)
 
-    def fits(self, plan: Any, locked_bytes: int) -> bool:
-        """Return True if a call with the `AllocationPlan` fits without an eviction.
+    def fits(self, plan: AllocationPlan, locked_bytes: int) -> bool:
+        """Return True if a call fits without an eviction.
 
         locked_bytes: of values that could be evicted if the call did not read them.
         """

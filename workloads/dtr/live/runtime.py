@@ -156,10 +156,8 @@ class Runtime(TorchDispatchMode):
         state = memory.device.random_state(call.kwargs) if tracked and call.facts.random else None
         result = memory.timed(call.plan, call.func, call.args, call.kwargs)
         made = [memory.adopt(storage) for storage in _fresh_storages(result)] if call.facts.makes else []
-        if call.facts.resizes and memory.resized(
-            written
-        ):  # a result `out` that was too small: it cannot be repeated on its old storage
-            tracked = False
+        if call.facts.resizes and memory.resized(written):
+            tracked = False  # a result `out` was too small: the call cannot be repeated on the old storage
         wanted = [one for one in made if one.managed and one.bytes > TINY_BYTES] if tracked else []
         if written:
             wanted += [one for one in written if tracked and one.managed and one.owner is not None]

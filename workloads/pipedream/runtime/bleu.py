@@ -12,6 +12,7 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder, write_whole
 from iotwin.common.foreign_files import read_foreign_lines
 from iotwin.common.progress import note
+from iotwin.common.units import counted
 from iotwin.workloads.pipedream.runtime.beam_search import BEGIN, END, UNKNOWN, Beam, Translator
 from iotwin.workloads.pipedream.runtime.merge import manifest_of, whole_model
 
@@ -44,7 +45,7 @@ def bleu(paths: Sequence[Path], texts: Texts, beam: Beam) -> list[dict[str, Any]
         raise UsageError("BLEU needs the Python package sacrebleu; install it with: pip install 'iotwin[pipedream]'") from None
     sources, references = _lines(texts.source), _lines(texts.reference)
     if not sources or len(sources) != len(references):
-        counts = f"{texts.source} has {len(sources)} lines, {texts.reference} has {len(references)}"
+        counts = f"{texts.source} has {counted(len(sources), 'line')}, {texts.reference} has {len(references)}"
         raise IotwinError(f"{counts}; give a translation of each line, of at least one")
     words = _lines(texts.vocabulary) if texts.vocabulary else None
     rows = []
@@ -91,7 +92,7 @@ def _translations(model: nn.Module, sources: Sequence[str], words: list[str] | N
         raise IotwinError(f"{name} holds a model that does not translate; BLEU is for gnmt")
     known = embedding.num_embeddings
     if words is not None and END + 1 + len(words) > known:
-        raise IotwinError(f"the vocabulary has {len(words)} words; the model in {name} knows {known - END - 1}")
+        raise IotwinError(f"the vocabulary has {counted(len(words), 'word')}; the model in {name} knows {known - END - 1}")
     numbers = {word: END + 1 + index for index, word in enumerate(words or ())}
     translator = Translator(model, attention, beam)
     found = []

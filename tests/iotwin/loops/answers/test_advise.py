@@ -150,7 +150,7 @@ def test_a_slow_rank_is_tested_with_ranks_that_are_alike(tmp_path, slow, change)
     advice = advise(local_job(tmp_path, job), runs=2)
     [found] = [each for each in advice.findings if each.kind == "uneven_ranks"]
     assert str(found.change) == change and found.evidence["rank"] == 1 and "few_loaders" not in kinds(advice)
-    assert found.predicted is not None and found.predicted.low < 1  # a busy machine makes the interval of two runs wide
+    assert found.predicted is not None and found.predicted.value < 1
 
 
 def test_a_change_that_the_twin_cannot_follow_is_not_tested_and_its_finding_gives_the_reason(tmp_path):
