@@ -40,7 +40,7 @@ if grep -E ' (tracefs|debugfs) ' /proc/mounts; then fail "this is no bare machin
 
 say "README: make run's set-up"
 set_up run
-later=bcc,bpftrace,docker,"GPU samples",tensorflow,gpu,polars,dask,s3,dtr,mpi
+later=bcc,bpftrace,docker,"GPU samples",tensorflow,gpu,polars,dask,s3,dtr,mpi,pipedream
 doctor "$later"
 mkdir /srv/root
 (cd /srv/root && whole_loop auto)

@@ -14,6 +14,7 @@ from iotwin.workload_yaml import Rematerialized
 
 _PARTS = ("base_compute", "remat_compute", "search", "cost")
 _STEP = "all_compute"
+_LIMIT = 1 << 62  # logged numbers are below it
 _LEAST = 0.02  # of a step: if a simulation predicts less for the recorded budget, it is too little to compare with
 
 
@@ -41,14 +42,17 @@ class _Simulated(NamedTuple):
 
 
 def budgeted_step(job: Job) -> BudgetedStep | None:
-    """Return the median step of the job; None if it does not log what is computed again."""
+    """Return the median step of the job; None if it does not log what is computed again, or logs no time."""
     parts = job.trace.step_parts()
-    if parts is None or not set(_PARTS) | {_STEP} <= set(parts["name"].astype(str)):
+    if parts is None:
         return None
     rows = parts[parts["name"].isin((*_PARTS, _STEP))].dropna(subset=["epoch", "step"])
+    if not set(_PARTS) | {_STEP} <= set(rows["name"].astype(str)):
+        return None
     seconds = rows.astype({"name": str}).pivot_table("duration_ns", ["rank", "epoch", "step"], "name", "sum").median() / 1e9
     base, repeated, *search = (float(seconds[name]) for name in _PARTS)
-    return BudgetedStep(float(seconds[_STEP]), base, repeated, sum(search))
+    whole = float(seconds[_STEP])
+    return BudgetedStep(whole, base, repeated, sum(search)) if whole > 0 else None
 
 
 def rematerialized_time(job: Job, step: BudgetedStep, computation_s: float) -> Rematerialized | None:
@@ -61,7 +65,7 @@ def rematerialized_time(job: Job, step: BudgetedStep, computation_s: float) -> R
     if not simulated or not operations or not operations_ns:
         if budget is None:
             return None
-        plain_s = step.base_s + step.rest_s
+        plain_s = max(step.base_s + step.rest_s, 1e-9)
         growth = round(max(step.whole_s / plain_s, 1.0), 6)
         return Rematerialized(
             base=round(computation_s / growth, 9), curve=[(1.0, growth)], peak_bytes=budget, budget=budget, simulated=False
@@ -103,7 +107,7 @@ def describe_budget(time: Rematerialized, step: BudgetedStep) -> str:
 
 def _number(job: Job, key: str) -> int | None:
     value = job.logged.get(key)
-    return value if type(value) is int and 0 < value < 1 << 62 else None
+    return value if type(value) is int and 0 < value < _LIMIT else None
 
 
 def _simulated(job: Job) -> list[_Simulated]:
@@ -112,4 +116,5 @@ def _simulated(job: Job) -> list[_Simulated]:
         rows = [_Simulated(*map(int, word.split(","))) for word in str(job.logged.get(SIMULATED_BUDGETS, "")).split()]
     except (TypeError, ValueError):
         return []
-    return sorted(rows, reverse=True) if all(min(each) >= 0 and each.budget_bytes for each in rows) else []
+    are_sound = all(min(each) >= 0 and each.budget_bytes and max(each) < _LIMIT for each in rows)
+    return sorted(rows, reverse=True) if are_sound else []

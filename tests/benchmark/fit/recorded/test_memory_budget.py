@@ -74,7 +74,7 @@ def test_without_operations_only_the_jobs_own_budget_is_known() -> None:
     assert overhead(time) == 1.0
 
 
-@pytest.mark.parametrize("line", [None, "", "1000", "1000,0,0,0 600,-1,2,3", "0,0,0,0", "a,b,c,d"])
+@pytest.mark.parametrize("line", [None, "", "1000", "1000,0,0,0 600,-1,2,3", "0,0,0,0", "a,b,c,d", f"1000,{10**400},2,3"])
 def test_a_damaged_simulation_is_none(line: str | None) -> None:
     made = job(LOGGED | {SIMULATED_BUDGETS: line})
     step = budgeted_step(made)
@@ -84,6 +84,14 @@ def test_a_damaged_simulation_is_none(line: str | None) -> None:
 def test_a_job_that_logs_no_recomputation_has_a_plain_step_time() -> None:
     made = job({})
     made.trace.step_parts = lambda: None
+    assert budgeted_step(made) is None
+
+
+def test_steps_without_times_are_none() -> None:
+    assert budgeted_step(job({}, **dict.fromkeys(PLAIN, 0))) is None
+    made = job({})
+    parts = made.trace.step_parts()
+    made.trace.step_parts = lambda: parts.assign(step=parts["step"].where(parts["name"] != "cost"))
     assert budgeted_step(made) is None
 
 
