@@ -59,7 +59,7 @@ class ValueGraph:
         self.state[slot], self.size[slot] = EVICTABLE, value.bytes
         self.evictable_bytes += value.bytes
         self.cost[slot], self.accessed[slot], self.charges[slot] = cost_ns, clock, 0
-        self.parents[slot] = parents
+        self.parents[slot] = parents.copy()  # each row has its own list, and all results of an operation the same `parents`
         for parent in parents:
             self.children[parent].append(slot)
 
