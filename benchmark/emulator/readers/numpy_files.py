@@ -5,6 +5,7 @@ import io
 import math
 import os
 import struct
+import threading
 import zipfile
 import zlib
 from typing import Any, BinaryIO
@@ -19,6 +20,8 @@ from iotwin.common.errors import IotwinError
 _LOCAL_HEADER_BYTES = 30  # size of a zip member's header without its name; PKWARE APPNOTE 4.3.7
 _ARRAY_NAME = "x.npy"
 _HEADER_LIMIT_BYTES = 1 << 16
+# numpy lets Python parse headers, which before 3.11.8 fails if several threads do so at once (CPython's issue 106905).
+_one_parses = threading.Lock()
 
 
 class NumpyLoad:
@@ -99,7 +102,8 @@ def _header(path: str, file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[
     try:
         version = np.lib.format.read_magic(file)
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read_header(file)
+        with _one_parses:
+            shape, fortran, dtype = read_header(file)
         if dtype.hasobject:
             raise ValueError("holds Python objects")
         if dtype.itemsize == 0 or min(shape, default=0) < 0:

@@ -6,9 +6,12 @@ import lzma
 import os
 import struct
 import sys
+import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -465,3 +468,23 @@ def test_forked_processes_do_not_share_the_memory_they_read_into() -> None:
         os._exit(0)
     os.waitpid(pid, 0)
     assert bytes(scratch(8)) == b"original"
+
+
+def test_one_header_of_numpy_is_parsed_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 3.11.8, Python may fail if several threads parse at once."""
+    np.save(tmp_path / "a.npy", np.zeros((3, 4)))
+    parse, parsing, most = np.lib.format.read_array_header_1_0, [0], [0]
+
+    def observed(file: Any) -> Any:
+        parsing[0] += 1
+        most[0] = max(most[0], parsing[0])
+        time.sleep(0.01)
+        parsing[0] -= 1
+        return parse(file)
+
+    monkeypatch.setattr(np.lib.format, "read_array_header_1_0", observed)
+    reader = make_reader(Config(dataset=Dataset(format="npy")), Buffered)
+    with ThreadPoolExecutor(4) as threads:
+        sizes = list(threads.map(lambda _: reader.read(str(tmp_path / "a.npy"), 0, 1).content.nbytes, range(8)))
+    assert sizes == [96] * 8
+    assert most == [1]
