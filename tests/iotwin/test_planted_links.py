@@ -5,8 +5,8 @@ that they had while unfinished (with the next thousands of process numbers, as e
 lead to a directory of somebody else. Nothing of that directory may change.
 """
 
+import functools
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from tests.workloads.pipedream.common import DATA
 
 NOBODY = 65534
 MOST_NAMES = 3  # of what a command writes, the others being alike
-NUMBERS = 6000  # of processes: a shell's next commands
+NUMBERS = 2000  # of processes: a shell's next commands
 WORKLOAD = """
 workflow: {generate_data: true, train: true, checkpoint: true}
 dataset: {data_folder: OUT/data, format: npy, num_files_train: 4, num_samples_per_file: 1, record_length_bytes: 1000}
@@ -86,19 +86,29 @@ def run(words: list[str | Path], out: Path, traces: tuple[Path, Path]) -> int:
     return call(*(known.get(str(word), str(word).replace("OUT", str(out))) for word in words)).returncode
 
 
+@pytest.fixture(scope="module")
+def names_of(tmp_path_factory: pytest.TempPathFactory, traces: tuple[Path, Path]) -> Callable[[str], dict[str, bool]]:
+    """What a command writes into an empty directory: whether a folder, by relative name."""
+
+    @functools.cache
+    def found(command: str) -> dict[str, bool]:
+        out = tmp_path_factory.mktemp("first") / "out"
+        out.mkdir()
+        assert run(COMMANDS[command], out, traces) == 0
+        names = {str(path.relative_to(out)): path.is_dir() for path in out.rglob("*")}
+        assert names
+        return names
+
+    return found
+
+
 @pytest.fixture(params=COMMANDS)
 def written(
-    request: pytest.FixtureRequest, tmp_path: Path, traces: tuple[Path, Path]
+    request: pytest.FixtureRequest, tmp_path: Path, traces: tuple[Path, Path], names_of: Callable[[str], dict[str, bool]]
 ) -> tuple[Callable[[], int], Path, dict[str, bool]]:
-    """How to run a command, its output directory, and what it writes there: whether a folder, by relative name."""
-    words, out = COMMANDS[request.param], tmp_path / "out"
-    out.mkdir()
-    assert run(words, out, traces) == 0
-    names = {str(path.relative_to(out)): path.is_dir() for path in out.rglob("*")}
-    assert names
-    shutil.rmtree(out)
-    out.mkdir()
-    return lambda: run(words, out, traces), out, names
+    """How to run a command, its empty output directory, and what it writes there."""
+    (out := tmp_path / "out").mkdir()
+    return lambda: run(COMMANDS[request.param], out, traces), out, names_of(request.param)
 
 
 def test_links_in_the_place_of_what_is_unfinished_are_not_followed(written, victim):

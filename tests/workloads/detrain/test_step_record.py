@@ -10,6 +10,7 @@ from torch import nn
 
 from iotwin.workloads.detrain.verify.events import StepEvent, first_differing_event, read_events
 from iotwin.workloads.detrain.verify.step_record import StepRecord
+from tests.workloads.detrain.saved_script import without_modules
 
 pytestmark = pytest.mark.torch
 STEP = 5
@@ -102,12 +103,13 @@ def recorded(path, fault=None, fetches_in_body=False):
     with torch.no_grad():
         if fault is not None:
             job.disturb(fault)
-    if fetches_in_body:
-        record.begin(sys._getframe(), None, None)
-        record.inputs(job.indices, job.batch)
-    else:
-        record.before_fetch()
-        record.begin(sys._getframe(), job.indices, job.batch)
+    with without_modules():
+        if fetches_in_body:
+            record.begin(sys._getframe(), None, None)
+            record.inputs(job.indices, job.batch)
+        else:
+            record.before_fetch()
+            record.begin(sys._getframe(), job.indices, job.batch)
     job.train(job.batch, fault)
     record.end()
     return read_events(path)
@@ -171,7 +173,8 @@ def test_recording_changes_nothing_and_ends(tmp_path):
         job = Job()
         if records:
             record = StepRecord(tmp_path / "record")
-            record.begin(sys._getframe(), job.indices, job.batch)
+            with without_modules():
+                record.begin(sys._getframe(), job.indices, job.batch)
         job.train(job.batch, None)
         if records:
             record.end()
