@@ -37,9 +37,11 @@ def strace(command: Sequence[str], calls: str, folder: Path) -> list[list[Call]]
     prefix = folder / "strace"
     options = ["--seccomp-bpf", "-y", "-s", "0", "-e", f"trace={calls}", "-e", "signal=none"]
     command = ["strace", "-ff", *options, "-o", str(prefix), *command]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    traces = sorted(folder.glob("strace.*"), key=lambda path: int(path.suffix[1:]))
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:
+        message = running.communicate()[1]
+    assert running.returncode == 0, message
+    last = int(Path("/proc/sys/kernel/pid_max").read_text())  # after which the numbers of processes begin anew
+    traces = sorted(folder.glob("strace.*"), key=lambda path: (int(path.suffix[1:]) - running.pid) % last)
     processes = [[call for line in path.read_text().splitlines() if (call := _parse(line)) is not None] for path in traces]
     for path in traces:
         path.unlink()

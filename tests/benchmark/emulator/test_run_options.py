@@ -247,7 +247,7 @@ def running(tmp_path: Path):
     loaders: list[int] = []
 
     def all_there() -> bool:
-        ranks[:] = [pid for pid in sorted(children(process.pid)) if name_of(pid).startswith("iotwin-rank")]
+        ranks[:] = sorted((pid for pid in children(process.pid) if name_of(pid).startswith("iotwin-rank")), key=name_of)
         loaders[:] = [pid for rank in ranks for pid in children(rank) if name_of(pid).startswith("iotwin-loader")]
         return len(ranks) == len(loaders) == 3
 
