@@ -150,6 +150,15 @@ def run_iotwin(*arguments: str | Path, **options: object) -> subprocess.Complete
 
 
 @pytest.fixture
+def forked_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run what the test starts as `python -m MODULE` in forks of this process, which has PyTorch already."""
+    pytest.importorskip("torch._dynamo")  # the first optimizer imports it
+    from tests.forked_programs import ForkedProgram
+
+    monkeypatch.setattr(subprocess, "Popen", ForkedProgram)
+
+
+@pytest.fixture
 def open_path() -> Iterator[Path]:
     """A directory that every user can reach; the way to `tmp_path` is closed to all but the one who runs the tests."""
     with tempfile.TemporaryDirectory(prefix="iotwin-open-") as folder:

@@ -14,7 +14,8 @@ import torch
 from iotwin.common.ranks import claimed_ports
 from iotwin.trace_store.reader import Trace
 from iotwin.workloads.unet3d.__main__ import main
-from tests.conftest import PATIENCE_S, run_iotwin
+from tests.conftest import PATIENCE_S
+from tests.processes import call
 from tests.workloads.mllog import entries, parts
 from tests.workloads.unet3d.conftest import CASES, names, options
 
@@ -184,6 +185,7 @@ def test_a_rank_that_is_no_number(data, tmp_path, capsys, monkeypatch):
 # As processes
 
 
+@pytest.mark.usefixtures("forked_programs")
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_a_polite_kill_leaves_nothing_half_written(data, tmp_path, how):
     out = tmp_path / "out"
@@ -199,6 +201,7 @@ def test_a_polite_kill_leaves_nothing_half_written(data, tmp_path, how):
     assert not [name for name in names(out) if name.endswith(".partial") or name == "result.json"]
 
 
+@pytest.mark.usefixtures("forked_programs")
 def test_two_ranks_share_the_work(data, tmp_path):
     arguments = [*JOB, *options(data, tmp_path / "out", epochs=3)]
     with claimed_ports(1) as port:
@@ -220,6 +223,7 @@ def test_two_ranks_share_the_work(data, tmp_path):
 # Variants
 
 
+@pytest.mark.usefixtures("forked_programs")
 def test_instrumented_logs_every_part_and_trains_the_same(data, job, tmp_path):
     original, _ = job(epochs=2, eval_every=2, output=tmp_path / "original")
     # As a process: loader processes write to the real stdout.
@@ -247,28 +251,54 @@ def test_sleep_reads_without_learning(job, tmp_path):
     assert not [entry for entry in log if entry["key"] in ("eval", "checkpoint")]
 
 
+# Trains with each list of options in a process of its own. All of them have PyTorch from this one.
+_IN_TURN = """
+import json
+import multiprocessing
+import sys
+
+import torch._dynamo
+
+from iotwin.workloads.unet3d.__main__ import main
+
+context = multiprocessing.get_context("fork")
+for options in json.loads(sys.argv[1]):
+    job = context.Process(target=lambda: sys.exit(main(options)))
+    job.start()
+    job.join()
+    assert job.exitcode == 0
+"""
+
+
 @pytest.mark.root
-@pytest.mark.parametrize("workers", [0, 2])
-def test_sleep_reads_what_the_original_reads_in_the_same_order(data, tmp_path, workers):
+def test_sleep_reads_what_the_original_reads_in_the_same_order(data, tmp_path):
     """By the calls that eBPF sees: every process's sequence of (file, offset, bytes) on the data set."""
-    assert _reads(data, tmp_path / "original", workers=workers) == _reads(
-        data, tmp_path / "sleep", workers=workers, variant="sleep", sleep=0
-    )
-
-
-def _reads(data, directory, **changes):
-    """The reads of data-set files, a list per process that reads, in the order in which they were started."""
-    directory.mkdir()
-    job = [*JOB, *options(data, directory / "out", epochs=2, eval_every=0, checkpoint_every=0, **changes)]
-    done = run_iotwin("trace", "-o", directory / "trace", "--backend", "libbpf", "--", *job, cwd=ROOT)
+    jobs = {
+        f"{workers}-{name}": options(
+            tmp_path / f"{workers}-{name}", tmp_path / f"{workers}-{name}-out", epochs=2, eval_every=0, checkpoint_every=0,
+            workers=workers, **variant,
+        )
+        for workers in (0, 2) for name, variant in {"original": {}, "sleep": {"variant": "sleep", "sleep": 0}}.items()
+    }  # fmt: skip
+    for name in jobs:
+        shutil.copytree(data, tmp_path / name)
+    program = [sys.executable, "-c", _IN_TURN, json.dumps([*jobs.values()])]
+    done = call("trace", "-o", tmp_path / "trace", "--backend", "libbpf", "--", *program)
     assert done.returncode == 0, done.stderr
-    trace = Trace(directory / "trace")
+    trace = Trace(tmp_path / "trace")
     files = trace.files().set_index("file_id")["path"]
-    wanted = files[files.str.startswith(str(data))]
     calls = trace.events_frame(columns=["op", "pid", "file_id", "offset", "result"])
-    calls = calls[calls["op"].isin(["read", "pread64"]) & calls["file_id"].isin(wanted.index)]
-    assert len(calls) >= 2 * 16 * 2  # epochs, cases, files of a case
-    return [
-        [(Path(wanted[row.file_id]).name, row.offset, row.result) for row in group.itertuples()]
-        for _, group in calls.groupby("pid")
-    ]
+    calls = calls[calls["op"].isin(["read", "pread64"])]
+
+    def reads(name):
+        """The reads of a job's data, a list per process that reads, in the order in which they were started."""
+        wanted = files[files.str.startswith(f"{tmp_path / name}/")]
+        own = calls[calls["file_id"].isin(wanted.index)]
+        assert len(own) >= 2 * 16 * 2  # epochs, cases, files of a case
+        return [
+            [(Path(wanted[row.file_id]).name, row.offset, row.result) for row in group.itertuples()]
+            for _, group in own.groupby("pid")
+        ]
+
+    for workers in (0, 2):
+        assert reads(f"{workers}-original") == reads(f"{workers}-sleep")

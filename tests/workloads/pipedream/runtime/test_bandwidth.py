@@ -10,6 +10,7 @@ from iotwin.workloads.common.torch_ranks import TorchRanks
 from iotwin.workloads.pipedream.runtime import bandwidth
 
 
+@pytest.mark.usefixtures("forked_programs")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_rates_are_what_a_rank_sends_over_the_time_of_an_exchange(capsys, ranks):
     assert main(["pipedream", "bandwidth", "--ranks", str(ranks), "--sizes", "64KiB", "4KiB", "--json"]) == 0

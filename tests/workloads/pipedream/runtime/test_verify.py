@@ -13,6 +13,8 @@ from iotwin.workloads.pipedream.runtime.engine import seed_pass
 from iotwin.workloads.pipedream.runtime.staleness import train_alone
 from iotwin.workloads.pipedream.runtime.verify import Verification, verify
 
+forked = pytest.mark.usefixtures("forked_programs")  # in all tests but one of two ranks
+
 
 @pytest.fixture
 def conf(tmp_path):
@@ -28,6 +30,7 @@ def conf(tmp_path):
     return write
 
 
+@forked
 @pytest.mark.parametrize(
     ("replicas", "options"),
     [
@@ -46,6 +49,7 @@ def test_weights_are_equal_bit_for_bit(conf, replicas, options):
     assert document["equal"]
 
 
+@forked
 def test_a_plan_s_layers_are_trained_even_if_a_cut_is_within_a_layer(tmp_path):
     """Both cuts are within a transformer's layers, where sizes and a skip tensor cross."""
     model = build("transformer").module
@@ -62,6 +66,7 @@ def test_a_plan_s_layers_are_trained_even_if_a_cut_is_within_a_layer(tmp_path):
     assert [len(list(stage.module.parameters())) for stage in other.model.stages] == [4, 2, 2]  # an equal split
 
 
+@forked
 @pytest.mark.parametrize(("replicas", "options"), [((2, 1), {}), ((3, 1), {"schedule": "gpipe"})])
 def test_weights_are_equal_to_a_millionth_with_replicas_that_have_unequal_shares(conf, replicas, options):
     document = verify(Verification(conf(*replicas), minibatches=11, **options))
