@@ -1,5 +1,7 @@
 """Jobs with a DataLoader of torch's own, killed and resumed: every sample once, and the weights of an uninterrupted job."""
 
+import functools
+
 import pytest
 import torch
 import torch._dynamo  # what the first optimizer imports, here once for all jobs that are forked
@@ -38,9 +40,17 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """What an uninterrupted job reads and its weights, by the name of its loader."""
+    return functools.cache(lambda name: run(tmp_path_factory.mktemp("whole"), name, LOADERS[name], store="whole")[:2])
+
+
 @pytest.mark.parametrize(("name", "killed_at"), [(name, step) for name, steps in FEW.items() for step in steps])
-def test_a_job_killed_within_an_epoch_takes_every_sample_once_and_ends_with_the_same_weights(tmp_path, name, killed_at):
-    whole, weights, _ = run(tmp_path, name, LOADERS[name], store="whole")
+def test_a_job_killed_within_an_epoch_takes_every_sample_once_and_ends_with_the_same_weights(
+    tmp_path, uninterrupted, name, killed_at
+):
+    whole, weights = uninterrupted(name)
     lines, resumed_weights, said = killed_and_resumed(tmp_path, name, LOADERS[name], killed_at)
     assert name in DRAWN or often(whole) == ONCE_EACH
     assert lines == whole and resumed_weights == weights, said
@@ -60,9 +70,9 @@ def test_what_cannot_be_resumed_exactly_is_refused_in_one_line(tmp_path, name):
     assert reason in said.splitlines()[-1] and said.splitlines()[-1].startswith("iotwin.common.errors.IotwinError: ")
 
 
-def test_what_is_killed_again_after_it_was_resumed_is_resumed_again(tmp_path):
+def test_what_is_killed_again_after_it_was_resumed_is_resumed_again(tmp_path, uninterrupted):
     name = "shuffle, persistent"
-    whole, weights, _ = run(tmp_path, name, LOADERS[name], store="whole")
+    whole, weights = uninterrupted(name)
     first, _, _ = run(tmp_path, name, LOADERS[name], 14)
     second, _, _ = run(tmp_path, name, LOADERS[name], 19)
     third, resumed_weights, _ = run(tmp_path, name, LOADERS[name])
