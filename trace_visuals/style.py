@@ -28,6 +28,7 @@ CHECKPOINT_COLOURS = {"persist": VERMILLION, "snapshot": ORANGE, "stall": BLACK}
 PASS_COLOURS = {"F": SKY, "B": ORANGE}  # forward and backward passes of a pipeline
 MOMENT_COLOURS, MOMENT_MARKERS = {"killed": VERMILLION, "resumed": GREEN}, {"killed": "X", "resumed": ">"}
 DEVICE_COLOURS = {"kernel": GREEN, "copy": PURPLE}
+RECOMPUTE_COLOURS = {"base": GREEN, "recomputed": ORANGE, "search": PURPLE}  # as on the report's page
 TRACE_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 
 FIGURE_RC: dict[Any, Any] = {

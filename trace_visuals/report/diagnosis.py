@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from iotwin.common.units import counted, format_duration, format_size
+from iotwin.trace_visuals.bins import Grid
 from iotwin.trace_visuals.call_columns import GROUPS, OPEN, READ, SYNC, WRITE, span_ns
 from iotwin.trace_visuals.gaps import sample_gaps
 from iotwin.trace_visuals.histogram import LogHistogram
@@ -218,7 +219,7 @@ def _phases(analysis: Analysis) -> tuple[str, str]:
 
 
 def _recompute(analysis: Analysis) -> tuple[str, str]:
-    shares = recompute_shares(analysis)
+    shares = recompute_shares(analysis.trace, Grid.covering(analysis.survey.begin_ns, analysis.survey.end_ns, 1))
     if shares is None:
         return "", ""
     spent = {name: float(shares[name].sum()) for name in CURVES}

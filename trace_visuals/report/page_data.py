@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from iotwin.common.units import counted
-from iotwin.trace_visuals.bins import occupied
+from iotwin.trace_visuals.bins import Grid, occupied
 from iotwin.trace_visuals.call_columns import GROUPS, OPEN, READ, SYNC, WRITE, CallColumns, Ints, span_ns
 from iotwin.trace_visuals.gaps import sample_gaps
 from iotwin.trace_visuals.histogram import LogHistogram
@@ -22,7 +22,7 @@ from iotwin.trace_visuals.report.recompute import CURVES, memory_shares, recompu
 from iotwin.trace_visuals.requests import pipeline_passes
 
 _MOST_FILES, _MOST_PROCESSES, _MOST_NAMES = 400, 200, 4000
-_MOST_PHASES, _MOST_PASSES, _MOST_SAMPLES = 20_000, 20_000, 4096
+_MOST_PHASES, _MOST_PASSES, _MOST_SAMPLES, _BUDGET_BINS = 20_000, 20_000, 4096, 1000
 _PER_OCTAVE = 4
 _SECOND = 1e9
 
@@ -148,10 +148,11 @@ def _samples(analysis: Analysis) -> list[dict[str, Any]]:
     if gpu is not None:
         gpu = gpu.assign(SM=gpu["sm_percent"] / 100, memory=gpu["memory_percent"] / 100)
         graphs += [_graph(analysis, f"GPU {device}", chosen, (), ("SM", "memory")) for device, chosen in gpu.groupby("device")]
-    recompute = recompute_shares(analysis)
+    grid = Grid.covering(analysis.survey.begin_ns, analysis.survey.end_ns, _BUDGET_BINS)
+    recompute = recompute_shares(analysis.trace, grid)
     if recompute is not None:
         graphs.append(_graph(analysis, "recompute", recompute, CURVES, ()))
-    tensors = memory_shares(analysis)
+    tensors = memory_shares(analysis.trace, grid)
     if tensors is not None:
         graphs.append(_graph(analysis, *tensors, (), ("tensors",)))
     return graphs

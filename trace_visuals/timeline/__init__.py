@@ -33,6 +33,7 @@ from iotwin.trace_visuals.style import (
     PHASE_COLOURS,
     PICTURE_TYPES,
     PURPLE,
+    RECOMPUTE_COLOURS,
     VERMILLION,
     Origin,
     save_figure,
@@ -184,6 +185,8 @@ class _Shared:
     disk: bool
     block: bool
     passes: bool
+    recompute: bool
+    tensors: bool
     peak_bytes_per_s: float
     peak_disk_bytes_per_s: float
     peak_in_flight: float
@@ -201,7 +204,8 @@ def _shared(blocks: list[TraceTimeline]) -> _Shared:
         [what for what in MOMENT_COLOURS if any(each.what == what for block in blocks for each in block.moments)],
         rows, any(b.cpu is not None for b in blocks), any(b.gpu is not None for b in blocks),
         any(b.device is not None for b in blocks), bool(disk_peak), any(b.block is not None for b in blocks),
-        any(b.passes is not None for b in blocks), peak, disk_peak,
+        any(b.passes is not None for b in blocks), any(b.recompute is not None for b in blocks),
+        any(b.tensors is not None for b in blocks), peak, disk_peak,
         flight, max(draw_row.gpu_memory_peak(block.gpu) for block in blocks),
     )  # fmt: skip
 
@@ -214,6 +218,10 @@ def _plan(block: TraceTimeline, shared: _Shared, form: Form, spelt: Mapping[str,
         rows.append(_TimelineRow(_GRAPH_IN, lambda ax: draw_row.draw_gpu(ax, block)))
     if shared.peak_gpu_bytes:
         rows.append(_TimelineRow(_LOW_GRAPH_IN, lambda ax: draw_row.draw_gpu_memory(ax, block, shared.peak_gpu_bytes)))
+    if shared.recompute:
+        rows.append(_TimelineRow(_LOW_GRAPH_IN, lambda ax: draw_row.draw_recompute(ax, block)))
+    if shared.tensors:
+        rows.append(_TimelineRow(_LOW_GRAPH_IN, lambda ax: draw_row.draw_tensors(ax, block)))
     if shared.device:
         rows += [_strip(draw_row.draw_device, block, lane) for lane in range(len(block.device_names))]
     for lane in range(len(block.passes.ranks) if block.passes else 0):
@@ -292,6 +300,8 @@ def _handles(phases: Iterable[str], shared: _Shared, form: Form) -> list[Patch |
         handles.append(Line2D([], [], color=BLACK, linewidth=0.8, label="CPU, this job"))
     if shared.gpu:
         handles += [Line2D([], [], color=GREEN, label="GPU SM"), Line2D([], [], color=PURPLE, linestyle="--", label="GPU memory")]
+    if shared.recompute:
+        handles += [Patch(facecolor=colour, label=f"compute: {name}") for name, colour in RECOMPUTE_COLOURS.items()]
     handles += [Line2D([], [], color=GROUP_COLOURS[GROUPS[group]], label=GROUPS[group]) for group in (READ, WRITE)]
     if shared.block:
         handles.append(Line2D([], [], color=BLACK, linestyle=":", label="block requests"))

@@ -14,6 +14,7 @@ from iotwin.trace_visuals.bins import CallLanes, Grid, LaneBins
 from iotwin.trace_visuals.call_columns import GROUPS, OPEN, READ, SYNC, WRITE, CallReader, Ints, span_ns
 from iotwin.trace_visuals.gaps import sample_gaps
 from iotwin.trace_visuals.moments import Moment, moments
+from iotwin.trace_visuals.report.recompute import memory_shares, recompute_shares
 from iotwin.trace_visuals.report.survey import surveys
 from iotwin.trace_visuals.requests import block_lanes, device_rows, part_lanes
 from iotwin.trace_visuals.timeline.grouping import Grouping, group_processes
@@ -50,6 +51,8 @@ class TraceTimeline:
     parts: CallLanes  # parts of the lowest rank's steps; a lane for each of part_names
     passes: PassRows | None  # of a pipeline's ranks
     moments: list[Moment]  # kills and resumptions
+    recompute: pd.DataFrame | None  # see `recompute_shares`, in the bins of `lanes`
+    tensors: tuple[str, pd.DataFrame] | None  # see `memory_shares`, in the bins of `lanes`
 
 
 def load_timeline(trace: Trace, label: str, window: TimeWindow, bins: int, how: str, advance: Advance) -> TraceTimeline:
@@ -81,7 +84,7 @@ def load_timeline(trace: Trace, label: str, window: TimeWindow, bins: int, how: 
     return TraceTimeline(
         label, trace.manifest, window, groups, accumulated.result(), leading_phases(trace), trace.inferred is not None, cpu, gpu,
         disk, gaps, block_lanes(trace, grid), *device_rows(trace, grid), *part_lanes(trace, grid), pass_rows(trace, window),
-        moments(trace),
+        moments(trace), recompute_shares(trace, grid), memory_shares(trace, grid),
     )  # fmt: skip
 
 

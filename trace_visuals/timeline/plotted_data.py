@@ -54,6 +54,15 @@ def _passes(block: TraceTimeline) -> Iterator[tuple[int, str, pd.DataFrame]]:
             yield rank, kind, own[own["kind"] == kind]
 
 
+def _curves(block: TraceTimeline) -> Iterator[tuple[str, str, object]]:
+    """Yield (row, series, values) of the rows with a value in each bin, except those of `CallLanes`."""
+    for name, rates in (("in flight", in_flight(block)), ("bytes per second", throughput(block))):
+        yield from ((name, each, values) for each, values in rates.items())
+    for name, shares in (("recompute", block.recompute), ("tensors, share of budget", block.tensors and block.tensors[1])):
+        if shares is not None:
+            yield from ((name, str(each), shares[each]) for each in shares.columns.drop("time_ns"))
+
+
 def _rows(block: TraceTimeline) -> Iterator[dict[str, object]]:
     zero_ns = block.window.zero_ns
 
@@ -75,9 +84,8 @@ def _rows(block: TraceTimeline) -> Iterator[dict[str, object]]:
             own_edges = found.grid.edges()
             yield row(f"{name}: calls that start", each, own_edges[:-1], own_edges[1:], found.calls[index])
             yield row(f"{name}: share of time", each, own_edges[:-1], own_edges[1:], found.busy[index])
-    for name, rates in (("in flight", in_flight(block)), ("bytes per second", throughput(block))):
-        for each, values in rates.items():
-            yield row(name, each, edges[:-1], edges[1:], values)
+    for name, each, values in _curves(block):
+        yield row(name, each, edges[:-1], edges[1:], values)
     if (disk := disk_rates(block)) is not None:
         for each, values in disk[1].items():
             yield row("disk bytes per second", each, disk[0][:-1], disk[0][1:], values)

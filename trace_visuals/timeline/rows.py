@@ -27,6 +27,7 @@ from iotwin.trace_visuals.style import (
     PART_COLOUR,
     PHASE_COLOURS,
     PURPLE,
+    RECOMPUTE_COLOURS,
 )
 from iotwin.trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline
 from iotwin.trace_visuals.timeline.passes import draw_passes
@@ -165,15 +166,34 @@ def draw_cpu(ax: Axes, block: TraceTimeline) -> None:
         return
     end = samples["time_ns"].to_numpy()
     edges = sample_edges(block, np.concatenate(([end[0] - int(samples["interval_ns"].iloc[0])], end)))
-    base = np.zeros(len(end))
-    for name, colour in CPU_COLOURS.items():
-        top = base + 100 * np.nan_to_num(samples[name].to_numpy(dtype=float))
-        _add_area(ax, top, edges, colour, base)
-        base = top
+    base = _add_stack(ax, samples, edges, CPU_COLOURS)
     job = 100 * samples["job_cpus"].to_numpy(dtype=float) / max(block.manifest.host.cpus, 1)
     if np.isfinite(job).any():
         _add_line(ax, job, edges, BLACK)
     name_row(ax, "", f"CPU, of {block.manifest.host.cpus}\nmean {base.mean():.0f} %")
+
+
+def draw_recompute(ax: Axes, block: TraceTimeline) -> None:
+    """Draw how the ranks of a job under a memory budget compute, stacked: first computing, recomputing, and the search."""
+    ax.set_ylim(0, 100)
+    _name_ends(ax, [0, 100], ["0", "100 %"])
+    if block.recompute is None:
+        name_row(ax, "", "nothing\nrecomputed")
+        return
+    _add_stack(ax, block.recompute, _seconds(block, block.lanes.grid.edges()), RECOMPUTE_COLOURS)
+    name_row(ax, "", "recompute")
+
+
+def draw_tensors(ax: Axes, block: TraceTimeline) -> None:
+    """Draw the memory of tensors as a share of the job's budget."""
+    ax.set_ylim(0, 108)
+    _name_ends(ax, [0, 100], ["0", "100 %"])
+    if block.tensors is None:
+        name_row(ax, "", "tensors\nnot logged")
+        return
+    title, shares = block.tensors
+    _add_line(ax, 100 * shares["tensors"].to_numpy(), _seconds(block, block.lanes.grid.edges()), BLACK)
+    name_row(ax, "", f"tensors\n{title}")
 
 
 def draw_gpu(ax: Axes, block: TraceTimeline) -> None:
@@ -331,6 +351,16 @@ def draw_in_flight(ax: Axes, block: TraceTimeline, peak: float) -> None:
 def _add_area(ax: Axes, values: Floats, edges: Floats, colour: str, base: Any) -> None:
     # Like Axes.stairs, but without its slow search for the data's limits, which are known here.
     ax.add_artist(StepPatch(values, edges, baseline=base, fill=True, facecolor=colour, edgecolor="none", zorder=2))
+
+
+def _add_stack(ax: Axes, shares: pd.DataFrame, edges: Floats, colours: Mapping[str, str]) -> Floats:
+    """Draw the shares of 1 in the columns of `colours`, stacked, in percent. Return the top."""
+    base = np.zeros(len(shares))
+    for name, colour in colours.items():
+        top = base + 100 * np.nan_to_num(shares[name].to_numpy(dtype=float))
+        _add_area(ax, top, edges, colour, base)
+        base = top
+    return base
 
 
 def _add_line(ax: Axes, values: Floats, edges: Floats, colour: str, line: str = "-") -> None:

@@ -17,7 +17,8 @@ from iotwin.workloads.common.program import plain_configuration
 from iotwin.workloads.common.steps import StepMeter
 from iotwin.workloads.dtr.config import DtrConfig
 from iotwin.workloads.dtr.live.session import Account, Rematerialize
-from iotwin.workloads.dtr.other_budgets import log_other_budgets, record_step
+from iotwin.workloads.dtr.other_budgets import log_other_budgets
+from iotwin.workloads.dtr.record import record_step
 from iotwin.workloads.dtr.tasks import training_task
 from iotwin.workloads.state.batches import ResumableBatches
 from iotwin.workloads.state.torch_state import weights_sha256
@@ -72,7 +73,8 @@ class DtrJob:
             self._optimizer.zero_grad()
             step = partial(self._loss, pixels, labels)
             if self._config.operations and len(self.times) == self._steps - 1:
-                loss, self._operations = record_step(self.session, self._optimizer, step)
+                loss, recorder = record_step(self.session, self._optimizer, step)
+                self._operations = recorder.finish()
             else:
                 loss = step()
                 loss.backward()

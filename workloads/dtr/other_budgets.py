@@ -1,39 +1,16 @@
 """Predicts what other memory budgets would cost a training job, from the operations of one of its steps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-import torch
-from torch import Tensor
 
 from iotwin.common.files import write_whole
 from iotwin.common.mllog import SIMULATED_BUDGETS, MlLog
-from iotwin.workloads.dtr.live.session import Rematerialize
-from iotwin.workloads.dtr.record import Recorder
 from iotwin.workloads.dtr.simulator.heuristics import heuristic_named
 from iotwin.workloads.dtr.simulator.log_format import read_log
 from iotwin.workloads.dtr.simulator.simulate import UNLIMITED, SimulatedRun, SimulationSettings, simulate
 
 _SHARES = 40  # budgets that are simulated, between all memory and none
 _LIMIT = 4.0  # most time of all operations, as a multiple of the time without recomputation
-
-
-def record_step(
-    session: Rematerialize, optimizer: torch.optim.Optimizer, step: Callable[[], Tensor]
-) -> tuple[Tensor, list[bytes]]:
-    """Run `step`, which returns a loss, and its backward pass. Return the loss and the log of all operations, by line.
-
-    The log also has the tensors of the optimizer, which are in memory all the time.
-    """
-    with Recorder(clock_ns=lambda: session.clock_ns) as recorder:
-        for state in optimizer.state.values():
-            for value in state.values():
-                if isinstance(value, Tensor):
-                    recorder.constant(value)
-        loss = step()
-        recorder.annotate("BACKWARD")
-        loss.backward()
-    return loss, recorder.finish()
 
 
 def log_other_budgets(lines: Sequence[bytes], path: Path, heuristic: str, budget: int | None, log: MlLog) -> None:

@@ -64,12 +64,11 @@ class DtrTrainCommand(Command):
         if document["budget_bytes"] is None:
             print(f"{document['model']}: {counted(document['steps'], 'step')} in at most {format_size(document['peak_bytes'])}")
             return
-        compute = document["base_compute_s"] + document["remat_compute_s"]
         print(
             f"{document['model']}: {counted(document['steps'], 'step')} in at most {format_size(document['peak_bytes'])} of "
             f"{format_size(document['budget_bytes'])}; {counted(document['evictions'], 'eviction')}, "
             f"{counted(document['rematerializations'], 'operation')} computed again "
-            f"({document['remat_compute_s'] / max(compute, 1e-9):.1%} of the computation)"
+            f"(overhead {document['overhead']:.4f})"
         )
         if document["slowdown"] is not None:
             equal = document["gradients_equal"] and document["weights_equal"]

@@ -1,6 +1,7 @@
 """The timeline's files: valid, complete, honest about losses, and refused early when they cannot be."""
 
 import itertools
+import json
 import os
 import re
 import shutil
@@ -25,7 +26,7 @@ from iotwin.trace_store.manifest import read_manifest, write_manifest
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.writer import write_table
 from iotwin.trace_visuals.gaps import sample_gaps
-from iotwin.trace_visuals.style import FIGURE_RC, PHASE_COLOURS
+from iotwin.trace_visuals.style import FIGURE_RC, PHASE_COLOURS, Origin
 from iotwin.trace_visuals.timeline import Form, draw, plot_timeline
 from iotwin.trace_visuals.timeline.data import coarser, load_timeline
 from iotwin.trace_visuals.timeline.rows import disk_rates, sample_edges
@@ -165,6 +166,34 @@ def test_rows_for_the_accelerator_the_disk_and_block_requests(rich, traces, tmp_
         assert block.parts.calls[lane].sum() == len(chosen) == 24
         assert block.parts.busy[lane].sum() * block.parts.grid.width == pytest.approx(chosen["duration_ns"].sum())
     assert other.block is None and other.device is None
+
+
+def test_a_job_under_a_memory_budget_has_rows_of_its_computing_and_its_memory(traces, tmp_path):
+    job = Job()
+    path = write_job(tmp_path / "budget.trace", job)
+    (path / "logs").mkdir(exist_ok=True)
+    begin, second = job.start_ns, SECOND
+    spans = {"base_compute": (0, second // 2), "remat_compute": (second // 2, second // 4), "search": (2 * second, second)}
+    events = [
+        *({"event_type": "INTERVAL_END", "key": key, "value": {"start": begin + at, "duration": length}, "metadata": {"rank": 0}}
+          for key, (at, length) in spans.items()),
+        {"event_type": "POINT_IN_TIME", "key": "memory_budget", "value": 400, "metadata": {}},
+        *({"event_type": "POINT_IN_TIME", "key": "tensor_bytes", "value": value, "metadata": {"at_ns": begin + at}}
+          for value, at in ((300, 0), (100, second))),
+    ]  # fmt: skip
+    with (path / "logs" / "stdout").open("a") as log:
+        log.writelines(f":::MLLOG {json.dumps({'time_ms': 1, **event})}\n" for event in events)
+    drawn, other = plot_timeline([path, traces[1]], tmp_path / "t.svg", form=Form(origin=Origin("iotwin", "plot")))
+    text = _svg_text(tmp_path / "t.svg")
+    for expected in ("recompute", "tensors", "budget 400 B", "compute: recomputed", "nothing", "not logged"):
+        assert expected in text, expected
+    width = drawn.lanes.grid.width
+    spent = {name: drawn.recompute[name].sum() * width for name in ("base", "recomputed", "search")}
+    assert spent == pytest.approx({"base": second / 2, "recomputed": second / 4, "search": second}, rel=1e-6)
+    assert set(drawn.tensors[1]["tensors"]) == {0, 0.75, 0.25} and (other.recompute, other.tensors) == (None, None)
+    rows = pd.read_csv(tmp_path / "t.csv")
+    chosen = rows[(rows["row"] == "recompute") & (rows["series"] == "search")]
+    assert ((chosen["end_s"] - chosen["begin_s"]) * chosen["value"]).sum() == pytest.approx(1, rel=1e-6)
 
 
 def test_kernels_of_several_accelerators_have_a_row_each(rich, tmp_path):

@@ -511,6 +511,13 @@ def test_impossible_budget_ends_in_one_line() -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy"])
+def test_number_in_a_storage_of_all_elements_is_reserved_before(loss: str) -> None:
+    given = torch.rand(64, 64), torch.ones(64, 64)
+    with pytest.raises(BudgetError, match=f"{loss}.* needs 16384 bytes"), Rematerialize(40_000, device="cpu"):
+        getattr(functional, loss)(*given)
+
+
 def test_error_in_a_computation_leaves_whole_tensors() -> None:
     """After an error, tensors that were evicted are computed again, and the next budget works."""
     with pytest.raises(RuntimeError, match="cannot be multiplied"), Rematerialize(50_000, device="cpu") as session:

@@ -64,6 +64,19 @@ class DtrMemory:
                 self.reserve(0, "a tensor from outside")
         return stored
 
+    def counted(self, storage: UntypedStorage) -> int:
+        """Return the bytes of the budget that a storage takes in memory: 0 on another device."""
+        stored = getattr(storage, "_iotwin_dtr", None)
+        size = storage.nbytes() if stored is None else stored.bytes  # an evicted storage may have no bytes
+        return self.device.rounded(size) if storage.device == self.device.device else 0
+
+    def measure(self) -> int:
+        """Return the bytes in use, after all deaths of storages, and as a GPU's allocator counts them."""
+        self.settle_deaths()
+        if self.device.unseen:
+            self.used, self.device.unseen = self.device.allocated(), 0
+        return self.used
+
     def end(self) -> None:
         """Forget all storages."""
         for stored in self._storages:
@@ -125,9 +138,8 @@ class DtrMemory:
         """Evict until `size` bytes fit into the budget, and `spare` more if possible. Raises BudgetError if `size` do not fit."""
         self.settle_deaths()
         device = self.device
-        if device.unseen and self.used + device.unseen + size + spare > self.limit:
-            self.used = device.allocated()
-            device.unseen = 0
+        if self.used + device.unseen + size + spare > self.limit:
+            self.measure()
         self.least = max(self.least, self.used - self.candidates.evictable_bytes + size)
         size += device.unseen
         while self.used + size + spare > self.limit:

@@ -22,17 +22,22 @@ _UNDECLARED = {"native_batch_norm": _BATCH_NORM, "cudnn_batch_norm": _BATCH_NORM
 # Their operations modify or send their arguments while the program goes on.
 _ASYNCHRONOUS = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"}
 # Operations on a GPU that may return other bits when they are computed again: their result depends on the order in which threads
-# add (as PyTorch documents for torch.use_deterministic_algorithms), or cuDNN keeps a hidden random state.
+# add (as PyTorch documents for torch.use_deterministic_algorithms, and flash attention for its gradients), or cuDNN keeps a
+# hidden random state.
 _NOT_REPEATABLE_ON_GPU = {
     "_cudnn_rnn", "_cudnn_rnn_backward", "_cudnn_init_dropout_state", "_adaptive_avg_pool2d_backward",
     "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward", "avg_pool3d_backward", "bincount", "cumsum",
-    "embedding_dense_backward", "_embedding_bag_dense_backward", "grid_sampler_2d_backward",
-    "grid_sampler_3d_backward", "index_add", "index_add_", "index_put", "index_put_", "kthvalue", "max_unpool2d", "median",
+    "embedding_dense_backward", "_embedding_bag_dense_backward", "_efficient_attention_backward", "_flash_attention_backward",
+    "_scaled_dot_product_cudnn_attention_backward", "_scaled_dot_product_efficient_attention_backward",
+    "_scaled_dot_product_flash_attention_backward", "grid_sampler_2d_backward", "grid_sampler_3d_backward",
+    "index_add", "index_add_", "index_put", "index_put_", "kthvalue", "max_unpool2d", "median",
     "max_pool3d_with_indices_backward", "put_", "reflection_pad1d_backward", "reflection_pad2d_backward",
     "replication_pad2d_backward", "scatter_add", "scatter_add_", "scatter_reduce", "upsample_bicubic2d_backward",
     "upsample_bilinear2d_backward", "upsample_linear1d_backward", "upsample_trilinear3d_backward", "_ctc_loss_backward",
     "_cudnn_ctc_loss",
 }  # fmt: skip
+# Their result is a sum or mean that remains in the storage of all elements. On tensors without data, the storage is small.
+_REDUCED_IN_STORAGE = {"binary_cross_entropy", "mse_loss", "smooth_l1_loss", "soft_margin_loss"}
 # Results up to this size, such as losses and counters, are never evicted: the record of how to compute them is larger.
 TINY_BYTES = 1024
 _LARGEST_INDEX = 8  # bytes of an element of an index tensor
@@ -200,6 +205,9 @@ class AllocationPlans:
                 given = {storage_of(tensor)._cdata for tensor in fake.values()}
                 device = self._device.device
                 args, kwargs = tree_map_only(Tensor, lambda tensor: fake[id(tensor)], (args, kwargs))
+                if func._schema.name.partition("::")[2] in _REDUCED_IN_STORAGE:
+                    named = zip((argument.name for argument in func._schema.arguments), args, strict=False)
+                    args, kwargs = (), {**dict(named), **kwargs, "reduction": 0}
                 result = func(*args, **kwargs)
                 made = {storage_of(t)._cdata: t for t in tensors_in((result,)) if t.device.type == device.type}
                 return [storage_of(t).nbytes() for key, t in made.items() if key not in given]

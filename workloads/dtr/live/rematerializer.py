@@ -32,12 +32,14 @@ class Rematerializer(DtrMemory):
         self.base_ns = 0  # of operations
         self.remat_ns = 0  # of operations that ran again
         self.plans = _plans(self.device.device)
+        self.latest: AllocationPlan | None = None  # of the latest call
         self._releasing = False
 
     def timed(self, plan: AllocationPlan, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a call and return its result."""
         result, spent_ns = self.device.timed(plan, func, args, kwargs)
         self.base_ns += spent_ns
+        self.latest = plan
         self.clock += plan.cost_ns
         return result
 

@@ -94,6 +94,11 @@ class Runtime(TorchDispatchMode):
             if stored is not None and stored.owner is not None:
                 self.pin(tensor)
 
+    def used_bytes(self) -> int:
+        """Return the bytes that tensors take now."""
+        with self._alone():
+            return self.memory.measure()
+
     def end(self) -> None:
         """Bring everything that the program holds to memory, and forget it."""
         with self._alone():

@@ -19,6 +19,7 @@ from iotwin.common.errors import UsageError
 from iotwin.common.units import parse_size
 from iotwin.workloads.dtr.live.offload import OffloadFile
 from iotwin.workloads.dtr.live.runtime import Runtime
+from iotwin.workloads.dtr.live.values import storage_of
 from iotwin.workloads.dtr.simulator.heuristics import heuristic_named
 
 # Methods of tensors that read memory without an operation of PyTorch, or pass its address on.
@@ -132,14 +133,22 @@ class Rematerialize(ExitStack):
         )
 
     @property
-    def clock_ns(self) -> int:
-        """The time of all operations so far, in ns, each counted as its shortest run. The heuristic uses this clock."""
-        return self._runtime.memory.clock
-
-    @property
     def used_bytes(self) -> int:
         """The bytes that tensors take now."""
-        return self._runtime.memory.used
+        return self._runtime.used_bytes()
+
+    def storage_bytes(self, tensor: Tensor) -> int:
+        """Return the bytes of the budget that a tensor's storage takes in memory: 0 on another device."""
+        return self._runtime.memory.counted(storage_of(tensor))
+
+    def take_latest_call(self) -> tuple[int, int]:
+        """Return (shortest time in ns, bytes that its kernels allocate besides its results) of the latest operation.
+
+        Both are 0 if no operation has computed anything since this method was called last. Views do not.
+        """
+        memory = self._runtime.memory
+        plan, memory.latest = memory.latest, None
+        return (0, 0) if plan is None else (plan.cost_ns, plan.workspace_bytes)
 
     def pin(self, tensor: Tensor) -> None:
         """Bring a tensor to memory and never evict it, for code that reads its memory without operations of PyTorch."""

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from iotwin.common.units import format_size
 from iotwin.workloads.dtr.live.memory import BudgetError
@@ -18,7 +18,6 @@ from iotwin.workloads.dtr.live.session import Account, Rematerialize
 from iotwin.workloads.models import build, default_batch
 from iotwin.workloads.models.built import Built
 
-_MOMENTUM = 0.9
 _WARM_UP = 2  # first steps, which are not part of the slowdown
 
 
@@ -86,8 +85,10 @@ def train_plain(training: BudgetedTraining) -> dict[str, Any]:
 
 
 def _document(training: BudgetedTraining, trained: TrainedModel, account: dict[str, Any]) -> dict[str, Any]:
+    base_s, remat_s = account["base_compute_s"], account["remat_compute_s"]
     return {
         "model": training.model, "batch": _batch(training), "device": training.device, "steps": training.steps, **account,
+        "overhead": (base_s + remat_s) / base_s if base_s else None,
         "input_bytes": trained.input_bytes, "model_bytes": trained.model_bytes, "step_s": trained.step_s,
         "losses": trained.losses, "weights_sha256": trained.weights_sha256, "slowdown": None, "gradients_equal": None,
         "weights_equal": None,
@@ -110,7 +111,7 @@ def _train(training: BudgetedTraining, steps: int | None = None) -> TrainedModel
     built: Built
     with torch.device(training.device):
         built = build(training.model, training.preset)
-    optimizer = torch.optim.SGD(built.module.parameters(), 0.01, momentum=_MOMENTUM)
+    optimizer = sgd(built.module)
     trained = TrainedModel([], [], model_bytes=_bytes([*built.module.parameters(), *built.module.buffers()]))
     for _ in range(training.steps if steps is None else steps):
         with torch.device(training.device):
@@ -127,6 +128,11 @@ def _train(training: BudgetedTraining, steps: int | None = None) -> TrainedModel
     trained.gradients_sha256 = _sha256([gradient for gradient in gradients if gradient is not None])
     trained.weights_sha256 = _sha256(list(built.module.state_dict().values()))
     return trained
+
+
+def sgd(module: nn.Module) -> torch.optim.SGD:
+    """Return the optimizer that trains a model."""
+    return torch.optim.SGD(module.parameters(), 0.01, momentum=0.9)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
