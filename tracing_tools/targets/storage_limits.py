@@ -160,7 +160,7 @@ class LimitedCgroups:
     def _watch(self) -> None:
         while self._memory is not None and not self._over.wait(_MEMORY_EVERY_S):
             with contextlib.suppress(OSError, ValueError):
-                self._own_memory.add(*_found_memory(self._memory))
+                self._own_memory.add(*_found_memory(self._memory), _count_tasks(self._memory))
 
     def _remove(self) -> None:
         for cgroup in [*self._joined, *([self.parent] if self.parent else [])]:
@@ -203,21 +203,27 @@ class _OwnMemory:
     """The peak memory of the tasks in a memory cgroup, plus the memory that the kernel uses for them.
 
     The kernel's memory includes data about cached pages (buffer heads, 2.6 % of the pages). To exclude these data, the smallest
-    value of the kernel's memory counts that was read while the tasks used about their peak.
+    value of the kernel's memory counts that was read while the tasks used about their peak. Only readings with the most tasks
+    count, since each process has page tables and stacks: a job may reach its peak before it starts loaders.
     """
 
     def __init__(self) -> None:
-        self._most_bytes = self._kernel_bytes = 0
+        self._most_bytes = self._kernel_bytes = self._tasks = 0
 
-    def add(self, own_bytes: int, kernel_bytes: int) -> None:
-        if own_bytes > _MORE * self._most_bytes:
-            self._kernel_bytes = kernel_bytes
-        elif own_bytes * _MORE > self._most_bytes:
+    def add(self, own_bytes: int, kernel_bytes: int, tasks: int) -> None:
+        is_peak = own_bytes * _MORE > self._most_bytes
+        if own_bytes > _MORE * self._most_bytes or (is_peak and tasks > self._tasks):
+            self._kernel_bytes, self._tasks = kernel_bytes, tasks
+        elif is_peak and tasks == self._tasks:
             self._kernel_bytes = min(self._kernel_bytes, kernel_bytes)
         self._most_bytes = max(self._most_bytes, own_bytes)
 
     def total_bytes(self) -> int:
         return self._most_bytes + self._kernel_bytes
+
+
+def _count_tasks(memory: Path) -> int:
+    return sum(len(path.read_text().split()) for path in memory.rglob("cgroup.procs"))
 
 
 def _found_memory(memory: Path) -> tuple[int, int]:

@@ -25,7 +25,8 @@ _READS = (Op.OPEN, Op.READ, Op.CLOSE, Op.MAP, Op.TOUCH, Op.UNMAP, Op.COPY)
 _WRITES = (Op.WRITE, Op.SYNC, Op.DATASYNC, Op.RENAME, Op.UNLINK, Op.COPY_TO, Op.TRUNCATE)
 _WAITS = (Op.PIPE_READ, Op.POLL, Op.WAIT)
 _GROUPS = (_READS, _WRITES, _WAITS, (Op.MEET,))
-_TIMED_BY_END = (Op.POLL, Op.PIPE_READ, Op.WAIT, Op.JOIN)  # operations whose `at_ns` is when they ended
+_WITHOUT_THINK = (Op.WAIT, Op.JOIN)  # waits that are recorded as begun at once, whatever the thread did before
+_TIMED_BY_END = (Op.POLL, Op.PIPE_READ, *_WITHOUT_THINK)  # operations whose `at_ns` is when they ended
 
 
 class StepPoint(IntEnum):
@@ -150,11 +151,13 @@ def _inserted(recording: TwinRecording, before: NDArray[np.int64], values: NDArr
     # A point divides the time between two calls. When a wait began is not recorded; what precedes it counts as computation.
     left, by_end = columns["think_ns"][before], np.isin(columns["op"][before], _TIMED_BY_END)
     since_ns = np.where(by_end, columns["at_ns"][np.maximum(before - 1, 0)], columns["at_ns"][before] - left)
-    at = np.clip(moment - since_ns, 0, left)
+    # A wait that begins later, when the thread has computed, ends as before: when what the thread waits for has happened.
+    shortens_wait = np.isin(columns["op"][before], _WITHOUT_THINK)
+    at = np.clip(moment - since_ns, 0, np.where(shortens_wait, columns["at_ns"][before] - since_ns, left))
     same = np.append(False, before[1:] == before[:-1])
     think = np.where(same, np.maximum(at - np.append(0, at[:-1]), 0), at)
     others = columns["think_ns"].copy()
-    np.subtract.at(others, before, think)
+    np.subtract.at(others, before, np.where(shortens_wait, 0, think))
     new = {
         "thread": thread, "at_ns": moment, "think_ns": think, "op": np.full(len(before), Op.STEP), "subject": number,
         "size": point, "fd": steps, "offset": offset,

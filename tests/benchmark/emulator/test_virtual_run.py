@@ -25,7 +25,7 @@ from tests.benchmark.strace import needs_strace
 from tests.benchmark.thread_calls import calls_by_thread
 from tests.conftest import ROOT, run_iotwin
 
-_SECONDS, _STEPS = 2.0, 8  # computing of a step; steps of both epochs
+_SECONDS, _STEPS = 20.0, 8  # computing of a step; steps of both epochs
 
 
 def _loaders(config: Config) -> None:
@@ -44,7 +44,12 @@ def _threads(config: Config) -> None:
 def _background(config: Config) -> None:
     """Checkpoints within epochs, in the background, that take longer than two steps."""
     section = config.twin.checkpoint
-    section.asynchronous, section.snapshot_time, section.serialization_time, section.persist_threads = True, 0.5, 5.0, 2
+    section.asynchronous, section.snapshot_time, section.serialization_time, section.persist_threads = (
+        True,
+        0.5,
+        2.5 * _SECONDS,
+        2,
+    )
     config.checkpoint.steps_between_checkpoints = 2
 
 
@@ -105,21 +110,22 @@ def test_the_real_time_of_a_run_excludes_what_was_skipped_before_it(twin: Config
 
 def test_threads_and_ranks_wait_for_one_another_as_in_real_time(twin: Config) -> None:
     """Formulas: with a step shorter than a batch's loading, the loaders set the pace, and the snapshot's wait stalls training."""
-    twin.train.computation_time, twin.reader.preprocess_time = 0.5, 1.0  # 2 loaders, 2 samples a batch: a batch each second
+    # 2 loaders, 2 samples a batch: a batch each 100 s
+    twin.train.computation_time, twin.reader.preprocess_time = 50.0, 100.0
     twin.workflow.evaluation, twin.workflow.checkpoint = False, False
     epochs = _run(twin, "virtual")["iotwin"]["training"]["epoch_s"]
-    # Batches arrive at 2, 2, 4 and 4 s; the last step begins after the one before it.
-    assert epochs == pytest.approx([5.0, 5.0], abs=0.4)
+    # Batches arrive at 200, 200, 400 and 400 s; the last step begins after the one before it.
+    assert epochs == pytest.approx([500.0, 500.0], abs=40)
 
 
 def test_a_background_checkpoint_delays_only_what_waits_for_it(twin: Config) -> None:
-    twin.train.computation_time, twin.train.epochs, twin.workflow.evaluation = 1.0, 1, False
+    twin.train.computation_time, twin.train.epochs, twin.workflow.evaluation = 100.0, 1, False
     section = twin.checkpoint
-    twin.twin.checkpoint.asynchronous, twin.twin.checkpoint.snapshot_time = True, 3.0
+    twin.twin.checkpoint.asynchronous, twin.twin.checkpoint.snapshot_time = True, 300.0
     twin.twin.checkpoint.snapshot = "host"
     section.steps_between_checkpoints = 2
     (epoch_s,) = _run(twin, "virtual")["iotwin"]["training"]["epoch_s"]
-    assert epoch_s == pytest.approx(1 + 1 + 3 + 1, abs=0.4)  # the third step waits for the snapshot, not the fourth
+    assert epoch_s == pytest.approx(100 + 100 + 300 + 100, abs=40)  # the third step waits for the snapshot, not the fourth
 
 
 @needs_strace
@@ -178,8 +184,8 @@ def test_slots_of_ended_threads_are_used_again() -> None:
     with waits.on_virtual_clock(1) as clock:
         for _ in range(50):
             pool = TaskThreads(3, "test")
-            assert pool.map(slept, [100.0, 200.0, 300.0, 50.0]) == [100, 200, 300, 50]
-        assert 50 * 299.9 <= clock.figures().skipped_s < 50 * 301
+            assert pool.map(slept, [10_000.0, 20_000.0, 30_000.0, 5_000.0]) == [10_000, 20_000, 30_000, 5_000]
+        assert 50 * 29_990 <= clock.figures().skipped_s < 50 * 30_100
         assert clock._cells[1] < 10  # slots in use
 
 

@@ -70,3 +70,19 @@ def test_a_module_that_mentions_a_function_which_leads_to_an_update_is_parsed(tm
     (tmp_path / "unused").mkdir()
     _, parsed = reached(tmp_path / "unused", "import more", more="# runs step\nstep = 1\n")
     assert parsed == {"train"}
+
+
+@pytest.mark.parametrize("call", [
+    "fns = [step, other]\ndef loop():\n    for each in fns:\n        each(1)",
+    "def loop(fns):\n    return [each(1) for each in fns]\nloop((step, other))",
+    "fns = {}\nfns['a'] = step\ndef loop():\n    return fns['a'](1)",
+    "fns = []\nfns.append(step)\ndef loop():\n    for each in fns:\n        plain(each)",
+    "fns = dict(a=step, b=other)\ndef loop():\n    for name in fns:\n        fns[name](1)",
+])  # fmt: skip
+def test_a_loop_over_functions_leads_to_an_update_if_one_of_them_does(tmp_path, call):
+    assert "loop" in reached(tmp_path, call)[0]
+
+
+def test_loops_over_other_things_lead_nowhere(tmp_path):
+    found = reached(tmp_path, "fns = [other, plain]\ndef loop():\n    for each in fns:\n        each(1)")[0]
+    assert found == {"kept", "inner"}

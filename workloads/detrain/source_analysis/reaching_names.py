@@ -11,6 +11,7 @@ _SINK, _ITEM = "<sink>", "[]"  # the call of a sink; an item of a container, or 
 _METHODS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEFINITIONS = (*_METHODS, ast.ClassDef, ast.Import, ast.ImportFrom)
 _CONTAINERS = (ast.Dict, ast.List, ast.Tuple, ast.Set)
+_ADDERS = ("append", "add", "insert", "dict")  # calls that put their arguments into a container
 
 
 class ReachingNames:
@@ -18,7 +19,8 @@ class ReachingNames:
 
     A function that is passed on has other names too: the parameters and variables that get it. The names may be too many.
     A parameter or local variable is written `=NAME@N`, where N stands for its function: functions use the same names for
-    different values. An attribute is written `.NAME`, and what a function or class returns `NAME()`.
+    different values. An attribute is written `.NAME`, and what a function or class returns `NAME()`. The items of all containers
+    have one name, so that too many functions may lead to a sink, but none is missed.
     """
 
     def __init__(self, modules: LocalModules) -> None:
@@ -169,6 +171,10 @@ class ReachingNames:
             else:
                 for target, value in _assignments(node):
                     self._variables.append((self._reference(target, module), self._values(value, module)))
+                for target in _loop_variables(node, module):
+                    self._variables.append((self._reference(target, module), {_ITEM}))
+                if isinstance(node, ast.Assign) and any(isinstance(each, ast.Subscript) for each in node.targets):
+                    self._add(_ITEM, self._values(node.value, module))
 
     def _add(self, name: str, by: set[str]) -> None:
         # Special methods are called by other names: that of the class, or of what holds the object. Calls of sinks count anyway.
@@ -193,8 +199,10 @@ class ReachingNames:
             *enumerate(given),
             *((keyword.arg or "", keyword.value) for keyword in node.keywords),
         ]
-        values = ((at, self._values(each, module)) for at, each in arguments)
+        values = [(at, self._values(each, module)) for at, each in arguments]
         self._passed += [(_last_name(function), at, names) for at, names in values if names]
+        if _last_name(function) in _ADDERS:
+            self._add(_ITEM, set[str]().union(*(names for _, names in values)))
 
     def _add_parameters(
         self, name: str, node: ast.FunctionDef | ast.AsyncFunctionDef, is_method: bool, module: SourceModule
@@ -215,13 +223,27 @@ class ReachingNames:
                     self._add(f"{node.name}()", self._mentioned(each, module))
 
 
+def _loop_variables(node: ast.AST, module: SourceModule) -> Iterator[ast.Name]:
+    """Yield the variables that a loop or comprehension sets to items of a container, and calls or passes on."""
+    if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
+        body = (isinstance(node, ast.comprehension) and module.parent(node)) or node
+        calls = [each for each in ast.walk(body) if isinstance(each, ast.Call)]
+        parts = [part for each in calls for part in (each.func, *each.args, *(word.value for word in each.keywords))]
+        used = {part.id for part in parts if isinstance(part, ast.Name)}
+        yield from (each for each in _stored(node.target) if isinstance(each, ast.Name) and each.id in used)
+
+
+def _stored(target: ast.AST) -> list[ast.Name | ast.Attribute]:
+    """Return the names and attributes that `target` sets."""
+    return [each for each in ast.walk(target) if isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Store)]
+
+
 def _assignments(node: ast.AST) -> Iterator[tuple[ast.Name | ast.Attribute, ast.expr]]:
     """Yield the names and attributes that an assignment sets, each with the whole value."""
     if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-            for each in ast.walk(target):
-                if isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Store):
-                    yield each, node.value
+            for each in _stored(target):
+                yield each, node.value
 
 
 def _last_name(node: ast.AST) -> str:

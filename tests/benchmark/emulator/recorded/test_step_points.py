@@ -10,8 +10,18 @@ from hypothesis import strategies as st
 from iotwin.benchmark.emulator.recorded.step_points import StepPoint, StepPoints, numbered, with_points
 from iotwin.loops.emulation import EmulationOptions, run_workload
 from iotwin.workload_yaml.recording import Mark, Op, RecordedBatches, RecordedPass
-from tests.benchmark.emulator.recorded.test_data_wait import JOB, fitted
+from tests.benchmark.emulator.recorded import test_data_wait
 from tests.benchmark.recordings import recording, row
+
+STEP_S, STEPS = 4.0, 4
+JOB = replace(test_data_wait.JOB, compute_ms=1000 * STEP_S)  # 16 files in batches of 4
+
+
+def fitted(folder, job=JOB):
+    """The twin on the virtual clock: beside the times of the job, delays by a loaded machine do not count."""
+    config = test_data_wait.fitted(folder, job)
+    config.twin.clock = "virtual"
+    return config
 
 
 def training(config):
@@ -21,23 +31,22 @@ def training(config):
 
 
 def test_computation_is_the_time_between_calls_after_the_first_step(tmp_path):
-    """JOB has 16 files in batches of 4, and computes 40 ms a step."""
     found = training(fitted(tmp_path))
-    assert found["steps"] == 4 and len(found["epoch_s"]) == 1
-    assert found["compute_s"] == pytest.approx(3 * 0.04, rel=0.1)
-    assert found["step_s"] == pytest.approx(found["epoch_s"][0] / 4)
+    assert found["steps"] == STEPS and len(found["epoch_s"]) == 1
+    assert found["compute_s"] == pytest.approx((STEPS - 1) * STEP_S, rel=0.1)
+    assert found["step_s"] == pytest.approx(found["epoch_s"][0] / STEPS)
     assert found["au"] == pytest.approx(found["compute_s"] / (found["compute_s"] + found["data_wait_s"] + found["rank_wait_s"]))
 
 
 @pytest.mark.parametrize("edit", [None, "computation_scale", "batch_size", "read_threads"])
 def test_unpacking_counts_as_waiting_and_follows_the_batch_but_not_the_accelerator(tmp_path, edit):
-    config = fitted(tmp_path, replace(JOB, files=32, unpack_ms=20))
-    compute_s, unpack_s, steps = 0.04, 0.02, 8
+    config = fitted(tmp_path, replace(JOB, files=32, unpack_ms=500 * STEP_S))
+    compute_s, unpack_s, steps = STEP_S, STEP_S / 2, 2 * STEPS
     if edit == "computation_scale":
-        config.train.computation_scale, compute_s = 0.5, 0.02
+        config.train.computation_scale, compute_s = 0.5, STEP_S / 2
     elif edit == "batch_size":
         config.reader.batch_size *= 2
-        compute_s, unpack_s, steps = 0.08, 0.04, 4
+        compute_s, unpack_s, steps = 2 * compute_s, 2 * unpack_s, STEPS
     elif edit == "read_threads":
         config.reader.read_threads, unpack_s = 0, 0.0  # the rank reads its batches itself
     found = training(config)
@@ -53,7 +62,7 @@ def test_an_edited_replay_measures_its_own_steps_and_epochs(tmp_path):
     config.reader.batch_size *= 2
     found = training(config)
     assert found["steps"] == 2 * 2 and [each["epoch"] for each in found["passes"]] == [1, 2]
-    assert found["compute_s"] == pytest.approx(2 * 0.04, rel=0.1)  # twice as many samples, half the time for each
+    assert found["compute_s"] == pytest.approx(2 * STEP_S, rel=0.1)  # twice as many samples, half the time for each
 
 
 def test_two_ranks_count_their_waits_for_one_another(tmp_path):
@@ -73,7 +82,7 @@ def test_reads_of_a_rank_without_loaders_are_waits_for_data(tmp_path):
 
 
 def test_a_replay_that_is_stopped_early_counts_whole_passes_only(tmp_path):
-    summary = run_workload(fitted(tmp_path), EmulationOptions(limit_s=0.05))
+    summary = run_workload(fitted(tmp_path), EmulationOptions(limit_s=STEP_S))
     assert summary is not None and summary["iotwin"]["stopped_early"] and summary["iotwin"]["training"] is None
 
 
@@ -85,23 +94,42 @@ def passes_of_one_rank(ends_ns: list[int]) -> RecordedBatches:
     return RecordedBatches(passes, zeros, zeros, begins, begins, begins, begins, ends_ns)
 
 
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.lists(st.integers(0, 400), min_size=1, max_size=5))
-def test_points_change_no_time_of_any_other_row(thinks, ends):
-    rows = [row(0, Op.OPEN, think_ns=0)] + [row(0, Op.MARK, think_ns=think) for think in thinks]
+WAITS = (Op.JOIN, Op.WAIT)
+
+
+def played(columns, happened) -> np.ndarray:
+    """The time of each row by a naive player: a wait ends when what it waits for has `happened`, or at once."""
+    now, times = 0, []
+    for think, op in zip(columns["think_ns"], columns["op"], strict=True):
+        now += think
+        if op in WAITS:
+            now = max(now, next(happened))
+        times.append(now)
+    return np.array(times)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.sampled_from([Op.MARK, *WAITS])), min_size=1, max_size=12),
+    st.lists(st.integers(0, 400), min_size=1, max_size=5),
+)
+def test_points_change_no_time_of_any_other_row(others, ends):
+    """A thread has computed an unknown part of the time before a wait ends, and is recorded as waiting for all of it."""
+    rows = [row(0, Op.OPEN, think_ns=0)] + [row(0, op, think_ns=0 if op in WAITS else time) for time, op in others]
     made = recording(rows, [], marks=[Mark("step", True)])
-    at_ns = np.cumsum(made.columns["think_ns"])
+    at_ns = np.cumsum([0, *(time for time, _ in others)])
+    happened = at_ns[np.isin(made.columns["op"], WAITS)]
     batches = passes_of_one_rank(sorted(ends))
     labels = {name: np.full(made.rows, -1) for name in ("label", "batch", "sample")}
     made = replace(made, columns={**made.columns, **labels, "at_ns": at_ns})
     made.header.batches = batches
     pointed = numbered(with_points(made))
     points = pointed.columns["op"] == Op.STEP
-    assert (np.cumsum(pointed.columns["think_ns"])[~points] == at_ns).all()
+    times = played(pointed.columns, iter(happened))
+    assert (times[~points] == at_ns).all()
     assert (pointed.columns["think_ns"] >= 0).all()
     whole = [end for end in sorted(ends) if end <= at_ns[-1]]
     assert points.sum() == 3 * len(whole)
-    reached = np.cumsum(pointed.columns["think_ns"])[points].reshape(-1, 3)
-    assert (reached[:, StepPoint.END] == whole).all()
+    assert (times[points].reshape(-1, 3)[:, StepPoint.END] == whole).all()
 
 
 def test_the_passes_are_the_differences_between_their_points():

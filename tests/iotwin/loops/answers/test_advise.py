@@ -100,6 +100,10 @@ def test_without_decoding_steps_do_not_wait_for_a_processor_any_more(tmp_path):
     assert busy is not None and float(busy[1].partition("computation_scale=")[2]) == pytest.approx(1 / 2)
 
 
+# Twins run on the virtual clock: beside such times, delays by a loaded machine do not count.
+SLOW = {"compute_ms": 500, "decode_ms": 50}
+
+
 def local_job(folder: Path, job: LoaderJob) -> Trace:
     """The trace of a job whose data are in `folder`."""
     job.root = str(folder / "data")
@@ -108,11 +112,11 @@ def local_job(folder: Path, job: LoaderJob) -> Trace:
 
 
 def test_a_change_is_tested_on_the_twin_before_it_is_given(tmp_path):
-    job = LoaderJob(files=320, batch=16, epochs=1, loaders=1, compute_ms=5, file_bytes=1_000)
+    job = LoaderJob(files=96, batch=16, epochs=1, loaders=1, **SLOW, file_bytes=1_000)
     advice = advise(local_job(tmp_path, job), runs=2)
     assert not advice.notes and advice.twin_step_s is not None
     first = next(each for each in advice.findings if each.kind == "few_loaders")
-    assert first.predicted is not None and first.predicted.value < 1 and first.runs == 2
+    assert first.predicted is not None and first.predicted.value < 0.9 and first.runs == 2
     recipe = advice.to_document()["recipe"]
     assert recipe["runs"] == 2 and recipe["machine"] and set(recipe["load"]) == {"start", "end"}
     unchanged, *changed = recipe["variants"]
@@ -142,15 +146,15 @@ def test_the_document_has_the_keys_that_scripts_rely_on(tmp_path):
 
 
 @pytest.mark.parametrize(("slow", "change"), [
-    ({"loaders": 1}, "loader processes: 4"), ({"decode_ms": 60}, "loading of a sample: as the others"),
+    ({"loaders": 1}, "loader processes: 4"), ({"decode_ms": 6000}, "loading of a sample: as the others"),
 ])  # fmt: skip
 def test_a_slow_rank_is_tested_with_ranks_that_are_alike(tmp_path, slow, change):
     """The rank takes 4 or 6 times as long for its batches as it computes on them."""
-    job = LoaderJob(files=96, ranks=2, epochs=1, loaders=4, compute_ms=10, decode_ms=10, last_rank=slow)
-    advice = advise(local_job(tmp_path, job), runs=2)
+    job = LoaderJob(files=64, ranks=2, epochs=1, loaders=4, compute_ms=1000, decode_ms=1000, last_rank=slow)
+    advice = advise(local_job(tmp_path, job), runs=1)
     [found] = [each for each in advice.findings if each.kind == "uneven_ranks"]
     assert str(found.change) == change and found.evidence["rank"] == 1 and "few_loaders" not in kinds(advice)
-    assert found.predicted is not None and found.predicted.value < 1
+    assert found.predicted is not None and found.predicted.value < 0.8
 
 
 def test_a_change_that_the_twin_cannot_follow_is_not_tested_and_its_finding_gives_the_reason(tmp_path):

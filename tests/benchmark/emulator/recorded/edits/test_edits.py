@@ -397,7 +397,7 @@ def test_an_edited_twin_runs_without_a_wait_that_is_given_up(tmp_path, change):
 
 
 def test_what_if_questions_compare_durations(tmp_path):
-    config = load(twin(tmp_path))
+    config = load(twin(tmp_path), ["++twin.clock=virtual", "++train.computation_scale=50"])
 
     def run(value: str | None) -> dict:
         config.train.epochs = int(value or JOB.epochs)
