@@ -220,6 +220,7 @@ _ALLOWED = {
     "ranks.py": r"time\.monotonic\(\)",  # how long ranks may take to end, when the run is over
     "checkpoints/background.py": r"time\.thread_time\(\)",
     "checkpoints/slots.py": r"threading\.Lock",
+    "readers/numpy_files.py": r"threading\.Lock",
     "checkpoints/own_files.py": r"threading\.Lock",
     "loaders/tf_data.py": r"time\.sleep",  # TensorFlow's own threads wait in real time
 }
