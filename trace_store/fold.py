@@ -5,8 +5,8 @@ alone, so results are equal for any number of workers.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow.compute import Expression
 
+from iotwin.common.progress import Advance
 from iotwin.trace_store.columns import integers
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import FILE_KINDS, GROUP_OF_OP, OP_GROUPS
@@ -98,16 +99,35 @@ class Events:
         return np.where(self.group <= WRITE, np.maximum(self.result, 0), 0)
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """Consecutive Parquet files of the events of a trace, which one collector adds."""
+
+    trace: Trace
+    parts: Sequence[int]  # indices of the files
+
+    @cached_property
+    def decoder(self) -> EventDecoder:
+        """The decoder of all batches of the stretch."""
+        return EventDecoder(self.trace.files()["kind"].tolist())
+
+    @cached_property
+    def begin_ns(self) -> int:
+        """The start of the first event; 0 if there is none."""
+        return self.trace.part_begin_ns(self.parts[0]) if self.parts else 0
+
+    def in_flight(self, columns: Sequence[str]) -> Events:
+        """Return the events of earlier stretches that end after this one begins."""
+        earlier = self.parts[0] if self.parts else 0
+        return Events(self.trace.in_flight(self.begin_ns, earlier, columns), self.decoder)
+
+
 class Collector(Protocol):
     """Collects figures about the events of one stretch of a trace, or of several stretches that follow one another."""
 
     @property
     def columns(self) -> Sequence[str]:
         """The columns of events that `add` reads."""
-
-    @property
-    def size(self) -> int:
-        """The bytes that the collected figures take."""
 
     def add(self, events: Events) -> None:
         """Add a batch. Batches come in order of start."""
@@ -117,12 +137,13 @@ class Collector(Protocol):
 
 
 class Combined:
-    """Base class of summaries whose attributes are summaries of the same stretch of a trace."""
+    """Base class of summaries whose public attributes are summaries of the same stretch of a trace."""
 
     def later(self, other: Self) -> None:
         """Add to each attribute the figures of the same attribute of `other`, which summarises the stretch that follows."""
         for name, each in vars(self).items():
-            each.later(getattr(other, name))
+            if not name.startswith("_"):
+                each.later(getattr(other, name))
 
 
 class CollectorSet(Combined):
@@ -133,11 +154,6 @@ class CollectorSet(Combined):
         """The union of the collectors' columns."""
         return tuple(dict.fromkeys(name for each in vars(self).values() for name in each.columns))
 
-    @property
-    def size(self) -> int:
-        """The bytes that all collectors take."""
-        return sum(each.size for each in vars(self).values())
-
     def add(self, events: Events) -> None:
         """Add a batch to each collector."""
         for each in vars(self).values():
@@ -147,26 +163,39 @@ class CollectorSet(Combined):
 Found = TypeVar("Found", bound=Collector)
 
 
-def fold(trace: Trace, make: Callable[[Trace], Found], each: Workers = in_this_process, where: Expression | None = None) -> Found:
+def fold(
+    trace: Trace, make: Callable[[Stretch], Found], each: Workers = in_this_process, where: Expression | None = None
+) -> Found:
     """Return the collector that `make` creates, with the figures of all events of `trace` for which `where` is true.
 
     `each` folds the stretches of the trace, concurrently if it has several workers; then `make` must be picklable.
     """
-    return fold_all([trace], make, each, where)[0]
+    return fold_all([trace], [make], each, where)[0]
 
 
 def fold_all(
-    traces: Sequence[Trace], make: Callable[[Trace], Found], each: Workers = in_this_process, where: Expression | None = None
+    traces: Sequence[Trace],
+    makes: Sequence[Callable[[Stretch], Found]],
+    each: Workers = in_this_process,
+    where: Expression | None = None,
+    advance: Advance | None = None,
 ) -> list[Found]:
-    """Return the result of `fold` for each of `traces`, whose stretches `each` folds concurrently."""
-    cut = [stretches(trace.part_rows) for trace in traces]
-    tasks = [(trace.path, parts, make, where) for trace, own in zip(traces, cut, strict=True) for parts in own]
-    found, whole = iter(each(_folded, tasks)), []
-    for own in cut:
-        first = next(found)
-        for _ in own[1:]:
-            first.later(next(found))
-        whole.append(first)
+    """Return the result of `fold` for each of `traces`, whose stretches `each` folds concurrently.
+
+    `makes` has the `make` for each of `traces`. `advance` receives the number of events of each folded stretch.
+    """
+    rows = [trace.part_rows for trace in traces]
+    cut = [stretches(own) for own in rows]
+    tasks = [(trace, parts, make, where) for trace, own, make in zip(traces, cut, makes, strict=True) for parts in own]
+    found, whole = each(_folded, tasks), []
+    for own, counts in zip(cut, rows, strict=True):
+        for parts, this in zip(own, found, strict=False):
+            if parts is own[0]:
+                whole.append(this)
+            else:
+                whole[-1].later(this)
+            if advance is not None:
+                advance(sum(counts[part] for part in parts))
     return whole
 
 
@@ -184,11 +213,11 @@ def stretches(rows: Sequence[int]) -> list[list[int]]:
     return stretches
 
 
-def _folded(task: tuple[Path, Sequence[int], Callable[[Trace], Found], Expression | None]) -> Found:
-    path, parts, make, where = task
-    trace = Trace(path)
-    found, decoder = make(trace), EventDecoder(trace.files()["kind"].tolist())
+def _folded(task: tuple[Trace, Sequence[int], Callable[[Stretch], Found], Expression | None]) -> Found:
+    trace, parts, make, where = task
+    stretch = Stretch(trace, parts)
+    found = make(stretch)
     for batch in trace.events(found.columns, where, parts=parts):
         if batch.num_rows:
-            found.add(Events(batch, decoder))
+            found.add(Events(batch, stretch.decoder))
     return found

@@ -1,12 +1,15 @@
 """Read a finished trace as Arrow batches or pandas frames."""
 
+import itertools
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.compute import Expression
@@ -52,6 +55,27 @@ class Trace:
     def part_begin_ns(self, part: int) -> int:
         """Return the start in ns of the first event of the Parquet file with the index `part`; 0 if it is empty."""
         return next((int(batch["start_ns"][0].as_py()) for batch in self.events(["start_ns"], parts=[part]) if batch.num_rows), 0)
+
+    def in_flight(self, time_ns: int, parts: int, columns: Sequence[str]) -> pa.Table:
+        """Return the events of the first `parts` Parquet files that end after `time_ns`, in order of start.
+
+        Row groups whose statistics rule out such an event are not read.
+        """
+        found = [schema.EVENTS.empty_table().select(list(columns))]
+        with _damage_in_one_line(self.path / "events.parquet"):
+            for fragment in itertools.islice(self._events.get_fragments(), parts):
+                late = [group.id for group in fragment.row_groups if _may_end_after(group.statistics, time_ns)]
+                if late:
+                    ends = pc.field("start_ns") + pc.field("duration_ns")
+                    rows = fragment.subset(row_group_ids=late)
+                    found.append(rows.to_table(schema.EVENTS, columns=list(columns), filter=ends > time_ns))
+        table = pa.concat_tables(found).unify_dictionaries()
+        check_rows(table, "events", self.path / "events.parquet", self._number_of_files)
+        return table
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let another process open the same trace."""
+        return Trace, (self.path, self.inferred)
 
     def _open_events(self) -> ds.Dataset:
         directory = self.path / "events.parquet"
@@ -165,6 +189,12 @@ class Trace:
         kind = "gpu_samples" if name == "samples/gpu.parquet" else path.stem
         check_rows(table, kind, path, self._number_of_files)
         return table
+
+
+def _may_end_after(statistics: Mapping[str, Mapping[str, int]], time_ns: int) -> bool:
+    """Return False if no event of a row group with these `statistics` ends after `time_ns`."""
+    start, duration = (statistics.get(name, {"max": time_ns + 1})["max"] for name in ("start_ns", "duration_ns"))
+    return start + duration > time_ns
 
 
 def _dataset(files: str | list[str], columns: pa.Schema) -> ds.Dataset:

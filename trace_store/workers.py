@@ -1,4 +1,4 @@
-"""Process traces or chunks of traces in this process, in worker processes or on a Dask cluster, with equal results."""
+"""Fold stretches of traces in this process, in worker processes or on a Dask cluster, with equal results."""
 
 import importlib.util
 import math

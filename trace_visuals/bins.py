@@ -147,7 +147,7 @@ class LaneBins:
         self._add_union(lane, start, end)
 
     def begin_with(self, calls: CallColumns, lane: Ints) -> None:
-        """Do not count the time of `calls`, which began in an earlier chunk of the trace, as busy: that chunk counts it.
+        """Do not count the time of `calls`, which began in an earlier stretch of the trace, as busy: that stretch counts it.
 
         `lane`: lane of each call, negative for none.
         """

@@ -1,6 +1,6 @@
 """Read a trace's calls as numpy columns, batch by batch, for pictures and the report."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,6 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from iotwin.trace_store import fold, schema
-from iotwin.trace_store.chunks import Chunk
 from iotwin.trace_store.columns import integers
 from iotwin.trace_store.fold import EventDecoder, Events
 from iotwin.trace_store.reader import Trace
@@ -24,7 +23,7 @@ _GROUP = np.array([GROUPS.index(group) if group in GROUPS else OTHER for group i
 # Calls on other files (libraries, pipes, sockets, ...) are shown separately from storage.
 STORAGE_KINDS = schema.FILE_KINDS[:3]  # data set, checkpoints and logs
 
-_COLUMNS = ("start_ns", "duration_ns", "op", "pid", "file_id", "offset", "result")
+COLUMNS = ("start_ns", "duration_ns", "op", "pid", "file_id", "offset", "result")
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class CallColumns:
 
     start_ns: Ints
     end_ns: Ints
-    op: Ints  # index into CallReader.ops
+    op: Ints  # index into the names of operations, as for calls_of
     group: Ints  # index into GROUPS
     pid: Ints
     file_id: Ints  # -1 if the call has no file
@@ -58,44 +57,21 @@ class CallColumns:
         return CallColumns(*(getattr(self, name).take(indices) for name in self.__dataclass_fields__))
 
 
-class CallReader:
-    """Reads a trace's calls in batches. `ops` has the names of operations read so far; `CallColumns.op` is an index into it."""
-
-    def __init__(self, trace: Trace, ops: list[str] | None = None) -> None:
-        self._trace, self._decoder = trace, EventDecoder(trace.files()["kind"].tolist(), ops)
-        self.ops = self._decoder.ops
-
-    def __iter__(self) -> Iterator[CallColumns]:
-        """Yield every call of the trace."""
-        return self._read()
-
-    def until(self, end_ns: int) -> Iterator[CallColumns]:
-        """Yield the calls that start before `end_ns` (monotonic ns)."""
-        return self._read(pc.field("start_ns") < end_ns)
-
-    def between(self, begin_ns: int, end_ns: int) -> Iterator[CallColumns]:
-        """Yield the calls that start from `begin_ns` on and before `end_ns` (monotonic ns), and read no others."""
-        return self._read((pc.field("start_ns") >= begin_ns) & (pc.field("start_ns") < end_ns))
-
-    def of(self, chunk: Chunk) -> Iterator[CallColumns]:
-        """Yield the calls of a chunk of the trace."""
-        return self._read(None, chunk.parts)
-
-    def in_flight(self, chunk: Chunk) -> CallColumns:
-        """Return the calls that began in earlier chunks of the trace and end after `chunk` begins."""
-        return _calls(Events(chunk.in_flight, self._decoder))
-
-    def _read(self, where: pc.Expression | None = None, parts: Sequence[int] | None = None) -> Iterator[CallColumns]:
-        batches = self._trace.events(_COLUMNS, where, parts=parts)
-        return (_calls(Events(batch, self._decoder)) for batch in batches if batch.num_rows)
-
-
-def _calls(events: Events) -> CallColumns:
-    start_ns = events.column("start_ns")
+def calls_of(events: Events, ops: list[str] | None = None) -> CallColumns:
+    """Return `events` as calls, whose `op` is an index into `ops`, which has their operations; None stands for the decoder's."""
+    start_ns, op = events.column("start_ns"), events.op
+    if ops is not None:
+        op = np.array([ops.index(name) for name in events.decoder.ops], np.int64)[op]
     return CallColumns(
-        start_ns, start_ns + events.duration_ns, events.op, _GROUP[events.group], events.column("pid"), events.file_id,
+        start_ns, start_ns + events.duration_ns, op, _GROUP[events.group], events.column("pid"), events.file_id,
         events.column("offset"), events.result, events.moved_bytes, (events.kind >= 0) & (events.kind < len(STORAGE_KINDS)),
     )  # fmt: skip
+
+
+def read_calls(trace: Trace, ops: list[str], where: pc.Expression) -> Iterator[CallColumns]:
+    """Yield the calls for which `where` is true. `ops`: names of operations, to which those of further operations are added."""
+    decoder = EventDecoder(trace.files()["kind"].tolist(), ops)
+    return (calls_of(Events(batch, decoder)) for batch in trace.events(COLUMNS, where) if batch.num_rows)
 
 
 def span_ns(trace: Trace) -> tuple[int, int]:

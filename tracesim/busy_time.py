@@ -64,7 +64,7 @@ class BusyTime:
             self._unions[row].add(calls.start_ns[chosen], calls.start_ns[chosen] + calls.duration_ns[chosen])
 
     def begin_with(self, in_flight: Calls) -> None:
-        """Do not count the time of the calls `in_flight`, which began in an earlier chunk of the trace: that chunk counts it."""
+        """Do not count the time of the calls `in_flight`, which began in an earlier stretch, which counts it."""
         for row, group in enumerate(_GROUPS):
             chosen = (in_flight.group == group) & (in_flight.moved_bytes > 0)
             self._unions[row].cover(in_flight.start_ns[chosen] + in_flight.duration_ns[chosen])

@@ -3,24 +3,20 @@
 Calls on libraries, logs, pipes and sockets are left out, because a twin does not imitate them.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.trace_store import fold, schema
-from iotwin.trace_store.chunks import Chunk
-from iotwin.trace_store.fold import EventDecoder, Events
-from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.fold import Events
 
 FILE_KINDS = schema.FILE_KINDS[:2]  # data set and checkpoints
 GROUPS = fold.GROUPS[:6]
 READ, WRITE, OPEN, CLOSE, SYNC, MAP = range(len(GROUPS))
 _REMOVALS = ("unlink", "unlinkat")
 
-_COLUMNS = ("start_ns", "duration_ns", "op", "tid", "file_id", "offset", "result")
-_BATCH_ROWS = 1 << 18
+COLUMNS = ("start_ns", "duration_ns", "op", "tid", "file_id", "offset", "result")
 
 
 @dataclass(frozen=True)
@@ -41,38 +37,16 @@ class Calls:
         return Calls(*(column[selected] for column in vars(self).values()))
 
 
-class StorageCalls:
-    """Iterates over the calls on data-set and checkpoint files in a chunk of a trace, in batches, in order of start.
+class CallSelection:
+    """Selects the calls on data-set and checkpoint files from events."""
 
-    Only calls of `groups`, a subset of GROUPS, are yielded.
-    """
-
-    def __init__(self, chunk: Chunk, groups: frozenset[str] = frozenset(GROUPS)) -> None:
-        self._chunk, self._trace = chunk, Trace(chunk.path)
+    def __init__(self, threads: NDArray[np.int64], groups: frozenset[str] = frozenset(GROUPS)) -> None:
+        """`threads`: the thread ids of the whole trace, sorted. `groups`, a subset of GROUPS: the calls to select."""
+        self._threads = threads
         self._is_wanted = np.array([group in groups for group in fold.GROUPS])
-        self._decoder = EventDecoder(self._trace.files()["kind"].tolist())
-        self.files = self._decoder.files
-        self.removed_files = 0  # number of checkpoint files removed in the batches yielded so far
 
-    def __iter__(self) -> Iterator[Calls]:
-        """Yield each batch that has at least one call."""
-        for batch in self._trace.events(_COLUMNS, parts=self._chunk.parts, batch_rows=_BATCH_ROWS):
-            events = Events(batch, self._decoder)
-            self.removed_files += self._removals(events)
-            calls = self._calls(events)
-            if len(calls.start_ns):
-                yield calls
-
-    def in_flight(self) -> Calls:
-        """Return the calls of earlier chunks that end after this chunk begins."""
-        return self._calls(Events(self._chunk.in_flight, self._decoder))
-
-    def _removals(self, events: Events) -> int:
-        named = np.flatnonzero((events.group == fold.NAME) & (events.kind == FILE_KINDS.index("checkpoint")))
-        ops = [index for index, op in enumerate(self._decoder.ops) if op in _REMOVALS]
-        return int((np.isin(events.op[named], ops) & (events.result[named] >= 0)).sum())
-
-    def _calls(self, events: Events) -> Calls:
+    def of(self, events: Events) -> Calls:
+        """Return the selected calls among `events`."""
         wanted = self._is_wanted[events.group] & (events.kind >= 0) & (events.kind < len(FILE_KINDS))
         rows = slice(None) if wanted.all() else np.flatnonzero(wanted)
         return Calls(
@@ -80,11 +54,18 @@ class StorageCalls:
             duration_ns=events.duration_ns[rows],
             group=events.group[rows],
             kind=events.kind[rows],
-            thread=np.searchsorted(self._chunk.threads, events.column("tid")[rows]),
+            thread=np.searchsorted(self._threads, events.column("tid")[rows]),
             file=events.file_id[rows],
             offset=events.column("offset")[rows],
             moved_bytes=events.moved_bytes[rows],
         )
+
+
+def removals(events: Events) -> int:
+    """Return how many of `events` remove a checkpoint file."""
+    named = np.flatnonzero((events.group == fold.NAME) & (events.kind == FILE_KINDS.index("checkpoint")))
+    ops = [index for index, op in enumerate(events.decoder.ops) if op in _REMOVALS]
+    return int((np.isin(events.op[named], ops) & (events.result[named] >= 0)).sum())
 
 
 def stable_order(key: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -20,7 +20,7 @@ class InFlight:
 
     def __init__(self, occurrences: Occurrences, begin_ns: int = 0, ends_ns: NDArray[np.int64] | None = None) -> None:
         """Start to count at `begin_ns`, when calls are in flight that end at `ends_ns`."""
-        self._occurrences = occurrences
+        self._occurrences, self._begin_ns = occurrences, begin_ns
         self.time_ns = np.zeros((occurrences.number, LEVEL_BINS))
         self._pending = np.empty(0, dtype=np.int64) if ends_ns is None else ends_ns  # ends of the calls in flight at _horizon
         self._horizon = begin_ns  # start of the latest call
@@ -39,8 +39,10 @@ class InFlight:
             self._sweep(len(self._pending), self._pending[:0], ends, min(int(self._pending.max()), end_ns))
 
     def later(self, other: "InFlight") -> None:
-        """Add the times of `other`, which started to count when this one finished."""
+        """Add the times of `other`, which collected the calls that follow in the trace. This one ends where `other` begins."""
+        self.finish(other._begin_ns)
         self.time_ns += other.time_ns
+        self._pending, self._horizon = other._pending, other._horizon
 
     def _sweep(self, level: int, starts: NDArray[np.int64], ends: NDArray[np.int64], horizon: int) -> None:
         # The lowest bit is 1 for a start and 0 for an end, so that ends precede starts of the same time.

@@ -37,7 +37,7 @@ class OffsetSteps:
         self._key = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
         self._begin = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
         self._end = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
-        # Calls whose (thread, file) has no entry, since the previous call may be in an earlier chunk of the trace. Rows: key,
+        # Calls whose (thread, file) has no entry, since the previous call may be in an earlier stretch of the trace. Rows: key,
         # begin, cell, bytes.
         self._unplaced: list[NDArray[np.int64]] = []
 

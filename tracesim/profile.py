@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -10,14 +11,14 @@ from numpy.typing import NDArray
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.progress import Advance
-from iotwin.trace_store.chunks import Chunk, chunks_of, folded
-from iotwin.trace_store.fold import Combined
+from iotwin.trace_store.columns import integers
+from iotwin.trace_store.fold import Combined, Events, Stretch, fold_all
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers
 from iotwin.tracesim.block import BLOCK_OPS, block_bytes
 from iotwin.tracesim.busy_time import BUSY_BINS, ROWS, BusyTime
 from iotwin.tracesim.call_sums import CallSums
-from iotwin.tracesim.calls import FILE_KINDS, GROUPS, Calls, StorageCalls
+from iotwin.tracesim.calls import COLUMNS, FILE_KINDS, GROUPS, CallSelection, removals
 from iotwin.tracesim.checkpoint_writing import CheckpointWriting
 from iotwin.tracesim.concurrency import InFlight, Readers
 from iotwin.tracesim.logbins import BINS, BINS_PER_OCTAVE, shared_histogram
@@ -28,6 +29,7 @@ from iotwin.tracesim.steps_and_waits import StepTimes
 
 Floats = NDArray[np.float64]
 REREAD_ONE = 20 * BINS_PER_OCTAVE  # histogram bin of files read exactly once; bin 0 is for files of which a millionth is read
+_NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -127,18 +129,26 @@ def has_phases(trace: Trace) -> bool:
 
 
 class _Collectors(Combined):
-    """All collectors, for the calls of one chunk of a trace or of consecutive chunks."""
+    """All collectors, for the calls of one stretch of a trace or of consecutive stretches."""
 
-    def __init__(self, when: Occurrences, calls: StorageCalls, begin_ns: int, data_bytes: NDArray[np.int64]) -> None:
-        n, files, before = when.number, calls.files, calls.in_flight()
+    columns = COLUMNS
+
+    def __init__(self, when: Occurrences, selection: CallSelection, data_bytes: NDArray[np.int64], stretch: Stretch) -> None:
+        n, files, before = when.number, stretch.decoder.files, selection.of(stretch.in_flight(COLUMNS))
+        self._when, self._selection = when, selection
         self.tallies, self.steps, self.visits = CallSums(when, files), OffsetSteps(n, files), Visits(files)
         self.rhythm, self.arrivals, self.readers = ReadRhythm(when.phase), Arrivals(n), Readers(when)
         self.saving, self.parts = CheckpointWriting(when), FileParts(data_bytes)
-        self.in_flight, self.busy = InFlight(when, begin_ns, before.start_ns + before.duration_ns), BusyTime(when)
+        self.in_flight, self.busy = InFlight(when, stretch.begin_ns, before.start_ns + before.duration_ns), BusyTime(when)
         self.busy.begin_with(before)
 
-    def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
-        """Add a batch of calls in order of start."""
+    def add(self, events: Events) -> None:
+        """Add a batch of events in order of start."""
+        calls = self._selection.of(events)
+        self.saving.removed_files += removals(events)
+        if not len(calls.start_ns):
+            return
+        occurrence = self._when.at(calls.start_ns)
         each = (self.tallies, self.steps, self.visits, self.rhythm, self.arrivals, self.readers, self.saving, self.parts)
         for collector in each:
             collector.add(calls, occurrence)
@@ -146,15 +156,26 @@ class _Collectors(Combined):
         self.busy.add(calls)
 
 
-def _collect(task: tuple[Chunk, Occurrences, frozenset[str], NDArray[np.int64]]) -> _Collectors:
-    chunk, when, groups, data_bytes = task
-    calls = StorageCalls(chunk, groups)
-    collected = _Collectors(when, calls, chunk.begin_ns, data_bytes)
-    for batch in calls:
-        collected.add(batch, when.at(batch.start_ns))
-    collected.in_flight.finish(chunk.end_ns)
-    collected.saving.removed_files = calls.removed_files
-    return collected
+class _Extent:
+    """The threads of a trace and, unless its phases are known, the time from its first call to the end of its last."""
+
+    def __init__(self, phases: bool, stretch: Stretch) -> None:
+        self.columns = ("tid",) if phases else COLUMNS
+        self.threads = np.empty(0, np.int64)
+        self.begin_ns, self.end_ns = _NEVER, 0
+
+    def add(self, events: Events) -> None:
+        """Add a batch of events."""
+        self.threads = np.union1d(self.threads, integers(events.batch.column("tid").unique()))
+        if len(self.columns) > 1:
+            calls = CallSelection(self.threads).of(events)
+            self.begin_ns = min(self.begin_ns, int(calls.start_ns.min(initial=_NEVER)))
+            self.end_ns = max(self.end_ns, int((calls.start_ns + calls.duration_ns).max(initial=0)))
+
+    def later(self, other: "_Extent") -> None:
+        """Add the figures of `other`."""
+        self.threads = np.union1d(self.threads, other.threads)
+        self.begin_ns, self.end_ns = min(self.begin_ns, other.begin_ns), max(self.end_ns, other.end_ns)
 
 
 def profiles_of(
@@ -162,27 +183,25 @@ def profiles_of(
 ) -> list[TraceProfile]:
     """Return the profile of each trace, from its calls of `groups`, a subset of GROUPS.
 
-    `by_phase` False profiles each run as a single phase. `each` maps a function over chunks, possibly in other processes. Raises
-    IotwinError if a trace has no call on a data-set or checkpoint file.
+    `by_phase` False profiles each run as a single phase. `each` maps a function over stretches, possibly in other processes.
+    Raises IotwinError if a trace has no call on a data-set or checkpoint file.
     """
-    chunks = [chunks_of(trace, each) for trace in traces]
+    extents = fold_all(traces, [partial(_Extent, by_phase)] * len(traces), each)
     whens = [
-        occurrences(phases_of(trace.phases())) if by_phase else whole_run(*_extent(own, each))
-        for trace, own in zip(traces, chunks, strict=True)
+        occurrences(phases_of(trace.phases())) if by_phase else whole_run(extent.begin_ns % _NEVER, extent.end_ns)
+        for trace, extent in zip(traces, extents, strict=True)
     ]
-    tasks = [
-        (chunk, when, groups, data_bytes)
-        for trace, own, when in zip(traces, chunks, whens, strict=True)
-        for data_bytes in (_data_bytes(trace.files()),)
-        for chunk in own
+    makes = [
+        partial(_Collectors, when, CallSelection(extent.threads, groups), _data_bytes(trace.files()))
+        for trace, extent, when in zip(traces, extents, whens, strict=True)
     ]
-    found = each(_collect, tasks)
-    each_trace = zip(traces, chunks, whens, strict=True)
-    return [_profile(trace, when, folded(found, own, advance)) for trace, own, when in each_trace]
+    found = fold_all(traces, makes, each, advance=advance)
+    return [_profile(trace, when, own) for trace, when, own in zip(traces, whens, found, strict=True)]
 
 
 def _profile(trace: Trace, when: Occurrences, found: _Collectors) -> TraceProfile:
     n, files, tallies = when.number, trace.files(), found.tallies
+    found.in_flight.finish()
     if not tallies.calls.any():
         kinds = " or ".join(FILE_KINDS)
         raise IotwinError(f"{trace.path} has no call on a {kinds} file: nothing to compare; see: iotwin info {trace.path}")
@@ -205,17 +224,6 @@ def _profile(trace: Trace, when: Occurrences, found: _Collectors) -> TraceProfil
     saving = found.saving
     saves = (saving.between_reads(), saving.rate_during(), saving.at_once(), float(saving.removed_files))
     return TraceProfile(str(trace.path), when, each, order, sizes, rereads, *saves, tallies.latency)
-
-
-def _extent(chunks: Sequence[Chunk], each: Workers) -> tuple[int, int]:
-    """Return the start of the first call and the end of the last call, in ns; zeros if there is no call."""
-    found = [extent for extent in each(_extent_of, chunks) if extent is not None]
-    return min((first for first, _ in found), default=0), max((last for _, last in found), default=0)
-
-
-def _extent_of(chunk: Chunk) -> tuple[int, int] | None:
-    extents = [(int(calls.start_ns[0]), int((calls.start_ns + calls.duration_ns).max())) for calls in StorageCalls(chunk)]
-    return (extents[0][0], max(last for _, last in extents)) if extents else None
 
 
 def _data_bytes(files: pd.DataFrame) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ from iotwin.tracesim.calls import READ, WRITE, Calls, stable_order
 from iotwin.tracesim.logbins import BINS, log_bin, table
 
 SHORTEST_PAUSE_NS = 1_000_000  # ns; in shorter gaps between reads, a thread is assumed to process what it read, not to wait
-_NOT_KNOWN = -2  # stands for the pause before a thread's first call in a chunk, which only the previous chunk shows
+_NOT_KNOWN = -2  # stands for the pause before a thread's first call in a stretch, which only the previous stretch shows
 _BURST_SHARE = 0.25  # a burst of reads ends with a pause of at least this share of the phase's typical pause
 
 

@@ -100,7 +100,7 @@ class Similarity:
 def compare(a: Trace, b: Trace, repeats: Sequence[Trace] = (), each: Workers | None = None) -> Similarity:
     """Return the similarity of `a` and `b`. `repeats` are further runs of the job of `a`, which show how much reruns differ.
 
-    `each` maps a function over the chunks of the traces; by default in this process, for large traces in several processes.
+    `each` maps a function over the stretches of the traces; by default in this process, for large traces in several processes.
     Raises IotwinError if a trace is damaged or has no call to compare.
     """
     traces = [a, b, *repeats]

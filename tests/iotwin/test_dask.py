@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from iotwin.trace_store import fold, writer
-from iotwin.trace_store.chunks import chunks_of
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import in_this_process, workers
 from iotwin.trace_visuals.report.analysis import Detail, analyse
@@ -41,7 +40,7 @@ def scheduler():
 def test_four_workers_give_the_numbers_of_one_process(cut, scheduler, tmp_path, monkeypatch):
     assert all(Trace(path).event_parts > 4 for path in cut)
     monkeypatch.setattr(fold, "_LEAST_EVENTS", 100)
-    assert all(len(chunks_of(Trace(path), in_this_process)) > 3 for path in cut)
+    assert all(len(fold.stretches(Trace(path).part_rows)) > 3 for path in cut)
     for arguments in (
         ["stats", *cut, "--by", "file"],
         ["stats", *cut, "--by", "process"],
@@ -67,11 +66,11 @@ def test_a_trace_in_chunks_is_the_whole_trace(cut, monkeypatch):
     found = []
     for least in (10**9, 100):
         monkeypatch.setattr(fold, "_LEAST_EVENTS", least)
-        pieces = [chunks_of(trace, in_this_process) for trace in traces]
+        pieces = [fold.Stretch(trace, parts) for trace in traces for parts in fold.stretches(trace.part_rows)]
         every = profiles_of(traces, True, frozenset(GROUPS), in_this_process, lambda amount: None)
         detail, zeros = Detail(512, 0), [trace.manifest.start_ns for trace in traces]
         found.append((every, analyse(traces, ["a", "b"], zeros, detail, in_this_process, lambda amount: None)))
-    assert any(chunk.in_flight.num_rows for mine in pieces for chunk in mine)
+    assert any(len(piece.in_flight(("start_ns",))) for piece in pieces)
     for whole, merged in zip(*(profiles for profiles, _ in found), strict=True):
         for name in vars(whole.each):
             np.testing.assert_allclose(getattr(merged.each, name), getattr(whole.each, name), rtol=1e-9, err_msg=name)

@@ -1,11 +1,25 @@
 """Events against a plain loop over the same rows; one pass over the union of columns; any division into stretches."""
 
+import pickle
+
 import numpy as np
 import pytest
 
 from iotwin.trace_store import fold as folding
 from iotwin.trace_store import writer
-from iotwin.trace_store.fold import GROUPS, READ, WAIT, WRITE, CollectorSet, EventDecoder, Events, fold, fold_all
+from iotwin.trace_store.fold import (
+    GROUPS,
+    READ,
+    WAIT,
+    WRITE,
+    CollectorSet,
+    EventDecoder,
+    Events,
+    Stretch,
+    fold,
+    fold_all,
+    stretches,
+)
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import FILE_KINDS, GROUP_OF_OP
 from tests.synthetic import Job, write_job
@@ -24,10 +38,6 @@ class _Starts:
 
     def __init__(self, trace):
         self.starts = []
-
-    @property
-    def size(self):
-        return 8 * len(self.starts)
 
     def add(self, events):
         self.starts += events.column("start_ns").tolist()
@@ -78,8 +88,23 @@ def test_a_pass_reads_the_union_of_columns_once_in_any_number_of_stretches(trace
         read.clear()
         found = fold(trace, _Both)
         assert found.starts.starts == frame["start_ns"].tolist() and len(found.bytes.starts) == len(frame)
-        assert {columns for columns, _ in read} == {("start_ns", "op", "result")} and found.size == 16 * len(frame)
+        assert {columns for columns, _ in read} == {("start_ns", "op", "result")}
         assert [part for _, parts in read for part in parts] == list(range(trace.event_parts)) and len(read) <= most
         assert len(read) == 1 if least == 10**9 else len(read) > 1
-    one, two = fold_all([trace, trace], _Starts)
-    assert one.starts == two.starts == found.starts.starts
+    rows: list[int] = []
+    one, two = fold_all([trace, trace], [_Starts, _Starts], advance=rows.append)
+    assert one.starts == two.starts == found.starts.starts and rows == [len(frame)] * 2
+
+
+def test_a_stretch_knows_the_earlier_calls_that_have_not_ended(trace, monkeypatch):
+    frame, found = trace.events_frame(), 0
+    monkeypatch.setattr(folding, "_LEAST_EVENTS", 1)
+    monkeypatch.setattr(folding, "_MOST_STRETCHES", 1000)
+    for parts in stretches(trace.part_rows):
+        stretch, before = Stretch(pickle.loads(pickle.dumps(trace)), parts), frame[: sum(trace.part_rows[: parts[0]])]
+        late = before[before["start_ns"] + before["duration_ns"] > stretch.begin_ns]
+        got = stretch.in_flight(("start_ns", "op", "tid"))
+        assert got.column("start_ns").tolist() == late["start_ns"].tolist() and stretch.begin_ns == frame["start_ns"][len(before)]
+        assert [stretch.decoder.ops[op] for op in got.op] == late["op"].tolist()
+        found += len(late)
+    assert found

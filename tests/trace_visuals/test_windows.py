@@ -2,9 +2,7 @@ import pytest
 
 from iotwin.common.errors import UsageError
 from iotwin.common.units import format_duration, format_size
-from iotwin.trace_store.chunks import chunks_of
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.workers import in_this_process
 from iotwin.trace_visuals.labels import loss_line, plain, trace_labels
 from iotwin.trace_visuals.report.survey import surveys
 from iotwin.trace_visuals.timeline.grouping import group_processes
@@ -68,7 +66,7 @@ def test_bad_zooms_are_usage_errors_in_one_line(traces, zoom):
 
 
 def test_groupings(traces):
-    busiest = surveys(traces[:1], [chunks_of(traces[0], in_this_process)], in_this_process, lambda calls: None)[0].busiest
+    busiest = surveys(traces[:1])[0].busiest
     assert group_processes(traces[0], "all", busiest, 4).titles == [""]
     by_rank = group_processes(traces[0], "rank", busiest, 4)
     assert by_rank.titles == ["rank 1000 with its processes"] and (by_rank.of(traces[0].processes()["pid"].to_numpy()) == 0).all()

@@ -169,11 +169,11 @@ def _in_parts(calls, cut):
     before, after = calls.where(np.arange(cut)), calls.where(np.arange(cut, len(calls.start_ns)))
     ends = before.start_ns + before.duration_ns
     first, second = InFlight(two_occurrences()), InFlight(two_occurrences(), begin, ends[ends > begin])
-    for collector, batch, end in ((first, before, begin), (second, after, np.iinfo(np.int64).max)):
+    for collector, batch in ((first, before), (second, after)):
         if len(batch.start_ns):
             collector.add(batch)
-        collector.finish(end)
     first.later(second)
+    first.finish()
     return first
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from iotwin.trace_store.columns import integers
 from iotwin.trace_store.figures.log_buckets import bucket_from_zero
-from iotwin.trace_store.fold import READ, WRITE, Events, Ints, fold_all
+from iotwin.trace_store.fold import READ, WRITE, Events, Ints, Stretch, fold_all
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers, in_this_process
 
@@ -44,11 +44,6 @@ class Tally:
         self.sums = np.zeros((len(_SUMS), 0), np.int64)
         self.max_ns = np.zeros(0, np.int64)
         self._cells = _Cells()
-
-    @property
-    def size(self) -> int:
-        """The bytes that the sums and buckets take."""
-        return self.sums.nbytes + self.max_ns.nbytes + self._cells.size
 
     def add(self, events: Events) -> None:
         """Add a batch."""
@@ -111,10 +106,6 @@ class _Cells:
 
     def __init__(self) -> None:
         self._ranges: list[_Range] = []
-
-    @property
-    def size(self) -> int:
-        return sum(own.cells.nbytes + 8 * own.waiting for own in self._ranges)
 
     def add(self, row: Ints, duration: Ints) -> None:
         """Add calls."""
@@ -246,11 +237,11 @@ def _add_percentiles(table: pd.DataFrame, cells: _Cells) -> None:
 
 def statistics(traces: Sequence[Trace], labels: Sequence[str], by: str, workers: Workers = in_this_process) -> pd.DataFrame:
     """Return the table of `rows` for all `traces` together. `workers` tally the stretches of the traces concurrently."""
-    return rows(fold_all(traces, partial(tally, by), workers), traces, labels)
+    return rows(fold_all(traces, [partial(tally, by)] * len(traces), workers), traces, labels)
 
 
-def tally(by: str, trace: Trace) -> Tally:
-    """Return an empty tally with percentiles, as `fold` makes it for `trace`."""
+def tally(by: str, stretch: Stretch) -> Tally:
+    """Return an empty tally with percentiles, as `fold` makes it for `stretch`."""
     return Tally(by)
 
 

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from iotwin.trace_store.figures.page_cache import FileReads, summarise_page_cache
 from iotwin.trace_store.figures.statistics import PERCENTILES, Tally, document, rows, tally
-from iotwin.trace_store.fold import CollectorSet, fold
+from iotwin.trace_store.fold import CollectorSet, Stretch, fold
 from iotwin.trace_store.reader import Trace
 
 _BUSIEST = 10
@@ -40,11 +40,11 @@ def summarise(trace: Trace) -> dict[str, Any]:
 
 
 class _Totals(CollectorSet):
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, stretch: Stretch) -> None:
         self.op, self.process = Tally("op"), Tally("process")
         self.file = Tally("file", percentiles=False)
-        if trace.block() is not None:
-            self.page_cache = FileReads(trace)
+        if stretch.trace.block() is not None:
+            self.page_cache = FileReads(stretch)
 
 
 def _with_percentiles(trace: Trace, files: pd.DataFrame) -> pd.DataFrame:

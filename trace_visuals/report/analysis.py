@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import pandas as pd
 
 from iotwin.common.progress import Advance
-from iotwin.trace_store.chunks import Chunk, chunks_of, folded
 from iotwin.trace_store.figures.demand import Demand, demand_of
-from iotwin.trace_store.fold import Combined
+from iotwin.trace_store.fold import Combined, Events, Stretch, fold_all
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers
 from iotwin.trace_visuals.bins import CallLanes, Grid, LaneBins
-from iotwin.trace_visuals.call_columns import READ, STORAGE_KINDS, WRITE, CallColumns, CallReader, Ints
+from iotwin.trace_visuals.call_columns import COLUMNS, READ, STORAGE_KINDS, WRITE, CallColumns, Ints, calls_of
 from iotwin.trace_visuals.report.block_requests import BlockAnalysis, PhaseBytes, analyse_block
 from iotwin.trace_visuals.report.checkpoint_writes import ReadsDuringCheckpoints, checkpoint_writes_ns
 from iotwin.trace_visuals.report.heatmap import Heat, HeatMap
@@ -85,19 +84,27 @@ class Analysis:
 
 
 class _Analyses(Combined):
-    """Accumulates all analyses over the calls of one chunk of a trace, or of several successive chunks."""
+    """Collects all analyses over the calls of one stretch of a trace, or of several successive stretches."""
 
-    def __init__(self, trace: Trace, surveyed: Survey, plan: LanePlan, detail: Detail) -> None:
-        begin, end, files = surveyed.begin_ns, surveyed.end_ns, trace.files()
+    columns = COLUMNS
+
+    def __init__(self, surveyed: Survey, detail: Detail, stretch: Stretch) -> None:
+        trace, begin, end, files = stretch.trace, surveyed.begin_ns, surveyed.end_ns, stretch.trace.files()
+        self._ops, self._plan = surveyed.ops, LanePlan(trace.processes(), surveyed.busiest)
+        self._keep = surveyed.calls <= detail.most_calls  # each call, for the page
         self.operations, self.files, self.processes = OperationTable(), ReportedFiles(len(files)), ProcessTable(surveyed.pids)
         self.reads = HeatMap(files, surveyed.extent_bytes, "dataset", READ, begin, end)
         self.writes = HeatMap(files, surveyed.extent_bytes, "checkpoint", WRITE, begin, end)
         self.reads_during_checkpoints = ReadsDuringCheckpoints(checkpoint_writes_ns(trace))
         self.slowest, self.phase_bytes = SlowestCalls(_SLOWEST), PhaseBytes(leading_phases(trace))
-        self.bins, self.every = LaneBins(Grid.covering(begin, end, detail.bins), len(plan.names)), EveryCall()
+        self.bins, self.every = LaneBins(Grid.covering(begin, end, detail.bins), len(self._plan.names)), EveryCall()
+        before = calls_of(stretch.in_flight(COLUMNS), self._ops)
+        for lane in (self._plan.by_operation(before), self._plan.by_process(before)):
+            self.bins.begin_with(before, lane)
 
-    def add(self, calls: CallColumns, plan: LanePlan, keep: bool) -> None:
-        """Add a batch of calls. `keep`: also store each call for the page."""
+    def add(self, events: Events) -> None:
+        """Add a batch of events."""
+        calls = calls_of(events, self._ops)
         for analysis in (
             self.operations,
             self.files,
@@ -109,38 +116,21 @@ class _Analyses(Combined):
         ):
             analysis.add(calls)
         self.phase_bytes.add(calls.start_ns, np.where(calls.storage, calls.group, -1), calls.size_bytes)
-        lane = plan.by_operation(calls)
+        lane = self._plan.by_operation(calls)
         self.bins.add(calls, lane)
-        self.bins.add(calls, plan.by_process(calls))
-        if keep:
+        self.bins.add(calls, self._plan.by_process(calls))
+        if self._keep:
             self.every.add(calls, lane)
 
 
 def analyse(
     traces: Sequence[Trace], labels: Sequence[str], zeros_ns: Sequence[int], detail: Detail, each: Workers, advance: Advance
 ) -> list[Analysis]:
-    """Return the analyses of the traces. `each` maps a function over chunks. `advance` counts each event twice."""
-    chunks = [chunks_of(trace, each) for trace in traces]
-    surveyed = surveys(traces, chunks, each, advance)
-    plans = zip(traces, chunks, surveyed, strict=True)
-    found = each(_analyses, [(chunk, survey, detail, trace.inferred) for trace, own, survey in plans for chunk in own])
-    analysed = []
-    for trace, label, zero_ns, own, survey in zip(traces, labels, zeros_ns, chunks, surveyed, strict=True):
-        analysed.append(_analysis(trace, label, zero_ns, survey, folded(found, own, advance), detail))
-    return analysed
-
-
-def _analyses(task: tuple[Chunk, Survey, Detail, pd.DataFrame | None]) -> _Analyses:
-    chunk, surveyed, detail, inferred = task
-    trace = Trace(chunk.path, inferred)
-    plan = LanePlan(trace.processes(), surveyed.busiest)
-    found, reader = _Analyses(trace, surveyed, plan, detail), CallReader(trace, list(surveyed.ops))
-    before = reader.in_flight(chunk)
-    for lane in (plan.by_operation(before), plan.by_process(before)):
-        found.bins.begin_with(before, lane)
-    for calls in reader.of(chunk):
-        found.add(calls, plan, surveyed.calls <= detail.most_calls)
-    return found
+    """Return the analyses of the traces. `each` maps a function over stretches. `advance` counts each event twice."""
+    surveyed = surveys(traces, each, advance)
+    found = fold_all(traces, [partial(_Analyses, survey, detail) for survey in surveyed], each, advance=advance)
+    each_trace = zip(traces, labels, zeros_ns, surveyed, found, strict=True)
+    return [_analysis(trace, label, zero_ns, survey, own, detail) for trace, label, zero_ns, survey, own in each_trace]
 
 
 def _analysis(trace: Trace, label: str, zero_ns: int, surveyed: Survey, found: _Analyses, detail: Detail) -> Analysis:

@@ -4,15 +4,16 @@ The results are the span of time, the sizes of files, and the busiest processes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from iotwin.common.progress import Advance
-from iotwin.trace_store.chunks import Chunk, folded
+from iotwin.trace_store.fold import Events, Stretch, fold_all
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.workers import Workers
-from iotwin.trace_visuals.call_columns import CallColumns, CallReader, Ints, span_ns
+from iotwin.trace_store.workers import Workers, in_this_process
+from iotwin.trace_visuals.call_columns import COLUMNS, Ints, calls_of, span_ns
 
 
 @dataclass(frozen=True)
@@ -29,19 +30,21 @@ class Survey:
     ops: list[str]  # names of all operations; analyses identify an operation by its index here
 
 
-@dataclass
 class _Seen:
-    """Accumulates the fields of a Survey over the calls of one chunk of a trace, or of several successive chunks."""
+    """Collects the fields of a Survey."""
 
-    begin_ns: int
-    end_ns: int
-    extent_bytes: Ints
-    calls: int = 0
-    storage_calls: int = 0
-    time_of: dict[int, int] = field(default_factory=dict)  # ns in storage calls, by pid of every process with a call
-    ops: list[str] = field(default_factory=list)
+    columns = COLUMNS
 
-    def add(self, calls: CallColumns) -> None:
+    def __init__(self, span: tuple[int, int], stretch: Stretch) -> None:
+        self.begin_ns, self.end_ns = span
+        self.extent_bytes = stretch.trace.files()["size_bytes"].fillna(0).to_numpy(dtype=np.int64).copy()
+        self.calls = self.storage_calls = 0
+        self.time_of: dict[int, int] = {}  # ns in storage calls, by pid of every process with a call
+        self.ops = stretch.decoder.ops
+
+    def add(self, events: Events) -> None:
+        """Add a batch of events."""
+        calls = calls_of(events)
         self.begin_ns, self.end_ns = min(self.begin_ns, int(calls.start_ns[0])), max(self.end_ns, int(calls.end_ns.max()))
         self.calls, self.storage_calls = self.calls + len(calls), self.storage_calls + int(calls.storage.sum())
         placed = (calls.file_id >= 0) & (calls.file_id < len(self.extent_bytes)) & (calls.offset >= 0)
@@ -52,6 +55,7 @@ class _Seen:
             self.time_of[pid] = self.time_of.get(pid, 0) + int(time_ns)
 
     def later(self, other: "_Seen") -> None:
+        """Add the figures of `other`, which collected the calls that follow in the trace."""
         self.begin_ns, self.end_ns = min(self.begin_ns, other.begin_ns), max(self.end_ns, other.end_ns)
         self.calls, self.storage_calls = self.calls + other.calls, self.storage_calls + other.storage_calls
         self.extent_bytes = np.maximum(self.extent_bytes, other.extent_bytes)
@@ -68,21 +72,7 @@ class _Seen:
         )  # fmt: skip
 
 
-def surveys(traces: Sequence[Trace], chunks: Sequence[Sequence[Chunk]], each: Workers, advance: Advance) -> list[Survey]:
-    """Return a Survey of each trace. `chunks` lists the chunks of each trace.
-
-    `each` maps a function over chunks, possibly in other processes. `advance` is called with the number of events read.
-    """
-    spans = [span_ns(trace) for trace in traces]
-    seen = each(_survey_chunk, [(chunk, span) for own, span in zip(chunks, spans, strict=True) for chunk in own])
-    return [folded(seen, own, advance).survey() for own in chunks]
-
-
-def _survey_chunk(task: tuple[Chunk, tuple[int, int]]) -> _Seen:
-    chunk, span = task
-    trace = Trace(chunk.path)
-    seen = _Seen(*span, trace.files()["size_bytes"].fillna(0).to_numpy(dtype=np.int64).copy())
-    reader = CallReader(trace, seen.ops)
-    for calls in reader.of(chunk):
-        seen.add(calls)
-    return seen
+def surveys(traces: Sequence[Trace], each: Workers = in_this_process, advance: Advance | None = None) -> list[Survey]:
+    """Return a Survey of each trace. `each` and `advance` are as for `fold_all`."""
+    makes = [partial(_Seen, span_ns(trace)) for trace in traces]
+    return [seen.survey() for seen in fold_all(traces, makes, each, advance=advance)]

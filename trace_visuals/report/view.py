@@ -17,12 +17,13 @@ from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
+import pyarrow.compute as pc
 
 from iotwin.common.progress import progress
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import in_this_process
 from iotwin.trace_visuals.bins import Grid, LaneBins
-from iotwin.trace_visuals.call_columns import CallReader
+from iotwin.trace_visuals.call_columns import read_calls
 from iotwin.trace_visuals.labels import trace_labels
 from iotwin.trace_visuals.report import Verdicts, check_number, page, report_document
 from iotwin.trace_visuals.report.analysis import Analysis, Detail, analyse, with_requests
@@ -215,10 +216,11 @@ class _DetailReader:
         begin, end = (int(analysis.zero_ns + moment * _SECOND) for moment in (begin_s, end_s))
         bins = LaneBins(Grid.covering(begin, max(end, begin + 1), _DETAIL_BINS), len(self._plan.names))
         every, found = EveryCall(), 0
-        reader = CallReader(analysis.trace, list(analysis.ops))
+        ops = list(analysis.ops)
         with self._lock:
             # A call that is in flight at `begin` may have started earlier, by at most the duration of the longest call.
-            for calls in reader.between(begin - self._longest_ns, end):
+            where = (pc.field("start_ns") >= begin - self._longest_ns) & (pc.field("start_ns") < end)
+            for calls in read_calls(analysis.trace, ops, where):
                 calls = calls.pick(np.flatnonzero(calls.end_ns >= begin))
                 lane = self._plan.by_operation(calls)
                 bins.add(calls, lane)
@@ -228,5 +230,5 @@ class _DetailReader:
                     every.add(calls, lane)
             names, lanes = with_requests(analysis.trace, self._plan.names, bins.result())
         calls_found = every.result() if found <= _DETAIL_CALLS else None
-        here = dataclasses.replace(analysis, lane_names=names, lanes=lanes, every_call=calls_found, ops=reader.ops)
+        here = dataclasses.replace(analysis, lane_names=names, lanes=lanes, every_call=calls_found, ops=ops)
         return {"lanes": lanes_document(here, self._shown), "calls": calls_document(here, self._shown)}

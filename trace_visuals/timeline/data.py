@@ -1,17 +1,18 @@
 """Read everything that a timeline shows of one trace, in one pass over its calls."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
+import pyarrow.compute as pc
 
 from iotwin.common.progress import Advance
-from iotwin.trace_store.chunks import chunks_of
+from iotwin.trace_store.fold import Combined, Events, Stretch, fold_all
 from iotwin.trace_store.manifest import Manifest
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.workers import in_this_process
 from iotwin.trace_visuals.bins import CallLanes, Grid, LaneBins
-from iotwin.trace_visuals.call_columns import GROUPS, OPEN, READ, SYNC, WRITE, CallReader, Ints, span_ns
+from iotwin.trace_visuals.call_columns import COLUMNS, GROUPS, OPEN, READ, SYNC, WRITE, CallColumns, Ints, calls_of, span_ns
 from iotwin.trace_visuals.gaps import sample_gaps
 from iotwin.trace_visuals.moments import Moment, moments
 from iotwin.trace_visuals.report.recompute import memory_shares, recompute_shares
@@ -55,34 +56,45 @@ class TraceTimeline:
     tensors: tuple[str, pd.DataFrame] | None  # see `memory_shares`, in the bins of `lanes`
 
 
+class _Lanes(Combined):
+    """Collects the bins of the storage calls of each group of processes."""
+
+    columns = COLUMNS
+
+    def __init__(self, groups: Grouping, grid: Grid, stretch: Stretch) -> None:
+        self._groups, self.bins = groups, LaneBins(grid, len(groups.titles) * len(ROW_GROUPS))
+        self._row_of_group = np.full(len(GROUPS), -1, dtype=np.int64)
+        self._row_of_group[list(ROW_GROUPS)] = np.arange(len(ROW_GROUPS))
+        before = calls_of(stretch.in_flight(COLUMNS))
+        self.bins.begin_with(before, self._lane(before))
+
+    def add(self, events: Events) -> None:
+        """Add a batch of events."""
+        calls = calls_of(events)
+        self.bins.add(calls, self._lane(calls))
+
+    def _lane(self, calls: CallColumns) -> Ints:
+        row, group = self._row_of_group[calls.group], self._groups.of(calls.pid)
+        return np.where((row >= 0) & (group >= 0) & calls.storage, group * len(ROW_GROUPS) + row, -1)
+
+
 def load_timeline(trace: Trace, label: str, window: TimeWindow, bins: int, how: str, advance: Advance) -> TraceTimeline:
     """Return the data of the trace within `window`, in `bins` bins of time. `how` is as for `group_processes`.
 
     `advance` receives the number of events read.
     """
-    busiest = (
-        surveys([trace], [chunks_of(trace, in_this_process)], in_this_process, lambda calls: None)[0].busiest
-        if how != "all"
-        else []
-    )
+    busiest = surveys([trace])[0].busiest if how != "all" else []
     groups = group_processes(trace, how, busiest, _MOST_GROUPS)
     grid = Grid.covering(window.begin_ns, window.end_ns, bins)
-    accumulated = LaneBins(grid, len(groups.titles) * len(ROW_GROUPS))
-    row_of_group = np.full(len(GROUPS), -1, dtype=np.int64)
-    row_of_group[list(ROW_GROUPS)] = np.arange(len(ROW_GROUPS))
-    for calls in CallReader(trace).until(window.end_ns):
-        row = row_of_group[calls.group]
-        group = groups.of(calls.pid)
-        lane = np.where((row >= 0) & (group >= 0) & calls.storage, group * len(ROW_GROUPS) + row, -1)
-        accumulated.add(calls, lane)
-        advance(len(calls))
+    shown = pc.field("start_ns") < window.end_ns
+    lanes = fold_all([trace], [partial(_Lanes, groups, grid)], where=shown, advance=advance)[0].bins.result()
     samples = {kind: trace.samples(kind) for kind in ("cpu", "gpu", "disk")}
     gaps = {
         kind: sample_gaps(table["time_ns"].to_numpy(), *span_ns(trace)) for kind, table in samples.items() if table is not None
     }
     cpu, gpu, disk = (coarser(_in_window(table, window), bins // _BINS_A_SAMPLE) for table in samples.values())
     return TraceTimeline(
-        label, trace.manifest, window, groups, accumulated.result(), leading_phases(trace), trace.inferred is not None, cpu, gpu,
+        label, trace.manifest, window, groups, lanes, leading_phases(trace), trace.inferred is not None, cpu, gpu,
         disk, gaps, block_lanes(trace, grid), *device_rows(trace, grid), *part_lanes(trace, grid), pass_rows(trace, window),
         moments(trace), recompute_shares(trace, grid), memory_shares(trace, grid),
     )  # fmt: skip

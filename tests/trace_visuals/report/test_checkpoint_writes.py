@@ -4,12 +4,13 @@ import json
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from iotwin.trace_store import schema
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_visuals.call_columns import CallReader
+from iotwin.trace_visuals.call_columns import read_calls
 from iotwin.trace_visuals.report import write_report
 from iotwin.trace_visuals.report.checkpoint_writes import APART, DURING, ReadsDuringCheckpoints
 from iotwin.trace_visuals.report.diagnosis import describe
@@ -59,7 +60,7 @@ def test_reads_are_told_apart_by_whether_a_checkpoint_was_being_written(path):
     trace = Trace(path)
     spans = np.array([[6_000, 6_400], [6_100, 6_150], [7_000, 7_100]], np.int64) * MILLISECOND  # the second within the first
     found, expected = ReadsDuringCheckpoints(spans), {DURING: [], APART: []}
-    for calls in CallReader(trace).until(1 << 62):
+    for calls in read_calls(trace, [], pc.scalar(True)):
         found.add(calls)
         for start, duration, group, storage in zip(calls.start_ns, calls.duration_ns, calls.group, calls.storage, strict=True):
             if group == 0 and storage:

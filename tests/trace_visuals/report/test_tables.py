@@ -2,11 +2,12 @@
 
 import numpy as np
 import pandas as pd
+import pyarrow.compute as pc
 import pytest
 
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import in_this_process
-from iotwin.trace_visuals.call_columns import READ, WRITE, CallReader
+from iotwin.trace_visuals.call_columns import READ, WRITE, read_calls
 from iotwin.trace_visuals.report.analysis import Detail, analyse
 from iotwin.trace_visuals.report.heatmap import HeatMap
 from iotwin.trace_visuals.report.slowest_calls import SlowestCalls
@@ -115,6 +116,6 @@ def test_read_order_across_batches(apart):
 
 
 def test_calls_reader_tells_storage_and_failures(trace):
-    calls = next(iter(CallReader(trace)))
+    calls = next(read_calls(trace, [], pc.scalar(True)))
     assert calls.storage.all() and (calls.size_bytes[calls.group == READ] > 0).all()
     assert (calls.end_ns >= calls.start_ns).all() and (np.diff(calls.start_ns) >= 0).all()
