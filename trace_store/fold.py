@@ -16,6 +16,7 @@ from pyarrow.compute import Expression
 
 from iotwin.common.progress import Advance
 from iotwin.trace_store.columns import integers
+from iotwin.trace_store.figures.log_buckets import bucket_from_zero
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import FILE_KINDS, GROUP_OF_OP, OP_GROUPS
 from iotwin.trace_store.workers import Workers, in_this_process
@@ -23,6 +24,7 @@ from iotwin.trace_store.workers import Workers, in_this_process
 Ints = NDArray[np.int64]
 
 GROUPS = (*OP_GROUPS, "other")
+BUCKETS_PER_OCTAVE = 32  # of durations
 READ, WRITE, OPEN, CLOSE, SYNC, MAP, NAME, WAIT = range(8)
 _LEAST_EVENTS = 4_000_000  # least events per stretch; with fewer, combining summaries takes longer than parallel work saves
 _MOST_STRETCHES = 16  # of a trace, so that the summaries of a large trace fit in memory
@@ -94,13 +96,30 @@ class Events:
         return self.decoder.kind_of_file[self.file_id]
 
     @cached_property
+    def failed(self) -> Ints:
+        """The indices of the calls that failed."""
+        return np.flatnonzero(self.result < 0)
+
+    @cached_property
+    def duration_bucket(self) -> Ints:
+        """The bucket of each duration, with BUCKETS_PER_OCTAVE buckets per doubling; see `bucket_from_zero`."""
+        return bucket_from_zero(self.duration_ns, BUCKETS_PER_OCTAVE)
+
+    @cached_property
+    def moves(self) -> tuple[Ints, Ints]:
+        """The indices of the reads and of the writes that transferred bytes."""
+        moving = np.flatnonzero(self.moved_bytes > 0)
+        is_read = self.group[moving] == READ
+        return moving[is_read], moving[~is_read]
+
+    @cached_property
     def moved_bytes(self) -> Ints:
         """The bytes that each read or write transferred; 0 for other calls and for failures."""
         return np.where(self.group <= WRITE, np.maximum(self.result, 0), 0)
 
 
 @dataclass(frozen=True)
-class Stretch:
+class TraceStretch:
     """Consecutive Parquet files of the events of a trace, which one collector adds."""
 
     trace: Trace
@@ -164,7 +183,7 @@ Found = TypeVar("Found", bound=Collector)
 
 
 def fold(
-    trace: Trace, make: Callable[[Stretch], Found], each: Workers = in_this_process, where: Expression | None = None
+    trace: Trace, make: Callable[[TraceStretch], Found], each: Workers = in_this_process, where: Expression | None = None
 ) -> Found:
     """Return the collector that `make` creates, with the figures of all events of `trace` for which `where` is true.
 
@@ -175,7 +194,7 @@ def fold(
 
 def fold_all(
     traces: Sequence[Trace],
-    makes: Sequence[Callable[[Stretch], Found]],
+    makes: Sequence[Callable[[TraceStretch], Found]],
     each: Workers = in_this_process,
     where: Expression | None = None,
     advance: Advance | None = None,
@@ -213,9 +232,9 @@ def stretches(rows: Sequence[int]) -> list[list[int]]:
     return stretches
 
 
-def _folded(task: tuple[Trace, Sequence[int], Callable[[Stretch], Found], Expression | None]) -> Found:
+def _folded(task: tuple[Trace, Sequence[int], Callable[[TraceStretch], Found], Expression | None]) -> Found:
     trace, parts, make, where = task
-    stretch = Stretch(trace, parts)
+    stretch = TraceStretch(trace, parts)
     found = make(stretch)
     for batch in trace.events(found.columns, where, parts=parts):
         if batch.num_rows:

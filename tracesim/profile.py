@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from iotwin.common.errors import IotwinError
 from iotwin.common.progress import Advance
 from iotwin.trace_store.columns import integers
-from iotwin.trace_store.fold import Combined, Events, Stretch, fold_all
+from iotwin.trace_store.fold import Combined, Events, TraceStretch, fold_all
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers
 from iotwin.tracesim.block import BLOCK_OPS, block_bytes
@@ -133,7 +133,7 @@ class _Collectors(Combined):
 
     columns = COLUMNS
 
-    def __init__(self, when: Occurrences, selection: CallSelection, data_bytes: NDArray[np.int64], stretch: Stretch) -> None:
+    def __init__(self, when: Occurrences, selection: CallSelection, data_bytes: NDArray[np.int64], stretch: TraceStretch) -> None:
         n, files, before = when.number, stretch.decoder.files, selection.of(stretch.in_flight(COLUMNS))
         self._when, self._selection = when, selection
         self.tallies, self.steps, self.visits = CallSums(when, files), OffsetSteps(n, files), Visits(files)
@@ -159,7 +159,7 @@ class _Collectors(Combined):
 class _Extent:
     """The threads of a trace and, unless its phases are known, the time from its first call to the end of its last."""
 
-    def __init__(self, phases: bool, stretch: Stretch) -> None:
+    def __init__(self, phases: bool, stretch: TraceStretch) -> None:
         self.columns = ("tid",) if phases else COLUMNS
         self.threads = np.empty(0, np.int64)
         self.begin_ns, self.end_ns = _NEVER, 0

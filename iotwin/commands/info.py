@@ -25,7 +25,6 @@ class InfoCommand(Command):
     def run(self, args: Namespace) -> Outcome:
         import msgspec
 
-        from iotwin.benchmark.fit import predict_twin
         from iotwin.loops.answers.verdict import quick_verdict
         from iotwin.trace_store.clocks import summarise_clock
         from iotwin.trace_store.figures.summary import summarise
@@ -33,7 +32,11 @@ class InfoCommand(Command):
 
         trace = Trace(args.trace)
         summary = summarise(trace)
-        summary["twin"] = predict_twin(trace) if 0 < trace.manifest.events <= _MOST_EVENTS else None
+        summary["twin"] = None
+        if 0 < trace.manifest.events <= _MOST_EVENTS:
+            from iotwin.benchmark.fit import predict_twin
+
+            summary["twin"] = predict_twin(trace)
         summary["verdict"] = quick_verdict(trace)
         clock = msgspec.to_builtins(summarise_clock(trace.manifest.clock))
         return Outcome({"trace": str(args.trace), "manifest": msgspec.to_builtins(trace.manifest), "clock": clock, **summary})

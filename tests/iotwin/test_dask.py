@@ -66,7 +66,7 @@ def test_a_trace_in_chunks_is_the_whole_trace(cut, monkeypatch):
     found = []
     for least in (10**9, 100):
         monkeypatch.setattr(fold, "_LEAST_EVENTS", least)
-        pieces = [fold.Stretch(trace, parts) for trace in traces for parts in fold.stretches(trace.part_rows)]
+        pieces = [fold.TraceStretch(trace, parts) for trace in traces for parts in fold.stretches(trace.part_rows)]
         every = profiles_of(traces, True, frozenset(GROUPS), in_this_process, lambda amount: None)
         detail, zeros = Detail(512, 0), [trace.manifest.start_ns for trace in traces]
         found.append((every, analyse(traces, ["a", "b"], zeros, detail, in_this_process, lambda amount: None)))

@@ -15,7 +15,7 @@ from iotwin.trace_store.fold import (
     CollectorSet,
     EventDecoder,
     Events,
-    Stretch,
+    TraceStretch,
     fold,
     fold_all,
     stretches,
@@ -101,7 +101,7 @@ def test_a_stretch_knows_the_earlier_calls_that_have_not_ended(trace, monkeypatc
     monkeypatch.setattr(folding, "_LEAST_EVENTS", 1)
     monkeypatch.setattr(folding, "_MOST_STRETCHES", 1000)
     for parts in stretches(trace.part_rows):
-        stretch, before = Stretch(pickle.loads(pickle.dumps(trace)), parts), frame[: sum(trace.part_rows[: parts[0]])]
+        stretch, before = TraceStretch(pickle.loads(pickle.dumps(trace)), parts), frame[: sum(trace.part_rows[: parts[0]])]
         late = before[before["start_ns"] + before["duration_ns"] > stretch.begin_ns]
         got = stretch.in_flight(("start_ns", "op", "tid"))
         assert got.column("start_ns").tolist() == late["start_ns"].tolist() and stretch.begin_ns == frame["start_ns"][len(before)]

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from iotwin.trace_store import schema
-from iotwin.trace_store.fold import READ, Events, Stretch, fold
+from iotwin.trace_store.fold import READ, Events, TraceStretch, fold
 from iotwin.trace_store.reader import Trace
 
 _BUSIEST = 10
@@ -17,7 +17,7 @@ class FileReads:
 
     columns = ("op", "file_id", "flags", "result")
 
-    def __init__(self, stretch: Stretch) -> None:
+    def __init__(self, stretch: TraceStretch) -> None:
         self.read_bytes = np.zeros((2, stretch.decoder.files), np.int64)  # row 1: by direct I/O
 
     def add(self, events: Events) -> None:

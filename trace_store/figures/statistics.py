@@ -13,15 +13,14 @@ import pandas as pd
 
 from iotwin.trace_store.columns import integers
 from iotwin.trace_store.figures.log_buckets import bucket_from_zero
-from iotwin.trace_store.fold import READ, WRITE, Events, Ints, Stretch, fold_all
+from iotwin.trace_store.fold import BUCKETS_PER_OCTAVE, Events, Ints, TraceStretch, fold_all
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers, in_this_process
 
 BY = ("op", "file", "process")
-BUCKETS_PER_OCTAVE = 32
 PERCENTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99}
 
-_KEY = {"op": "op", "file": "file_id", "process": "pid"}
+_KEYS = {"op": ("op",), "file": ("file_id",), "process": ("pid",), "op and process": ("pid", "op")}
 _NAMES = {"op": ["op"], "file": ["path", "kind"], "process": ["trace", "pid", "role", "comm"]}
 _SUMS = ("calls", "errors", "read_bytes", "written_bytes", "total_ns")
 _BUCKETS = 64 * BUCKETS_PER_OCTAVE + 1
@@ -31,14 +30,19 @@ _ROW_MASK = (1 << _ROW_BITS) - 1
 _DURATION_BITS = 63 - _ROW_BITS
 _MOST_NS = (1 << _DURATION_BITS) - 1  # 26 days; longer calls count as so long in percentiles
 _MOST_WAITING = 1 << 18  # calls
+_EXACT = 1 << 53  # sums of whole numbers up to it are exact in floats
 
 
 class Tally:
-    """Sums calls by one of BY. `percentiles` False leaves out the buckets of durations, which take most of the memory."""
+    """Sums calls by one of BY, or by "op and process", of which `rows` makes a table by either.
 
-    def __init__(self, by: str, percentiles: bool = True) -> None:
-        self.by, self._percentiles = by, percentiles
-        self.columns = tuple(dict.fromkeys((_KEY[by], "op", "duration_ns", "result")))
+    `percentiles` False leaves out the buckets of durations, which take most of the memory. `sums` False leaves out errors and
+    bytes, so that fewer columns are read.
+    """
+
+    def __init__(self, by: str, percentiles: bool = True, sums: bool = True) -> None:
+        self.by, self._percentiles, self._sums = by, percentiles, sums
+        self.columns = tuple(dict.fromkeys((*_KEYS[by], *(("op", "result") if sums else ()), "duration_ns")))
         self.keys: list[Any] = []  # the key of each row; a file's row is its id + 1, and row 0 is for calls without a file
         self._rows: dict[Any, int] = {}
         self.sums = np.zeros((len(_SUMS), 0), np.int64)
@@ -49,16 +53,15 @@ class Tally:
         """Add a batch."""
         row, duration = self._row(events), events.duration_ns
         calls, errors, read_bytes, written_bytes, total_ns = self.sums
-        calls += np.bincount(row, minlength=len(calls))
-        np.add.at(total_ns, row, duration)
+        _add(calls, row)
+        _add(total_ns, row, duration)
         np.maximum.at(self.max_ns, row, duration)
-        failed = row[events.result < 0]
-        errors += np.bincount(failed, minlength=len(errors)) if len(failed) else 0
-        for group, sums in ((READ, read_bytes), (WRITE, written_bytes)):
-            moving = np.flatnonzero(events.group == group)
-            np.add.at(sums, row[moving], events.moved_bytes[moving])
+        if self._sums:
+            _add(errors, row[events.failed])
+            for moves, sums in zip(events.moves, (read_bytes, written_bytes), strict=True):
+                _add(sums, row[moves], events.moved_bytes[moves])
         if self._percentiles:
-            self._cells.add(row, duration)
+            self._cells.add(row, events)
 
     def later(self, other: "Tally") -> None:
         """Add the sums of `other`, of the same trace."""
@@ -79,9 +82,18 @@ class Tally:
         if self.by == "file":
             self._grow(events.decoder.files + 1)
             return events.file_id + 1
-        labels = events.batch.column(_KEY[self.by])
-        labels = labels if self.by == "op" else labels.dictionary_encode()
-        return self._placed(labels.dictionary.to_pylist())[integers(labels.indices)]
+        op, ops = events.op, events.decoder.ops  # in this order, since decoding adds names
+        if self.by == "op":
+            return self._placed(ops)[op]
+        labels = events.batch.column("pid").dictionary_encode()
+        pids, code = labels.dictionary.to_pylist(), integers(labels.indices)
+        if self.by == "process":
+            return self._placed(pids)[code]
+        code = code * len(ops) + op
+        used = np.flatnonzero(np.bincount(code))
+        row = np.zeros(len(pids) * len(ops), np.int64)
+        row[used] = self._placed([(pids[pair // len(ops)], ops[pair % len(ops)]) for pair in used.tolist()])
+        return row[code]
 
     def _placed(self, keys: list[Any]) -> Ints:
         for key in keys:
@@ -107,14 +119,14 @@ class _Cells:
     def __init__(self) -> None:
         self._ranges: list[_Range] = []
 
-    def add(self, row: Ints, duration: Ints) -> None:
-        """Add calls."""
-        last = int(row.max())
+    def add(self, row: Ints, events: Events) -> None:
+        """Add the calls `events`, which have the rows `row`."""
+        last, duration = int(row.max()), events.duration_ns
         if (last + 1) * _BUCKETS <= _DENSE:
-            cell = row * _BUCKETS + bucket_from_zero(duration, BUCKETS_PER_OCTAVE)
+            cell = row * _BUCKETS + events.duration_bucket
             calls = np.bincount(cell)
             found, total_ns = np.flatnonzero(calls), np.zeros(len(calls), np.int64)
-            np.add.at(total_ns, cell, duration)
+            _add(total_ns, cell, duration)
             self._of(0).merge(np.stack([found, calls[found], total_ns[found]]))
             return
         order = np.argsort((row >> _ROW_BITS).astype(np.uint16), kind="stable")
@@ -174,6 +186,18 @@ class _Range:
         return self.cells
 
 
+def _add(sums: Ints, row: Ints, values: Ints | None = None) -> None:
+    """Add each of `values`, none of which is negative, to the sum in its row; without `values`, add one."""
+    if len(sums) > len(row):  # arrays of all rows would take longer than single additions
+        np.add.at(sums, row, 1 if values is None else values)
+    elif values is None:
+        sums += np.bincount(row, minlength=len(sums))
+    elif len(row) * int(values.max(initial=0)) < _EXACT:
+        sums += np.bincount(row, values, len(sums)).astype(np.int64)
+    else:
+        np.add.at(sums, row, values)
+
+
 def _pieces(sorted_numbers: Ints) -> Iterator[tuple[int, int, int]]:
     """Yield (number, begin, end) of each run of equal numbers."""
     first = np.flatnonzero(np.diff(sorted_numbers, prepend=-1))
@@ -187,15 +211,17 @@ def _runs(cell: Ints, *values: Ints) -> Ints:
     return np.stack([cell[first], *(np.diff(np.append(0, np.cumsum(each))[edges]) for each in values)])
 
 
-def rows(tallies: Sequence[Tally], traces: Sequence[Trace], labels: Sequence[str]) -> pd.DataFrame:
+def rows(tallies: Sequence[Tally], traces: Sequence[Trace], labels: Sequence[str], by: str | None = None) -> pd.DataFrame:
     """Return one row per name for the `tallies`, one of each of `traces`: calls, errors, bytes, times in ns.
 
+    `by`: one of BY, by default that of the tallies.
     A name is that of an operation, path and kind of a file, or trace (its label), pid, role and command of a process. Rows are in
     descending order of total time. `time_share` is the row's share of the total time of all rows. A percentile is the mean of the
     durations in its bucket: exact if these are equal, else within 2.2 %. It is NaN if the tally has none.
     """
-    names = _NAMES[tallies[0].by]
-    each = [_named(tally, trace, label) for tally, trace, label in zip(tallies, traces, labels, strict=True)]
+    by = by or tallies[0].by
+    names = _NAMES[by]
+    each = [_named(tally, trace, label, by) for tally, trace, label in zip(tallies, traces, labels, strict=True)]
     frame = pd.concat(each, ignore_index=True)
     groups = frame.groupby(names, dropna=False, sort=True)
     table: pd.DataFrame = groups[list(_SUMS)].sum().reset_index()
@@ -208,15 +234,16 @@ def rows(tallies: Sequence[Tally], traces: Sequence[Trace], labels: Sequence[str
     return table.sort_values(["total_ns", "calls"], ascending=False, kind="stable", ignore_index=True)
 
 
-def _named(tally: Tally, trace: Trace, label: str) -> pd.DataFrame:
+def _named(tally: Tally, trace: Trace, label: str, by: str) -> pd.DataFrame:
     """Return the names and sums of the rows of `tally` with a call, in the order of the rows."""
     used = np.flatnonzero(tally.sums[0])
-    if tally.by == "file":
+    if by == "file":
         names = trace.files()[["path", "kind"]].reindex(used - 1).astype(object)
     else:
         key = [tally.keys[row] for row in used.tolist()]
+        key = key if by == tally.by else [pair[by == "op"] for pair in key]
         names = pd.DataFrame({"op": key})
-        if tally.by == "process":
+        if by == "process":
             processes = trace.processes().drop_duplicates("pid", keep="last").set_index("pid")
             names = processes[["role", "comm"]].reindex(key).astype(object).assign(trace=label, pid=np.array(key, np.int64))
     sums = dict(zip((*_SUMS, "max_ns"), (*tally.sums[:, used], tally.max_ns[used]), strict=True))
@@ -240,7 +267,7 @@ def statistics(traces: Sequence[Trace], labels: Sequence[str], by: str, workers:
     return rows(fold_all(traces, [partial(tally, by)] * len(traces), workers), traces, labels)
 
 
-def tally(by: str, stretch: Stretch) -> Tally:
+def tally(by: str, stretch: TraceStretch) -> Tally:
     """Return an empty tally with percentiles, as `fold` makes it for `stretch`."""
     return Tally(by)
 

@@ -1,14 +1,13 @@
 """Summarise a trace: calls, errors, bytes and times by operation and kind of file, and the busiest files."""
 
-from functools import partial
 from typing import Any
 
 import pandas as pd
 import pyarrow.compute as pc
 
 from iotwin.trace_store.figures.page_cache import FileReads, summarise_page_cache
-from iotwin.trace_store.figures.statistics import PERCENTILES, Tally, document, rows, tally
-from iotwin.trace_store.fold import CollectorSet, Stretch, fold
+from iotwin.trace_store.figures.statistics import PERCENTILES, Tally, document, rows
+from iotwin.trace_store.fold import CollectorSet, TraceStretch, fold
 from iotwin.trace_store.reader import Trace
 
 _BUSIEST = 10
@@ -21,7 +20,8 @@ def summarise(trace: Trace) -> dict[str, Any]:
     Sizes are in bytes, times in ns unless their name ends in _s.
     """
     found = fold(trace, _Totals)
-    operations, by_file, processes = (rows([each], [trace], [""]) for each in (found.op, found.file, found.process))
+    operations, processes = (rows([found.calls], [trace], [""], by) for by in ("op", "process"))
+    by_file = rows([found.file], [trace], [""])
     files = by_file.dropna(subset=["path"])
     busiest = _with_percentiles(trace, files)
     return {
@@ -40,8 +40,8 @@ def summarise(trace: Trace) -> dict[str, Any]:
 
 
 class _Totals(CollectorSet):
-    def __init__(self, stretch: Stretch) -> None:
-        self.op, self.process = Tally("op"), Tally("process")
+    def __init__(self, stretch: TraceStretch) -> None:
+        self.calls = Tally("op and process")
         self.file = Tally("file", percentiles=False)
         if stretch.trace.block() is not None:
             self.page_cache = FileReads(stretch)
@@ -56,7 +56,7 @@ def _with_percentiles(trace: Trace, files: pd.DataFrame) -> pd.DataFrame:
     shown = files[files.index.isin(shown.index)]
     known = trace.files()
     ids = known.loc[known["path"].isin(shown["path"]), "file_id"].tolist()
-    detailed = rows([fold(trace, partial(tally, "file"), where=pc.field("file_id").isin(ids))], [trace], [""])
+    detailed = rows([fold(trace, lambda stretch: Tally("file", sums=False), where=pc.field("file_id").isin(ids))], [trace], [""])
     found = shown.drop(columns=list(PERCENTILES)).merge(detailed[["path", "kind", *PERCENTILES]], "left", ["path", "kind"])
     return found[shown.columns]
 

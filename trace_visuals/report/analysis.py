@@ -9,7 +9,7 @@ import pandas as pd
 
 from iotwin.common.progress import Advance
 from iotwin.trace_store.figures.demand import Demand, demand_of
-from iotwin.trace_store.fold import Combined, Events, Stretch, fold_all
+from iotwin.trace_store.fold import Combined, Events, TraceStretch, fold_all
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers
 from iotwin.trace_visuals.bins import CallLanes, Grid, LaneBins
@@ -88,7 +88,7 @@ class _Analyses(Combined):
 
     columns = COLUMNS
 
-    def __init__(self, surveyed: Survey, detail: Detail, stretch: Stretch) -> None:
+    def __init__(self, surveyed: Survey, detail: Detail, stretch: TraceStretch) -> None:
         trace, begin, end, files = stretch.trace, surveyed.begin_ns, surveyed.end_ns, stretch.trace.files()
         self._ops, self._plan = surveyed.ops, LanePlan(trace.processes(), surveyed.busiest)
         self._keep = surveyed.calls <= detail.most_calls  # each call, for the page

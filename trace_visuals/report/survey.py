@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from iotwin.common.progress import Advance
-from iotwin.trace_store.fold import Events, Stretch, fold_all
+from iotwin.trace_store.fold import Events, TraceStretch, fold_all
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers, in_this_process
 from iotwin.trace_visuals.call_columns import COLUMNS, Ints, calls_of, span_ns
@@ -35,7 +35,7 @@ class _Seen:
 
     columns = COLUMNS
 
-    def __init__(self, span: tuple[int, int], stretch: Stretch) -> None:
+    def __init__(self, span: tuple[int, int], stretch: TraceStretch) -> None:
         self.begin_ns, self.end_ns = span
         self.extent_bytes = stretch.trace.files()["size_bytes"].fillna(0).to_numpy(dtype=np.int64).copy()
         self.calls = self.storage_calls = 0

@@ -8,7 +8,7 @@ import pandas as pd
 import pyarrow.compute as pc
 
 from iotwin.common.progress import Advance
-from iotwin.trace_store.fold import Combined, Events, Stretch, fold_all
+from iotwin.trace_store.fold import Combined, Events, TraceStretch, fold_all
 from iotwin.trace_store.manifest import Manifest
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_visuals.bins import CallLanes, Grid, LaneBins
@@ -61,7 +61,7 @@ class _Lanes(Combined):
 
     columns = COLUMNS
 
-    def __init__(self, groups: Grouping, grid: Grid, stretch: Stretch) -> None:
+    def __init__(self, groups: Grouping, grid: Grid, stretch: TraceStretch) -> None:
         self._groups, self.bins = groups, LaneBins(grid, len(groups.titles) * len(ROW_GROUPS))
         self._row_of_group = np.full(len(GROUPS), -1, dtype=np.int64)
         self._row_of_group[list(ROW_GROUPS)] = np.arange(len(ROW_GROUPS))
