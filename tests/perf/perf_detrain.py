@@ -24,6 +24,7 @@ from tests.perf.detrain_scripts import EMPTY_BODY, LOADED_BODY, RACING_ADDS, RES
 from tests.perf.figures import Figure, interleaved, median_ratio
 from tests.perf.records import record_figures
 from tests.workloads.detrain.script_server import ScriptServer
+from tests.workloads.detrain.test_ranks import SCRIPT
 from tests.workloads.detrain.test_zoo import TENSORFLOW, TORCH, command
 
 _ZOO = ROOT / "tests" / "workloads" / "detrain" / "zoo"
@@ -35,6 +36,18 @@ _LOADERS = {  # options of its loader, and the numbers of its worker processes
     "workers by spawn": ("multiprocessing_context='spawn'", "1"),
     "prefetch_factor 1": ("prefetch_factor=1", "1,4"),
     "prefetch_factor 4": ("prefetch_factor=4", "1,4"),
+}
+_RANKS = {  # options of verify, and arguments of the script of tests/workloads/detrain/test_ranks.py
+    "restore": ([], []),
+    "replay-data": (["--replay", "replay-data"], []),
+    "fully_shard": ([], ["--sharded"]),
+}
+_CONTROLS = {  # by part of the state: a script that needs it, its worker processes, and what differs first without the part
+    "rng": ("dropout_mlp", "0", "rng"),
+    "loader": ("cnn", "0", "indices"),
+    "scaler": ("amp", "0", "optimizer"),
+    "threads": ("cnn", "0", "threads"),
+    "workers": ("augmented", "1", "input"),
 }
 _ROUNDS, _ROUNDS_OF_LONG = 5, 3
 _MOST_US, _MOST_SHARE = 20.0, 0.01
@@ -76,20 +89,50 @@ def _resumes(folder: Path, names: Sequence[str]) -> Iterator[Figure]:
         yield _verified(name, folder / f"{name}_check", Path(path), arguments, "0,1,4")
 
 
-def _loaders(folder: Path, _: Sequence[str]) -> Iterator[Figure]:
-    """The script that augments, with other options of its loader."""
-    for label, (options, workers) in _LOADERS.items():
+def _loaders(folder: Path, names: Sequence[str]) -> Iterator[Figure]:
+    """The script that augments, with other options of its loader. `names`: keys of _LOADERS, by default all."""
+    for label in [name for name in _LOADERS if name in names] or _LOADERS:
+        options, workers = _LOADERS[label]
         own = folder / label.replace(" ", "_")
         script = replaced(_ZOO / "augmented.py", _WORKERS, f"num_workers=cfg.workers or 1, {options}", own)
         yield _verified(f"augmented, {label}", folder / f"{script.parent.name}_check", script, [], workers)
 
 
-def _verified(label: str, output: Path, script: Path, arguments: Sequence[str], workers: str) -> Figure:
-    options = ["-o", str(output), "--workers", workers, "--resume-at", "all", "--json"]
-    words = [*_IOTWIN, "detrain", "verify", str(script), *options, "--", *arguments]
+def _ranks(folder: Path, _: Sequence[str]) -> Iterator[Figure]:
+    """The script of several ranks, whose gradients are summed, or whose parameters are sharded."""
+    (script := folder / "train.py").write_text(SCRIPT)
+    for label, (options, arguments) in _RANKS.items():
+        output = folder / label.replace(" ", "_")
+        yield _verified(f"3 ranks, {label}", output, script, ["--items", "24", *arguments], "1,4", ["--ranks", "3", *options])
+
+
+def _controls(folder: Path, _: Sequence[str]) -> Iterator[Figure]:
+    """Resumed runs that lack a part of the state: each must differ, first in what the part decides."""
+    for drop, (name, workers, wanted) in _CONTROLS.items():
+        path, *arguments = command(name, folder)
+        options = ["--drop", drop, "--reruns", "1", "--resume-at", "0:2,1:1,1:2", "--workers", workers]
+        resumes = _verification(folder / f"without_{drop}", Path(path), arguments, options)["resumes"]
+        named = [each for each in resumes if not each["equal"] and _kind(each) == wanted]
+        detail = f"{name}; the first difference must be in {wanted}{_worst([each for each in resumes if each not in named])}"
+        yield Figure(f"detrain, without {drop}: caught and named of {len(resumes)}", len(named), len(resumes), False, detail)
+
+
+def _kind(resume: dict[str, Any]) -> str:
+    found = resume["first_difference"]
+    return found["what"] if found else "".join(each.partition(":")[0] for each in resume["differs_from_saved"])
+
+
+def _verified(label: str, output: Path, script: Path, arguments: Sequence[str], workers: str, more: Sequence[str] = ()) -> Figure:
+    document = _verification(output, script, arguments, ["--workers", workers, "--resume-at", "all", *more])
+    return _resumed_figure(label, workers, document)
+
+
+def _verification(output: Path, script: Path, arguments: Sequence[str], options: Sequence[str]) -> dict[str, Any]:
+    words = [*_IOTWIN, "detrain", "verify", str(script), "-o", str(output), *options, "--json", "--", *arguments]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)  # its exit status is 1 if runs differ
     assert done.stdout.startswith("{"), done.stderr
-    return _resumed_figure(label, workers, json.loads(done.stdout))
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 def _resumed_figure(label: str, workers: str, document: dict[str, Any]) -> Figure:
@@ -349,8 +392,8 @@ def _wall(words: Sequence[str]) -> tuple[float, list[float]]:
 
 
 PARTS: dict[str, Callable[[Path, Sequence[str]], Iterator[Figure]]] = {
-    "resumes": _resumes, "loaders": _loaders, "instrumentation": _instrumentation, "saving": _saving, "reads": _reads,
-    "restore": _restore_time, "spread": _spread, "strict": _strict,
+    "resumes": _resumes, "loaders": _loaders, "ranks": _ranks, "controls": _controls, "instrumentation": _instrumentation,
+    "saving": _saving, "reads": _reads, "restore": _restore_time, "spread": _spread, "strict": _strict,
 }  # fmt: skip
 
 if __name__ == "__main__":

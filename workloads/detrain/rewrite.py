@@ -6,8 +6,8 @@ from pathlib import Path
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import read_foreign
-from iotwin.workloads.detrain.dead_variables import dead_variables
 from iotwin.workloads.detrain.instrumentation import MOST_SOURCE_BYTES, CallLine, Instrumentation, SourceLine
+from iotwin.workloads.detrain.source_analysis.dead_variables import dead_variables
 
 SESSION = "__detrain__"  # name of the session in instrumented modules
 MARKS = ("record_epoch", "record_batch")  # a script that imports these marks its loops itself

@@ -135,10 +135,12 @@ def _session(
     from iotwin.workloads.detrain.phases.run_phases import LOAD, RunPhases
     from iotwin.workloads.detrain.randomness.determinism import apply
     from iotwin.workloads.detrain.randomness.machine_manifest import manifest
+    from iotwin.workloads.detrain.saving.gradient_buckets import keep_groups
     from iotwin.workloads.detrain.session import Session
     from iotwin.workloads.detrain.steps_log import StepsLog
 
     profile = apply(options.determinism, options.seed, options.fix_entropy)
+    keep_groups()
     log = (make_log or StepsLog)(path_of_rank(options.steps_log.absolute(), ranks.rank)) if options.steps_log else None
     item_seed = options.seed if keys_items and options.determinism != "off" else None
     loaders = LoaderTracker(log.indices.append if log else None, options.workers, item_seed)

@@ -6,6 +6,7 @@ from typing import Any
 
 from iotwin.command import Command, Outcome, at_least
 from iotwin.commands.detrain.script_arguments import add_script_arguments
+from iotwin.common.detrain_options import REPLAYS
 from iotwin.common.units import counted
 
 _RESULT, _INST = "verification.json", "inst.json"
@@ -49,6 +50,9 @@ class DetrainVerifyCommand(Command):
         parser.add_argument(
             "--ranks", type=at_least(1), default=1, metavar="N", help="start the script as N ranks, as torchrun does (default 1)"
         )
+        parser.add_argument(
+            "--replay", choices=REPLAYS[:-1], default=REPLAYS[0], help="how resumed runs reach their batch (default restore)"
+        )
         add_script_arguments(parser)
 
     def run(self, args: Namespace) -> Outcome:
@@ -72,7 +76,9 @@ class DetrainVerifyCommand(Command):
         for name in ("runs", "plain", "saving"):
             made.entry(name)
         output = args.output.resolve()
-        script = VerifiedScript(args.script, args.arguments, output, output / _INST, args.determinism, args.seed, args.ranks)
+        script = VerifiedScript(
+            args.script, args.arguments, output, output / _INST, args.determinism, args.seed, args.ranks, args.replay
+        )
         document = verified_document(script, checks)
         write_whole(made.entry(_RESULT), struct_json(document))
         return Outcome(document, 0 if document["equal"] else 1)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 
 # What the server runs. Its code has no file, so none of its frames is taken for the script's. A run ends as Python ends, but for
-# the collection of all that PyTorch's import has made, which takes longer than most runs.
+# the collection of all that PyTorch's import has made, which takes longer than most runs. A run that hangs prints the stacks of
+# its threads as errors, and ends with status 1.
 _PROGRAM = """
-import atexit, gc, json, os, sys
+import atexit, faulthandler, gc, json, os, sys
 import torch._dynamo
 from iotwin.common.processes.process_end import exit_status_of
 from iotwin.workloads.detrain import discover, runner, session, steps_log
@@ -35,6 +36,7 @@ for line in sys.stdin:
 if os.getpid() != parent:
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    faulthandler.dump_traceback_later(150, exit=True)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(request["folder"])
     os.environ.update(request["variables"])
@@ -63,14 +65,14 @@ class ScriptServer:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *self._imported], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+            [sys.executable, "-c", _PROGRAM, *self._imported],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._pipe("stdin").close()
-        self._process.wait()
-        self._pipe("stdout").close()
+        os.killpg(self._process.pid, signal.SIGKILL)  # runs that are left, too
+        self._process.communicate()
 
     def _pipe(self, name: str) -> IO[str]:
         pipe: IO[str] | None = getattr(self._process, name)

@@ -19,9 +19,10 @@ from iotwin.workloads.detrain.court.first_difference import Difference, first_di
 from iotwin.workloads.detrain.court.held_calls import CallHolder, HeldCall, hold_own_calls
 from iotwin.workloads.detrain.court.kill_points import BATCH, BATCHES, CALLS, CallLog, KillPoint, drawn, kill_points
 from iotwin.workloads.detrain.court.own_resume import newest_checkpoint, resume_arguments, resume_template
-from iotwin.workloads.detrain.court.script_process import Ended, Run, imported_names
+from iotwin.workloads.detrain.court.script_process import Run, imported_names
 from iotwin.workloads.detrain.court.trial import CourtCase, Trial
 from iotwin.workloads.detrain.court.update_log import Update, read_updates, rows_of, tensor_digest
+from iotwin.workloads.detrain.forked_runs import RunEnd
 from tests.conftest import run_iotwin
 
 STACKS = Path(__file__).with_name("stacks")
@@ -234,10 +235,16 @@ for index, (x, y) in enumerate(train):
 """
 
 
+def run_of(script, folder, arguments=(), seed=0, holds_calls=False):
+    files = {"folder": folder, "log": folder / "updates", "output": folder / "out", "errors": folder / "err"}
+    words = {name: str(path) for name, path in files.items()}
+    return Run(script=str(script), arguments=list(arguments), seed=seed, holds_calls=holds_calls, **words)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_updates_have_the_samples_that_were_trained_on(processes, tmp_path, workers):
     script, log = _script(tmp_path, _OBSERVED), tmp_path / "updates"
-    run = Run(str(script), [str(workers)], str(tmp_path), str(log), str(tmp_path / "out"), str(tmp_path / "err"), 5, False)
+    run = run_of(script, tmp_path, [str(workers)], seed=5)
     ended = processes[0].run(run, lambda call: False, 300.0)
     assert ended.status == 0, (tmp_path / "err").read_text()
     updates = read_updates(log)
@@ -269,8 +276,8 @@ def test_digests_depend_on_type_shape_and_every_element(processes):
 
 def test_run_that_takes_too_long_is_killed(processes, tmp_path):
     script = _script(tmp_path, "import time\ntime.sleep(1000)\n")
-    run = Run(str(script), [], str(tmp_path), str(tmp_path / "log"), str(tmp_path / "out"), str(tmp_path / "err"), 0, True)
-    assert processes[0].run(run, lambda call: False, 0.2) == Ended(-signal.SIGKILL, True)
+    run = run_of(script, tmp_path, holds_calls=True)
+    assert processes[0].run(run, lambda call: False, 0.2) == RunEnd(-signal.SIGKILL, timed_out=True)
 
 
 @pytest.mark.parametrize(
@@ -279,8 +286,8 @@ def test_run_that_takes_too_long_is_killed(processes, tmp_path):
 def test_script_ends_as_under_python(processes, tmp_path, ending, status):
     text = f"import atexit\natexit.register(print, 'registered')\nfile = open('unclosed.txt', 'w')\nfile.write('all')\n{ending}\n"
     script = _script(tmp_path, text)
-    run = Run(str(script), [], str(tmp_path), str(tmp_path / "log"), str(tmp_path / "out"), str(tmp_path / "err"), 0, False)
-    assert processes[1].run(run, lambda call: False, 300.0) == Ended(status, False)
+    run = run_of(script, tmp_path)
+    assert processes[1].run(run, lambda call: False, 300.0) == RunEnd(status)
     assert (tmp_path / "out").read_text() == "registered\n" and (tmp_path / "unclosed.txt").read_text() == "all"
     plain = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
     assert plain.returncode == status

@@ -8,9 +8,9 @@ import pytest
 
 from iotwin.commands.detrain.court import DetrainCourtCommand
 from iotwin.workloads.detrain.court.first_difference import Difference, first_difference_of_ranks
-from iotwin.workloads.detrain.court.script_process import Ended
 from iotwin.workloads.detrain.court.trial import _Outcome
 from iotwin.workloads.detrain.court.update_log import Update
+from iotwin.workloads.detrain.forked_runs import RunEnd
 
 pytestmark = pytest.mark.torch
 SCRIPT = """import os
@@ -83,10 +83,10 @@ def test_a_rank_that_resumes_otherwise_is_named(tmp_path, capsys):
 def test_a_rank_that_fails_is_named(tmp_path):
     (tmp_path / "errors").write_text("Killed\n")
     (tmp_path / "errors.rank-1").write_text("on request\n\n")
-    ended = Ended(3, rank=1)
+    ended = RunEnd(3, rank=1)
     assert _Outcome(ended, [[], []], None, tmp_path, tmp_path / "errors").last_error() == "rank 1: on request"
     (tmp_path / "none").touch()
-    assert _Outcome(Ended(3), [[]], None, tmp_path, tmp_path / "none").last_error() == "it ended with status 3"
+    assert _Outcome(RunEnd(3), [[]], None, tmp_path, tmp_path / "none").last_error() == "it ended with status 3"
 
 
 def test_the_cause_precedes_what_it_changes():

@@ -21,7 +21,9 @@ from iotwin.common.checkpoints import checkpoints
 from iotwin.common.errors import IotwinError
 from iotwin.common.ranks import claimed_ports, rank_variables
 from iotwin.workloads.detrain import script_ranks
-from iotwin.workloads.detrain.saving.gradient_buckets import has_final_buckets, sum_each_gradient
+from iotwin.workloads.detrain.saving import gradient_buckets
+from iotwin.workloads.detrain.saving.gradient_buckets import has_final_buckets, keep_groups, sum_each_gradient
+from iotwin.workloads.detrain.saving.nested_values import decode_nested
 from iotwin.workloads.detrain.script_ranks import ScriptRanks
 from tests.workloads.detrain.script_server import Ended, ScriptServer
 
@@ -33,6 +35,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
@@ -53,6 +56,7 @@ class Noisy(Dataset):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--prefetch", type=int, default=4)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--show", action="store_true")
     parser.add_argument("--uneven", action="store_true")
@@ -60,18 +64,25 @@ def main():
     parser.add_argument("--die", default="")
     parser.add_argument("--items", type=int, default=48)
     parser.add_argument("--noise", type=int, default=-1)
+    parser.add_argument("--sharded", action="store_true")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     layers = [torch.nn.Linear(16, 33), torch.nn.Tanh(), torch.nn.Dropout(0.3), torch.nn.Linear(33, 17), torch.nn.Tanh()]
-    model = DistributedDataParallel(torch.nn.Sequential(*layers, torch.nn.Linear(17, 1)))
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(17, 1))
+    if args.sharded:
+        fully_shard(model[0])
+        fully_shard(model)
+    else:
+        model = DistributedDataParallel(model)
     torch.manual_seed(rank)
     random.seed(rank)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     sampler = DistributedSampler(Noisy(args.items))
-    loader = DataLoader(Noisy(args.items), 4, sampler=sampler, num_workers=args.workers)
+    ahead = args.prefetch if args.workers else None
+    loader = DataLoader(Noisy(args.items), 4, sampler=sampler, num_workers=args.workers, prefetch_factor=ahead)
     steps = 4 + rank if args.uneven else len(loader)
     losses = []
     for epoch in range(2):
@@ -111,15 +122,15 @@ def server(tmp_path_factory):
 
 
 class Ranks(NamedTuple):
-    """Runs of the script as several ranks."""
+    """Runs of the script as several ranks. `port`: claimed for rank 0 of each run."""
 
     server: ScriptServer
+    port: int
 
     def start(self, size: int, *options: object) -> list[int]:
         (self.server.folder / "train.py").write_text(SCRIPT)
-        with claimed_ports(1) as port:
-            variables = [rank_variables(rank, size, port) | {"GLOO_SOCKET_IFNAME": "lo"} for rank in range(size)]
-            return self.server.start_ranks(["-o", "run", *options], variables)
+        variables = [rank_variables(rank, size, self.port) | {"GLOO_SOCKET_IFNAME": "lo"} for rank in range(size)]
+        return self.server.start_ranks(["-o", "run", *options], variables)
 
     def run(self, size: int, *options: object, status: int = 0) -> list[Ended]:
         self.start(size, *options)
@@ -139,7 +150,8 @@ class Ranks(NamedTuple):
 @pytest.fixture
 def ranks(tmp_path, server):
     server.folder = tmp_path
-    return Ranks(server)
+    with claimed_ports(1) as port:
+        yield Ranks(server, port)
 
 
 def after(whole: list[list[dict[str, Any]]], first: int) -> list[list[dict[str, Any]]]:
@@ -148,15 +160,26 @@ def after(whole: list[list[dict[str, Any]]], first: int) -> list[list[dict[str, 
 
 def test_every_rank_resumes_equal(ranks):
     """With three ranks, the last bits depend on how DistributedDataParallel has arranged the gradients that it sums."""
-    whole = ranks.steps(3, "--at", "0:0,0:1,1:2", "train.py")
+    whole = ranks.steps(3, "--at", "0:0,1:2", "train.py")
     assert [len(steps) for steps in whole] == [8, 8, 8]
     assert len({str(steps[-1]["indices"]) for steps in whole}) == 3
-    for name, first in (("step-0", 0), ("step-1", 1), ("step-6", 6)):
+    for name, first in (("step-0", 0), ("step-6", 6)):
         assert ranks.steps(3, "--resume", name, "train.py") == after(whole, first)
     assert ranks.steps(3, "--resume", "step-6", "--replay", "replay-data", "train.py") == after(whole, 6)
     document = json.loads((ranks.server.folder / "run" / "run.json").read_text())
     assert (document["ranks"], document["manifest"]["world_size"], document["steps"]) == (3, 3, 8)
     assert document["differs_from_saved"] == []
+
+
+def test_each_rank_saves_its_part_of_sharded_parameters(ranks):
+    whole = ranks.steps(3, "--at", "0:1", "train.py", "--sharded", "--items", "24")
+    assert len({steps[-1]["parameters_sha256"] for steps in whole}) == 3
+    assert ranks.steps(3, "--resume", "step-1", "train.py", "--sharded", "--items", "24") == after(whole, 1)
+
+
+def test_a_part_of_a_tensor_that_is_divided_otherwise_is_refused():
+    with pytest.raises(IotwinError, match=r"^it was divided as halves, which no tensor of this run is$"):
+        decode_nested({"$shard": [torch.ones(1), [2], [1], "halves"]}, [torch.ones(2)])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -242,12 +265,11 @@ def verified(folder: Path, options: list[str], *arguments: str) -> dict[str, Any
     return document
 
 
-def test_ranks_resume_equal_at_every_batch(tmp_path):
-    """Each resumed run is compared with the reference on both ranks."""
-    document = verified(tmp_path, ["--ranks", "2", "--resume-at", "all"], "--items", "24")
-    assert document["equal"] and document["ranks"] == 2
-    points = [(each["epoch"], each["batch"], each["replay"]) for each in document["resumes"]]
-    assert points == [(epoch, batch, "restore") for epoch in range(2) for batch in range(3)]
+def test_ranks_with_loader_workers_resume_equal(tmp_path):
+    """Each resumed run is compared with the reference on all ranks."""
+    document = verified(tmp_path, ["--ranks", "3", "--resume-at", "0:1,1:0", "--workers", "1"], "--items", "24")
+    assert document["equal"] and document["ranks"] == 3
+    assert [(each["epoch"], each["batch"]) for each in document["resumes"]] == [(0, 1), (1, 0)]
 
 
 def test_the_rank_that_differs_is_named(tmp_path, capsys):
@@ -307,6 +329,13 @@ def test_a_rank_that_does_not_come_is_named_in_one_line():
 # Gradients' buckets
 
 
+@pytest.fixture
+def keeping(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(DistributedDataParallel, "__init__", DistributedDataParallel.__init__)
+    keep_groups()
+
+
 @contextmanager
 def process_group(tmp_path: Path) -> Iterator[None]:
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1)
@@ -316,8 +345,15 @@ def process_group(tmp_path: Path) -> Iterator[None]:
         distributed.destroy_process_group()
 
 
-def test_buckets_are_final_after_the_first_summed_gradient(tmp_path, monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+def test_the_group_of_a_model_is_kept(tmp_path, keeping, monkeypatch):
+    """Its destructor may wait for ever if the script destroys the group before the model (see `never_destroy`)."""
+    monkeypatch.setattr(gradient_buckets, "never_destroy", (kept := []).append)
+    with process_group(tmp_path):
+        model = DistributedDataParallel(torch.nn.Linear(2, 2))
+        assert kept == [model.process_group]
+
+
+def test_buckets_are_final_after_the_first_summed_gradient(tmp_path, keeping):
     inputs = torch.ones(1, 2)
     with process_group(tmp_path):
         model = DistributedDataParallel(torch.nn.Linear(2, 2))

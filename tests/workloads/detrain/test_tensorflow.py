@@ -21,10 +21,12 @@ def steps(folder: Path, name: str, *options: str) -> list[dict]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("name", "replay"), [("tf_music.py", "restore"), ("tf_pipeline.py", "replay-data")])
-def test_later_steps_of_a_resumed_script_are_equal(tmp_path, name, replay):
-    whole = steps(tmp_path, name, "--at", "1:2")
-    resumed = steps(tmp_path, name)
+@pytest.mark.parametrize(
+    ("name", "replay", "profile"), [("tf_music.py", "restore", "strict"), ("tf_pipeline.py", "replay-data", "off")]
+)
+def test_later_steps_of_a_resumed_script_are_equal(tmp_path, name, replay, profile):
+    whole = steps(tmp_path, name, "--determinism", profile, "--at", "1:2")
+    resumed = steps(tmp_path, name, "--determinism", profile)
     assert resumed == whole[-len(resumed) :]
     assert (resumed[0]["epoch"], resumed[0]["batch"]) == (1, 2)
     assert len({step["parameters_sha256"] for step in whole}) == len(whole)

@@ -45,17 +45,39 @@ def test_a_resumed_run_is_equal(verifier):
     assert found == {**expected, "differs_from_saved": [], "error": None}
 
 
+def test_a_resumed_run_without_a_part_of_its_state_is_caught(verifier):
+    found = verifier.resume((1, 1), ["main().optimizer"])
+    expected = StepDifference(5, "optimizer", "main().optimizer.state.0.momentum_buffer")
+    assert not found["equal"] and found["error"] is None and found["first_difference"] == expected
+
+
 @pytest.mark.parametrize(
-    ("without", "expected"),
+    ("drop", "arguments", "expected"),
     [
-        ("rng", StepDifference(5, "rng", "python")),
-        ("loader", StepDifference(5, "indices")),
-        ("main().optimizer", StepDifference(5, "optimizer", "main().optimizer.state.0.momentum_buffer")),
+        ("rng", [], StepDifference(5, "rng", "python")),
+        ("loader", [], StepDifference(5, "indices")),
+        ("scaler", ["scaled"], StepDifference(5, "optimizer", "main().scaler.scale")),
+        ("workers", [], StepDifference(5, "input", "0")),
+        ("threads", [], None),
     ],
 )
-def test_a_resumed_run_without_a_part_of_its_state_is_caught(verifier, without, expected):
-    found = verifier.resume((1, 1), [without])
-    assert not found["equal"] and found["error"] is None and found["first_difference"] == expected
+def test_each_negative_control_is_caught_and_named(verifier, tmp_path, drop, arguments, expected):
+    script = verifier._script._replace(arguments=arguments or verifier._script.arguments)
+    has_own_reference = drop in ("scaler", "workers")  # the scaler is used, or no item is keyed
+    if has_own_reference:
+        script = script._replace(output=tmp_path)
+    control = Verifier(script, verifier._server, drop=drop)
+    if has_own_reference:
+        control.run_reference()
+        assert control.save_at([(1, 1)])["equal"]
+    else:
+        control.reference, control._reference_events = verifier.reference, verifier._reference_events
+    found = control.resume((1, 1))
+    assert not found["equal"] and found["error"] is None
+    if drop == "threads":  # the steps may be equal
+        assert [each.partition(":")[0] for each in found["differs_from_saved"]] == ["threads"]
+    else:
+        assert found["first_difference"] == expected and not found["differs_from_saved"]
 
 
 def test_the_parts_that_a_resumed_run_needs(verifier):

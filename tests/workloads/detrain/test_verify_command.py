@@ -22,11 +22,12 @@ def verify(*words):
 
 def test_the_command_writes_its_document_and_fails_without_a_part(tmp_path, capsys):
     output = tmp_path / "check"
-    options = ["--reruns", 1, "--resume-at", "1:2", "--drop", "scaler", "--workers", "0,1"]
+    options = ["--reruns", 1, "--resume-at", "1:2", "--drop", "scaler", "--workers", "0,1", "--replay", "replay-data"]
     command, outcome = verify(SCRIPT, "-o", output, *options)
     document = outcome.document
     assert json.loads((output / "verification.json").read_text()) == document
-    assert outcome.exit_status == 0 and document["equal"], "the script has no scaler"
+    assert outcome.exit_status == 0 and document["equal"], "the script's scaler is off"
+    assert {each["replay"] for each in document["resumes"]} == {"replay-data"}
     assert document["steps"] == 8 and document["dropped"] == "scaler" and document["variance"] is None
     assert [each["workers"] for each in document["resumes"]] == [0, 1] == document["same_with_workers"]
     assert document["manifest"]["determinism"] == "strict"

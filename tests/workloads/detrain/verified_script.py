@@ -1,4 +1,7 @@
-"""A small training script with random items, dropout, momentum and a schedule; one module is not trained."""
+"""A small training script with random items, dropout, momentum and a schedule; one module is not trained.
+
+With the argument `scaled`, its gradients are scaled.
+"""
 
 import random
 import sys
@@ -23,14 +26,16 @@ def main():
     model = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.3), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3, enabled="scaled" in sys.argv)
     unused = nn.Linear(2, 2)  # noqa: F841  # not trained
     loader = DataLoader(Points(), batch_size=3, shuffle=True)
     for _ in range(2):
         for x, label in loader:
             loss = nn.functional.cross_entropy(model(x), label)
             optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
             schedule.step()
     print("the end of", *sys.argv[1:])
 

@@ -28,27 +28,20 @@ import msgspec
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import open_rewritten
 from iotwin.common.foreign_files import decode_foreign, read_foreign
-from iotwin.common.processes.children import dying_with_us
 from iotwin.common.processes.process_end import end_process, exit_status_of
-from iotwin.common.processes.process_settings import die_with_parent
-from iotwin.common.ranks import become_local_rank
 from iotwin.workloads.detrain.court.held_calls import CallHolder, HeldCall, hold_own_calls
+from iotwin.workloads.detrain.forked_runs import MOST_MESSAGE_BYTES, RunEnd, RunOfRanks, serve, started
 from iotwin.workloads.detrain.script_ranks import path_of_rank
 
 _MOST_SOURCE_BYTES = 16 << 20
-_MOST_MESSAGE_BYTES = 1 << 20
 _POLL_S = 0.2
 _HASH_SEED = "PYTHONHASHSEED"
 _CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # packages then ask for GPUs without starting CUDA, which no fork survives
 _Message = TypeVar("_Message")
 
 
-class Run(msgspec.Struct, frozen=True):
-    """How to run a script. `folder`: its current folder; `log`: of its updates of weights; `killed_after`: see `observe`.
-
-    `ranks`: number of processes that run it, as torchrun starts them, with `port` for rank 0. `rank`: that of this process. Each
-    rank but 0 has its own `log`, `output` and `errors` (`path_of_rank`).
-    """
+class Run(RunOfRanks, frozen=True, kw_only=True):
+    """How to run a script. `folder`: its current folder; `log`: of its updates of weights; `killed_after`: see `observe`."""
 
     script: str
     arguments: list[str]
@@ -59,9 +52,6 @@ class Run(msgspec.Struct, frozen=True):
     seed: int
     holds_calls: bool
     killed_after: int | None = None
-    ranks: int = 1
-    port: int = 0
-    rank: int = 0
 
 
 class _Started(msgspec.Struct):
@@ -74,17 +64,6 @@ class _Ready(msgspec.Struct):
     """Sent by a server that has imported its modules. `threads`: how many threads it has."""
 
     threads: int
-
-
-class Ended(msgspec.Struct):
-    """How a run ended. `status`: exit status, or -signal if a signal killed it; `timed_out`: it exceeded its time limit.
-
-    `rank`: the first rank that failed, whose `status` it is.
-    """
-
-    status: int
-    timed_out: bool = False
-    rank: int = 0
 
 
 class ScriptProcesses:
@@ -103,7 +82,7 @@ class ScriptProcesses:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def run(self, run: Run, on_call: Callable[[HeldCall], bool], limit_s: float) -> Ended:
+    def run(self, run: Run, on_call: Callable[[HeldCall], bool], limit_s: float) -> RunEnd:
         """Run the script. `on_call` gets each held call; if it returns True, all processes of the run are killed before the call.
 
         The run is killed too if it takes longer than `limit_s` seconds. Raises IotwinError if the run cannot be started.
@@ -114,7 +93,7 @@ class ScriptProcesses:
         group = 0
         try:
             for _ in range(run.ranks):
-                message, descriptors, _, _ = socket.recv_fds(self._socket, _MOST_MESSAGE_BYTES, 1)
+                message, descriptors, _, _ = socket.recv_fds(self._socket, MOST_MESSAGE_BYTES, 1)
                 holders |= {each: CallHolder(each) for each in descriptors}
                 group = self._decoded(message, _Started).group
             return self._follow(group, holders, on_call, limit_s)
@@ -132,13 +111,7 @@ class ScriptProcesses:
             self._server = None
 
     def _start(self, names: Sequence[str]) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = [sys.executable, "-m", __name__, str(theirs.fileno()), *names]
-            self._server = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env=self._environment, preexec_fn=dying_with_us(signal.SIGKILL),
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+        self._server, self._socket = started(__name__, names, self._environment, subprocess.DEVNULL)
 
     def _await_server(self) -> None:
         """Wait until the server has imported its modules."""
@@ -148,7 +121,7 @@ class ScriptProcesses:
             self._receive(_Ready)
         self._is_ready = True
 
-    def _follow(self, group: int, holders: dict[int, CallHolder], on_call: Callable[[HeldCall], bool], limit_s: float) -> Ended:
+    def _follow(self, group: int, holders: dict[int, CallHolder], on_call: Callable[[HeldCall], bool], limit_s: float) -> RunEnd:
         """Answer the held calls of all ranks until the run ends. `holders`: by their descriptors."""
         deadline, timed_out = time.monotonic() + limit_s, False
         sources = select.poll()
@@ -157,7 +130,7 @@ class ScriptProcesses:
         while True:
             ready = dict(sources.poll(_POLL_S * 1000))
             if self._socket.fileno() in ready:
-                ended = self._receive(Ended)
+                ended = self._receive(RunEnd)
                 return msgspec.structs.replace(ended, timed_out=timed_out)
             for descriptor, event in ready.items():
                 if not event & select.POLLIN:  # all processes of this rank have ended
@@ -172,7 +145,7 @@ class ScriptProcesses:
                 _kill_group(group)
 
     def _receive(self, kind: type[_Message]) -> _Message:
-        return self._decoded(self._socket.recv(_MOST_MESSAGE_BYTES), kind)
+        return self._decoded(self._socket.recv(MOST_MESSAGE_BYTES), kind)
 
     def _decoded(self, message: bytes, kind: type[_Message]) -> _Message:
         try:
@@ -207,39 +180,6 @@ def imported_names(script: Path) -> list[str]:
             names += [f"{node.module}:{alias.name}" for alias in node.names]
     own = {path.stem for path in script.parent.iterdir()} | set(sys.stdlib_module_names)
     return list(dict.fromkeys(name for name in names if re.split("[.:]", name)[0] not in own))
-
-
-def _serve(requests: socket.socket) -> Run:
-    """Fork for each rank of each request. Only a forked child returns: the run that this child must do."""
-    while message := requests.recv(_MOST_MESSAGE_BYTES):
-        run = decode_foreign(message, Run, "the request")
-        parent, rank_of = os.getpid(), dict[int, int]()
-        for rank in range(run.ranks):
-            group = next(iter(rank_of), 0)
-            child = os.fork()
-            os.setpgid(child, group)  # both processes do this, so that neither goes on before it is done
-            if child == 0:
-                die_with_parent(parent, signal.SIGKILL)
-                become_local_rank(rank, run.ranks, run.port)
-                run = msgspec.structs.replace(run, rank=rank)
-                _prepare(run, requests)
-                return run
-            rank_of[child] = rank
-        requests.send(msgspec.json.encode(_awaited(rank_of)))
-    sys.exit()
-
-
-def _awaited(rank_of: dict[int, int]) -> Ended:
-    """Wait for the end of all processes, the keys of `rank_of`. If one fails, kill the others, which might wait for it."""
-    ended = Ended(0)
-    while rank_of:
-        child, status = os.wait()
-        rank = rank_of.pop(child)
-        if status and not ended.status:
-            ended = Ended(os.waitstatus_to_exitcode(status), rank=rank)
-            for other in rank_of:
-                os.kill(other, signal.SIGKILL)
-    return ended
 
 
 def _prepare(run: Run, requests: socket.socket) -> None:
@@ -280,7 +220,10 @@ def main() -> None:
         importlib.import_module("torch._dynamo")  # takes seconds, and the first optimizer imports it
     gc.freeze()  # forked processes need not search these modules for garbage
     requests.send(msgspec.json.encode(_Ready(threading.active_count())))
-    run = _serve(requests)
+    run = serve(requests, Run)
+    if run is None:
+        return
+    _prepare(run, requests)
     imported = set(sys.modules)
     status = exit_status_of(lambda: _execute(Path(run.script), run.arguments))
     end_process(status, [module for name, module in sys.modules.items() if name == "__main__" or name not in imported])

@@ -17,8 +17,9 @@ from iotwin.workloads.detrain.court.first_difference import Difference, first_di
 from iotwin.workloads.detrain.court.held_calls import unavailable_reason
 from iotwin.workloads.detrain.court.kill_points import CALLS, CallLog, KillPoint, checkpoints_in, drawn, kill_points
 from iotwin.workloads.detrain.court.own_resume import resume_arguments, resume_template
-from iotwin.workloads.detrain.court.script_process import Ended, Run, ScriptProcesses, imported_names
+from iotwin.workloads.detrain.court.script_process import Run, ScriptProcesses, imported_names
 from iotwin.workloads.detrain.court.update_log import Update, read_updates
+from iotwin.workloads.detrain.forked_runs import RunEnd
 from iotwin.workloads.detrain.script_ranks import path_of_rank
 
 EXACT, DIFFERS, FAILS, LOST, NOT_REACHED = "exact", "differs", "does not resume", "lost", "not reached"
@@ -57,7 +58,7 @@ class Kill(msgspec.Struct):
 class _Outcome(NamedTuple):
     """A run that has ended. `updates`: of each rank."""
 
-    ended: Ended
+    ended: RunEnd
     updates: list[list[Update]]
     calls: CallLog
     work: Path
@@ -169,8 +170,8 @@ class Trial:
         ranks = self._case.ranks
         with claimed_ports(1) as port:
             run = Run(
-                str(self._case.script), arguments, str(work), str(log), str(output), str(errors), seed, self._holds, killed_after,
-                ranks, port,
+                script=str(self._case.script), arguments=arguments, folder=str(work), log=str(log), output=str(output),
+                errors=str(errors), seed=seed, holds_calls=self._holds, killed_after=killed_after, ranks=ranks, port=port,
             )  # fmt: skip
             ended = self.processes[restarted].run(run, calls, self._limit_s)
         return _Outcome(ended, [read_updates(path_of_rank(log, rank)) for rank in range(ranks)], calls, work, errors)

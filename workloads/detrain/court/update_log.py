@@ -62,8 +62,11 @@ def observe(log: Path, seed: int, killed_after: int | None) -> None:
         import numpy as np
         import torch
 
+        from iotwin.workloads.detrain.saving.gradient_buckets import keep_groups
+
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)
+        keep_groups()
         _Observer(log, killed_after).install()
 
     if "torch" in sys.modules:

@@ -1,17 +1,21 @@
 """Encodes nested dicts, lists and tuples of tensors, arrays and plain values for checkpoints, and decodes them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
 from iotwin.workloads.detrain.saving.plain_values import decode, encode, is_plain
+from iotwin.workloads.detrain.saving.sharded_tensors import is_sharded, joined, layout, local_part
 
-_ITEMS, _LIST, _TUPLE = "$items", "$list", "$tuple"
+_ITEMS, _LIST, _TUPLE, _SHARD = "$items", "$list", "$tuple", "$shard"
 
 
 def encode_nested(value: Any, unsaved: dict[str, str], path: str = "") -> Any:
     """Return a state with its plain values encoded. Entries that cannot be saved are left out; `unsaved` gets path and type."""
+    if is_sharded(value):
+        return {_SHARD: [local_part(value), list(value.shape), list(value.stride()), layout(value)]}
     if isinstance(value, torch.Tensor | np.ndarray):
         return value
     if is_plain(value):
@@ -35,13 +39,19 @@ def _can_be_saved(value: Any, unsaved: dict[str, str], path: str) -> bool:
     return False
 
 
-def decode_nested(value: Any) -> Any:
-    """Return the state that `encode_nested` was called with. Raises IotwinError if `value` is not its result."""
+def decode_nested(value: Any, held: Iterable[Any] = ()) -> Any:
+    """Return the state that `encode_nested` was called with. `held`: tensors of this process, as sharded ones need (`joined`).
+
+    Raises IotwinError if `value` is not its result.
+    """
     if isinstance(value, dict) and len(value) == 1:
         [(mark, content)] = value.items()
         if mark == _ITEMS:
-            return {decode(key): decode_nested(each) for key, each in content}
+            return {decode(key): decode_nested(each, held) for key, each in content}
+        if mark == _SHARD:
+            part, shape, stride, divided = content
+            return joined(part, shape, stride, divided, held)
         if mark in (_LIST, _TUPLE):
-            found = [decode_nested(each) for each in content]
+            found = [decode_nested(each, held) for each in content]
             return found if mark == _LIST else tuple(found)
     return value if isinstance(value, torch.Tensor | np.ndarray) else decode(value)

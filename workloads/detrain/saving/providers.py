@@ -31,7 +31,7 @@ class StateDicts:
             saved["training"] = [module.training for module in value.modules()]
             saved["trainable"] = [parameter.requires_grad for parameter in value.parameters()]
             saved["hidden"] = {
-                f"{prefix}.{name}": module._buffers[name]
+                f"{prefix}.{name}": encode_nested(module._buffers[name], unsaved)
                 for prefix, module in value.named_modules()
                 for name in sorted(module._non_persistent_buffers_set)
                 if module._buffers.get(name) is not None
@@ -42,8 +42,11 @@ class StateDicts:
         import torch
 
         groups = value.param_groups if isinstance(value, torch.optim.Optimizer) else []
+        held = [each for group in groups for each in group["params"]]
+        if isinstance(value, torch.nn.Module):
+            held = [*value.parameters(), *value.buffers()]
         try:
-            value.load_state_dict(decode_nested(saved["state"]))
+            value.load_state_dict(decode_nested(saved["state"], held))
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise IotwinError(str(error).splitlines()[0]) from None
         if groups:  # the optimizer has new groups now, but the script may refer to those that it had
@@ -60,7 +63,7 @@ class StateDicts:
             for path, tensor in saved["hidden"].items():
                 prefix, _, name = path.rpartition(".")
                 with torch.no_grad():
-                    modules[prefix]._buffers[name].copy_(tensor)
+                    modules[prefix]._buffers[name].copy_(decode_nested(tensor, held))
 
 
 class OwnTorchGenerators:

@@ -345,12 +345,13 @@ def _content_mark(part: Part) -> Any:
     return len(value) if isinstance(value, list | tuple | set | deque) else None
 
 
-def _gradients(value: Any) -> dict[str, torch.Tensor]:
+def _gradients(value: Any) -> State:
     if not isinstance(value, torch.nn.Module):
         return {}
-    return {name: each.grad for name, each in value.named_parameters() if each.grad is not None}
+    return {name: encode_nested(each.grad, {}) for name, each in value.named_parameters() if each.grad is not None}
 
 
-def _put_gradients(module: torch.nn.Module, gradients: dict[str, torch.Tensor]) -> None:
+def _put_gradients(module: torch.nn.Module, gradients: State) -> None:
     for name, parameter in module.named_parameters():
-        parameter.grad = gradients[name].to(parameter.device).clone() if name in gradients else None
+        saved = decode_nested(gradients[name], [parameter]) if name in gradients else None
+        parameter.grad = None if saved is None else saved.to(parameter.device).clone()

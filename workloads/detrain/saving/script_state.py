@@ -274,8 +274,9 @@ def is_users_class(kind: Any) -> bool:
         return False
     if kind is types.SimpleNamespace or kind.__module__ == "argparse":
         return True
-    module = sys.modules.get(kind.__module__)
-    return is_script(getattr(module, "__file__", None) or "")
+    # A class that torch derives from the script's, as fully_shard does, is the script's as well.
+    modules = (sys.modules.get(each.__module__) for each in kind.__mro__)
+    return any(is_script(getattr(module, "__file__", None) or "") for module in modules)
 
 
 def _assigning(assign: Callable[[str, str, Any], None], function: str, name: str) -> Callable[[Any], None]:

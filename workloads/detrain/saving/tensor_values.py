@@ -7,6 +7,7 @@ import torch
 
 from iotwin.common.tensor_file import ITEM_BYTES
 from iotwin.workloads.detrain.saving.script_state import Part
+from iotwin.workloads.detrain.saving.sharded_tensors import is_sharded
 
 State = dict[str, Any]
 _TYPES = {getattr(torch, name) for name in ITEM_BYTES}
@@ -16,7 +17,7 @@ def can_be_saved(value: Any) -> bool:
     """Return whether a checkpoint can hold a tensor or array."""
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "biufcSUmM"
-    return value.layout == torch.strided and value.dtype in _TYPES and value.device.type != "meta"
+    return value.layout == torch.strided and value.dtype in _TYPES and value.device.type != "meta" and not is_sharded(value)
 
 
 def saved_tensor(value: Any) -> State:

@@ -6,17 +6,17 @@ import secrets
 import sys
 import types
 from argparse import REMAINDER, ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 
 from iotwin.common.detrain_options import add_run_options
+from iotwin.workloads.detrain.forked_runs import RunOfRanks
 from iotwin.workloads.detrain.resumption import RESTORE, Resumption
 from iotwin.workloads.detrain.runner import run_script
 from iotwin.workloads.detrain.script_ranks import path_of_rank
@@ -27,27 +27,22 @@ from iotwin.workloads.detrain.verify.step_record import StepRecord
 LOADER = "loader"
 
 
-class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+class RunRequest(RunOfRanks, frozen=True, kw_only=True):
     """What to run. `options`: of a run, then the script and its arguments; `output`: the file for what the script prints.
 
     * `record`: file for the record of the step at `record_at`, (epoch, batch), after which the run ends.
     * `without`: paths of parts of the state that are not restored, or LOADER for its position.
     * `keys_items`: whether data sets are keyed, unless determinism is off.
     * `threads`: of torch, whatever the script sets.
-    * `ranks`: how many processes run the script, as torchrun starts them, with `port` for rank 0. `rank` is this process's.
-      Other ranks than 0 have their own `output` and `record` (`path_of_rank`).
     """
 
     options: list[str]
     output: str
     record: str = ""
     record_at: tuple[int, int] | None = None
-    without: list[str] = []
+    without: Sequence[str] = ()
     keys_items: bool = True
     threads: int | None = None
-    ranks: int = 1
-    port: int = 0
-    rank: int = 0
 
 
 class _Recorded(BaseException):

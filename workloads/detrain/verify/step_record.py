@@ -19,6 +19,7 @@ from iotwin.common.files import write_whole
 from iotwin.workloads.detrain.saving import script_state
 from iotwin.workloads.detrain.saving.providers import provider_of
 from iotwin.workloads.detrain.saving.script_state import Part, Walk, frames_of
+from iotwin.workloads.detrain.saving.sharded_tensors import local_part
 from iotwin.workloads.detrain.verify.compared_steps import What
 from iotwin.workloads.detrain.verify.events import StepEvent
 from iotwin.workloads.state.torch_state import TorchGenerators
@@ -117,6 +118,7 @@ class StepRecord:
                             self._name("optimizer", f"{part.path}.state.{index}.{key}", each)
 
     def _name(self, what: What, name: str, tensor: torch.Tensor) -> None:
+        tensor = local_part(tensor)
         if tensor.layout == torch.strided and tensor.numel():
             self._tensors[tensor.data_ptr()] = what, name, tensor
 
@@ -229,14 +231,15 @@ class _Backward:
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
-        yield value
+        yield local_part(value)
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _tensors(each)
 
 
 def _content(tensor: torch.Tensor) -> bytes:
-    """Return the type, shape and bytes of a tensor."""
+    """Return the type, shape and bytes of a tensor, or of this process's part of it."""
+    tensor = local_part(tensor)
     head = f"{tensor.dtype} {tuple(tensor.shape)} ".encode()
     if tensor.layout != torch.strided or tensor.is_meta:
         return head

@@ -12,6 +12,7 @@ from iotwin.common.files import make_folder
 from iotwin.common.foreign_files import read_foreign_end, read_foreign_json
 from iotwin.common.ranks import claimed_ports
 from iotwin.workloads.detrain.randomness.determinism import OFF
+from iotwin.workloads.detrain.resumption import RESTORE
 from iotwin.workloads.detrain.saving.script_store import FOLDER
 from iotwin.workloads.detrain.script_ranks import path_of_rank
 from iotwin.workloads.detrain.verify.compared_steps import LoggedStep, StepDifference, first_difference_of_ranks, read_steps
@@ -27,7 +28,10 @@ _MORE_WORKERS = 2  # additional worker processes of a resumed run if "workers" i
 
 
 class VerifiedScript(NamedTuple):
-    """What to verify, and how it runs. `output`: an existing folder; `inst`: file with the script's loops, in it."""
+    """What to verify, and how it runs. `output`: an existing folder; `inst`: file with the script's loops, in it.
+
+    `replay`: how resumed runs reach their batch, as in `iotwin detrain run`.
+    """
 
     script: Path
     arguments: Sequence[str]
@@ -36,6 +40,7 @@ class VerifiedScript(NamedTuple):
     determinism: str
     seed: int
     ranks: int = 1
+    replay: str = RESTORE
 
 
 class ScriptRun(NamedTuple):
@@ -122,7 +127,14 @@ class Verifier:
         observed: dict[str, Any] = {"without": [*without, *([LOADER] if self._drop == LOADER else [])]}
         if self._drop == "threads":
             observed["threads"] = 1 if self.reference.document["manifest"]["threads"] != 1 else 2
-        options = ["--resume", self.checkpoint(point), *more, *(word for name in dropped for word in ("--drop", name))]
+        options = [
+            "--resume",
+            self.checkpoint(point),
+            "--replay",
+            self._script.replay,
+            *more,
+            *(word for name in dropped for word in ("--drop", name)),
+        ]
         return options, observed
 
     def last_loss(self) -> float | None:
@@ -152,10 +164,10 @@ class Verifier:
                 port=port,
                 **observed,
             )
-            status, failed = self._server.run(request)
-        error = None if status == 0 else _last_line(path_of_rank(printed, failed)) or f"exit status {status}"
+            end = self._server.run(request)
+        error = None if end.status == 0 else _last_line(path_of_rank(printed, end.rank)) or f"exit status {end.status}"
         if error and script.ranks > 1:
-            error = f"rank {failed}: {error}"
+            error = f"rank {end.rank}: {error}"
         logs = [path_of_rank(log, rank) for rank in range(script.ranks)]
         steps = [read_steps(each) if each.exists() or error is None else [] for each in logs]
         return ScriptRun(steps, {} if error else read_foreign_json(folder / "run.json"), error)
