@@ -18,18 +18,15 @@ from iotwin.common.processes.process_end import exit_status_of
 class ForkedProgram(subprocess.Popen[Any]):
     """Forks this process if the command is [sys.executable, "-m", MODULE, OPTION...], or the same with -P, else acts as `Popen`.
 
-    `modules`: what the names of such modules begin with. The program must not use several threads in PyTorch: those of the tests'
-    process do not survive a fork.
+    The program must not use several threads in PyTorch: those of the tests' process do not survive a fork.
     """
-
-    modules = ""
 
     def _execute_child(  # type: ignore[no-untyped-def,override]
         self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *more,
     ):  # fmt: skip
         words = [] if isinstance(args, str | bytes) else [os.fsdecode(word) for word in args if word != "-P"]
-        if words[:2] != [sys.executable, "-m"] or not words[2].startswith(self.modules) or pass_fds or shell:
+        if words[:2] != [sys.executable, "-m"] or pass_fds or shell:
             return super()._execute_child(
                 args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
                 p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *more,

@@ -3,7 +3,10 @@
 import os
 import re
 import shutil
+import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from iotwin.trace_store.raw.recording import Recording
 from iotwin.trace_store.reader import Trace
 from tests.benchmark.loader_job import LoaderJob
 from tests.conftest import ROOT
+from tests.docs.program_server import CLIENT, PACKAGES
 from tests.synthetic import MILLISECOND, Job, write_job
 
 JOB = {
@@ -70,11 +74,29 @@ def page_directory(prepared: Path, tmp_path: Path, page: Path) -> Path:
     return tmp_path
 
 
+def _write_programs(folder: Path, begin: str) -> None:
+    for name, arguments in (("iotwin", "-m iotwin "), ("python", "")):
+        (folder / name).write_text(f'#!/bin/sh\nexec {begin} {arguments}"$@"\n')
+        (folder / name).chmod(0o755)
+
+
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of an example: `iotwin` and `python` are the ones under test, as after installation."""
     programs = tmp_path_factory.mktemp("bin")
-    for name, arguments in (("iotwin", "-m iotwin"), ("python", "")):
-        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
-        (programs / name).chmod(0o755)
+    _write_programs(programs, sys.executable)
     return {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+
+
+@pytest.fixture(scope="session")
+def quick_environment(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The same, but what an example calls runs in forks of a process that has imported PyTorch, pandas and others."""
+    folder = tmp_path_factory.mktemp("forked")
+    packages = [name for name in PACKAGES if find_spec(name.partition(".")[0])]
+    (folder / "client.py").write_text(CLIENT)
+    _write_programs(folder, f"{sys.executable} -I -S {folder}/client.py {folder}/socket")
+    command = [sys.executable, "-P", "-m", "tests.docs.program_server", folder / "socket", *packages]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None and server.stdout.readline() == "ready\n"
+        yield {**environment, "PATH": f"{folder}:{environment['PATH']}"}
+        server.kill()

@@ -13,6 +13,7 @@ from tests.docs.pages import PAGES, Block, blocks, prose
 
 _LANGUAGES = ("sh", "console", "python", "yaml", "sql", "text")
 _WORD = re.compile(r"[A-Za-z_]{3,}")
+TRAINING = {"detrain.md", "dtr.md"}
 WITH_EXAMPLES = [page for page in PAGES if blocks(page)]
 
 
@@ -62,12 +63,14 @@ def _run_block(block: Block, directory: Path, environment: dict[str, str]) -> No
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_examples_run(page, page_directory, environment):
+def test_examples_run(page, page_directory, request):
+    """Programs start as a user starts them, or, on pages that train much, in processes that have PyTorch already."""
+    own = request.getfixturevalue("quick_environment" if page.name in TRAINING else "environment")
     to_run = [block for block in blocks(page) if "not run" not in block.markers]
     if any("iotwin trace" in block.text for block in to_run) and (reason := nothing_can_trace()):
         pytest.skip(reason)
     for block in to_run:
-        _run_block(block, page_directory, environment)
+        _run_block(block, page_directory, own)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
