@@ -108,6 +108,15 @@ def _conflicts(config: Config) -> list[tuple[str, bool, str]]:
             "a virtual clock skips computing, which twin.busy_wait does for real; leave out one of them",
         ),
         (
+            "reader.multiprocessing_context",
+            config.reader.multiprocessing_context == "threads" and config.reader.data_loader == "pytorch",
+            "PyTorch's loader has no threads; take fork, spawn or forkserver, or the native loader",
+        ),
+        *(
+            (f"reader.{key}", twin.recorded is None and getattr(config.reader, key) == word, f"{word} is for recorded twins")
+            for key, word in (("read_type", "kept_open"), ("sample_shuffle", "sorted"))
+        ),
+        (
             "profiling.profiler",
             workflow.profiling and config.profiling.profiler in ("darshan", "tensorboard"),
             "not supported; use iostat or trace",

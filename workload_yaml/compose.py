@@ -20,7 +20,7 @@ from iotwin.workload_yaml.dlio_spellings import fold_deviations, known_name
 from iotwin.workload_yaml.interpolation import interpolate
 from iotwin.workload_yaml.keys_and_types import without_unknown_keys
 from iotwin.workload_yaml.overrides import IGNORED, ComposedValues, apply, leaves, parse_override
-from iotwin.workload_yaml.schema import EARLIER_KEYS, Config
+from iotwin.workload_yaml.schema import Config, is_earlier, with_replacement
 from iotwin.workload_yaml.text import read
 from iotwin.workload_yaml.yaml12 import parse
 
@@ -33,7 +33,7 @@ class ComposedWorkload(NamedTuple):
 
     config: Config
     origins: dict[str, str]  # file name or override that set a value, by the value's path, such as reader.batch_size
-    passed_over: Sequence[str] = ()  # paths of ignored keys: unknown ones of a YAML written for DLIO, and EARLIER_KEYS
+    passed_over: Sequence[str] = ()  # paths of ignored keys: unknown ones of a YAML written for DLIO or of earlier versions
     path: Path = Path()  # the YAML
 
     def rows(self) -> list[tuple[str, Any, str]]:
@@ -68,7 +68,7 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Config:
 def note_ignored(where: str, keys: tuple[str, ...]) -> None:
     """Print a note that names the ignored `keys` of the YAML `where`, if any, once in a process."""
     if keys:
-        note(f"{where}: ignored, as the emulator has no such keys: {', '.join(keys)}")
+        note(f"{where}: ignored, as the emulator has no such keys: {', '.join(map(with_replacement, keys))}")
 
 
 def parse_foreign(content: bytes, where: str) -> Config:
@@ -92,7 +92,7 @@ def parse_foreign(content: bytes, where: str) -> Config:
                 )
             settings.put(name, value, origin)
         fold_deviations(settings.raw)
-        note_ignored(where, tuple(without_unknown_keys(settings.raw, Config, EARLIER_KEYS.__contains__)))
+        note_ignored(where, tuple(without_unknown_keys(settings.raw, Config, is_earlier)))
         config = checked_config(settings.raw, lambda _: where)
     except RecursionError:
         raise UsageError(f"{where}: is nested too deep for a workload; pack it again") from None
@@ -166,7 +166,7 @@ def compose(path: Path, overrides: Sequence[str]) -> ComposedWorkload:
             apply(settings, parse_override(text))
 
         def passes_over(key: str) -> bool:
-            return (of_dlio or key in EARLIER_KEYS) and not settings.set_by(key) & {*overrides}
+            return ((of_dlio and "[" not in key) or is_earlier(key)) and not settings.set_by(key) & {*overrides}
 
         return finished(settings, path, overrides, passes_over)
     except RecursionError:

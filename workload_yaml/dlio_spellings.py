@@ -14,7 +14,10 @@ _OTHER_NAMES = {
     "model.model_size": "model.model_size_bytes",
     "checkpoint.model_size": "model.model_size_bytes",
     "reader.seed": "train.seed",
-    "twin.recorded.computation_scale": "train.computation_scale",  # of twins that earlier versions fitted
+    # of twins that earlier versions fitted
+    "twin.recorded.computation_scale": "train.computation_scale",
+    "twin.checkpoint.keep_epoch_ends": "twin.checkpoint.keep_every",
+    "twin.checkpoint.after_steps": "twin.checkpoint.after",
     "hydra.run.dir": "output.folder",
     "accelerator.memory_budget": "train.computation_time.budget",  # of a step time of the type rematerialized
 }
@@ -55,7 +58,15 @@ def known_value(path: str, value: Any) -> Any:
         return parse_size(value)
     if path == "dataset.parquet.columns" and isinstance(value, list):
         return known_columns(value)
+    if path == "twin.checkpoint.keep_every" and isinstance(value, bool):  # once keep_epoch_ends
+        return "epoch" if value else None
+    if path == "twin.checkpoint.files" and isinstance(value, list):
+        return [_known_file(file) if isinstance(file, dict) else file for file in value]
     return None if path in _NONE_VALUES and value == _NONE_VALUES[path] else value
+
+
+def _known_file(file: dict[str, Any]) -> dict[str, Any]:
+    return {"after" if key in ("epochs", "after_steps") else key: value for key, value in file.items()}
 
 
 def fold_deviations(raw: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ def convert_section(raw: dict[str, Any], struct: type[SectionType], where: Calla
 
     Raises UsageError if a key is unknown or a value is wrong. The message is one line with the key and its origin.
     """
-    for at, key, known in _unknown_keys(raw, struct, ""):
+    for _, at, key, known in _unknown_keys(raw, struct, ""):
         name = " ".join(f"{at + '.' if at else ''}{key}".split())
         raise UsageError(f"{where(name)}: {name}: unknown key{nearest(str(key), known)}")
     try:
@@ -41,21 +41,19 @@ def convert_section(raw: dict[str, Any], struct: type[SectionType], where: Calla
 def without_unknown_keys(raw: dict[str, Any], struct: type[msgspec.Struct], passes_over: Callable[[str], bool]) -> list[str]:
     """Remove the unknown keys from `raw` for whose path `passes_over` returns True. Return the removed paths.
 
-    Unknown keys within lists remain, so that `convert_section` reports them.
+    The path of a key within a list has the index of its section, such as ``twin.checkpoint.files[0].name``.
     """
     paths = []
-    for at, name, _ in list(_unknown_keys(raw, struct, "")):
+    for section, at, name, _ in list(_unknown_keys(raw, struct, "")):
         path = f"{at}.{name}".lstrip(".")
-        if "[" not in at and passes_over(path):
-            section = raw
-            for part in at.split(".") if at else ():
-                section = section[part]
+        if passes_over(path):
             del section[name]
             paths.append(path)
     return paths
 
 
-def _unknown_keys(value: Any, annotation: Any, at: str) -> Iterator[tuple[str, str, list[str]]]:
+def _unknown_keys(value: Any, annotation: Any, at: str) -> Iterator[tuple[dict[str, Any], str, str, list[str]]]:
+    """Yield (section, its path, unknown key, the section's known keys) for each unknown key in `value` and its sections."""
     if isinstance(value, list):
         for index, item in enumerate(value):
             yield from _unknown_keys(item, annotation, f"{at}[{index}]")
@@ -70,7 +68,7 @@ def _unknown_keys(value: Any, annotation: Any, at: str) -> Iterator[tuple[str, s
     known = [*fields, *(["type"] if struct.__struct_config__.tag_field else [])]
     for key, item in value.items():
         if key not in known:
-            yield at, key, known
+            yield value, at, key, known
         elif key in fields:
             yield from _unknown_keys(item, fields[key], f"{at}.{key}" if at else key)
 

@@ -5,6 +5,7 @@ DLIO's files load unchanged. `workload_yaml.dataset` defines the section `datase
 `workload_yaml.dlio_spellings` converts the other spelling to the one used here.
 """
 
+import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -91,14 +92,18 @@ class Reader(Section):
     # given, each worker has two, as in PyTorch.
     prefetch_size: Positive | None = None
     file_shuffle: Shuffle = "off"  # with one sample per file, it has the same effect as sample_shuffle
-    sample_shuffle: Shuffle = "off"
+    # batches: each batch is one read of one big file; sorted: a recording's samples are read in the order of files
+    sample_shuffle: Shuffle | Literal["batches", "sorted"] = "off"
     shuffle_size: Positive = 1024  # samples in tf.data's shuffle buffer
-    read_type: Literal["on_demand", "memory"] = "on_demand"  # memory: each file is read once, in the first epoch
+    # memory: each file is read once, in the first epoch; kept_open: a process of a recording opens each file once
+    read_type: Literal["on_demand", "memory", "mapped", "kept_open"] = "on_demand"
     file_access: Literal["multi", "shared", "collective", "mpio", "posix"] = "multi"  # of no effect, as in DLIO
-    transfer_size: Positive | None = None  # most bytes of one read; None: as the format's reader chooses
+    # Most bytes of one read; None: as the format's reader chooses. A recording's sequential reads are joined up to so many.
+    transfer_size: Positive | None = None
     preprocess_time: Duration = 0.0  # seconds that a worker spends on preprocessing each training sample
-    multiprocessing_context: Literal["fork", "spawn", "forkserver"] = "fork"  # for the pytorch loader; native always forks
-    pin_memory: bool = True  # for the pytorch loader; twin.reader.pinned_copies is for the native loader
+    # For the pytorch loader; native forks its worker processes, or has threads of the main process in their place.
+    multiprocessing_context: Literal["fork", "spawn", "forkserver", "threads"] = "fork"
+    pin_memory: bool | None = None  # None: true for the pytorch loader, false for native, which copies each batch once if true
     odirect: bool = False  # read with O_DIRECT, which bypasses the page cache
     dont_use_mmap: bool = False  # of no effect
     # Shape of the tensor that the pytorch loader delivers for a sample, instead of record_length_bytes_resize.
@@ -192,19 +197,17 @@ class CheckpointFile(Section):
     write_sizes: Annotated[list[tuple[Count, Positive]], msgspec.Meta(min_length=1)]  # [bytes, how often], in order
     fsync: bool = False
     rename: bool = False  # written under a temporary name, then renamed
-    made_first: bool = False  # opened and closed once before it is opened for writing, as tempfile.mkstemp does
     direct: bool = False  # written with O_DIRECT, if writes fill blocks and the file system supports it
     # [offset, bytes] of each read after writing, as TensorFlow merges indices. Offset 0 reopens the file; 0 bytes read its end.
     read_back: list[tuple[Count, Count]] = []
     # What each later checkpoint does with this file, as a store that checks which checkpoints are whole; None: nothing.
     looked_at: Literal["opened", "read"] | None = None
     rank: Count = 0  # the rank that writes it; the last one if there are fewer ranks
-    epochs: list[Count] | None = None  # written only at the checkpoints of these epochs (a best-so-far file); None: at all
-    # Written only at the checkpoints after these steps of the run, if two kinds of files have separate cadences; None: at all.
-    after_steps: list[Count] | None = None
+    # Written only at the checkpoints after these epochs, as a best-so-far file, or after these steps of the run if
+    # checkpoints come by steps; None: at all.
+    after: list[Count] | None = None
     keep: Count | None = None  # number of newest versions of this file that stay, 0: all; None: twin.checkpoint.keep
-    # Seconds besides writing; None: its share, by bytes, of twin.checkpoint.serialization_time.
-    serialization_time: Duration | None = None
+    serialization_time: Duration = 0.0  # seconds besides writing
     format: CheckpointFormat | None = None  # format of the file's writes; None: another format, or unknown
 
 
@@ -221,19 +224,15 @@ class TwinCheckpoint(Section):
     """Checkpoint settings that DLIO does not have."""
 
     files: list[CheckpointFile] = []  # recorded files; if empty, files and sizes follow from the model section
-    # Seconds per file besides writing; the sum over a checkpoint's files is divided among them by their bytes.
-    serialization_time: Duration = 0.0
     # Share of a file's serialization that passes before its first write; the rest follows the writes, by their bytes.
     serialization_ahead: Share = 0.0
-    lead_time: Duration = 0.0  # seconds of a checkpoint before its first file
-    first_lead_time: Duration | None = None  # lead time of the very first checkpoint, which warms up; None: as the others
+    # Seconds of a checkpoint before its first file. If the first one warms up, the times of all are in order.
+    lead_time: Duration = 0.0
     tail_time: Duration = 0.0  # seconds of a checkpoint after its last file
-    write_size: Positive | None = None  # bytes of one write of files that are not recorded; None: 8 MiB
-    rename: bool = True  # files that are not recorded are written under a temporary name, then renamed
     # folder: a checkpoint is a folder, written under a temporary name (+ .tmp) that is renamed when all ranks are done.
     commit: Literal["file", "folder"] = "file"
     directory_sync: bool = False  # fsync a folder after files in it were renamed, and before it is renamed itself
-    format: CheckpointFormat | None = None  # format in which the tensors are written; None: as recorded, or by write_size
+    format: CheckpointFormat | None = None  # format in which the tensors are written; None: as recorded
     persist_threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1  # threads that write files, or parts of a slot, concurrently
     asynchronous: bool = False  # a snapshot in memory is written in the background
     in_flight: Positive = 1  # most asynchronous checkpoints under way; training waits until there are fewer
@@ -242,16 +241,14 @@ class TwinCheckpoint(Section):
     snapshot: Literal["host", "device"] = "device"
     logged: bool | None = None  # True: the log has checkpoints as phases; None: only if training waits for them
     keep: Positive | None = None  # number of newest checkpoints that stay; older ones are removed; None: all stay
-    keep_every: Positive | None = None  # one in so many checkpoints also stays
-    keep_epoch_ends: bool = False  # checkpoints at ends of epochs also stay
+    keep_every: Positive | Literal["epoch"] | None = None  # one in so many checkpoints, or those at ends of epochs, also stay
     # [epoch, step] in the names of checkpoints from before the run, oldest first; sparse files of their size stand in for them.
     before: list[tuple[Count, Count]] = []
     on_processors: bool = False  # the job trains on the CPUs that write, so a policy counts the CPU time of writing
     policy: CheckpointPolicy | None = None  # decides when checkpoints within epochs are due; None: the checkpoint section does
-    first_after_step: Positive | None = None  # step of the first checkpoint by steps; None: steps_between_checkpoints
-    # Steps of the run after which checkpoints are due, instead of steps_between_checkpoints; a step may be listed several times.
-    after_steps: list[Positive] | None = None
-    also_after_epoch: Positive | None = None  # epoch after which one more checkpoint is due
+    # Epochs after which checkpoints are due instead of every so many; steps of the run if they come by steps, that is, with
+    # steps_between_checkpoints. A step may be listed several times.
+    after: list[Positive] | None = None
     seconds_between: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # None: checkpoints are not due by time
 
 
@@ -281,14 +278,9 @@ class TwinEvaluation(Section):
 class TwinReader(Section):
     """Reader settings that DLIO does not have."""
 
-    workers: Literal["processes", "threads"] = "processes"
-    mmap: bool = False  # files are mapped, not read
-    interleave_files: Positive | None = None  # number of files that dataset.interleave reads in turn; None: 8
-    random_batches: bool = False  # shuffle batches, not samples: each batch is one read of one big file
-    # Request size of each read of a file; the last one is repeated until the end of the file. Empty: the format's reader chooses.
-    read_sizes: list[Positive] = []
-    read_past_end: bool = False  # with read_sizes: one more read finds the end of the file
-    pinned_copies: bool = False  # the main process copies each batch, as into pinned memory
+    # Request size of each read of a file; the last one is repeated until the end of the file. A 0 after it: one more read finds
+    # the end. Empty: the format's reader chooses.
+    read_sizes: list[Count] = []
 
 
 class PipelineStage(Section):
@@ -312,7 +304,6 @@ class Pipeline(Section):
     schedule: Literal["1f1b", "gpipe", "flush", "none", "2bw"] | None = None  # None: that of `plan`, else 1f1b
     depth: dict[str, Count] = {}  # minibatches in flight during warm-up, by the stage's index, instead of the schedule's formula
     minibatches: Positive | None = None  # of each epoch; None: all that the data set has
-    replicas_wait: bool = False  # the replicas of a stage wait for one another before each update of the weights
     # Speed of each rank's link to the previous stage, which replaces receive_s; None: receive_s.
     link_bytes_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e15)] | None = None
 
@@ -320,8 +311,6 @@ class Pipeline(Section):
 class Twin(Section):
     """The keys that iotwin adds to DLIO's."""
 
-    source: str = ""  # the trace the twin was derived from
-    host: str = ""  # the machine of that trace
     assumptions: list[str] = []  # properties of the twin that the trace does not show, in words
     # unet3d, bert, dlrm: files named as those workloads name them; npy: one file of any name per sample; None: by dataset.format.
     layout: Literal["unet3d", "npy", "bert", "dlrm"] | None = None
@@ -330,14 +319,11 @@ class Twin(Section):
     resume: TwinResume | None = None  # None: from the first step
     startup_time: Seconds = 0.0  # from the process's start to the start of init: imports
     init_time: Duration = 0.0  # from the start of init to the first epoch
-    epoch_warm_up_time: Duration = 0.0  # additional seconds of the first step of an epoch
-    first_step_time: Duration | None = None  # time of the very first training step, which warms up; None: as the others
+    epoch_warm_up_time: Duration = 0.0  # additional seconds of the first step of each epoch that the run trains
     # Number of processes that each stand for one accelerator, unless `iotwin emulate --ranks` is given.
     ranks: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
-    barrier: bool = True  # ranks wait for one another after each step, as for an all-reduce
-    instrument: bool = False  # log every part of every step of rank 0; the option --instrument sets it, too
-    clock: Literal["real", "virtual"] = "real"  # virtual: the time in which all threads sleep or wait is skipped
     busy_wait: bool = False  # keep a CPU busy instead of sleeping in place of computation
+    clock: Literal["real", "virtual"] = "real"  # virtual: the time in which all threads sleep or wait is skipped
     persistent_workers: bool = False  # worker processes live through all epochs; False: each epoch starts new ones
     pipeline: Pipeline | None = None  # pipeline-parallel stages; None: all ranks do the same
     reader: TwinReader = msgspec.field(default_factory=TwinReader)
@@ -346,13 +332,38 @@ class Twin(Section):
     recorded: TwinRecorded | None = None  # replay a recording instead of reading samples
 
 
-# Keys of twins that earlier versions fitted. They are accepted in files and have no effect.
-_EARLIER = (
-    "train_reads", "eval_reads", "startup_files", "startup_reads", "startup_ranks", "all_reduce_time",
-    "reader.start_time", "reader.keep_open", "reader.most_open", "reader.opened", "reader.streamed", "reader.in_turn",
-    "reader.opening_threads", "evaluation.lead_time", "evaluation.steps_before",
-)  # fmt: skip
-EARLIER_KEYS = frozenset(f"twin.{key}" for key in _EARLIER)
+# Keys of twins of earlier versions, which have no effect, by the key or option that replaces them.
+_EARLIER = {
+    "": "train_reads eval_reads startup_files startup_reads startup_ranks all_reduce_time barrier source host reader.start_time "
+    "reader.keep_open reader.most_open reader.opened reader.streamed reader.in_turn reader.opening_threads evaluation.lead_time "
+    "evaluation.steps_before pipeline.replicas_wait checkpoint.rename checkpoint.write_size checkpoint.files.made_first",
+    "--instrument": "instrument",
+    "--for": "recorded.cut_s",
+    "train.epochs": "recorded.loop",
+    "dataset.interleave": "reader.interleave_files",
+    "reader.multiprocessing_context": "reader.workers",
+    "reader.pin_memory": "reader.pinned_copies",
+    "reader.read_type": "reader.mmap recorded.keep_open recorded.read_once",
+    "reader.sample_shuffle": "reader.random_batches recorded.read_order",
+    "reader.transfer_size": "recorded.request_bytes",
+    "twin.epoch_warm_up_time": "first_step_time",
+    "twin.reader.read_sizes": "reader.read_past_end",
+    "twin.checkpoint.files": "checkpoint.serialization_time",
+    "twin.checkpoint.lead_time": "checkpoint.first_lead_time",
+    "twin.checkpoint.after": "checkpoint.first_after_step checkpoint.also_after_epoch",
+}
+_REPLACED = {f"twin.{key}": now for now, keys in _EARLIER.items() for key in keys.split()}
+
+
+def is_earlier(path: str) -> bool:
+    """Return True if only earlier versions had the key `path`, in which sections of a list have an index."""
+    return re.sub(r"\[\d+\]", "", path) in _REPLACED
+
+
+def with_replacement(path: str) -> str:
+    """Return the key `path` with the key or option that replaces it, if any."""
+    now = _REPLACED.get(path)
+    return f"{path} (now {now})" if now else path
 
 
 class Config(Section, kw_only=True):

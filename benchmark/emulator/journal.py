@@ -198,7 +198,7 @@ class Journal:
     """
 
     def __init__(self, measured: Measured, log: MlLog, instrument: bool) -> None:
-        self.measured, self.log, self._instrument = measured, log, instrument
+        self.measured, self.log, self.instrument = measured, log, instrument
         self.interrupted_ns = 0  # CLOCK_MONOTONIC at the end of the last evaluation or checkpoint
         self._spans = Counter[tuple[str, int]]()  # number of spans so far, by (kind, epoch)
 
@@ -223,7 +223,7 @@ class Journal:
     def step(self, phase: str, epoch: int, step: int, times: StepParts, fetched: Fetched) -> None:
         """Record step `step` of `epoch`. It belongs to the block after the blocks recorded so far."""
         self.measured.steps.add(phase, epoch, self._spans.get(("block", epoch), 0) + 1, step, times, fetched)
-        if self._instrument and phase == "train":
+        if self.instrument and phase == "train":
             self.measured.instrumented.append((fetched.sample_ns, fetched.copy_ns))
 
 

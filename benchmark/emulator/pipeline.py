@@ -34,8 +34,10 @@ _WRITE_BYTES = 8 << 20  # of a checkpoint
 _NOTHING = Fetched(0, 0, 0, 0)
 
 
-def run_pipeline(config: Config, log_stream: TextIO | None, ranks: int, limit_s: float | None) -> list[Measured]:
-    """Run the workload's pipeline on this machine and return the measurements of each rank.
+def run_pipeline(
+    config: Config, log_stream: TextIO | None, ranks: int, limit_s: float | None, instrument: bool = False
+) -> list[Measured]:
+    """Run the workload's pipeline on this machine and return the measurements of each rank. `instrument`: log their passes.
 
     Raises UsageError for options that a pipeline does not support, and IotwinError if the data set is too small or a rank fails.
     """
@@ -51,7 +53,8 @@ def run_pipeline(config: Config, log_stream: TextIO | None, ranks: int, limit_s:
     evaluated = len(evaluation_batches(config, len(dataset.evaluation))) if config.workflow.evaluation else 0
     channels = Channels(plan, max(minibatches, evaluated))
     try:
-        return run_local(plan.ranks, partial(_run_rank, config, log_stream, plan, (minibatches, evaluated), channels))
+        job = partial(_run_rank, config, (log_stream, instrument), plan, (minibatches, evaluated), channels)
+        return run_local(plan.ranks, job)
     finally:
         channels.close()
 
@@ -67,16 +70,17 @@ def _minibatches(config: Config, asked: int | None, dataset: SampleSets) -> int:
 
 
 def _run_rank(
-    config: Config, log_stream: TextIO | None, plan: PipelinePlan, counts: tuple[int, int], channels: Channels, rank: Rank
+    config: Config, log: tuple[TextIO | None, bool], plan: PipelinePlan, counts: tuple[int, int], channels: Channels, rank: Rank
 ) -> Measured:
     """Run one rank of the pipeline for all epochs and return its measurements.
 
+    `log`: stream of MLLOG lines, and whether they include passes.
     `counts`: the minibatches of an epoch, and those of an evaluation (0: there are no evaluations).
     """
     sharpen_timers()
     twin, work = config.twin, config.workflow
     waits.sleep(twin.startup_time - age_s() if twin.startup_time else 0.0)
-    with open_journal(rank, log_stream) as journal, ExitStack() as open_things:
+    with open_journal(rank, *log) as journal, ExitStack() as open_things:
         with journal.interval("init"):
             begin_s = waits.now_s()
             run = _PipelineRank(config, plan, counts, channels, rank, journal, open_things)
@@ -123,7 +127,7 @@ class _PipelineRank:
         self._link_free_ns = 0
         self._fetching: Iterator[Fetched] = iter(())
         self._waited_ns = self._read_ns = self._computed_ns = self._meetings = 0
-        self._others = [other for other in self._stage.ranks if other != rank.index] if _replicas_wait(config) else []
+        self._others = [other for other in self._stage.ranks if other != rank.index]
         self._fetched: dict[int, Fetched] = defaultdict(lambda: _NOTHING)
         self._reads = self._stage.stage == 0
         if self._reads:
@@ -201,7 +205,7 @@ class _PipelineRank:
         self._sleep(seconds)
         end_ns = self._sleeper.due_ns()
         self._journal.measured.passes.append((kind == "B", minibatch, begin_ns, end_ns))
-        if self._config.twin.instrument and waits.virtual_clock() is None:
+        if self._journal.instrument and waits.virtual_clock() is None:
             labels = {"stage": self._stage.stage, "minibatch": (epoch - 1) * self._minibatches + minibatch}
             self._journal.log.line("INTERVAL_END", kind, {"start": begin_ns, "duration": end_ns - begin_ns}, labels)
 
@@ -290,10 +294,6 @@ def _drawn_times(config: Config, stage: Stage, passes: int) -> dict[str, DrawnTi
         "B": DrawnTime(own.backward_s, seed, Purpose.BACKWARD_PASS, strata),
         "eval": DrawnTime(evaluation_s, seed, Purpose.EVALUATION_STEP),
     }
-
-
-def _replicas_wait(config: Config) -> bool:
-    return config.twin.pipeline is not None and config.twin.pipeline.replicas_wait
 
 
 def _checkpoint_config(config: Config, plan: PipelinePlan) -> Config:

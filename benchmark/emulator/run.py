@@ -29,10 +29,12 @@ from iotwin.workload_yaml.step_times import NamedStepTime
 from iotwin.workload_yaml.train_section import step_factor
 
 
-def emulate(config: Config, log_stream: TextIO | None, rank: Rank | None = None, limit_s: float | None = None) -> Measured:
+def emulate(
+    config: Config, log_stream: TextIO | None, rank: Rank | None = None, limit_s: float | None = None, instrument: bool = False
+) -> Measured:
     """Run the workload as `rank` (None: the only rank) for at most `limit_s` seconds, and return the measurements.
 
-    MLLOG lines go to `log_stream`. No process outlives the call.
+    MLLOG lines go to `log_stream`. `instrument`: also record every part of every step. No process outlives the call.
 
     Raises IotwinError, which names the file, if the data set is missing, too short or damaged, or a checkpoint cannot be written.
     It is also raised if a loader process dies.
@@ -42,7 +44,7 @@ def emulate(config: Config, log_stream: TextIO | None, rank: Rank | None = None,
     sleeper = waits.new_sleeper(config.twin.busy_wait)
     if config.twin.startup_time:
         sleeper.sleep(config.twin.startup_time - age_s())
-    with open_journal(rank, log_stream, config.twin.instrument) as journal, ExitStack() as open_things:
+    with open_journal(rank, log_stream, instrument) as journal, ExitStack() as open_things:
         with journal.interval("init"):
             begin = waits.now_s()
             loop = _Loop(config, rank, sleeper, journal, open_things)
@@ -56,7 +58,7 @@ def emulate(config: Config, log_stream: TextIO | None, rank: Rank | None = None,
 
 
 class Accelerator:
-    """Sleeps for the computation of each step, then waits for all ranks if the job does.
+    """Sleeps for the computation of each step, then waits for all ranks.
 
     Draws are stratified over the `steps` of an epoch and the `evaluation_steps` of an evaluation.
     """
@@ -67,10 +69,9 @@ class Accelerator:
         if isinstance(training, NamedStepTime):
             training = step_time(training, config.num_gpus or rank.count, config.reader.batch_size)
         self._factor, self._evaluation_factor = step_factor(train, config.reader.batch_size), train.computation_scale
-        self._rank, self._sleeper, self._waits = rank, sleeper, twin.barrier and rank.count > 1
+        self._rank, self._sleeper, self._waits = rank, sleeper, rank.count > 1
         self._begin = (1, 1) if resume is None else (resume.epoch, 1 if resume.mode == "full" else resume.step + 1)
         self._train = DrawnTime(training, seed, Purpose.TRAIN_STEP, even_strata(steps))
-        self._first = None if twin.first_step_time is None else DrawnTime(twin.first_step_time, seed, Purpose.FIRST_STEP)
         self._warm_up = DrawnTime(twin.epoch_warm_up_time, seed, Purpose.EPOCH_WARM_UP, even_strata(train.epochs))
         evaluation = config.evaluation.eval_time
         self._evaluation = DrawnTime(evaluation, seed, Purpose.EVALUATION_STEP, even_strata(evaluation_steps))
@@ -94,9 +95,8 @@ class Accelerator:
         rank = self._rank.index
         if phase == "evaluation":
             return self._evaluation_factor * self._evaluation.seconds(rank, epoch, step - 1)
-        if self._first is not None and (epoch, step) == self._begin:
-            return self._factor * self._first.seconds(rank, epoch, 0)
-        warm_up_s = self._warm_up.seconds(rank, 0, epoch - 1) if step == 1 else 0.0
+        first_step = self._begin[1] if epoch == self._begin[0] else 1
+        warm_up_s = self._warm_up.seconds(rank, 0, epoch - self._begin[0]) if step == first_step else 0.0
         return self._factor * (self._train.seconds(rank, epoch, step - 1) + warm_up_s)
 
 
@@ -113,7 +113,9 @@ class _Loop:
         self._between = DrawnTime(config.checkpoint.time_between_checkpoints, config.train.seed, Purpose.TRAIN_STEP)
         if config.workflow.train:
             self._loaders = {
-                phase: open_things.enter_context(open_loader(config, samples, rank.index, rank.count, phase == "evaluation"))
+                phase: open_things.enter_context(
+                    open_loader(config, samples, rank.index, rank.count, phase == "evaluation", journal.instrument)
+                )
                 for phase, samples in (("train", dataset.train), ("evaluation", dataset.evaluation))
             }
             self._evaluated = self._batches("evaluation", 0, dataset.facts.evaluation_samples)
@@ -170,9 +172,9 @@ class _Loop:
             self._load(self._checkpoints)
 
     def _frequency(self) -> Frequency | None:
-        """Return the `Frequency` of the workload's policy, if any. If ranks meet after each step, only rank 0 has one."""
-        twin, section = self._config.twin, self._config.twin.checkpoint
-        if section.policy is None or self._writer is None or (self._rank.index > 0 and twin.barrier):
+        """Return the `Frequency` of the workload's policy, if any. Only rank 0 has one, since ranks meet after each step."""
+        section = self._config.twin.checkpoint
+        if section.policy is None or self._writer is None or self._rank.index > 0:
             return None
         return Frequency(section.policy, section.in_flight if section.asynchronous else 1, section.on_processors)
 
@@ -277,7 +279,7 @@ class _Loop:
             return
         schedule, begin = self._schedule, waits.now_s()
         twin = self._config.twin.checkpoint
-        if twin.keep_epoch_ends and schedule.epoch_ended and self._writer is not None:
+        if twin.keep_every == "epoch" and schedule.epoch_ended and self._writer is not None:
             self._writer.keep_epoch_end(epoch, schedule.step)
         with self._journal.interval("checkpoint" if schedule.logs_checkpoints else None, epoch, "save_ckpt") as amounts:
             saved = self._checkpoints.save(epoch, schedule.step)

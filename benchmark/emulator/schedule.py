@@ -64,7 +64,7 @@ class Schedule:
         self._evaluate_after_epochs, self._evaluate_after_steps = (
             evaluation_cadence(config.evaluation) if evaluates else (None, None)
         )
-        self._save_after, self._saves_at = checkpoint_policy(config.checkpoint, twin), Counter(twin.after_steps or [])
+        self._save_after, self._saves_at = checkpoint_policy(config.checkpoint, twin), Counter(twin.after or [])
         self.frequency = frequency
         self.by_time = frequency or (None if twin.seconds_between is None else Period(twin.seconds_between, now))
         by_steps = self._has_policy or self.by_time is not None or self._save_after.within_epochs

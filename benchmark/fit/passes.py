@@ -66,7 +66,7 @@ def find_passes(job: Job, labelled: Labelled) -> Passes:
 
     Raises IotwinError if the trace does not show when a rank took which batch.
     """
-    calls, _, tree, _ = find_replayable(job)
+    calls, _, tree, *_ = find_replayable(job)
     batches, index = find_batches(job, labelled, tree, calls)
     if batches is None:
         raise IotwinError(f"{job.trace.path}: the trace does not show when a rank took which batch, so it shows no epochs")

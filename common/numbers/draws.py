@@ -103,7 +103,7 @@ class DrawnTime:
             first = int(generator(self._seed, self._purpose, rank, epoch).integers(len(self._recording)))
             return float(self._recording[(first + step) % len(self._recording)])
         if isinstance(self._duration, InOrder):
-            return self._duration.values[step % len(self._duration.values)]
+            return self._duration.values[min(step, len(self._duration.values) - 1)]
         if isinstance(self._duration, float | int):
             return float(self._duration)
         block, index = divmod(step, self._strata)

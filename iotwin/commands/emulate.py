@@ -110,8 +110,6 @@ class EmulateCommand(Command):
             raise UsageError(
                 "--latex prints the rows of --what-if, in place of --json; add --what-if KEY=VALUES, or leave it out"
             )
-        if args.instrument:
-            args.words.append("++workload.twin.instrument=true")
         workload, notes = _composed(args, args.words)
         config = workload.config
         if args.cfg:
@@ -217,7 +215,8 @@ def _options(args: Namespace, ranks: int, notes: dict[str, str]) -> Any:
     log = sys.stderr if args.json else None if args.quiet else sys.stdout
     if log is not None and log is sys.stdout and log.isatty() and not args.mllog:
         log = None  # MLLOG lines are for tracers and logs; a person reads the summary
-    return EmulationOptions(ranks, limit_s, log, notes, args.dlio and os.environ.get("DFTRACER_ENABLE") == "1", args.dlio)
+    events = args.dlio and os.environ.get("DFTRACER_ENABLE") == "1"
+    return EmulationOptions(ranks, limit_s, log, notes, events, args.dlio, args.instrument)
 
 
 def _command_line(args: Namespace) -> list[str]:
@@ -230,6 +229,7 @@ def _command_line(args: Namespace) -> list[str]:
     }
     return [
         *(["--dlio"] if args.dlio else []),
+        *(["--instrument"] if args.instrument else []),
         *args.words,
         *(str(word) for name, value in options.items() if value is not None for word in (name, value)),
     ]

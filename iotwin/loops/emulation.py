@@ -10,13 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from iotwin.common.errors import IotwinError
+from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder, write_whole
 from iotwin.common.foreign_files import read_foreign_end, read_foreign_json
 from iotwin.common.mllog import FOR_TRACERS, MlLog
 from iotwin.common.progress import note, set_quiet
 from iotwin.common.ranks import launched_by_mpi
-from iotwin.common.units import format_size
+from iotwin.common.units import counted, format_size
 from iotwin.own_command import own_command
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class EmulationOptions(NamedTuple):
     notes: Mapping[str, str] = MappingProxyType({})  # files to write into the output folder: from name to content
     events: bool = False  # write every rank's events into the output folder, in DFTracer's format (.pfw)
     as_dlio: bool = False  # generate data also into a folder with other files, as dlio_benchmark does
+    instrument: bool = False  # log every part of every step of rank 0
     one_of_several: bool = False  # this process makes several runs: the time before this one is no part of the job's start-up
 
 
@@ -136,8 +137,8 @@ def _emulate(config: "Config", options: EmulationOptions) -> Any:
     if config.twin.pipeline is not None:
         from iotwin.benchmark.emulator.pipeline import run_pipeline
 
-        return run_pipeline(config, options.log, options.ranks, options.limit_s)
-    job = partial(emulate, config, options.log, limit_s=options.limit_s)
+        return run_pipeline(config, options.log, options.ranks, options.limit_s, options.instrument)
+    job = partial(emulate, config, options.log, limit_s=options.limit_s, instrument=options.instrument)
     samples = config.workflow.profiling and config.profiling.profiler == "iostat"
     path = Path(config.output.folder) / "iostat.json"
     with sampling(path, config.profiling.iostat_devices) if samples else nullcontext():
@@ -152,6 +153,8 @@ def _replay(config: "Config", options: EmulationOptions) -> dict[str, Any]:
 
     if under_mpi():
         raise IotwinError("a recorded twin runs on one machine, without mpirun; give --ranks N")
+    if options.instrument:
+        raise UsageError("--instrument has no effect on a recorded twin, which repeats the job's calls; leave it out")
     if config.twin.recorded is not None:
         make_copies(config, config.twin.recorded.file, options.ranks)
     starts_anew = options.one_of_several
@@ -186,7 +189,7 @@ def make_copies(config: "Config", file: str, ranks: int) -> None:
     if needed := copies_needed(config, file, ranks):
         files, folder, edited = needed
         are_new = not os.path.lexists(folder / MANIFEST_NAME)
-        note(f"{folder}: {len(files)} copies of the data set's files, {format_size(float(sum(size for _, size in files)))}")
+        note(f"{folder}: {counted(len(files), 'copy')} of files of the data set, {format_size(sum(size for _, size in files))}")
         generate(RecordedLayout(tuple(files)), folder, samples=len(files))
         for name, stretches in found_in_pages(page_faults(edited), files) if are_new else ():
             cache_in_pages(folder / name, stretches)

@@ -49,7 +49,7 @@ def pipeline_twin(plan: "PipelinePlan", data: Path, training: PipelineTraining) 
     config.train.epochs = training.epochs
     depth = {str(stage): warm_up for stage, warm_up in plan.depth.items()}
     schedule: Any = plan.schedule
-    config.twin.pipeline = Pipeline(stages_of(plan), None, schedule, depth, training.minibatches, replicas_wait=True)
+    config.twin.pipeline = Pipeline(stages_of(plan), None, schedule, depth, training.minibatches)
     checkpoint = config.twin.checkpoint
     checkpoint.files, checkpoint.commit, checkpoint.directory_sync = _store_files(plan), "folder", True
     checkpoint.keep = CHECKPOINTS_KEPT
@@ -154,5 +154,5 @@ def _choose_images(config: "Config", data: Path, train: list[str], evaluated: li
     config.dataset.num_files_train, config.dataset.num_files_eval = len(train), len(evaluated) or None
     sizes = [(data / name).stat().st_size for name in [*train, *evaluated]]
     config.dataset.record_length_bytes = sum(sizes) // len(sizes)
-    config.twin.reader.read_sizes, config.twin.reader.read_past_end = [max(sizes) + 1], True
+    config.twin.reader.read_sizes = [max(sizes) + 1, 0]
     config.workflow.evaluation = bool(evaluated)

@@ -238,7 +238,6 @@ def _without_names(config: "Config", files: list[tuple[str, int]]) -> tuple["Con
         counted = "".join(f"-{word}" for word in ("{epoch}", "{step}") if word in file.name)
         file.name = f"checkpoint-{number}{counted}{PurePosixPath(file.name).suffix}"
     config.model.name = "twin"
-    config.twin.source = config.twin.host = ""
     # A sentence with a path would reveal the owner's names.
     config.twin.assumptions = [text for text in config.twin.assumptions if "/" not in text]
     config.dataset.data_folder, config.checkpoint.checkpoint_folder, config.output.folder = "data", "output", "output"

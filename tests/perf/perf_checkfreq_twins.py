@@ -42,11 +42,10 @@ def _wait_for_each(config: Config) -> None:
 
 def _half_as_often(config: Config) -> None:
     checkpoint = config.twin.checkpoint
-    if checkpoint.after_steps is None:
+    if checkpoint.after is None:
         config.checkpoint.steps_between_checkpoints *= 2
-        checkpoint.first_after_step = None
     else:
-        checkpoint.after_steps = checkpoint.after_steps[1::2]
+        checkpoint.after = checkpoint.after[1::2]
 
 
 def _without_sync(config: Config) -> None:
@@ -124,7 +123,7 @@ def _edited(folder: _Folder) -> Iterator[Figure]:
     config = fit_parameters(epochs).config
     checkpoint = config.twin.checkpoint
     checkpoint.policy, checkpoint.asynchronous = CheckpointPolicy(), True
-    checkpoint.keep, checkpoint.keep_epoch_ends = 1, True
+    checkpoint.keep, checkpoint.keep_every = 1, "epoch"
     twin = folder.twin("edited", config)
     summary = json.loads((Path(config.output.folder) / "summary.json").read_text())
     autos = folder.jobs("auto")

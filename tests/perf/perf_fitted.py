@@ -98,10 +98,10 @@ def _time(folder: Path, layout: str, workers: int) -> tuple[str, float, float]:
     path = folder / f"{name}.yaml"
     path.write_text(f"""
 dataset: {{data_folder: {folder / layout}, format: {"npy" if layout == "unet3d" else "bin"}}}
-reader: {{batch_size: {batch}, read_threads: {workers}, sample_shuffle: {"off" if by_batches else "seed"}}}
+reader: {{batch_size: {batch}, read_threads: {workers}, sample_shuffle: {"batches" if by_batches else "seed"}}}
 train: {{epochs: 3, total_training_steps: {_STEPS}, computation_time: {_COMPUTE_S}}}
 output: {{folder: {folder / name}}}
-twin: {{layout: {layout}, reader: {{random_batches: {str(by_batches).lower()}}}}}
+twin: {{layout: {layout}}}
 """)
     fitted = fit(_traced(folder, name, ["-m", "iotwin", "emulate", str(path)]))
     steps = pq.read_table(folder / name / "metrics.parquet").to_pandas()

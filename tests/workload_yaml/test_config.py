@@ -28,7 +28,7 @@ checkpoint_files = st.builds(
     write_sizes=st.lists(st.tuples(st.integers(0, 1 << 40), st.integers(1, 1000)), min_size=1, max_size=5),
     fsync=st.booleans(),
     rename=st.booleans(),
-    epochs=st.none() | st.lists(st.integers(1, 100)),
+    after=st.none() | st.lists(st.integers(1, 100)),
 )
 configs = st.builds(
     Config,
@@ -38,9 +38,8 @@ configs = st.builds(
     train=st.builds(workload.Train, epochs=st.integers(1, 99), computation_time=durations, seed=st.integers(0, 2**63 - 1)),
     twin=st.builds(
         workload.Twin,
-        source=names,
         assumptions=st.lists(names),
-        first_step_time=st.none() | durations,
+        epoch_warm_up_time=durations,
         train_files=st.none() | st.lists(file_names, unique=True),
         checkpoint=st.builds(workload.TwinCheckpoint, files=st.lists(checkpoint_files, max_size=3, unique_by=lambda f: f.name)),
     ),

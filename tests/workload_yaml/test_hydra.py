@@ -10,7 +10,18 @@ import yaml
 
 from iotwin.common.errors import UsageError
 from iotwin.main import main
-from iotwin.workload_yaml import ConfigFolders, Normal, Twin, Uniform, compose_job, job_files, load, parse_foreign
+from iotwin.workload_yaml import (
+    CheckpointFile,
+    ConfigFolders,
+    Normal,
+    Twin,
+    TwinCheckpoint,
+    Uniform,
+    compose_job,
+    job_files,
+    load,
+    parse_foreign,
+)
 from iotwin.workload_yaml.overrides import ComposedValues, apply, parse_override
 from tests.conftest import ROOT
 
@@ -108,15 +119,40 @@ def test_unknown_keys_of_a_yaml_of_dlios_are_passed_over_without_the_alias(
     assert "logging: unknown key" in capsys.readouterr().err
 
 
+def test_keys_that_earlier_versions_fitted_keep_their_effect(tmp_path: Path) -> None:
+    (path := tmp_path / "twin.yaml").write_text(
+        "twin: {checkpoint: {keep_epoch_ends: true, after_steps: [3], files: [{name: a, write_sizes: [[1, 1]], epochs: [2]}]}}\n"
+    )
+    files = [CheckpointFile("a", [(1, 1)], after=[2])]
+    assert parse_foreign(path.read_bytes(), "twin.yaml").twin.checkpoint == load(path).twin.checkpoint
+    assert load(path).twin.checkpoint == TwinCheckpoint(files=files, keep_every="epoch", after=[3])
+
+
+@pytest.mark.parametrize(("key", "value"), [("read_type", "kept_open"), ("sample_shuffle", "sorted")])
+def test_values_for_recordings_are_refused_without_one(tmp_path: Path, key: str, value: str) -> None:
+    (path := tmp_path / "twin.yaml").write_text(f"reader: {{{key}: {value}}}\ntwin: {{recorded: {{file: r}}}}\n")
+    assert getattr(load(path).reader, key) == value
+    with pytest.raises(UsageError, match=f"reader.{key}: {value} is for recorded twins"):
+        load(path, ["~twin.recorded"])
+
+
 def test_keys_of_earlier_twins_are_ignored_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "twin.yaml"
     path.write_text(
-        "twin: {ranks: 2, train_reads: ['0:0+5'], reader: {streamed: true}, evaluation: {lead_time: {values: [1]}}}\n"
+        "twin: {ranks: 2, train_reads: ['0:0+5'], reader: {streamed: true}, evaluation: {lead_time: {values: [1]}},\n"
+        "  host: node, checkpoint: {files: [{name: a, write_sizes: [[1, 1]], made_first: true}], first_lead_time: 1}}\n"
     )
     assert main(["emulate", str(path), "--show"]) == 0
-    note = "ignored, as the emulator has no such keys: twin.train_reads, twin.reader.streamed, twin.evaluation.lead_time"
+    note = (
+        "ignored, as the emulator has no such keys: twin.train_reads, twin.reader.streamed, twin.evaluation.lead_time, "
+        "twin.host, twin.checkpoint.files[0].made_first, twin.checkpoint.first_lead_time (now twin.checkpoint.lead_time)\n"
+    )
     assert note in capsys.readouterr().err
-    assert parse_foreign(path.read_bytes(), "twin.yaml").twin == load(path).twin == Twin(ranks=2)
+    assert (
+        parse_foreign(path.read_bytes(), "twin.yaml").twin
+        == load(path).twin
+        == Twin(ranks=2, checkpoint=TwinCheckpoint(files=[CheckpointFile("a", [(1, 1)])]))
+    )
     assert (
         capsys.readouterr().err.count(note) == 1
     )  # once for each name of the YAML: twin.yaml, and the path that is noted already

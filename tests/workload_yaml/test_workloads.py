@@ -120,7 +120,7 @@ def test_what_the_paper_and_mlperf_storage_say_of_their_workloads() -> None:
     )}  # fmt: skip
     assert list(times.values()) == [1.3604, 0.636, 0.323, 0.195, 0.435, 0.224, 0.00936, 0.00551, 0.0035, 0.968, 2.44]
     assert of("unet3d").train.computation_time == StepTimeRegression(workload="unet3d")
-    assert of("dlrm").num_gpus == 8 and of("dlrm").twin.reader.random_batches
+    assert of("dlrm").num_gpus == 8 and of("dlrm").reader.sample_shuffle == "batches"
     assert (of("resnet50").train.computation_time, of("cosmoflow").metric.au) == (0.195, 0.7)
 
 

@@ -61,7 +61,7 @@ def policy_of(options: Namespace, now: float) -> Policy:
     period = every(options.every) if options.every else None
     count = int(period.amount) if period and period.unit != "s" else 0
     return Policy(
-        epochs=Cadence(count, count) if period and period.unit == "epochs" else None,
+        epochs=Cadence(count, count).due if period and period.unit == "epochs" else None,
         steps=Cadence(count, count) if period and period.unit == "batches" else None,
         seconds=period.amount if period and period.unit == "s" else None,
         listed=points(options.at) if options.at else (),

@@ -1,6 +1,6 @@
 """Decides when evaluations and checkpoints are due: after epochs, steps or seconds, at listed steps, or on a signal."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # not imported at run time, because jobs that use a policy read no YAML
@@ -34,13 +34,13 @@ class LoopPosition(NamedTuple):
 class Policy:
     """Decides after each step and each epoch whether an action, such as a checkpoint, is due.
 
-    It is due after `epochs` or `steps` of a cadence, every `seconds`, or after the steps `listed`. An entry of `listed` may also
-    be a pair of an epoch and a batch.
+    It is due after the epochs for which `epochs` returns True, after `steps` of a cadence, every `seconds`, or after the steps
+    `listed`. An entry of `listed` may also be a pair of an epoch and a batch.
     """
 
     def __init__(
         self,
-        epochs: Cadence | None = None,
+        epochs: Callable[[int], bool] | None = None,
         steps: Cadence | None = None,
         seconds: float | None = None,
         listed: Collection[int | tuple[int, int]] = (),
@@ -78,7 +78,7 @@ class Policy:
         if self._asked:
             return "signal"
         if position.epoch_ended:
-            return "epoch" if self._epochs is not None and self._epochs.due(position.epoch) else None
+            return "epoch" if self._epochs is not None and self._epochs(position.epoch) else None
         if self._steps is not None and self._steps.due(position.step):
             return "steps"
         if position.step in self._listed or (position.epoch, position.batch) in self._listed:
@@ -107,9 +107,10 @@ def checkpoint_policy(section: "Checkpoint", twin: "TwinCheckpoint") -> Policy:
         return Policy()
     also = section.checkpoint_after_step
     if section.steps_between_checkpoints < 1 or twin.policy is not None:
-        epochs = Cadence(section.checkpoint_after_epoch, section.epochs_between_checkpoints, twin.also_after_epoch or -1)
+        epochs: Callable[[int], bool] = Cadence(section.checkpoint_after_epoch, section.epochs_between_checkpoints).due
+        if twin.after is not None and section.steps_between_checkpoints < 1:
+            epochs = frozenset(twin.after).__contains__
         return Policy(epochs=epochs, listed=[also] if also > 0 else [])
-    if twin.after_steps is not None:
-        return Policy(listed=[*twin.after_steps, *([also] if also > 0 else [])])
-    first = twin.first_after_step or section.steps_between_checkpoints
-    return Policy(steps=Cadence(first, section.steps_between_checkpoints, also))
+    if twin.after is not None:
+        return Policy(listed=[*twin.after, *([also] if also > 0 else [])])
+    return Policy(steps=Cadence(section.steps_between_checkpoints, section.steps_between_checkpoints, also))

@@ -124,8 +124,6 @@ class FileWriter:
     def _write(self, path: str, folder: int | None, file: PlannedFile, serialization_s: float, sleeper: Sleeper) -> None:
         total_bytes, fsync = file.size_bytes or 1, self._is_synced(file)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        if file.made_first:
-            os.close(os.open(path, flags, 0o666, dir_fd=folder))
         descriptor = os.open(path, flags, 0o666, dir_fd=folder)
         write = DirectWriter(descriptor).write if file.direct else partial(write_once, descriptor)
         owed_s = serialization_s * self.section.serialization_ahead

@@ -85,9 +85,11 @@ class CheckpointPlan:
     def _recorded(self, rank: int, number: Number | None) -> list[PlannedFile]:
         """Return the recorded files that `rank` writes at the checkpoint `number`; with None, those of all checkpoints."""
 
+        by_steps = self.config.checkpoint.steps_between_checkpoints > 0
+
         def is_due(file: CheckpointFile) -> bool:
-            listed = zip((file.epochs, file.after_steps), number or (), strict=False)
-            return rank == min(file.rank, self.ranks - 1) and all(only is None or own in only for only, own in listed)
+            is_listed = number is None or file.after is None or number[by_steps] in file.after
+            return rank == min(file.rank, self.ranks - 1) and is_listed
 
         return [PlannedFile(**asdict(file)) for file in self.config.twin.checkpoint.files if is_due(file)]
 
@@ -101,12 +103,11 @@ def rank_read(section: Checkpoint, rank: Rank) -> int:
 def _of_state(config: Config, folder: str, state: ModelState) -> PlannedFile:
     checkpoint = config.checkpoint
     if checkpoint.ckpt_write_sz_mean is None:
-        each = config.twin.checkpoint.write_size or _WRITE_BYTES
-        whole, rest = divmod(state.size_bytes, each)
-        write_sizes = [(size, count) for size, count in ((each, whole), (rest, 1)) if size and count]
+        whole, rest = divmod(state.size_bytes, _WRITE_BYTES)
+        write_sizes = [(size, count) for size, count in ((_WRITE_BYTES, whole), (rest, 1)) if size and count]
     else:
         write_sizes = [(size, 1) for size in _drawn_sizes(config, state.size_bytes)]
-    return PlannedFile(f"{folder}/{state.name}", write_sizes, rename=config.twin.checkpoint.rename)
+    return PlannedFile(f"{folder}/{state.name}", write_sizes, rename=True)
 
 
 def _drawn_sizes(config: Config, size_bytes: int) -> list[int]:

@@ -113,9 +113,8 @@ class CheckpointRetention:
 
     def staying(self) -> set[Number]:
         """Return the (epoch, step) of the checkpoints that are never removed."""
-        interval = self.section.keep_every
-        every = set(self.saved[interval - 1 :: interval]) if interval else set()
-        return every | self.epoch_ends.intersection(self.saved)
+        every = self.section.keep_every
+        return set(self.saved[every - 1 :: every]) if isinstance(every, int) else self.epoch_ends.intersection(self.saved)
 
     def _most(self, file: PlannedFile) -> float:
         """Return how many of the newest versions of `file` remain; infinity if all do."""

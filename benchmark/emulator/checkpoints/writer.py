@@ -70,10 +70,8 @@ class JobTimes:
     """Draws the seconds that the job spends on each checkpoint of a rank besides system calls."""
 
     def __init__(self, section: TwinCheckpoint, seed: int, rank: int) -> None:
-        self._seed, self._rank, first = seed, rank, section.first_lead_time
-        self._serialization = self._drawn(section.serialization_time, Purpose.SERIALIZATION)
+        self._seed, self._rank, self._done = seed, rank, 0
         self._lead, self._tail = self._drawn(section.lead_time, Purpose.LEAD), self._drawn(section.tail_time, Purpose.TAIL)
-        self._next_lead = self._lead if first is None else self._drawn(first, Purpose.LEAD)
 
     def _drawn(self, duration: Duration, purpose: Purpose) -> Callable[[int, int, int], float]:
         """Return the function from (rank or index of a file, epoch, step) to the seconds drawn from `duration`."""
@@ -81,16 +79,10 @@ class JobTimes:
 
     def draw(self, planned: Sequence[PlannedFile], epoch: int, step: int) -> Spent:
         """Return the seconds spent on the next checkpoint, which consists of the files `planned`."""
-        lead, self._next_lead = self._next_lead, self._lead
-        shared_s = sum(self._serialization(index, epoch, step) for index in range(len(planned)))
-        total_bytes = sum(file.size_bytes for file in planned) or 1
-        files_s = [
-            shared_s * file.size_bytes / total_bytes
-            if file.serialization_time is None
-            else self._drawn(file.serialization_time, Purpose.SERIALIZATION)(index, epoch, step)
-            for index, file in enumerate(planned)
-        ]
-        return Spent(lead(self._rank, epoch, step), files_s, self._tail(self._rank, epoch, step))
+        times = [self._drawn(file.serialization_time, Purpose.SERIALIZATION) for file in planned]
+        files_s = [draw(index, epoch, step) for index, draw in enumerate(times)]
+        self._done += 1
+        return Spent(self._lead(self._rank, 0, self._done - 1), files_s, self._tail(self._rank, epoch, step))
 
 
 class CheckpointWriter:

@@ -99,7 +99,7 @@ def _order(config: Config, samples: int, epoch: int, rank: int, ranks: int) -> _
     reader, each, size = config.reader, config.dataset.num_samples_per_file, config.reader.batch_size
     shuffles = {reader.sample_shuffle, reader.file_shuffle}
     seed, epoch = config.train.seed, epoch if config.train.seed_change_epoch or "random" in shuffles else 0
-    if config.twin.reader.random_batches:
+    if reader.sample_shuffle == "batches":
         batches = Permutation(max(1, samples // size), seed, epoch)
         return lambda positions: _within(batches, size, (positions // size * ranks + rank) * size + positions % size)
     if reader.sample_shuffle == "off" and reader.file_shuffle != "off" and each > 1:

@@ -28,13 +28,18 @@ _BUFFER_BYTES = 16 << 20  # size of the buffer for copies into page-locked memor
 _CYCLE = 8  # number of files that the BERT job reads in turn
 
 
-def open_loader(config: Config, samples: SampleSet, rank: int = 0, ranks: int = 1, evaluation: bool = False) -> Loader:
-    """Return the loader of the training or the evaluation samples for `rank`. Raises UsageError if its name is unknown."""
+def open_loader(
+    config: Config, samples: SampleSet, rank: int = 0, ranks: int = 1, evaluation: bool = False, instrument: bool = False
+) -> Loader:
+    """Return the loader of the training or the evaluation samples for `rank`. Raises UsageError if its name is unknown.
+
+    `instrument`: the loader also records the parts of each sample.
+    """
     reader, twin = config.reader, config.twin
     seconds = twin.evaluation.preprocess_time if evaluation else reader.preprocess_time
     purpose = Purpose.EVALUATION_SAMPLE if evaluation else Purpose.TRAIN_SAMPLE
     preprocess = DrawnTime(seconds, config.train.seed, purpose) if seconds else None
-    fetcher = Fetcher(samples, preprocess, config.twin.instrument)
+    fetcher = Fetcher(samples, preprocess, instrument)
     workers = reader.read_threads
     if evaluation and twin.evaluation.read_threads is not None:
         workers = twin.evaluation.read_threads
@@ -47,7 +52,7 @@ def open_loader(config: Config, samples: SampleSet, rank: int = 0, ranks: int = 
         if not evaluation:
             why = "is not installed" if waits.virtual_clock() is None else "waits in real time"
             note(f"{package} {why}: the native loader reads, by the same system calls")
-    framed = samples.file_format == "tfrecord" and not past_page_cache(config) and not twin.reader.mmap
+    framed = samples.file_format == "tfrecord" and not past_page_cache(config) and reader.read_type != "mapped"
     if name == "pytorch":
         from iotwin.benchmark.emulator.loaders.pytorch import TorchLoader
 
@@ -63,11 +68,11 @@ def open_loader(config: Config, samples: SampleSet, rank: int = 0, ranks: int = 
         loader: Loader = load_plugin(LOADERS, name, key, [*_NATIVE, "pytorch", "tensorflow"])(config=config, fetcher=fetcher)
     elif framed:
         loader = StreamLoader(samples, preprocess, _stream_plan(config, workers, rank, ranks, evaluation))
-    elif twin.reader.workers == "threads" and workers:
+    elif reader.multiprocessing_context == "threads" and workers:
         loader = ThreadLoader(fetcher, workers, prefetch)
     else:
         loader = make_loader(fetcher, workers, prefetch, twin.persistent_workers)
-    return PinnedCopies(loader) if twin.reader.pinned_copies else loader
+    return PinnedCopies(loader) if reader.pin_memory else loader
 
 
 def make_loader(fetcher: Fetcher, workers: int, prefetch: int, persistent: bool) -> Loader:
@@ -95,7 +100,7 @@ def _stream_plan(config: Config, threads: int, rank: int, ranks: int, evaluation
     reader = config.reader
     shuffled = reader.sample_shuffle != "off" and not evaluation
     return StreamPlan(
-        cycle=config.twin.reader.interleave_files or (_CYCLE if config.dataset.interleave else 1),
+        cycle=_CYCLE if config.dataset.interleave else 1,
         buffer_bytes=reader.transfer_size or TF_BUFFER_BYTES,
         threads=threads,
         prefetch=reader.prefetch_size or BATCHES_AHEAD,

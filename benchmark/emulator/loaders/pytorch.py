@@ -73,7 +73,7 @@ class TorchLoader(Loader):
             batch_size=None,
             sampler=self._keys,
             num_workers=workers,
-            pin_memory=config.reader.pin_memory and torch.cuda.is_available(),
+            pin_memory=config.reader.pin_memory is not False and torch.cuda.is_available(),
             **parallel,
         )
 

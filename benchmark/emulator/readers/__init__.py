@@ -56,7 +56,7 @@ def past_page_cache(config: Config) -> bool:
 
 def local_opener(config: Config) -> Opener:
     """Return the opener of the workload's files, which maps them, or reads them past or through the page cache."""
-    mapped = config.twin.reader.mmap or file_format(config) == "mmap_indexed_binary"
+    mapped = config.reader.read_type == "mapped" or file_format(config) == "mmap_indexed_binary"
     way = Direct if past_page_cache(config) else Mapped if mapped else Buffered
     transfer_bytes = config.reader.transfer_size
     return way if transfer_bytes is None else cast(Opener, partial(way, transfer_bytes=transfer_bytes))
@@ -77,8 +77,8 @@ def make_reader(config: Config, opener: Opener) -> SampleReader:
     if name == "bin" and config.dataset.record_dims:
         element_bytes = np.dtype(config.dataset.record_element_type).itemsize
         return Raw(opener, math.prod(config.dataset.record_dims) * element_bytes)
-    if config.twin.reader.read_sizes:
-        return RecordedReads(config.twin.reader.read_sizes, config.twin.reader.read_past_end)
+    if any(config.twin.reader.read_sizes):
+        return RecordedReads(config.twin.reader.read_sizes)
     if name in _FORMATS:
         reader = _FORMATS[name](opener)
     elif name in _CONFIGURED_FORMATS:

@@ -10,11 +10,11 @@ from iotwin.benchmark.emulator.readers.sample import Sample
 class RecordedReads:
     """Reads whole files of any content, one for each sample, by reads of the recorded `sizes`.
 
-    The last size is repeated until the end of the file. `past_end`: one more read finds the end.
+    The last size is repeated until the end of the file. After a 0 at the end of `sizes`, one more read finds the file's end.
     """
 
-    def __init__(self, sizes: list[int], past_end: bool) -> None:
-        self._sizes, self._past_end = sizes, past_end
+    def __init__(self, sizes: list[int]) -> None:
+        self._sizes, self._past_end = [size for size in sizes if size], sizes[-1] == 0
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
         try:

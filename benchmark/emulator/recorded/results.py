@@ -42,7 +42,7 @@ def _summary(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any]:
             "page_cache_hit_ratio": None if not read else max(0.0, 1.0 - storage / read),
             "cpu_s": sum(one.cpu_s for one in ranks), "peak_memory_bytes": max(one.peak_memory_bytes for one in ranks),
             "training": _training(config, ranks),
-            "train": None, "evaluation": None, "checkpoint_files": [], "source": config.twin.source,
+            "train": None, "evaluation": None, "checkpoint_files": [],
             "rematerialization": facts(config.train.computation_time), "resumed": resumed_document(ranks),
             "recorded": {
                 "calls": {name: sum(one.counts[name] for one in ranks) for name in first.counts if first.counts[name]},

@@ -86,9 +86,9 @@ def replay(
     recording = without_tracing(read_recording(Path(settings.file)))
     batches, recorded = recording.header.batches, len(recording.header.files)
     edits = edits_of(config, recording.header, job_ranks or rank.count)
-    if edits is None and settings.cut_s is None and settings.loop == 1 and not waits_for_batches(recording):
+    if edits is None and not waits_for_batches(recording):
         edits = Edits()
-    recording = with_points(cut(recording, settings.cut_s)) if edits is None else edit(recording, edits, rank.index)
+    recording = with_points(recording) if edits is None else edit(recording, edits, rank.index)
     recording = numbered(recording)
     output = Path(config.checkpoint.checkpoint_folder)
     shared = edits is not None and edits.ranks > 1  # ranks of one job: they read one checkpoint, and the first one writes all
@@ -112,7 +112,7 @@ def replay(
     deadline_ns = _NEVER_NS if limit_s is None else waits.now_ns() + int(limit_s * 1e9)
     gc.collect()
     gc.freeze()  # so that garbage collection in forked processes does not copy the shared pages
-    for turn in range(settings.loop):
+    for turn in range(config.train.epochs if batches is None else 1):
         if turn:
             files.prepare()
             begin_ns = waits.now_ns()
@@ -145,11 +145,6 @@ def _data_wait_s(board: Board, recording: TwinRecording, batches: RecordedBatche
     ranks = list(dict.fromkeys(each.process for each in batches.passes if each.training))[: 1 if edits.regrouped else None]
     threads = [int(np.searchsorted(recording.header.threads, process)) for process in ranks]
     return board.column(WAITED_NS if has_loaders else READ_NS, threads) / 1e9 / len(threads)
-
-
-def cut(recording: TwinRecording, cut_s: float | None) -> TwinRecording:
-    """Return the recording of the first `cut_s` seconds of the job; None: all of it."""
-    return recording if cut_s is None else recording.where(recording.columns["at_ns"] <= cut_s * 1e9)
 
 
 def _once(

@@ -43,7 +43,7 @@ def log_lines(config: Config, ranks: Sequence[Measured], table: StepTable, summa
     for name, value in summary["metric"].items():
         if isinstance(value, float | str):
             yield _line(first.end_s, f"[METRIC] {name}: {value:.4f}" if isinstance(value, float) else f"[METRIC] {name}: {value}")
-    if config.twin.instrument:
+    if first.instrumented:
         yield from _parts_of_steps(first)
 
 

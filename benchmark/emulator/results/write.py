@@ -159,7 +159,6 @@ def _own(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[st
         "checkpoint_policy": _policy(config, first.decided),
         "rematerialization": facts(config.train.computation_time),
         "resumed": resumed_document(ranks),
-        "source": config.twin.source,
     }
 
 

@@ -52,7 +52,6 @@ class SeenFile:
     next_ns: int | None = None  # when the next checkpoint begins
     looked_at: Literal["opened", "read"] | None = None  # what the job did to the file while it wrote later checkpoints
     keep: int | None = None  # number of newest files of this kind that remain; None: all
-    made_first: bool = False  # it was opened and closed without a write before the first write
 
     @property
     def read_back(self) -> list[tuple[int, int]]:
@@ -111,7 +110,6 @@ def find_files(job: Job) -> list[SeenFile]:
     ranks: dict[int, int] = {}
     seen: list[SeenFile] = []
     last: dict[int, SeenFile] = {}
-    made: set[int] = set()  # ids of files that were opened, but not written yet
     for begin, end in pairwise([*begins.tolist(), len(file_ids)]):
         own, file_id = calls.within(begin, end), int(file_ids[begin])
         if own.writes.any():
@@ -120,14 +118,11 @@ def find_files(job: Job) -> list[SeenFile]:
                 ranks[pid] = _rank_of(job, pid)
             path, renamed_to = paths[file_id]
             seen.append(_seen_file(file_id, path, renamed_to, own, ranks[pid]))
-            seen[-1].made_first = file_id in made and file_id not in last
             last[file_id] = seen[-1]
         elif file_id in last:
             reads = own.chosen(own.reads)
             own_reads = list(zip(reads.offset.astype(np.int64).tolist(), reads.result.tolist(), strict=True))
             last[file_id].visits.append((int(own.start_ns[0]), own_reads))
-        elif not own.reads.any() and (own.op == "openat").any():
-            made.add(file_id)
     folder = folder_of(seen) if seen else ""
     for file in seen:
         file.name = str(PurePosixPath(file.path).relative_to(folder))

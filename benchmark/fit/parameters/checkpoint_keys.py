@@ -10,7 +10,7 @@ from iotwin import workload_yaml as c
 from iotwin.benchmark.fit.checkpoints.cadences import explains, find_cadence, find_intervals, steady
 from iotwin.benchmark.fit.checkpoints.checkpoint_files import SeenFile
 from iotwin.benchmark.fit.checkpoints.find_checkpoints import SeenCheckpoint, SeenCheckpoints
-from iotwin.benchmark.fit.parameters.distributions import quantiles, warm_up
+from iotwin.benchmark.fit.parameters.distributions import quantiles, warm_first
 from iotwin.common.units import counted
 from iotwin.workload_yaml.checkpoint_names import numbers_in
 
@@ -40,18 +40,18 @@ def set_checkpoints(config: c.Config, checkpoints: SeenCheckpoints, epochs: int,
     section.checkpoint_after_step = 0 if before_training else -1
     if between:
         section.checkpoint_after_epoch, section.epochs_between_checkpoints = due.first, due.every
-        twin.also_after_epoch = due.also if due.also > 0 else None
+        twin.after = times if due.also > 0 else None
         return
     section.steps_between_checkpoints = due.every
-    twin.first_after_step = due.first if due.first != due.every else None
     if due.also > 0:
         section.checkpoint_after_step = due.also
-    several = any(file.after_steps for file in twin.files)  # True if kinds of files have separate cadences
-    explained = twin.seconds_between is not None or explains(due, times, until, exact=False)
+    several = any(file.after for file in twin.files)  # True if kinds of files have separate cadences
+    is_cadence = due.first == due.every and (not times or explains(due, times, until, exact=False))
+    explained = twin.seconds_between is not None or is_cadence
     if several or not explained:
         times = [point.steps for point in checkpoints.each if point.steps]
-        twin.after_steps, section.checkpoint_after_step = sorted(times), 0 if before_training else -1
-        assumptions.append("no cadence explains all checkpoints: twin.checkpoint.after_steps lists when they come")
+        twin.after, section.checkpoint_after_step = sorted(times), 0 if before_training else -1
+        assumptions.append("no cadence of steps explains all checkpoints: twin.checkpoint.after lists when they come")
 
 
 def in_words(checkpoints: SeenCheckpoints, in_epoch: int) -> str:
@@ -98,22 +98,20 @@ def twin_checkpoint(
     if not checkpoints.each:
         return c.TwinCheckpoint()
     files = [file for point in checkpoints.each for file in point.files]
-    first_lead_s, lead_s = warm_up(checkpoints.lead_s)
     recorded = _checkpoint_files(checkpoints, ranks, checkpoints.between_epochs, assumptions)
     return c.TwinCheckpoint(
         files=recorded,
         asynchronous=checkpoints.asynchronous,
         logged=None if checkpoints.logged is not checkpoints.asynchronous else checkpoints.logged,
         serialization_ahead=round(_ahead(files), 3),
-        lead_time=quantiles(lead_s),
-        first_lead_time=first_lead_s,
+        lead_time=warm_first(checkpoints.lead_s),
         tail_time=0.0 if checkpoints.asynchronous else quantiles(checkpoints.tail_s),
         in_flight=checkpoints.in_flight if checkpoints.asynchronous else 1,
         snapshot_time=quantiles(snapshots_s) if len(snapshots_s) else None,
         directory_sync=checkpoints.directory_sync,
         keep=checkpoints.keep,
         before=_before(checkpoints.before, [file.name for file in recorded]),
-        keep_epoch_ends=checkpoints.keep_epoch_ends,
+        keep_every="epoch" if checkpoints.keep_epoch_ends else None,
         on_processors=checkpoints.on_processors,
         commit="folder" if any("/" in file.name and file.folder_renamed for file in files) else "file",
     )
@@ -149,11 +147,9 @@ def _checkpoint_files(
             assumptions.append(f"{name} was not written at every checkpoint; the twin does so")
         found.append(c.CheckpointFile(
             name=name, write_sizes=last.write_sizes, fsync=last.fsync, rename=last.renamed, direct=last.direct,
-            format=last.format, made_first=last.made_first,
-            read_back=last.read_back, looked_at=_looked_at([file for _, file in seen]),
+            format=last.format, read_back=last.read_back, looked_at=_looked_at([file for _, file in seen]),
             rank=ranks.index(last.rank) if last.rank in ranks else 0,
-            epochs=sorted(epochs) if some and by_epochs else None,
-            after_steps=sorted(steps) if listed else None,
+            after=sorted(epochs) if some and by_epochs else sorted(steps) if listed else None,
             keep=last.keep or 0 if listed else None,
             serialization_time=quantiles(np.array([file.serialization_s for _, file in seen])),
         ))  # fmt: skip

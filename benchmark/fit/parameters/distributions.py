@@ -47,12 +47,19 @@ def by_step(passes_s: Sequence[NDArray[np.float64]], steps: int) -> Duration:
     return InOrder([round(float(value), 6) for value in (*np.median(by_pass, axis=0), *rest_s)])
 
 
-def warm_up(values_s: NDArray[np.float64]) -> tuple[float | None, NDArray[np.float64]]:
-    """Return (the first value if it is much longer than all others, else None; the remaining values), in seconds.
+def warm_up(values_s: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    """Return (how much longer than the median the first value is, the remaining values) in seconds.
 
-    A first step is longer if a framework compiles or starts threads in it.
+    That is 0, and all values remain, unless the first one is much longer than all others: a framework compiles in a first step.
     """
     later = values_s[1:]
     if len(later) and values_s[0] > _WARM_UP * np.quantile(later, 0.95):
-        return round(float(values_s[0]), 6), later
-    return None, values_s
+        return round(float(values_s[0] - np.median(later)), 6), later
+    return 0.0, values_s
+
+
+def warm_first(values_s: NDArray[np.float64]) -> Duration:
+    """Return few times in their order if the first one warms up, otherwise their quantiles."""
+    if len(values_s) <= _QUANTILES and warm_up(values_s)[0]:
+        return InOrder([round(max(float(value), 0.0), 6) for value in values_s])
+    return quantiles(values_s)

@@ -65,7 +65,7 @@ def fit_parameters(trace: Trace) -> Fitted:
         evaluation=_evaluation(training, evaluations, assumptions),
         twin=_twin(job, passes, training, evaluations, samples, calls),
     )
-    config.twin.first_step_time = first_step_s
+    config.twin.epoch_warm_up_time = c.InOrder([first_step_s, 0.0]) if first_step_s else 0.0
     pipeline = find_pipeline(job, len(training), assumptions)
     ranks = passes.ranks if pipeline is None else ranks_by_start(job, passes.ranks, pipeline.ranks)
     config.twin.checkpoint = twin_checkpoint(checkpoints, assumptions, ranks, snapshots_s)
@@ -85,7 +85,7 @@ def fit_parameters(trace: Trace) -> Fitted:
         _set_pipeline(config, pipeline, float(np.median(batches_s)))
         stages = pipeline.section.stages
         replicas = "-".join(str(len(stage.ranks)) for stage in stages)
-        evidence["pipeline"] = f"{len(stages)} stages of {replicas} ranks, {pipeline.section.schedule}"
+        evidence["pipeline"] = f"{counted(len(stages), 'stage')} of {replicas} ranks, {pipeline.section.schedule}"
         evidence["edits"] = "stages, schedule, batch size, loaders, epochs, checkpoints"
     confidence = {
         "reader.batch_size": agreement(_sizes(training).tolist()),
@@ -214,8 +214,6 @@ def _twin(
     init = job.phases[job.phases["phase"] == "init"]
     start_ns = int(init["start_ns"].iloc[0]) if len(init) else job.trace.manifest.start_ns
     twin = c.Twin(
-        source=job.trace.path.name,
-        host=job.trace.manifest.host.hostname,
         ranks=len(passes.ranks),
         layout=samples.layout,
         train_files=samples.train,
@@ -223,7 +221,7 @@ def _twin(
         startup_time=round(max(start_ns - job.trace.manifest.start_ns, 0) / 1e9, 3),
         init_time=round(max(begin_ns - start_ns, 0) / 1e9, 3),
         persistent_workers=len(training) > 1 and bool(training[0].loaders) and training[0].loaders == training[1].loaders,
-        reader=c.TwinReader(read_sizes=samples.read_sizes, read_past_end=samples.read_past_end),
+        reader=c.TwinReader(read_sizes=samples.read_sizes),
     )
     if evaluations:
         workers = most_common([len(part.loaders) for part in evaluations])

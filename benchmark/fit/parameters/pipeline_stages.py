@@ -80,7 +80,7 @@ def find_pipeline(job: Job, epochs: int, assumptions: list[str]) -> SeenPipeline
     times = [_stage(parts, stage, minibatches) for stage in plan.stages]
     depth = {str(stage): warm_up for stage, warm_up in plan.depth.items()}
     schedule: Any = plan.schedule
-    section = Pipeline(times, schedule=schedule, depth=depth, minibatches=minibatches, replicas_wait=True)
+    section = Pipeline(times, schedule=schedule, depth=depth, minibatches=minibatches)
     evaluated = ((parts["name"] == "eval_f") & (parts["stage"] == 0)).sum()
     return SeenPipeline(section, int(evaluated) // epochs, _first_waits_s(parts, minibatches))
 

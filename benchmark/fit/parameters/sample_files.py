@@ -30,8 +30,8 @@ class SampleFiles:
     orders: list[NDArray[np.int64]]  # for each epoch, the indices into `train` in the order of reading
     size_bytes: NDArray[np.int64]  # size of each sample in `train`
     files: list[tuple[str, int]]  # (name, bytes) of each file of the data set
-    read_sizes: list[int]  # most common sequence of request sizes of a file, in bytes; empty for .npy
-    read_past_end: bool  # True if a further read returns 0 bytes at the end of each file
+    # Most common sequence of request sizes of a file, in bytes, and a 0 if a further read finds the end; empty for .npy.
+    read_sizes: list[int]
 
 
 def find_sample_files(job: Job, calls: pd.DataFrame, passes: Passes) -> SampleFiles:
@@ -59,7 +59,6 @@ def find_sample_files(job: Job, calls: pd.DataFrame, passes: Passes) -> SampleFi
     bytes_of = Counter[str]()
     for file in ids:
         bytes_of[sample[file]] += int(size[file])
-    read_sizes, past_end = ([], False) if layout is not None else _typical_reads(reads)
     return SampleFiles(
         folder=folder,
         layout=layout,
@@ -68,8 +67,7 @@ def find_sample_files(job: Job, calls: pd.DataFrame, passes: Passes) -> SampleFi
         orders=[np.array([index[name] for name in _in_order(accesses, part, sample)], np.int64) for part in passes.training],
         size_bytes=np.array([bytes_of[name] for name in train], np.int64),
         files=sorted((names[file], int(size[file])) for file in ids),
-        read_sizes=read_sizes,
-        read_past_end=past_end,
+        read_sizes=[] if layout is not None else _typical_reads(reads),
     )
 
 
@@ -108,17 +106,17 @@ def _members(accesses: pd.DataFrame, passes: list[Pass], sample: dict[int, str])
     return sorted({name for part in passes for name in _in_order(accesses, part, sample)})
 
 
-def _typical_reads(reads: pd.DataFrame) -> tuple[list[int], bool]:
-    """Return `read_sizes` and `read_past_end` of `SampleFiles`."""
+def _typical_reads(reads: pd.DataFrame) -> list[int]:
+    """Return `read_sizes` of `SampleFiles`."""
     by_access = reads.groupby(["batch", "file_id"], sort=False)
     requests = by_access["requested"].agg(tuple)
     at_end = by_access["result"].last() == 0
     (usual, common), *_ = Counter(requests).most_common(1)
     at_once = by_access["result"].first() == by_access["result"].sum()
     if common < len(requests) / 2 and at_once.mean() > 1 / 2:  # a call for each file's own size reads the file
-        return [int(by_access["requested"].first()[at_once].max())], bool(at_end[at_once].mean() > 1 / 2)
+        return [int(by_access["requested"].first()[at_once].max()), *[0] * bool(at_end[at_once].mean() > 1 / 2)]
     past_end = bool(at_end[requests == usual].mean() > 1 / 2)
     sizes = [int(size) for size in (usual[:-1] if past_end and len(usual) > 1 else usual) if size > 0]
     while len(sizes) > 1 and sizes[-1] == sizes[-2]:  # the emulator repeats the last size
         sizes.pop()
-    return sizes, past_end
+    return [*sizes, *[0] * past_end]

@@ -43,28 +43,31 @@ class Replayable(NamedTuple):
     pipes: list[Pipe]  # those whose messages could be matched
     tree: Tree
     thread_of: dict[int, int]  # index of the thread by tid
+    made: pd.DataFrame  # all calls on files of these kinds, whether they can be replayed or not: op, file_id, result
 
 
 def find_replayable(job: Job) -> Replayable:
     """Return what of the trace can be replayed. Raises IotwinError if the job made no call on storage."""
-    calls, pipes = match_pipes(_calls(job))
+    made, found = _calls(job)
+    calls, pipes = match_pipes(found)
     tree = grow(job, calls)
     thread_of = {tid: index for index, tid in enumerate(tree.tid)}
     calls = calls.assign(thread=calls["tid"].map(thread_of).astype(np.int64), subject=calls["file"])
-    return Replayable(calls, pipes, tree, thread_of)
+    return Replayable(calls, pipes, tree, thread_of, made)
 
 
-def _calls(job: Job) -> pd.DataFrame:
-    """Return the calls of the trace to record, in order of start. Waits for descriptors have the `op` POLL."""
+def _calls(job: Job) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return all calls on files, and those to record, in order of start. Waits for descriptors have the `op` POLL."""
     files, trace = job.files, job.trace
     paths = files["path"].astype(str)
     # The job's stdout and stderr are logs, too, but none of its files.
     own_output = (files["kind"] == "log") & paths.str.fullmatch(r".*/std(?:out|err)")
     on_storage = files["kind"].isin(_KINDS) & ~paths.str.startswith(_NOT_STORAGE) & ~own_output
     on_pipe = files["kind"] == "pipe"
-    ids = files.loc[on_storage | on_pipe, "file_id"].tolist()
-    frame = trace.events_frame(_COLUMNS, pc.field("file_id").isin(ids) | pc.field("op").isin(list(schema.WAIT_OPS)))
-    calls = _rows(frame, files)
+    ids = files.loc[files["kind"].isin(_KINDS) | on_pipe, "file_id"].tolist()
+    made = trace.events_frame(_COLUMNS, pc.field("file_id").isin(ids) | pc.field("op").isin(list(schema.WAIT_OPS)))
+    is_chosen = np.append((on_storage | on_pipe).to_numpy(np.bool_), False)[made["file_id"].fillna(-1).to_numpy(np.int64)]
+    calls = _rows(made[is_chosen | made["op"].isin(schema.WAIT_OPS)], files)
     # A file that was only unlinked, such as a semaphore's or a socket's name, is none; nor is a program that exec mapped.
     used = np.zeros(len(files) + 1, np.bool_)
     used[calls.loc[calls["op"].isin([Op.OPEN, Op.READ, Op.WRITE, Op.COPY, Op.COPY_TO, Op.MAP]), "file"]] = True
@@ -75,8 +78,7 @@ def _calls(job: Job) -> pd.DataFrame:
     calls.loc[is_pipe, "op"] = calls.loc[is_pipe, "op"].map(_of_pipe).fillna(POLL - 1).astype(np.int64)
     moved = is_pipe & (calls["op"] >= 0) & (calls["moved"] > 0)
     kept = on_file | moved | (calls["op"] == POLL).to_numpy(np.bool_)
-    found: pd.DataFrame = calls[kept].reset_index(drop=True)
-    return found
+    return made.loc[made["result"] >= 0, ["op", "file_id", "result"]], calls[kept].reset_index(drop=True)
 
 
 def _of_pipe(op: int) -> int:

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pyarrow import compute as pc
 
 from iotwin import workload_yaml as c
 from iotwin.benchmark.fit.batches.labels import Labelled
@@ -36,7 +35,7 @@ def fit_recorded(job: Job, labelled: Labelled) -> Fitted:
 
     Raises IotwinError if the job made no call on storage.
     """
-    calls, pipes, tree, thread_of = find_replayable(job)
+    calls, pipes, tree, thread_of, made = find_replayable(job)
     on_file = calls["op"] < Op.PIPE_WRITE
     named = name_files(calls[on_file], job.files)
     calls = calls.assign(
@@ -66,8 +65,6 @@ def fit_recorded(job: Job, labelled: Labelled) -> Fitted:
         **_editable(structure, time),
         checkpoint=c.Checkpoint(checkpoint_folder=_OUTPUT),
         twin=c.Twin(
-            source=job.trace.path.name,
-            host=job.trace.manifest.host.hostname,
             recorded=c.TwinRecorded(file=RECORDING),
             ranks=max(trained, 1),
             assumptions=_assumptions(job, recording, structure, labelled.steps is not None and labelled.steps.paced),
@@ -76,7 +73,7 @@ def fit_recorded(job: Job, labelled: Labelled) -> Fitted:
     evidence = {**_evidence(recording, calls), "edits": _edits(structure)}
     if time is not None and step is not None:
         evidence["memory"] = describe_budget(time, step)
-    return Fitted(config, evidence, named.data, _confidence(batches), _coverage(job, calls), recording)
+    return Fitted(config, evidence, named.data, _confidence(batches), _coverage(job, calls, made), recording)
 
 
 def _editable(structure: RecordedStructure | None, time: c.Rematerialized | None) -> dict[str, Any]:
@@ -109,11 +106,10 @@ def _confidence(batches: RecordedBatches | None) -> dict[str, dict[str, Any]]:
     }
 
 
-def _coverage(job: Job, calls: pd.DataFrame) -> dict[str, Any]:
-    """Return which share of all storage calls of the trace the recording contains."""
+def _coverage(job: Job, calls: pd.DataFrame, made: pd.DataFrame) -> dict[str, Any]:
+    """Return which share of all storage calls of the trace, `made`, the recording contains."""
     kinds = job.files["kind"].astype(str).to_numpy()
     ids = np.flatnonzero(np.isin(kinds, list(KINDS))).tolist()
-    made = job.trace.events_frame(("op", "file_id", "result"), pc.field("file_id").isin(ids))
     kept = calls[(calls["op"] < Op.PIPE_WRITE) & calls["file"].isin(ids)]
     twin = {
         (direction, kind): float(own["moved"].sum()) if direction != "open" else float(len(own))
@@ -121,7 +117,7 @@ def _coverage(job: Job, calls: pd.DataFrame) -> dict[str, Any]:
         for kind in KINDS
         for own in [kept[kept["op"].isin(ops) & (kinds[kept["file"]] == kind)]]
     }
-    return coverage_of(made[made["result"] >= 0], kinds, twin)
+    return coverage_of(made[made["file_id"].isin(ids)], kinds, twin)
 
 
 def _renamed(calls: pd.DataFrame, on_file: pd.Series) -> pd.Series:

@@ -94,7 +94,7 @@ def _small(found: DataReads) -> Iterator[JobFinding]:
         "median_bytes": middle, "reads": count, "reads_per_batch": each, "sequential_share": found.sequential_share,
         "seconds_in_reads": float(reads["duration_ns"].sum() / 1e9),
     }  # fmt: skip
-    overrides = (f"++workload.twin.recorded.request_bytes={_LARGE_BYTES}",)
+    overrides = (f"++workload.reader.transfer_size={_LARGE_BYTES}",)
     where = "read whole files, or through a large buffer"
     sentence = f"half of the {count:,} reads return {format_size(middle)} or less, {each:,.0f} reads a batch"
     change = JobChange("request size", format_size(middle), format_size(_LARGE_BYTES), where, overrides)
@@ -108,7 +108,7 @@ def _reopened(found: DataReads) -> Iterator[JobFinding]:
     if distinct and each > _MANY:
         seconds = float(opens["duration_ns"].sum() / 1e9)
         evidence = {"opens": len(opens), "files": distinct, "opens_per_file_and_epoch": each, "seconds_in_opens": seconds}
-        overrides = ("++workload.twin.recorded.keep_open=true",)
+        overrides = ("++workload.reader.read_type=kept_open",)
         change = JobChange("opens of a file", f"{each:,.0f} an epoch", "once", "keep files open between samples", overrides)
         sentence = f"each of {distinct:,} files is opened {each:,.0f} times an epoch"
         yield JobFinding("reopened_files", sentence, evidence, _FILES_SQL, change)
@@ -153,7 +153,7 @@ def _cold(found: DataReads) -> Iterator[JobFinding]:
 def _twice(found: DataReads) -> Iterator[JobFinding]:
     times = int(found.reads["result"].sum()) / max(found.distinct_bytes * epochs_of(found.view), 1)
     if times > _AGAIN:
-        once = ("++workload.twin.recorded.read_once=true",)
+        once = ("++workload.reader.read_type=memory",)
         change = JobChange("reads of a byte", f"{times:.1f} an epoch", "one", "keep what several samples share", once)
         sentence = f"each byte of the data set is read {times:.1f} times an epoch"
         yield JobFinding("read_twice", sentence, {"times_an_epoch": times}, _FILES_SQL, change)

@@ -51,7 +51,7 @@ def test_show_tells_every_value_and_where_it_comes_from(tmp_path: Path) -> None:
 
 
 def test_ranks_leave_dlio_s_files_with_its_keys(tmp_path: Path) -> None:
-    done = emulate(tmp_path, "--ranks", "2", "--quiet", "--instrument", "++workload.twin.reader.pinned_copies=true")
+    done = emulate(tmp_path, "--ranks", "2", "--quiet", "--instrument", "++workload.reader.pin_memory=true")
     assert done.returncode == 0, done.stderr
     output = tmp_path / "output"
     assert {path.name for path in output.iterdir()} == {
@@ -327,11 +327,13 @@ def test_a_question_that_a_recording_cannot_follow_is_refused_before_anything_ru
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.parametrize("edit", ["read_once=true", "keep_open=true", "balanced_ranks=true", "decode_scale=2.0"])
+@pytest.mark.parametrize(
+    "edit", ["reader.read_type=memory", "twin.recorded.balanced_ranks=true", "twin.recorded.decode_scale=2.0"]
+)
 def test_a_recording_without_batches_refuses_edits_of_batches(tmp_path: Path, edit: str) -> None:
     path = write_twin(tmp_path, recording([row(0, Op.OPEN), row(0, Op.END)], [RecordedFile("a", size_bytes=1)]))
-    done = run_iotwin("emulate", path, f"++workload.twin.recorded.{edit}", "--quiet")
-    assert done.returncode == 2 and f"twin.recorded.{edit.partition('=')[0]}: this twin cannot follow it" in done.stderr
+    done = run_iotwin("emulate", path, f"++workload.{edit}", "--quiet")
+    assert done.returncode == 2 and f"{edit.partition('=')[0]}: this twin cannot follow it" in done.stderr
 
 
 class RecordingSleeper(Sleeper):

@@ -40,14 +40,12 @@ def test_checkpoints_by_steps_and_by_epochs():
     assert due_steps(config, 3) == [1, 2, 3] and due_epochs(config, 0) == []
     config.checkpoint.steps_between_checkpoints, config.checkpoint.checkpoint_after_step = 3, 4
     assert due_steps(config, 7) == [3, 4, 6]
-    config.twin.checkpoint.first_after_step = 2
-    assert due_steps(config, 8) == [2, 4, 5, 8]
-    config.twin.checkpoint.after_steps = [1, 7]
+    config.twin.checkpoint.after = [1, 7]
     assert due_steps(config, 8) == [1, 4, 7] and due_epochs(config, 6) == []
     config = Config()
     config.checkpoint.checkpoint_after_epoch, config.checkpoint.epochs_between_checkpoints = 2, 2
     assert due_epochs(config, 6) == [2, 4, 6] and due_steps(config, 40) == []
-    config.checkpoint.checkpoint_after_step, config.twin.checkpoint.also_after_epoch = 1, 5
-    assert due_steps(config, 3) == [1] and due_epochs(config, 6) == [2, 4, 5, 6]
+    config.checkpoint.checkpoint_after_step, config.twin.checkpoint.after = 1, [3, 5]
+    assert due_steps(config, 3) == [1] and due_epochs(config, 6) == [3, 5]
     config.twin.checkpoint.seconds_between = 60.0
     assert due_steps(config, 3) == [] and due_epochs(config, 6) == []

@@ -38,13 +38,13 @@ def _main(config: Config) -> None:
 
 
 def _threads(config: Config) -> None:
-    config.twin.reader.workers = "threads"
+    config.reader.multiprocessing_context = "threads"
 
 
 def _background(config: Config) -> None:
     """Checkpoints within epochs, in the background, that take longer than two steps."""
     section = config.twin.checkpoint
-    section.asynchronous, section.snapshot_time, section.serialization_time, section.persist_threads = (
+    section.asynchronous, section.snapshot_time, section.lead_time, section.persist_threads = (
         True,
         0.5,
         2.5 * _SECONDS,
@@ -137,7 +137,7 @@ def test_each_thread_makes_the_same_calls_in_the_same_order(
     change(twin)
     twin.train.computation_time = 0.02
     if change is _background:  # who of two threads writes a file, and when training finds it written, is a race of real time
-        twin.twin.checkpoint.persist_threads, twin.twin.checkpoint.serialization_time = 1, 0.0
+        twin.twin.checkpoint.persist_threads, twin.twin.checkpoint.lead_time = 1, 0.0
     if change is _loaders:
         twin.reader.preprocess_time = 0.01
     path = tmp_path / "twin.yaml"

@@ -17,7 +17,7 @@ from iotwin.datagen.layouts import FormatLayout
 from iotwin.loops.twin import make_twin
 from iotwin.trace_store.reader import Trace
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
-from iotwin.workload_yaml import Config, Dataset, Reader, Train, Twin, TwinReader, dump
+from iotwin.workload_yaml import Config, Dataset, Reader, Train, Twin, dump
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.root
@@ -109,7 +109,7 @@ def test_a_stream_of_many_files_at_a_time_is_accounted_for(records, tmp_path, mo
         dataset=Dataset(data_folder=str(records / "train"), format="tfrecord", num_samples_per_file=100, interleave=True),
         reader=Reader(batch_size=6, read_threads=threads, sample_shuffle="seed", file_shuffle="seed", shuffle_size=800),
         train=Train(computation_time=0.004, total_training_steps=300),
-        twin=Twin(reader=TwinReader(interleave_files=4), train_files=sorted(path.name for path in records.rglob("*.tfrecord"))),
+        twin=Twin(train_files=sorted(path.name for path in records.rglob("*.tfrecord"))),
     )
     config.output.folder = str(tmp_path / "output")
     dump(config, tmp_path / "job.yaml")

@@ -16,7 +16,7 @@ def test_steps_and_lists_and_epochs():
     assert reasons(Policy(listed=[3, 7]), 10) == {3: "list", 7: "list"}
     assert reasons(Policy(steps=Cadence(3, 3), listed=[3, 4]), 5) == {3: "steps", 4: "list"}
     assert reasons(Policy(), 10) == {}
-    policy = Policy(epochs=Cadence(2, 2), steps=Cadence(1, 1))
+    policy = Policy(epochs=Cadence(2, 2).due, steps=Cadence(1, 1))
     assert [policy.due(LoopPosition(epoch, 9, epoch_ended=True), 0) for epoch in (1, 2, 3, 4)] == [None, "epoch", None, "epoch"]
 
 

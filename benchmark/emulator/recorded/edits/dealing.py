@@ -91,7 +91,7 @@ def _check_order(recorded: RecordedPassSamples) -> None:
         else None
     )
     if reason is not None:
-        raise UsageError(f"twin.recorded.read_order: {reason}; leave it out")
+        raise UsageError(f"reader.sample_shuffle: {reason}; leave it out")
 
 
 def _files(recorded: RecordedPassSamples) -> int:

@@ -1,6 +1,6 @@
 """What a user changes in a labelled twin: the difference between its YAML and the values that were recorded."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,25 +8,29 @@ import msgspec
 import numpy as np
 
 from iotwin.common.errors import UsageError
-from iotwin.workload_yaml import Config, Rematerialized, TwinRecorded, TwinResume
+from iotwin.workload_yaml import Config, Rematerialized, Twin, TwinRecorded, TwinResume
 from iotwin.workload_yaml.recorded_structure import RecordedStructure, structure_of
 from iotwin.workload_yaml.recording import Header, Op, TwinRecording
 from iotwin.workload_yaml.rematerialized import rematerialized
 from iotwin.workload_yaml.train_section import batch_factor
 
 _MOST_FACTOR = 10_000
-# Keys and sections that change what a recorded twin does. A changed value of another key is an error, as it has no effect.
-_HONOURED = (
-    "dataset.data_folder", "dataset.num_files_train", "reader.batch_size", "reader.read_threads", "reader.prefetch_size",
-    "train.epochs", "train.computation_time", "train.computation_scale", "train.computation_per_sample",
-    "train.seed", "checkpoint.checkpoint_folder", "checkpoint.steps_between_checkpoints", "checkpoint.fsync",
-    "twin.checkpoint.asynchronous", "twin.evaluation.read_threads", "twin.recorded", "twin.ranks", "twin.clock",
-    "twin.source", "twin.host", "twin.assumptions", "twin.resume",
+# Keys and sections that change what a recorded twin does, by whether its batches must be known. A changed value of another key is
+# an error, as it has no effect.
+_OF_ANY = (
+    "dataset.data_folder", "train.epochs", "train.seed", "checkpoint.checkpoint_folder", "twin.recorded.file",
+    "twin.recorded.think_scale", "twin.recorded.read_latency", "twin.ranks", "twin.clock", "twin.assumptions",
     "model.name", "framework", "workflow", "output", "metric", "profiling",
+)  # fmt: skip
+_OF_BATCHES = (
+    "dataset.num_files_train", "reader.batch_size", "reader.read_threads", "reader.prefetch_size", "reader.transfer_size",
+    "reader.read_type=memory", "reader.read_type=kept_open", "reader.sample_shuffle=sorted",
+    "train.computation_time", "train.computation_scale", "train.computation_per_sample",
+    "checkpoint.steps_between_checkpoints", "checkpoint.fsync",
+    "twin.checkpoint.asynchronous", "twin.evaluation.read_threads", "twin.recorded", "twin.resume",
 )  # fmt: skip
 
 _WAITS, _NEARLY_ALL = (Op.PIPE_READ, Op.WAIT), 0.9  # of a rank's main thread; share of its batches
-_NEED_NO_BATCHES = {"file", "loop", "cut_s", "think_scale", "read_latency"}  # keys of twin.recorded; the others edit batches
 
 
 class Edits(NamedTuple):
@@ -69,13 +73,20 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
 
     Raises UsageError, which names the key, if the recording cannot follow an edit.
     """
-    _refuse_without_effect(config)
+    _refuse(
+        config, _OF_ANY + _OF_BATCHES,
+        "has no effect on a recorded twin, which repeats the job's calls; leave it out, or make a twin of parameters: "
+        "iotwin fit TRACE -o TWIN.yaml --parameters",
+    )  # fmt: skip
     if header.batches is None:
-        _refuse(config)
+        _refuse(
+            config, _OF_ANY,
+            "this twin cannot follow it, since the trace does not show when a rank took which batch; trace the job with "
+            "--phases auto and fit it again, or scale its pauses by twin.recorded.think_scale",
+        )  # fmt: skip
         return None
     recorded = structure_of(header.batches)
     reader, train, settings = config.reader, config.train, config.twin.recorded
-    repeats = settings is not None and (settings.cut_s is not None or settings.loop > 1)  # the recording as it is, by each rank
     balanced = settings is not None and settings.balanced_ranks
     evaluation_loaders = config.twin.evaluation.read_threads
     if evaluation_loaders is not None and all(each.training for each in header.batches.passes):
@@ -90,24 +101,22 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
         samples=(config.dataset.num_files_train or recorded.samples) / recorded.samples,
         computation=_computation(config, recorded, reader.batch_size / recorded.batch_size),
         saves_every=steps_between if (steps_between := config.checkpoint.steps_between_checkpoints) > 0 else None,
-        ranks=1 if repeats else replays(header, ranks, balanced),
-        regrouped=not repeats and header.ranks > 1 and (header.ranks != ranks or balanced),
+        ranks=replays(header, ranks, balanced),
+        regrouped=header.ranks > 1 and (header.ranks != ranks or balanced),
         seed=train.seed,
         decode=1.0 if settings is None else settings.decode_scale,
-        request_bytes=None if settings is None else settings.request_bytes,
-        keep_open=settings is not None and settings.keep_open,
+        request_bytes=reader.transfer_size,
+        keep_open=reader.read_type == "kept_open",
         balanced=balanced,
         evaluation_loaders=evaluation_loaders,
         asynchronous=config.twin.checkpoint.asynchronous,
         fsync=config.checkpoint.fsync,
-        read_once=settings is not None and settings.read_once,
-        sequential=settings is not None and settings.read_order == "sequential",
+        read_once=reader.read_type == "memory",
+        sequential=reader.sample_shuffle == "sorted",
         resume=config.twin.resume,
     )
     if edits._replace(seed=Edits().seed) == Edits():
         return None
-    if repeats:
-        raise UsageError("twin.recorded: cut_s and loop repeat what was recorded; leave them out of an edited twin")
     _check(recorded, edits)
     return edits
 
@@ -160,15 +169,14 @@ def _check(recorded: RecordedStructure, edits: Edits) -> None:
             raise UsageError(f"{key}: is {factor:g} times what was recorded; give a factor of at most {_MOST_FACTOR}")
 
 
-def _refuse_without_effect(config: Config) -> None:
-    """Raise UsageError, which names the key, if a value was changed that a recorded twin cannot follow."""
-    usual = dict(_leaves(msgspec.to_builtins(Config()), ""))
+def _refuse(config: Config, honoured: Sequence[str], why: str) -> None:
+    """Raise UsageError, which names the key and `why`, if a value was changed whose key is not `honoured`."""
+    usual = dict(_leaves(msgspec.to_builtins(Config(twin=Twin(recorded=TwinRecorded("")))), ""))
     for key, value in _leaves(msgspec.to_builtins(config), ""):
-        if usual.get(key) != value and not any(key == each or key.startswith(f"{each}.") for each in _HONOURED):
-            raise UsageError(
-                f"{key}: has no effect on a recorded twin, which repeats the job's calls; leave it out, or make a twin of "
-                "parameters: iotwin fit TRACE -o TWIN.yaml --parameters"
-            )
+        if usual.get(key) != value and not any(
+            each in (key, f"{key}={value}") or key.startswith(f"{each}.") for each in honoured
+        ):
+            raise UsageError(f"{key}: {why}")
 
 
 def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
@@ -177,32 +185,3 @@ def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(inner, f"{key}.{name}" if key else str(name))
     else:
         yield key, value
-
-
-def _refuse(config: Config) -> None:
-    """Raise UsageError if the twin of a recording without batches is edited."""
-    usual, usual_twin = Config(), TwinRecorded("")
-    changed = {
-        "reader.batch_size": config.reader.batch_size != usual.reader.batch_size,
-        "reader.read_threads": config.reader.read_threads != usual.reader.read_threads,
-        "train.epochs": config.train.epochs != usual.train.epochs,
-        "train.computation_time": config.train.computation_time != usual.train.computation_time,
-        "train.computation_scale": config.train.computation_scale != usual.train.computation_scale,
-        "dataset.num_files_train": config.dataset.num_files_train is not None,
-        "checkpoint.steps_between_checkpoints": config.checkpoint.steps_between_checkpoints > 0,
-        "twin.resume": config.twin.resume is not None,
-        "checkpoint.fsync": config.checkpoint.fsync is not None,
-        "twin.checkpoint.asynchronous": config.twin.checkpoint.asynchronous,
-        "twin.evaluation.read_threads": config.twin.evaluation.read_threads is not None,
-        **{
-            f"twin.recorded.{name}": getattr(config.twin.recorded, name) != getattr(usual_twin, name)
-            for name in TwinRecorded.__struct_fields__
-            if name not in _NEED_NO_BATCHES
-        },
-    }
-    for key, differs in changed.items():
-        if differs:
-            raise UsageError(
-                f"{key}: this twin cannot follow it, since the trace does not show when a rank took which batch; trace the job "
-                "with --phases auto and fit it again, or scale its pauses by twin.recorded.think_scale"
-            )

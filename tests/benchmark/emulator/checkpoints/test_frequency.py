@@ -89,13 +89,12 @@ def test_a_checkpoint_works_where_it_computes_and_where_the_job_does_and_not_whe
 
 def test_a_writer_tells_what_its_job_works_beside_calls(tmp_path):
     config = job(tmp_path / "c")
-    config.twin.checkpoint = TwinCheckpoint(asynchronous=True, lead_time=0.02, tail_time=0.03, serialization_time=0.05)
+    config.twin.checkpoint = TwinCheckpoint(asynchronous=True, lead_time=0.02, tail_time=0.03)
     writer = CheckpointWriter(config)
     writer.save(1)
     writer.finish()
     [took] = writer.progress()[1]
-    files = len(list((tmp_path / "c").glob("global*/*")))
-    assert took.work_s > 0.05 + 0.05 * files
+    assert took.work_s > 0.05
 
 
 def test_a_slower_write_makes_the_interval_grow_and_a_faster_one_shrink():
@@ -211,7 +210,7 @@ def test_those_at_ends_of_epochs_stay_besides_the_newest(tmp_path):
     config = job(tmp_path / "c", steps_between_checkpoints=50)
     config.train.epochs, config.twin.checkpoint = (
         3,
-        TwinCheckpoint(keep=1, keep_epoch_ends=True, after_steps=[50, 120, 130, 240, 250]),
+        TwinCheckpoint(keep=1, keep_every="epoch", after=[50, 120, 130, 240, 250]),
     )
     emulate(config, None)
     assert {path.name.partition("_step")[2] for path in (tmp_path / "c").glob("global*")} == {"120", "240", "250"}
@@ -230,10 +229,10 @@ def phases(config):
 
 def test_checkpoints_that_the_job_does_not_log_are_part_of_its_epochs(tmp_path):
     config = job(tmp_path / "c", steps_between_checkpoints=40)
-    config.twin.checkpoint = TwinCheckpoint(logged=False, after_steps=[40, 120])
+    config.twin.checkpoint = TwinCheckpoint(logged=False, after=[40, 120])
     epoch = [("epoch", False), ("epoch", True)]
     assert phases(config) == epoch
-    config.twin.checkpoint.after_steps, config.checkpoint.steps_between_checkpoints = None, -1
+    config.twin.checkpoint.after, config.checkpoint.steps_between_checkpoints = None, -1
     measured = emulate(config, None)  # at the end of the epoch
     inside = {span.kind: (span.start_s, span.end_s) for span in measured.spans}
     assert inside["block"][0] < inside["save_ckpt"][0] <= inside["save_ckpt"][1] <= inside["block"][1]

@@ -190,7 +190,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 )
 def test_random_batches_are_runs_that_ranks_take_in_turn(samples: int, size: int, ranks: int, steps: int, epoch: int) -> None:
     config = workload(size, steps=steps)
-    config.twin.reader.random_batches = True
+    config.reader.sample_shuffle = "batches"
     shares = [training_batches(config, samples, epoch, rank, ranks) for rank in range(ranks)]
     count = samples // (size * ranks)
     assert [len(share) for share in shares] == [min(count, steps) if steps > 0 else count] * ranks

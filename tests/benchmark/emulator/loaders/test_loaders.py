@@ -21,7 +21,7 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.numbers.permutation import Permutation
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import FormatLayout
-from iotwin.workload_yaml import Config, Dataset, Model, Reader, Train, Twin, TwinReader, Workflow, dump
+from iotwin.workload_yaml import Config, Dataset, Model, Reader, Train, Workflow, dump
 from tests.benchmark.strace import needs_strace, strace
 from tests.processes import children
 
@@ -127,7 +127,7 @@ def epoch(config: Config) -> list[Fetched]:
 def test_threads_read_what_processes_read(files: Path, workers: int) -> None:
     config = workload(files, "npz", read_threads=workers)
     processes = epoch(config)
-    config.twin.reader.workers = "threads"
+    config.reader.multiprocessing_context = "threads"
     threads = epoch(config)
     assert [(batch.samples, batch.size_bytes) for batch in threads] == [(batch.samples, batch.size_bytes) for batch in processes]
 
@@ -138,7 +138,7 @@ def test_a_damaged_file_ends_every_loader_in_one_line(tmp_path: Path, loader: st
         pytest.importorskip({"pytorch": "torch"}.get(loader, loader), reason=f"needs {loader}")
     generate(FormatLayout(format="npz", record_bytes=5000), tmp_path / "npz", samples=FILES, workers=1)
     config = workload(tmp_path, "npz", data_loader=loader if loader in ("pytorch", "tensorflow") else "native")
-    config.twin.reader.workers = "threads" if loader == "threads" else "processes"
+    config.reader.multiprocessing_context = "threads" if loader == "threads" else "fork"
     path = tmp_path / "npz" / "train" / "img_05_of_12.npz"
     path.write_bytes(path.read_bytes()[:3000])
     with pytest.raises(IotwinError) as error:
@@ -166,7 +166,7 @@ def test_a_killed_worker_of_pytorchs_ends_in_one_line(files: Path) -> None:
 def test_batches_are_copied_where_asked_for(files: Path) -> None:
     config = workload(files, "npz")
     plain = epoch(config)
-    config.twin.reader.pinned_copies = True
+    config.reader.pin_memory = True
     assert [batch[:2] for batch in epoch(config)] == [batch[:2] for batch in plain]
 
 
@@ -280,9 +280,8 @@ def test_a_run_over_a_million_files_and_billions_of_samples_stays_small(tmp_path
     config = Config(
         model=Model(name="dlrm"),
         dataset=Dataset(data_folder=str(tmp_path), format="bin"),
-        reader=Reader(batch_size=32768, read_threads=0),
+        reader=Reader(batch_size=32768, read_threads=0, sample_shuffle="batches"),
         train=Train(total_training_steps=4),
-        twin=Twin(reader=TwinReader(random_batches=True)),
     )
     dump(config, tmp_path / "twin.yaml")
     # VmHWM is the process's own peak, unlike ru_maxrss, which a child inherits from whoever forked it.

@@ -18,7 +18,7 @@ from iotwin.benchmark.emulator.loaders.base import Fetched
 from iotwin.common.errors import IotwinError
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import BertLayout, FormatLayout
-from iotwin.workload_yaml import Config, Dataset, Reader, Train, Twin, TwinReader, dump
+from iotwin.workload_yaml import Config, Dataset, Reader, Train, dump
 from tests.benchmark.strace import Call, needs_strace, strace
 from tests.processes import wait_for
 
@@ -123,14 +123,13 @@ def test_steps_beyond_the_files_begin_them_again(records: Path) -> None:
 
 
 @settings(max_examples=30)
-@given(buffer_bytes=st.integers(1, 5000), cycle=st.integers(1, 4))
-def test_any_buffer_and_any_cycle_find_every_record(tmp_path: Path, buffer_bytes: int, cycle: int) -> None:
+@given(buffer_bytes=st.integers(1, 5000), interleave=st.booleans())
+def test_any_buffer_and_any_cycle_find_every_record(tmp_path: Path, buffer_bytes: int, interleave: bool) -> None:
     layout = FormatLayout(format="tfrecord", samples_per_file=7, record_bytes=300, record_stdev_bytes=200)
     generate(layout, tmp_path / "data", samples=21, workers=1, seed=2)
     config = Config(
-        dataset=Dataset(data_folder=str(tmp_path / "data"), format="tfrecord", num_samples_per_file=7),
+        dataset=Dataset(data_folder=str(tmp_path / "data"), format="tfrecord", num_samples_per_file=7, interleave=interleave),
         reader=Reader(transfer_size=buffer_bytes),
-        twin=Twin(reader=TwinReader(interleave_files=cycle)),
     )
     assert sum(batch.size_bytes for batch in epoch(config)) == sum(
         path.stat().st_size for path in tmp_path.glob("data/train/*.tfrecord")
@@ -193,7 +192,7 @@ def open_files(folder: Path) -> int:
 def test_threads_open_twice_as_many_files_ahead(records: Path, threads: int, expected: int) -> None:
     """As tf.data's interleave, whose open files were counted: 24 with a cycle of 8."""
     config = workload(records, read_threads=threads)
-    config.twin.reader.interleave_files, config.train.total_training_steps = 1, 2
+    config.dataset.interleave, config.train.total_training_steps = False, 2
     samples = open_dataset(config).train
     with open_loader(config, samples) as loader:
         assert len(list(loader.epoch(1, training_batches(config, len(samples), 1)))) == 2

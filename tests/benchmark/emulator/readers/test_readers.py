@@ -28,13 +28,13 @@ from iotwin.datagen.content import Content
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import DlrmLayout, FormatLayout
 from iotwin.loops.emulation import EmulationOptions, generated_layout, run_workload
-from iotwin.workload_yaml import Config, Dataset, Parquet, Reader, Storage, Twin, TwinReader, Workflow
+from iotwin.workload_yaml import Config, Dataset, Parquet, Reader, Storage, Workflow
 from tests.benchmark.strace import needs_strace, strace
 
 SEED, FILES, EVALUATION_FILES, RECORD_BYTES = 5, 3, 2, 6000
 FORMATS = ("npy", "npz", "hdf5", "tfrecord", "csv", "parquet", "jpeg", "png", "indexed_binary", "mmap_indexed_binary", "bin")
 SINGLE = ("jpeg", "png")
-WAYS = {"buffered": {}, "pieces": {"transfer_size": 1000}, "direct": {"odirect": True}, "mapped": {}}
+WAYS = {"buffered": {}, "pieces": {"transfer_size": 1000}, "direct": {"odirect": True}, "mapped": {"read_type": "mapped"}}
 
 
 def layout_of(name: str, compression: str = "none") -> FormatLayout:
@@ -60,7 +60,6 @@ def workload(folder: Path, name: str, way: str = "buffered", **dataset: object) 
         workflow=Workflow(evaluation=True),
         dataset=Dataset(data_folder=str(folder), format=name, **given),  # type: ignore[arg-type]
         reader=Reader(**WAYS[way]),  # type: ignore[arg-type]
-        twin=Twin(reader=TwinReader(mmap=way == "mapped")),
     )
 
 
@@ -265,13 +264,13 @@ def test_a_batch_of_the_criteo_file_is_one_read(tmp_path: Path) -> None:
 RUNS = """
 import sys
 import numpy as np
-from iotwin.workload_yaml import Config, Dataset, Reader, Twin, TwinReader
+from iotwin.workload_yaml import Config, Dataset, Reader
 from iotwin.benchmark.emulator.data.dataset import open_dataset
 from iotwin.benchmark.emulator.data.order import training_batches
 from iotwin.benchmark.emulator.loaders import open_loader
 config = Config(
     dataset=Dataset(data_folder=sys.argv[1], format="bin"),
-    reader=Reader(batch_size=512, read_threads=0), twin=Twin(reader=TwinReader(random_batches=True)),
+    reader=Reader(batch_size=512, read_threads=0, sample_shuffle="batches"),
 )
 samples = open_dataset(config).train
 with open_loader(config, samples) as loader:
@@ -293,11 +292,11 @@ def test_random_batches_are_one_read_each_at_every_place_once(tmp_path: Path) ->
 @pytest.mark.parametrize("way", ["direct", "pieces", "mapped"])
 def test_the_kernel_is_asked_as_chosen(generated: Path, tmp_path: Path, way: str) -> None:
     code = f"""
-from iotwin.workload_yaml import Config, Dataset, Reader, Twin, TwinReader
+from iotwin.workload_yaml import Config, Dataset, Reader
 from iotwin.benchmark.emulator.data.dataset import open_dataset
 dataset = Dataset(data_folder={str(generated / "bin")!r}, format="bin", num_samples_per_file=4)
 reader = Reader(**{WAYS[way]!r})
-samples = open_dataset(Config(dataset=dataset, reader=reader, twin=Twin(reader=TwinReader(mmap={way == "mapped"})))).train
+samples = open_dataset(Config(dataset=dataset, reader=reader)).train
 samples.read(0)
 """
     names = "openat,preadv,preadv2,pread64,read,mmap"

@@ -188,7 +188,7 @@ def test_threads_that_wait_for_one_another_are_let_go_and_counted(tmp_path: Path
     assert replay(load(path), None).freed_waits == 1
 
 
-def test_cut_loop_scale_and_ranks(tmp_path: Path) -> None:
+def test_loop_scale_and_ranks(tmp_path: Path) -> None:
     rows = [
         row(0, Op.OPEN),
         row(0, Op.READ, offset=0, size=9, at_ns=SECOND),
@@ -197,9 +197,7 @@ def test_cut_loop_scale_and_ranks(tmp_path: Path) -> None:
     made = recording(rows, [RecordedFile("a", size_bytes=9)])
     path = write_twin(tmp_path, made, think_scale=0)
     assert run_workload(load(path), EmulationOptions(ranks=2))["iotwin"]["bytes_read"] == 36
-    (tmp_path / "cut").mkdir()
-    path = write_twin(tmp_path / "cut", made, cut_s=2, loop=3)
-    assert run_workload(load(path), EmulationOptions())["iotwin"]["bytes_read"] == 27
+    assert run_workload(load(path, ["++workload.train.epochs=3"]), EmulationOptions())["iotwin"]["bytes_read"] == 54
 
 
 def test_a_time_limit_ends_a_replay_early(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_file_is_missing_and_not_cut_off_where_later_ones_were_written(written
     whole = [SeenCheckpoint(1, step, False, [seen_file(name, step, step + 1) for name in "abc"]) for step in (10, 20)]
     last = SeenCheckpoint(1, 30, False, [seen_file(name, 30, 31) for name in written])
     seen = SeenCheckpoints("/out", [*whole, last], False, np.zeros(0), np.zeros(0))
-    assert {file.name: file.after_steps for file in twin_checkpoint(seen, []).files}["b"] == ([10, 20] if listed else None)
+    assert {file.name: file.after for file in twin_checkpoint(seen, []).files}["b"] == ([10, 20] if listed else None)
 
 
 def test_a_file_without_a_number_belongs_to_the_checkpoint_before():
@@ -124,7 +124,6 @@ def test_in_flight_is_the_most_at_a_time():
 
 
 BESIDE = """
-    serialization_time: 0.4
     asynchronous: true
     in_flight: 2
     snapshot_time: 0.2
@@ -134,7 +133,7 @@ BESIDE = """
 
 def refitted(tmp_path, *options, checkpoint=BESIDE, epochs=1):
     """What is fitted to an emulated job whose `checkpoint` section ends so, in 48 steps an epoch."""
-    data = tmp_path / "data"
+    data, file_s = tmp_path / "data", 0.8 if BESIDE in checkpoint else 0.0
     data.mkdir()
     for number in range(48):
         (data / f"{number}.bin").write_bytes(bytes(5000))
@@ -149,7 +148,7 @@ output: {{folder: {tmp_path / "out"}}}
 twin:
   checkpoint:
     files:
-      - {{name: "step-{{step}}/rank-0.raw", write_sizes: [[4096, 4]], fsync: true}}
+      - {{name: "step-{{step}}/rank-0.raw", write_sizes: [[4096, 4]], fsync: true, serialization_time: {file_s}}}
       - {{name: "step-{{step}}/rank-0.pt", write_sizes: [[80, 1]]}}
 {checkpoint}
 """)
@@ -172,9 +171,9 @@ def test_checkpoints_are_a_phase_where_the_job_logs_them(tmp_path, logged, besid
 @pytest.mark.parametrize("stay", [True, False])
 def test_checkpoints_that_stay_at_ends_of_epochs_and_several_at_a_step_are_found_again(tmp_path, stay):
     times = [3, 3, 7, 48, 50, 71, 80, 96]
-    lines = ("logged: false", "keep: 1", "commit: folder", f"keep_epoch_ends: {stay}", f"after_steps: {times}")
+    lines = ("logged: false", "keep: 1", "commit: folder", f"keep_every: {'epoch' if stay else 1000}", f"after: {times}")
     found = refitted(tmp_path, checkpoint="".join(f"    {line}\n" for line in lines), epochs=2).twin.checkpoint
-    assert (found.after_steps, found.keep, found.keep_epoch_ends) == (times, 1, stay)
+    assert (found.after, found.keep, found.keep_every) == (times, 1, "epoch" if stay else None)
     left = sorted(path.name for path in (tmp_path / "saved").glob("step-*"))
     assert left == (["step-48", "step-96"] if stay else ["step-96"])
 

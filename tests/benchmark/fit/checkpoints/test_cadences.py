@@ -69,10 +69,12 @@ def test_a_fit_finds_the_cadence_again(tmp_path, epochs, first, every, by_epochs
     extra = {"": -1, "before": 0, "1": 1, "last": last}[also]
     if by_epochs:
         config.checkpoint.checkpoint_after_epoch, config.checkpoint.epochs_between_checkpoints = first, every
-        config.twin.checkpoint.also_after_epoch = extra if extra > 0 else None
+        if extra > 0:
+            config.twin.checkpoint.after = sorted({extra, *range(first, last + 1, every)})
         config.checkpoint.checkpoint_after_step = min(extra, 0)
     else:
-        config.checkpoint.steps_between_checkpoints, config.twin.checkpoint.first_after_step = every, first
+        config.checkpoint.steps_between_checkpoints = every
+        config.twin.checkpoint.after = None if first == every else list(range(first, last + 1, every))
         config.checkpoint.checkpoint_after_step = extra
     seen = written(config)
     if not seen:
@@ -165,6 +167,6 @@ def test_checkpoints_that_no_cadence_explains_are_listed(tmp_path):
     moved = [6, 8, 10, 12, 13, 14, 18, 22, 24, 30, 36]  # every 2, 1, 4 and 6 steps, and at ends of epochs
     config = workload(tmp_path, epochs=6)
     again = found_again(config, [((step - 1) // FILES + 1, step) for step in moved], by_epochs=False)
-    assert again.twin.checkpoint.after_steps == moved
+    assert again.twin.checkpoint.after == moved
     assert [step for _, step in written(again)] == moved
     assert not explains(Cadence(4, 4), moved, 36, exact=False) and explains(Cadence(4, 4), [4, 8, 12, 16], 19, exact=False)

@@ -3,15 +3,18 @@
 import numpy as np
 import pytest
 
-from iotwin.benchmark.fit.parameters.distributions import by_step, quantiles, warm_up
+from iotwin.benchmark.fit.parameters.distributions import by_step, quantiles, warm_first, warm_up
 from iotwin.common.numbers.draws import inverse_cdf
 from iotwin.workload_yaml import InOrder, Quantiles
 
 
 def test_a_first_value_is_warm_up_when_half_as_long_again_as_nearly_all_others():
     others = np.full(20, 2.0)
-    assert warm_up(np.append(3.01, others))[0] == 3.01 and warm_up(np.append(3.0, others))[0] is None
-    assert warm_up(np.append(3.01, others))[1].tolist() == others.tolist() and warm_up(np.array([9.0]))[0] is None
+    assert warm_up(np.append(3.01, others))[0] == 1.01 and warm_up(np.append(3.0, others))[0] == 0
+    assert warm_up(np.append(3.01, others))[1].tolist() == others.tolist() and warm_up(np.array([9.0]))[0] == 0
+    assert warm_first(np.array([9.0, 2, 3])) == InOrder([9.0, 2.0, 3.0])
+    for values in (np.array([3.0, 2, 3]), np.append(9.0, np.arange(2, 2.3, 0.01))):  # the others hardly show one of many
+        assert warm_first(values) == quantiles(values)
 
 
 def test_values_become_as_many_quantiles_as_tell_something():

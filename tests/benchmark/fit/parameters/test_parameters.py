@@ -255,7 +255,7 @@ def test_an_answer_that_an_epoch_begins_is_no_step(tmp_path, validated):
     config = fit_parameters(Training(1, True).trace(tmp_path, validated=validated)).config
     assert (config.train.epochs, config.reader.prefetch_size) == (3, 4)
     assert (config.checkpoint.checkpoint_after_epoch, config.checkpoint.epochs_between_checkpoints) == (1, 1)
-    assert config.twin.checkpoint.after_steps is None and len(config.twin.checkpoint.files) == 1
+    assert config.twin.checkpoint.after is None and len(config.twin.checkpoint.files) == 1
 
 
 def test_an_epoch_in_which_few_batches_were_requested_at_once_does_not_decide_the_depth(tmp_path):

@@ -41,7 +41,7 @@ def test_files_read_until_nothing_comes_are_so_described(tmp_path):
         made.rows[-1] = (*made.rows[-1][:9], 0, 0, 0)  # brings nothing
         now = 20 + made.call(now, 1000, "close", file)
     reader = fit_parameters(made.trace(tmp_path / "t")).config.twin.reader
-    assert (reader.read_sizes, reader.read_past_end) == ([3_000], True)
+    assert reader.read_sizes == [3_000, 0]
 
 
 def test_a_file_that_is_opened_three_times_is_one_sample(tmp_path):

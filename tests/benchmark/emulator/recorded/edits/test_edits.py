@@ -414,18 +414,18 @@ def test_an_edit_that_a_recording_cannot_follow_is_refused(tmp_path):
     config.reader.batch_size = 8
     with pytest.raises(UsageError, match=r"reader.batch_size: .*when a rank took which batch"):
         run_workload(config, EmulationOptions())
-    (tmp_path / "labelled").mkdir()
-    config = load(twin(tmp_path / "labelled"))
-    config.reader.batch_size, config.twin.recorded.loop = 8, 2
-    with pytest.raises(UsageError, match=r"twin.recorded: cut_s and loop"):
-        run_workload(config, EmulationOptions())
 
 
 def test_a_change_without_effect_is_refused(tmp_path):
     config = load(twin(tmp_path))
-    config.twin.checkpoint.rename = False
-    with pytest.raises(UsageError, match=r"twin.checkpoint.rename: has no effect on a recorded twin"):
+    config.twin.checkpoint.directory_sync = True
+    with pytest.raises(UsageError, match=r"twin.checkpoint.directory_sync: has no effect on a recorded twin"):
         run_workload(config, EmulationOptions())
+    config = load(twin(tmp_path), ["++workload.reader.read_type=mapped"])
+    with pytest.raises(UsageError, match=r"reader.read_type: has no effect on a recorded twin"):
+        run_workload(config, EmulationOptions())
+    with pytest.raises(UsageError, match=r"--instrument has no effect on a recorded twin"):
+        run_workload(load(twin(tmp_path)), EmulationOptions(instrument=True))
     config = load(twin(tmp_path), ["++workload.twin.checkpoint.policy.type=checkfreq"])
     with pytest.raises(UsageError, match=r"policy.type: has no effect on a recorded twin.*--parameters"):
         run_workload(config, EmulationOptions())

@@ -36,7 +36,7 @@ def names(made: TwinRecording, epochs: int) -> list[list[str]]:
 def test_a_shuffled_job_reads_each_file_once_an_epoch_in_their_order(tmp_path):
     config, before = recorded(tmp_path, LoaderJob(files=24, epochs=2))
     shuffled = names(edit(before, Edits(loaders=0)), 2)
-    config.twin.recorded.read_order = "sequential"
+    config.reader.sample_shuffle = "sorted"
     config.reader.read_threads = 0
     edits = edits_of(config, before.header, 1)
     assert edits == Edits(loaders=0, sequential=True)
@@ -68,7 +68,7 @@ def test_evaluation_remains_in_its_order():
 
 
 def test_what_cannot_be_read_in_order_is_refused_with_its_reason(tmp_path):
-    with pytest.raises(UsageError, match=r"twin\.recorded\.read_order: loaders read on in files"):
+    with pytest.raises(UsageError, match=r"reader\.sample_shuffle: loaders read on in files"):
         edit(recorded(tmp_path, LoaderJob(shards=True))[1], SEQUENTIAL)
     for shuffled, known, reason in ((False, True, "same order already"), (True, False, "which sample")):
         with pytest.raises(UsageError, match=reason):
