@@ -333,7 +333,7 @@ def test_a_files_table_that_lacks_files_is_refused(trace):
     table = pq.read_table(short.path / "files.parquet")
     write_table(short.path, "files.parquet", schema.FILES, table.slice(0, 3))
     with pytest.raises(IotwinError, match="its column file_id has"):
-        compare(trace(), short)
+        compare(trace(), Trace(short.path))
 
 
 def change_manifest(trace, **values):

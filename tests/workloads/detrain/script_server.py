@@ -93,6 +93,9 @@ class ScriptServer:
             }
             for rank, each in enumerate(variables)
         ]  # fmt: skip
+        for request in requests:  # so that nobody reads what an earlier run printed
+            for name in ("out", "err"):
+                Path(request[name]).write_text("")
         print(json.dumps(requests), file=self._pipe("stdin"), flush=True)
         pids: list[int] = json.loads(self._pipe("stdout").readline())
         return pids

@@ -239,7 +239,7 @@ def test_what_does_not_fit_ends_in_one_line(ranks):
     for size, message in ((1, "is of 2 ranks, this run has 1; start 2 of them"), (3, "is of 2 ranks, this run has 3")):
         assert all(message in each.err.splitlines()[-1] for each in ranks.run(size, "train.py", status=1)[:1])
     pids = ranks.start(2, "--resume", "never", "--every", "3batches", "train.py", "--uneven")
-    while not (said := (ranks.server.folder / "err.txt.1").read_text()):
+    while not (said := (ranks.server.folder / "err.txt.1").read_text()).endswith("\n"):
         time.sleep(0.02)
     os.kill(pids[0], signal.SIGKILL)  # as torchrun does when a rank has failed
     ranks.server.wait_ranks()

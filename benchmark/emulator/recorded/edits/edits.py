@@ -75,13 +75,13 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
     """
     _refuse(
         config, _OF_ANY + _OF_BATCHES,
-        "has no effect on a recorded twin, which repeats the job's calls; leave it out, or make a twin of parameters: "
+        ": has no effect on a recorded twin, which repeats the job's calls; leave it out, or make a twin of parameters: "
         "iotwin fit TRACE -o TWIN.yaml --parameters",
     )  # fmt: skip
     if header.batches is None:
         _refuse(
             config, _OF_ANY,
-            "this twin cannot follow it, since the trace does not show when a rank took which batch; trace the job with "
+            ": this twin cannot follow it, since the trace does not show when a rank took which batch; trace the job with "
             "--phases auto and fit it again, or scale its pauses by twin.recorded.think_scale",
         )  # fmt: skip
         return None
@@ -176,7 +176,7 @@ def _refuse(config: Config, honoured: Sequence[str], why: str) -> None:
         if usual.get(key) != value and not any(
             each in (key, f"{key}={value}") or key.startswith(f"{each}.") for each in honoured
         ):
-            raise UsageError(f"{key}: {why}")
+            raise UsageError(f"{key}{why}")
 
 
 def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
