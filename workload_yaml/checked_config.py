@@ -117,6 +117,11 @@ def _conflicts(config: Config) -> list[tuple[str, bool, str]]:
             for key, word in (("read_type", "kept_open"), ("sample_shuffle", "sorted"))
         ),
         (
+            "twin.reader.read_sizes",
+            0 in twin.reader.read_sizes[:-1],
+            "a 0 stands for the read that finds the end of a file; it must be the last size",
+        ),
+        (
             "profiling.profiler",
             workflow.profiling and config.profiling.profiler in ("darshan", "tensorboard"),
             "not supported; use iostat or trace",

@@ -136,6 +136,13 @@ def test_values_for_recordings_are_refused_without_one(tmp_path: Path, key: str,
         load(path, ["~twin.recorded"])
 
 
+def test_the_read_that_finds_the_end_of_a_file_is_the_last(tmp_path: Path) -> None:
+    (path := tmp_path / "twin.yaml").write_text("twin: {reader: {read_sizes: [4096, 512, 0]}}\n")
+    assert load(path).twin.reader.read_sizes == [4096, 512, 0]
+    with pytest.raises(UsageError, match=r"twin.reader.read_sizes: a 0 stands for the read that finds the end"):
+        load(path, ["++workload.twin.reader.read_sizes=[0, 4096]"])
+
+
 def test_keys_of_earlier_twins_are_ignored_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "twin.yaml"
     path.write_text(

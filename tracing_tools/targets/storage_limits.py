@@ -160,7 +160,7 @@ class LimitedCgroups:
     def _watch(self) -> None:
         while self._memory is not None and not self._over.wait(_MEMORY_EVERY_S):
             with contextlib.suppress(OSError, ValueError):
-                self._own_memory.add(*_found_memory(self._memory), _count_tasks(self._memory))
+                self._own_memory.add(*_found_memory(self._memory), _count_processes(self._memory))
 
     def _remove(self) -> None:
         for cgroup in [*self._joined, *([self.parent] if self.parent else [])]:
@@ -203,18 +203,18 @@ class _OwnMemory:
     """The peak memory of the tasks in a memory cgroup, plus the memory that the kernel uses for them.
 
     The kernel's memory includes data about cached pages (buffer heads, 2.6 % of the pages). To exclude these data, the smallest
-    value of the kernel's memory counts that was read while the tasks used about their peak. Only readings with the most tasks
-    count, since each process has page tables and stacks: a job may reach its peak before it starts loaders.
+    value of the kernel's memory counts that was read while the tasks used about their peak. Only readings with the most
+    processes count, since each has page tables and stacks: a job may reach its peak before it starts loaders.
     """
 
     def __init__(self) -> None:
-        self._most_bytes = self._kernel_bytes = self._tasks = 0
+        self._most_bytes = self._kernel_bytes = self._processes = 0
 
-    def add(self, own_bytes: int, kernel_bytes: int, tasks: int) -> None:
+    def add(self, own_bytes: int, kernel_bytes: int, processes: int) -> None:
         is_peak = own_bytes * _MORE > self._most_bytes
-        if own_bytes > _MORE * self._most_bytes or (is_peak and tasks > self._tasks):
-            self._kernel_bytes, self._tasks = kernel_bytes, tasks
-        elif is_peak and tasks == self._tasks:
+        if own_bytes > _MORE * self._most_bytes or (is_peak and processes > self._processes):
+            self._kernel_bytes, self._processes = kernel_bytes, processes
+        elif is_peak and processes == self._processes:
             self._kernel_bytes = min(self._kernel_bytes, kernel_bytes)
         self._most_bytes = max(self._most_bytes, own_bytes)
 
@@ -222,7 +222,7 @@ class _OwnMemory:
         return self._most_bytes + self._kernel_bytes
 
 
-def _count_tasks(memory: Path) -> int:
+def _count_processes(memory: Path) -> int:
     return sum(len(path.read_text().split()) for path in memory.rglob("cgroup.procs"))
 
 

@@ -1,13 +1,16 @@
 """This process's rank, world size and device in a PyTorch job, from the environment that torchrun sets."""
 
 import ctypes
+import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
 
 from iotwin.common.ranks import from_environment, launched_by_torchrun
 
@@ -61,3 +64,18 @@ def never_destroy(group: object) -> None:
     of the last sum. Because of this, a few of a hundred ranks never ended.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def keep_groups() -> None:
+    """Keep the groups of all DistributedDataParallel models made from now on, so that a script does not hang at its end.
+
+    A script that destroys its groups before its models would free each group with the model (see `never_destroy`).
+    """
+    make = DistributedDataParallel.__init__
+
+    @functools.wraps(make)
+    def made(model: DistributedDataParallel, *arguments: Any, **options: Any) -> None:
+        make(model, *arguments, **options)
+        never_destroy(model.process_group)
+
+    DistributedDataParallel.__init__ = made

@@ -130,12 +130,12 @@ def _session(
     keys_items: bool,
 ) -> "Iterator[Session]":
     """Run the `with` block with a session, and write its run.json at the end."""
+    from iotwin.workloads.common.torch_ranks import keep_groups
     from iotwin.workloads.detrain import markers
     from iotwin.workloads.detrain.loaders import LoaderTracker
     from iotwin.workloads.detrain.phases.run_phases import LOAD, RunPhases
     from iotwin.workloads.detrain.randomness.determinism import apply
     from iotwin.workloads.detrain.randomness.machine_manifest import manifest
-    from iotwin.workloads.detrain.saving.gradient_buckets import keep_groups
     from iotwin.workloads.detrain.session import Session
     from iotwin.workloads.detrain.steps_log import StepsLog
 

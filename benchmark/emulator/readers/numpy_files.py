@@ -22,6 +22,7 @@ _ARRAY_NAME = "x.npy"
 _HEADER_LIMIT_BYTES = 1 << 16
 # numpy lets Python parse headers, which before 3.11.8 fails if several threads do so at once (CPython's issue 106905).
 _one_parses = threading.Lock()
+# A process forked meanwhile would never get the lock.
 os.register_at_fork(before=_one_parses.acquire, after_in_parent=_one_parses.release, after_in_child=_one_parses.release)
 
 

@@ -144,16 +144,16 @@ def test_what_the_kernel_keeps_beside_cached_pages_is_not_the_jobs_own_memory():
     """In MiB: it starts, needs its most, starts two loaders, writes files whose pages have buffer heads, and ends."""
     memory = module._OwnMemory()
     readings = ((10, 0, 1), (60, 1, 1), (100, 1, 1), (100, 3, 2), (105, 5, 3), (99, 4, 3), (102, 12, 3), (100, 1, 1), (90, 1, 3))
-    for own, kernel, tasks in (*readings, (5, 0, 1)):
-        memory.add(own << 20, kernel << 20, tasks)
+    for own, kernel, processes in (*readings, (5, 0, 1)):
+        memory.add(own << 20, kernel << 20, processes)
     assert memory.total_bytes() == (105 + 4) << 20
 
 
-def test_tasks_of_cgroups_below_count(tmp_path):
+def test_processes_of_cgroups_below_count(tmp_path):
     (tmp_path / "below").mkdir()
     for folder, pids in ((tmp_path, ""), (tmp_path / "below", "7\n8\n")):
         (folder / "cgroup.procs").write_text(pids)
-    assert module._count_tasks(tmp_path) == 2
+    assert module._count_processes(tmp_path) == 2
 
 
 @pytest.mark.root

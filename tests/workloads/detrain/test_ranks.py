@@ -20,9 +20,10 @@ from iotwin.commands.detrain.verify import DetrainVerifyCommand
 from iotwin.common.checkpoints import checkpoints
 from iotwin.common.errors import IotwinError
 from iotwin.common.ranks import claimed_ports, rank_variables
+from iotwin.workloads.common import torch_ranks
+from iotwin.workloads.common.torch_ranks import keep_groups
 from iotwin.workloads.detrain import script_ranks
-from iotwin.workloads.detrain.saving import gradient_buckets
-from iotwin.workloads.detrain.saving.gradient_buckets import has_final_buckets, keep_groups, sum_each_gradient
+from iotwin.workloads.detrain.saving.gradient_buckets import has_final_buckets, sum_each_gradient
 from iotwin.workloads.detrain.saving.nested_values import decode_nested
 from iotwin.workloads.detrain.script_ranks import ScriptRanks
 from tests.workloads.detrain.script_server import Ended, ScriptServer
@@ -347,7 +348,7 @@ def process_group(tmp_path: Path) -> Iterator[None]:
 
 def test_the_group_of_a_model_is_kept(tmp_path, keeping, monkeypatch):
     """Its destructor may wait for ever if the script destroys the group before the model (see `never_destroy`)."""
-    monkeypatch.setattr(gradient_buckets, "never_destroy", (kept := []).append)
+    monkeypatch.setattr(torch_ranks, "never_destroy", (kept := []).append)
     with process_group(tmp_path):
         model = DistributedDataParallel(torch.nn.Linear(2, 2))
         assert kept == [model.process_group]

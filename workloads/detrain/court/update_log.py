@@ -62,7 +62,7 @@ def observe(log: Path, seed: int, killed_after: int | None) -> None:
         import numpy as np
         import torch
 
-        from iotwin.workloads.detrain.saving.gradient_buckets import keep_groups
+        from iotwin.workloads.common.torch_ranks import keep_groups
 
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)

@@ -4,31 +4,13 @@ After its first backward pass, the model arranges its parameters anew, in the or
 within a bucket decides in which order the ranks' gradients are added, and so their last bits, if there are more than two ranks.
 """
 
-import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from iotwin.workloads.common.torch_ranks import never_destroy
-
 _NO_SYNC: Callable[..., Any] = DistributedDataParallel.no_sync
-
-
-def keep_groups() -> None:
-    """Keep the process groups of all such models that are made from now on, so that a script does not hang when it ends.
-
-    A script that destroys its groups before its models would free each group with the model (see `never_destroy`).
-    """
-    make = DistributedDataParallel.__init__
-
-    @functools.wraps(make)
-    def made(model: DistributedDataParallel, *arguments: Any, **options: Any) -> None:
-        make(model, *arguments, **options)
-        never_destroy(model.process_group)
-
-    DistributedDataParallel.__init__ = made
 
 
 def has_final_buckets(value: Any) -> bool:

@@ -127,15 +127,8 @@ class Verifier:
         observed: dict[str, Any] = {"without": [*without, *([LOADER] if self._drop == LOADER else [])]}
         if self._drop == "threads":
             observed["threads"] = 1 if self.reference.document["manifest"]["threads"] != 1 else 2
-        options = [
-            "--resume",
-            self.checkpoint(point),
-            "--replay",
-            self._script.replay,
-            *more,
-            *(word for name in dropped for word in ("--drop", name)),
-        ]
-        return options, observed
+        drops = [word for name in dropped for word in ("--drop", name)]
+        return ["--resume", self.checkpoint(point), "--replay", self._script.replay, *more, *drops], observed
 
     def last_loss(self) -> float | None:
         """Run the script without determinism and return its last loss, None if it has none."""
