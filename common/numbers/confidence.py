@@ -1,4 +1,4 @@
-"""95 % confidence intervals of ratios, means and quantiles over the steps of a run.
+"""95 % confidence intervals of ratios, means, medians and quantiles over the steps of a run.
 
 Consecutive steps are correlated, since a prefetched batch hides a slow read for some steps. So the steps are divided into at most
 20 groups of consecutive steps, whose means are compared (Law, Simulation Modeling and Analysis, section 9.5.3: batch means).
@@ -17,6 +17,7 @@ _T = (
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093,
 )  # fmt: skip
 _Z = 1.96
+_MISSED = 0.025  # how often the median may lie beyond a bound
 
 Numbers = NDArray[np.int64] | NDArray[np.float64]
 
@@ -75,3 +76,16 @@ def quantile(values: Numbers, probability: float) -> Estimate:
     low, high = math.floor(middle - margin), math.ceil(middle + margin)
     bounds = [float(ordered[index]) if 0 <= index < count else None for index in (low, high)]
     return Estimate(float(np.quantile(ordered, probability)), *bounds)
+
+
+def median(values: Numbers) -> Estimate:
+    """Return the median of `values` with its interval, whose bounds are None for fewer than 6 values.
+
+    The bounds are two order statistics; the binomial distribution gives how often they enclose the median (David and Nagaraja,
+    Order Statistics, section 7.1). So the interval holds for any distribution of the values, and for few of them.
+    """
+    ordered, count = np.sort(values), len(values)
+    misses = np.cumsum([math.comb(count, below) / 2**count for below in range(count)])
+    rank = int((misses <= _MISSED).sum())  # of the bounds, counted from both ends
+    bounds = (float(ordered[rank - 1]), float(ordered[-rank])) if rank else (None, None)
+    return Estimate(float(np.median(ordered)), *bounds)

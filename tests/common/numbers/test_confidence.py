@@ -1,0 +1,26 @@
+"""Intervals of medians: against the exact coverage, by counting all outcomes."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from iotwin.common.numbers.confidence import median
+
+
+@pytest.mark.parametrize("count", range(1, 15))
+def test_the_interval_of_a_median_is_the_narrowest_that_covers_it(count):
+    """Each value lies above the true median or below it, with equal probability; count the outcomes that the interval misses."""
+    found = median(np.arange(count, dtype=float)[::-1])
+    assert found.value == (count - 1) / 2
+    below = np.array([sum(signs) for signs in itertools.product((0, 1), repeat=count)])  # values below the true median
+
+    def missed(rank: int) -> float:  # of the bounds, from both ends
+        return float(((below < rank) | (below > count - rank)).mean())
+
+    if found.low is None or found.high is None:
+        assert count < 6 and missed(1) > 0.05
+    else:
+        rank = int(found.low) + 1
+        assert found.high == count - rank
+        assert missed(rank) <= 0.05 < missed(rank + 1)
