@@ -58,7 +58,7 @@ def known_value(path: str, value: Any) -> Any:
         return parse_size(value)
     if path == "dataset.parquet.columns" and isinstance(value, list):
         return known_columns(value)
-    if path == "twin.checkpoint.keep_every" and isinstance(value, bool):  # once keep_epoch_ends
+    if path == "twin.checkpoint.keep_every" and isinstance(value, bool):  # the value of the earlier key keep_epoch_ends
         return "epoch" if value else None
     if path == "twin.checkpoint.files" and isinstance(value, list):
         return [_known_file(file) if isinstance(file, dict) else file for file in value]

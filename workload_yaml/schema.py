@@ -204,7 +204,7 @@ class CheckpointFile(Section):
     looked_at: Literal["opened", "read"] | None = None
     rank: Count = 0  # the rank that writes it; the last one if there are fewer ranks
     # Written only at the checkpoints after these epochs, as a best-so-far file, or after these steps of the run if
-    # checkpoints come by steps; None: at all.
+    # checkpoints come by steps; None: at all checkpoints.
     after: list[Count] | None = None
     keep: Count | None = None  # number of newest versions of this file that stay, 0: all; None: twin.checkpoint.keep
     serialization_time: Duration = 0.0  # seconds besides writing

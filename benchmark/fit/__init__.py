@@ -30,7 +30,7 @@ def fit(trace: Trace) -> Fitted:
 
 
 def predict_twin(trace: Trace) -> str:
-    """Return in words how much of the job the twin that `fit` makes accounts for, and what can be edited in it."""
+    """Return in words how much of the job's I/O its twin would account for, and which values of the twin could be edited."""
     try:
         fitted = quiet_fit(trace)
     except IotwinError as error:

@@ -11,7 +11,7 @@ from iotwin.common.units import counted
 
 
 def agreement(values: Sequence[int]) -> dict[str, Any]:
-    """Return the most common of `values`, the share of them that agree with it (of one alone None) and their number."""
+    """Return the most common of `values`, the share of them that are equal to it (None for a single value), and their number."""
     found, counts = np.unique(np.asarray(values, np.int64), return_counts=True)
     if not len(found):
         return {"value": None, "agree": None, "observations": 0}
@@ -32,7 +32,7 @@ def interval(times_s: NDArray[np.float64]) -> dict[str, Any]:
 
 
 def describe(entry: dict[str, Any]) -> str:
-    """Return an entry of either kind in words."""
+    """Describe an entry from `agreement` or `interval` in words."""
     if not entry["observations"]:
         return "unknown"
     if "agree" in entry:

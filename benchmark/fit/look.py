@@ -12,8 +12,8 @@ from iotwin.trace_store import schema
 from iotwin.trace_store.logs.mllog import read_values
 from iotwin.trace_store.reader import Trace
 
-_KINDS = ("dataset", "checkpoint", "pipe", "socket")  # of files whose calls are read, whichever process made them
-_ROLES = ("rank", "loader")  # of processes whose calls are all read
+_KINDS = ("dataset", "checkpoint", "pipe", "socket")  # kinds of files whose calls are read, whichever process made them
+_ROLES = ("rank", "loader")  # roles of processes whose calls are all read
 _COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "file_id", "offset", "requested", "result", "flags")
 _MAPPED = 0.5  # data are mapped if page faults bring more than this share of the bytes read
 
@@ -69,9 +69,9 @@ def look(trace: Trace) -> Job:
 
 
 def _end_with_the_file(calls: pd.DataFrame, files: pd.DataFrame) -> None:
-    """Have page faults bring no more than their file holds: its last page goes beyond its end, where no call could read."""
+    """Limit the bytes of page faults to those of the file: its last page extends beyond its end, where no call could read."""
     faults = calls.index[(calls["op"] == "page_fault") & (calls["file_id"] >= 0)]
     sizes = files["size_bytes"].to_numpy(np.float64)[calls.loc[faults, "file_id"].to_numpy(np.int64)]
     left = sizes - calls.loc[faults, "offset"].to_numpy(np.float64)
-    within = left > 0  # NaN, of a file whose size was not seen, is not
+    within = left > 0  # False for NaN, if the file's size was not seen
     calls.loc[faults[within], "result"] = np.minimum(calls.loc[faults[within], "result"], left[within].astype(np.int64))

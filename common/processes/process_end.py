@@ -1,4 +1,5 @@
-"""Ends a forked process that has run a script as Python does, but does not free PyTorch: that takes longer than a small run."""
+"""Ends a forked process after its script as Python does, but does not free PyTorch's memory: that takes longer than a small run.
+"""
 
 import atexit
 import contextlib

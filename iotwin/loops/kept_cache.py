@@ -42,7 +42,7 @@ def kept_cached(paths: Sequence[Path]) -> Iterator[None]:
     """Keep the pages of the files `paths` that are read within the block in the page cache.
 
     A separate process maps the files and touches their cached pages, since the kernel keeps mapped pages. It reads nothing from
-    disk. Nothing is kept of more than 30,000 files, or of files larger than half of the free memory.
+    disk. If there are more than 30,000 files, or if they are larger than half of the free memory, nothing is kept.
     """
     sizes = [path.stat().st_size for path in paths]
     if not any(sizes) or len(paths) > _MOST_FILES or sum(sizes) > _SHARE_OF_MEMORY * _free_bytes():

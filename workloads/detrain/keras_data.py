@@ -20,7 +20,7 @@ _Seen = Callable[[Any], None]
 
 
 class IndexedBatches(PyDatasetAdapter):
-    """The batches of a PyDataset, which calls `seen` with each.
+    """The batches of a PyDataset. It calls `seen` with each batch.
 
     This process reads a batch when a step needs it. Keras's workers would read ahead, and the random numbers that they draw could
     not be drawn again. `order`: the indices of this pass, None before its first batch or if it never ends; `position`: number of

@@ -22,7 +22,7 @@ _HELD = "keras.fit"  # module of the variables that fit holds for the script
 
 
 class _Content:
-    """Stands for a batch by its content, which is only hashed for a checkpoint."""
+    """Stands for a batch. Its text is the digest of the content, which is computed only for a checkpoint."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
@@ -34,7 +34,7 @@ class _Content:
 
 
 class _Position:
-    """Where the loop over fit's batches is, before the coming one. `saves`: it may be asked for its state."""
+    """The position of the loop over fit's batches, before the next batch. `saves`: its state may be requested."""
 
     def __init__(self, batches: Any, saves: bool) -> None:
         self._batches, self._saves = batches, saves  # indexed batches, or what Keras reads itself
@@ -43,7 +43,7 @@ class _Position:
         self._begin: State | None = None
 
     def move(self, epochs: Any, iterator: Any) -> None:
-        """The coming batch is the next one of an iterator of tf.data."""
+        """Set the position to the next batch of an iterator of tf.data."""
         if self._iterator is not iterator:
             if self._is_indexed:
                 self._batches.begin()
@@ -56,7 +56,7 @@ class _Position:
         return hasattr(self._batches, "py_dataset")
 
     def state(self, fetched: bool) -> State | None:
-        """Return the position, None if only reading leads there."""
+        """Return the position, None if it can only be reached by reading all earlier batches."""
         read = {"order": self._batches.order, "position": self._batches.position} if self._is_indexed else {}
         files = {} if self._is_indexed else iterator_files(self._iterator)
         if files is None:
@@ -66,13 +66,13 @@ class _Position:
         return {"files": files, "begin": self._begin, "read": read, **counts}
 
     def put(self, state: State) -> None:
-        """Let the iterator go on at a position that `state` returned."""
+        """Let the iterator continue at a position that `state` returned."""
         self._epochs._steps_seen = state["seen"]
         if self._is_indexed:
             self._batches.begin(**state["read"])
         else:
             put_iterator_files(self._iterator, state["files"])
-            # If all was read, tf.data does not put back which seeds the next pass shuffles with. Those before a pass it does.
+            # At the end of a pass, tf.data does not restore the seeds of the next pass's shuffling; before a pass it does.
             self._begin = state["begin"]
             put_iterator_files(iter(self._epochs._distributed_dataset), self._begin)
 
@@ -128,7 +128,7 @@ class KerasFit:
         self._track(given)
 
     def _check(self, given: dict[str, Any]) -> None:
-        """Raise IotwinError if fit does what cannot be put back."""
+        """Raise IotwinError if the run cannot restore what this call of fit reads or draws."""
         import keras
 
         if keras.backend.backend() != "tensorflow":
@@ -204,7 +204,7 @@ class KerasFit:
             put_variables(own, self._session.taken_by(own.f_code.co_name))
 
     def _batches(self, epochs: Any) -> Iterator[tuple[int, int, Any]]:
-        """Yield what the loop over the batches of an epoch gets: the first and the last step of a batch, and the iterator."""
+        """Yield, for each batch of an epoch, what Keras's loop takes: its first and last step, and the iterator."""
         session, frame, resume = self._session, sys._getframe(), self._session.resume
         if resume is not None:
             self._begin_resumed(resume, epochs, frame)
@@ -240,7 +240,7 @@ class KerasFit:
             self._held.seeds = seeds
 
     def _begin_resumed(self, resume: "Resumption", epochs: Any, frame: types.FrameType) -> None:
-        """Read the epochs before the checkpoint's if the run reads what it passes over."""
+        """If the run reads what it skips, read the epochs before the checkpoint's epoch."""
         if resume.jumps and (start := resume.state["loop"][0]) is not None:
             epochs._num_batches = start["batches"]
         while not resume.is_in(self._session.progress.epoch):
@@ -267,7 +267,8 @@ class KerasFit:
             self._session.begin_batch(frame)
         self._put_variables(frame)
         for name, each in self._datasets.items():
-            for _ in range(self._held.passes.get(name, 0) - passes_of(each)):  # each pass has made its shuffling draw new seeds
+            # each earlier pass had drawn new seeds for its shuffling
+            for _ in range(self._held.passes.get(name, 0) - passes_of(each)):
                 iter(each)
         if resume.jumps and (start := resume.state["loop"][0]) is not None:
             self._position.put(start)

@@ -21,7 +21,7 @@ from iotwin.workloads.detrain.saving.provider import Provider
 from iotwin.workloads.detrain.saving.providers import provider_of
 from iotwin.workloads.detrain.saving.tensorflow_states import DatasetTracker, TrackedDatasetIterator
 
-_MOST_PASSES = 200  # remembered; each takes some kilobytes
+_MOST_PASSES = 200  # most passes that are remembered; each takes some kilobytes
 _NUMBERS = count()
 
 
@@ -39,7 +39,7 @@ class IteratorState(NamedTuple):
 
 
 class _Positioned(Protocol):
-    """What else batches come from."""
+    """An iterator other than a DataLoader's that knows its position."""
 
     def state(self, fetched: bool) -> dict[str, Any] | None:
         """Return where it was before the batch that was `fetched`, if one was; None if it cannot start there."""
@@ -248,7 +248,10 @@ class LoaderTracker:
             self._on_batch(indices)
 
     def read(self, name: str, content: Any) -> None:
-        """Learn that a batch has been read from what has a `name` and no indices. `content`: prints as the batch's digest."""
+        """Record that a batch without indices was read from the source `name`.
+
+        `content`: its text is the batch's digest.
+        """
         self._last[name] = content
 
     def opens(self, starts: list[dict[str, Any] | None]) -> None:

@@ -24,7 +24,7 @@ class Resumption(NamedTuple):
         return self.replay in (RESTORE, SKIP_READS)
 
     def is_in(self, epoch: int) -> bool:
-        """Return whether the point is in `epoch` (-1: the script has no loop of epochs)."""
+        """Return whether the checkpoint's point is in `epoch` (-1: the script has no loop over epochs)."""
         return self.point.epoch == max(epoch, 0)
 
     def is_after(self, epoch: int, batch: int) -> bool:

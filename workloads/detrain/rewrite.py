@@ -67,7 +67,7 @@ def dead_at_batches(found: Instrumentation) -> frozenset[str]:
 
 
 def lines_run_again(found: Instrumentation) -> list[CallLine]:
-    """Return the statements that a resumed run executes again: those of an epoch before its first batch."""
+    """Return the lines of the statements that a resumed run executes again: those of an epoch before its first batch."""
     if found.epoch is None or found.batch is None:
         return []
     trees = {file: ast.parse(read_foreign(Path(file), MOST_SOURCE_BYTES)) for file in {found.epoch.file, found.batch.file}}

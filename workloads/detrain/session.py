@@ -61,7 +61,7 @@ class Session:
     progress: Progress = field(default_factory=Progress)
     resumed: ResumePoint | None = None
     saved: list[str] = field(default_factory=list)
-    overhead_s: float = 0.0  # of all batches
+    overhead_s: float = 0.0  # time that the session itself took, over all batches
     differs_from_saved: list[str] = field(default_factory=list)  # differences of the machine that forbid a bitwise equal run
 
     Skipped = Skipped
@@ -71,7 +71,7 @@ class Session:
         self._variables: dict[tuple[str, str], Any] = {}  # by function and name: values for the script to take
         self._epoch_start: State = {}
         self._starts: list[State] = []  # by epoch: the generators' states at its start
-        self._item: Any = None  # the batch that a `for` has got
+        self._item: Any = None  # the batch that a `for` loop has fetched
         self._frame: types.FrameType | None = None  # of the loop, during a step
         self._reason: str | None = None  # why the batch that is fetched is saved
         self._has_built = False  # the run has made a step so that the script's objects have their variables
@@ -139,7 +139,9 @@ class Session:
                 finally:
                     self.loaders.opened_all()
                 yield self._item
-                if self.resume is not None:  # the step only created variables of the script's objects: repeat it
+                # The step only let the script's objects create their variables: train on the batch again, with the restored
+                # state.
+                if self.resume is not None:
                     yield self._item
         finally:
             self._end_step()
@@ -206,7 +208,7 @@ class Session:
         return resume is not None
 
     def end_batch(self, trained: bool) -> None:
-        """The batch that has begun has ended; if not `trained`, there was none."""
+        """End the batch that has begun. If not `trained`, it does not count."""
         if not trained and self._frame is not None:
             self._frame, self.progress.batch, self.progress.step = None, self.progress.batch - 1, self.progress.step - 1
         self._end_step()
@@ -243,7 +245,7 @@ class Session:
         self._variables[function, name] = value
 
     def _pass_over(self, resume: Resumption, iterator: Iterator[Any], frame: types.FrameType) -> None:
-        """Skip the batches before the point of resumption; raise Skipped if the whole epoch precedes it."""
+        """Skip the batches before the point at which the run resumes. Raises Skipped if the whole epoch precedes that point."""
         while resume.is_after(self.progress.epoch, self.progress.batch + 1):
             try:
                 next(iterator)

@@ -43,7 +43,7 @@ class StepsLog:
         self._step |= {"indices": self._indices(), "inputs_sha256": inputs_sha256(item)}
 
     def losses(self, values: Mapping[str, Any]) -> None:
-        """A framework has computed these metrics of the step, the `loss` among them, which comes last."""
+        """Record the metrics that a framework computed for the step; the `loss` comes last."""
         for name in sorted(values, key=lambda name: (name == "loss", name)):
             self._losses += [float(each).hex() for each in np.ravel(values[name])]
 

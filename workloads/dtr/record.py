@@ -71,8 +71,8 @@ def record_step(
 ) -> tuple[Tensor, "Recorder"]:
     """Run `step`, which returns a loss, and its backward pass. Return the loss, and a recorder that has all operations.
 
-    The log also has the tensors of the optimizer, which are in memory all the time. `session`: the budget in force; None: tensors
-    are fake, so that none can be.
+    The log also has the tensors of the optimizer, which are in memory all the time. `session`: the budget in force; None if
+    tensors are fake, which no budget can limit.
     """
     with Recorder(session, fake=session is None) as recorder:
         for state in optimizer.state.values():
@@ -165,7 +165,10 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _write_call(self, call: "_LoggedCall", fresh: list[Any], besides: int) -> None:
-        """Log a call that returns the new tensors `fresh`. `besides`: bytes that its kernels take, a result that ends at once."""
+        """Log a call that returns the new tensors `fresh`.
+
+        `besides`: bytes that its kernels take, logged as a result that is released at once.
+        """
         results = [self._follow(tensor) for tensor in fresh]
         rows, own = list[tuple[str, int, int]](), set[int]()
         for result in results:

@@ -4,12 +4,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NO_PAUSE_NS = 10_000  # shorter gaps count as this long
-_CONTRAST = np.log(3)  # logarithm of how many times longer gaps between batches must be than those within
-_THRESHOLDS = 40  # how many are tried between the shortest and the longest gap, evenly in their logarithms
-_ENOUGH = 12  # accesses; fewer show no pattern
-_FEWEST, _FEWEST_SOUGHT = 3, 6  # groups of one size; fewer may be chance. The second where many thresholds are tried
+_CONTRAST = np.log(3)  # logarithm of the least ratio of gaps between batches to gaps within batches
+_THRESHOLDS = 40  # thresholds tried between the shortest and the longest gap, evenly spaced in logarithms
+_ENOUGH = 12  # least number of accesses that can show a pattern
+_FEWEST, _FEWEST_SOUGHT = 3, 6  # least number of groups of one size; the second if many thresholds are tried
 _REGULAR = 0.5  # groups are batches if this share of them has the most common size
-_CLEARLY = 0.1  # another threshold must be better than the guess by this much
+_CLEARLY = 0.1  # a threshold replaces the guess if it is better by this much
 
 
 def batches_by_pauses(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -20,9 +20,9 @@ def batches_by_pauses(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDA
 def regular_batches(starts: NDArray[np.int64], ends: NDArray[np.int64], guess: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the index of the batch that each access (sorted by `starts`) lies in.
 
-    That is `guess`, unless another threshold makes groups that are clearly more often of one size: on a busy machine, gaps alone
-    give a wrong threshold. If groups are of no common size, each access is a batch. Fewer than a dozen accesses keep the guess.
-    A few adjacent groups that together have the common size are one batch, in which the process paused.
+    Returns `guess`, unless the groups of another threshold have one common size clearly more often: on a busy machine, gaps alone
+    give a wrong threshold. If groups have no common size, each access is a batch. With fewer than a dozen accesses, returns
+    `guess`. A few adjacent groups that together have the common size are one batch, in which the process paused.
     """
     gap_logs = np.log(np.maximum(starts[1:] - ends[:-1], _NO_PAUSE_NS))
     if len(starts) < _ENOUGH:
@@ -39,7 +39,8 @@ def regular_batches(starts: NDArray[np.int64], ends: NDArray[np.int64], guess: N
 def _joined(number: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return `number` with adjacent smaller groups joined if together they have the most common size.
 
-    Such groups are pieces of one batch. More of them in a row are separate batches, as those of an evaluation.
+    Such groups are pieces of one batch. If there are more of them in a row, they are separate batches, such as those of an
+    evaluation.
     """
     sizes = np.bincount(number)
     common = int(np.bincount(sizes).argmax())

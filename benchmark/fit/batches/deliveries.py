@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from iotwin.benchmark.fit.look import Job
 from iotwin.trace_store import schema
 
-_LENGTH_BYTES = 4  # of the length that multiprocessing.connection sends before a message
+_LENGTH_BYTES = 4  # size of the length that multiprocessing.connection sends before each message
 _SHORT = 0.5  # a message shorter than this share of its loader's shortest batch delivers no batch
 _NUMBER_BYTES = 8  # two messages that carry the same kind of batch may differ by this many bytes
 
@@ -87,8 +87,7 @@ def _ignored(pids: pd.Series, sent_ns: NDArray[np.int64], is_end: NDArray[np.boo
 def _asked(messages: pd.DataFrame, loaders: NDArray[np.int64]) -> pd.DataFrame:
     """Return all messages that the `loaders` (pids) read as requests, with the columns of `Deliveries.requests`.
 
-    Requests come through the pipe that the loader reads last. A spawned loader has read its program's state from another one
-    before.
+    Requests come through the pipe that the loader reads last. A spawned loader reads its program's state from another pipe first.
     """
     asked = messages[messages["pid"].isin(loaders) & messages["op"].isin(schema.READ_OPS)]
     asked = asked.sort_values("end_ns", kind="stable")

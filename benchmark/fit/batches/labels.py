@@ -23,16 +23,16 @@ _KINDS = {"dataset": "data", "checkpoint": "checkpoints", "other": "other files"
 # A file is a stream if more than this share of the batches that read it go on where the batch before stopped. Samples drawn at
 # random go on by chance once in as many batches as the file has samples; a reader of shards goes on in all but the first.
 _STREAMED = 0.5
-# A loader reads ahead if fewer than this share of its batches make it read: each batch of a job that reads by sample does.
+# A loader reads ahead if it reads for fewer than this share of its batches. A loader that reads by sample reads for each batch.
 _READ_EACH = 0.9
 _AGREE = 0.5  # the samples are known if at least this share of the batches have equally many parts,
-_COMMON = 0.25  # or as many as this share of the batches: those of evaluations may have another number
+_COMMON = 0.25  # counting all numbers of parts that at least this share has, as evaluations may have another
 # A request names each of its samples in at least this many bytes (a small number, pickled), besides its own number.
 _INDEX_BYTES, _EMPTY_REQUEST_BYTES = 2, len(pickle.dumps((0, [])))
-_REPEATS = 0.25  # sizes repeat if so much of their variance is left within the parts of one position
-_FEWEST_VISITS = 12  # of files by a rank; fewer show no pattern
-_FEWEST_BATCHES = 2  # of one batch, no part is read again
-_TOGETHER, _APART = 0.9, 0.5  # parts of a sample follow one another so often, and more often by so much than other parts do
+_REPEATS = 0.25  # sizes repeat if at most this share of their variance lies within parts of one position
+_FEWEST_VISITS = 12  # least number of a rank's visits of files that can show a pattern
+_FEWEST_BATCHES = 2  # least number of batches: within one batch, no part is read again
+_TOGETHER, _APART = 0.9, 0.5  # how often parts of a sample follow one another at least, and how much more often than other parts
 _SHOWN = 0.005  # smaller shares would be shown as 0%
 
 
@@ -84,8 +84,8 @@ def label_calls(job: Job) -> Labelled:
 def _own_batches(job: Job, calls: pd.DataFrame) -> NDArray[np.int64]:
     """Return the batch that each call (sorted by process and time) of a rank's main thread served, -1 for calls of others.
 
-    No loader delivers batches in this job: its ranks read in bursts, between which they compute. Page faults come in none, since
-    a page that is in memory causes no fault.
+    No loader delivers batches in this job: its ranks read in bursts, between which they compute. Page faults form no bursts,
+    since a page that is in memory causes no fault.
     """
     batch, taken = np.full(len(calls), -1, np.int64), 0
     if job.is_mapped():
@@ -107,7 +107,8 @@ def _visits(calls: pd.DataFrame) -> NDArray[np.int64]:
     """Return the index of the visit that each call (of one process, sorted by time) belongs to.
 
     A visit of a file is all that is done from its opening to its closing, if the process does nothing else in between. Any other
-    call is a visit by itself; so is each call if there are few such visits, as of a big file that is read on from batch to batch.
+    call is a visit by itself. If there are few such visits, as when batch after batch continues in a big file, each call is a
+    visit.
     """
     opens, closes = calls["op"].isin(schema.OPEN_OPS), calls["op"].isin(schema.CLOSE_OPS)
     begins = (calls["file_id"].diff() != 0) | opens
@@ -120,8 +121,8 @@ def _visits(calls: pd.DataFrame) -> NDArray[np.int64]:
 def _bursts(calls: pd.DataFrame, visit: NDArray[np.int64], saving: pd.DataFrame) -> NDArray[np.int64]:
     """Return the index of the batch that each visit of a process belongs to.
 
-    `saving`: its calls on checkpoints, which take no part of the pauses between visits. Bursts of visits that follow one another
-    in each epoch are samples: an image and its label. Then batches are bursts of them.
+    `saving`: its calls on checkpoints, whose time does not count as pauses between visits. If the same visits form a burst in
+    each epoch, such as those of an image and its label, the burst is a sample, and a burst of samples is a batch.
     """
     by_visit = calls.assign(offset=calls["offset"].fillna(0)).groupby(visit)
     spans = by_visit.agg(begin=("start_ns", "min"), end=("end_ns", "max"), file_id=("file_id", "first"), offset=("offset", "min"))
@@ -140,16 +141,19 @@ def _bursts(calls: pd.DataFrame, visit: NDArray[np.int64], saving: pd.DataFrame)
 
 
 def _is_in_readers_thread(job: Job, calls: pd.DataFrame) -> pd.Series:
-    """Return by call whether a thread of a rank made it that is not the rank's main thread: it reads ahead, as tf.data's do."""
+    """Return, by call, whether a rank's thread other than its main thread made it.
+
+    Such threads read ahead, as those of tf.data do.
+    """
     ranks = job.processes.loc[job.processes["role"] == "rank", "pid"]
     return calls["pid"].isin(ranks) & (calls["tid"] != calls["pid"])
 
 
 def _turns(calls: pd.DataFrame, delivered: Deliveries) -> NDArray[np.int64]:
-    """Return by batch how many batches its loader had delivered by then, itself included.
+    """Return, for each batch, how many batches its loader had delivered by then, this one included.
 
-    A message in answer to a request of another size than those for batches that calls served is no batch: it answers that an
-    epoch begins.
+    Some messages are no batches: they answer that an epoch begins. Their requests have another size than the requests for batches
+    that calls served.
     """
     sizes = delivered.batches.merge(delivered.requests, on=["pid", "turn"], how="left")["size_bytes"]
     read = sizes[sizes.index.isin(calls["batch"])]
@@ -178,8 +182,9 @@ def _is_streamed(calls: pd.DataFrame, turns: NDArray[np.int64], mapped: bool) ->
 def _samples(calls: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:
     """Return the index within its batch of the sample that each dealt call (sorted by process and time) read, -1 if unknown.
 
-    It is unknown if batches have ever other numbers of parts. Samples that follow one another in a file that stays open count as
-    one. In a batch for which the loader first opens a file that it keeps open, parts beyond that number come first: its set-up.
+    It is unknown if the number of parts varies too much between batches. Samples that follow one another in a file that stays
+    open count as one. If the loader opens a file for a batch and keeps it open, the additional parts of that batch come first:
+    they are its set-up.
     """
     part = _parts(calls)
     by_part = calls.assign(part=part, offset=calls["offset"].fillna(0)).groupby(["batch", "part"], as_index=False)
@@ -187,7 +192,7 @@ def _samples(calls: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:
     counts = parts.groupby("batch").size()
     sets_up = _opens_to_keep(calls).reindex(counts.index)
     shares = counts[~sets_up].value_counts(normalize=True)
-    usual = max(shares.index.tolist(), key=lambda count: float(shares[count]) * count, default=0)  # that most parts are of
+    usual = max(shares.index.tolist(), key=lambda count: float(shares[count]) * count, default=0)  # explains most parts
     common = shares.index[(shares >= _COMMON) | (shares.index == usual)]
     if shares[common].sum() < _AGREE:
         return np.full(len(calls), -1, np.int64)
@@ -202,7 +207,7 @@ def _samples(calls: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:
     set_up = (counts - usual).where(sets_up, 0).clip(lower=0)
     last = counts.where(counts.isin(common), usual) // each - 1
     sample: NDArray[np.int64] = (part - set_up.loc[calls["batch"]].to_numpy(np.int64)) // each
-    # A part more, such as an index read now and then, is of the last sample.
+    # An additional part, such as an index read now and then, belongs to the last sample.
     return sample.clip(-1, last.clip(lower=0).loc[calls["batch"]].to_numpy(np.int64))
 
 
@@ -229,7 +234,7 @@ def _parts(calls: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def _parts_that_stay_together(places: NDArray[np.int64]) -> int:
-    """Return of how many parts a sample consists, by which parts follow one another each time that they are read; 1 if none do.
+    """Return the number of parts of a sample: of parts that follow one another each time that they are read; 1 if none do.
 
     `places`: where each part lies, shape (batches, parts). Parts of a sample stay together when samples come in another order.
     """
@@ -244,7 +249,7 @@ def _parts_that_stay_together(places: NDArray[np.int64]) -> int:
     repeats = follows.groupby("place").cumcount() > 0
     same = (follows["next"] == first).to_numpy()[repeats]
     position = position[repeats]
-    apart: dict[int, float] = {}  # by the parts of a sample: how much more often parts stay together within samples
+    apart: dict[int, float] = {}  # by number of parts: how much more often parts stay together within samples
     for each in (each for each in range(2, count // 2 + 1) if count % each == 0):
         within, between = same[position % each != 0], same[position % each == 0]
         if len(within) and len(between) and within.mean() >= _TOGETHER:
@@ -254,10 +259,10 @@ def _parts_that_stay_together(places: NDArray[np.int64]) -> int:
 
 
 def _parts_of_a_sample(sizes: NDArray[np.float64], most: int) -> int:
-    """Return of how many parts a sample consists, for example 2 for an image and its label.
+    """Return the number of parts of a sample, for example 2 for an image and its label.
 
-    It is the period with which the sizes repeat (`sizes`: logarithms, shape (batches, parts)). Without one it is the least number
-    for which a batch has at most `most` samples.
+    That is the period with which `sizes` (logarithms, shape (batches, parts)) repeat. If they do not repeat, it is the least
+    number for which a batch has at most `most` samples.
     """
     count = sizes.shape[1]
     possible = [each for each in range(1, count + 1) if count % each == 0 and count <= each * most] or [count]

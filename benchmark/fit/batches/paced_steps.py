@@ -17,15 +17,15 @@ from iotwin.trace_store import schema
 _Ints = NDArray[np.int64]
 _Floats = NDArray[np.float64]
 STEP_COLUMNS = ["pid", "pass", "wanted_ns", "start_ns", "end_ns"]
-_MOST_STEPS = 64  # between two bursts; in longer pauses, the times of steps vary too much to count them
-_ENOUGH = 256  # pauses, drawn evenly from all; the time to try them grows with the square of their number
-_FEWEST = 9  # pauses; fewer are multiples of some time by chance
+_MOST_STEPS = 64  # most steps between two bursts; step times vary too much to count more
+_ENOUGH = 256  # most pauses that are tried, drawn evenly: the time grows with the square of their number
+_FEWEST = 9  # least number of pauses; fewer are multiples of some time by chance
 # Of the time in which no thread reads, the share between bursts; the rest is within bursts.
 _IDLE = 0.9
-_AS_LONG = 0.2  # a pause this share as long as another one separates bursts, too
-# What pauses exceed the nearest multiples of an unrelated time by, as shares of it, is spread evenly from -1/2 to 1/2.
+_AS_LONG = 0.2  # a pause also separates bursts if it is at least this share of the shortest one that does
+# The distance of a pause to the nearest multiple of an unrelated time, as a share of that time, is uniform from -1/2 to 1/2.
 _CHANCE, _CHANCE_SPREAD = 1 / 4, 1 / np.sqrt(48)  # mean and standard deviation of its absolute value
-_CERTAIN = 5.0  # standard errors below chance: of a few thousand times that are tried, none is so by chance
+_CERTAIN = 5.0  # standard errors below chance: a few thousand tries do not reach that by chance
 
 
 def paced_steps(job: Job) -> pd.DataFrame:
@@ -82,7 +82,8 @@ def time_of_a_step(pauses: _Floats) -> float:
     if len(pauses) < _FEWEST:
         return 0.0
     pauses = pauses[np.unique(np.linspace(0, len(pauses) - 1, _ENOUGH).astype(np.int64))]
-    tried = np.unique(pauses / np.arange(1, _MOST_STEPS + 1)[:, None])[::-1]  # of equally good ones, the longest
+    # descending, so that the longest of equally good times is chosen
+    tried = np.unique(pauses / np.arange(1, _MOST_STEPS + 1)[:, None])[::-1]
     counts = np.maximum(np.rint(pauses / tried[:, None]), 1)
     apart = np.abs(pauses / tried[:, None] - counts).mean(axis=1)
     best = int(apart.round(9).argmin())
@@ -99,9 +100,9 @@ def _begin_of_pass(ahead: pd.DataFrame, before: pd.DataFrame, own: pd.DataFrame)
 
 
 def _steps_of_pass(bursts: pd.DataFrame, clock: "_WorkClock", step_ns: float, begun_ns: int, end_ns: int) -> pd.DataFrame:
-    """Return the steps of a pass that its threads began to read for at `begun_ns`. Its last step ends at `end_ns`.
+    """Return the steps of a pass. Threads began to read for it at `begun_ns`, and its last step ends at `end_ns`.
 
-    Each burst but the first begins with a step. Between two of them, steps take equally long, and about `step_ns`.
+    Each burst but the first begins with a step. Between the begins of two bursts, steps take equally long, about `step_ns`.
     """
     filled, end = clock.readings(np.array([bursts["end_ns"].iloc[0], end_ns]))
     begins = clock.readings(bursts["start_ns"].to_numpy(np.int64))[1:] if len(bursts) > 1 else np.array([filled])

@@ -12,7 +12,7 @@ from iotwin.benchmark.fit.look import Job
 from iotwin.trace_store import schema
 
 _Ints = NDArray[np.int64]
-_ENOUGH = 0.5  # share of the bytes read of the data set that must be read for steps
+_ENOUGH = 0.5  # least share of the data set's bytes read that must be read for steps
 
 
 class RankSteps(NamedTuple):
@@ -29,7 +29,7 @@ def known_steps(job: Job) -> RankSteps:
 
 
 def batches_of_steps(steps: pd.DataFrame, calls: pd.DataFrame) -> _Ints:
-    """Return by call on the data set the index of the step that it reads for, -1 if none or if few bytes are read for any.
+    """Return, by call on the data set, the index of the step that it reads for; -1 if none, or if steps explain few bytes.
 
     The rank's main thread reads for the batch that it waits for. Its other threads read ahead, at the pace at which it takes
     batches: what they read between two steps' begins counts for the later one.

@@ -7,9 +7,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 _Ints = NDArray[np.int64]
-_FEWEST = 3  # batches in a pass, on average; where regions repeat more often, samples are drawn with replacement
+_FEWEST = 3  # least mean number of batches in a pass; if regions repeat sooner, samples are drawn with replacement
 _REGION_BYTES = 1 << 16  # passes over the same regions of files are passes over one set of samples
-_SAME_SET = 0.5  # share of the smaller pass's bytes, or regions
+_SAME_SET = 0.5  # passes read one set of samples if they share this much of the smaller pass's bytes or regions
 
 
 def regions_of(calls: pd.DataFrame) -> pd.Series:

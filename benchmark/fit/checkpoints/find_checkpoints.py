@@ -163,7 +163,7 @@ def _kept(job: Job, each: Sequence[SeenCheckpoint], before: Sequence[Sequence[tu
     own = [file for point in each for file in point.files]
     left: list[int] = []
     for shape in {_shape(file.name) for file in own}:
-        # By checkpoint, which may have several files of a shape, such as one of each rank.
+        # For each checkpoint its files of this shape: there may be several, such as one for each rank.
         written = [[(-1, file_id) for name, file_id in found if _shape(name) == shape] for found in before]
         written += [[(file.whole_ns, file.file_id) for file in point.files if _shape(file.name) == shape] for point in each]
         written = [files for files in written if files]

@@ -22,7 +22,7 @@ from iotwin.workloads.policies.pipeline import PipelinePlan, Stage, order, versi
 
 _WAITS = ("recv_act", "recv_grad", "data_wait", "allreduce")
 _OF_FORWARD, _OF_BACKWARD = ("send_act",), ("send_grad", "opt_step")
-_SCHEDULES = ("1f1b", "none", "flush", "gpipe")  # 2bw has the order of 1f1b, and other versions
+_SCHEDULES = ("1f1b", "none", "flush", "gpipe")  # 2bw has the same order as 1f1b, but other versions of weights
 _TRANSFER = 0.05  # quantile of the times of receiving: the data had arrived, so that nothing but the transfer took time
 _LABELS = ("stage", "rank", "step")
 

@@ -12,7 +12,7 @@ from iotwin.trace_store import schema
 from iotwin.workload_yaml.recorded_structure import MOST_PREFETCHED
 
 _Ints = NDArray[np.int64]
-_SAME_SET = 0.5  # share of the smaller pass's bytes, or regions
+_SAME_SET = 0.5  # passes read one set of samples if they share this much of the smaller pass's bytes
 
 
 def pass_numbers(own: pd.DataFrame, evaluations: pd.DataFrame) -> _Ints:
@@ -30,7 +30,7 @@ def pass_numbers(own: pd.DataFrame, evaluations: pd.DataFrame) -> _Ints:
     requested at once as are ever under way. Within a pass, that happens too: a fast rank takes all batches that its loaders have
     delivered, and requests as many, before they deliver the next one.
 
-    It does not begin while a loader that started before the present pass has had no request yet. If all batches of a pass are
+    A pass does not begin while a loader that started before the present pass has had no request yet. If all batches of a pass are
     requested at once, a pass begins with such a row of requests, of which loaders may answer the first before the last is made.
 
     If a rank reads itself, a pass begins where a logged evaluation begins or ends, and when a batch reads again what passes of

@@ -22,13 +22,13 @@ from iotwin.workload_yaml.recorded_structure import PARTS
 from iotwin.workload_yaml.recording import LABELS, Label, Op, RecordedBatches, RecordedPass
 
 _Ints = NDArray[np.int64]
-_MOST_UNMATCHED = 0.1  # share of deliveries without a request, up to which the batches are known
+_MOST_UNMATCHED = 0.1  # the batches are unknown if a larger share of deliveries has no request
 _NEARLY_ALL = 0.9  # share of the batches
 _TIMES = ("requested_ns", "received_ns", "delivered_ns", "taken_ns", "computed_ns")
 
 
 def find_batches(job: Job, labelled: Labelled, tree: Tree, rows: pd.DataFrame) -> tuple[RecordedBatches | None, _Ints]:
-    """Return the batches, and by batch of the labelled calls its index among them, -1 for none; None without batches.
+    """Return the batches, and the index among them of each batch of the labelled calls (-1: none). Returns None without batches.
 
     `rows`: the calls of the recording with their thread. Times are counted from the start of the job's first process.
     """
@@ -93,7 +93,7 @@ def _passes_of_steps(steps: pd.DataFrame, tree: Tree) -> list[pd.DataFrame]:
 
 
 def _in_turn(part: pd.DataFrame) -> pd.DataFrame:
-    """Return the batches of a pass in turns of the loaders as they were started, if fewer were then under way at once.
+    """Return the batches of a pass with the loaders in turn, as they were started, if fewer batches were then under way at once.
 
     A rank takes batches in turn. It requests the first ones of several loaders at once, by a thread for each loader, so that the
     times of the requests are not always in order.
@@ -142,7 +142,7 @@ def _are_of_torch(job: Job, batches: pd.DataFrame) -> bool:
 
 
 def _samples_requested(size_bytes: _Ints) -> pd.Series:
-    """Return how many samples of a stream each request of a pass asks for, by its size; 0 if that is unknown.
+    """Infer from its size how many samples of a stream each request of a pass is for; 0 if that is unknown.
 
     A request of PyTorch for a batch of an IterableDataset is the pickled pair of the batch's index and a list of so many None.
     """

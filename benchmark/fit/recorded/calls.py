@@ -60,7 +60,7 @@ def _calls(job: Job) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return all calls on files, and those to record, in order of start. Waits for descriptors have the `op` POLL."""
     files, trace = job.files, job.trace
     paths = files["path"].astype(str)
-    # The job's stdout and stderr are logs, too, but none of its files.
+    # The job's stdout and stderr are of kind log, too, but are no files of the job.
     own_output = (files["kind"] == "log") & paths.str.fullmatch(r".*/std(?:out|err)")
     on_storage = files["kind"].isin(_KINDS) & ~paths.str.startswith(_NOT_STORAGE) & ~own_output
     on_pipe = files["kind"] == "pipe"
@@ -68,7 +68,7 @@ def _calls(job: Job) -> tuple[pd.DataFrame, pd.DataFrame]:
     made = trace.events_frame(_COLUMNS, pc.field("file_id").isin(ids) | pc.field("op").isin(list(schema.WAIT_OPS)))
     is_chosen = np.append((on_storage | on_pipe).to_numpy(np.bool_), False)[made["file_id"].fillna(-1).to_numpy(np.int64)]
     calls = _rows(made[is_chosen | made["op"].isin(schema.WAIT_OPS)], files)
-    # A file that was only unlinked, such as a semaphore's or a socket's name, is none; nor is a program that exec mapped.
+    # Names that were only unlinked (of semaphores or sockets), and programs that exec mapped, do not count.
     used = np.zeros(len(files) + 1, np.bool_)
     used[calls.loc[calls["op"].isin([Op.OPEN, Op.READ, Op.WRITE, Op.COPY, Op.COPY_TO, Op.MAP]), "file"]] = True
     on_file = np.append(on_storage.to_numpy(np.bool_), False)[calls["file"]] & used[calls["file"]]
@@ -95,7 +95,7 @@ def _rows(frame: pd.DataFrame, files: pd.DataFrame) -> pd.DataFrame:
     start, result = frame["start_ns"].to_numpy(np.int64), frame["result"].to_numpy(np.int64)
     requested = frame["requested"].fillna(frame["result"]).to_numpy(np.int64)
     _mark_copies(op, names.to_numpy(), file, frame["tid"].to_numpy(np.int64), start, files)
-    # A read that asks for gigabytes and finds less must not cost them; smaller ones are asked for as they were.
+    # A read that requests gigabytes and finds less must not make the replay allocate them. Smaller requests keep their size.
     asked = np.where(requested <= _LARGE_BYTES, requested, np.minimum(requested, result + 4096))
     size = np.select(
         [op == Op.READ, np.isin(op, [Op.MAP, Op.TRUNCATE]), np.isin(op, [Op.OPEN, Op.CLOSE])], [asked, requested, 0], result

@@ -40,7 +40,7 @@ def name_files(calls: pd.DataFrame, table: pd.DataFrame) -> Named:
     """Return the files that `calls` (on files alone) name."""
     ids = np.unique(calls["file"].to_numpy(np.int64))
     changed = calls["op"].isin(_CHANGES) | (calls["op"] == Op.OPEN) & (calls["flags"] & (FLAG_CREATE | FLAG_TRUNCATE) > 0)
-    # Open for writing and empty: for example one without a name (O_TMPFILE), to which nothing was written.
+    # Opened for writing and still empty, for example a file without a name (O_TMPFILE).
     empty = table["size_bytes"].reindex(calls["file"]).eq(0).to_numpy()
     changed |= (calls["op"] == Op.OPEN) & (calls["flags"] & FLAG_WRITABLE > 0) & empty
     first = calls.sort_values("at", kind="stable").drop_duplicates("file")

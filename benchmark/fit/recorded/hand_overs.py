@@ -10,8 +10,8 @@ from iotwin.benchmark.fit.recorded.tree import Tree
 from iotwin.workload_yaml.recording import Op
 
 _BY_DESCRIPTOR = (Op.OPEN, Op.READ, Op.WRITE, Op.SYNC, Op.DATASYNC, Op.CLOSE, Op.MAP, Op.COPY, Op.COPY_TO, Op.TRUNCATE)
-_SILENCE_NS = 1_000_000  # without a call of any thread of a process: longer than a hand-over itself takes
-_FEWEST = 3  # silences that a thread is judged by
+_SILENCE_NS = 1_000_000  # a process is silent if none of its threads makes a call for this long: longer than a hand-over takes
+_FEWEST = 3  # least number of silences by which a thread is judged
 _COLUMNS = ["source", "target", "done", "wanted"]  # thread `source` was done at `done` with what `target` wanted at `wanted` (ns)
 
 
@@ -110,7 +110,8 @@ def _of_silences(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:
     """Return the waits of threads that make the first call after their process had made none for a while.
 
     Such a thread is one of a pool that got work again, or waited for a pool. It waited for the last call before the silence if
-    its calls follow such calls at nearly equal times, and its previous calls at less equal ones. Independent threads do neither.
+    the time from that call to its own varies little, and less than the time from its own previous call. Neither holds for
+    independent threads.
     """
     found = [pd.DataFrame(columns=_COLUMNS, dtype=np.int64)]
     for _, own in rows.groupby(np.array(tree.process, np.int64)[rows["thread"]]):

@@ -14,8 +14,8 @@ from iotwin.workload_yaml import Rematerialized
 
 _PARTS = ("base_compute", "remat_compute", "search", "cost")
 _STEP = "all_compute"
-_LIMIT = 1 << 62  # logged numbers are below it
-_LEAST = 0.02  # of a step: if a simulation predicts less for the recorded budget, it is too little to compare with
+_LIMIT = 1 << 62  # logged numbers must be below it
+_LEAST = 0.02  # share of a step: a smaller prediction for the recorded budget is too small to be a reference
 
 
 class BudgetedStep(NamedTuple):
@@ -28,7 +28,7 @@ class BudgetedStep(NamedTuple):
 
     @property
     def rest_s(self) -> float:
-        """The time besides, mostly that of Python for each operation."""
+        """The rest of the step, mostly Python's time for each operation."""
         return max(self.whole_s - self.base_s - self.repeated_s - self.search_s, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Which reads of pipes waited for which writes: bytes of each pipe in order, write k completing read k."""
+"""Matches the reads of each pipe with the writes that they waited for, by the order of the bytes."""
 
 import numpy as np
 import pandas as pd
@@ -7,14 +7,15 @@ from numpy.typing import NDArray
 from iotwin.workload_yaml.recording import Op, Pipe
 
 POLL = -1  # an operation to be resolved later: a wait for several descriptors
-_LONGEST_TURN_NS = 10_000_000  # between a wait and the read that it was for
+_LONGEST_TURN_NS = 10_000_000  # longest time between a wait and the read that it was for
 
 
 def match_pipes(calls: pd.DataFrame) -> tuple[pd.DataFrame, list[Pipe]]:
-    """Return the calls with `file` the number of the pipe for calls on pipes, and the pipes.
+    """Return the calls, in which `file` is the pipe's number for calls on pipes, and the pipes.
 
-    A pipe whose reads are not all explained by writes before them (other programs wrote, or calls were lost) is left out: a
-    replay would wait for ever. With several readers or writers messages stand for bytes: a read takes as many as it completed.
+    A pipe is left out if earlier writes do not explain all of its reads (other programs wrote, or calls were lost): its replay
+    would wait for ever. With several readers or writers, messages are counted instead of bytes: a read takes as many as it
+    completed.
     """
     on_pipe = calls["op"].isin([Op.PIPE_READ, Op.PIPE_WRITE])
     kept, parts = ~on_pipe.to_numpy(np.bool_), []
@@ -49,7 +50,7 @@ def _with_polls(calls: pd.DataFrame) -> pd.DataFrame:
     in_turn = (tid[following] == tid) & (calls["op"].to_numpy()[following] == Op.PIPE_READ)
     last_end = calls["end"].to_numpy()[np.maximum(following - 1, 0)]
     in_turn &= calls["at"].to_numpy()[following] - last_end < _LONGEST_TURN_NS
-    # A wait that ran into a time-out is taken up again at once; others are for something else.
+    # A wait that timed out is repeated at once; other waits are for something else.
     again = np.append(False, is_poll[:-1]) & (np.append(-1, tid[:-1]) == tid)
     again &= calls["at"].to_numpy() - np.append(0, calls["end"].to_numpy()[:-1]) < _LONGEST_TURN_NS
     kept = _first_of_last_run(is_poll & ~again, is_poll) & in_turn

@@ -12,9 +12,9 @@ from iotwin.benchmark.fit.recorded.hand_overs import hand_overs
 from iotwin.benchmark.fit.recorded.tree import Tree
 from iotwin.workload_yaml.recording import COLUMNS, Mark, Op
 
-_LONGEST_WAKE_NS = 50_000_000  # from a child's end to what its parent does next, if it waited for it
+_LONGEST_WAKE_NS = 50_000_000  # longest time from a child's end to the next call of its parent, if the parent waited for it
 _KEYS = {"init": "init", "epoch": "epoch", "block": "block", "evaluation": "eval", "checkpoint": "checkpoint", "step": "step"}
-_ZERO_THINK = (Op.JOIN, Op.WAIT)  # asked for at once; the time until it came was waiting
+_ZERO_THINK = (Op.JOIN, Op.WAIT)  # requested at once: all time before them was waiting
 _ENDS_COUNT = (Op.PIPE_READ, Op.POLL)
 
 
@@ -51,7 +51,7 @@ def assemble(tree: Tree, calls: pd.DataFrame, marks_ns: NDArray[np.int64], rank:
 
 
 def _with(rows: pd.DataFrame, added: Sequence[tuple[int, int, int, int]]) -> pd.DataFrame:
-    """Add rows of (thread, time, op, subject) and sort: what was added comes before a call that began at the same time."""
+    """Add rows of (thread, time, op, subject) and sort: an added row comes before a call that began at the same time."""
     if added:
         thread, at, op, subject = (np.array(column, np.int64) for column in zip(*added, strict=True))
         more = pd.DataFrame({"thread": thread, "at": at, "end": at, "op": op, "subject": subject})

@@ -10,10 +10,10 @@ from iotwin.workload_yaml.recording import Op
 
 _Ints = NDArray[np.int64]
 _AT_ONCE_NS = 2_000_000  # a rank that takes a batch so soon after its delivery has waited for it
-_FEWEST = 3  # steps that a typical computation is judged by
-_PLAUSIBLE = 1.5  # a step's computation is at most so many times the typical one, and at least its inverse; unless others are so
-_LONG = 0.95  # share of the steps, of which a plausible one may be as long as the longest
-_SOON = 0.1  # share of a step, for which a rank that requests batches at the end of a step goes on until its next wait
+_FEWEST = 3  # least number of steps that show the typical computation
+_PLAUSIBLE = 1.5  # a computation is plausible up to this ratio to the typical one, and down to its inverse
+_LONG = 0.95  # a computation is also plausible up to this quantile of the known steps
+_SOON = 0.1  # a wait so soon after a request, as a share of a step, shows that ranks request at the ends of steps
 
 
 def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns: int, takes_first: bool = False) -> pd.DataFrame:
@@ -42,7 +42,7 @@ def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns:
     usual = np.diff(clock.busy(taken[:known]))
     waited = taken[1:known] - ready[1:known] < _AT_ONCE_NS
     typical = float(np.median(usual[~waited])) if (~waited).sum() >= _FEWEST else float(np.median(usual)) if len(usual) else 0.0
-    # The last batches cause no request. One that the rank read later than all before was wanted then; others are in between.
+    # No request follows the last batches. One that the rank read later than all before was taken then; others are interpolated.
     read = np.where(read > 0, read + _unpacking_ns(taken[:known], read[:known]), 0)
     last = max(known - 1, 0)
     seen = np.flatnonzero((read == np.maximum.accumulate(read)) & (read > ready) & (np.arange(len(part)) > last))

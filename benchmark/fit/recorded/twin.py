@@ -79,7 +79,7 @@ def fit_recorded(job: Job, labelled: Labelled) -> Fitted:
 def _editable(structure: RecordedStructure | None, time: c.Rematerialized | None) -> dict[str, Any]:
     """Return the sections of the YAML with the recorded values that a user may edit; none if no batches were found.
 
-    `time`: that of a step, if it depends on a memory budget.
+    `time`: the step time, if it depends on a memory budget.
     """
     if structure is None:
         return {}

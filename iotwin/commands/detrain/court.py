@@ -9,7 +9,7 @@ from iotwin.commands.detrain.script_arguments import add_script_arguments
 from iotwin.common.units import counted
 
 _RESULT = "court.json"
-_MOST_CHARACTERS = 40  # of a value on a line for a person; the document has all
+_MOST_CHARACTERS = 40  # longest value on a printed line; the document has it whole
 
 
 class DetrainCourtCommand(Command):

@@ -16,9 +16,9 @@ _LARGE_BYTES = 1 << 20
 _MANY = 4  # calls where one would do
 _PAGE = 4096
 _COLD = 0.5  # share of the different bytes read that devices delivered
-_NOTICEABLE = 0.1  # share of the loaders' service time, from which on a kind of call is worth a change
+_NOTICEABLE = 0.1  # a kind of call is worth a change from this share of the loaders' service time on
 _METADATA = ("stat", "fstat", "newfstatat", "statx", "lstat", "getdents64", "getdents", "access", "faccessat", "faccessat2")
-_AGAIN = 1.5  # times that a byte is read, from which on it counts as read again
+_AGAIN = 1.5  # data count as read again if each byte is read at least this often
 _SEQUENTIAL = 0.5  # share of the reads that continue where the one before ended
 
 _FILES_SQL = (

@@ -34,8 +34,8 @@ class JobChange:
 class JobFinding:
     """One kind of problem. `sql` is a query for ``iotwin stats TRACE --sql`` that shows the evidence.
 
-    `predicted`: ratio of step times, changed by unchanged, with its interval; None if it was not tested. If the change affects
-    other times than those of steps, it is the ratio `of_run`: of the durations of whole runs. `floor`: the least ratio that the
+    `predicted`: ratio of step times, changed by unchanged, with its interval; None if it was not tested. `of_run`: `predicted` is
+    the ratio of the durations of whole runs instead, since the change affects more than steps. `floor`: the least ratio that the
     machine's processors permit.
     """
 

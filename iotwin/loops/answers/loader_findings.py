@@ -44,7 +44,7 @@ def loader_findings(view: TrainingView) -> Iterator[JobFinding]:
 
 
 def decoding_share(view: TrainingView) -> float:
-    """Return the share (0 to 1) of the loaders' service time besides calls on the data set, and the making of these calls."""
+    """Return the share (0 to 1) of the loaders' service time without calls on the data set and the making of these calls."""
     service_ns = view.service_s * 1e9 * sum(len(each.taken) for each in view.training)
     in_calls = float(view.data_calls["duration_ns"].sum()) + view.call_gaps_ns
     return float(np.clip(1 - in_calls / service_ns, 0, 1)) if service_ns else 0.0

@@ -48,7 +48,7 @@ class Recipe:
 
 
 def identity_of(path: Path) -> dict[str, str] | None:
-    """Return the path and the digest of a file; None if there is none, as of the primary config that --dlio assumes."""
+    """Return the path and the digest of a file; None if it does not exist, like the primary config that --dlio assumes."""
     return {"path": str(path.absolute()), "sha256": sha256_of(path)} if path.is_file() else None
 
 

@@ -134,7 +134,7 @@ class TrainingView:
 
     @cached_property
     def tracing_s(self) -> float:
-        """Return by how many seconds a step was longer than untraced, at most: if training waited for each traced call."""
+        """Return at most how many seconds tracing added to a step: those if training waited for each traced call."""
         cost, op = self.trace.manifest.cost, self.data_calls["op"].astype(str)
         transfers = int(op.isin([*READ_OPS, *WRITE_OPS]).sum())
         spent_ns = transfers * (cost.transfer_ns or 0) + (len(op) - transfers) * (cost.call_ns or 0)

@@ -81,8 +81,8 @@ def _speed_up(changed: Sequence[dict[str, Any]], unchanged: Sequence[dict[str, A
 def overrides_of(key: str, value: str, config: "Config") -> list[str]:
     """Return the overrides of the variant of a question about `key`. `config`: the unchanged workload.
 
-    If the key is the batch size, and the workload does not contain for which batch its step time is, that is the unchanged one.
-    Raises UsageError if the key is the memory budget, and the workload does not have what budgets cost.
+    If the key is the batch size, and the workload lacks the batch size of its step time, the unchanged batch size is assumed.
+    Raises UsageError if the key is the memory budget, and the workload lacks the costs of budgets.
     """
     words, train = [f"++workload.{key}={value}"], config.train
     if known_name(key, value) == _BUDGET and not isinstance(train.computation_time, Rematerialized):

@@ -20,7 +20,8 @@ from iotwin.own_command import own_command
 from iotwin.trace_store.reader import Trace
 from iotwin.tracing_tools.targets.storage_limits import LimitedCgroups, Limits, device_below
 
-# Reading may outlast training so many times before a warning or a refusal, and by so many seconds: evaluations, start of loaders.
+# Ratios of reading time to training time from which on to warn and to refuse, after some seconds for evaluations and loaders'
+# starts.
 _WARNED, _REFUSED, _OUTLASTS_S = 1.3, 2.0, 2.0
 _KILLED = "exit status -9:"
 

@@ -18,7 +18,7 @@ class Difference(msgspec.Struct, frozen=True):
     * `name`: the weight, generator or file that differs
     * `also`: further kinds, as in `what`, that differ at the same step
     * `expected` and `found`: the value of the uninterrupted run and that of the resumed run
-    * `rank`: that of the process that differs
+    * `rank`: the process that differs
     """
 
     step: int | None

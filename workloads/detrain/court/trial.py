@@ -25,7 +25,8 @@ from iotwin.workloads.detrain.script_ranks import path_of_rank
 EXACT, DIFFERS, FAILS, LOST, NOT_REACHED = "exact", "differs", "does not resume", "lost", "not reached"
 NOT_EXACT, NOT_REPEATABLE = "not exact", "not repeatable"
 _HASH_SEEDS = (1, 2)  # PYTHONHASHSEED of killed and of resumed runs: they differ, as in restarted processes
-_LEAST_LIMIT_S, _LIMIT_FACTOR = 120.0, 10.0  # of the uninterrupted run's time: limit of a run; a longer one counts as hung
+# A run counts as hung after this time, or this many times the uninterrupted run's if that is longer.
+_LEAST_LIMIT_S, _LIMIT_FACTOR = 120.0, 10.0
 _NEXT_SECOND_S = 1.1
 _WORK = "{work}"
 
@@ -158,7 +159,7 @@ class Trial:
     ) -> _Outcome:
         """Run the script in `folder`/work to its end, or to the point `killed`.
 
-        `seed`: of the global random generators; `resume`: further arguments; `restarted`: use another hash seed of Python, as a
+        `seed`: for the global random generators; `resume`: further arguments; `restarted`: use another hash seed of Python, as a
         new process has.
         """
         work, name = folder / "work", "killed" if killed else "run"

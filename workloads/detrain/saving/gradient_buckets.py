@@ -25,5 +25,5 @@ def has_final_buckets(value: Any) -> bool:
 
 
 def sum_each_gradient(always: bool) -> None:
-    """Let `no_sync` of all such models do nothing (`always`), so that the next step makes the buckets, or what it did."""
+    """With `always`, make `no_sync` of all such models do nothing, so that the next step makes the buckets; else restore it."""
     DistributedDataParallel.no_sync = (lambda _: nullcontext()) if always else _NO_SYNC

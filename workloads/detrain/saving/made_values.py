@@ -66,7 +66,7 @@ class ValueRecorder:
             if like is not None:
                 return {_MARK: "copy", "of": like}
         elif depth <= _MOST_DEPTH:
-            self._paths[id(value)] = path  # deeper than the walk of script_state goes
+            self._paths[id(value)] = path  # script_state does not walk so deep
             return self._recorded(value, path, depth + 1)
         raise CannotBeMade(f"{path} is a {type(value).__name__}")
 

@@ -67,7 +67,7 @@ def put_variables(frame: types.FrameType, values: Mapping[str, Any]) -> None:
     """Set variables of a running function."""
     for name, value in values.items():
         frame.f_locals[name] = value
-        if sys.version_info < (3, 13):  # later versions write through
+        if sys.version_info < (3, 13):  # in later versions, frame.f_locals writes to the variables
             ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
 
@@ -89,7 +89,7 @@ class Walk:
         self._frames, self._assign, self._earlier, self._without = frames, assign, paths or {}, without
         self._modules = modules
         self.paths: dict[int, str] = {}  # by identity of the objects that have been found
-        self._held: list[Any] = []  # so that no object is freed, and its id used again
+        self._held: list[Any] = []  # keeps the objects alive, so that no id is used again
 
     def parts(self) -> Iterator[Part]:
         """Yield each object once, under its shortest path, and again as SAME for each other path."""

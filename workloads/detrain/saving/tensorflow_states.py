@@ -170,12 +170,12 @@ class TrackedDatasetIterator:
         return next(self._real)
 
     def remember(self) -> None:
-        """Save where it is, for a checkpoint that is written when the next batch has been fetched."""
+        """Save the position, for a checkpoint that is written when the next batch has been fetched."""
         files = iterator_files(self._real)
         self._remembered = files and {"position": self.position, "passes": self.passes, "files": files}
 
     def state(self, fetched: bool) -> State | None:
-        """Return where it was before the batch that was `fetched`; None if tf.data cannot save that."""
+        """Return the position before the batch that was `fetched`; None if tf.data cannot save that."""
         if not fetched:
             self.remember()
         return self._remembered
@@ -190,7 +190,7 @@ class DatasetTracker:
         self._opening, self._starts = False, deque[State | None]()
 
     def opens(self, starts: list[State | None]) -> None:
-        """A loop begins, whose iterators start at `starts`, in order."""
+        """Prepare for a loop whose iterators start at `starts`, in order."""
         self._opening, self._starts = True, deque(starts)
         tensorflow = sys.modules.get("tensorflow")
         if self._make is None and tensorflow is not None and hasattr(tensorflow, "data"):
@@ -200,7 +200,7 @@ class DatasetTracker:
             DatasetV2.__iter__ = lambda dataset: tracker._iterator(dataset)
 
     def opened(self) -> None:
-        """The loop has its first batch: later iterators are others."""
+        """Note that the loop has its first batch: later iterators are not the loop's."""
         self._opening = False
 
     def _iterator(self, dataset: Any) -> Any:

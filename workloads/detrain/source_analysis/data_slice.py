@@ -49,7 +49,7 @@ class DataSlice:
         cut = self._cut
         found = self._of(expression, frame)
         self._open.discard(key)
-        # A result that was cut short lacks what flows in from an expression around it, which is complete without it.
+        # A result that was cut short at an expression under way is valid only until that one is complete.
         (self._known if cut == self._cut or not self._open else self._partial)[key] = found
         if not self._open:
             self._partial.clear()
@@ -171,7 +171,7 @@ class DataSlice:
                     for actual in self._frames_of(method):
                         if self._loop.contains(binding.node, actual) and not self._is_own_value(binding, node):
                             flow = self._binding(binding, actual)
-                            # What a buffer got earlier may be a result of the model, but what it returns is data again.
+                            # A buffer may have received results of the model before, but what it returns counts as data.
                             computed = flow.computed and binding.kind != "change"
                             found.add(BatchFlow(flow.sources, flow.counted, computed))
         return found

@@ -124,7 +124,7 @@ class _Body:
 
 
 def _free(scope: ast.AST) -> set[str]:
-    """Return the names that a function or class reads and does not assign itself."""
+    """Return the names that a function or class reads but does not assign."""
     loads, bound = set[str](), set[str]()
 
     def visit(node: ast.AST) -> None:

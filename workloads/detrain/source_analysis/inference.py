@@ -34,7 +34,7 @@ class Inference(NameLookup):
         super().__init__(modules)
         self._known: dict[tuple[int, int], list[Value]] = {}
         self._known_items: dict[tuple[int, int, tuple[int, ...]], list[Value]] = {}
-        self._pinned: list[object] = []  # objects whose ids are keys above must live on
+        self._pinned: list[object] = []  # keeps the objects alive whose ids are keys above
         self._nested = 0
 
     def values(self, expression: ast.expr, frame: CallFrame) -> list[Value]:
@@ -44,7 +44,7 @@ class Inference(NameLookup):
             return self._known[key]
         if self._nested >= _MOST_NESTED:
             return []
-        self._known[key] = []  # what depends on itself is unknown
+        self._known[key] = []  # unknown if the expression depends on itself
         self._pinned += [expression, frame]
         self._nested += 1
         try:

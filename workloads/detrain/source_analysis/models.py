@@ -20,7 +20,7 @@ _MODEL_PATHS = re.compile(
     r"^torch\.nn\.|torchvision\.models|timm\.create_model|transformers\.\w*Model|keras\.(?:Model|Sequential|models|layers|losses)"
     r"|DistributedDataParallel|DataParallel|hub\.load"
 )
-# An object as it was made, or as a method such as `to` returned it; the result of calling it is none.
+# An object as it was made, or as a method such as `to` returned it; what a call of it returns is no model.
 _OBJECT = re.compile(rf"^[^()]*\(\)(?:\[\])*(?:\.(?:{'|'.join(SELF_RETURNING)})\(\))*$")
 _NAMES = re.compile(
     r"(?:^|[^a-z])(?:model|net|network|encoder|decoder|generator|discriminator|critic|actor|policy|backbone|head|classifier|unet|gan"

@@ -35,7 +35,7 @@ def dominates(binding: Binding, use: ast.AST, module: SourceModule) -> bool:
     statement = module.statement(binding.node)
     block = module.parent(statement)
     if isinstance(block, ast.Try) and statement in block.body:
-        block = module.parent(block)  # a `try` usually runs to its end
+        block = module.parent(block)  # counts as always run: a `try` usually runs to its end
     return id(block) in around and _same_branch(statement, use, module)
 
 

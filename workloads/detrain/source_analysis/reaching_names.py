@@ -66,7 +66,7 @@ class ReachingNames:
         return any(f".{name}(" in module.text for name in sink_names(module, self._modules))
 
     def _grow(self) -> None:
-        """Add the names that the known ones lead to."""
+        """Add the names whose use leads to known names, until there are no more."""
         variables = [*self._variables, *(each for passed in self._passed for each in self._parameters_of(*passed))]
         size = 0
         while size != len(self._names):

@@ -79,7 +79,7 @@ class ObservedSession(Session):
             scramble_generators()
             self._scrambled = True
         if self.resume is not None and LOADER in self.request.without:
-            # An iterator without state begins at its beginning; that of a DataLoader with position 0 also takes the same order.
+            # An iterator without state begins anew; with position 0, that of a DataLoader begins anew in the saved order.
             loop = self.resume.state["loop"]
             loop[:] = [{**each, "position": 0} if each and "position" in each else None for each in loop]
             self.resume.state["iterators"].clear()

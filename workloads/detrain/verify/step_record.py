@@ -40,7 +40,7 @@ class StepRecord:
         # By address: parameters, gradients and states of optimizers. The tensors are held, so that no other gets their addresses.
         self._tensors: dict[int, tuple[What, str, torch.Tensor]] = {}
         self._parts: list[Part] = []
-        self._phase: What = "input"  # of operations that no module runs
+        self._phase: What = "input"  # phase of operations outside of modules
         self._paused = False
 
     # What the session calls
@@ -102,7 +102,7 @@ class StepRecord:
                 self._add(what, path, "", content)
 
     def _name_tensors(self) -> None:
-        """Learn by address which tensors are parameters, gradients, or states of optimizers."""
+        """Note, by address, the tensors that are parameters, gradients, or states of optimizers."""
         for part in self._parts:
             if isinstance(part.value, torch.nn.Module):
                 for name, module in part.value.named_modules():
@@ -139,7 +139,7 @@ class StepRecord:
                 self._add(what, name, str(op), _content(tensor), draws)
 
     def _phase_now(self) -> What:
-        # A second forward pass may follow a backward pass; what changes gradients or weights runs without gradients.
+        # After a backward pass, operations with gradients are another forward pass; changes of weights have none.
         return "loss" if self._phase in ("gradient", "parameter") and torch.is_grad_enabled() else self._phase
 
     @contextmanager

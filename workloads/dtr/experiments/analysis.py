@@ -31,7 +31,7 @@ def read_errors(folder: Path) -> list[dict[str, Any]]:
 def data_of(experiment: DtrExperiment, settings: list[Setting], folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the data of all runs by model: parameters, and for each input the statistics of each measured column."""
     failed = {error["file"] for error in read_errors(folder)}
-    baselines: dict[tuple[str, int], Table] = {}  # by model with its sizes, and by samples
+    baselines: dict[tuple[str, int], Table] = {}  # key: model with its sizes, number of samples
     data: dict[str, list[dict[str, Any]]] = {model: [] for model in experiment.models}
     for setting in settings:
         entry: dict[str, Any] = {"num_retries": None, "specific_params": dict(setting.params)}

@@ -9,7 +9,7 @@ from typing import Any
 from iotwin.workloads.dtr.experiments.config import DtrExperiment
 from iotwin.workloads.models import Sizes, sizes_of
 
-_TIMEOUT_S = 60.0  # of a command without one, as in the authors' programs
+_TIMEOUT_S = 60.0  # timeout of a command that specifies none, as in the authors' programs
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from iotwin.workloads.dtr.live.neighbourhoods import Neighbourhoods
 from iotwin.workloads.dtr.simulator import eviction
 from iotwin.workloads.dtr.simulator.heuristics import Heuristic
 
-_SMALL = 0.01  # of the mean size: `ignore_small` does not evict smaller values (DTR's prototype)
+_SMALL = 0.01  # share of the mean size: `ignore_small` does not evict smaller values (DTR's prototype)
 
 
 class Candidates(ValueGraph):

@@ -19,7 +19,7 @@ class DeviceMemory:
         self.is_gpu = device.type == "cuda"
         self.device = torch.device("cuda", torch.cuda.current_device()) if self.is_gpu and device.index is None else device
         self._allocator_peak = 0
-        # The most bytes by which a GPU's allocator may have allocated more than is known since it was last asked.
+        # The most bytes that a GPU's allocator may have allocated, unknown to us, since it was last asked.
         self.unseen = 0
         if self.is_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -36,7 +36,7 @@ class DeviceMemory:
         return int(torch._C._cuda_memoryStats(self.device.index)["allocated_bytes"]["all"]["current"])
 
     def spare(self, size: int) -> int:
-        """Return by how much an allocation of `size` bytes can exceed them: PyTorch does not split off less than 1 MiB."""
+        """Return by how many bytes an allocation can exceed `size`: PyTorch does not split off blocks of less than 1 MiB."""
         return _UNSPLIT if self.is_gpu and size > _UNSPLIT else 0
 
     def forget_peak(self) -> None:
@@ -72,7 +72,7 @@ class DeviceMemory:
             spent_ns = perf_counter_ns() - begin
             peak = torch.cuda.max_memory_allocated(self.device)
             plan.allocates_besides(peak - before - plan.fresh_bytes)
-            self.unseen = _UNKNOWN_BYTES  # it may keep some of it
+            self.unseen = _UNKNOWN_BYTES  # the kernel may keep some of what it allocated
         plan.cost_ns = min(plan.cost_ns, spent_ns) if plan.calls else spent_ns
         plan.calls += 1
         return result, spent_ns

@@ -25,7 +25,7 @@ class EvictedSets:
     def __init__(self, graph: ValueGraph) -> None:
         self._graph = graph
         self._set_of: dict[int, _EvictedSet] = {}
-        self._charged_for: dict[int, set[_EvictedSet]] = {}  # of rows that are charged: the sets that they are charged for
+        self._charged_for: dict[int, set[_EvictedSet]] = {}  # by charged row: the sets that it is charged for
         self._unsettled: dict[int, None] = {}
         self._needed = False
 

@@ -21,10 +21,10 @@ class ValueGraph:
         self.state = array("b")
         self.size = array("q")  # bytes
         self.cost = array("q")  # ns of its operation
-        self.charges = array("q")  # ns of the evicted values that its score counts besides (`EvictedSets`)
+        self.charges = array("q")  # ns of evicted values that are added to its cost in its score (`EvictedSets`)
         self.accessed = array("q")  # the runtime's clock at the latest access
         self.parents: list[list[int]] = []  # rows of the values from which the row's value was computed
-        self.children: list[list[int]] = []  # rows of those computed from it
+        self.children: list[list[int]] = []  # rows of the values that were computed from it
         self.evictable_bytes = 0
         self.dead: deque[int] = deque()  # rows of values that no longer exist
         self._free: list[int] = []

@@ -51,7 +51,7 @@ class DtrMemory:
             return self.adopt(storage, counted=self.device.is_gpu)
 
     def adopt(self, storage: UntypedStorage, counted: bool = False) -> Stored:
-        """Begin to follow a storage. `counted`: `used` contains its bytes, as they were allocated on a GPU before."""
+        """Begin to follow a storage. `counted`: its bytes are part of `used` already, since a GPU had allocated them before."""
         stored = Stored(storage, self.dead.append)
         managed = storage.device == self.device.device
         stored.bytes = self.device.rounded(storage.nbytes()) if managed else storage.nbytes()

@@ -53,7 +53,7 @@ class Neighbourhoods:
         """Forget the searches that meet `row`, as its value left memory or came back."""
         for side in (_UP, _DOWN):
             if self._found[side]:
-                # Who looks upwards sees the row from below.
+                # A search upwards meets the row if it began at one of the row's descendants, and vice versa.
                 seen, waiting = {row}, [row]
                 while waiting:
                     for other in self._neighbours(waiting.pop(), 1 - side):
@@ -64,7 +64,7 @@ class Neighbourhoods:
                                 waiting.append(other)
 
     def forget(self, row: int) -> None:
-        """Forget what `row` reached, and the searches that meet it, as it ends to stand for a value."""
+        """Forget what `row` reached, and the searches that met it, since it no longer stands for a value."""
         for side in (_UP, _DOWN):
             self._found[side].pop(row, None)
         self.changed(row)

@@ -16,7 +16,7 @@ from iotwin.common.errors import UsageError
 from iotwin.common.progress import note
 
 _BLOCK_BYTES = 4096  # offsets in the file and sizes of direct reads and writes are multiples of it
-_PIECE_BYTES = 1 << 20  # of a read or write
+_PIECE_BYTES = 1 << 20  # size of one read or write
 _PROBES = 4  # pieces that are written and read at the beginning, to learn how fast the storage is
 
 

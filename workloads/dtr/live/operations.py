@@ -45,7 +45,7 @@ _LARGEST_INDEX = 8  # bytes of an element of an index tensor
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts of an operation, whatever its arguments are."""
+    """Properties of an operation that do not depend on its arguments."""
 
     func: Any
     view: bool  # returns a view of its argument, and reads no data
@@ -56,7 +56,7 @@ class Facts:
     training_flag: int  # position of the argument without which it modifies nothing; -1 if there is none
     random: bool
     pins: bool  # it may keep its arguments, or give them another storage
-    repeatable: tuple[bool, bool]  # on a CPU, on a GPU: the same arguments give the same bits
+    repeatable: tuple[bool, bool]  # whether equal arguments give equal bits: on a CPU, on a GPU
 
     def modified(self, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
         """Return the tensors that a call with these arguments modifies."""

@@ -170,9 +170,9 @@ class Rematerializer(DtrMemory):
         return True
 
     def _place(self, value: Value, content: UntypedStorage, holder: Stored | None) -> None:
-        """Make a result that was computed again the content of the value's storage, or keep it if the program dropped that.
+        """Put a recomputed result into the value's storage, or keep the result's own storage if the program dropped the value's.
 
-        `holder`: the record of the storage `content` if `used` contains its bytes.
+        `holder`: the record of the result's storage, `content`, if its bytes are part of `used`.
         """
         stored = value.stored
         if stored is not None and stored.fill(content):  # the program holds the storage
@@ -223,7 +223,7 @@ class Rematerializer(DtrMemory):
             self._copy(value, stored)
 
     def _copy(self, value: Value, stored: Stored) -> None:
-        """Let a value that its storage is about to lose live on in a separate storage."""
+        """Copy a value, whose storage is about to be overwritten, to a separate storage."""
         self.reserve(stored.bytes if stored.managed else 0, "a copy of content that is overwritten")
         copy = stored.storage().clone()
         value.kept, value.stored = copy, self.adopt(copy)

@@ -1,4 +1,4 @@
-"""Trains within a memory budget: sees every operation below autograd, evicts what it can compute again, and does so when needed.
+"""Trains within a memory budget: evicts results of PyTorch's operations, and computes them again when they are read.
 
 The rules are DTR's (docs/dtr.md): the value with the lowest score is evicted, and a value that an operation reads is computed
 again from its inputs. Memory is freed before an operation allocates, not after.
@@ -58,7 +58,7 @@ class Runtime(TorchDispatchMode):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """For calls from elsewhere than an operation: what the runtime computes must not be seen by the runtime."""
+        """Hold the runtime for a call that is no operation, and hide from it the operations that it computes itself."""
         with self._lock, torch._C._DisableTorchDispatch():
             yield
 
@@ -218,8 +218,8 @@ class _Call:
         self.read, self.stored = read, stored
         self.inputs = inputs  # the storages, each once
         self.tracked = tracked  # it may be recorded
-        self.read_again = False  # what it modifies decides about results that can be evicted
-        self.blind = False  # what it modifies decides about no other result (running means of batch normalisation)
+        self.read_again = False  # results that can be evicted depend on what it modifies
+        self.blind = False  # no result depends on what it modifies (running means of batch normalisation)
         self.written: list[Stored] = []
         self.contents: list[Value] | None = None  # of `inputs` before the call, if they are locked
 
@@ -237,7 +237,7 @@ class _Forget:
 
 
 def _unseen(stored: Stored) -> Value:
-    """Return a value for the content of a storage, whatever the storage will hold when it is read."""
+    """Return a value for whatever content a storage has at the time of reading."""
     value = Value(stored.bytes)
     value.stored, value.kept = stored, stored()
     return value

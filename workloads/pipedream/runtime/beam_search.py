@@ -23,7 +23,10 @@ class Beam:
     coverage_factor: float = 0.1
 
     def score(self, log_probability: float, words: int, attention: Tensor) -> float:
-        """Return the score of a translation of so many words. `attention` has the sum over these for each source word."""
+        """Return the score of a translation of `words` words.
+
+        `attention`: by source word, the sum of the attention that they paid it.
+        """
         length = ((self.length_constant + words) / (self.length_constant + 1)) ** self.length_factor
         coverage = float(attention.clamp(1e-30, 1.0).log().sum())
         return log_probability / length + self.coverage_factor * coverage
@@ -65,7 +68,7 @@ class Translator:
         return max(finished, key=lambda each: each[0])[1]
 
     def _next_words(self, source: list[int], targets: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Return the log probability of each word after each target, and what each source word was attended to by the target."""
+        """Return the log probability of each next word after each target, and each target's attention to each source word."""
         self._shares.clear()
         given = torch.tensor(source)[:, None].expand(-1, len(targets))
         with torch.no_grad():

@@ -17,7 +17,7 @@ from iotwin.workloads.pipedream.runtime.beam_search import BEGIN, END, UNKNOWN, 
 from iotwin.workloads.pipedream.runtime.merge import manifest_of, whole_model
 
 _MOST_LINE_BYTES = 1 << 16
-_PIECE = "@@ "  # after a piece of a word, which the next piece continues
+_PIECE = "@@ "  # end of a piece of a word that the next piece continues
 
 
 @dataclass(frozen=True)

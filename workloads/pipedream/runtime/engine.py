@@ -134,7 +134,7 @@ class StageRank:
         self._from_me = [(edge, name, to) for edge, (name, sender, to) in edges if sender == self.stage]
         self._flying: dict[int, _InFlight] = {}
         self._sums: list[Tensor] | None = None
-        self._awaited: deque[int] = deque()  # the versions of the forward passes to come
+        self._awaited: deque[int] = deque()  # the versions of the next forward passes
 
     @property
     def _module(self) -> StageModule:

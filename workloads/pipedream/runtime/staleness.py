@@ -20,7 +20,7 @@ def train_alone(
 ) -> tuple[list[dict[str, Tensor]], list[list[int]]]:
     """Return each stage's weights after a run, and the version that each minibatch used in each stage.
 
-    All weights that ever were are kept in memory. The model of `training` is not changed.
+    All versions of the weights remain in memory. The model of `training` is not changed.
     """
     modules = [copy.deepcopy(stage.module) for stage in training.model.stages]
     live = [dict(module.named_parameters()) for module in modules]

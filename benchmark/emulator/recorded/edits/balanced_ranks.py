@@ -15,7 +15,7 @@ _NEARLY_ALL = 0.95  # share of the steps; when a rank takes a batch is not known
 
 
 def waits_for_ranks(batches: RecordedBatches, ranks: Sequence[_Ints]) -> _Ints:
-    """Return by step of a pass how long (ns) its first rank has had its batch when the last rank takes its own.
+    """Return, by step of a pass, the time (ns) from the moment at which the first rank takes its batch until the last rank does.
 
     `ranks`: the batches of each rank in that pass. Returns zeros if ranks do not meet: those that do end no step before all of
     them have taken their batches.
@@ -39,8 +39,8 @@ def usual_loaders(batches: RecordedBatches) -> int:
 def decode_factors(recording: TwinRecording, edits: Edits) -> dict[int, float]:
     """Return by loader the factor for its time between calls.
 
-    If ranks are balanced, loaders of a rank that take more time for a byte than those of the median rank take as much as these;
-    of two ranks, the quicker one is the median.
+    If ranks are balanced, a rank's loaders take at most as much time for a byte as those of the median rank. Of two ranks, the
+    quicker one is the median.
     """
     batches = recording.batches
     found = dict.fromkeys(batches.loader, edits.decode)

@@ -16,8 +16,8 @@ def with_requests(recording: TwinRecording, request_bytes: int) -> TwinRecording
     """Return the recording with consecutive sequential reads joined into requests of up to `request_bytes` bytes.
 
     Reads are joined if one thread makes them one after another by one descriptor, each from the offset at which the previous one
-    ended. Larger reads remain as they are. The time between joined reads precedes the next call, as far as it exceeds the cost of
-    making a call.
+    ended. Larger reads remain as they are. The time between joined reads is added to the time before the next call, after
+    deduction of the cost of making a call.
     """
     columns = recording.columns
     if not recording.rows:
@@ -40,7 +40,7 @@ def join_reads(columns: _Columns, batch: NDArray[np.int64], recorded: TwinRecord
     Reads are joined if no computation lies between them, each starts at the offset at which the previous one ended, and each was
     the only read for its recorded batch. `batch`: the recorded batch of each row, -1 for none.
     """
-    alone = np.append(_read_by_one_call(recorded), False)[batch]  # the last element: rows without a batch
+    alone = np.append(_read_by_one_call(recorded), False)[batch]  # the last element stands for rows without a batch
     goes_on = _goes_on(columns, alone) & (batch[1:] != batch[:-1]) & (columns["think_ns"][1:] == 0)
     begins = np.flatnonzero(
         (np.arange(len(batch)) - _first_of_run(goes_on)) % most == 0
@@ -64,8 +64,8 @@ def kept_open(recording: TwinRecording) -> TwinRecording:
     """Return the recording without the openings of a file of the data set that its process has opened before.
 
     A process closes such a file after its last use only. Reads without an offset would continue at another one, so the files of
-    such reads are opened as before. The call after an opening that is left out begins after a short time that is usual for its
-    thread: up to _OF_CALL_NS of the time between them belong to the opening, as Python inspects an opened file.
+    such reads are opened as before. If an opening is left out, the next call begins after the short time that is usual for its
+    thread. Up to _OF_CALL_NS of the time between them belong to the opening, as Python inspects an opened file.
     """
     columns, op = recording.columns, recording.columns["op"]
     key = _keys(recording, np.array(recording.header.threads, np.int64)[columns["thread"]])
@@ -120,7 +120,7 @@ def read_once(recording: TwinRecording) -> TwinRecording:
 
 
 def _keys(recording: TwinRecording, owner: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-    """Return a number for each row's pair of `owner` and file of the data set; -1 for others, and if offsets are unknown."""
+    """Return, for each row, the number of its pair of `owner` and data-set file; -1 for other files and unknown offsets."""
     op, subject, files = recording.columns["op"], recording.columns["subject"], recording.header.files
     free = np.array([not file.written for file in files] or [False])
     free[subject[(op == Op.READ) & (recording.columns["offset"] < 0)]] = False

@@ -49,8 +49,8 @@ def deal(
 ) -> list[DealtBatch]:
     """Return the batches of the edited pass that rank `rank` requests, in the order of its requests.
 
-    `size`: samples (or parts) of a recorded batch; `loaders`: number of loaders in the edited pass; `again`: 0, or how often the
-    pass was repeated before, each time in another order.
+    `size`: samples (or parts) of a recorded batch; `loaders`: number of loaders in the edited pass; `again`: how often the pass
+    was played before; each repetition has another order.
     """
     wanted = max(1, round(size * (edits.batch if training else 1.0)))
     in_order = edits.sequential and training

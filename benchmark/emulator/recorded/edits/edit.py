@@ -21,7 +21,8 @@ from iotwin.workload_yaml.recording import MOST_ROWS, Op, TwinRecording, read_re
 
 _NEVER_NS = 1 << 62
 _CHANGES = (Op.WRITE, Op.COPY_TO, Op.TRUNCATE, Op.RENAME, Op.UNLINK)
-_LITTLE = 0.1  # share of the bytes that the first rank writes: others write small files, as to find one another
+# most bytes that other ranks may write, as a share of the first one's: small files, for example to find one another
+_LITTLE = 0.1
 _ON_PIPES = (Op.PIPE_WRITE, Op.PIPE_READ, Op.POLL)
 
 
@@ -104,9 +105,9 @@ def _check_writes(recording: TwinRecording, ranks: list[int]) -> None:
 def _kept(recording: TwinRecording, ranks: set[int], loaders: set[int], writes_nothing: bool) -> NDArray[np.bool_]:
     """Return the mask of the rows that an edited recording may copy unchanged.
 
-    Left out, since they are rebuilt: pipes with an end in a rank or a loader, hand-overs between their threads, and starts and
-    ends of loaders. `writes_nothing`: the replay writes no files, as that of each rank but the first. All replays have the
-    processes that are no ranks, such as the one that starts these, so their files would be made and removed twice.
+    The others are rebuilt: rows on pipes with an end in a rank or a loader, hand-overs between threads of ranks and loaders, and
+    starts and ends of loaders. `writes_nothing`: the replay is that of another rank than the first, and writes no files. Every
+    replay has the processes that are no ranks, such as the launcher, so their files would be made and removed several times.
     """
     columns, header = recording.columns, recording.header
     op, subject = columns["op"], columns["subject"]

@@ -30,7 +30,8 @@ _OF_BATCHES = (
     "twin.checkpoint.asynchronous", "twin.evaluation.read_threads", "twin.recorded", "twin.resume",
 )  # fmt: skip
 
-_WAITS, _NEARLY_ALL = (Op.PIPE_READ, Op.WAIT), 0.9  # of a rank's main thread; share of its batches
+# waits of a rank's main thread for batches; share of batches that counts as all
+_WAITS, _NEARLY_ALL = (Op.PIPE_READ, Op.WAIT), 0.9
 
 
 class Edits(NamedTuple):

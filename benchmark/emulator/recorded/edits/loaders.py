@@ -32,7 +32,8 @@ class RecordedLoader:
             moments += [begin, *cuts, end]
         stretches = rows.cut(np.maximum.accumulate(np.array([*moments, max(rows.end_ns, moments[-1] + 1)], np.int64)))
         self.prologue, self.set_up, self.epilogue = stretches[0], stretches[1], stretches[-1]
-        # A thread that sends batches may write, as one that tries a temporary folder does: once, whatever was read then.
+        # A thread that sends batches may write, for example to try a temporary folder. It does so once, whatever batch was read
+        # then.
         [written] = ProcessRows(recording, process, kept & writes).cut(np.array([received[0], moments[-1] + 1]))
         self.once = replace(_nothing(), begin_ns=written.begin_ns, end_ns=written.end_ns, others=written.others)
         self.parts: dict[int, list[Stretch]] = {}
@@ -40,7 +41,8 @@ class RecordedLoader:
         at = 1
         for index, (batch, cuts) in enumerate(zip(batches.tolist(), starts, strict=True)):
             parts = stretches[at : at + len(cuts) + 1]
-            # What comes before the first sample belongs to it, but for the first batch, for which a loader sets itself up.
+            # Calls before a batch's first sample belong to that sample, except in the first batch, for which a loader sets itself
+            # up.
             self.parts[batch] = parts[1:] if index == 0 else [parts[0].followed_by(parts[1]), *parts[2:]]
             at += len(cuts) + 1
             if index < len(batches) - 1:
@@ -48,7 +50,7 @@ class RecordedLoader:
                 at += 1
 
     def keep_samples_alone(self) -> None:
-        """Forget all rows except those for samples: other rows of a rank that reads by itself are not a loader's."""
+        """Forget all rows except those for samples: other rows of a rank that reads by itself are no loader's work."""
         self.after.clear()
         self.prologue = self.epilogue = self.once = _nothing()
 
@@ -56,7 +58,7 @@ class RecordedLoader:
     def _writes_beside(recording: TwinRecording, process: int, since_ns: int) -> NDArray[np.bool_]:
         """Return the mask of rows on written files, since `since_ns`, of a loader's threads other than its main thread.
 
-        A rank's threads that write do so for its steps, so that the mask has none of their rows.
+        A rank has none of these rows, since its threads write for its steps.
         """
         header, columns = recording.header, recording.columns
         if any(each.process == process for each in recording.batches.passes):
@@ -174,7 +176,7 @@ class Deal:
             stretch = loader.parts[batch][part]
             if piece is not None and self.ahead is None:
                 stretch = self._pieces(batch, part)[piece][1]
-            elif piece:  # pieces are what other threads read ahead: the main thread's calls come with the first one
+            elif piece:  # other threads read pieces ahead; the main thread's calls are played with the first piece
                 stretch = _nothing()
             tag = f"-copy{copy}"
             copied = self._builder.on_copies(tag, stretch.begin_ns, stretch.end_ns, data=True) if copy else None
@@ -239,9 +241,9 @@ class Deal:
         return RecordedStream(samples, parts)
 
     def _pieces(self, batch: int, part: int) -> list[tuple[int, Stretch]]:
-        """Return what was done for a part of a batch, by file; -1 for nothing on a file of the data set.
+        """Return what was done for a part of a batch, by file (-1: calls on no data-set file).
 
-        If other threads of the rank read ahead, it is what they did.
+        If other threads of the rank read ahead, return what they did.
         """
         if (batch, part) not in self._by_file:
             own = self._loaders[self._loader_of[batch]].parts[batch][part]

@@ -10,8 +10,7 @@ from iotwin.workload_yaml import TwinResume
 
 class PassTurn(NamedTuple):
     """A pass of the edited run. `number`: index of the recorded pass; `copy`: how often it was repeated before, 0 if never.
-
-    `before`: index of what the rank did before the pass, None for nothing. `begins`: this is the first training pass.
+    `before`: index of the rank's calls before the pass that are played, None for none. `begins`: this is the first training pass.
 
     In a resumed run, `done` is the number of steps that are skipped; their batches are read if `replays`. `left_out`: steps of
     earlier passes, which are neither done nor read for. `resumes`: training continues in this pass.

@@ -23,12 +23,13 @@ class ProcessLine:
         self._builder = builder
         self.main: ThreadRows = builder.thread(process)[1]
         self._others: dict[int, tuple[int, ThreadRows]] = {}
-        self._written: list[int] = []  # channels of what the thread in the background executes last
+        self._written: list[int] = []  # channels to wait for the background thread's latest work
 
     def play(self, stretch: Stretch, factor: float = 1.0, subjects: Subjects | None = None, waits: bool = True) -> None:
         """Append a stretch, with its times between calls multiplied by `factor`.
 
-        `subjects`: gives the new subjects (file, pipe or process) of rows, None to retain them. `waits`: wait for other threads.
+        `subjects`: function from rows to their new subjects (file, pipe or process), None to retain them. `waits`: wait for other
+        threads.
         """
         channels = [
             self._begin(position, rows, (thinks * factor).astype(np.int64), subjects, waits)

@@ -51,8 +51,8 @@ class RankLine:
             taken = [TakenBatches(each.batches, each.moments[::2], each.begin_ns) for each in self._passes if not each.depth]
             self._deal.ahead = ReadAhead(recording, process, ahead, taken, self._deal.parts)
         self._saves = Saves(recording)
-        self._live: dict[int, NewLoader] = {}  # by the recorded loader in whose place it is
-        self._present: list[int] = []  # recorded loaders of the present pass: they begin before it and end after it
+        self._live: dict[int, NewLoader] = {}  # by the recorded loader that each replaces
+        self._present: list[int] = []  # recorded loaders of the present pass, which begin before it and end after it
         self._more: dict[int, list[NewLoader]] = {}  # additional loaders, by the last recorded loader of the pass
         self._pipes: list[tuple[int, int]] = []  # (requests, results) of loaders that have ended
         self._children: dict[int, int] = {}
@@ -67,7 +67,8 @@ class RankLine:
         self._timed = 0  # training passes so far
         self._saved_at = -1  # steps of the run that the checkpoint holds from which the run resumes
         self._to_restore: SavedFiles | None = None
-        self._stands_for: dict[int, int | None] = {}  # by loader: that of the resumed pass, which starts in its place
+        # by recorded loader: the loader of the resumed pass that starts in its place
+        self._stands_for: dict[int, int | None] = {}
         self._shuffled = [are_dealt_shuffled(recording, self._passes, training) for training in (False, True)]
         self._streamed = are_streamed(recording) if self._deal.ahead is None else self._deal.ahead.is_streamed()
         columns = recording.columns
@@ -89,7 +90,7 @@ class RankLine:
         self._between = [stretches[0]]
         for each in self._passes:
             each.opening = stretches[at]
-            each.steps = stretches[at + 1 : at + len(each.moments) : 2]  # between them, the rank waits for its next batch
+            each.steps = stretches[at + 1 : at + len(each.moments) : 2]  # between the steps, the rank waits for its next batch
             at += 1 + len(each.moments)
             self._between.append(stretches[at - 1])
         training = [each for each in self._passes if each.training]
@@ -132,7 +133,7 @@ class RankLine:
             loader.end(self._deal)
 
     def _put_before(self, previous: PassTurn | None, turn: PassTurn) -> None:
-        """Append what the rank does before a pass. After a `previous` one that it only replays, it ends loaders at most."""
+        """Append what the rank does before a pass. If it only replays the `previous` pass, that is at most the end of loaders."""
         if previous is not None and previous.replays and not previous.resumes:
             for loader in set(self._passes[previous.number].loaders) - set(self._passes[turn.number].loaders):
                 self._join_loader(loader)
@@ -291,7 +292,8 @@ class RankLine:
         each, copy, count = self._passes[turn.number], turn.copy, self._crew(self._passes[turn.number])
         whole, first = self._dealt(turn), 0 if turn.replays else turn.done
         dealt = whole[first:]
-        if first and count and not self._streamed:  # a loader that skips batches deals those that follow from its first worker on
+        # PyTorch's loader that skips batches deals the following ones from its first worker on
+        if first and count and not self._streamed:
             dealt = [batch._replace(slot=index % count) for index, batch in enumerate(dealt)]
         loaders = self._loaders_of(each, count)
         self._step += turn.left_out + first
@@ -303,7 +305,7 @@ class RankLine:
             loaders[batch.slot].serve(batch.reads, self._deal)
         for batch in dealt[:ahead]:
             self._line.main.add(Op.PIPE_WRITE, loaders[batch.slot].requests, 1)
-        if each.depth:  # otherwise the rank reads its first batch then
+        if each.depth:  # a rank without loaders reads its first batch in this stretch
             self._put(each.opening, copy)
         begun = self._deal.begin_ahead(self._line, dealt[0].reads) if dealt and not loaders else []
         for index in range(len(dealt)):
@@ -317,7 +319,7 @@ class RankLine:
             self._join_loader(loader)
         self._add_point(timed, StepPoint.END, dealt, loaders)
         self._timed += timed
-        if not each.depth:  # these loaders have read for this pass alone
+        if not each.depth:  # loaders of a rank that had none serve one pass only
             self._pipes += [(loader.requests, loader.results) for loader in loaders]
 
     def _take_batch(
@@ -342,7 +344,7 @@ class RankLine:
             self._line.main.add(Op.STEP, self._timed, point, len(dealt), self._computation.offset_at(point) if loaders else 0)
 
     def _make_step(self, turn: PassTurn, index: int, whole: list[DealtBatch]) -> None:
-        """Append the step on batch `index` of the `whole` pass, and what few steps are followed by, as a checkpoint, if due."""
+        """Append the step on batch `index` of the `whole` pass, then what few steps are followed by, such as a checkpoint."""
         each = self._passes[turn.number]
         self._play_step(each, index, whole, turn.copy)
         if each.training:
@@ -389,7 +391,7 @@ class RankLine:
         return [*(self._live[loader] for loader in each.loaders[:count]), *further]
 
     def _writes(self, stretch: Stretch, main: bool = True) -> bool:
-        """Return whether the rank writes files in a stretch. `main`: its main thread counts, besides the others."""
+        """Return whether the rank writes files in a stretch. `main`: count its main thread, too."""
         rows = np.concatenate([stretch.rows if main else stretch.rows[:0], *(rows for _, rows, _ in stretch.others)])
         return bool(np.isin(self._recording.columns["op"][rows], [Op.WRITE, Op.COPY_TO]).any())
 

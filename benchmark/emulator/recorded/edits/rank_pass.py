@@ -42,11 +42,11 @@ class RankPass:
         )
         self._late_ns = waits_for_ranks(batches, every)
         self._unpacking_ns = int(unpacking_ns(recording, own.start, own.stop).sum()) if self.depth else 0
-        if self.depth:  # what other threads do while the rank waits for its next batch belongs to the step
+        if self.depth:  # what other threads do while the rank waits for its next batch counts as part of the step
             computed = np.append(taken[1:], computed[-1:])
         self.moments = np.stack([taken if self.depth else np.maximum(taken, requested), computed], axis=1).ravel()
         self.begin_ns = int(requested[0])
-        # The rank may end loaders in a step, which an edit repeats or leaves out. So they end after the pass.
+        # A rank may end loaders within a step, which an edit may repeat or leave out. So loaders end after the pass instead.
         op, subject, at_ns = (recording.columns[name] for name in ("op", "subject", "at_ns"))
         within = (op == Op.JOIN) & (at_ns >= self.begin_ns) & (at_ns < self.moments[-1])
         self.ends = [loader for loader in self.loaders if self.depth and loader in subject[within]]

@@ -25,8 +25,8 @@ class RareSteps(NamedTuple):
         """Return which of the rare steps an edited rank repeats after the step at `index` of `epoch`, None for none.
 
         `step`: index of the step in the edited run; `length`: steps of the edited epoch. `asked`: the interval of the edited run,
-        in steps. Otherwise a regular interval in steps of the run remains, else the same steps of each epoch, else the same
-        shares of the epochs.
+        in steps. If it is not given, a regular interval in steps of the run remains; else the same steps of each epoch; else the
+        same shares of epochs.
         """
         every, late = self._interval()
         every = asked or every
@@ -61,7 +61,7 @@ class RareSteps(NamedTuple):
 def find_rare_steps(epochs: list[list[Stretch]]) -> tuple[RareSteps, list[NDArray[np.bool_]]]:
     """Return the rare steps of training, and by epoch which of its steps are rare: those with over twice the usual calls.
 
-    Neighbours are one rare step, the first of them: a thread that saves may go on while later steps compute.
+    Of neighbouring ones, only the first counts: a thread that saves may go on while later steps compute.
     """
     counts = [np.array([_calls(stretch) for stretch in steps], np.int64) for steps in epochs]
     usual = float(np.median(np.concatenate(counts))) if counts else 0.0

@@ -16,7 +16,7 @@ _Ints = NDArray[np.int64]
 Subjects = Callable[[_Ints], _Ints]  # the new subjects of rows, AS_RECORDED for those that keep theirs
 AS_RECORDED = -1  # in place of a subject
 _NEVER_NS = 1 << 62
-# What a copy of a process leaves out: calls on pipes, which it would share with the original one, and child processes.
+# A copy of a process leaves these out: calls on pipes, which it would share with the original, and child processes.
 _NOT_COPIED = (Op.PIPE_WRITE, Op.PIPE_READ, Op.POLL, Op.START, Op.JOIN)
 
 
@@ -126,7 +126,7 @@ class RowBuilder:
         return len(self._marks) - 1
 
     def on_copies(self, tag: str, begin_ns: int, end_ns: int, data: bool) -> Subjects:
-        """Return what gives rows of a repeated stretch their subjects: copies of files that only the stretch has written.
+        """Return the function that gives rows of a repeated stretch copies of the files that only the stretch has written.
 
         The stretch went from `begin_ns` to `end_ns`. `data`: also copies of the data set's files.
         """
@@ -212,7 +212,7 @@ class RowBuilder:
         return np.concatenate([self._recording.columns[name].astype(np.int64), made])
 
     def _without_missing(self, columns: dict[str, NDArray[Any]]) -> list[RecordedFile]:
-        """Return the files; one that rows use and none makes any more exists from the start, for those that open it."""
+        """Return the files. If rows use a file that no row creates any more, it exists from the start."""
         used = np.unique(columns["subject"][columns["op"] < Op.PIPE_WRITE])
         creates = (columns["op"] == Op.OPEN) & (columns["flags"] & FLAG_CREATE > 0)
         missing = set(np.setdiff1d(used, columns["subject"][creates]).tolist())
@@ -227,7 +227,7 @@ class RowBuilder:
 
 
 def _last_removals(columns: dict[str, NDArray[Any]]) -> NDArray[np.bool_]:
-    """Return a mask of all rows but those that remove a file which a part that is repeated removes, and may read, again."""
+    """Return a mask without all but the last removal of each file: a part that is repeated may still read the file."""
     kept = np.ones(len(columns["op"]), np.bool_)
     removals = np.flatnonzero(columns["op"] == Op.UNLINK)[::-1]
     _, last = np.unique(columns["subject"][removals], return_index=True)

@@ -37,9 +37,9 @@ def check_saves(recording: TwinRecording, edits: Edits, ranks: Sequence[int]) ->
 
 
 def with_syncs(recording: TwinRecording, wanted: bool) -> TwinRecording:
-    """Return an edited recording that syncs each file of a checkpoint before it closes it, or if not `wanted` none of them.
+    """Return an edited recording that syncs each checkpoint file before its close; if not `wanted`, one that syncs none.
 
-    A file is synced if it was written and not synced after that.
+    A sync is added if the file was written and not synced after that.
     """
     columns, saved = recording.columns, on_saved_files(recording)
     op = columns["op"]
@@ -68,7 +68,7 @@ class Saves:
         self._columns, self._saved = recording.columns, on_saved_files(recording)
 
     def split(self, stretch: Stretch) -> tuple[Stretch, Stretch, Stretch] | None:
-        """Return the stretch before the first call on a checkpoint, with it, and after the last one; None if it writes none."""
+        """Divide the stretch into the parts before, during and after its calls on a checkpoint; None if it writes none."""
         at = np.flatnonzero(self._saved[stretch.rows])
         if not np.isin(self._columns["op"][stretch.rows[at]], _WRITES).any():
             return None

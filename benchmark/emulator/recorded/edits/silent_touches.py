@@ -11,8 +11,8 @@ import pandas as pd
 
 from iotwin.workload_yaml.recording import Label, Op, TwinRecording
 
-_FEWEST = 12  # runs of which all windows are known; fewer do not show how many a run has
-_SIGNIFICANT = 2  # standard errors
+_FEWEST = 12  # least number of runs with known windows that show how many windows a run has
+_SIGNIFICANT = 2  # standard errors from which on a difference counts
 _WINDOW = ["process", "file", "offset"]
 
 
@@ -69,7 +69,9 @@ def _mapped_edges(runs: pd.DataFrame, touches: pd.DataFrame) -> pd.DataFrame:
 
 
 def _chosen(runs: pd.DataFrame, edges: pd.DataFrame) -> pd.DataFrame:
-    """Return evenly chosen `edges` of a file, as many as its samples probably reach beyond. None if runs there are not shorter.
+    """Return evenly chosen `edges` of a file: as many as its samples probably extend beyond.
+
+    Returns None if runs there are not shorter.
 
     A sample as long as a window begins in the window before its first fault as often as in the window of that fault. A shorter
     one begins there less often, by its length in windows.

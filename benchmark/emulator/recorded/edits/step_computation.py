@@ -9,7 +9,7 @@ from iotwin.benchmark.emulator.recorded.edits.rank_pass import RankPass
 from iotwin.benchmark.emulator.recorded.edits.streams import DealtSample
 from iotwin.benchmark.emulator.recorded.step_points import StepPoint
 
-_PROPORTIONAL = 0.5  # 1: a recorded short batch took as much less time as it had fewer samples; 0: as long as the others
+_PROPORTIONAL = 0.5  # 1: the time of a recorded short batch was proportional to its samples; 0: it took as long as others
 
 
 class StepComputation:
@@ -50,7 +50,7 @@ class StepComputation:
 
 
 def _share_saved(each: RankPass, rare: NDArray[np.bool_]) -> float | None:
-    """Return how much of the time that a pass saved by its short last batch is in proportion to the missing samples.
+    """Return the time that a pass saved by its short last batch, as a share of what would be proportional to the missing samples.
 
     Returns None if the pass has no short last batch, or if that is unknown. With loaders, only the sum of the times of the last
     steps is known: those whose batches were requested in advance.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_IN_TURN = 1.5  # files that on average are being read at a time; one after another, it is one
+_IN_TURN = 1.5  # mean number of files read at a time from which on they are read in turn; it is 1 if one is read after another
 _ALIKE = 0.05  # files have equally many samples if their numbers differ from the average by less than this share
 
 
@@ -20,7 +20,7 @@ class DealtSample(NamedTuple):
     batch: int  # index of the recorded batch that it belongs to
     part: int  # index within that batch
     copy: int = 0  # 0: it is read from the recorded files; else from the copies of them with this number
-    piece: int | None = None  # index of what was done on one file alone, within the part; None: all of it
+    piece: int | None = None  # index of the calls on one file, among those of the part; None: all calls of the part
 
 
 class StreamPart(NamedTuple):
@@ -113,7 +113,7 @@ class _Files:
         begin, end = self._bounds[turn], self._bounds[turn + 1]
         shift = len(dealt.samples) - begin
         for part in self._parts[turn]:
-            filling = self._ahead if shift and not part.at else 0  # what was read at once before the first sample
+            filling = self._ahead if shift and not part.at else 0  # what was read before the first sample, to fill the buffer
             dealt.reads.append((max(part.at + shift - filling, 0), part.dealt._replace(copy=copy)))
         dealt.samples.extend(sample._replace(copy=copy) for sample in self._stream.samples[begin:end])
 

@@ -18,7 +18,7 @@ _TIMED_BY_END = (Op.POLL, Op.PIPE_READ, Op.WAIT, Op.JOIN)  # operations whose `a
 class Stretch:
     """What a process did between two moments: rows of its main thread on the think clock, and rows of its other threads.
 
-    `rows` are kept ones alone; `begin` and `end` are readings of the clock, `begin_ns` and `end_ns` the moments.
+    `rows` has only kept rows. `begin` and `end` are readings of the clock, `begin_ns` and `end_ns` the moments.
     """
 
     rows: _Ints
