@@ -1,5 +1,4 @@
-"""Ends a forked process after its script as Python does, but does not free PyTorch's memory: that takes longer than a small run.
-"""
+"""Ends a forked process after its script as Python does, but does not free PyTorch's memory: that takes longer than a small run."""
 
 import atexit
 import contextlib
