@@ -20,7 +20,7 @@ class BuildWithProbes(build_py):
         if self.editable_mode:
             return
         folder = Path(self.build_lib).resolve() / _PROBES
-        for outdated in folder.glob("*.bpf.o"):  # of an earlier build in the same tree
+        for outdated in folder.glob("*.bpf.o"):  # left by an earlier build in the same tree
             outdated.unlink()
         if shutil.which("clang") is None:
             self.warn("clang is not installed: the package gets no compiled eBPF programs")

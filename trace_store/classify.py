@@ -29,11 +29,11 @@ _STORED = re.compile(r"/step-[\d.]+(\.tmp|\.gone)?/(rank-\d+\.(raw|json)|manifes
 # A file with one of these suffixes holds either a training state or samples; kinds_by_use decides which.
 _EITHER_SUFFIXES = {*_CHECKPOINT_SUFFIXES, ".bin", ".h5", ".hdf5", ".npz"}
 _AGAIN = 1.5  # a file was read repeatedly if the job read at least this multiple of its size
-_FEWEST_SAMPLES = 8  # so many files with a checkpoint's suffix are samples if they are read during training
+_FEWEST_SAMPLES = 8  # this many files with a checkpoint's suffix are samples if they are read during training
 _SETTINGS_SUFFIXES = {".json", ".yaml", ".yml", ".toml", ".cfg", ".conf", ".ini", ".fio", ".txt", ".md"}
 _SETTINGS_LIMIT_BYTES = 1 << 20  # text files of which the job read at least this much are data, not settings
-_FEWEST_TEXTS = 8  # so many text files of a folder are a corpus if the job read _SETTINGS_LIMIT_BYTES of them together
-_FEWEST_LABELS = 16  # so many text files of a folder are labels of samples if the job reads them repeatedly
+_FEWEST_TEXTS = 8  # this many text files of a folder are a corpus if the job read _SETTINGS_LIMIT_BYTES of them together
+_FEWEST_LABELS = 16  # this many text files of a folder are labels of samples if the job reads them repeatedly
 _CHECKPOINT_MINIMUM_BYTES = 1 << 16  # a file of another suffix is a checkpoint if the job wrote at least this much to it
 _RESULT_SUFFIXES = {".json", ".csv", ".parquet", ".png", ".svg", ".html"}  # suffixes of results, from which no job restarts
 

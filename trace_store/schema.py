@@ -135,8 +135,8 @@ PARTS = pa.schema(
         ("rank", pa.int32()),
         ("epoch", pa.int32()),
         ("step", pa.int32()),  # the minibatch, of a pipeline
-        ("stage", pa.int32()),  # of a pipeline, as the next column
-        ("version", pa.int32()),  # of the weights that the pass uses
+        ("stage", pa.int32()),  # stage of a pipeline; also for pipelines only: version
+        ("version", pa.int32()),  # version of the weights that the pass uses
     ]
 )
 ADDED = {"stage", "version"}  # columns that earlier versions of iotwin did not write; they are null in such traces

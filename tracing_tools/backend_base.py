@@ -72,7 +72,7 @@ class Backend:
         return {}
 
     def drain(self, recording: Recording) -> bool:
-        """Move the pending records to `recording`. Return True if they were so many that the next drain is due at once."""
+        """Move the pending records to `recording`. Return True if there were enough to make the next drain due at once."""
         return False
 
     def ledger(self) -> Ledger:

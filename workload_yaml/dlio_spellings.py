@@ -14,12 +14,12 @@ _OTHER_NAMES = {
     "model.model_size": "model.model_size_bytes",
     "checkpoint.model_size": "model.model_size_bytes",
     "reader.seed": "train.seed",
-    # of twins that earlier versions fitted
+    # in twins that earlier versions fitted
     "twin.recorded.computation_scale": "train.computation_scale",
     "twin.checkpoint.keep_epoch_ends": "twin.checkpoint.keep_every",
     "twin.checkpoint.after_steps": "twin.checkpoint.after",
     "hydra.run.dir": "output.folder",
-    "accelerator.memory_budget": "train.computation_time.budget",  # of a step time of the type rematerialized
+    "accelerator.memory_budget": "train.computation_time.budget",  # a key of a step time of the type rematerialized
 }
 _LOCAL_URL = re.compile("^(file|direct)://")  # beginnings of local paths in MLCommons' fork of DLIO
 _SHUFFLES = ("reader.file_shuffle", "reader.sample_shuffle")

@@ -9,7 +9,7 @@ from iotwin.workload_yaml.recording import RecordedBatches
 
 MOST_PREFETCHED = 8  # most batches that a loader is assumed to prefetch; PyTorch's default is 2
 _NEARLY_ALL = 0.9  # least share of a pass's batches in flight that counts as all batches
-PARTS = 16  # of a batch whose samples are unknown: its batch size in the YAML, so that it can be halved, too
+PARTS = 16  # batch size in the YAML if samples are unknown: so it can be halved, too
 
 
 class RecordedStructure(NamedTuple):

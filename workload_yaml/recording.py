@@ -42,7 +42,7 @@ class Op(IntEnum):
     SYNC = 3
     DATASYNC = 4
     CLOSE = 5
-    RENAME = 6  # to the file's last name
+    RENAME = 6  # renames a file to its last name
     UNLINK = 7
     MAP = 8  # `size` bytes from `offset`
     TOUCH = 9  # a page of a mapped file
@@ -61,7 +61,7 @@ class Op(IntEnum):
     MARK = 22  # logs that a phase begins or ends
     END = 23  # the end of the process or thread; its time counts, nothing is called
     MEET = 24  # waits for the other ranks, as an all-reduce does
-    STEP = 25  # of edited recordings: the player records when training came so far (benchmark.emulator.recorded.step_points)
+    STEP = 25  # in edited recordings: the player records when it gets here (benchmark.emulator.recorded.step_points)
 
 
 CALLS = 17  # operations with a smaller number are system calls on files and pipes

@@ -98,7 +98,7 @@ class Reader(Section):
     # memory: each file is read once, in the first epoch; kept_open: a process of a recording opens each file once
     read_type: Literal["on_demand", "memory", "mapped", "kept_open"] = "on_demand"
     file_access: Literal["multi", "shared", "collective", "mpio", "posix"] = "multi"  # of no effect, as in DLIO
-    # Most bytes of one read; None: as the format's reader chooses. A recording's sequential reads are joined up to so many.
+    # Most bytes of one read; None: as the format's reader chooses. A recording's sequential reads are joined up to this size.
     transfer_size: Positive | None = None
     preprocess_time: Duration = 0.0  # seconds that a worker spends on preprocessing each training sample
     # For the pytorch loader; native forks its worker processes, or has threads of the main process in their place.
@@ -207,7 +207,7 @@ class CheckpointFile(Section):
     # checkpoints come by steps; None: at all checkpoints.
     after: list[Count] | None = None
     keep: Count | None = None  # number of newest versions of this file that stay, 0: all; None: twin.checkpoint.keep
-    serialization_time: Duration = 0.0  # seconds besides writing
+    serialization_time: Duration = 0.0  # seconds in addition to writing
     format: CheckpointFormat | None = None  # format of the file's writes; None: another format, or unknown
 
 
@@ -241,12 +241,12 @@ class TwinCheckpoint(Section):
     snapshot: Literal["host", "device"] = "device"
     logged: bool | None = None  # True: the log has checkpoints as phases; None: only if training waits for them
     keep: Positive | None = None  # number of newest checkpoints that stay; older ones are removed; None: all stay
-    keep_every: Positive | Literal["epoch"] | None = None  # one in so many checkpoints, or those at ends of epochs, also stay
+    keep_every: Positive | Literal["epoch"] | None = None  # every n-th checkpoint, or those at ends of epochs, also stay
     # [epoch, step] in the names of checkpoints from before the run, oldest first; sparse files of their size stand in for them.
     before: list[tuple[Count, Count]] = []
     on_processors: bool = False  # the job trains on the CPUs that write, so a policy counts the CPU time of writing
     policy: CheckpointPolicy | None = None  # decides when checkpoints within epochs are due; None: the checkpoint section does
-    # Epochs after which checkpoints are due instead of every so many; steps of the run if they come by steps, that is, with
+    # Epochs after which checkpoints are due, instead of at an interval; steps of the run if they come by steps, that is, with
     # steps_between_checkpoints. A step may be listed several times.
     after: list[Positive] | None = None
     seconds_between: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # None: checkpoints are not due by time
@@ -303,7 +303,7 @@ class Pipeline(Section):
     plan: str | None = None  # plan.json or conf.json whose stages, schedule and depth the run has; relative to the YAML
     schedule: Literal["1f1b", "gpipe", "flush", "none", "2bw"] | None = None  # None: that of `plan`, else 1f1b
     depth: dict[str, Count] = {}  # minibatches in flight during warm-up, by the stage's index, instead of the schedule's formula
-    minibatches: Positive | None = None  # of each epoch; None: all that the data set has
+    minibatches: Positive | None = None  # number in each epoch; None: all that the data set has
     # Speed of each rank's link to the previous stage, which replaces receive_s; None: receive_s.
     link_bytes_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e15)] | None = None
 

@@ -117,8 +117,8 @@ class RankTotals:
     skipped_s: float = 0.0
     stopped_early: bool = False
     storage_read_bytes: int = 0  # fetched from storage, not from the page cache, by this rank and its child processes
-    peak_memory_bytes: int = 0  # of the rank's process, without its children
-    cpu_s: float = 0.0  # of the rank and its child processes
+    peak_memory_bytes: int = 0  # most memory of the rank's process, without its children
+    cpu_s: float = 0.0  # CPU time of the rank and its child processes
     resumed: ResumedRun | None = None  # None: the run began at the first step
     host: RankHost = field(default_factory=RankHost.here)
 

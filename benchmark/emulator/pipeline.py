@@ -30,7 +30,7 @@ from iotwin.workload_yaml.schema import CheckpointFile
 from iotwin.workload_yaml.train_section import step_factor
 from iotwin.workloads.policies.pipeline import Pass, PipelinePlan, Stage, order
 
-_WRITE_BYTES = 8 << 20  # of a checkpoint
+_WRITE_BYTES = 8 << 20  # size of one write of a checkpoint
 _NOTHING = Fetched(0, 0, 0, 0)
 
 
@@ -284,7 +284,7 @@ class _PipelineRank:
 
 
 def _drawn_times(config: Config, stage: Stage, passes: int) -> dict[str, DrawnTime]:
-    """Return the times of a rank's forward, backward and evaluation passes. `passes`: those of one kind in an epoch."""
+    """Return the times of a rank's forward, backward and evaluation passes. `passes`: number of each kind in an epoch."""
     section = config.twin.pipeline
     assert section is not None  # noqa: S101
     own, seed, strata = section.stages[stage.stage], config.train.seed, even_strata(passes)

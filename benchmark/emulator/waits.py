@@ -20,7 +20,7 @@ from iotwin.common.numbers.sleeper import Sleeper
 
 _POLL_S = 1e-3  # between two checks of a condition that nothing announces in real time
 _clock: VirtualClock | None = None
-_thread = threading.local()  # `slot`: of this thread; none if the clock does not know it, as a thread of a plug-in
+_thread = threading.local()  # `slot`: this thread's; missing if the clock does not know the thread, such as one of a plug-in
 
 
 @contextmanager

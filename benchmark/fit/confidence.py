@@ -1,4 +1,4 @@
-"""How sure a fit may be of what it found: of counts how many observations agree, of times the interval of their mean."""
+"""How sure a fit is of its values. For counts: how many observations agree. For times: the confidence interval of the mean."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -18,7 +18,7 @@ _VERBS = {"read": "read", "write": "written", "open": "opened"}
 def coverage_of(calls: pd.DataFrame, kinds: NDArray[Any], twin: Mapping[tuple[str, str], float]) -> dict[str, Any]:
     """Return as JSON the shares of the job's reads, writes and opens that the twin accounts for (0 to 1), and the amounts.
 
-    `calls`: those of the job that succeeded (op, file_id, result); `kinds`: by file_id; `twin`: the twin's amounts by (direction,
+    `calls`: the job's successful calls (op, file_id, result); `kinds`: by file_id; `twin`: the twin's amounts by (direction,
     kind). Amounts are bytes, for opens calls. A share is the smaller amount over the larger one: too much counts like too little.
     """
     of_call, flows = np.append(kinds, "")[calls["file_id"].to_numpy(np.int64)], []
@@ -39,7 +39,7 @@ def _share(flows: list[dict[str, Any]], direction: str) -> float:
 
 
 def describe_coverage(document: dict[str, Any]) -> str:
-    """Return a coverage (as of `coverage_of`) in a line."""
+    """Describe a result of `coverage_of` in a line."""
     parts = []
     for direction, verb in _VERBS.items():
         flows = [flow for flow in document["flows"] if flow["direction"] == direction and (flow["seen"] or flow["twin"])]

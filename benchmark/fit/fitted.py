@@ -19,7 +19,7 @@ class Fitted:
 
     config: c.Config
     evidence: dict[str, str]
-    files: list[tuple[str, int]]  # of the data set: name within its folder, bytes; those whose size was seen
+    files: list[tuple[str, int]]  # data-set files whose size was seen: name within their folder, bytes
     confidence: dict[str, dict[str, Any]] = field(default_factory=dict)  # by key of the YAML; see iotwin.benchmark.fit.confidence
     coverage: dict[str, Any] = field(default_factory=dict)  # see iotwin.benchmark.fit.coverage
     recording: TwinRecording | None = None  # goes into a file next to the YAML; None: the YAML needs none

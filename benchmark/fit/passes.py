@@ -35,7 +35,7 @@ class Pass:
 
     @property
     def computation_s(self) -> NDArray[np.float64]:
-        """Seconds of each step for which the rank does not wait for data: of computation, and of unpacking the next batch."""
+        """Seconds of each step in which the rank does not wait for data, but computes or unpacks the next batch."""
         seconds: NDArray[np.float64] = (self.computed_ns - self.taken_ns) / 1e9
         there = np.maximum(self.computed_ns[:-1], np.maximum.accumulate(self.delivered_ns)[1:])
         seconds[:-1] += np.maximum(self.taken_ns[1:] - there, 0) / 1e9
@@ -62,10 +62,7 @@ class Passes:
 
 
 def find_passes(job: Job, labelled: Labelled) -> Passes:
-    """Return the passes of the job.
-
-    Raises IotwinError if the trace does not show when a rank took which batch.
-    """
+    """Return the passes of the job. Raises IotwinError if the trace does not show when a rank took which batch."""
     calls, _, tree, *_ = find_replayable(job)
     batches, index = find_batches(job, labelled, tree, calls)
     if batches is None:

@@ -86,6 +86,6 @@ def median(values: Numbers) -> Estimate:
     """
     ordered, count = np.sort(values), len(values)
     misses = np.cumsum([math.comb(count, below) / 2**count for below in range(count)])
-    rank = int((misses <= _MISSED).sum())  # of the bounds, counted from both ends
+    rank = int((misses <= _MISSED).sum())  # rank of the bounds, counted from both ends
     bounds = (float(ordered[rank - 1]), float(ordered[-rank])) if rank else (None, None)
     return Estimate(float(np.median(ordered)), *bounds)

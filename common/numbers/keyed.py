@@ -23,7 +23,7 @@ class Purpose(IntEnum):
     SNAPSHOT = 15
     EPOCH_WARM_UP = 17
     ITEM = 18  # an item of a training script's data set
-    BACKWARD_PASS = 20  # of a pipeline's stage
+    BACKWARD_PASS = 20  # time of a pipeline stage's backward pass
     ENTROPY = 19  # replaces random bytes that a script draws from the operating system
 
 

@@ -1,4 +1,4 @@
-"""Ends a forked process after its script as Python does, but does not free PyTorch's memory: that takes longer than a small run."""
+"""Ends a forked process after its script, as Python does, but frees no memory of PyTorch: that takes longer than a small run."""
 
 import atexit
 import contextlib
@@ -27,7 +27,7 @@ def exit_status_of(run: Callable[[], None]) -> int:
 
 
 def end_process(status: int, modules: Sequence[ModuleType]) -> NoReturn:
-    """Exit. Of all objects, free only those of `modules`."""
+    """Exit, and free no objects but those of `modules`."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for module in modules:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from iotwin.workloads.policies.pipeline import PipelinePlan
 
 _FORMATS = {".tfrecord": "tfrecord", ".npz": "npz", ".npy": "npy", ".hdf5": "hdf5", ".jpeg": "jpeg", ".png": "png"}
-_INDEX_BYTES, _MANIFEST_BYTES, _LATEST_BYTES = 3000, 900, 8  # of a store's small files, for stages of some ten tensors
+_INDEX_BYTES, _MANIFEST_BYTES, _LATEST_BYTES = 3000, 900, 8  # sizes of a store's small files, for stages of some ten tensors
 
 
 @dataclass(frozen=True)

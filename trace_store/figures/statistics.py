@@ -28,7 +28,7 @@ _DENSE = 1 << 20  # most cells of a batch that are counted in an array; more are
 _ROW_BITS = 12  # a range has 4096 rows
 _ROW_MASK = (1 << _ROW_BITS) - 1
 _DURATION_BITS = 63 - _ROW_BITS
-_MOST_NS = (1 << _DURATION_BITS) - 1  # 26 days; longer calls count as so long in percentiles
+_MOST_NS = (1 << _DURATION_BITS) - 1  # 26 days; percentiles count longer calls as this long
 _MOST_WAITING = 1 << 18  # calls
 _EXACT = 1 << 53  # sums of whole numbers up to it are exact in floats
 

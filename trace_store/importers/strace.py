@@ -74,7 +74,7 @@ def _calls(source: Path, torn: dict[str, int]) -> Iterator[text.Call]:
             continue
         tid, time_ns, rest = int(head["pid"] or alone), _time_ns(head["time"]), head["rest"]
         if ":" in head["time"]:
-            # -t prints no date: of all days, the one nearest to the line before. Lines of several threads are not quite in order.
+            # strace prints no date: choose the day nearest to the line before. Lines of several threads are not quite in order.
             time_ns += 0 if before_ns is None else round((before_ns - time_ns) / _DAY_NS) * _DAY_NS
             before_ns = time_ns
         stamp = f"{time_ns // 10**9}.{time_ns % 10**9:09d} "

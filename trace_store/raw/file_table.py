@@ -46,7 +46,7 @@ class FileTable:
     """Assigns file ids to the events of a trace, chunk by chunk, and collects the rows of the files table.
 
     A file is identified by (device, inode, generation), so that a reused inode number is another file. A path that no call
-    opened, as of a failed open, becomes a file of kind 'missing' without a device.
+    opened, such as that of a failed open, becomes a file of kind 'missing' without a device.
     """
 
     def __init__(self, log_paths: set[bytes]) -> None:

@@ -31,7 +31,7 @@ class HeatMap {
     this.pending = requestAnimationFrame(() => { this.pending = 0; this.draw(); });
   }
 
-  // Draws the visible part of the map, one pixel for each cell in height. Of several cells in a pixel, the fullest is drawn.
+  // Draws the visible part of the map, one pixel for each cell in height. If several cells share a pixel, the fullest is drawn.
   render(from, to, wide) {
     const { columns, rows, cells, origin_s: origin, width_s: width } = this.heat, pixel = (to - from) / wide;
     const image = element("canvas", { width: wide, height: rows }), fullest = new Float64Array(wide * rows);

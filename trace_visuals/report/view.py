@@ -37,7 +37,7 @@ _DETAIL_BINS, _DETAIL_CALLS = 4_096, 40_000
 _SECOND = 1e9
 _MOST_CONNECTIONS = 32  # a browser opens six connections
 _REQUEST_S = 10  # a request must arrive whole within this time
-_IDLE_S = 30  # a client that reads nothing of its answer for so long is disconnected
+_IDLE_S = 30  # a client that reads nothing of its answer for this long is disconnected
 
 
 class ReportServer:

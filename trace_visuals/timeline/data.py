@@ -50,7 +50,7 @@ class TraceTimeline:
     device: CallLanes | None  # work of the accelerators; a lane for each of device_names
     part_names: tuple[str, ...]
     parts: CallLanes  # parts of the lowest rank's steps; a lane for each of part_names
-    passes: PassRows | None  # of a pipeline's ranks
+    passes: PassRows | None  # passes of a pipeline's ranks
     moments: list[Moment]  # kills and resumptions
     recompute: pd.DataFrame | None  # see `recompute_shares`, in the bins of `lanes`
     tensors: tuple[str, pd.DataFrame] | None  # see `memory_shares`, in the bins of `lanes`

@@ -79,7 +79,7 @@ class JobOutput:
                 self._ask(output_keeper.SHOW)
 
     def _has_ended(self, options: int = 0) -> bool:
-        """Return True if the keeper ended before the output did, as after a kill. `options`: those of waitpid."""
+        """Return True if the keeper ended before the output did, as after a kill. `options`: the options of waitpid."""
         pid, status = os.waitpid(self._keeper, options)
         if pid:
             self._keeper = 0

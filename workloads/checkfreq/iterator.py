@@ -34,7 +34,7 @@ _LEAST_SHARE = 0.1  # this share of the bound is always left for checkpoints, ev
 class IteratorOptions:
     """Keyword arguments of CFIterator that the class of this name in CheckFreq's own code lacks."""
 
-    seconds: float = 0.0  # if above 0, also take a checkpoint every so many seconds
+    seconds: float = 0.0  # seconds between further checkpoints; 0: none
     mtbf_s: float | None = None  # mean time between failures, which sets a least interval
     stop_at: tuple[int, ...] = ()  # signals on which the job takes a checkpoint and stops
     cache: Path | None = None  # folder of the profiles; None: in the user's cache

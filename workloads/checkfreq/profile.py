@@ -19,7 +19,8 @@ from iotwin.workloads.policies.adaptive_interval import CheckpointProfile, Inter
 from iotwin.workloads.state.snapshot_writer import PROCESS, THREAD, Persisted
 from iotwin.workloads.state.tracked_objects import State
 
-WARM_UP, DECIDED = 5, 100  # calls of the iterator: so many first ones are not measured; in the last one the interval is planned
+# calls of the iterator: number of first ones that are not measured; the one in which the interval is planned
+WARM_UP, DECIDED = 5, 100
 _CACHE_VERSION = 3
 
 

@@ -17,7 +17,7 @@ from iotwin.common.processes.children import dying_with_us
 from iotwin.workloads.detrain.instrumentation import CallLine, Instrumentation, changed_sources, write_instrumentation
 from iotwin.workloads.detrain.observed_loops import MOST_ITERATIONS, LoopReport
 
-_GRACE_S = 10.0  # the child has so long, after the timeout, to write its report
+_GRACE_S = 10.0  # time after the timeout in which the child must write its report
 _CONFIRMED, _REFUTED = 0.95, 0.3
 # `discover` gives these reasons for a low confidence. A run of five iterations cannot refute them.
 _LASTING = ("several loops train", "a framework trains too")

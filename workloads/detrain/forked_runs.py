@@ -21,7 +21,7 @@ MOST_MESSAGE_BYTES = 1 << 20
 class RunOfRanks(msgspec.Struct, frozen=True, kw_only=True):
     """What a server runs. `ranks`: number of processes, as torchrun starts them, with `port` for rank 0.
 
-    `rank`: that of this process. Each rank but 0 has its own output files (`path_of_rank`).
+    `rank`: the rank of this process. Each rank but 0 has its own output files (`path_of_rank`).
     """
 
     ranks: int = 1

@@ -38,7 +38,7 @@ class Wrapper(msgspec.Struct, frozen=True):
     function: str
 
 
-KERAS_FIT = Wrapper("keras", "Model.fit")  # of scripts whose loops are Keras's
+KERAS_FIT = Wrapper("keras", "Model.fit")  # the wrapper of scripts whose loops are Keras's
 
 
 class BatchSource(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class Instrumentation(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int = VERSION
     script: str
-    source_sha256: str  # of the script
+    source_sha256: str  # digest of the script
     sources: dict[str, str]
     kind: Kind
     epoch: SourceLine | None = None

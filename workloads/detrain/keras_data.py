@@ -15,7 +15,7 @@ from tensorflow.python.eager import context
 
 from iotwin.common.errors import IotwinError
 
-_UNKNOWN_SIZE = 32  # of axes other than the first in a batch of zeros
+_UNKNOWN_SIZE = 32  # length of unknown axes, except the first, in a batch of zeros
 _Seen = Callable[[Any], None]
 
 

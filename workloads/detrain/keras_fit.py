@@ -83,7 +83,7 @@ class KerasFit:
     def __init__(self, session: "Session", script: Path) -> None:
         self._session, self._script = session, script
         self._model: Any = None
-        self._datasets: dict[str, Any] = {}  # pipelines besides the one that the model trains on
+        self._datasets: dict[str, Any] = {}  # pipelines other than the one that the model trains on
         self._held: Any = types.ModuleType(_HELD)
         self._held.__file__ = str(script)  # so that its variables are saved as the script's are
         after_import("keras", self._patch)

@@ -42,7 +42,7 @@ class _Positioned(Protocol):
     """An iterator other than a DataLoader's that knows its position."""
 
     def state(self, fetched: bool) -> dict[str, Any] | None:
-        """Return where it was before the batch that was `fetched`, if one was; None if it cannot start there."""
+        """Return its position, before the batch if one was `fetched`; None if it cannot start at that position."""
 
 
 class Placeholder:
@@ -248,10 +248,7 @@ class LoaderTracker:
             self._on_batch(indices)
 
     def read(self, name: str, content: Any) -> None:
-        """Record that a batch without indices was read from the source `name`.
-
-        `content`: its text is the batch's digest.
-        """
+        """Record that a batch without indices was read from the source `name`. `content`: its text is the batch's digest."""
         self._last[name] = content
 
     def opens(self, starts: list[dict[str, Any] | None]) -> None:
@@ -322,7 +319,7 @@ def _own_generators(loader: "DataLoader[Any]") -> list[tuple[Any, Provider]]:
 
 
 def _set_workers(workers: int) -> None:
-    """Let all loaders have so many worker processes."""
+    """Let all loaders have `workers` worker processes."""
     make = DataLoader.__init__
 
     def made(loader: "DataLoader[Any]", *arguments: Any, **options: Any) -> None:

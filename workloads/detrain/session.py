@@ -72,13 +72,16 @@ class Session:
         self._epoch_start: State = {}
         self._starts: list[State] = []  # by epoch: the generators' states at its start
         self._item: Any = None  # the batch that a `for` loop has fetched
-        self._frame: types.FrameType | None = None  # of the loop, during a step
+        self._frame: types.FrameType | None = None  # frame of the loop, during a step
         self._reason: str | None = None  # why the batch that is fetched is saved
         self._has_built = False  # the run has made a step so that the script's objects have their variables
         self._fetch: State | None = None  # the generators' states before the current batch was fetched
 
     def opens(self, kind: str) -> None:
-        """Prepare for a loop: of the batch loop (`kind` is "batch"), track iterators of loaders until its first batch arrives."""
+        """Prepare for a loop.
+
+        If it is the batch loop (`kind` is "batch"), track iterators of loaders until its first batch arrives.
+        """
         if kind == "batch":
             resume = self.resume
             restores = resume is not None and resume.jumps and resume.is_in(self.progress.epoch)

@@ -22,7 +22,7 @@ from iotwin.workloads.state.torch_state import TORCH, as_tensor
 
 
 class StepsLog:
-    """Writes the log. `indices`: those of the batches that loaders have yielded, as they come."""
+    """Writes the log. `indices`: indices of the batches that loaders have yielded, as they come."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

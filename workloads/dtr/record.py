@@ -97,8 +97,8 @@ class Recorder(TorchDispatchMode):
     """A context manager that collects a log instruction for every PyTorch operation. Only `finish` formats them, to save time.
 
     `session`: a memory budget in force, which may be unlimited. The log then counts the bytes that the budget counts: with the
-    allocator's rounding, what kernels allocate besides, and what was in memory before. None: tensors count their own bytes.
-    `fake`: operations only compute shapes, so that their times are estimated.
+    allocator's rounding, what kernels allocate for themselves, and what was in memory before. None: tensors count their own
+    bytes. `fake`: operations only compute shapes, so that their times are estimated.
     """
 
     def __init__(self, session: Rematerialize | None = None, *, fake: bool = False) -> None:
@@ -121,7 +121,7 @@ class Recorder(TorchDispatchMode):
     def finish(self) -> list[bytes]:
         """Stop recording and return the lines of the log, one per instruction."""
         self._active = False
-        if self._bytes_before > 0:  # of tensors that the step does not touch, and of the device's libraries
+        if self._bytes_before > 0:  # bytes of tensors that the step does not touch, and of the device's libraries
             size = {"NAME": "held", "MEMORY": self._bytes_before}
             self._instructions[1:1] = [("CONSTANT", {"NAME": "held"}), ("MEMORY", size)]
             self._bytes_before = 0

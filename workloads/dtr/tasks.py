@@ -29,7 +29,7 @@ class TrainingTask(NamedTuple):
     network: nn.Module
     dataset: Dataset
     samples: int
-    loss: Callable[[Tensor, Tensor], Tensor]  # of the network's result and the labels
+    loss: Callable[[Tensor, Tensor], Tensor]  # a function of the network's result and the labels
 
 
 def training_task(config: DtrConfig, parts: Parts) -> TrainingTask:

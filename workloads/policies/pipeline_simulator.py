@@ -54,7 +54,7 @@ class _Simulation:
         }
         self.ahead = {rank: deque(order(plan, *at, minibatches, schedule)) for rank, at in self.stage_and_replica.items()}
         self.events: list[tuple[float, int, int, Pass, bool]] = []  # time, index, rank, pass, True: arrival
-        self.number = 0  # index of the next event; of events at the same time, the one with the lower index is first
+        self.number = 0  # index of the next event; at the same time, the event with the lower index is first
         self.arrived: set[tuple[int, Pass]] = set()  # each (rank, pass) whose input has arrived
         self.idle = set(self.stage_and_replica)
         # time at which each rank's link to the previous stage is free

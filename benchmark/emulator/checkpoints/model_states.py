@@ -45,8 +45,8 @@ class _Coordinates(NamedTuple):
     """A rank's coordinates among the ranks of the divided model."""
 
     model: int  # rank mod (tensor * pipeline)
-    stage: int  # of the pipeline
-    replica: int  # its data-parallel rank
+    stage: int  # index of the pipeline's stage
+    replica: int  # the data-parallel rank
     replicas: int
 
 

@@ -19,7 +19,7 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.foreign_files import decode_foreign
 from iotwin.workload_yaml.checkpoint_names import WORDS, numbers_in
 
-_NAME = "iotwin-emulated.txt"  # of rank 0's note; rank 3's is iotwin-emulated-3.txt
+_NAME = "iotwin-emulated.txt"  # name of rank 0's note; that of rank 3 is iotwin-emulated-3.txt
 _NOTE = re.compile(r"iotwin-emulated(-[0-9]+)?\.txt")
 _TEXT = b"The checkpoints in this folder were written by iotwin emulate: random bytes, no model. These are its files:\n"
 _ROOM_BYTES = 16 << 10  # allocated in advance: a write to mapped memory on a full disk would kill the process

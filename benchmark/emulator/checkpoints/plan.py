@@ -113,7 +113,7 @@ def _of_state(config: Config, folder: str, state: ModelState) -> PlannedFile:
 def _drawn_sizes(config: Config, size_bytes: int) -> list[int]:
     """Return sizes of writes that alternate between a small size and a draw from a normal curve; their sum is `size_bytes`.
 
-    The paper artifact's fork of DLIO imitates the writes of torch.save so.
+    In this way the paper artifact's fork of DLIO imitates the writes of torch.save.
     """
     checkpoint = config.checkpoint
     mean, least = checkpoint.ckpt_write_sz_mean or 1, checkpoint.ckpt_write_sz_min or 1

@@ -67,7 +67,7 @@ class Spent(NamedTuple):
 
 
 class JobTimes:
-    """Draws the seconds that the job spends on each checkpoint of a rank besides system calls."""
+    """Draws the seconds, system calls excluded, that the job spends on each checkpoint of a rank."""
 
     def __init__(self, section: TwinCheckpoint, seed: int, rank: int) -> None:
         self._seed, self._rank, self._done = seed, rank, 0

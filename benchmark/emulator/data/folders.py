@@ -14,7 +14,7 @@ from iotwin.workload_yaml import Config, Dataset, Twin
 
 Paths = tuple[str, ...]  # the files of one sample, or of one run of samples, in the order they are read
 
-_PROBED = 4096  # the sizes of at most so many files are checked before the first epoch
+_PROBED = 4096  # most files whose sizes are checked before the first epoch
 _PROBED_REMOTE = 16  # most files whose sizes are checked in an object store, where each file costs a request
 _BERT_SHARD = re.compile(r"part-\d+-of-\d+")
 _SUFFIXES = {"jpeg": "jpe?g", "csv": r"csv(\.(gz|bz2|xz))?", "hdf5": "(hdf5|h5)", "tfrecord": "tfrecords?"}
@@ -129,7 +129,7 @@ class FoundDataSet(NamedTuple):
 
     train: FoundFiles
     evaluation: FoundFiles
-    layout: str | None  # of the files; None: unknown
+    layout: str | None  # layout of the files; None: unknown
     folder: str
     remote: RemoteOpener | None  # opener of the files; None if they are local
 

@@ -303,7 +303,7 @@ def _write_once(descriptor: int, parts: Sequence[memoryview], offset: int) -> in
 
 
 def call_cost_ns(now_ns: Callable[[], int]) -> int:
-    """Return the median time in ns that a player spends on a read besides the work of the kernel, on the clock `now_ns`."""
+    """Return the median time in ns, on the clock `now_ns`, that a player itself spends on a read, without the kernel's work."""
     null, scratch, took = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), memoryview(bytearray(1)), []
     fds = Descriptors(lambda file, flags: null)
     fds.opened(0, 0, null)

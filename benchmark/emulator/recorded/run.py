@@ -139,7 +139,7 @@ def replays_of(config: Config, ranks: int) -> int:
 def _data_wait_s(board: Board, recording: TwinRecording, batches: RecordedBatches, edits: Edits) -> float:
     """Return how long the main threads of the ranks waited for batches, or read them by themselves, on average.
 
-    `batches`: those of the recording before it was edited.
+    `batches`: the recording's batches before the edit.
     """
     has_loaders = any(each.depth for each in batches.passes) if edits.loaders is None else edits.loaders > 0
     ranks = list(dict.fromkeys(each.process for each in batches.passes if each.training))[: 1 if edits.regrouped else None]

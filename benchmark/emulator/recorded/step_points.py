@@ -151,7 +151,7 @@ def _inserted(recording: TwinRecording, before: NDArray[np.int64], values: NDArr
     # A point divides the time between two calls. When a wait began is not recorded; what precedes it counts as computation.
     left, by_end = columns["think_ns"][before], np.isin(columns["op"][before], _TIMED_BY_END)
     since_ns = np.where(by_end, columns["at_ns"][np.maximum(before - 1, 0)], columns["at_ns"][before] - left)
-    # A wait that begins later, when the thread has computed, ends as before: when what the thread waits for has happened.
+    # If a wait begins later, because the thread computes first, it still ends when the awaited event has happened.
     shortens_wait = np.isin(columns["op"][before], _WITHOUT_THINK)
     at = np.clip(moment - since_ns, 0, np.where(shortens_wait, columns["at_ns"][before] - since_ns, left))
     same = np.append(False, before[1:] == before[:-1])

@@ -19,7 +19,7 @@ _NO_DESCRIPTOR = (1 << 31) - 1
 def without_tracing(recording: TwinRecording) -> TwinRecording:
     """Return the recording as that of the untraced job: with less time between calls, by what tracing a call took.
 
-    If the present process is traced in the same way, its calls take so much longer themselves.
+    If the present process is traced in the same way, its calls take as much longer themselves, so nothing is removed.
     """
     header, columns = recording.header, recording.columns
     if not header.transfer_ns or is_traced(header.transfer_ns):
@@ -32,7 +32,9 @@ def without_tracing(recording: TwinRecording) -> TwinRecording:
 
 
 def is_traced(cost_ns: int) -> bool:
-    """Return whether a close takes longer than a call that is never traced, by at least half of `cost_ns`: that of a read."""
+    """Return whether a close takes at least half of `cost_ns` (the cost of tracing a read) longer than a call that is never
+    traced.
+    """
     return _median_ns(os.close) - _median_ns(os.fchdir) > cost_ns / 2
 
 

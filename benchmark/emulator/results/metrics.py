@@ -51,7 +51,7 @@ def estimates(table: StepTable, phase: str, excluded: OutputMetric) -> dict[str,
     """Return the figures of one phase over all its epochs, each with its confidence interval.
 
     Utilisation excludes the same steps as phase_metrics. `au_without_overhead_percentage` also subtracts from the steps' time the
-    emulator's overhead, which is time besides waiting for data, computing and waiting for other ranks.
+    emulator's overhead, which is all time except waiting for data, computing and waiting for other ranks.
     """
     columns = table.of(phase)
     kept, every = _over_ranks(counted_steps(columns, excluded)), _over_ranks(columns)

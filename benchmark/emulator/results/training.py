@@ -20,7 +20,7 @@ class TrainedPass(NamedTuple):
     compute_ns: int
     data_wait_ns: int
     rank_wait_ns: int  # waiting for other ranks
-    storage_ns: int  # calls on files besides those that the wait for data counts, such as writing checkpoints
+    storage_ns: int  # calls on files that are no wait for data, such as writing checkpoints
 
 
 def training_document(passes: Sequence[TrainedPass]) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ STEP_COLUMNS = ["pid", "pass", "wanted_ns", "start_ns", "end_ns"]
 _MOST_STEPS = 64  # most steps between two bursts; step times vary too much to count more
 _ENOUGH = 256  # most pauses that are tried, drawn evenly: the time grows with the square of their number
 _FEWEST = 9  # least number of pauses; fewer are multiples of some time by chance
-# Of the time in which no thread reads, the share between bursts; the rest is within bursts.
+# The share between bursts of the time in which no thread reads; the rest is within bursts.
 _IDLE = 0.9
 _AS_LONG = 0.2  # a pause also separates bursts if it is at least this share of the shortest one that does
 # The distance of a pause to the nearest multiple of an unrelated time, as a share of that time, is uniform from -1/2 to 1/2.

@@ -14,7 +14,7 @@ _FEWEST = 4  # least number of intervals that can show whether a clock or a step
 _BY_TIME = 0.5  # a clock triggers if the relative deviation of seconds is below this share of that of steps
 _LATE_STEPS = 1  # intervals of a step count may differ by this many steps, since a checkpoint may seem late
 _MANY_MISSED = 0.05  # a cadence is rejected if its number of events differs by more than this share from the observed number
-_ROW = 3  # so many events at equal intervals are not coincidence
+_ROW = 3  # this many events at equal intervals are not coincidence
 
 
 def find_cadence(seen: Sequence[int], until: int, exact: bool, one_more: bool = True) -> Cadence:

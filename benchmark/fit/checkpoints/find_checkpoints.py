@@ -20,7 +20,7 @@ from iotwin.trace_store import schema
 
 # The parts of a name that differ between checkpoints: digits, or a random identifier (RFC 9562).
 _NUMBER = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+)")
-LATE = 0.25  # share of a step: a background thread may open a checkpoint's file so long after the next step has begun
+LATE = 0.25  # a background thread may open a checkpoint's file up to this share of a step after the next step's begin
 _IN_FLIGHT = 8  # most checkpoints that may be written at the same time
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/davinci", "/dev/neuron")  # devices
 _BESIDE = 0.25  # checkpoints are asynchronous if training went on during more than this share of them

@@ -65,7 +65,7 @@ def ranks_by_start(job: Job, known: Sequence[int], count: int) -> list[int]:
 
 
 def find_pipeline(job: Job, epochs: int, assumptions: list[str]) -> SeenPipeline | None:
-    """Return the pipeline whose passes the job logged in so many `epochs`; None if it logged none, or if none explains them."""
+    """Return the pipeline whose passes the job logged in `epochs` epochs; None if it logged none, or if none explains them."""
     parts = job.trace.step_parts()
     if parts is None or not logs_passes(parts):
         return None

@@ -51,7 +51,7 @@ def _idle_since(tree: Tree, rows: pd.DataFrame, found: pd.DataFrame, begins: Map
 
 
 def _of_feeders(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the hand-overs to threads that only write to pipes, as of multiprocessing's queues.
+    """Return the hand-overs to threads that only write to pipes, such as those of multiprocessing's queues.
 
     Such a thread may first try a temporary file, which it removes. Each of its writes to a pipe is assumed to follow the call of
     another thread of the process that ended last before it.

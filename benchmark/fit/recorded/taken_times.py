@@ -19,7 +19,7 @@ _SOON = 0.1  # a wait so soon after a request, as a share of a step, shows that 
 def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns: int, takes_first: bool = False) -> pd.DataFrame:
     """Return the batches of a pass with `depth`, `taken_ns` and `computed_ns`.
 
-    `rows`: those of the rank's process; `next_ns`: when its next pass begins, or when this one was logged to end; else NEVER_NS.
+    `rows`: rows of the rank's process; `next_ns`: when its next pass begins, or when this one was logged to end; else NEVER_NS.
     `takes_first`: the rank is known to request a batch when it has taken one, before it computes.
     """
     if "key" in part:
@@ -94,7 +94,7 @@ def _requests_at_end(requested: _Ints, read: _Ints, waits: pd.DataFrame) -> bool
 def _result_waits(waits: pd.DataFrame, read: _Ints, taken: _Ints) -> _Ints:
     """Return when a rank began to wait for or read each batch after the first; NEVER_NS if no call shows it.
 
-    `waits`: those of its main thread; `read`: when that had read each batch (0: unknown). If the batch had been delivered
+    `waits`: waits of its main thread; `read`: when that thread had read each batch (0: unknown). If the batch had been delivered
     by then, this wait is short, but it is where the computation ends. What follows until `taken` is unpacking.
     """
     read = read[1:]

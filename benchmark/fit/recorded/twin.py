@@ -31,10 +31,7 @@ _OUTPUT = "./twin_checkpoints/"
 
 
 def fit_recorded(job: Job, labelled: Labelled) -> Fitted:
-    """Return the recorded twin of the job.
-
-    Raises IotwinError if the job made no call on storage.
-    """
+    """Return the recorded twin of the job. Raises IotwinError if the job made no call on storage."""
     calls, pipes, tree, thread_of, made = find_replayable(job)
     on_file = calls["op"] < Op.PIPE_WRITE
     named = name_files(calls[on_file], job.files)

@@ -40,8 +40,8 @@ _ORDER = (
 class Advice:
     """The verdict on the job of the trace at the path `trace`, and the findings, best first.
 
-    `step_s`: seconds a step of the job; `twin_step_s`: of its twin. `recipe`: how the changes were tested (see Recipe), None if
-    none was.
+    `step_s`, `twin_step_s`: seconds of a step of the job and of its twin. `recipe`: how the changes were tested (see Recipe),
+    None if none was.
     """
 
     trace: str

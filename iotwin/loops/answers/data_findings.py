@@ -58,7 +58,7 @@ class DataReads:
 
     @property
     def thinking_ns(self) -> float:
-        """Return the loaders' service time besides the calls that a twin makes: all calls on the data set but for metadata."""
+        """Return the loaders' service time without the calls that a twin makes: those on the data set, except for metadata."""
         return self.service_ns - float(self.view.data_calls["duration_ns"].sum() - self.metadata["duration_ns"].sum())
 
     @property

@@ -13,7 +13,7 @@ from iotwin.loops.answers.training_view import HARDLY, TrainingView
 _BUSY = 0.8  # loaders that have a request for a larger share of their time cannot be helped by requesting earlier
 _SATURATED = 0.85  # share of the processors, from which on more loaders have no processor to run on
 _QUICK = 0.25  # share of the steps that had a processor at once, although loaders use nearly all
-_MOSTLY_DECODING = 0.5  # share of a loader's service time besides its calls on the data set, from which on decoding is slow
+_MOSTLY_DECODING = 0.5  # decoding is slow from this share of a loader's service time on, calls on the data set excluded
 _MOST_LOADERS = 16
 _SPARE = 1.25  # loaders per loader needed, since a batch takes a varying time
 _DEEPER = 4  # factor for the prefetch depth
@@ -82,7 +82,7 @@ def _waiting(view: TrainingView) -> Iterator[JobFinding]:
 def _no_decoding(view: TrainingView, share: float, floor: float) -> JobChange:
     """Return the change to samples that are decoded in advance. `floor`: share of the processors that the job uses.
 
-    `share`: that of decoding in the service time. The time in which loaders make calls remains.
+    `share`: decoding as a share of the service time. The time in which loaders make calls remains.
     If that is nearly all of them, the computation of steps includes waits for a processor. Without decoding, it does not.
     """
     decoding_ns = view.service_s * share * 1e9 * sum(len(each.taken) for each in view.training)
@@ -118,7 +118,7 @@ def _cpus(view: TrainingView) -> int:
 
 
 def _used_processors(view: TrainingView) -> float:
-    """Return the share (0 to 1) of the processors that the job uses: its work remains, and takes at least so much time."""
+    """Return the share (0 to 1) of the processors that the job uses: its work remains, and takes at least that share."""
     return (view.job_cpus or 0.0) / _cpus(view)
 
 

@@ -24,7 +24,7 @@ _CALL_COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "file_id", "offs
 class PassTimes:
     """One pass of a rank over its batches; times in ns on the trace's clock, one for each batch."""
 
-    process: int  # of the recording
+    process: int  # index in the recording
     training: bool
     loader: _Ints  # process that read the batch
     requested: _Ints

@@ -13,8 +13,8 @@ from iotwin.trace_store.schema import READ_OPS
 from iotwin.tracing_tools.targets.storage_limits import DeviceReads, Limits
 
 _LEAST_COLD = 0.9  # least share of a cold run's bytes that comes from the disk
-# A cap is in force if reads stay below _MORE times its rate, besides what it allows in _BURST_S seconds. The kernel counts in
-# slices of time.
+# A cap is in force if reads stay below _MORE times its rate, plus the bytes that it allows in _BURST_S seconds. The kernel counts
+# in slices of time.
 _MORE, _BURST_S = 1.1, 0.5
 
 

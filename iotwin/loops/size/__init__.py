@@ -139,7 +139,7 @@ def _check_target(target: SizeTarget, baseline: SizedRun) -> None:
 def _measure(
     limited: LimitedTwin, target: SizeTarget, baseline: SizedRun, is_cold: bool
 ) -> Callable[[StorageLimits], MeasuredRun]:
-    longest = target.longest(baseline.au)  # of a run that keeps the target, relative to the unlimited run
+    longest = target.longest(baseline.au)  # longest run that keeps the target, relative to the unlimited run
 
     def measure(limits: StorageLimits) -> MeasuredRun:
         run = limited.run(limits, is_cold, limit_s=_SURELY_LONGER * longest * baseline.elapsed_s)

@@ -109,8 +109,8 @@ def tightest(
 ) -> FoundLimit:
     """Return the tightest limit at which `measure(limit)` keeps `target`, to 5 %.
 
-    `loose` and `tight` are the first limits tried. `loose` is above `tight` if more is faster, as of bandwidth, and below if more
-    is slower, as of latency. Limits below `floor` are not tried. Points near the target are measured `runs` times.
+    `loose` and `tight` are the first limits tried. `loose` is above `tight` if more is faster (bandwidth), and below if more is
+    slower (latency). Limits below `floor` are not tried. Points near the target are measured `runs` times.
     """
     points: list[MeasuredPoint] = []
 

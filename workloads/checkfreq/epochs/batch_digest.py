@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-_MOST_VALUES = 256  # at most so many values of a tensor, evenly spaced, and so many first items of a list enter the digest
+_MOST_VALUES = 256  # most values of a tensor, evenly spaced, and most first items of a list, that enter the digest
 
 
 def batch_digest(batch: Any) -> str:

@@ -80,7 +80,7 @@ def _values(path: Path) -> Any:
     import numpy as np
     import torch
 
-    rebuild = np.ndarray(0).__reduce__()[0]  # pickles name this function to rebuild arrays, as of NumPy's generator
+    rebuild = np.ndarray(0).__reduce__()[0]  # pickles name this function to rebuild arrays, such as those of NumPy's generator
     allowed = [np.ndarray, np.dtype, rebuild, *(type(np.dtype(kind)) for kind in np.sctypeDict.values())]
     with torch.serialization.safe_globals(allowed):
         return torch.load(path, map_location="cpu", weights_only=True)

@@ -92,8 +92,9 @@ def _final(names: Iterable[str]) -> set[str]:
 
 
 def kill_points(updates: int, log: CallLog, kinds: Sequence[str]) -> list[KillPoint]:
-    """Return all kill points of a run with so many `updates`. `kinds`: BATCHES (after each update), CALLS (before each call), or
-    both.
+    """Return all kill points of a run with `updates` updates.
+
+    `kinds`: BATCHES (after each update), CALLS (before each call), or both.
 
     Calls before the first update are left out, since they prepare data.
     """

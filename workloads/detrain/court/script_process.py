@@ -41,7 +41,7 @@ _Message = TypeVar("_Message")
 
 
 class Run(RunOfRanks, frozen=True, kw_only=True):
-    """How to run a script. `folder`: its current folder; `log`: of its updates of weights; `killed_after`: see `observe`."""
+    """How to run a script. `folder`: its current folder; `log`: file for its updates; `killed_after`: see `observe`."""
 
     script: str
     arguments: list[str]

@@ -57,7 +57,7 @@ class Kill(msgspec.Struct):
 
 
 class _Outcome(NamedTuple):
-    """A run that has ended. `updates`: of each rank."""
+    """A run that has ended. `updates`: updates of each rank."""
 
     ended: RunEnd
     updates: list[list[Update]]

@@ -32,7 +32,7 @@ class Update(msgspec.Struct):
     """One update. Digests are 64-bit, as text. `weights`: digest by name, buffers of called modules included."""
 
     optimizer: int  # number of the optimizer, from 0, in the order of first updates
-    indices: list[Any] | None  # of the samples that data loaders delivered since the previous update; None if unknown
+    indices: list[Any] | None  # indices of the samples that data loaders delivered since the previous update; None if unknown
     rows: list[str]  # digests of the samples that modules were called with, in order
     losses: list[str]  # the tensors that `backward` was called on, as float.hex()
     weights: dict[str, str]

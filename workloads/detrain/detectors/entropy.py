@@ -18,7 +18,7 @@ from iotwin.workloads.detrain.detectors.current_call import current_call, is_giv
 from iotwin.workloads.detrain.detectors.findings import Findings
 from iotwin.workloads.detrain.detectors.script_frames import ScriptLine, is_standard, script_line
 
-_BITS = 128  # of a seed
+_BITS = 128  # length of a seed
 _DEVICES = ("/dev/urandom", "/dev/random")
 _RANDOM = ("random", "secrets", "uuid")  # modules of the standard library by which a script takes bytes
 _PER_SECOND = (1, 10**3, 10**6, 10**9)  # units of clocks
@@ -199,7 +199,7 @@ class EntropySources:
 
 
 def unwatched_sources(path: Path) -> list[tuple[str, int]]:
-    """Return the calls of `seed` without arguments, as of torch.Generator, in a source file: (source, line), line from 1.
+    """Return the calls of `seed` without arguments, such as torch.Generator's, in a source file: (source, line), line from 1.
 
     They are found in the text, whether or not they run, because classes of compiled libraries cannot be patched.
     """

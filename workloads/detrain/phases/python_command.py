@@ -23,7 +23,7 @@ _PROBE = (
 
 @dataclass(frozen=True)
 class PythonCommand:
-    """A command that runs a script, or a `module` by -m, with `arguments`. `options`: those of Python itself, except -m."""
+    """A command that runs a script, or a `module` by -m, with `arguments`. `options`: options of Python itself, except -m."""
 
     program: str
     options: list[str]
@@ -95,7 +95,7 @@ def interpreter_of(command: PythonCommand) -> Interpreter:
 def module_file(module: str, python: Interpreter) -> Path:
     """Return the file that Python runs for -m `module`, if it is in the current folder or on PYTHONPATH.
 
-    Raises IotwinError if it is neither, as for an installed package.
+    Raises IotwinError if it is in neither, like an installed package.
     """
     folders = [] if python.safe_path else [Path.cwd()]
     if not python.ignores_environment:

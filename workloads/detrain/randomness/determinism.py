@@ -68,7 +68,7 @@ class AppliedProfile:
 
 
 def apply(profile: str, seed: int, fix_entropy: bool = False) -> AppliedProfile:
-    """Put a profile in force in this process, before the script starts. Packages that the script imports later follow then.
+    """Put a profile in force in this process, before the script starts. Packages that the script imports later then follow it.
 
     `seed` is from 0 to 2**63 - 1. With `fix_entropy`, generators that the script does not seed, and bytes that it takes from the
     system, are keyed by `seed` and by the order of these draws. Call it once in a process.

@@ -24,7 +24,7 @@ _MARK = "$made"  # a dict with this key is a record; other dicts are plain value
 _KEPT = "kept"  # an object that the script creates and training has changed
 _MOST_DEPTH = 50
 _SEQUENCES = {"list": list, "tuple": tuple, "deque": deque}
-_WITH_OPTIONS = (deque, OrderedDict, defaultdict, Counter)  # containers with options besides their content
+_WITH_OPTIONS = (deque, OrderedDict, defaultdict, Counter)  # containers that have options in addition to their content
 _DICTS = {"dict": dict, "OrderedDict": OrderedDict, "defaultdict": defaultdict, "Counter": Counter}
 
 

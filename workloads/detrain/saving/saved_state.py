@@ -242,7 +242,10 @@ class ScriptState:
         self.keep(state)
 
     def restore_plain(self, saved: State, frame: _Frame, parts: dict[str, Part] | None = None) -> None:
-        """Restore plain values whose holders exist in the script. `parts`: the present parts by path, if known."""
+        """Restore plain values whose holders (the objects that refer to them) exist in the script.
+
+        `parts`: the present parts by path, if known.
+        """
         if not (saved["made"] or saved["plain"]):
             return
         parts = parts or self.parts(frame)
@@ -340,7 +343,7 @@ def _content_mark(part: Part) -> Any:
         return encode(value)
     if part.kind == script_state.LOST:
         return position_of(value)
-    if isinstance(value, dict):  # with its order
+    if isinstance(value, dict):  # the mark includes its order
         return [encode(key) if is_plain(key) else id(key) for key in value]
     return len(value) if isinstance(value, list | tuple | set | deque) else None
 

@@ -36,7 +36,7 @@ _OPAQUE = (types.ModuleType, types.BuiltinFunctionType, type, torch.device, torc
 class Part(NamedTuple):
     """A part of the state. `put` replaces a value that cannot be changed in place, where it is held.
 
-    `holder`: path of the object that holds it, "" for a variable. `same`: of a part of kind SAME, its other path.
+    `holder`: path of the object that holds it, "" for a variable. `same`: for a part of kind SAME, its other path.
     """
 
     path: str

@@ -29,8 +29,8 @@ class ResumePoint(NamedTuple):
 class ScriptStore:
     """The store below `output`. `job`: what a checkpoint must share with the script that resumes from it.
 
-    `sources_sha256`: of the files with the script's loops. Each of several `ranks` has a ScriptStore of the same folder, and all
-    must call the same methods in the same order.
+    `sources_sha256`: digest of the files with the script's loops. Each of several `ranks` has a ScriptStore of the same folder,
+    and all must call the same methods in the same order.
     """
 
     def __init__(

@@ -74,7 +74,7 @@ class Inference(NameLookup):
                 return self.of_all([(node.body, frame), (node.orelse, frame)])
             case ast.BoolOp():
                 return self.of_all((each, frame) for each in node.values)
-            case ast.BinOp(op=ast.Add()):  # of lists
+            case ast.BinOp(op=ast.Add()):  # joins two lists
                 return [value for value in self.of_all([(node.left, frame), (node.right, frame)]) if isinstance(value, Items)]
             case ast.NamedExpr() | ast.Await() | ast.Starred():
                 return self.values(node.value, frame)

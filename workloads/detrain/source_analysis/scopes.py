@@ -15,7 +15,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 FOR_LOOPS = (ast.For, ast.AsyncFor)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-ADDING_METHODS = {"append", "appendleft", "extend", "add", "update", "insert", "put"}  # of containers
+ADDING_METHODS = {"append", "appendleft", "extend", "add", "update", "insert", "put"}  # methods of containers that add values
 
 # How a name gets its value. "augment": by `+=`; "change": by a method or an item assignment that changes the object.
 BindingKind = Literal["assign", "for", "comprehension", "with", "parameter", "import", "function", "class", "augment", "change"]

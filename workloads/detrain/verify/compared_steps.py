@@ -29,7 +29,7 @@ class LoggedStep(msgspec.Struct, frozen=True):
 class StepDifference(msgspec.Struct, frozen=True):
     """The first difference of two runs. `step` counts from 0 over all epochs; `name` and `op` are '' if they are not known.
 
-    `rank`: of the process that differs, 0 if the script is one process.
+    `rank`: rank of the process that differs, 0 if the script is one process.
     """
 
     step: int

@@ -28,12 +28,12 @@ LOADER = "loader"
 
 
 class RunRequest(RunOfRanks, frozen=True, kw_only=True):
-    """What to run. `options`: of a run, then the script and its arguments; `output`: the file for what the script prints.
+    """What to run. `options`: options of a run, then the script and its arguments; `output`: the file for what the script prints.
 
     * `record`: file for the record of the step at `record_at`, (epoch, batch), after which the run ends.
     * `without`: paths of parts of the state that are not restored, or LOADER for its position.
     * `keys_items`: whether data sets are keyed, unless determinism is off.
-    * `threads`: of torch, whatever the script sets.
+    * `threads`: number of torch's threads, whatever the script sets.
     """
 
     options: list[str]

@@ -44,7 +44,10 @@ class VerifiedScript(NamedTuple):
 
 
 class ScriptRun(NamedTuple):
-    """How a run ended. `steps`: of each rank; `error`: the last line that it printed if it failed; `document`: its run.json."""
+    """How a run ended.
+
+    `steps`: steps of each rank; `error`: the last line that it printed if it failed; `document`: its run.json.
+    """
 
     steps: list[list[LoggedStep]]
     document: dict[str, Any]
@@ -136,7 +139,7 @@ class Verifier:
         return next((float.fromhex(step.loss[-1]) for step in reversed(run.steps[0]) if step.loss), None)
 
     def _run(self, name: str, folder: Path, options: Sequence[str], **observed: Any) -> ScriptRun:
-        """Run the script with `options` besides those of all runs. `name`: of its steps log and of what it prints."""
+        """Run the script with `options` in addition to those of all runs. `name`: of its steps log and output file."""
         script = self._script
         runs = script.output / "runs"
         make_folder(runs)

@@ -13,7 +13,10 @@ _CUDA_BLOCK = 512  # PyTorch's allocator rounds sizes up to multiples of it
 
 
 class DeviceMemory:
-    """A CPU or a CUDA GPU. On the CPU, only the bytes of storages are known; on a GPU, also those that kernels take besides."""
+    """A CPU or a CUDA GPU.
+
+    On the CPU, only the bytes of storages are known; on a GPU, also those that kernels take for themselves.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.is_gpu = device.type == "cuda"

@@ -104,4 +104,4 @@ class ValueGraph:
             self.unlock(slot)
 
 
-_FIRST_LENGTH = 64  # of columns
+_FIRST_LENGTH = 64  # length of columns at first

@@ -86,9 +86,9 @@ class DtrMemory:
         self._storages.clear()
 
     def settle_deaths(self) -> None:
-        """Forget the storages that PyTorch has freed. Their contents can be computed again, as long as operations refer to them.
+        """Forget the storages that PyTorch has freed. As long as operations refer to their contents, these can be computed again.
 
-        PyTorch may free a storage in any thread, while this object is in use. So its death is only noted then.
+        PyTorch may free a storage in any thread, while this object is in use. So its death was only noted at that time.
         """
         while self.dead:
             stored = self.dead.popleft()
@@ -158,7 +158,7 @@ class DtrMemory:
         device.unseen += device.spare(size)
 
     def reserve_for(self, plan: AllocationPlan, func: Any) -> None:
-        """Make room for a call, before its first call also for what its kernels might take besides."""
+        """Make room for a call and, if it is the first of its kind, for what its kernels might take for themselves."""
         self.reserve(plan.bytes, func, _FIRST_CALL_BYTES if self.device.is_gpu and not plan.calls else 0)
 
     def fits(self, plan: AllocationPlan, locked_bytes: int) -> bool:

@@ -1,4 +1,4 @@
-"""Saves values to a file and reads them back, past the page cache: a choice besides keeping a value and computing it again."""
+"""Saves values to a file and reads them back, past the page cache: an alternative to keeping a value or computing it again."""
 
 import mmap
 import os

@@ -138,9 +138,9 @@ class AllocationPlan:
     __slots__ = ("args", "bytes", "calls", "cost_ns", "fresh_bytes", "kwargs", "spare_bytes", "workspace_bytes")
 
     def __init__(self, fresh_bytes: int, spare_bytes: int) -> None:
-        self.fresh_bytes = fresh_bytes  # of the storages that it allocates for its results
+        self.fresh_bytes = fresh_bytes  # bytes of the storages that it allocates for its results
         self.spare_bytes = spare_bytes  # the most by which its allocations can exceed that, as blocks are not split
-        self.workspace_bytes = 0  # the most that it allocates besides, and frees before it returns
+        self.workspace_bytes = 0  # most bytes that its kernels allocate for themselves, and free before it returns
         self.bytes = fresh_bytes + spare_bytes  # all of them
         self.cost_ns = 0  # the shortest time that a call took so far
         self.calls = 0
@@ -148,7 +148,7 @@ class AllocationPlan:
         self.kwargs: dict[str, Any] = {}
 
     def allocates_besides(self, size: int) -> None:
-        """Note that a call allocated `size` bytes besides its results."""
+        """Note that a call allocated `size` bytes in addition to its results."""
         if size > self.workspace_bytes:
             self.bytes += size - self.workspace_bytes
             self.workspace_bytes = size

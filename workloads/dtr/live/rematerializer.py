@@ -29,10 +29,10 @@ class Rematerializer(DtrMemory):
     def __init__(self, budget: int, heuristic: Heuristic, device: torch.device, **choice: Any) -> None:
         super().__init__(budget, heuristic, device, **choice)
         self.rematerializations = 0
-        self.base_ns = 0  # of operations
-        self.remat_ns = 0  # of operations that ran again
+        self.base_ns = 0  # time of all operations
+        self.remat_ns = 0  # time of operations that ran again
         self.plans = _plans(self.device.device)
-        self.latest: AllocationPlan | None = None  # of the latest call
+        self.latest: AllocationPlan | None = None  # the plan of the latest call
         self._releasing = False
 
     def timed(self, plan: AllocationPlan, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -200,10 +200,7 @@ class Runtime(TorchDispatchMode):
 
 
 class _Call:
-    """A call of an operation.
-
-    read: the tensors among its arguments, those that it modifies included; stored: their storages.
-    """
+    """A call of an operation. read: the tensors among its arguments, those that it modifies included; stored: their storages."""
 
     __slots__ = (
         "args", "blind", "contents", "facts", "func", "inputs", "kwargs", "plan", "read", "read_again", "stored", "tracked",
@@ -244,7 +241,7 @@ def _unseen(stored: Stored) -> Value:
 
 
 def _fresh_storages(result: Any) -> list[UntypedStorage]:
-    """Return the storages of an operation's results, in order, without those that are known."""
+    """Return the storages of an operation's results, in order, without those that the runtime already follows."""
     if isinstance(result, Tensor):
         result = (result,)
     elif not isinstance(result, (list, tuple)):

@@ -142,7 +142,7 @@ class Rematerialize(ExitStack):
         return self._runtime.memory.counted(storage_of(tensor))
 
     def take_latest_call(self) -> tuple[int, int]:
-        """Return (shortest time in ns, bytes that its kernels allocate besides its results) of the latest operation.
+        """Return (shortest time in ns, bytes that its kernels allocate in addition to its results) of the latest operation.
 
         Both are 0 if no operation has computed anything since this method was called last. Views do not.
         """

@@ -71,8 +71,8 @@ class Operation:
         self.func = func
         self.plan = plan  # its `AllocationPlan`, which has the other arguments
         self.inputs = inputs
-        self.tensors = tensors  # of each tensor that it reads: the index in `inputs`, and the offset in the storage
-        self.random_state: Tensor | None = random_state  # of the generator before it ran
+        self.tensors = tensors  # for each tensor that it reads: the index in `inputs`, and the offset in the storage
+        self.random_state: Tensor | None = random_state  # state of the generator before it ran
         self.gradients = torch.is_grad_enabled()  # some kernels return less if no gradients are wanted
         self.written: list[int] = []  # which of `inputs` it modifies
         # What it computed: for each storage of its results in order, then for each input that it modifies. None: not of interest.

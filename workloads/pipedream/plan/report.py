@@ -17,7 +17,7 @@ from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
 _MOST_UNFOLDED = 600
 # The exact search tries all pairs of states. With several levels of machines, it takes at most this many states.
 _MOST_OF_LEVELS = 2_000
-# With one level, at most this many states go to the exact search unselected. Of more states, only the useful ones do.
+# With one level, at most this many states go to the exact search unselected. If there are more, only the useful ones do.
 _MOST_PAIRS = 500
 _MOST_USEFUL = 4_000_000  # most states of a graph from which useful ones are selected; their selection takes 1 GiB
 # Most states times pairs (units, replicas) of such a graph; their selection takes minutes.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-_TOP = 5  # a guess counts for Prec@5 if the right class is among so many
+_TOP = 5  # a guess counts for Prec@5 if the right class is among the first 5
 
 
 @dataclass

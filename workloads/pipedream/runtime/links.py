@@ -13,7 +13,7 @@ _DTYPES = (
 )  # fmt: skip
 _MOST_DIMENSIONS = 8
 _HEADER = 3 + _MOST_DIMENSIONS  # index of the type, whether a gradient returns, number of dimensions, sizes
-_MOST_IN_FLIGHT = 1 << 12  # minibatches; after so many, tags are used again
+_MOST_IN_FLIGHT = 1 << 12  # most minibatches in flight, after which tags are used again
 
 
 class Links:

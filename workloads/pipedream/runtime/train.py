@@ -43,7 +43,7 @@ from iotwin.workloads.state.nested_state import digest_of
 from iotwin.workloads.state.position import after, steps_done
 from iotwin.workloads.state.torch_state import as_tensor
 
-_PORT = "12345"  # of the original
+_PORT = "12345"  # the original's
 
 
 def train(config: PipeDreamConfig, plan: PipelinePlan, modules: Sequence[int]) -> None:

@@ -31,7 +31,7 @@ def waits_for_ranks(batches: RecordedBatches, ranks: Sequence[_Ints]) -> _Ints:
 
 
 def usual_loaders(batches: RecordedBatches) -> int:
-    """Return the number of loaders of most ranks in training; of two ranks, that of the rank with more."""
+    """Return the number of loaders that most ranks have in training; with two ranks, the larger number."""
     counts = sorted(len(set(own)) * bool(depth) for own, depth in _training(batches).values())
     return counts[len(counts) // 2]
 
@@ -70,7 +70,7 @@ def _bounds(batches: RecordedBatches) -> tuple[list[int], list[int]]:
 
 
 def _ns_per_byte(recording: TwinRecording, loaders: set[int]) -> float:
-    """Return the time (ns) besides calls that the loaders take for a byte that they read; 0 if they read none."""
+    """Return the time (ns) outside of calls that the loaders take for a byte that they read; 0 if they read none."""
     batches, columns = recording.batches, recording.columns
     served, spent = np.isin(batches.loader, list(loaders)), 0
     received, delivered, own = (np.array(each, np.int64) for each in (batches.received_ns, batches.delivered_ns, batches.loader))

@@ -48,7 +48,7 @@ class Edits(NamedTuple):
     regrouped: bool = False  # the number of ranks differs from that of a recording with several
     seed: int = 123  # for the order in which samples are dealt anew
     decode: float = 1.0  # factor for the time between the calls that read a sample
-    request_bytes: int | None = None  # sequential reads are joined up to so many bytes; None: as recorded
+    request_bytes: int | None = None  # most bytes of joined sequential reads; None: as recorded
     keep_open: bool = False  # a process opens each file of the data set once
     balanced: bool = False  # all ranks have equally many samples, as many loaders as most, and loaders as quick as the median
     evaluation_loaders: int | None = None  # loaders of an evaluation; None: as recorded
@@ -62,7 +62,7 @@ class Edits(NamedTuple):
 def replays(header: Header, ranks: int, balanced: bool = False) -> int:
     """Return how many replays run side by side for a job of `ranks` ranks.
 
-    That is one if the recording holds so many ranks already, unless samples are `balanced` over them, else one for each rank.
+    That is one if the recording holds that many ranks already, unless samples are `balanced` over them, else one for each rank.
     """
     return 1 if header.ranks == ranks and not balanced else ranks
 
@@ -70,7 +70,7 @@ def replays(header: Header, ranks: int, balanced: bool = False) -> int:
 def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
     """Return the edits that `config` makes of the recording with this header; None if there are none.
 
-    `ranks`: of the edited job.
+    `ranks`: number of ranks of the edited job.
 
     Raises UsageError, which names the key, if the recording cannot follow an edit.
     """

@@ -73,7 +73,7 @@ class RecordedLoader:
     def _starts(recording: TwinRecording, process: int, batch: int, begin_ns: int, end_ns: int, samples: int) -> list[int]:
         """Return when each sample of a batch begins (ns), or an equal part of its calls if the trace does not show that.
 
-        `samples`: of the batch; 0: unknown, so that it has PARTS parts.
+        `samples`: number in the batch; 0: unknown, so that it has PARTS parts.
         """
         columns, bounds = recording.columns, recording.starts()
         main = int(np.searchsorted(recording.header.threads, process))
@@ -118,7 +118,7 @@ class NewLoader:
         self.line = ProcessLine(builder, builder.new_process(parent))
         self._builder, self._like, self._fresh = builder, like, True
         self.requests, self.results = pipes
-        self._files = set[int]()  # of the streams that it has read
+        self._files = set[int]()  # files of the streams that it has read
         self.line.play(like.prologue)
 
     def serve(self, samples: Sequence[DealtSample], deal: "Deal") -> None:

@@ -27,7 +27,7 @@ class PassTurn(NamedTuple):
 
 
 def whole_run(count: int, training: list[int], period: int, epochs: int) -> list[PassTurn]:
-    """Return the passes of a run of so many `epochs`, of which further ones repeat the last `period` recorded ones.
+    """Return the passes of a run of `epochs` epochs. Epochs beyond the recorded ones repeat the last `period` of these.
 
     `count`: number of recorded passes; `training`: which of them train.
     """

@@ -67,7 +67,7 @@ class RankPass:
     def ahead(self, count: int, batches: int, prefetch: int | None) -> int:
         """Return how many of the `batches` of an edited pass with `count` loaders are requested before the first one is taken.
 
-        `prefetch`: of all loaders; None: as many for each loader as recorded.
+        `prefetch`: batches in flight over all loaders; None: as many for each loader as recorded.
         """
         if prefetch is not None:
             return -(-prefetch // count) * count

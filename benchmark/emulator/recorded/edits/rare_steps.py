@@ -73,7 +73,7 @@ def find_rare_steps(epochs: list[list[Stretch]]) -> tuple[RareSteps, list[NDArra
 
 
 def after_computation(steps: list[Stretch], rare: NDArray[np.bool_], index: int) -> tuple[Stretch, bool]:
-    """Return what the rank did in a rare step besides a usual computation, and whether it did so before it computed."""
+    """Return what the rank did in a rare step in addition to a usual computation, and whether it did that before it computed."""
     usual = [stretch.think_ns for stretch, is_rare in zip(steps, rare.tolist(), strict=True) if not is_rare]
     computation, stretch = int(np.median(usual or [0])), steps[index]
     first, last = (int(stretch.at[at]) for at in (0, -1)) if len(stretch.at) else (stretch.end, stretch.end)

@@ -14,7 +14,7 @@ from iotwin.workload_yaml.recorded_structure import structure_of
 from iotwin.workload_yaml.recording import Op, RecordedBatches, TwinRecording
 
 _RESTORE_FD = 1 << 20  # descriptor of the reads that restore a checkpoint, which no job's call has
-_READ_BYTES = 1 << 20  # of one read
+_READ_BYTES = 1 << 20  # size of one read
 
 
 class _SavedFile(NamedTuple):
@@ -125,7 +125,7 @@ class SavedFiles:
 def resumed_record(edited: TwinRecording, edits: Edits, batches: RecordedBatches) -> ResumedRun | None:
     """Return how the edited recording of a rank reaches the step at which it resumes; None if it begins at its first step.
 
-    `batches`: those of the recording before it was edited.
+    `batches`: the recording's batches before the edit.
     """
     resume, recorded = edits.resume, structure_of(batches)
     if resume is None:

@@ -88,7 +88,7 @@ class Saves:
 
 
 def _copy_ns_per_byte() -> float:
-    """Return the time (ns) of copying a byte to new memory, as of a snapshot of the state."""
+    """Return the time (ns) of copying a byte to new memory, as a snapshot of the state does."""
     source, times = np.ones(_COPIED_BYTES, np.uint8), []
     for _ in range(3):
         begun = time.perf_counter_ns()

@@ -15,7 +15,7 @@ _PROPORTIONAL = 0.5  # 1: the time of a recorded short batch was proportional to
 class StepComputation:
     """The computation of steps. `training`: the recorded passes that train; `rare`: by pass, the mask of its rare steps.
 
-    `factor`: that of computation, but not of unpacking the batches of loaders.
+    `factor`: factor for computation, but not for unpacking the batches of loaders.
     """
 
     def __init__(self, training: Sequence[RankPass], rare: Sequence[NDArray[np.bool_]], factor: float) -> None:

@@ -119,7 +119,7 @@ class _Files:
 
 
 def are_in_turn(stream: RecordedStream) -> bool:
-    """Return whether the stream reads several files at a time. `stream`: of one recorded loader."""
+    """Return whether the stream reads several files at a time. `stream`: the parts of one recorded loader."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for part in stream.parts:

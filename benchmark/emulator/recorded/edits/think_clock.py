@@ -32,7 +32,7 @@ class Stretch:
 
     @property
     def think_ns(self) -> int:
-        """Time of the main thread besides its calls."""
+        """Time of the main thread outside of its calls."""
         return self.end - self.begin
 
     def followed_by(self, other: "Stretch") -> "Stretch":
