@@ -13,13 +13,21 @@ def add_run_options(parser: ArgumentParser) -> None:
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="a training script; its files remain as they are")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="directory for checkpoints and run.json")
     parser.add_argument("--every", metavar="PERIOD", help="save every 2epochs, 100batches, 5min or 30s")
-    parser.add_argument("--at", metavar="E:B,...", help="save before these batches; both count from 0")
+    parser.add_argument("--at", metavar="E:B,...", help="save before these batches, as EPOCH:BATCH, both from 0")
     parser.add_argument("--keep", type=int, default=0, metavar="N", help="keep the N newest checkpoints (default: all)")
     parser.add_argument("--resume", default="auto", metavar="NAME", help="auto (default: the newest), never, or a checkpoint")
     parser.add_argument(
-        "--replay", choices=REPLAYS, default="restore", help="how a resumed run reaches its batch (default restore)"
+        "--replay",
+        choices=REPLAYS,
+        default="restore",
+        help="whether a resumed run reads earlier batches again (default restore: it does not)",
     )
-    parser.add_argument("--determinism", choices=PROFILES, default="off", help="how far randomness is fixed (default off)")
+    parser.add_argument(
+        "--determinism",
+        choices=PROFILES,
+        default="off",
+        help="seeded: seed all generators; strict: and fix operations (default off)",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed for --determinism and --fix-entropy (default 0)")
     parser.add_argument(
         "--fix-entropy", action="store_true", help="seed the random generators that the script leaves unseeded, too"
@@ -27,7 +35,7 @@ def add_run_options(parser: ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, metavar="N", help="worker processes of all data loaders, instead of the script's")
     parser.add_argument("--inst", type=Path, metavar="FILE", help="the script's loops, as iotwin detrain discover writes them")
     parser.add_argument(
-        "--steps-log", type=Path, metavar="FILE", help="write the duration and result of each step to FILE, as JSON lines"
+        "--steps-log", type=Path, metavar="FILE", help="write samples, losses and digests of each step to FILE, as JSON lines"
     )
     parser.add_argument(
         "--log-phases", action="store_true", help="print epochs, steps, checkpoints and the resumption for iotwin trace"

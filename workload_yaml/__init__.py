@@ -40,8 +40,8 @@ from iotwin.workload_yaml.schema import (
     Workflow,
 )
 from iotwin.workload_yaml.step_times import MeasuredStepTime, Rematerialized, StepTime, StepTimeRegression
-from iotwin.workload_yaml.text import check_unedited, dump
 from iotwin.workload_yaml.train_section import Train
+from iotwin.workload_yaml.yaml_file import check_unedited, dump
 
 __all__ = [
     "SHIPPED", "Checkpoint", "CheckpointFile", "CheckpointPolicy", "ComposedWorkload", "Config", "ConfigFolders", "Dataset",

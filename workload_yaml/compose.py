@@ -21,8 +21,8 @@ from iotwin.workload_yaml.interpolation import interpolate
 from iotwin.workload_yaml.keys_and_types import without_unknown_keys
 from iotwin.workload_yaml.overrides import IGNORED, ComposedValues, apply, leaves, parse_override
 from iotwin.workload_yaml.schema import Config, is_earlier, with_replacement
-from iotwin.workload_yaml.text import read
 from iotwin.workload_yaml.yaml12 import parse
+from iotwin.workload_yaml.yaml_file import read
 
 SHIPPED = Path(__file__).parent / "workloads"
 _SELECTION = "workload="

@@ -14,7 +14,7 @@ from iotwin.common.errors import UsageError, nearest
 from iotwin.workload_yaml.compose import SHIPPED, ComposedWorkload, finished, named, own_settings, settings_of
 from iotwin.workload_yaml.defaults import bases
 from iotwin.workload_yaml.overrides import IGNORED, ComposedValues, Override, apply, parse_override
-from iotwin.workload_yaml.text import plain, read
+from iotwin.workload_yaml.yaml_file import plain, read
 
 # The content of DLIO's own config.yaml.
 _PRIMARY = {

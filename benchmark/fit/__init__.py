@@ -7,10 +7,10 @@ lists under `twin.assumptions` what the trace does not show.
 from iotwin.benchmark.fit.batches.labels import describe_labels, label_calls
 from iotwin.benchmark.fit.coverage import describe_coverage
 from iotwin.benchmark.fit.fitted import Fitted, failure
-from iotwin.benchmark.fit.look import look
 from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.benchmark.fit.parameters.pipeline_stages import logs_passes
 from iotwin.benchmark.fit.recorded.twin import fit_recorded
+from iotwin.benchmark.fit.traced_job import look
 from iotwin.common.errors import IotwinError
 from iotwin.common.progress import note
 from iotwin.trace_store.figures.unrecorded_maps import mapped_data_note

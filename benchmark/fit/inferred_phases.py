@@ -7,8 +7,8 @@ import pandas as pd
 
 from iotwin.benchmark.fit.batches.labels import label_calls
 from iotwin.benchmark.fit.checkpoints.find_checkpoints import find_checkpoints
-from iotwin.benchmark.fit.look import Job, look
 from iotwin.benchmark.fit.passes import Passes, find_passes
+from iotwin.benchmark.fit.traced_job import Job, look
 from iotwin.trace_store.reader import Trace
 
 _Row = tuple[str, int, int, int]  # phase, start_ns, end_ns, epoch; 0: none

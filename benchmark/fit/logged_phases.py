@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.traced_job import Job
 
 _Ints = NDArray[np.int64]
 NEVER_NS = 1 << 62

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.benchmark.fit.batches.labels import Labelled
-from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.recorded.batches import find_batches
 from iotwin.benchmark.fit.recorded.calls import find_replayable
+from iotwin.benchmark.fit.traced_job import Job
 from iotwin.common.errors import IotwinError
 from iotwin.workload_yaml.recorded_structure import pass_bounds
 from iotwin.workload_yaml.recording import RecordedBatches

@@ -10,16 +10,24 @@ from iotwin.command import Command, Outcome, at_least
 
 class AdviseCommand(Command):
     name = "advise"
-    help = "what limits a traced job, and which changes help: each is tested on the job's twin first"
+    help = "report what limits a traced job, and which changes help; each is tested on the job's twin first"
     epilog = """examples:
   iotwin advise job.trace
   iotwin advise job.trace rerun.trace --runs 5
   iotwin advise job.trace --untested"""
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        parser.add_argument("trace", type=Path, metavar="TRACE")
-        parser.add_argument("reruns", type=Path, nargs="*", metavar="RERUN", help="traces of the same job, which show its noise")
-        parser.add_argument("--runs", type=at_least(1), default=3, metavar="N", help="runs of each changed twin (default 3)")
+        parser.add_argument("trace", type=Path, metavar="TRACE", help="trace of the job")
+        parser.add_argument(
+            "reruns", type=Path, nargs="*", metavar="RERUN", help="traces of further runs, which show what varies by chance"
+        )
+        parser.add_argument(
+            "--runs",
+            type=at_least(1),
+            default=3,
+            metavar="N",
+            help="runs of the twin unchanged, and with each change (default 3)",
+        )
         parser.add_argument("--untested", action="store_true", help="list the findings only, and run no twin")
 
     def run(self, args: Namespace) -> Outcome:

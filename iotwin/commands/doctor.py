@@ -8,7 +8,7 @@ from iotwin.command import Command, Outcome
 
 class DoctorCommand(Command):
     name = "doctor"
-    help = "report what this machine can capture, with the reason for each no"
+    help = 'report what this machine can capture, with the reason for each "no"'
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         pass

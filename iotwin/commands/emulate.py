@@ -57,16 +57,18 @@ class EmulateCommand(Command):
             type=Path,
             help="directory that workload=NAME is read from (default: the shipped ones)",
         )
-        parser.add_argument("--show", action="store_true", help="print every value with its source, and run nothing")
+        parser.add_argument("--show", action="store_true", help="print every value with its origin, and run nothing")
         parser.add_argument(
             "--ranks",
             metavar="N",
             type=int,
-            help="accelerators emulated on this machine (default: the YAML's twin.ranks, else 1)",
+            help="number of accelerators to emulate on this machine (default: the YAML's twin.ranks, else 1)",
         )
         parser.add_argument("--for", metavar="TIME", dest="limit", help="stop after this time, such as 60s")
         parser.add_argument(
-            "--what-if", metavar="KEY=VALUES", help="vary one thing, such as accelerators=8,64 or reader.read_threads=1,4"
+            "--what-if",
+            metavar="KEY=VALUES",
+            help="run unchanged, then with each value: accelerators=8,64 or reader.read_threads=1,4",
         )
         parser.add_argument(
             "--runs", type=at_least(1), default=1, metavar="N", help="with --what-if: runs of each variant, in turn (default 1)"

@@ -6,9 +6,9 @@ from typing import Any
 
 from iotwin import __version__
 from iotwin.command import Command, Outcome
+from iotwin.command_lines import this_command
 from iotwin.common.errors import UsageError
 from iotwin.common.units import counted
-from iotwin.own_command import this_command
 
 
 class PlotCommand(Command):
@@ -65,7 +65,7 @@ class PlotCommand(Command):
             return _run_steps(args)
         if args.kind == "curves":
             return _run_curves(args)
-        from iotwin.loops.inferred_phases import open_with_phases
+        from iotwin.loops.trace_with_phases import open_with_phases
         from iotwin.trace_visuals.style import Origin
         from iotwin.trace_visuals.timeline import Form, plot_timeline
 

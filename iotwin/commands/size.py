@@ -18,13 +18,15 @@ class SizeCommand(Command):
   iotwin size twin -o size --target epoch_time=1.05 --axes bandwidth,requests --cache cold --ranks 64"""
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        parser.add_argument("twin", type=Path, metavar="TWIN", help="a folder of iotwin twin, a packed twin, or a YAML")
+        parser.add_argument(
+            "twin", type=Path, metavar="TWIN", help="a folder of iotwin twin, a packed twin, or a workload's YAML"
+        )
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="directory to write")
         parser.add_argument(
             "--target",
             default="au=0.9",
             metavar="TARGET",
-            help="au=SHARE, or epoch_time=RATIO to the unlimited run (default au=0.9)",
+            help="au=SHARE (accelerator utilisation), or epoch_time=RATIO to the unlimited run (default au=0.9)",
         )
         parser.add_argument("--ranks", type=at_least(1), metavar="N", help="ranks that share the storage (default: the twin's)")
         parser.add_argument(
@@ -51,9 +53,9 @@ class SizeCommand(Command):
         parser.add_argument(
             "--clock",
             choices=("real", "virtual"),
-            help="whether the twin sleeps while its job computes (default: virtual, but real for a twin with busy_wait)",
+            help="virtual: skip the time in which the job only computes (default, unless the twin has busy_wait); real: sleep",
         )
-        parser.add_argument("--force", action="store_true", help="replace an earlier size in DIR")
+        parser.add_argument("--force", action="store_true", help="replace an earlier result in DIR")
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.loops.size import SizeQuestion, size

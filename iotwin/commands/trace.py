@@ -254,7 +254,7 @@ def _labelled(make_target: "Callable[[], TraceTarget]", args: Namespace, command
 
 def _trace_jobs(args: Namespace) -> Outcome:
     """Trace the jobs of a YAML file. The exit status is the status of the first job that failed, else 0."""
-    from iotwin.loops.jobs import read_jobs, trace_jobs
+    from iotwin.loops.traced_jobs import read_jobs, trace_jobs
 
     if args.words:
         raise UsageError("--jobs names the commands; leave out what stands after the options")

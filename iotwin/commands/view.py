@@ -24,7 +24,7 @@ class ViewCommand(Command):
 
         from iotwin.common.errors import UsageError
         from iotwin.loops.answers.verdict import quick_verdict
-        from iotwin.loops.inferred_phases import open_with_phases
+        from iotwin.loops.trace_with_phases import open_with_phases
         from iotwin.trace_store.reader import Trace
         from iotwin.trace_visuals.report.view import ReportServer
 

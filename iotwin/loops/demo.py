@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from iotwin.command_lines import own_command, own_job
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import write_json, write_whole
 from iotwin.common.progress import note
 from iotwin.common.result_folder import MadeFolder
-from iotwin.loops.traced import run_traced
-from iotwin.own_command import own_command, own_job
+from iotwin.loops.traced_run import run_traced
 
 _SUMMARY = "summary.json"
 _ABOUT = "README.txt"

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+from iotwin.command_lines import own_command
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder, write_whole
 from iotwin.common.foreign_files import read_foreign_end, read_foreign_json
@@ -17,7 +18,6 @@ from iotwin.common.mllog import FOR_TRACERS, MlLog
 from iotwin.common.progress import note, set_quiet
 from iotwin.common.ranks import launched_by_mpi
 from iotwin.common.units import counted, format_size
-from iotwin.own_command import own_command
 
 if TYPE_CHECKING:
     from iotwin.benchmark.emulator.journal import Measured
@@ -165,8 +165,8 @@ def _replay(config: "Config", options: EmulationOptions) -> dict[str, Any]:
 
 def check_edits(config: "Config", ranks: int) -> None:
     """Raise UsageError, which names the key, if the workload's recording cannot follow the changes that `config` makes of it."""
-    from iotwin.benchmark.emulator.recorded.edits.edit import edit
-    from iotwin.benchmark.emulator.recorded.edits.edits import edits_of
+    from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
+    from iotwin.benchmark.emulator.recorded.edits.requested_edits import edits_of
     from iotwin.workload_yaml.recording import read_recording
 
     if config.twin.recorded is not None:
@@ -180,7 +180,7 @@ def make_copies(config: "Config", file: str, ranks: int) -> None:
 
     `file`: path of the twin's recording. New copies that the twin maps are cached as the job found its data.
     """
-    from iotwin.benchmark.emulator.recorded.edits.edit import copies_needed
+    from iotwin.benchmark.emulator.recorded.edits.edited_recording import copies_needed
     from iotwin.datagen.generate import generate
     from iotwin.datagen.layouts import RecordedLayout
     from iotwin.datagen.manifest import MANIFEST_NAME

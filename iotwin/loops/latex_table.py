@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from iotwin.command_lines import this_command
 from iotwin.common.terminal import clean
-from iotwin.own_command import this_command
 
 _ESCAPED = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "$": r"\$",

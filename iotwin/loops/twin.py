@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from iotwin.command_lines import own_command
 from iotwin.common.errors import UsageError
 from iotwin.common.files import make_folder, new_folder, write_json
 from iotwin.common.foreign_files import read_foreign, read_foreign_json
@@ -12,8 +13,7 @@ from iotwin.common.result_folder import MadeFolder
 from iotwin.common.units import counted, format_size
 from iotwin.loops.kept_cache import kept_cached
 from iotwin.loops.page_cache import cache_in_pages, found_in_pages, page_faults
-from iotwin.loops.traced import run_traced
-from iotwin.own_command import own_command
+from iotwin.loops.traced_run import run_traced
 from iotwin.trace_store.reader import Trace
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from iotwin.command_lines import own_command
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import check_output, scratch_folder, write_json, write_whole
 from iotwin.common.foreign_files import read_foreign
@@ -24,7 +25,6 @@ from iotwin.common.processes.children import end_programs
 from iotwin.common.result_folder import MadeFolder
 from iotwin.common.units import format_size
 from iotwin.loops.twin import DATA, KIND, OUTPUT, RECIPE, RECORDING, SUMMARY, TWIN, confine, generate_data, read_summary
-from iotwin.own_command import own_command
 
 if TYPE_CHECKING:
     from iotwin.workload_yaml import Config

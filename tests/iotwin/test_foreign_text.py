@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from iotwin.common.errors import UsageError
-from iotwin.loops import jobs
+from iotwin.loops import traced_jobs
 from iotwin.loops.experiments import run as experiment_run
 from iotwin.trace_store.manifest import read_manifest, write_manifest
 from iotwin.trace_store.writer import write_table
@@ -126,7 +126,7 @@ def test_a_job_s_result_that_is_none_holds_nothing_up(tmp_path, monkeypatch, kin
 def test_jobs_are_checked_before_the_first_is_started(tmp_path, text):
     (tmp_path / "jobs.yaml").write_text(text)
     with pytest.raises(UsageError):
-        jobs.trace_jobs(jobs.read_jobs(tmp_path / "jobs.yaml"), tmp_path / "out", [])
+        traced_jobs.trace_jobs(traced_jobs.read_jobs(tmp_path / "jobs.yaml"), tmp_path / "out", [])
 
 
 def test_no_tracer_is_left_when_one_cannot_be_started(tmp_path, monkeypatch):
@@ -143,9 +143,9 @@ def test_no_tracer_is_left_when_one_cannot_be_started(tmp_path, monkeypatch):
         def communicate(self):
             assert self.signals
 
-    monkeypatch.setattr(jobs.subprocess, "Popen", Tracer)
+    monkeypatch.setattr(traced_jobs.subprocess, "Popen", Tracer)
     with pytest.raises(BlockingIOError):
-        jobs.trace_jobs({"a": {}, "b": {}}, tmp_path / "out", [])
+        traced_jobs.trace_jobs({"a": {}, "b": {}}, tmp_path / "out", [])
     assert len(Tracer.signals) == 1
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from iotwin.loops.kept_cache import kept_cached
-from iotwin.loops.traced import run_traced
+from iotwin.loops.traced_run import run_traced
 from iotwin.loops.twin import generate_data
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim import compare

@@ -16,7 +16,7 @@ _PIPEDREAM = ROOT / "tests" / "workloads" / "pipedream" / "data"
 def subjects() -> list[Subject]:
     """Return the subjects; what they call is imported first, as loading a library is no finding."""
     from iotwin.loops.experiments.experiment import SHIPPED, read_experiment
-    from iotwin.loops.jobs import read_jobs
+    from iotwin.loops.traced_jobs import read_jobs
     from iotwin.loops.twin import read_summary
     from iotwin.trace_visuals.curves import read_sheet
     from iotwin.trace_visuals.report.response import response_document

@@ -14,7 +14,7 @@ from statistics import median
 from subprocess import run
 
 from iotwin.loops.answers.advise import Advice, advise
-from iotwin.loops.traced import run_traced
+from iotwin.loops.traced_run import run_traced
 from iotwin.trace_store.reader import Trace
 from tests.perf.advise_job import JOBS
 from tests.perf.figures import Figure

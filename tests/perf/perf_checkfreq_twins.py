@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from iotwin.benchmark.fit.parameters.parameters import fit_parameters
+from iotwin.command_lines import own_command, own_job
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import ImagenetLayout
-from iotwin.loops.traced import run_traced
+from iotwin.loops.traced_run import run_traced
 from iotwin.loops.twin import make_twin
-from iotwin.own_command import own_command, own_job
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim import compare
 from iotwin.workload_yaml import CheckpointPolicy, Config, dump

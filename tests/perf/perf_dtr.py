@@ -229,7 +229,7 @@ def _emulated_budget(directory: Path) -> Iterator[Figure]:
     from iotwin.benchmark.fit.parameters.parameters import fit_parameters
     from iotwin.datagen.generate import generate
     from iotwin.datagen.layouts import Unet3dLayout
-    from iotwin.loops.traced import run_traced
+    from iotwin.loops.traced_run import run_traced
     from iotwin.trace_store.reader import Trace
     from iotwin.tracesim import compare
     from iotwin.workload_yaml import Rematerialized, dump

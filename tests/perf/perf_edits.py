@@ -17,12 +17,12 @@ from pathlib import Path
 
 from iotwin.benchmark.fit.batches.labels import label_calls
 from iotwin.benchmark.fit.batches.paced_steps import paced_steps
-from iotwin.benchmark.fit.look import look
 from iotwin.benchmark.fit.passes import find_passes
+from iotwin.benchmark.fit.traced_job import look
+from iotwin.command_lines import own_command
 from iotwin.common.errors import IotwinError
 from iotwin.loops.emulation import make_copies
 from iotwin.loops.kept_cache import kept_cached
-from iotwin.own_command import own_command
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim import compare
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command

@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 
 from iotwin.benchmark.fit import fit
+from iotwin.command_lines import own_command
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import ImagenetLayout
 from iotwin.loops.pipeline_twin import PipelineTraining, pipeline_twin
-from iotwin.loops.traced import run_traced
-from iotwin.own_command import own_command
+from iotwin.loops.traced_run import run_traced
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim import compare
 from iotwin.workload_yaml import Config, Duration, Quantiles, dump

@@ -23,9 +23,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from iotwin.command_lines import own_command
 from iotwin.common.errors import IotwinError
 from iotwin.loops.twin import make_twin
-from iotwin.own_command import own_command
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import READ_OPS, WRITE_OPS
 from iotwin.tracesim import compare

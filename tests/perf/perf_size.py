@@ -18,7 +18,7 @@ from statistics import median
 from iotwin.loops.page_cache import evict
 from iotwin.loops.size import SizeQuestion, size
 from iotwin.loops.size.search import parse_target
-from iotwin.loops.traced import run_traced
+from iotwin.loops.traced_run import run_traced
 from iotwin.loops.twin import make_twin
 from iotwin.tracing_tools.targets.storage_limits import LimitedCgroups, Limits, device_below
 from tests.perf.figures import Figure

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.benchmark.fit.batches.labels import Label, label_calls
-from iotwin.benchmark.fit.look import look
+from iotwin.benchmark.fit.traced_job import look
 from iotwin.loops.kept_cache import kept_cached
 from iotwin.loops.page_cache import cache_in_pages
 from iotwin.loops.twin import make_twin

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from iotwin.own_command import own_command
+from iotwin.command_lines import own_command
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim import compare
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command

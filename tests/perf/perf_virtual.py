@@ -21,14 +21,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from iotwin.command_lines import own_job
 from iotwin.common.progress import set_quiet
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import Unet3dLayout
 from iotwin.loops.demo import JOB
 from iotwin.loops.emulation import EmulationOptions, run_workload
 from iotwin.loops.pipeline_twin import PipelineTraining, pipeline_twin
-from iotwin.loops.traced import run_traced
-from iotwin.own_command import own_job
+from iotwin.loops.traced_run import run_traced
 from iotwin.trace_store.reader import Trace
 from iotwin.workload_yaml import Config, dump, load
 from iotwin.workloads.policies.pipeline import PipelinePlan, Stage

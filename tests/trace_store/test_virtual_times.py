@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iotwin.command_lines import own_command
 from iotwin.loops.emulation import EmulationOptions, run_workload
-from iotwin.own_command import own_command
 from iotwin.trace_store import schema
 from iotwin.trace_store.columns import integers, rows_table
 from iotwin.trace_store.reader import Trace

@@ -10,7 +10,7 @@ from iotwin.common.errors import UsageError
 from iotwin.common.progress import set_quiet
 from iotwin.loops.emulation import EmulationOptions, run_workload
 from iotwin.workload_yaml import SHIPPED, Config, StepTimeRegression, compose, load, select
-from iotwin.workload_yaml.text import read
+from iotwin.workload_yaml.yaml_file import read
 from tests.conftest import ROOT
 
 REFERENCE = Path(os.environ.get("IOTWIN_DLIO_WORKLOADS", ROOT.parent / "shared" / "reference" / "dlio_workloads"))

@@ -25,13 +25,13 @@ from iotwin.trace_visuals.windows import choose_view
 # Script files of the page, in the order in which it runs them.
 _SCRIPTS = (
     "page_units.js",
-    "page_look.js",
+    "page_theme.js",
     "page_data.js",
     "page_timeline.js",
     "page_tables.js",
     "page_charts.js",
     "page_heatmap.js",
-    "page_short.js",
+    "page_overview.js",
     "page.js",
 )
 _SERVED_SCRIPTS = ("page_detail.js", *_SCRIPTS)

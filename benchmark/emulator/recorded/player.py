@@ -17,7 +17,7 @@ import numpy as np
 
 from iotwin.benchmark.emulator.recorded.files import JobFiles
 from iotwin.benchmark.emulator.recorded.memory import Descriptors, Maps
-from iotwin.benchmark.emulator.recorded.shared import (
+from iotwin.benchmark.emulator.recorded.shared_state import (
     BUCKETS,
     DONE,
     ENDED_NS,

@@ -10,8 +10,18 @@ import numpy as np
 
 from iotwin.benchmark.emulator.recorded.memory import Descriptors, Maps
 from iotwin.benchmark.emulator.recorded.player import Player
-from iotwin.benchmark.emulator.recorded.shared import DONE, ENDED_NS, FAILED, GO_ON, LET_GO, RUNNING, STOPPED, WAITING, Shared
-from iotwin.benchmark.emulator.recorded.virtual import VirtualPlayer
+from iotwin.benchmark.emulator.recorded.shared_state import (
+    DONE,
+    ENDED_NS,
+    FAILED,
+    GO_ON,
+    LET_GO,
+    RUNNING,
+    STOPPED,
+    WAITING,
+    Shared,
+)
+from iotwin.benchmark.emulator.recorded.virtual_player import VirtualPlayer
 from iotwin.common.processes.children import become_child
 from iotwin.trace_store.schema import FLAG_CREATE, FLAG_TRUNCATE
 from iotwin.workload_yaml.recording import RENAMED

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.journal import RankTotals, Usage
 from iotwin.benchmark.emulator.ranks import Rank
-from iotwin.benchmark.emulator.recorded.edits.edit import edit
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits, copies_folder, edits_of, replays, waits_for_batches
+from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
+from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits, copies_folder, edits_of, replays, waits_for_batches
 from iotwin.benchmark.emulator.recorded.edits.resumption import resumed_record
 from iotwin.benchmark.emulator.recorded.files import JobFiles
 from iotwin.benchmark.emulator.recorded.player import call_cost_ns
 from iotwin.benchmark.emulator.recorded.process import ReplayedProcess, ReplayWatch
-from iotwin.benchmark.emulator.recorded.shared import (
+from iotwin.benchmark.emulator.recorded.shared_state import (
     BUCKETS,
     COUNTS,
     FAILED,

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.traced_job import Job
 from iotwin.trace_store import schema
 
 _LENGTH_BYTES = 4  # size of the length that multiprocessing.connection sends before each message

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from iotwin.benchmark.fit.batches.bursts import batches_by_pauses
 from iotwin.benchmark.fit.batches.deliveries import Deliveries, deliveries, delivery_of
 from iotwin.benchmark.fit.batches.rank_steps import RankSteps, batches_of_steps, known_steps
-from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.traced_job import Job
 from iotwin.common.units import format_size
 from iotwin.trace_store import schema
 from iotwin.workload_yaml.recording import Label

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from iotwin.benchmark.fit.logged_phases import is_within, logged_evaluations
-from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.traced_job import Job
 
 
 def logged_steps(job: Job) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from iotwin.benchmark.fit.batches.repeated_regions import numbers_of_repeats, regions_of
-from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.traced_job import Job
 from iotwin.trace_store import schema
 
 _Ints = NDArray[np.int64]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from iotwin.benchmark.fit.batches.logged_steps import logged_steps
 from iotwin.benchmark.fit.batches.paced_steps import paced_steps
-from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.traced_job import Job
 from iotwin.trace_store import schema
 
 _Ints = NDArray[np.int64]

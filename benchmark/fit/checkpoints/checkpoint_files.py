@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.recorded.files import common_folder
+from iotwin.benchmark.fit.traced_job import Job
 from iotwin.trace_store import schema
 
 Format = Literal["zip", "legacy", "dcp"]

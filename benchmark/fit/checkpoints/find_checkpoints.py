@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from iotwin.benchmark.fit.checkpoints.cadences import find_seconds
 from iotwin.benchmark.fit.checkpoints.checkpoint_files import REMOVALS, SeenFile, find_files, folder_of, without_leaving
-from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.passes import Pass
+from iotwin.benchmark.fit.traced_job import Job
 from iotwin.trace_store import schema
 
 # The parts of a name that differ between checkpoints: digits, or a random identifier (RFC 9562).

@@ -20,12 +20,12 @@ from iotwin.benchmark.fit.checkpoints.find_checkpoints import find_checkpoints, 
 from iotwin.benchmark.fit.checkpoints.snapshots import apart_from_snapshots
 from iotwin.benchmark.fit.confidence import agreement, interval
 from iotwin.benchmark.fit.fitted import Fitted, loss_notes
-from iotwin.benchmark.fit.look import Job, look
 from iotwin.benchmark.fit.parameters.checkpoint_keys import in_words, set_checkpoints, twin_checkpoint
 from iotwin.benchmark.fit.parameters.distributions import by_step, quantiles, warm_up
 from iotwin.benchmark.fit.parameters.pipeline_stages import SeenPipeline, find_pipeline, ranks_by_start
 from iotwin.benchmark.fit.parameters.sample_files import SampleFiles, find_sample_files
 from iotwin.benchmark.fit.passes import Pass, Passes, find_passes
+from iotwin.benchmark.fit.traced_job import Job, look
 from iotwin.common.units import counted
 from iotwin.trace_store.reader import Trace
 

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.parameters.distributions import quantiles
+from iotwin.benchmark.fit.traced_job import Job
 from iotwin.workload_yaml.schema import Pipeline, PipelineStage
 from iotwin.workloads.policies.pipeline import PipelinePlan, Stage, order, versions
 

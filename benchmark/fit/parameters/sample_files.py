@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.passes import Pass, Passes
 from iotwin.benchmark.fit.recorded.files import common_folder
+from iotwin.benchmark.fit.traced_job import Job
 from iotwin.common.errors import IotwinError
 from iotwin.trace_store import schema
 

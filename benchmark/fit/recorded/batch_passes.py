@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 
 from iotwin.benchmark.fit.batches.repeated_regions import numbers_of_repeats, regions_of
 from iotwin.benchmark.fit.logged_phases import is_within
+from iotwin.benchmark.fit.recorded.process_tree import Tree
 from iotwin.benchmark.fit.recorded.taken_times import depth_of
-from iotwin.benchmark.fit.recorded.tree import Tree
 from iotwin.trace_store import schema
 from iotwin.workload_yaml.recorded_structure import MOST_PREFETCHED
 

@@ -13,10 +13,10 @@ from iotwin.benchmark.fit.batches.deliveries import Deliveries
 from iotwin.benchmark.fit.batches.labels import Labelled
 from iotwin.benchmark.fit.batches.repeated_regions import regions_of
 from iotwin.benchmark.fit.logged_phases import NEVER_NS, logged_end, logged_evaluations
-from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.recorded.batch_passes import are_training, begin_of_pass, pass_numbers
+from iotwin.benchmark.fit.recorded.process_tree import Tree
 from iotwin.benchmark.fit.recorded.taken_times import depth_of, with_computation
-from iotwin.benchmark.fit.recorded.tree import Tree
+from iotwin.benchmark.fit.traced_job import Job
 from iotwin.trace_store import schema
 from iotwin.workload_yaml.recorded_structure import PARTS
 from iotwin.workload_yaml.recording import LABELS, Label, Op, RecordedBatches, RecordedPass

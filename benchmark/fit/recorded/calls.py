@@ -7,9 +7,9 @@ import pandas as pd
 from numpy.typing import NDArray
 from pyarrow import compute as pc
 
-from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.recorded.pipes import POLL, match_pipes
-from iotwin.benchmark.fit.recorded.tree import Tree, grow
+from iotwin.benchmark.fit.recorded.process_tree import Tree, grow
+from iotwin.benchmark.fit.traced_job import Job
 from iotwin.common.errors import IotwinError
 from iotwin.trace_store import schema
 from iotwin.workload_yaml.recording import Op, Pipe

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from iotwin.benchmark.fit.recorded.tree import Tree
+from iotwin.benchmark.fit.recorded.process_tree import Tree
 from iotwin.workload_yaml.recording import Op
 
 _BY_DESCRIPTOR = (Op.OPEN, Op.READ, Op.WRITE, Op.SYNC, Op.DATASYNC, Op.CLOSE, Op.MAP, Op.COPY, Op.COPY_TO, Op.TRUNCATE)

@@ -7,7 +7,7 @@ also logs a simulation of other budgets, the twin predicts these.
 import math
 from typing import NamedTuple
 
-from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.traced_job import Job
 from iotwin.common.mllog import SIMULATED_BUDGETS
 from iotwin.common.units import format_size
 from iotwin.workload_yaml import Rematerialized

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.recorded.hand_overs import hand_overs
-from iotwin.benchmark.fit.recorded.tree import Tree
+from iotwin.benchmark.fit.recorded.process_tree import Tree
+from iotwin.benchmark.fit.traced_job import Job
 from iotwin.workload_yaml.recording import COLUMNS, Mark, Op
 
 _LONGEST_WAKE_NS = 50_000_000  # longest time from a child's end to the next call of its parent, if the parent waited for it

@@ -11,12 +11,12 @@ from iotwin.benchmark.fit.batches.labels import Labelled
 from iotwin.benchmark.fit.confidence import agreement, interval
 from iotwin.benchmark.fit.coverage import KINDS, coverage_of
 from iotwin.benchmark.fit.fitted import Fitted, loss_notes
-from iotwin.benchmark.fit.look import Job
 from iotwin.benchmark.fit.recorded.batches import find_batches, label_rows
 from iotwin.benchmark.fit.recorded.calls import find_replayable
 from iotwin.benchmark.fit.recorded.files import name_files
 from iotwin.benchmark.fit.recorded.memory_budget import budgeted_step, describe_budget, rematerialized_time
 from iotwin.benchmark.fit.recorded.rows import assemble, marks_of
+from iotwin.benchmark.fit.traced_job import Job
 from iotwin.common.units import counted, format_size
 from iotwin.workload_yaml.recorded_structure import RecordedStructure, pass_bounds, structure_of
 from iotwin.workload_yaml.recording import DUPLICATED, RENAMED, SUFFIX, Header, Op, RecordedBatches, TwinRecording

@@ -5,7 +5,7 @@ from iotwin.command import Group
 
 class DtrGroup(Group):
     name = "dtr"
-    help = "simulate training under a memory budget: rematerialisation by heuristics (DTR) or by static plans"
+    help = "train within a memory budget by recomputing tensors (DTR), predict what that costs, or plan it in advance"
     epilog = """examples:
   iotwin dtr log mlp -o mlp.log
   iotwin dtr simulate mlp.log --heuristic DTR,LRU --ratio 1.0,0.5

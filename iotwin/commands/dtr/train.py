@@ -16,17 +16,21 @@ class DtrTrainCommand(Command):
         parser.add_argument("model", metavar="MODEL", help="model to train; 'list' names them all")
         budget = parser.add_mutually_exclusive_group()
         budget.add_argument("--budget", metavar="SIZE", help="bytes that tensors may take, such as 4GiB")
-        budget.add_argument("--ratio", metavar="R", help="the budget as a share of the peak memory without one")
+        budget.add_argument("--ratio", metavar="R", help="budget as a share of the peak memory without a budget")
         budget.add_argument("--plain", action="store_true", help="train without a budget, and measure the peak memory")
-        parser.add_argument("--heuristic", default="h_eq", metavar="NAME", help="what chooses the tensor to evict (default h_eq)")
+        parser.add_argument(
+            "--heuristic", default="h_eq", metavar="NAME", help="rule that chooses the tensor to evict (default h_eq)"
+        )
         parser.add_argument("--steps", type=at_least(1), default=5, metavar="N", help="steps to train (default 5)")
         parser.add_argument("--batch", type=at_least(1), metavar="N", help="samples in the batch (default: the model's own)")
         parser.add_argument("--preset", choices=["tiny", "paper"], default="tiny", help="size of the model (default tiny)")
         parser.add_argument("--device", default="cpu", metavar="NAME", help="device to train on (default cpu)")
         parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="seed of weights and inputs (default 0)")
-        parser.add_argument("--compare-plain", action="store_true", help="train without a budget, too, and compare")
+        parser.add_argument(
+            "--compare-plain", action="store_true", help="also train without a budget, and compare times and results"
+        )
         parser.add_argument("--offload", metavar="DIR", help="save evicted tensors to a file in DIR if that is faster")
-        parser.add_argument("--sampling", action="store_true", help="score a random sample of the candidates only")
+        parser.add_argument("--sampling", action="store_true", help="consider only a random sample of tensors for eviction")
         parser.add_argument("--ignore-small", action="store_true", help="never evict tensors below 1 %% of the mean size")
 
     def run(self, args: Namespace) -> Outcome:

@@ -5,7 +5,7 @@ from iotwin.command import Group
 
 class PipeDreamGroup(Group):
     name = "pipedream"
-    help = "plan a training pipeline from a profile of its layers, predict what it does, make its twin, train it"
+    help = "plan a training pipeline from a profile of its layers, predict its times, make its twin, train it"
     epilog = """examples:
   iotwin pipedream optimize vgg16.graph.txt -n 4 -b 1e9 --activation-compression-ratio 1 -o plan
   iotwin pipedream simulate plan/plan.json --trace plan.trace"""

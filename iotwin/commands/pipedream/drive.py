@@ -13,15 +13,19 @@ class PipeDreamDriveCommand(Command):
     epilog = "example: iotwin pipedream drive vgg16_4pipedream.yml --local"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        parser.add_argument("config", type=Path, metavar="CONFIG.yml", help="driver file")
+        parser.add_argument(
+            "config", type=Path, metavar="CONFIG.yml", help="driver file: machines, model and options of a training"
+        )
         parser.add_argument("--dry-run", action="store_true", help="print the commands and launch nothing")
         parser.add_argument("--resume", metavar="PREFIX", help="store of the checkpoints to resume from, DIR/checkpoint")
         parser.add_argument("--local", action="store_true", help="run on this machine, without ssh and containers")
-        parser.add_argument("--launch-single-container", action="store_true", help="one container a host instead of one a GPU")
+        parser.add_argument(
+            "--launch-single-container", action="store_true", help="one container per host instead of one per GPU"
+        )
         parser.add_argument(
             "--mount-directories", nargs="+", default=[], metavar="DIR", help="directories to mount in the containers"
         )
-        parser.add_argument("--models", type=Path, metavar="DIR", help="directory that config_file is relative to")
+        parser.add_argument("--models", type=Path, metavar="DIR", help="directory to which the file's config_file is relative")
 
     def run(self, args: Namespace) -> Outcome:
         from datetime import datetime

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from iotwin import __version__
+from iotwin.command_lines import this_command
 from iotwin.common.foreign_files import sha256_of
-from iotwin.own_command import this_command
 
 if TYPE_CHECKING:
     from iotwin.workload_yaml import Config

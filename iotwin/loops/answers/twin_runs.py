@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from iotwin.command_lines import own_command
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import scratch_folder
 from iotwin.common.foreign_files import read_foreign_json
 from iotwin.common.numbers.confidence import Estimate, mean
 from iotwin.common.progress import note
 from iotwin.loops.page_cache import evict, fetch
-from iotwin.own_command import own_command
 
 _LONGEST_LINE = 500  # characters of an error that are repeated
 

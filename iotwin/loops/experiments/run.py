@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from iotwin.command_lines import own_command
 from iotwin.common.beneath import open_beneath
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder, new_folder, open_rewritten, rename, write_json
@@ -24,7 +25,6 @@ from iotwin.loops.experiments.cell import remove_container, trace_command
 from iotwin.loops.experiments.cell_inputs import Inputs, difference, inputs_of, inputs_of_data
 from iotwin.loops.experiments.experiment import Cell, Experiment, ExperimentDataSet, cells
 from iotwin.loops.experiments.plots import draw_plots
-from iotwin.own_command import own_command
 
 # cell.json is written last, whole or not at all: if a cell has this file, it has finished.
 FINISHED, FAILED, SUMMARY = "cell.json", "failure.json", "summary.json"

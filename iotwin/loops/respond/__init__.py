@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from iotwin.command_lines import own_command
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import write_json
 from iotwin.common.foreign_files import read_foreign_json
@@ -16,9 +17,8 @@ from iotwin.common.units import parse_size
 from iotwin.loops.kept_cache import kept_cached
 from iotwin.loops.page_cache import evict, fetch
 from iotwin.loops.respond.in_force import DataSetReading, not_in_force, reading_of
-from iotwin.loops.traced import run_traced
+from iotwin.loops.traced_run import run_traced
 from iotwin.loops.twin import KIND, OUTPUT, TWIN, generate_data, read_summary
-from iotwin.own_command import own_command
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim.verdict.caveats import caveats_of, caveats_of_floor
 from iotwin.tracing_tools.targets.storage_limits import MEMORY, READS, LimitedCgroups, Limits, device_below, reason_against

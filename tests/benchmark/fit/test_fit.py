@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from iotwin.benchmark.fit import fit, predict_twin
-from iotwin.benchmark.fit.look import look
 from iotwin.benchmark.fit.parameters.parameters import fit_parameters
+from iotwin.benchmark.fit.traced_job import look
 from iotwin.trace_store.reader import Trace
 from iotwin.workload_yaml import load
 from iotwin.workload_yaml.recording import read_recording

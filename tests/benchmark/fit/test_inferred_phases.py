@@ -7,7 +7,7 @@ import pytest
 
 from iotwin.benchmark.fit.inferred_phases import inferred_phases
 from iotwin.common.errors import IotwinError
-from iotwin.loops.inferred_phases import open_with_phases
+from iotwin.loops.trace_with_phases import open_with_phases
 from iotwin.trace_store import schema
 from iotwin.trace_store.importers import import_trace
 from iotwin.trace_store.reader import Trace

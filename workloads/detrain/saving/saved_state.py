@@ -14,9 +14,9 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.tensor_file import crc32c
 from iotwin.workloads.detrain.loaders import IteratorState, TrackedIterator
 from iotwin.workloads.detrain.saving import script_state
+from iotwin.workloads.detrain.saving.created_objects import CannotBeMade, IsCode, Maker, ValueRecorder
 from iotwin.workloads.detrain.saving.gradient_buckets import has_final_buckets
 from iotwin.workloads.detrain.saving.lost_iterators import position_of
-from iotwin.workloads.detrain.saving.made_values import CannotBeMade, IsCode, Maker, ValueRecorder
 from iotwin.workloads.detrain.saving.nested_values import decode_nested, encode_nested
 from iotwin.workloads.detrain.saving.plain_values import decode, encode, is_plain, replace_content
 from iotwin.workloads.detrain.saving.provider import NotBuilt, State

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits
+from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits
 from iotwin.benchmark.emulator.recorded.edits.think_clock import ProcessRows
 from iotwin.workload_yaml.recorded_structure import pass_bounds
 from iotwin.workload_yaml.recording import Op, RecordedBatches, TwinRecording

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits
+from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits
 from iotwin.benchmark.emulator.recorded.edits.streams import DealtSample, RecordedStream, are_in_turn, deal_in_turn, deal_streams
 from iotwin.common.errors import UsageError
 from iotwin.common.numbers.keyed import Purpose, generator

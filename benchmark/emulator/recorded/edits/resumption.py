@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from iotwin.benchmark.emulator.journal import ResumedRun
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits
+from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder, ThreadRows
 from iotwin.common.errors import UsageError
 from iotwin.workload_yaml import TwinResume

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.benchmark.emulator.recorded.edits.call_shapes import without_rows
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits
+from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits
 from iotwin.benchmark.emulator.recorded.edits.think_clock import Stretch
 from iotwin.common.errors import UsageError
 from iotwin.workload_yaml.recording import Op, TwinRecording

@@ -10,7 +10,7 @@ import pytest
 
 from iotwin.benchmark.emulator.recorded.player import Player, call_cost_ns
 from iotwin.benchmark.emulator.recorded.slots import PipeTimes
-from iotwin.benchmark.emulator.recorded.virtual import VirtualPlayer
+from iotwin.benchmark.emulator.recorded.virtual_player import VirtualPlayer
 from iotwin.loops.emulation import EmulationOptions, run_workload
 from iotwin.workload_yaml import load
 from iotwin.workload_yaml.recording import Op, Pipe, RecordedFile

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from iotwin.benchmark.emulator.recorded.edits.edit import edit
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits
+from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
+from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits
 from iotwin.benchmark.fit import fit
 from iotwin.benchmark.fit.batches.paced_steps import paced_steps, time_of_a_step
 from iotwin.benchmark.fit.batches.rank_steps import known_steps
-from iotwin.benchmark.fit.look import look
+from iotwin.benchmark.fit.traced_job import look
 from iotwin.trace_store.reader import Trace
 from iotwin.workload_yaml.recorded_structure import structure_of
 from iotwin.workload_yaml.recording import Op

@@ -9,10 +9,10 @@ import pytest
 
 from iotwin.benchmark.fit import fit
 from iotwin.benchmark.fit.parameters.pipeline_stages import find_pipeline, logs_passes, ranks_by_start
+from iotwin.command_lines import own_command
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import ImagenetLayout
-from iotwin.loops.traced import run_traced
-from iotwin.own_command import own_command
+from iotwin.loops.traced_run import run_traced
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim import compare
 from iotwin.workloads.policies.pipeline import PipelinePlan, Stage, versions

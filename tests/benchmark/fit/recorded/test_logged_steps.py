@@ -6,8 +6,8 @@ import pytest
 from iotwin.benchmark.fit import fit
 from iotwin.benchmark.fit.batches.labels import label_calls
 from iotwin.benchmark.fit.batches.logged_steps import logged_steps
-from iotwin.benchmark.fit.look import look
 from iotwin.benchmark.fit.passes import find_passes
+from iotwin.benchmark.fit.traced_job import look
 from iotwin.trace_store.reader import Trace
 from iotwin.workload_yaml.recorded_structure import structure_of
 from iotwin.workload_yaml.recording import Label

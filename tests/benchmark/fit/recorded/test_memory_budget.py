@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from iotwin.benchmark.emulator.recorded.edits.edits import edits_of
+from iotwin.benchmark.emulator.recorded.edits.requested_edits import edits_of
 from iotwin.benchmark.fit import fit
 from iotwin.benchmark.fit.recorded.memory_budget import budgeted_step, describe_budget, rematerialized_time
 from iotwin.common.errors import UsageError

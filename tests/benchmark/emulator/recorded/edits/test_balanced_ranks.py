@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iotwin.benchmark.emulator.recorded.edits.balanced_ranks import waits_for_ranks
-from iotwin.benchmark.emulator.recorded.edits.edit import edit
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits, edits_of
+from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
+from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits, edits_of
 from iotwin.benchmark.fit import fit
 from iotwin.common.errors import UsageError
 from iotwin.workload_yaml.recording import Op, RecordedBatches, TwinRecording
-from tests.benchmark.emulator.recorded.edits.test_edits import count, reads, recorded
+from tests.benchmark.emulator.recorded.edits.test_requested_edits import count, reads, recorded
 from tests.benchmark.loader_job import LoaderJob
 
 ALIKE = {"ranks": 2, "files": 24, "loaders": 3}

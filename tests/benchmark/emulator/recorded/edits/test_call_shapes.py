@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iotwin.benchmark.emulator.recorded.edits.call_shapes import kept_open, read_once, with_requests
-from iotwin.benchmark.emulator.recorded.edits.edit import edit
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits
+from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
+from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits
 from iotwin.workload_yaml.recording import Op, RecordedFile, TwinRecording
-from tests.benchmark.emulator.recorded.edits.test_edits import recorded
+from tests.benchmark.emulator.recorded.edits.test_requested_edits import recorded
 from tests.benchmark.loader_job import LoaderJob
 from tests.benchmark.recordings import recording, row
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iotwin.benchmark.emulator.recorded.edits.edit import edit
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits
+from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
+from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits
 from iotwin.benchmark.fit import fit
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.workload_yaml.recording import TwinRecording, read_recording, write_recording

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iotwin.benchmark.emulator.recorded.edits.edit import edit
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits
+from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
+from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits
 from iotwin.benchmark.fit import fit
 from iotwin.workload_yaml.recording import Op, TwinRecording
 from tests.benchmark.made_trace import Made

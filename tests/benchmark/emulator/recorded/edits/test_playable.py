@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from iotwin.benchmark.emulator.recorded.edits.edit import edit
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits
+from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
+from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits
 from iotwin.workload_yaml.recording import Op, TwinRecording
-from tests.benchmark.emulator.recorded.edits.test_edits import count, recorded
+from tests.benchmark.emulator.recorded.edits.test_requested_edits import count, recorded
 from tests.benchmark.loader_job import LoaderJob
 
 

@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iotwin.benchmark.emulator.recorded.edits.edit import edit
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits
+from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
 from iotwin.benchmark.emulator.recorded.edits.read_ahead import ReadAhead, TakenBatches, read_ahead_rows
+from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits
 from iotwin.benchmark.fit import fit
 from iotwin.loops.emulation import EmulationOptions, run_workload
 from iotwin.workload_yaml import TwinRecorded
 from iotwin.workload_yaml.recorded_structure import structure_of
 from iotwin.workload_yaml.recording import Op, TwinRecording, write_recording
-from tests.benchmark.emulator.recorded.edits.test_edits import JOB as LOADED
-from tests.benchmark.emulator.recorded.edits.test_edits import count, rank_think_ms, reads, writes
+from tests.benchmark.emulator.recorded.edits.test_requested_edits import JOB as LOADED
+from tests.benchmark.emulator.recorded.edits.test_requested_edits import count, rank_think_ms, reads, writes
 from tests.benchmark.fit.recorded.test_logged_steps import EPOCHS, FILES, STEP_MS, STEPS, read_ahead
 
 BYTES = 100_000

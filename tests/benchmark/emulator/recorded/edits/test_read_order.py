@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from iotwin.benchmark.emulator.recorded.edits.dealing import RecordedPassSamples, deal
-from iotwin.benchmark.emulator.recorded.edits.edit import edit
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits, edits_of
+from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
+from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits, edits_of
 from iotwin.benchmark.emulator.recorded.edits.streams import DealtSample
 from iotwin.benchmark.fit import fit
 from iotwin.common.errors import UsageError

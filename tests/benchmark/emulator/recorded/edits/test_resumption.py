@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from iotwin.benchmark.emulator.recorded.edits.edit import edit
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits
+from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
+from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits
 from iotwin.benchmark.emulator.recorded.edits.resumption import SavedFiles
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder
 from iotwin.common.errors import UsageError
@@ -25,7 +25,7 @@ from iotwin.workload_yaml.recording import (
     RecordedPass,
     TwinRecording,
 )
-from tests.benchmark.emulator.recorded.edits.test_edits import (
+from tests.benchmark.emulator.recorded.edits.test_requested_edits import (
     count,
     rank_think_ms,
     reads,

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iotwin.benchmark.emulator.recorded.edits.edit import edit
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits, edits_of
+from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
+from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits, edits_of
 from iotwin.benchmark.fit import fit
 from iotwin.common.errors import UsageError
 from iotwin.loops.emulation import EmulationOptions, run_workload
 from iotwin.workload_yaml import load
 from iotwin.workload_yaml.recording import Op, TwinRecording
-from tests.benchmark.emulator.recorded.edits.test_edits import count, rank_think_ms, reads, recorded, twin
+from tests.benchmark.emulator.recorded.edits.test_requested_edits import count, rank_think_ms, reads, recorded, twin
 from tests.benchmark.loader_job import LoaderJob
 
 SAVING: dict[str, Any] = {"save_after": 5, "epochs": 2}

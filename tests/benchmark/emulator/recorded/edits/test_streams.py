@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iotwin.benchmark.emulator.recorded.edits.dealing import RecordedPassSamples, deal
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits
+from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits
 from iotwin.benchmark.emulator.recorded.edits.streams import DealtSample, RecordedStream, StreamPart, deal_streams
 from iotwin.benchmark.emulator.recorded.edits.think_clock import Stretch
 from iotwin.common.errors import UsageError

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from iotwin.benchmark.emulator.recorded.edits.edit import edit
-from iotwin.benchmark.emulator.recorded.edits.edits import Edits, copies_folder, edits_of, replays
+from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
+from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits, copies_folder, edits_of, replays
 from iotwin.benchmark.fit import fit
 from iotwin.common.errors import UsageError
 from iotwin.loops import page_cache

@@ -10,7 +10,7 @@ import select
 
 from iotwin.benchmark.emulator.clock import CHANGED
 from iotwin.benchmark.emulator.recorded.player import Player
-from iotwin.benchmark.emulator.recorded.shared import FIRST_PIPE, GO_ON, LET_GO, RUNNING, STATE, WAITING
+from iotwin.benchmark.emulator.recorded.shared_state import FIRST_PIPE, GO_ON, LET_GO, RUNNING, STATE, WAITING
 from iotwin.benchmark.emulator.recorded.slots import PIPE, POST, ROOM, VirtualReplay
 from iotwin.workload_yaml.recording import Op
 
