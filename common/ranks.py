@@ -4,6 +4,7 @@ Under MPI, an error on one rank ends all ranks (`run_as_one`).
 """
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,18 @@ MPI_VARIABLES = (
     ("PMI_RANK", "PMI_SIZE"),  # MPICH and MPIs derived from it
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun
 )
+_TORCHRUN = ("RANK", "WORLD_SIZE")
+# Number of processes on this machine, by the variable of the rank.
+_LOCAL_SIZES = {"OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK": "MPI_LOCALNRANKS", "RANK": "LOCAL_WORLD_SIZE"}
+# Variables that together differ between two launches, by the variable of the rank.
+_LAUNCH_IDS = {
+    "OMPI_COMM_WORLD_RANK": ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+    "PMI_RANK": ("PMI_JOBID", "HYDI_CONTROL_FD"),
+    "SLURM_PROCID": ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    "RANK": ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),
+}
 _FIRST_PORT, _PORTS_END = 29500, 65000
+_MOST_NODES = 1 << 16
 _REPORT_STAGGER_S = 3.0  # delay between two ranks that report the same error
 _LONGEST_WAIT_TO_REPORT_S = 6.0
 _LATEST_START_S = 10.0  # rank 0 may start so many seconds later than the other ranks
@@ -32,10 +44,44 @@ class Launched(NamedTuple):
     size: int = 1
 
 
+class NodeTask(NamedTuple):
+    """One of the processes that a launcher started, here called tasks, and what its launcher reports about its machine."""
+
+    rank: int
+    node: str  # name of the machine
+    launch: str  # the same for all tasks of one launch on one machine, and for no other
+    tasks_here: int | None  # tasks of the launch on this machine; None: unknown
+
+
 def launched_by_mpi() -> Launched:
     """Return the rank of this process under mpirun or srun, without initialising MPI; rank 0 of 1 if neither started it."""
-    launchers = [Launched(_natural(rank, 0), _natural(size, 1)) for rank, size in MPI_VARIABLES if size in os.environ]
-    return max(launchers, key=lambda launched: launched.size, default=Launched())
+    return _launcher(MPI_VARIABLES)[1]
+
+
+def _launcher(variables: Sequence[tuple[str, str]]) -> tuple[str, Launched]:
+    """Return (variable of the rank, rank and size) of the launcher that started the most processes; rank 0 of 1 without one."""
+    launchers = [(rank, Launched(_natural(rank, 0), _natural(size, 1))) for rank, size in variables if size in os.environ]
+    return max(launchers, key=lambda launcher: launcher[1].size, default=("", Launched()))
+
+
+def node_task() -> NodeTask | None:
+    """Return this process as a task of srun, mpirun or torchrun; None if none of them started it as one of several."""
+    name, (rank, size) = _launcher((*MPI_VARIABLES, _TORCHRUN))
+    if size == 1:
+        return None
+    # The tasks of one machine are children of the same process, unless a wrapper such as sudo starts each.
+    launch = ".".join(filter(None, (os.environ.get(variable) for variable in _LAUNCH_IDS[name]))) or f"parent {os.getppid()}"
+    here = _slurm_tasks_here() if name == "SLURM_PROCID" else _natural(_LOCAL_SIZES[name], 0)
+    return NodeTask(rank, os.environ.get("SLURMD_NODENAME") or os.uname().nodename, launch, here or None)
+
+
+def _slurm_tasks_here() -> int:
+    """Return the number of tasks of srun's step on this node, from a list such as `4(x15),2`; 0 if it is unknown."""
+    counts: list[int] = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")):
+        counts += [int(count)] * min(int(times or 1), _MOST_NODES)
+    node = _natural("SLURM_NODEID", len(counts))
+    return counts[node] if node < len(counts) else 0
 
 
 def _natural(name: str, otherwise: int) -> int:

@@ -42,6 +42,14 @@ class Host(msgspec.Struct):
     file_system: str = ""  # the file system that holds the trace
 
 
+class TracedTask(msgspec.Struct):
+    """A command that a launcher such as srun started on the machine as one of several."""
+
+    rank: Count
+    pid: Pid
+    exit_status: Status | None = None  # None while it runs, or if its end is unknown
+
+
 class Target(msgspec.Struct):
     """The traced command, process, cgroup or container."""
 
@@ -52,6 +60,8 @@ class Target(msgspec.Struct):
     container: str | None = None
     image: str | None = None
     user_id: int | None = None
+    launch: str | None = None  # the launcher's identification of the launch, None if no launcher started the command
+    tasks: list[TracedTask] = []  # the commands that the launcher started on this machine; empty without a launcher
 
 
 class Cost(msgspec.Struct):

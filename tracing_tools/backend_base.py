@@ -32,6 +32,7 @@ class Scope:
     cgroup_level: int = 0  # depth of the cgroup in its hierarchy
     entered_by_exec: bool = False  # trace a process only after an exec in the cgroup, which leaves out the container runtime
     follows_job: bool = False  # still trace processes, and their forks, after they leave the cgroup
+    several_commands: bool = False  # True if `wrap` and `follow` may be called for several commands
     starts_command: bool = True  # True if the target is a command that the backend may wrap, False if it already runs
     detail: tuple[str, ...] = DEFAULT_DETAIL  # groups of operations to record (syscalls.DETAIL_GROUPS)
 
@@ -42,6 +43,7 @@ class Backend:
     name: str
     probes: list[str]
     needs_command: ClassVar[bool] = False  # True if the backend can capture only a command that it starts
+    follows_several: ClassVar[bool] = True  # False if the backend can capture only one command and its descendants
     unrecorded_groups: ClassVar[tuple[str, ...]] = ()  # groups of --detail that the backend cannot record
 
     def __init__(self, scope: Scope) -> None:
@@ -50,6 +52,8 @@ class Backend:
             raise IotwinError(
                 f"{self.name} traces only a command that it starts itself; containers and running processes need libbpf or bcc"
             )
+        if scope.several_commands and not self.follows_several:
+            raise IotwinError(f"{self.name} follows one command only, not several tasks of a node")
         missing = [group for group in self.unrecorded_groups if group in scope.detail]
         meant = [f"{group} ({_MEANING_OF_GROUP[group]})" if group in _MEANING_OF_GROUP else group for group in missing]
         self._notes = [f"{self.name} does not record {', '.join(meant)} of --detail; libbpf does"] if meant else []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from iotwin.command import Command, Outcome
 from iotwin.common.errors import UnfinishedTraceError, UsageError
+from iotwin.common.ranks import NodeTask, node_task
 from iotwin.common.units import counted, format_duration, parse_duration
 
 if TYPE_CHECKING:
@@ -23,7 +24,14 @@ class TraceCommand(Command):
     epilog = "example: iotwin trace -o run.trace -- python train.py --epochs 3"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        parser.add_argument("-o", "--output", type=Path, required=True, metavar="TRACE", help="directory to write the trace to")
+        parser.add_argument(
+            "-o",
+            "--output",
+            type=Path,
+            required=True,
+            metavar="TRACE",
+            help="directory to write the trace to; under srun or mpirun of several tasks, directory of traces",
+        )
         _add_targets(parser)
         parser.add_argument("--backend", default="auto", help="auto (default), libbpf, bcc, bpftrace, strace or preload")
         parser.add_argument("--duration", metavar="TIME", help="end the trace after this time; the traced processes continue")
@@ -59,12 +67,14 @@ class TraceCommand(Command):
         if args.jobs is not None:
             return _trace_jobs(args)
         from iotwin.trace_store.syscalls import parse_detail
+        from iotwin.tracing_tools.recorder.node_launch import trace_of, trace_task
         from iotwin.tracing_tools.recorder.session import TraceOptions, trace_target
 
         command = args.words[1:] if args.words[:1] == ["--"] else args.words
         if args.all or args.container or args.image:
             _accept_interrupts()
         make_target = _labelled(_target(args, command), args, command)
+        task = _task_of(args)
         interval_ns = parse_duration(args.interval)
         if interval_ns < 1_000_000:
             raise UsageError(f"--interval {args.interval} is too short; take 1ms or more")
@@ -81,7 +91,15 @@ class TraceCommand(Command):
             ignore_phases=args.phases == "none",
         )
         try:
-            manifest = trace_target(make_target, args.output, options)
+            if task is None:
+                manifest = trace_target(make_target, args.output, options)
+            else:
+                traced = trace_task(command, task, args.output, options)
+                args.output = trace_of(args.output, task)
+                if isinstance(traced, int):
+                    document = {"trace": str(args.output), "rank": task.rank, "exit_status": traced}
+                    return Outcome(document, _shell_status(traced))
+                manifest = traced
         except UnfinishedTraceError as error:
             error.exit_status = _shell_status(error.job_status or 1)  # if the job failed too, its exit status takes precedence
             raise
@@ -105,6 +123,8 @@ class TraceCommand(Command):
     def show(self, document: dict[str, Any]) -> None:
         from iotwin.common.progress import note
 
+        if "rank" in document:
+            return  # the tracer of the node shows the trace
         if "jobs" in document:
             for name, job in document["jobs"].items():
                 note(f"{name}: {counted(job.get('events', 0), 'event')}, exit status {job['exit_status']}")
@@ -240,6 +260,21 @@ def _target(args: Namespace, command: list[str]) -> "Callable[[], TraceTarget]":
     if not command:
         raise UsageError("no command given; write it after --, for example: iotwin trace -o run.trace -- python train.py")
     return lambda: CommandTarget(command)
+
+
+def _task_of(args: Namespace) -> NodeTask | None:
+    """Return this process as one of several tasks of a launcher, if it is to trace a command.
+
+    Raises UsageError if an option is for one process only.
+    """
+    if args.all or args.container or args.image or args.cgroup or args.pid is not None:
+        return None
+    task = node_task()
+    if task is not None and args.live:
+        raise UsageError("--live shows the activity of one tracer; leave it out under srun, mpirun or torchrun")
+    if task is not None and args.phases == "auto":
+        raise UsageError("--phases auto labels a command that no launcher started; leave it out under srun, mpirun or torchrun")
+    return task
 
 
 def _labelled(make_target: "Callable[[], TraceTarget]", args: Namespace, command: list[str]) -> "Callable[[], TraceTarget]":

@@ -85,7 +85,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of an example: `iotwin` and `python` are the ones under test, as after installation."""
     programs = tmp_path_factory.mktemp("bin")
     _write_programs(programs, sys.executable)
-    return {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "COLUMNS": "120", **as_root}
 
 
 @pytest.fixture(scope="session")

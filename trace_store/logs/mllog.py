@@ -19,6 +19,7 @@ from iotwin.trace_store.logs.dlio_log import Edge, parse_edge, zone_of
 
 _LINE = re.compile(r"(?:\[?(?P<rank>\d+)\]?:?\s+)?:::MLLOG\s+(?P<json>\{.*\})\s*$")
 
+_LOG_OF_RANK = re.compile(r"(?:^|\.)rank-(\d{1,9})\.std(?:out|err)$")  # the logs of a task that a launcher started
 _LAST_NS = 1 << 62  # in the year 2116
 _SAME_TIME_NS = 1_000_000_000  # if a line's CLOCK_MONOTONIC differs more from its wall time, it is that of another clock
 _MOST_JUMPS = 1 << 21
@@ -71,7 +72,7 @@ def read_log(logs: Iterable[Path], to_monotonic_ns: Callable[[int], int], span_n
                 if parse_edge(line):
                     dlio.append(line)
                 continue
-            event = _parse(line)
+            event = _parse(line, rank_of_log(log))
             if event is None:
                 found.torn += 1
             elif part := _part(event, to_monotonic_ns):
@@ -84,7 +85,8 @@ def read_log(logs: Iterable[Path], to_monotonic_ns: Callable[[int], int], span_n
                 found.jumps += (jumps or [])[: _MOST_JUMPS - len(found.jumps)]
             else:
                 _apply(event, open_phases, found.phases, to_monotonic_ns)
-        dlio_rows += _dlio_phases(dlio, to_monotonic_ns, zone_of(dlio, *span_ns) if span_ns else datetime.UTC)
+        zone = zone_of(dlio, *span_ns) if span_ns else datetime.UTC
+        dlio_rows += _dlio_phases(dlio, to_monotonic_ns, zone, rank_of_log(log))
     if sum(length for _, length in found.jumps) > _LAST_NS >> 1:
         found.jumps, found.torn = [], found.torn + 1
     found.phases = found.phases or dlio_rows
@@ -109,7 +111,9 @@ def read_values(logs: Iterable[Path]) -> dict[str, Any]:
     """Return, from the MLLOG lines of rank 0, the first value of each key, and the sum of `step_count` over all phases."""
     values: dict[str, Any] = {}
     for log in logs:
-        events = [event for line in log_lines(log) if ":::MLLOG" in line and (event := _parse(line)) and not event["_rank"]]
+        rank = rank_of_log(log)
+        parsed = [event for line in log_lines(log) if ":::MLLOG" in line and (event := _parse(line, rank))]
+        events = [event for event in parsed if not event["_rank"]]
         for event in events:
             if event.get("value") is not None:
                 values.setdefault(event["_key"], event["value"])
@@ -144,7 +148,7 @@ def read_parts(logs: Iterable[Path], names: Iterable[str]) -> list[tuple[str, in
     parts = []
     for log in logs:
         for line in log_lines(log):
-            event = _parse(line) if ":::MLLOG" in line and '"duration"' in line else None
+            event = _parse(line, rank_of_log(log)) if ":::MLLOG" in line and '"duration"' in line else None
             if event is None or event["_key"] not in names or not isinstance(value := event.get("value"), dict):
                 continue
             start, duration = value.get("start"), value.get("duration")
@@ -153,7 +157,7 @@ def read_parts(logs: Iterable[Path], names: Iterable[str]) -> list[tuple[str, in
     return parts
 
 
-def _dlio_phases(lines: list[str], to_monotonic_ns: Callable[[int], int], zone: datetime.tzinfo) -> Iterator[PhaseRow]:
+def _dlio_phases(lines: list[str], to_monotonic_ns: Callable[[int], int], zone: datetime.tzinfo, rank: int) -> Iterator[PhaseRow]:
     begun: dict[str, Edge] = {}
     for edge in filter(None, (parse_edge(line, zone) for line in lines)):
         if edge.starts:
@@ -162,16 +166,24 @@ def _dlio_phases(lines: list[str], to_monotonic_ns: Callable[[int], int], zone: 
             first = begun.pop(edge.phase)
             start_ns = to_monotonic_ns(first.time_ns)
             end_ns = max(to_monotonic_ns(edge.time_ns), start_ns)
-            yield {"phase": edge.phase, "start_ns": start_ns, "end_ns": end_ns, "rank": 0, "epoch": first.number, "step": None}
+            yield {"phase": edge.phase, "start_ns": start_ns, "end_ns": end_ns, "rank": rank, "epoch": first.number, "step": None}
 
 
-def _parse(line: str) -> dict[str, Any] | None:
+def rank_of_log(log: Path) -> int:
+    """Return the rank of lines without a rank in the file `log`: that of the task whose output it is, by its name; else 0."""
+    match = _LOG_OF_RANK.search(log.name)
+    return int(match[1]) if match else 0
+
+
+def _parse(line: str, rank: int = 0) -> dict[str, Any] | None:
+    """Return the event that `line` logs, None if the line is damaged. `rank`: the rank if the line has none."""
     match = _LINE.search(line)
     if match is None:
         return None
     try:
         event = json.loads(match["json"])
-        event["_rank"] = _int32(match["rank"] or event.get("metadata", {}).get("rank") or 0)
+        logged = match["rank"] or event.get("metadata", {}).get("rank")
+        event["_rank"] = _int32(rank if logged in (None, "") else logged)
         event["_time_ns"] = int(event["time_ns"]) if "time_ns" in event else int(event["time_ms"]) * 1_000_000
         if not 0 <= event["_time_ns"] <= _LAST_NS:
             return None

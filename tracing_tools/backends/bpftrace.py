@@ -75,6 +75,7 @@ class BpftraceBackend(Backend):
 
     name = "bpftrace"
     needs_command = True  # the script filters by the command's process tree
+    follows_several = False
     unrecorded_groups = ("metadata", "mmap", "async", "block")
 
     def __init__(self, scope: Scope) -> None:

@@ -57,6 +57,7 @@ class PreloadBackend(Backend):
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
         self.probes = ["LD_PRELOAD"]
+        self._environment: list[str] = []  # words of env(1), set by the first `wrap`
         self._elsewhere: HeldFolder | None = None  # folder with a copy of the library, if the job cannot load it from raw/
         self._notes.insert(0, _NOT_SEEN)
 
@@ -67,6 +68,12 @@ class PreloadBackend(Backend):
             raise UsageError(f"there is no command '{command[0]}'; check its name or give its path")
         if _is_static(Path(program)):
             raise IotwinError(f"{program} is statically linked, so preload cannot see its calls; take --backend strace")
+        if not self._environment:
+            self._environment = self._made_library(raw)
+        return ["env", *self._environment, *command]
+
+    def _made_library(self, raw: Path) -> list[str]:
+        """Compile the library in `raw`, and return the variables that load it as words of env(1)."""
         directory = make_job_directory(raw, _DIRECTORY)
         lost = directory / _LOST_FILE
         with open_new(lost) as counter:
@@ -86,7 +93,7 @@ class PreloadBackend(Backend):
             )
         library.chmod(0o755)  # despite the umask, as under sudo another user runs the job
         libraries = ":".join(filter(None, (str(self._loadable(library)), os.environ.get("LD_PRELOAD"))))
-        return ["env", f"LD_PRELOAD={libraries}", f"IOTWIN_PRELOAD={directory}", *command]
+        return [f"LD_PRELOAD={libraries}", f"IOTWIN_PRELOAD={directory}"]
 
     def _loadable(self, library: Path) -> Path:
         """Return `library`, or the path of a copy if `library` has blanks or colons in its path or is on a noexec mount."""

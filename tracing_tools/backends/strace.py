@@ -66,6 +66,7 @@ class StraceBackend(Backend):
         self._has_cgroup = bool(scope.cgroup_id)
         self._output = b""
         self._text = Path()
+        self._roots: list[int] = []  # pids of the commands
         self._watch: threading.Thread | None = None
         self._is_stopped = threading.Event()
         self._notes.insert(0, "captured by strace: inode numbers were looked up after the run, calls took longer than untraced")
@@ -74,8 +75,9 @@ class StraceBackend(Backend):
     def wrap(self, command: list[str], raw: Path) -> list[str]:
         """Return the command line that runs `command` under strace, one text file per thread."""
         calls = ",".join(dict.fromkeys((*self._calls, *FOLLOWED)))
-        write_whole(raw / _CALLS_FILE, ",".join(self._calls).encode())
-        self._text = make_job_directory(raw, _DIRECTORY) / _FILE
+        if not self._text.name:
+            write_whole(raw / _CALLS_FILE, ",".join(self._calls).encode())
+            self._text = make_job_directory(raw, _DIRECTORY) / _FILE
         if not self._has_cgroup:
             self._output = os.fsencode(self._text)
         return [
@@ -90,10 +92,12 @@ class StraceBackend(Backend):
         Raises OSError if the disk is full.
         """
         make_for_job(self._text.with_name(f"{_FILE}.{pid}"))
-        self._watch = threading.Thread(target=self._end_when_stuck, args=(pid,), daemon=True)
-        self._watch.start()
+        self._roots.append(pid)
+        if self._watch is None:
+            self._watch = threading.Thread(target=self._end_when_stuck, daemon=True)
+            self._watch.start()
 
-    def _end_when_stuck(self, root_pid: int) -> None:
+    def _end_when_stuck(self) -> None:
         """Until `stop` is called, kill strace if the file system has no inode left for a new thread's text.
 
         strace would block the new thread, and so the job, for ever. Without strace, the job continues.
@@ -102,7 +106,7 @@ class StraceBackend(Backend):
             with contextlib.suppress(OSError):  # strace has already ended
                 room = os.statvfs(self._text.parent)
                 straces = processes_called_with(os.fsencode(self._text)) if room.f_files and not room.f_ffree else []
-                if root_pid not in straces:  # root_pid was strace until it executed the command
+                if not set(straces).intersection(self._roots):  # a root is strace until it executes the command
                     for pid in straces:
                         os.kill(pid, signal.SIGKILL)
 

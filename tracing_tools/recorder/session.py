@@ -258,8 +258,8 @@ class _Session:
         self._guarded(self._stop_backend)
         manifest.cost.wall_ns = manifest.end_ns - manifest.start_ns
         manifest.cost.job_cpu_ns = None if job_cpu is None else job_cpu - job_cpu_before
-        manifest.exit_status = target.exit_status
-        if "mmap" in self._options.detail and isinstance(target, CommandTarget) and target.has_ended():
+        manifest.exit_status, manifest.target = target.exit_status, target.describe()
+        if "mmap" in self._options.detail and type(target) is CommandTarget and target.has_ended():
             manifest.notes.append(f"the kernel counted {faults} page faults of the job, those on memory without a file included")
         display_cpu_ns = self._display.end() if self._display is not None else 0  # first: its page faults are not the job's
         manifest.cost.tracer_cpu_ns = time.process_time_ns() - cpu_before + display_cpu_ns
@@ -318,10 +318,17 @@ class _Session:
             if self._recording.events_written - before > _BUSY_EVENTS:
                 self._pause_s = _POLL_BUSY_S
             self._journal()
+            self._note_joined()
             return busy
         except Exception as error:
             self._fail(error)
             return False
+
+    def _note_joined(self) -> None:
+        if names := self._target.take_joined():
+            self._recording.append_names(names)
+            self._recording.manifest.target = self._target.describe()
+            write_manifest(self._recording.directory, self._recording.manifest)
 
     def _fail(self, error: Exception) -> None:
         """End the recording because of `error`. The first error is reported when the job has ended."""

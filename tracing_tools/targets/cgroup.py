@@ -12,6 +12,7 @@ from iotwin.tracing_tools.targets.cgroup_mounts import NO_CGROUP2, cgroup2_mount
 from iotwin.tracing_tools.targets.processes import cgroup_of, container_id, remove_tree
 
 _INITIAL_CGROUP_NAMESPACE = 0xEFFFFFFB  # include/linux/proc_ns.h, PROC_CGROUP_INIT_INO
+_ROOT_INODE = 1  # of the real root of a hierarchy; the root that a cgroup namespace shows has another
 _PREFIX = "iotwin-"
 
 
@@ -21,10 +22,10 @@ def _own_cgroup() -> Path | None:
 
 
 def _reason_against() -> str | None:
+    """Return why this process cannot create cgroups below its own one, None if it can."""
     if cgroup2_mount() is None:
         return NO_CGROUP2
-    # The filter needs the cgroup's depth below the real root, which a cgroup namespace hides.
-    if Path("/proc/self/ns/cgroup").stat().st_ino != _INITIAL_CGROUP_NAMESPACE:
+    if Path("/proc/self/ns/cgroup").stat().st_ino != _INITIAL_CGROUP_NAMESPACE:  # it hides the path of the own cgroup
         return "this is a cgroup namespace (a container)"
     return None
 
@@ -41,9 +42,13 @@ class Cgroup:
     @classmethod
     def find(cls, name: str) -> "Cgroup":
         """Return the cgroup `name`, a directory or a path within the v2 hierarchy. Raises UsageError if it does not exist."""
-        mount, reason = cgroup2_mount(), _reason_against()
-        if mount is None or reason:
-            raise IotwinError(f"cannot trace a cgroup: {reason}")
+        mount = cgroup2_mount()
+        if mount is None:
+            raise IotwinError(f"cannot trace a cgroup: {NO_CGROUP2}")
+        if mount.stat().st_ino != _ROOT_INODE:  # the filter needs the cgroup's depth below the real root
+            raise IotwinError(
+                f"cannot trace a cgroup: {mount} is that of a container; mount the host's /sys/fs/cgroup there instead"
+            )
         for path in (Path(name), mount / name.lstrip("/")):
             resolved = path.resolve()
             if resolved.is_relative_to(mount) and (resolved / "cgroup.procs").exists():

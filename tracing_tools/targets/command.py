@@ -6,8 +6,10 @@ import resource
 import shutil
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.signals import REQUESTS, interrupts_held
@@ -30,19 +32,24 @@ class CommandTarget(TraceTarget):
 
     is_ours = True
 
-    def __init__(self, command: list[str], limits: LimitedCgroups | None = None) -> None:
+    def __init__(self, command: list[str], limits: LimitedCgroups | None = None, logs_prefix: str = "") -> None:
+        """`limits` apply to the command. The logs of its output are called `logs_prefix`stdout and `logs_prefix`stderr."""
         parent = limits.parent if limits else None
-        made = JobCgroup.create(parent) if os.geteuid() == 0 else "it needs root"
+        made = self._new_cgroup(parent)
         self._own: JobCgroup | None = None if isinstance(made, str) else made
         if parent and not self._own:
             raise IotwinError(f"the job cannot be put under limits: {made}")
         super().__init__(replace(self._own.scope, follows_job=True) if self._own else Scope(), cgroup=self._own)
         if not self._own:
             self.notes.append(f"filtering by process tree instead of a cgroup: {made}")
-        self._command, self._user, self._limits = command, invoking_user(), limits
+        self._command, self._user, self._limits, self._logs_prefix = command, invoking_user(), limits, logs_prefix
         self._command_limits = _lift_limits()
         self._started: StartedCommand | None = None
         self._backend: Backend | None = None
+
+    def _new_cgroup(self, parent: Path | None) -> JobCgroup | str:
+        """Return a new cgroup for the command, below `parent` if given, or the reason as text why there is none."""
+        return JobCgroup.create(parent) if os.geteuid() == 0 else "it needs root"
 
     def describe(self) -> Target:
         """Return the command, its working directory and its user."""
@@ -55,7 +62,9 @@ class CommandTarget(TraceTarget):
 
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
         """Start the process that executes the command after `release`."""
-        self._started = StartedCommand(backend.wrap(self.executed(), raw), logs, self._user, self._command_limits)
+        self._started = StartedCommand(
+            backend.wrap(self.executed(), raw), logs, self._user, self._command_limits, self._logs_prefix
+        )
         self.root_pid = self._started.pid
 
     def executed(self) -> list[str]:
@@ -120,7 +129,9 @@ class CommandTarget(TraceTarget):
 
     def signal(self, number: int) -> None:
         """Send the signal `number` to the job's processes, except the processes that received it with iotwin's process group."""
-        pids = self.remaining() if self._own else process_tree(self.remaining())
+        self._send(number, self.remaining() if self._own else process_tree(self.remaining()))
+
+    def _send(self, number: int, pids: Iterable[int]) -> None:
         if number != signal.SIGKILL and self._started and self._started.output.was_signalled(number):
             pids = [pid for pid in pids if pid == self.root_pid and os.getpgid(pid) != os.getpgrp()]
         for pid in pids:
@@ -183,18 +194,47 @@ def _set_limits(limits: dict[int, tuple[int, int]]) -> None:
         resource.setrlimit(kind, limit)
 
 
+def _become_caller(user: User | None) -> dict[str, str]:
+    """Give this process the user, unless None, and the handlers of signals that the command must have; return its environment."""
+    environment = dict(os.environ)
+    if user is not None:
+        os.initgroups(user.name, user.group_id)
+        os.setgid(user.group_id)
+        os.setuid(user.user_id)
+        environment |= {"HOME": user.home, "USER": user.name, "LOGNAME": user.name}
+    # Python ignores SIGPIPE and SIGXFSZ, but the command must not. Requests that the caller ignores remain ignored.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, *REQUESTS):
+        if number not in REQUESTS or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    return environment
+
+
+def become_command(command: list[str]) -> NoReturn:
+    """Replace this process by `command`, untraced, as the user who called sudo. Raises UsageError if there is no such command."""
+    program = program_of(command)
+    environment = _become_caller(invoking_user())
+    os.execve(program, command, environment)  # noqa: S606 - the user's own command
+
+
+def program_of(command: list[str]) -> str:
+    """Return the path of the program that `command` runs. Raises UsageError if there is none."""
+    program = shutil.which(command[0])
+    if program is None:
+        raise UsageError(f"there is no command '{command[0]}'; check its name or give its path")
+    return program
+
+
 class StartedCommand:
     """A child process that executes `command` only after `release`. `output` receives stdout and stderr of the command."""
 
     def __init__(
-        self, command: list[str], logs: Path, user: User | None, limits: dict[int, tuple[int, int]] | None = None
-    ) -> None:
-        program = shutil.which(command[0])
-        if program is None:
-            raise UsageError(f"there is no command '{command[0]}'; check its name or give its path")
+        self, command: list[str], logs: Path, user: User | None, limits: dict[int, tuple[int, int]] | None = None,
+        logs_prefix: str = "",
+    ) -> None:  # fmt: skip
+        program = program_of(command)
         self.command, self._limits = command, limits or {}
         self._messages = b""
-        self.output = JobOutput(logs, user.user_id if user else None)
+        self.output = JobOutput(logs, user.user_id if user else None, logs_prefix)
         gate_read, self._gate = os.pipe()
         self._failure, failure_write = os.pipe()
         self.pid = 0
@@ -221,16 +261,7 @@ class StartedCommand:
                 os.dup2(descriptor, target)
                 os.close(descriptor)
             _set_limits(self._limits)
-            environment = dict(os.environ)
-            if user is not None:
-                os.initgroups(user.name, user.group_id)
-                os.setgid(user.group_id)
-                os.setuid(user.user_id)
-                environment |= {"HOME": user.home, "USER": user.name, "LOGNAME": user.name}
-            # Python ignores SIGPIPE and SIGXFSZ, but the command must not. Requests that the caller ignores remain ignored.
-            for number in (signal.SIGPIPE, signal.SIGXFSZ, *REQUESTS):
-                if number not in REQUESTS or signal.getsignal(number) is not signal.SIG_IGN:
-                    signal.signal(number, signal.SIG_DFL)
+            environment = _become_caller(user)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.write(failure, _AT_GATE)
             if os.read(gate, 1):

@@ -31,12 +31,15 @@ class JobOutput:
     killed does the command's next print fail.
     """
 
-    def __init__(self, logs: Path, user_id: int | None = None) -> None:
-        """Create the pipes and start the keeper. `user_id`: the user who runs the command, None for the tracer's user."""
+    def __init__(self, logs: Path, user_id: int | None = None, prefix: str = "") -> None:
+        """Create the pipes and start the keeper. `user_id`: the user who runs the command, None for the tracer's user.
+
+        The names of the logs begin with `prefix`.
+        """
         self.missing_bytes = [0, 0]  # bytes of stdout and of stderr that the logs lack
         self.was_mended = False
-        self.paths = [os.fsencode((logs / name).resolve()) for name in _NAMES]
-        self._logs = [open_append(logs / name, 0o644) for name in _NAMES]
+        self.paths = [os.fsencode((logs / f"{prefix}{name}").resolve()) for name in _NAMES]
+        self._logs = [open_append(logs / f"{prefix}{name}", 0o644) for name in _NAMES]
         self._pipes, self.ends = (list(side) for side in zip(os.pipe(), os.pipe(), strict=True))
         for pipe, end in zip(self._pipes, self.ends, strict=True):
             os.set_blocking(pipe, False)

@@ -38,6 +38,10 @@ class TraceTarget:
         """Return name records of the target's processes that already run, and of their open files."""
         return b""
 
+    def take_joined(self) -> bytes:
+        """Return name records, as `names` does, of the commands that joined the target since the last call."""
+        return b""
+
     def show_output(self) -> bool:
         """Start to copy the output to iotwin's own streams. Return False if the recorder must copy the output from the logs."""
         return False
