@@ -58,8 +58,11 @@ class BertJob:
         if self._slept is None:
             self._model = Bert(config.layers, config.hidden, config.heads, config.sequence)
             self._optimizer = Adam(self._model.trainable_variables, config.learning_rate, config.steps)
-            self._compiled_step = tf.function(self._distributed_step)
-            self._compiled_evaluation = tf.function(lambda batch: self._model.losses(batch, self._model.encode(batch)))
+            # No condition and no loop depends on a tensor. AutoGraph would only take seconds, and write files for temporary use.
+            self._compiled_step = tf.function(self._distributed_step, autograph=False)
+            self._compiled_evaluation = tf.function(
+                lambda batch: self._model.losses(batch, self._model.encode(batch)), autograph=False
+            )
         make_folder(config.output)
         identity = {"job": "bert", "network": config.network, "seed": config.seed, "batch_size": config.batch_size}
         self.keeper = Keeper(config.state, config.output, ranks, identity | {"shards": len(shards)}, _TENSORFLOW)

@@ -16,7 +16,10 @@ from iotwin.workloads.bert.shards import find_shards
 from tests.conftest import ROOT
 from tests.workloads.mllog import entries, intervals, parts
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
+    pytest.mark.usefixtures("forked_tensorflow"),
+]
 
 SAMPLES = 400
 

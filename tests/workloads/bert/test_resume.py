@@ -15,7 +15,10 @@ from tests.conftest import ROOT
 from tests.workloads.bert.test_job import options
 from tests.workloads.killed import indices, lines_of, same, until
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
+    pytest.mark.usefixtures("forked_tensorflow"),
+]
 
 STEPS, SAMPLES, BATCH = 6, 40, 4
 

@@ -17,7 +17,7 @@ from iotwin.workloads.checkfreq.manager import CFManager, CFMode
 from tests.conftest import ROOT
 from tests.workloads.checkfreq.job import BATCH, SAMPLES, Job
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("forked_programs")]
 COMPAT = ROOT / "workloads" / "checkfreq" / "compat"
 TRAINER = ROOT / "tests" / "workloads" / "checkfreq" / "imagenet_trainer.py"
 
