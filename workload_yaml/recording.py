@@ -1,8 +1,7 @@
 """Recordings: files with every thread's storage calls and waits in a traced job. `fit` writes them, the emulator replays them.
 
-A recording is a Parquet table of calls, sorted by thread. Its metadata list the threads, processes, files, pipes and phases
-as JSON, and the calls refer to their indices. A recording may come from a stranger, so `read_recording` checks every number
-and name.
+A recording is a Parquet table of calls, sorted by thread. Its metadata list the threads, processes, files, pipes and phases as
+JSON, and the calls refer to their indices. As a recording may be a stranger's, `read_recording` checks all numbers and names.
 """
 
 from dataclasses import dataclass

@@ -24,8 +24,7 @@ _GPU_COLUMNS = ("sm_percent", "memory_percent", "memory_used_bytes")
 def write_plotted_data(blocks: Sequence[TraceTimeline], path: Path) -> None:
     """Write the data of the picture's rows to `path` (.csv): trace, row, series, begin_s, end_s, value.
 
-    Seconds count from the zero of the time axis. Bins whose value is 0 are left out. GPUs are
-    sampled at moments, which begin and end at once.
+    Seconds count from the zero of the time axis. Bins whose value is 0 are left out. Samples of GPUs begin and end at once.
     """
     tables = [pd.DataFrame(found).assign(trace=block.label) for block in blocks for found in _rows(block)]
     text = io.StringIO()

@@ -150,8 +150,7 @@ class TheirLayout:
     Files are named PREFIXnumber.chk or, if training waited, PREFIXnumber_sync.chk. epoch/PREFIXnumber_epoch.chk is a link to the
     checkpoint of an epoch's end. torch.save writes the objects' states by name and the job's additional state, but no random
     generators. Unlike with CheckFreq's code, a file gets its name only when it is durable, numbers continue after a restart, and
-    other files are ignored. Unfinished files and the lock are in epoch/, because CheckFreq loads any file of the directory
-    itself.
+    other files are ignored. Unfinished files and the lock are in epoch/: CheckFreq loads any file of the directory.
     """
 
     store: Store | None = None

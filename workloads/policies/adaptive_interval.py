@@ -348,8 +348,7 @@ def _deviation(sample: Sequence[float]) -> float:
 def tune(steps: Iterable[MeasuredStep], overhead: float, interval: int) -> tuple[list[StepWindow], int]:
     """Return (windows, changes): the windows of a recorded series of steps, and how often a controller changes the interval.
 
-    The last, incomplete window is included if it has at least as many steps as the one before. Raises ValueError as Controller
-    does.
+    A last, incomplete window is included if it has at least the steps of the one before. Raises ValueError as Controller does.
     """
     controller = Controller(overhead, interval)
     windows: list[StepWindow] = []

@@ -32,8 +32,7 @@ State = dict[str, Any]
 class ResumedJob:
     """A restored checkpoint: the position in the data, the state that all ranks share, and states that belong to single ranks.
 
-    `own` is this rank's state if the number of ranks is unchanged. Otherwise rank 0 gets the states of all ranks, and other ranks
-    get none.
+    `own` is this rank's state if the number of ranks is unchanged. Otherwise rank 0 gets all states, and other ranks get none.
     """
 
     position: Position

@@ -103,7 +103,7 @@ def replay(
     measured.knows_samples = batches is not None and any(batches.samples)
     if edits is not None and batches is not None:
         measured.resumed = resumed_record(recording, edits, batches)
-    if rank.index == 0 or not shared:  # one rank makes what all read, before the others begin
+    if rank.index == 0 or not shared:  # the first rank creates shared files before the others begin
         files.claim()
         files.prepare()
     rank.meet()

@@ -1,8 +1,8 @@
-"""Replay a thread of a recording on a virtual clock, which counts its waits. Its calls are real.
+"""Replay a thread of a recording whose waits pass on a virtual clock. Its calls are real.
 
-A thread's own time, `due`, consists of its recorded times between calls and of the measured time of its calls. If the player
-needs more for a call than the job, the thread falls behind the clock, but its own time does not count that. A hand-over carries
-the own time of its sender: what was sent is received at that time, or when the receiver is due, whichever is later.
+A thread's own time, `due`, is the sum of the recorded times between its calls and of the measured times of its calls. The time
+that the player itself needs delays the thread, but does not count in `due`. A message carries the own time of its sender: it is
+received at that time, or when the receiver is due, whichever is later.
 """
 
 import os

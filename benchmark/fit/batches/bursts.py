@@ -39,8 +39,7 @@ def regular_batches(starts: NDArray[np.int64], ends: NDArray[np.int64], guess: N
 def _joined(number: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return `number` with adjacent smaller groups joined if together they have the most common size.
 
-    Such groups are pieces of one batch. If there are more of them in a row, they are separate batches, such as those of an
-    evaluation.
+    Such groups are pieces of one batch. More of them in a row are separate batches, such as those of an evaluation.
     """
     sizes = np.bincount(number)
     common = int(np.bincount(sizes).argmax())

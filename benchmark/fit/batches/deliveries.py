@@ -101,8 +101,7 @@ def delivery_of(calls: pd.DataFrame, delivered: Deliveries) -> NDArray[np.int64]
     """Return the row of `delivered.batches` that each of a loader's calls (pid, start_ns) served, -1 if none.
 
     A call serves the latest request that its process had received, if the process received one for every batch. The thread that
-    sends a batch may be late, when the loader already reads for the next batch. Without requests, a call serves the next
-    delivery.
+    sends a batch may be late, when the loader already reads for the next batch. Else, a call serves the next delivery.
     """
     batch = np.full(len(calls), -1, np.int64)
     pids, starts = calls["pid"].to_numpy(), calls["start_ns"].to_numpy()

@@ -107,8 +107,7 @@ def _visits(calls: pd.DataFrame) -> NDArray[np.int64]:
     """Return the index of the visit that each call (of one process, sorted by time) belongs to.
 
     A visit of a file is all that is done from its opening to its closing, if the process does nothing else in between. Any other
-    call is a visit by itself. If there are few such visits, as when batch after batch continues in a big file, each call is a
-    visit.
+    call is a visit by itself. If visits are few, as when batch after batch continues in a big file, each call is a visit.
     """
     opens, closes = calls["op"].isin(schema.OPEN_OPS), calls["op"].isin(schema.CLOSE_OPS)
     begins = (calls["file_id"].diff() != 0) | opens

@@ -32,7 +32,7 @@ def quantiles(values_s: NDArray[np.float64]) -> Duration:
 def by_step(passes_s: Sequence[NDArray[np.float64]], steps: int) -> Duration:
     """Return the times in step order if all passes take equally long for the same step; otherwise their quantiles.
 
-    Evaluations that read samples in the same order each time have such passes. `steps`: number of steps of a pass. The time of
+    They do in evaluations that read samples in the same order each time. `steps`: number of steps of a pass. The time of
     the last step may be missing in `passes_s`.
     """
     values_s = np.concatenate(passes_s)

@@ -55,8 +55,7 @@ def logs_passes(parts: pd.DataFrame | None) -> bool:
 def ranks_by_start(job: Job, known: Sequence[int], count: int) -> list[int]:
     """Return the pids of a job's ranks in order of start: the `known` ranks and their siblings, if these are `count` in all.
 
-    Otherwise, it returns `known`. Some ranks of a pipeline read no data, so they look like helpers. Launchers start ranks in
-    order.
+    Otherwise, it returns `known`. Ranks of a pipeline that read no data look like helpers. Launchers start ranks in order.
     """
     processes = job.processes.sort_values("start_ns", kind="stable")
     parents = processes.loc[processes["pid"].isin(known), "ppid"].unique()

@@ -144,8 +144,7 @@ def _are_of_torch(job: Job, batches: pd.DataFrame) -> bool:
 def _samples_requested(size_bytes: _Ints) -> pd.Series:
     """Infer from its size how many samples of a stream each request of a pass is for; 0 if that is unknown.
 
-    A request of PyTorch for a batch of an IterableDataset is the pickled pair of the batch's index and a list with a None for
-    each sample.
+    PyTorch requests a batch of an IterableDataset by a pickled pair: its index and a list with a None for each sample.
     """
     empty = np.array([len(ForkingPickler.dumps((index, [None, None]))) - 2 for index in range(len(size_bytes))])
     found, counts = np.unique(size_bytes - empty, return_counts=True)

@@ -110,8 +110,7 @@ def _of_silences(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:
     """Return the waits of threads that make the first call after their process had made none for a while.
 
     Such a thread is one of a pool that got work again, or waited for a pool. It waited for the last call before the silence if
-    the time from that call to its own varies little, and less than the time from its own previous call. Neither holds for
-    independent threads.
+    the time from that call to its own varies little, and less than the time from its own previous call.
     """
     found = [pd.DataFrame(columns=_COLUMNS, dtype=np.int64)]
     for _, own in rows.groupby(np.array(tree.process, np.int64)[rows["thread"]]):

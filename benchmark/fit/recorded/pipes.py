@@ -14,8 +14,7 @@ def match_pipes(calls: pd.DataFrame) -> tuple[pd.DataFrame, list[Pipe]]:
     """Return the calls, in which `file` is the pipe's number for calls on pipes, and the pipes.
 
     A pipe is left out if earlier writes do not explain all of its reads (other programs wrote, or calls were lost): its replay
-    would wait for ever. With several readers or writers, messages are counted instead of bytes: a read takes as many as it
-    completed.
+    would wait for ever. With several readers or writers, messages are counted instead of bytes.
     """
     on_pipe = calls["op"].isin([Op.PIPE_READ, Op.PIPE_WRITE])
     kept, parts = ~on_pipe.to_numpy(np.bool_), []

@@ -36,8 +36,7 @@ def ask(key: str, values: list[str], run: Callable[[str | None], dict[str, Any]]
 
     `run(value)` runs the workload with that value, or unchanged if it is None, and returns the summary. All variants run `runs`
     times, in turn. A row has the medians of its runs, and the folder `output` of its last run. `speed_up` is the mean of its
-    ratios to the unchanged workload, with the 95 % interval `low`, `high`. `within_noise`: the interval contains 1; None for a
-    single run.
+    ratios to the unchanged workload, with the 95 % interval `low`, `high`. `within_noise`: it contains 1; None for a single run.
     """
     found: dict[str | None, list[dict[str, Any]]] = {value: [] for value in (None, *values)}
     for _ in range(runs):

@@ -24,7 +24,7 @@ _OTHER = re.compile(r"best|final|model_weights|averaged", re.IGNORECASE)
 def resume_template(script: Path) -> str:
     """Return the arguments that make the script resume, with CHECKPOINT in place of its newest checkpoint's path.
 
-    Returns "" if no option of the script names a checkpoint. Many such scripts resume without an option.
+    Returns "" if no option of the script names a checkpoint. Many scripts resume without an option.
     """
     options = _options(script)
     for pattern in _OPTIONS:

@@ -1,7 +1,6 @@
 """Logs every update of weights: its samples, losses, weights, optimizer state and the state of random generators.
 
-An update is a call of `step` of any optimizer of PyTorch. Only PyTorch is patched, so the loop may be the script's or a
-framework's.
+An update is a call of `step` of any optimizer of PyTorch. Only PyTorch is patched, so the loop may belong to a framework.
 """
 
 import importlib.abc

@@ -11,7 +11,7 @@ _Action = Callable[[], None]
 
 
 class _ActionFinder(MetaPathFinder):
-    """Finds packages that have actions through Python's other finders, and runs the actions once such a package is imported."""
+    """Finds the packages in `actions` through Python's other finders, and runs a package's actions once it is imported."""
 
     def __init__(self) -> None:
         self.actions: dict[str, list[_Action]] = {}

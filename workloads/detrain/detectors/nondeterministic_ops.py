@@ -17,8 +17,7 @@ _WARNING = re.compile(
 def watch(findings: Findings) -> None:
     """Record each operation that torch warns about with the script's line, and hide the warning.
 
-    For operations of the backward pass, it is the line that calls `backward`. Warning filters of the script have no effect on
-    this.
+    For operations of the backward pass, it is the line that calls `backward`. The script's warning filters do not matter.
     """
     shown: Any = warnings._showwarnmsg  # type: ignore[attr-defined]  # the function that Python and torch call with each warning
     mutated: Any = warnings._filters_mutated  # type: ignore[attr-defined]  # called after each change of the filters

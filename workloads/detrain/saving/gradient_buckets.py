@@ -14,9 +14,9 @@ _NO_SYNC: Callable[..., Any] = DistributedDataParallel.no_sync
 
 
 def has_final_buckets(value: Any) -> bool:
-    """Return whether an object is such a model and has its final buckets.
+    """Return whether an object is a DistributedDataParallel with its final buckets.
 
-    If the next forward pass would make these, this function makes them already. All ranks must call it between two steps.
+    If the model would form these buckets in its next forward pass, it does so now. All ranks must call this between two steps.
     """
     if not isinstance(value, DistributedDataParallel):
         return False
@@ -25,5 +25,5 @@ def has_final_buckets(value: Any) -> bool:
 
 
 def sum_each_gradient(always: bool) -> None:
-    """With `always`, make `no_sync` of all such models do nothing, so that the next step makes the buckets; else restore it."""
+    """With `always`, let no model's `no_sync` have an effect, so that the next step forms the buckets; else restore `no_sync`."""
     DistributedDataParallel.no_sync = (lambda _: nullcontext()) if always else _NO_SYNC

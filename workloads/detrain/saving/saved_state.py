@@ -112,7 +112,7 @@ class ScriptState:
     def _made(
         self, parts: Sequence[Part], paths: Mapping[int, str], chosen: Callable[[Any], bool] = lambda _: True
     ) -> tuple[State, set[str]]:
-        """Return the records of values created since the loop began or that contain such values, by path, and the paths inside.
+        """Return by path the records of values that were created since the loop began, or contain one; and the paths inside.
 
         `chosen`: whether a value counts.
         """

@@ -27,8 +27,7 @@ from iotwin.workloads.detrain.source_analysis.values import (
 class BatchLoop:
     """A batch loop. `source`: where its batches come from; None if that is unknown, or the same data is used in each iteration.
 
-    `guessed`: no data flow from the source to the loss was found. `epochs`: the next outer loops, one for each way into this
-    loop.
+    `guessed`: no data flow from the source to the loss was found. `epochs`: the next outer loops, one for each way into it.
     """
 
     loop: ActiveLoop

@@ -41,7 +41,7 @@ _TRAINERS = re.compile(
 
 
 def sink_names(module: SourceModule, modules: LocalModules) -> set[str]:
-    """Return the names of methods whose calls in `module` may be sinks, as far as the imported packages have such methods."""
+    """Return the names of methods of the imported packages whose calls in `module` may be sinks."""
     found = set(ALWAYS)
     packages = modules.packages
     if packages & _FRAMEWORKS:

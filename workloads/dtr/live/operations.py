@@ -51,11 +51,11 @@ class Facts:
     view: bool  # returns a view of its argument, and reads no data
     reshapes: bool  # changes shape or storage of its argument in place
     written: tuple[tuple[int, str], ...]  # the arguments that it modifies: position and name
-    resizes: bool  # it enlarges such an argument if it is too small
-    makes: bool  # it returns more than the arguments that it modifies
+    resizes: bool  # enlarges an argument in `written` that is too small
+    makes: bool  # returns more than the arguments that it modifies
     training_flag: int  # position of the argument without which it modifies nothing; -1 if there is none
     random: bool
-    pins: bool  # it may keep its arguments, or give them another storage
+    pins: bool  # may keep its arguments, or give them another storage
     repeatable: tuple[bool, bool]  # whether equal arguments give equal bits: on a CPU, on a GPU
 
     def modified(self, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:

@@ -30,8 +30,7 @@ class ProgramSolution:
 class _Program:
     """The variables and constraints of the program.
 
-    As in the paper, the variables are R[t, i] and S[t, i] for i < t, FREE[t, edge] for edges whose target is at most t, and U[t,
-    k] for k <= t.
+    As in the paper: R[t, i] and S[t, i] for i < t, FREE[t, edge] for edges to targets up to t, and U[t, k] for k <= t.
     """
 
     def __init__(self, dag: Dag, budget: int) -> None:

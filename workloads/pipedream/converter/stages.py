@@ -51,8 +51,8 @@ def layers(model: nn.Module) -> list[str]:
 def planned_split(model: nn.Module, plan: PipelinePlan) -> list[int] | None:
     """Return the stage of each of `layers(model)` in a plan, None if the plan is of another model or has no layers.
 
-    A plan of a profile with the same layers with parameters, such as PipeDream's published profiles, gives these their stages.
-    The model's other layers then follow those that they read.
+    The plan may come from a profile that shares only the layers with parameters, such as PipeDream's published profiles. Every
+    other layer then joins the last stage that it reads from.
     """
     traced = trace_layers(model)
     ids = node_ids(traced)

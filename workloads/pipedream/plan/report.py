@@ -20,7 +20,7 @@ _MOST_OF_LEVELS = 2_000
 # With one level, at most this many states go to the exact search unselected. If there are more, only the useful ones do.
 _MOST_PAIRS = 500
 _MOST_USEFUL = 4_000_000  # most states of a graph from which useful ones are selected; their selection takes 1 GiB
-# Most states times pairs (units, replicas) of such a graph; their selection takes minutes.
+# The same limit on states times pairs (units, replicas); this selection takes minutes.
 _MOST_STEPS = 60_000_000
 _SAMPLE = 600  # states in a search of only some states
 
@@ -264,8 +264,7 @@ def _document(found: _Found, options: CostOptions, plan: PipelinePlan) -> dict[s
 def evaluate(graph: LayerGraph, options: CostOptions, plan: PipelinePlan | None = None, fold: bool = True) -> dict[str, Any]:
     """Return the time of a partition by the cost formulas, as a JSON object. The partition is `plan`, or the nodes' stages.
 
-    Without a plan, the fastest replicas and levels are used. If the partition is invalid, `valid` is False, and `reason` is the
-    cause.
+    Without a plan, the fastest replicas and levels are used. If the partition is invalid, `valid` is False, `reason` the cause.
     """
     whole = without_inputs(graph)
     kept = folded(whole) if fold else whole

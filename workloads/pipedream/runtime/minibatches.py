@@ -104,7 +104,7 @@ class RandomSamples:
         self.classes, self.training, self.validation = 0, _IMAGENET_IMAGES, _IMAGENET_VALIDATION
 
     def train(self, batches: ResumableBatches, minibatches: int, replica: int, replicas: int) -> Load:
-        """Return a function that makes the minibatches from the position of `batches` on, counted from 0."""
+        """Return a function that makes minibatch n after the position of `batches`, n >= 0."""
         position = batches.position
         first = (position.epoch - 1) * self.training + position.position
         return lambda minibatch: self._made(first + minibatch * self._config.batch_size, self._config.batch_size)

@@ -83,7 +83,7 @@ def kept_open(recording: TwinRecording) -> TwinRecording:
 
 
 def _usual_gaps(columns: _Columns) -> NDArray[np.int64]:
-    """Return by thread the median of the times below _OF_CALL_NS that precede its calls on files; 0 without such a time.
+    """Return for each thread the median of the times below _OF_CALL_NS before its calls on files; 0 if there is none.
 
     Times after openings do not count.
     """

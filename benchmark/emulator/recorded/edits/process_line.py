@@ -28,7 +28,7 @@ class ProcessLine:
     def play(self, stretch: Stretch, factor: float = 1.0, subjects: Subjects | None = None, waits: bool = True) -> None:
         """Append a stretch, with its times between calls multiplied by `factor`.
 
-        `subjects`: function from rows to their new subjects (file, pipe or process), None to retain them. `waits`: wait for other
+        `subjects`: function from rows to their new subjects (file, pipe, process), None to retain them. `waits`: wait for
         threads.
         """
         channels = [

@@ -19,8 +19,8 @@ _WINDOW = ["process", "file", "offset"]
 def with_silent_touches(recording: TwinRecording) -> TwinRecording:
     """Return the labelled recording with touches of windows that its samples probably read without a fault.
 
-    Such a window borders on a run of windows that a sample touched, and the process had touched it before. If runs next to such
-    windows are shorter than others of the file, samples share windows. A touch of a window that is mapped causes no fault.
+    Such a window was touched by the process before, and borders on a run of windows that a sample touched. If these runs are
+    shorter than others of the file, samples share windows. A touch of a mapped window causes no fault.
     """
     columns = recording.columns
     rows = np.flatnonzero((columns["op"] == Op.TOUCH) & (columns["label"] == Label.DEALT) & (columns["size"] > 0))

@@ -109,7 +109,7 @@ class _Files:
         return max(self._bounds[turn + 1] - self._bounds[turn], 0)
 
     def put(self, turn: int, copy: int, dealt: DealtStream) -> None:
-        """Append the samples of a file, and what the loader did on it."""
+        """Append the samples of a file, and the loader's calls on this file."""
         begin, end = self._bounds[turn], self._bounds[turn + 1]
         shift = len(dealt.samples) - begin
         for part in self._parts[turn]:

@@ -64,8 +64,7 @@ class _Builder:
     """Enumerates states by number of layers. It holds all states with the current number: layers, frontiers, and totals.
 
     `missing` has a row per state and a column per layer of a window from `low` on. It counts the layer's predecessors that have
-    not run. Layers before the window have run in every state, layers after it in none. The topological order keeps the window
-    narrow.
+    not run. Layers before the window have run in every state, layers after it in none. Topological order keeps it narrow.
     """
 
     def __init__(self, graph: LayerGraph) -> None:
@@ -250,8 +249,7 @@ def useful_states(graph: LayerGraph, options: CostOptions, limit_s: float) -> tu
     """Return (sets of layers, seconds). The sets include all cuts of every plan that takes at most `seconds`.
 
     `limit_s` is the time of a known plan; it is lowered until few states remain, and then returned. Memory limits and exact
-    numbers of workers are ignored, so possibly no valid plan uses these states. Raises TooManyStates if too many plans are
-    equally fast.
+    numbers of workers are ignored, so a valid plan may need other states. Raises TooManyStates if too many plans tie.
     """
     lattice = lattice_of(graph)
     low = float(lattice.seconds[-1]) / options.workers
@@ -271,8 +269,7 @@ def useful_states(graph: LayerGraph, options: CostOptions, limit_s: float) -> tu
 def count_states(graph: LayerGraph, most_fronts: int = 20_000) -> int | None:
     """Return the number of states of a graph, without listing them; None if it has several sources or counting takes too long.
 
-    Layer by layer, the function includes or excludes the layer. It counts partial sets together if they allow the same later
-    layers.
+    Each layer is included or excluded in turn. Partial sets that allow the same later layers are counted together.
     """
     if len(graph.sources()) != 1:
         return None
