@@ -20,7 +20,7 @@ _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 
 
 def interpolate(raw: dict[str, Any], where: str) -> None:
-    """Replace every interpolation in the values of `raw`. If `raw` lacks a key that one names, it becomes the key's default.
+    """Replace every interpolation in the values of `raw`. A named key that `raw` lacks counts with its default.
 
     Raises UsageError, which names the key, if an interpolation is unknown, or if its result is larger than any workload needs.
     Also raises it if a value has an environment variable and the data are on another machine, which would learn the variable.

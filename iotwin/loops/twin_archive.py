@@ -95,7 +95,7 @@ def unpack(archive: Path, directory: Path, allow_plugins: bool = False, most_dat
     if data_bytes + output_bytes > most_data_bytes:
         needed = f"--most-data {math.ceil((data_bytes + output_bytes) / (1 << 30))}GiB"
         both = f"a data set of {format_size(data_bytes)} and output of {format_size(output_bytes)}"
-        raise UsageError(f"{archive}: it would write {both} or more; to have so much written, add {needed}")
+        raise UsageError(f"{archive}: it would write {both} or more; to allow that, add {needed}")
     folder = MadeFolder.claim(directory, KIND, force=False)
     for name in kept:
         write_whole(folder.entry(name), contents[name])

@@ -31,6 +31,6 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: a rank whose work was done once aborted ("terminate called without an active exception", torch 2.13), which is
-    # what C++ does if gloo's threads still run when their objects are destroyed at the end of the process.
+    # Not sys.exit: C++ aborts the process ("terminate called without an active exception", seen with torch 2.13) if gloo's
+    # threads still run when their objects are destroyed at its end.
     os._exit(status)

@@ -34,8 +34,8 @@ class LoopPosition(NamedTuple):
 class Policy:
     """Decides after each step and each epoch whether an action, such as a checkpoint, is due.
 
-    It is due after the epochs for which `epochs` returns True, after `steps` of a cadence, every `seconds`, or after the steps
-    `listed`. An entry of `listed` may also be a pair of an epoch and a batch.
+    It is due after the epochs for which `epochs` returns True, after the steps of the cadence `steps`, every `seconds`, or after
+    the steps `listed`. An entry of `listed` may also be a pair of an epoch and a batch.
     """
 
     def __init__(

@@ -68,9 +68,9 @@ def _are_messaged(own: pd.DataFrame, numbers: _Ints) -> bool:
 
 
 def _numbers_of_loaders(own: pd.DataFrame, depth: int, before: _Ints, bursts: NDArray[np.bool_]) -> _Ints:
-    """Return the index of the pass of each batch. `before`: when all batches requested before had been delivered, and read.
+    """Return the index of the pass of each batch. `before`: when all batches requested earlier had been delivered and read.
 
-    `bursts`: the batches with which a pass may begin although its loader has received no other message.
+    `bursts`: batches that may begin a pass even if their loader has received no other message.
     """
     requested, loader, turn, begun = (own[name].to_numpy(np.int64) for name in ("requested_ns", "loader", "turn", "begun_ns"))
     last_turn = dict[int, int]()
@@ -91,7 +91,7 @@ def _numbers_of_loaders(own: pd.DataFrame, depth: int, before: _Ints, bursts: ND
 def _numbers_of_rows(idle: NDArray[np.bool_], at_once: _Ints, most: int) -> _Ints:
     """Return the index of the pass of each batch, if a pass begins with a row of more than `most` requests while loaders idle.
 
-    `idle`: all batches requested before had been delivered, and read. `at_once`: requests until the next delivery.
+    `idle`: all batches requested earlier had been delivered and read. `at_once`: requests until the next delivery.
     """
     first, numbers = 0, np.zeros(len(idle), np.int64)
     for row in np.flatnonzero(idle).tolist():

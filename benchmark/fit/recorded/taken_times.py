@@ -177,8 +177,8 @@ class _BusyClock:
 def depth_of(requested: _Ints, delivered: _Ints) -> int:
     """Return the most batches that were requested and not yet taken.
 
-    A rank takes batches in order, and requests another one for each. So the depth is the least number for which no batch is
-    requested before the batch so many before it has been delivered.
+    A rank takes batches in order, and requests another one for each. So the depth is the least n for which each batch is
+    requested only after the batch n places before it was delivered.
     """
     latest = np.maximum.accumulate(delivered)
     return int((np.arange(len(requested)) - np.searchsorted(latest, requested, side="right")).max()) + 1

@@ -8,7 +8,7 @@ TRANSPARENT = {
     "functools.lru_cache", "functools.cache", "copy.deepcopy", "copy.copy", "torch.no_grad()", "torch.enable_grad()",
     "typing.cast",
 }  # fmt: skip
-# Functions whose items are those of an argument, with its position. None: each item is a tuple with one item of each argument.
+# Functions that yield the items of an argument: its position. None: they yield tuples with one item of each argument.
 _ITERATED: dict[str, int | None] = {
     "builtins.iter": 0, "builtins.list": 0, "builtins.tuple": 0, "builtins.sorted": 0, "builtins.reversed": 0, "builtins.set": 0,
     "builtins.zip": None, "builtins.map": 1, "builtins.filter": 1, "itertools.islice": 0, "itertools.cycle": 0,

@@ -75,7 +75,7 @@ class Operation:
         self.random_state: Tensor | None = random_state  # state of the generator before it ran
         self.gradients = torch.is_grad_enabled()  # some kernels return less if no gradients are wanted
         self.written: list[int] = []  # which of `inputs` it modifies
-        # What it computed: for each storage of its results in order, then for each input that it modifies. None: not of interest.
+        # Computed values: for each storage of the results in order, then for each modified input. None: not of interest.
         self.outputs: list[weakref.ref[Value] | None] = []
 
     def results(self) -> "list[Value]":
@@ -88,8 +88,8 @@ class Stored(weakref.ref[UntypedStorage]):
     """A weak reference to a storage of PyTorch that an operation has touched. The storage has it as an attribute."""
 
     __slots__ = ("bytes", "managed", "owner", "resident", "seen")
-    bytes: int  # that its allocation takes
-    managed: bool  # it lies in the memory that the budget is for
+    bytes: int  # size of its allocation
+    managed: bool  # lies in the memory that the budget is for
     resident: bool
     owner: Value | None  # the content, if it can be computed again: the storage keeps its history alive
     seen: weakref.ref[Value] | None  # the content otherwise; operations keep it alive

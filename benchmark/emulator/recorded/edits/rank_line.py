@@ -65,7 +65,7 @@ class RankLine:
         self._rare_plays = [0] * len(self._rare_stretches)
         self._step = 0
         self._timed = 0  # training passes so far
-        self._saved_at = -1  # steps of the run that the checkpoint holds from which the run resumes
+        self._saved_at = -1  # step at which the checkpoint was saved that the run resumes from
         self._to_restore: SavedFiles | None = None
         # by recorded loader: the loader of the resumed pass that starts in its place
         self._stands_for: dict[int, int | None] = {}

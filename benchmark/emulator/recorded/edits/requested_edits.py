@@ -171,7 +171,7 @@ def _check(recorded: RecordedStructure, edits: Edits) -> None:
 
 
 def _refuse(config: Config, honoured: Sequence[str], why: str) -> None:
-    """Raise UsageError, which names the key and `why`, if a value was changed whose key is not `honoured`."""
+    """Raise UsageError, which names the key and `why`, if the value of a key was changed that is not `honoured`."""
     usual = dict(_leaves(msgspec.to_builtins(Config(twin=Twin(recorded=TwinRecorded("")))), ""))
     for key, value in _leaves(msgspec.to_builtins(config), ""):
         if usual.get(key) != value and not any(
