@@ -22,6 +22,7 @@ from iotwin.benchmark.emulator.data.dataset import DataSetFacts
 from iotwin.benchmark.emulator.loaders.base import Fetched
 from iotwin.benchmark.emulator.ranks import Rank
 from iotwin.common.mllog import FOR_TRACERS, MlLog
+from iotwin.common.processes.process_settings import shared_memory_bytes
 
 _BLOCK_BYTES = 512  # unit of ru_inblock, bytes fetched from storage (include/linux/task_io_accounting_ops.h)
 COLUMNS = (
@@ -118,6 +119,10 @@ class RankTotals:
     stopped_early: bool = False
     storage_read_bytes: int = 0  # fetched from storage, not from the page cache, by this rank and its child processes
     peak_memory_bytes: int = 0  # most memory of the rank's process, without its children
+    memory_bytes: int = 0  # the rank's share of memory at its end: memory that N processes share counts 1/N; 0: unknown
+    cpu_before_s: float = 0.0  # CPU time of the process at the start
+    run_cpu_s: float = 0.0  # CPU time of the rank and its child processes since the start
+    compensated_s: float = 0.0  # by how much sleeps were shortened to make up for time that the emulator took itself
     cpu_s: float = 0.0  # CPU time of the rank and its child processes
     resumed: ResumedRun | None = None  # None: the run began at the first step
     host: RankHost = field(default_factory=RankHost.here)
@@ -125,6 +130,7 @@ class RankTotals:
     def note_start(self) -> None:
         """Set the start of the run to now. What the clock has skipped before, as during initialisation, is no part of it."""
         self.start_s, self.skipped_before_s = waits.wall_s(), waits.skipped_s()
+        self.cpu_before_s = Usage.so_far().cpu_s
 
 
 class RunSpan(NamedTuple):
@@ -189,6 +195,8 @@ class Usage(NamedTuple):
         measured.storage_read_bytes = after.storage_read_bytes - self.storage_read_bytes
         measured.peak_memory_bytes = after.peak_memory_bytes
         measured.cpu_s = after.cpu_s - self.cpu_s
+        measured.run_cpu_s = after.cpu_s - measured.cpu_before_s
+        measured.memory_bytes = shared_memory_bytes()
 
 
 class Journal:

@@ -66,21 +66,24 @@ class _Meeting:
         self._count, self._parity = count, 0
         self._arrivals = waits.EventCounter(single=False)
         self._releases = [waits.EventCounter(single=True) for _ in range(2)]
-        # (flags, due_ns) by parity of the barrier and by rank, in memory that forked ranks share.
+        # (flags, due_ns) by parity of the barrier and by rank, in memory that forked ranks share. Rank 0 writes the result to its
+        # place, so that only one rank reads the places of all.
         self._given = np.frombuffer(mmap.mmap(-1, 2 * count * 2 * 8), np.int64).reshape(2, count, 2)
 
     def exchange(self, number: int, flags: int, due_ns: int) -> tuple[int, int]:
         """Wait for all ranks, as rank `number`. Return the flags that any rank set, and the latest `due_ns`."""
         parity, count = self._parity, self._count
         self._parity = 1 - parity
-        self._given[parity, number] = flags, due_ns
+        given = self._given[parity]
+        given[number] = flags, due_ns
         if number == 0:
             self._arrivals.take(count - 1)
+            given[0] = np.bitwise_or.reduce(given[:, 0]), given[:, 1].max()
             self._releases[parity].give(count - 1)
         else:
             self._arrivals.give()
             self._releases[parity].take()
-        return int(np.bitwise_or.reduce(self._given[parity, :, 0])), int(self._given[parity, :, 1].max())
+        return int(given[0, 0]), int(given[0, 1])
 
     def close(self) -> None:
         """Close the counters, in the process that started the ranks."""

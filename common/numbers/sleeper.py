@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-_LONGEST_DELAY_NS = 10_000_000  # longer delays are pauses of the machine, and do not shorten later sleeps
+LONGEST_DELAY_NS = 10_000_000  # longer delays are pauses of the machine, and do not shorten later sleeps
 
 
 class Sleeper:
@@ -11,6 +11,7 @@ class Sleeper:
 
     It records how far the emulator lags behind the job that it emulates, and shortens the next sleeps by that delay. It reads
     only CLOCK_MONOTONIC, so setting the machine's clock has no effect. `now_ns` and `sleep` may be those of another clock.
+    A delay beyond `longest_delay_ns` does not shorten later sleeps.
     """
 
     def __init__(
@@ -18,8 +19,11 @@ class Sleeper:
         busy: bool = False,
         now_ns: Callable[[], int] = time.monotonic_ns,
         sleep: Callable[[float], None] = time.sleep,
+        longest_delay_ns: int = LONGEST_DELAY_NS,
     ) -> None:
         self._delay_ns = 0
+        self.shortened_ns = 0  # by how much sleeps were shortened, in sum
+        self._longest_ns = longest_delay_ns
         self.set_ns = 0  # time at which the present delay was measured, at the end of the last sleep
         self._busy, self._now_ns, self._sleep = busy, now_ns, sleep
 
@@ -27,6 +31,7 @@ class Sleeper:
         """Sleep for `seconds` minus the present delay. If `seconds` is not positive, return at once."""
         if seconds <= 0:
             return
+        self.shortened_ns += min(self._delay_ns, int(seconds * 1e9))
         due_ns = self.due_ns() + int(seconds * 1e9)
         left_ns = due_ns - self._now_ns()
         if self._busy:
@@ -43,8 +48,8 @@ class Sleeper:
     def set_due(self, due_ns: int) -> None:
         """Set the time in CLOCK_MONOTONIC ns at which the emulated job would have reached the present state."""
         self.set_ns = self._now_ns()
-        self._delay_ns = min(max(0, self.set_ns - due_ns), _LONGEST_DELAY_NS)
+        self._delay_ns = min(max(0, self.set_ns - due_ns), self._longest_ns)
 
     def add_delay(self, took_ns: int) -> None:
         """Add `took_ns`, which the emulator spent on its own work, to the delay."""
-        self._delay_ns = min(self._delay_ns + took_ns, _LONGEST_DELAY_NS)
+        self._delay_ns = min(self._delay_ns + took_ns, self._longest_ns)

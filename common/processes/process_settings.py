@@ -51,3 +51,12 @@ def age_s() -> float:
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     started_ticks = int(fields[_STARTTIME_FIELD - 3])  # `fields` begins with field 3: the text up to ')' is cut off
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
+
+
+def shared_memory_bytes() -> int:
+    """Return this process's share of memory (PSS), in which a page that N processes map counts 1/N; 0 if it is unknown."""
+    try:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)

@@ -1,4 +1,5 @@
-"""The emulator's own cost: the smallest run compared with DLIO's, its loop without any I/O, and starting on very many samples.
+"""The emulator's own cost: the smallest run compared with DLIO's, its loop without any I/O, starting on very many samples, and
+very many ranks on one machine.
 
 Set IOTWIN_DLIO_PYTHON to an interpreter that has dlio_benchmark 2.0.0 and PyTorch, and its smallest run is measured beside ours;
 else ours is held against what it took earlier.
@@ -6,10 +7,13 @@ else ours is held against what it took earlier.
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +26,7 @@ _FILES, _RECORD_BYTES = 8, 65536
 _UPSTREAM_EARLIER_S = 4.2
 _LOOP_STEPS = {0.01: 400, 0.001: 3000}  # by computation time
 _ASKED = {0.01: 99, 0.001: 95}
+_RANKS, _MPI_RANKS, _RANK_STEPS = 256, 16, 20
 _MANY = {"1.28 million": 1_281_167, "4.2 billion": 4_195_197_692}
 
 
@@ -33,17 +38,17 @@ def measure() -> list[Figure]:
         figures += [_utilisation(directory, seconds) for seconds in _LOOP_STEPS]
         for label, samples in _MANY.items():
             figures += _start_up(directory, label, samples)
-        return figures
+        return figures + _many_ranks(directory)
 
 
-def _emulate(directory: Path, *words: str) -> tuple[dict, float, int]:
+def _emulate(directory: Path, *words: str, launcher: Sequence[str] = ()) -> tuple[dict, float, int]:
     """Run `iotwin emulate`; return its document, the CPU seconds of all its processes and the bytes of the largest."""
     program = (
         "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:], check=True, stderr=subprocess.DEVNULL);"
         "used = resource.getrusage(resource.RUSAGE_CHILDREN);"
         "print('\\n%f %d' % (used.ru_utime + used.ru_stime, used.ru_maxrss * 1024))"
     )
-    command = [sys.executable, "-c", program, sys.executable, "-m", "iotwin", "emulate", *words, "--json"]
+    command = [sys.executable, "-c", program, *launcher, sys.executable, "-m", "iotwin", "emulate", *words, "--json"]
     done = subprocess.run(
         command, cwd=directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
     )
@@ -127,3 +132,34 @@ def _start_up(directory: Path, label: str, samples: int) -> list[Figure]:
         Figure(f"{label} samples: CPU seconds of starting and 10 steps", statistics.median(seconds), 1),
         Figure(f"{label} samples: memory of one rank, MB", statistics.median(memories) / 1e6, 150),
     ]
+
+
+def _many_ranks(directory: Path) -> list[Figure]:
+    """256 forked ranks, and 16 by mpirun where it is installed, whose steps compute for 1 s and read nothing."""
+    import pandas as pd
+
+    def words(ranks: int) -> list[str]:
+        return [
+            "workload=default", "++workload.workflow.evaluation=false", "++workload.dataset.format=synthetic",
+            f"++workload.dataset.num_files_train={ranks * _RANK_STEPS}", "++workload.reader.batch_size=1",
+            "++workload.reader.read_threads=0", "++workload.train.epochs=1", "++workload.train.computation_time=1",
+        ]  # fmt: skip
+
+    begin_ns = time.monotonic_ns()
+    document = _emulate(directory, *words(_RANKS), "--ranks", str(_RANKS))[0]
+    steps = pd.read_parquet(directory / "output" / "metrics.parquet")
+    started_s = (steps[steps["step"] == 1]["start_ns"].max() - begin_ns) / 1e9
+    ranks, name = document["machine"]["ranks"], f"{_RANKS} ranks, 1 s steps"
+    reached = document["metric"]["train_au_mean_percentage"]
+    shorter = f"sleeps shortened by {1000 * ranks['compensated_s'] / _RANK_STEPS:.1f} ms a step"
+    figures = [
+        Figure(f"{name}: AU, %", reached, 98, at_most=False, detail=shorter),
+        Figure(f"{name}: memory of a rank, MiB", ranks["memory_bytes"] / (1 << 20), 8),
+        Figure(f"{name}: seconds until all ranks train", started_s, 10),
+        Figure(f"{name}: CPU of a rank's step, ms", 1000 * ranks["cpu_s_per_step"], 0.2),
+    ]
+    if shutil.which("mpirun"):
+        launcher = ["mpirun", "-n", str(_MPI_RANKS), "--oversubscribe", "--allow-run-as-root"]
+        ranks = _emulate(directory, *words(_MPI_RANKS), launcher=launcher)[0]["machine"]["ranks"]
+        figures.append(Figure(f"{_MPI_RANKS} ranks by Open MPI: memory of a rank, MiB", ranks["memory_bytes"] / (1 << 20), 40))
+    return figures

@@ -12,7 +12,7 @@ from iotwin.benchmark.emulator.journal import run_span
 from iotwin.benchmark.emulator.recorded.run import Replayed, lateness
 from iotwin.benchmark.emulator.results.dlio_log import local_time
 from iotwin.benchmark.emulator.results.training import training_document
-from iotwin.benchmark.emulator.results.write import SUMMARY_NAME, clock_document, resumed_document
+from iotwin.benchmark.emulator.results.write import SUMMARY_NAME, clock_document, machine_document, resumed_document
 from iotwin.common.files import struct_json, write_whole
 from iotwin.workload_yaml import Config
 from iotwin.workload_yaml.rematerialized import facts
@@ -34,6 +34,7 @@ def _summary(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any]:
         "start": local_time(span.start_s), "end": local_time(span.end_s), "num_accelerators": len(ranks), "num_hosts": 1,
         "hostname": first.host.hostname, "host_cpu_count": [first.host.cpus],
         "host_memory_GB": [first.host.memory_bytes / (1 << 30)], "metric": {},
+        "machine": machine_document(ranks, sum(each.steps for one in ranks for each in one.passes)),
         "iotwin": {
             "kernel": first.host.kernel, "machine": first.host.machine, "elapsed_s": span.end_s - span.start_s,
             "clock": clock_document(waits.virtual_clock(), span),

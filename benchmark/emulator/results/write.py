@@ -99,7 +99,28 @@ def summarize(config: Config, ranks: Sequence[Measured], table: StepTable) -> di
         "data_size_per_host_GB": first.data.size_bytes / first.nodes / (1 << 30),
         "epochs": config.train.epochs,
         "metric": metric,
+        "machine": machine_document(ranks, len(table.columns["step"])),
         "iotwin": _own(config, ranks, table),
+    }
+
+
+def machine_document(ranks: Sequence[RankTotals], steps: int) -> dict[str, Any]:
+    """Return what the ranks took of their machines, as means over ranks. `steps`: number of steps of all ranks together.
+
+    `memory_bytes`: share of memory at the end (PSS). `compensated_s`: how much shorter a rank slept, in place of time that the
+    emulator took itself.
+    """
+    count, memory = len(ranks), [one.memory_bytes for one in ranks if one.memory_bytes]
+    run_cpu_s = sum(one.run_cpu_s for one in ranks)
+    return {
+        "cpus": ranks[0].host.cpus,
+        "ranks": {
+            "count": count,
+            "memory_bytes": round(sum(memory) / len(memory)) if memory else None,
+            "cpu_s": sum(one.cpu_s for one in ranks) / count,
+            "cpu_s_per_step": run_cpu_s / steps if steps else None,
+            "compensated_s": sum(one.compensated_s for one in ranks) / count,
+        },
     }
 
 

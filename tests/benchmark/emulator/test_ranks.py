@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from iotwin.benchmark.emulator import ranks
+from iotwin.benchmark.emulator import ranks, waits
+from iotwin.benchmark.emulator.journal import RankTotals
 from iotwin.benchmark.emulator.ranks import CHECKPOINT, STOP, Rank, run_local
+from iotwin.benchmark.emulator.results.write import machine_document
 from iotwin.common.errors import IotwinError, UsageError
 from tests.conftest import PATIENCE_S
 from tests.processes import children
@@ -56,6 +58,37 @@ def test_what_one_rank_says_all_hear_at_the_same_meeting() -> None:
     heard = run_local(3, job)
     assert heard[0] == heard[1] == heard[2]
     assert heard[0] == [CHECKPOINT] * 3 + [0] * 47 + [STOP] + [0] * 9
+
+
+def test_all_hear_the_latest_time_of_the_same_meeting() -> None:
+    def job(rank: Rank) -> list[tuple[int, int]]:
+        return [rank.exchange(0, due_ns) for due_ns in (100 * rank.index, 50 - rank.index, 7)]
+
+    assert run_local(3, job) == [[(0, 200), (0, 50), (0, 7)]] * 3
+
+
+def test_ranks_that_share_a_processor_make_up_for_longer_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    for count, longest_ms in ((2, 11), (256, 138)):
+        sleeper = waits.new_sleeper(ranks_here=count)
+        sleeper.add_delay(10**12)
+        before_ns = waits.now_ns()
+        due_ns = sleeper.due_ns()
+        assert before_ns - due_ns <= longest_ms * 1_000_000 <= waits.now_ns() - due_ns
+
+
+def test_the_summary_has_what_ranks_took_of_the_machine() -> None:
+    measured = [
+        RankTotals(0, memory_bytes=3000, cpu_s=2.5, run_cpu_s=2.0, compensated_s=0.5),
+        RankTotals(1, memory_bytes=5000, cpu_s=3.5, run_cpu_s=1.0, compensated_s=1.5),
+        RankTotals(2),
+    ]
+    document = machine_document(measured, 30)
+    assert document["cpus"] == os.cpu_count()
+    assert document["ranks"] == {
+        "count": 3, "memory_bytes": 4000, "cpu_s": 2.0, "cpu_s_per_step": 0.1, "compensated_s": pytest.approx(2 / 3)
+    }  # fmt: skip
+    assert machine_document([RankTotals(0)], 0)["ranks"]["memory_bytes"] is None
 
 
 @pytest.mark.parametrize("kind", [IotwinError, UsageError])

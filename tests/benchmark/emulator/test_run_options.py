@@ -65,6 +65,9 @@ def test_ranks_leave_dlio_s_files_with_its_keys(tmp_path: Path) -> None:
     }
     summary = json.loads((output / "summary.json").read_text())
     assert (summary["num_accelerators"], summary["num_files_train"], summary["num_files_eval"]) == (2, 16, 8)
+    taken = summary["machine"]["ranks"]
+    assert taken["count"] == 2 and 1 << 20 < taken["memory_bytes"] < summary["iotwin"]["peak_memory_bytes"]
+    assert 0 < taken["cpu_s_per_step"] < taken["cpu_s"] < summary["iotwin"]["cpu_s"] and taken["compensated_s"] > 0
     assert set(summary["metric"]) >= {
         "train_au_percentage",
         "train_au_mean_percentage",

@@ -94,3 +94,12 @@ def test_real_sleeps_are_never_shorter_in_sum() -> None:
     for _ in range(20):
         sleeper.sleep(0.002)
     assert time.monotonic() - begin >= 0.04
+
+
+@pytest.mark.parametrize(("longest_ms", "next_ms"), [(10, 90), (60, 40), (200, 0)])
+def test_only_so_much_comes_off_the_next_sleep_and_is_counted(longest_ms: int, next_ms: int) -> None:
+    clock = Clock(0)
+    sleeper = Sleeper(False, clock.monotonic_ns, clock.sleep, longest_ms * MILLISECOND)
+    sleeper.add_delay(300 * MILLISECOND)
+    sleeper.sleep(0.1)
+    assert (clock.now_ns, sleeper.shortened_ns) == (next_ms * MILLISECOND, (100 - next_ms) * MILLISECOND)
