@@ -4,7 +4,7 @@ A pass decodes the union of the columns that its collectors need. The division o
 alone, so results are equal for any number of workers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, Self, TypeVar
@@ -27,17 +27,18 @@ GROUPS = (*OP_GROUPS, "other")
 BUCKETS_PER_OCTAVE = 32  # of durations
 READ, WRITE, OPEN, CLOSE, SYNC, MAP, NAME, WAIT = range(8)
 _LEAST_EVENTS = 4_000_000  # least events per stretch; with fewer, combining summaries takes longer than parallel work saves
+_FEW_ROWS = 1 << 14  # of a batch
 _MOST_STRETCHES = 16  # of a trace, so that the summaries of a large trace fit in memory
 
 
 class EventDecoder:
     """What the batches of one trace share: the kind of each file, and the names of the operations seen so far."""
 
-    def __init__(self, kinds: Sequence[str], ops: list[str] | None = None) -> None:
+    def __init__(self, kinds: Iterable[str], ops: list[str] | None = None) -> None:
         """`kinds`: the kind of each file, by file id. `ops`: names to which those of further operations are added."""
-        self.files = len(kinds)
         # The last entry is for calls without a file, whose id is -1.
-        self.kind_of_file = np.array([*map(FILE_KINDS.index, kinds), -1], np.int64)
+        self.kind_of_file = np.array([*map({kind: index for index, kind in enumerate(FILE_KINDS)}.get, kinds), -1], np.int64)
+        self.files = len(self.kind_of_file) - 1
         self.ops: list[str] = [] if ops is None else ops
 
     def op_codes(self, labels: pa.DictionaryArray | pa.ChunkedArray) -> Ints:
@@ -106,11 +107,9 @@ class Events:
         return bucket_from_zero(self.duration_ns, BUCKETS_PER_OCTAVE)
 
     @cached_property
-    def moves(self) -> tuple[Ints, Ints]:
-        """The indices of the reads and of the writes that transferred bytes."""
-        moving = np.flatnonzero(self.moved_bytes > 0)
-        is_read = self.group[moving] == READ
-        return moving[is_read], moving[~is_read]
+    def writes(self) -> Ints:
+        """The indices of the writes."""
+        return np.flatnonzero(self.group == WRITE)
 
     @cached_property
     def moved_bytes(self) -> Ints:
@@ -128,7 +127,8 @@ class TraceStretch:
     @cached_property
     def decoder(self) -> EventDecoder:
         """The decoder of all batches of the stretch."""
-        return EventDecoder(self.trace.files()["kind"].tolist())
+        labels = self.trace.table("files", ["kind"])["kind"].combine_chunks()
+        return EventDecoder(np.array(labels.dictionary.to_pylist(), object)[integers(labels.indices)])
 
     @cached_property
     def begin_ns(self) -> int:
@@ -236,7 +236,25 @@ def _folded(task: tuple[Trace, Sequence[int], Callable[[TraceStretch], Found], E
     trace, parts, make, where = task
     stretch = TraceStretch(trace, parts)
     found = make(stretch)
-    for batch in trace.events(found.columns, where, parts=parts):
-        if batch.num_rows:
-            found.add(Events(batch, stretch.decoder))
+    for batch in _large_batches(trace.events(found.columns, where, parts=parts)):
+        found.add(Events(batch, stretch.decoder))
     return found
+
+
+def _large_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join batches of which a filter has left few rows, since a collector spends about a millisecond on any batch."""
+    few: list[pa.RecordBatch] = []
+    for batch in batches:
+        few.append(batch)
+        if sum(each.num_rows for each in few) >= _FEW_ROWS:
+            yield _joined(few)
+            few = []
+    if any(batch.num_rows for batch in few):
+        yield _joined(few)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    (whole,) = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()
+    return whole

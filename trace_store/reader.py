@@ -165,9 +165,9 @@ class Trace:
         """Return the samples of `kind`, a key of `schema.SAMPLES`; None if none were taken."""
         return self._optional(f"samples/{kind}.parquet", schema.SAMPLES[kind])
 
-    def table(self, name: str) -> pa.Table:
-        """Return a table of `schema.TABLES` as Arrow; it is empty if the trace has no such table."""
-        return self._rows(f"{name}.parquet", schema.TABLES[name])
+    def table(self, name: str, columns: list[str] | None = None) -> pa.Table:
+        """Return these columns (None: all) of a table of `schema.TABLES` as Arrow; empty if the trace has no such table."""
+        return self._rows(f"{name}.parquet", schema.TABLES[name], columns)
 
     def _optional(self, name: str, expected: pa.Schema) -> pd.DataFrame | None:
         return self._table(name, expected) if (self.path / name).exists() else None
@@ -176,15 +176,15 @@ class Trace:
         frame: pd.DataFrame = self._rows(name, expected).to_pandas()
         return frame
 
-    def _rows(self, name: str, expected: pa.Schema) -> pa.Table:
+    def _rows(self, name: str, expected: pa.Schema, columns: list[str] | None = None) -> pa.Table:
         path = self.path / name
         if path.exists():
             _footer(path, expected)
         with _damage_in_one_line(path):
             table: pa.Table = (
-                pq.read_table(path, schema=expected, partitioning=None, page_checksum_verification=True)
+                pq.read_table(path, columns=columns, schema=expected, partitioning=None, page_checksum_verification=True)
                 if path.exists()
-                else expected.empty_table()
+                else expected.empty_table().select(columns or expected.names)
             )
         kind = "gpu_samples" if name == "samples/gpu.parquet" else path.stem
         check_rows(table, kind, path, self._number_of_files)

@@ -5,11 +5,13 @@ A trace may be damaged, or written by another program. Each batch is checked whe
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from iotwin.common.errors import IotwinError
 from iotwin.trace_store import schema
+from iotwin.trace_store.columns import numbers
 
 _MOST = 1 << 62  # the largest time or size, so that the sum of two fits in 64 bits
 _REQUIRED = {
@@ -72,7 +74,7 @@ def check_rows(rows: pa.RecordBatch | pa.Table, table: str, path: Path, files: i
                 _check_range(column, 0, files - 1, name, path)
         elif name.endswith(_BOUNDED) and pa.types.is_integer(column.type):
             _check_range(column, -_MOST, _MOST, name, path)
-    if table == "files" and "file_id" in rows.schema.names and rows["file_id"].to_pylist() != list(range(rows.num_rows)):
+    if table == "files" and "file_id" in rows.schema.names and (numbers(rows["file_id"], -1) != np.arange(rows.num_rows)).any():
         raise _damaged(path, "its file_id is not 0, 1, 2, ...")
 
 

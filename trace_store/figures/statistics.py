@@ -36,8 +36,8 @@ _EXACT = 1 << 53  # sums of whole numbers up to it are exact in floats
 class Tally:
     """Sums calls by one of BY, or by "op and process", of which `rows` makes a table by either.
 
-    `percentiles` False leaves out the buckets of durations, which take most of the memory. `sums` False leaves out errors and
-    bytes, so that fewer columns are read.
+    `percentiles` False leaves out the buckets of durations, which take most of the memory, and the longest ones. `sums` False
+    leaves out errors and bytes, so that fewer columns are read.
     """
 
     def __init__(self, by: str, percentiles: bool = True, sums: bool = True) -> None:
@@ -51,25 +51,30 @@ class Tally:
 
     def add(self, events: Events) -> None:
         """Add a batch."""
-        row, duration = self._row(events), events.duration_ns
-        calls, errors, read_bytes, written_bytes, total_ns = self.sums
-        _add(calls, row)
-        _add(total_ns, row, duration)
-        np.maximum.at(self.max_ns, row, duration)
-        if self._sums:
-            _add(errors, row[events.failed])
-            for moves, sums in zip(events.moves, (read_bytes, written_bytes), strict=True):
-                _add(sums, row[moves], events.moved_bytes[moves])
+        place, row = self._row(events)
+        sums, max_ns = (self.sums, self.max_ns) if place is None else (np.zeros((len(_SUMS), len(place)), np.int64), place * 0)
+        calls, errors, read_bytes, written_bytes, total_ns = sums
+        of_row, calls_of, time_of = row, None, events.duration_ns
         if self._percentiles:
-            self._cells.add(row, events)
+            np.maximum.at(max_ns, row, time_of)
+            of_row, calls_of, time_of = self._cells.add(row, events, place)
+        _add(calls, of_row, calls_of)
+        _add(total_ns, of_row, time_of)
+        if self._sums:
+            written = np.zeros_like(calls)
+            _add(written, row[events.writes], events.moved_bytes[events.writes])
+            _add(errors, row[events.failed])
+            _add(read_bytes, row, events.moved_bytes)
+            read_bytes -= written
+            written_bytes += written
+        if place is not None:
+            self._add_rows(place, sums, max_ns)
 
     def later(self, other: "Tally") -> None:
         """Add the sums of `other`, of the same trace."""
         row = np.arange(len(other.max_ns)) if self.by == "file" else self._placed(other.keys)
         self._grow(len(other.max_ns))
-        for sums, more in zip(self.sums, other.sums, strict=True):
-            np.add.at(sums, row, more)
-        np.maximum.at(self.max_ns, row, other.max_ns)
+        self._add_rows(row, other.sums, other.max_ns)
         self._cells.later(other._cells, row)
 
     def cells(self, group: Ints, into: "_Cells") -> None:
@@ -78,22 +83,29 @@ class Tally:
         of_row[self.sums[0] > 0] = group
         into.later(self._cells, of_row)
 
-    def _row(self, events: Events) -> Ints:
+    def _add_rows(self, row: Ints, sums: Ints, max_ns: Ints) -> None:
+        """Add the columns of `sums` and `max_ns` to these rows."""
+        for total, more in zip(self.sums, sums, strict=True):
+            np.add.at(total, row, more)
+        np.maximum.at(self.max_ns, row, max_ns)
+
+    def _row(self, events: Events) -> tuple[Ints | None, Ints]:
+        """Return the number of each event's key in the batch, and before it the row of each number; None if they are equal."""
         if self.by == "file":
             self._grow(events.decoder.files + 1)
-            return events.file_id + 1
+            return None, events.file_id + 1
         op, ops = events.op, events.decoder.ops  # in this order, since decoding adds names
         if self.by == "op":
-            return self._placed(ops)[op]
+            return self._placed(ops), op
         labels = events.batch.column("pid").dictionary_encode()
         pids, code = labels.dictionary.to_pylist(), integers(labels.indices)
         if self.by == "process":
-            return self._placed(pids)[code]
+            return self._placed(pids), code
         code = code * len(ops) + op
         used = np.flatnonzero(np.bincount(code))
-        row = np.zeros(len(pids) * len(ops), np.int64)
-        row[used] = self._placed([(pids[pair // len(ops)], ops[pair % len(ops)]) for pair in used.tolist()])
-        return row[code]
+        place = np.zeros(len(pids) * len(ops), np.int64)
+        place[used] = self._placed([(pids[pair // len(ops)], ops[pair % len(ops)]) for pair in used.tolist()])
+        return place, code
 
     def _placed(self, keys: list[Any]) -> Ints:
         for key in keys:
@@ -119,32 +131,42 @@ class _Cells:
     def __init__(self) -> None:
         self._ranges: list[_Range] = []
 
-    def add(self, row: Ints, events: Events) -> None:
-        """Add the calls `events`, which have the rows `row`."""
+    def add(self, row: Ints, events: Events, place: Ints | None) -> tuple[Ints, Ints | None, Ints]:
+        """Add the calls `events`, which have the rows `place[row]`, or `row` if `place` is None.
+
+        Returns elements of `row`, and for each a number of calls (None: 1) and their time. An element may occur several times.
+        They are fewer than the calls if these have few rows.
+        """
         last, duration = int(row.max()), events.duration_ns
         if (last + 1) * _BUCKETS <= _DENSE:
             cell = row * _BUCKETS + events.duration_bucket
             calls = np.bincount(cell)
             found, total_ns = np.flatnonzero(calls), np.zeros(len(calls), np.int64)
             _add(total_ns, cell, duration)
-            self._of(0).merge(np.stack([found, calls[found], total_ns[found]]))
-            return
-        order = np.argsort((row >> _ROW_BITS).astype(np.uint16), kind="stable")
-        packed = ((row & _ROW_MASK) << _DURATION_BITS | np.minimum(duration, _MOST_NS))[order]
-        for number, begin, end in _pieces(row[order] >> _ROW_BITS):
+            cells = np.stack([found, calls[found], total_ns[found]])
+            self._later(cells, found // _BUCKETS if place is None else place[found // _BUCKETS])
+            return found // _BUCKETS, cells[1], cells[2]
+        at = row if place is None else place[row]
+        order = np.argsort((at >> _ROW_BITS).astype(np.uint16), kind="stable")
+        packed = ((at & _ROW_MASK) << _DURATION_BITS | np.minimum(duration, _MOST_NS))[order]
+        for number, begin, end in _pieces(at[order] >> _ROW_BITS):
             self._of(number).add(packed[begin:end])
+        return row, None, duration
 
     def later(self, other: "_Cells", row: Ints) -> None:
         """Add the cells of `other`, whose rows 0, 1, ... are the rows `row` here."""
         for number, own in enumerate(other._ranges):
-            local, calls, total_ns = own.flushed()
-            found = row[(number << _ROW_BITS) + local // _BUCKETS]
-            cell = found * _BUCKETS + local % _BUCKETS
-            order = np.argsort(cell, kind="stable")
-            moved, found = _runs(cell[order], calls[order], total_ns[order]), found[order]
-            for target, begin, end in _pieces(moved[0] // _BUCKETS >> _ROW_BITS):
-                shift = np.array([[(target << _ROW_BITS) * _BUCKETS], [0], [0]])
-                self._of(target).merge(moved[:, begin:end] - shift)
+            cells = own.flushed()
+            self._later(cells, row[(number << _ROW_BITS) + cells[0] // _BUCKETS])
+
+    def _later(self, cells: Ints, row: Ints) -> None:
+        """Add `cells`, which lie in these rows."""
+        cell = row * _BUCKETS + cells[0] % _BUCKETS
+        order = np.argsort(cell, kind="stable")
+        moved = _runs(cell[order], *cells[1:, order])
+        for target, begin, end in _pieces(moved[0] // _BUCKETS >> _ROW_BITS):
+            shift = np.array([[(target << _ROW_BITS) * _BUCKETS], [0], [0]])
+            self._of(target).merge(moved[:, begin:end] - shift)
 
     def __iter__(self) -> Iterator[tuple[int, Ints]]:
         """Yield the first row and the cells of each range of rows."""

@@ -48,16 +48,17 @@ class _Totals(CollectorSet):
 
 
 def _with_percentiles(trace: Trace, files: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the busiest of all `files` and of those for storage, with percentiles.
+    """Return the rows of the busiest of all `files` and of those for storage, with percentiles and the longest duration.
 
-    Few files are shown, and their percentiles take a second pass over few columns. Those of all files would take far more memory.
+    Few files are shown, and these figures take a second pass over few columns. Those of all files would take far more memory.
     """
+    figures = [*PERCENTILES, "max_ns"]
     shown = pd.concat([files.head(_BUSIEST), files[files["kind"].isin(_STORAGE)].head(_BUSIEST)])
     shown = files[files.index.isin(shown.index)]
     known = trace.files()
     ids = known.loc[known["path"].isin(shown["path"]), "file_id"].tolist()
     detailed = rows([fold(trace, lambda stretch: Tally("file", sums=False), where=pc.field("file_id").isin(ids))], [trace], [""])
-    found = shown.drop(columns=list(PERCENTILES)).merge(detailed[["path", "kind", *PERCENTILES]], "left", ["path", "kind"])
+    found = shown.drop(columns=figures).merge(detailed[["path", "kind", *figures]], "left", ["path", "kind"])
     return found[shown.columns]
 
 
