@@ -27,6 +27,16 @@ def add_dask_option(parser: ArgumentParser) -> None:
     )
 
 
+def add_memory_option(parser: ArgumentParser) -> None:
+    """Add the option --memory, which applies to all that the command reads through `fold`."""
+    parser.add_argument(
+        "--memory",
+        dest="memory_limit",
+        metavar="SIZE",
+        help="most memory to take, such as 1GiB, besides 200 MiB for the program (default: half of what is free)",
+    )
+
+
 def at_least(least: int, number: type[int] | type[float] = int) -> Callable[[str], float]:
     """Return a function for argparse's `type=`: it converts text to `number` and rejects values below `least`."""
 

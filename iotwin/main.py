@@ -14,6 +14,7 @@ from typing import Any
 from iotwin import __version__
 from iotwin.command import Command, Group, Outcome, load
 from iotwin.common.errors import IotwinError, nearest, reason_of
+from iotwin.common.memory import limit_memory
 from iotwin.common.progress import set_quiet
 from iotwin.common.ranks import await_turn_to_report, launched_by_mpi, run_as_one
 from iotwin.common.signals import interrupted_status
@@ -207,6 +208,7 @@ def _show(command: Command, args: argparse.Namespace, outcome: Outcome) -> None:
 
 def _run(command: Command, args: argparse.Namespace) -> int:
     try:
+        limit_memory(getattr(args, "memory_limit", None))
         outcome = command.run(args)
         _show(command, args, outcome)
         return outcome.exit_status

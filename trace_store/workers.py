@@ -1,6 +1,6 @@
 """Fold stretches of traces in this process, in worker processes or on a Dask cluster, with equal results."""
 
-import importlib.util
+import ctypes
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -11,17 +11,17 @@ from multiprocessing import get_context
 from typing import Any, Protocol, TypeVar
 
 from iotwin.common.errors import IotwinError
+from iotwin.common.memory import limit_memory, workers_within_limit
 from iotwin.common.processes.children import safe_path
 from iotwin.common.processes.parallel import in_order
-from iotwin.common.progress import note
 from iotwin.trace_store.reader import Trace
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 LOCAL = "local"
-_EVENT_BYTES = 80  # memory that a decoded event takes
 _CONNECT_S = 15  # how long to wait for a Dask scheduler
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 
 class Workers(Protocol):
@@ -36,35 +36,43 @@ def in_this_process(function: Callable[[Item], Result], items: Sequence[Item], /
     return map(function, items)
 
 
+def _in_worker(share_bytes: int | None, function: Callable[[Item], Result], item: Item) -> Result:
+    """Return function(item), for which this process may take `share_bytes`, by default half of what is free."""
+    limit_memory(share_bytes)
+    # Dask starts workers with a threshold for which the C library maps each array anew: that doubles the CPU time of a fold.
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries than GNU's lack it
+    if mallopt is not None:
+        mallopt(_M_TRIM_THRESHOLD, 64 << 20)
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+    return function(item)
+
+
 @contextmanager
-def _processes() -> Iterator[Workers]:
-    """Yield workers: one process per CPU. They are spawned, since a process with threads, as Arrow starts, must not fork."""
-    number = len(os.sched_getaffinity(0))
+def _processes(number: int, share_bytes: int) -> Iterator[Workers]:
+    """Yield `number` worker processes. They are spawned, since a process with threads, as Arrow starts, must not fork."""
     with ProcessPoolExecutor(number, get_context("spawn")) as pool:
 
         def submit(call: Callable[[], Any]) -> Any:
             with safe_path():  # pool.submit may start a worker
                 return pool.submit(call)
 
-        yield lambda function, items: in_order(lambda item: submit(partial(function, item)), items, 2 * number)
+        yield lambda function, items: in_order(
+            lambda item: submit(partial(_in_worker, share_bytes, function, item)), items, 2 * number
+        )
 
 
 @contextmanager
 def workers(address: str | None, traces: Sequence[Trace], worth_processes: float = math.inf) -> Iterator[Workers]:
     """Yield the workers at `address`: 'HOST:PORT' of a Dask scheduler, or LOCAL for a cluster on this machine.
 
-    If `address` is None, the traces decide. The choice is LOCAL if they are larger than memory and Dask is installed. Otherwise
-    it is worker processes if they have at least `worth_processes` events, else this process. Workers on other machines must find
-    the traces at the same paths. Raises IotwinError if Dask is not installed or no scheduler answers.
+    If `address` is None, these are worker processes if the traces have at least `worth_processes` events, else this process. On
+    this machine, the memory limit bounds their number. Workers on other machines must find the traces at the same paths. Raises
+    IotwinError if Dask is not installed or no scheduler answers.
     """
-    if address is None and _larger_than_memory(traces):
-        if importlib.util.find_spec("distributed"):
-            address = LOCAL
-        else:
-            note("the traces are larger than memory; with dask[distributed] installed a cluster could work on them")
+    number, share = workers_within_limit(len(os.sched_getaffinity(0)))
     if address is None:
-        alone = sum(trace.manifest.events for trace in traces) < worth_processes or len(os.sched_getaffinity(0)) == 1
-        with nullcontext(in_this_process) if alone else _processes() as each:
+        alone = sum(trace.manifest.events for trace in traces) < worth_processes or number == 1
+        with nullcontext(in_this_process) if alone else _processes(number, share) as each:
             yield each
         return
     import logging
@@ -78,9 +86,8 @@ def workers(address: str | None, traces: Sequence[Trace], worth_processes: float
     logging.getLogger("distributed").setLevel(logging.ERROR)
     options: dict[str, Any] = {"silence_logs": logging.ERROR, "set_as_default": False}
     if address == LOCAL:
-        cpus = len(os.sched_getaffinity(0))
         client = distributed.Client(
-            n_workers=cpus, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0", **options
+            n_workers=number, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0", **options
         )
     else:
         try:
@@ -92,14 +99,12 @@ def workers(address: str | None, traces: Sequence[Trace], worth_processes: float
     try:
         # If pure were True, Dask would reuse an earlier result even if the trace was written anew.
         yield lambda function, items: in_order(
-            lambda item: client.submit(function, item, pure=False), items, 2 * len(client.nthreads())
+            lambda item: client.submit(_in_worker, share if address == LOCAL else None, function, item, pure=False),
+            items,
+            2 * len(client.nthreads()),
         )
     finally:
         client.close()
         if client.cluster is not None:
             client.cluster.close()
 
-
-def _larger_than_memory(traces: Sequence[Trace]) -> bool:
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return sum(trace.manifest.events for trace in traces) * _EVENT_BYTES > memory

@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from iotwin.command import Command, Outcome, add_dask_option
+from iotwin.command import Command, Outcome, add_dask_option, add_memory_option
 from iotwin.common.errors import UsageError
 
 _BAR_WIDTH = 20
@@ -35,6 +35,7 @@ class CompareCommand(Command):
 
         parser.add_argument("--latex", action="store_true", help="print the scores as a table for LaTeX")
         add_dask_option(parser)
+        add_memory_option(parser)
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.loops.similarity_results import compare_folders, is_folder_of_traces, write_result

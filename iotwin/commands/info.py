@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from iotwin.command import Command, Outcome
+from iotwin.command import Command, Outcome, add_memory_option
 from iotwin.common.units import counted
 
 _SHOWN, _MOST_OPERATIONS, _FEWEST_OPERATIONS, _MOST_NOTES = 3, 5, 2, 4
@@ -21,6 +21,7 @@ class InfoCommand(Command):
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         parser.add_argument("trace", type=Path, metavar="TRACE")
+        add_memory_option(parser)
 
     def run(self, args: Namespace) -> Outcome:
         import msgspec

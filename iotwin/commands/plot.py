@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin import __version__
-from iotwin.command import Command, Outcome
+from iotwin.command import Command, Outcome, add_memory_option
 from iotwin.command_lines import this_command
 from iotwin.common.errors import UsageError
 from iotwin.common.units import counted
@@ -59,6 +59,7 @@ class PlotCommand(Command):
         parser.add_argument("--paper", action="store_true", help="leave out titles, machine and CPU row, for a paper")
         parser.add_argument("--short", action="store_true", help="make the picture as wide as one of two columns of text")
         parser.add_argument("--legend", type=Path, metavar="FILE", help="draw the legend into this file instead")
+        add_memory_option(parser)
 
     def run(self, args: Namespace) -> Outcome:
         if args.kind == "steps":

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from iotwin.command import Command, Outcome, add_dask_option
+from iotwin.command import Command, Outcome, add_dask_option, add_memory_option
 
 
 class ReportCommand(Command):
@@ -33,6 +33,7 @@ class ReportCommand(Command):
             "--advise", type=Path, metavar="FILE", help="output of iotwin advise TRACE --json, whose best change the page names"
         )
         add_dask_option(parser)
+        add_memory_option(parser)
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.loops.answers.advised_change import advised_change

@@ -4,10 +4,11 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from iotwin.command import Command, Outcome, add_dask_option
+from iotwin.command import Command, Outcome, add_dask_option, add_memory_option
 from iotwin.common.units import counted
 
 _SHOWN = 30
+_USUAL_ERROR = 0.022  # of percentiles
 
 
 class StatsCommand(Command):
@@ -32,6 +33,7 @@ class StatsCommand(Command):
         form.add_argument("--csv", action="store_true", help="print every row as comma-separated values")
         form.add_argument("--latex", action="store_true", help="print every row as a table for LaTeX")
         add_dask_option(parser)
+        add_memory_option(parser)
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.common.errors import UsageError
@@ -53,10 +55,11 @@ class StatsCommand(Command):
             return Outcome(document | {"columns": answer.column_names, "rows": plain_rows(answer)})
         if args.by != "file" and (args.kind or args.all_files):
             raise UsageError("--kind and --all-files choose among files; add --by file")
-        counted = _count(traces, args.by, args.dask)
+        rows, error = _count(traces, args.by, args.dask)
         if args.kind is not None:
-            counted = _of_kind(counted, args.kind)
-        return Outcome(document | {"by": args.by, "kind": args.kind, "all_files": args.all_files, "rows": counted})
+            rows = _of_kind(rows, args.kind)
+        document |= {"by": args.by, "kind": args.kind, "all_files": args.all_files, "percentile_error": error}
+        return Outcome(document | {"rows": rows})
 
     def show(self, document: dict[str, Any]) -> None:
         rows = document["rows"]
@@ -72,6 +75,8 @@ class StatsCommand(Command):
             if document["by"] == "file" and not document["all_files"] and not document["kind"]:
                 rows = storage_first(rows)
             show_statistics(rows, f"calls by {document['by']}", _SHOWN, "see them all with --csv or --json")
+            if document["percentile_error"] > _USUAL_ERROR:
+                print(f"percentiles are within {document['percentile_error']:.0%}; a larger --memory makes them more exact")
             if document["lost"]:
                 print(f"events LOST: {document['lost']:,}, so calls, bytes and times are too low")
 
@@ -86,14 +91,16 @@ def _of_kind(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [row for row in rows if row["kind"] == kind]
 
 
-def _count(traces: list[Any], by: str, address: str | None) -> list[dict[str, Any]]:
+def _count(traces: list[Any], by: str, address: str | None) -> tuple[list[dict[str, Any]], float]:
+    """Return the rows, and the largest relative error of a percentile."""
     from iotwin.trace_store.figures.statistics import document, statistics
     from iotwin.trace_store.workers import workers
     from iotwin.trace_visuals.labels import trace_labels
 
     with workers(address, traces) as each:
         table = statistics(traces, trace_labels([trace.path for trace in traces]), by, each)
-    return document(table.drop(columns="trace") if by == "process" and len(traces) == 1 else table)
+    error = table.attrs["percentile_error"]
+    return document(table.drop(columns="trace") if by == "process" and len(traces) == 1 else table), error
 
 
 def _print_latex(columns: list[str], rows: list[list[Any]]) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.common.foreign_files import open_foreign
+from iotwin.common.memory import free_bytes
 from iotwin.common.processes import children
 from iotwin.common.processes.children import safe_path
 
@@ -45,7 +46,7 @@ def kept_cached(paths: Sequence[Path]) -> Iterator[None]:
     disk. If there are more than 30,000 files, or if they are larger than half of the free memory, nothing is kept.
     """
     sizes = [path.stat().st_size for path in paths]
-    if not any(sizes) or len(paths) > _MOST_FILES or sum(sizes) > _SHARE_OF_MEMORY * _free_bytes():
+    if not any(sizes) or len(paths) > _MOST_FILES or sum(sizes) > _SHARE_OF_MEMORY * free_bytes():
         yield
         return
     keeper = _spawn.Process(target=_keep, args=(list(zip(paths, sizes, strict=True)), os.getpid()), daemon=True)
@@ -56,11 +57,6 @@ def kept_cached(paths: Sequence[Path]) -> Iterator[None]:
     finally:
         keeper.kill()
         children.end(keeper, _GRACE_S, _GRACE_S)
-
-
-def _free_bytes() -> int:
-    (available,) = (line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:"))
-    return int(available.split()[1]) * 1024
 
 
 def _keep(files: list[tuple[Path, int]], parent_pid: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from iotwin.trace_store import fold, writer
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.workers import in_this_process, workers
+from iotwin.trace_store.workers import in_this_process
 from iotwin.trace_visuals.report.analysis import Detail, analyse
 from iotwin.tracesim.calls import GROUPS
 from iotwin.tracesim.profile import profiles_of
@@ -84,15 +84,6 @@ def test_a_trace_in_chunks_is_the_whole_trace(cut, monkeypatch):
             np.testing.assert_allclose(getattr(merged.lanes, name), getattr(whole.lanes, name), rtol=1e-9, atol=1e-12)
         assert np.abs(merged.lanes.size_bytes - whole.lanes.size_bytes).max() <= 1
         assert merged.survey.calls == whole.survey.calls and merged.survey.busiest == whole.survey.busiest
-
-
-def test_traces_larger_than_memory_go_to_a_local_cluster(cut, monkeypatch):
-    traces = [Trace(path) for path in cut]
-    with workers(None, traces) as each:
-        assert each is in_this_process
-    monkeypatch.setattr("iotwin.trace_store.workers._EVENT_BYTES", 1 << 40)
-    with workers(None, traces) as each:
-        assert each is not in_this_process and list(each(len, ["four", "by"])) == [4, 2]
 
 
 def test_a_failing_worker_fails_as_one_process_would(cut, scheduler, tmp_path):

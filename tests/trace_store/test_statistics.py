@@ -193,3 +193,28 @@ def test_sql_reaches_nothing_but_the_trace(traces, tmp_path, text):
         query(traces[0], text.format(trace=traces[0].path, tmp=tmp_path))
     assert "\n" not in str(error.value) and "SQL" in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("limit", "coarse"), [(80_000, 0), (4_000, 5)])
+def test_percentiles_of_little_memory_keep_their_stated_error_and_all_else_is_equal(monkeypatch, tmp_path, limit, coarse):
+    trace, rng = Trace(write_job(tmp_path / "t.trace", Job(files=8, epochs=1))), np.random.default_rng(1)
+    calls = [
+        (i, int(2 ** rng.uniform(0, 30)), "read", 1, 1, int(rng.integers(8)), 3, 0, 1, int(rng.integers(-1, 9)), 0, 0)
+        for i in range(3000)
+    ]
+    events, kinds = event_table(calls), trace.files()["kind"].tolist()
+    plain = statistics.rows([tallied(events, "file", kinds)], [trace], ["t"])
+    monkeypatch.setattr(statistics, "memory_limit", lambda: limit)
+    halves = [tallied(events.slice(*part), "file", kinds) for part in ((0, 400), (400, 2600))]
+    halves[0].later(halves[1])
+    found = statistics.rows(halves[:1], [trace], ["t"])
+    error = found.attrs["percentile_error"]
+    assert error == 2 ** (2**coarse / 32) - 1 and plain.attrs["percentile_error"] == 2 ** (1 / 32) - 1
+    shares = list(statistics.PERCENTILES)
+    pd.testing.assert_frame_equal(found.drop(columns=shares), plain.drop(columns=shares))
+    durations = events.to_pandas().groupby("file_id")["duration_ns"]
+    for name, share in statistics.PERCENTILES.items():
+        exact = durations.agg(lambda own, share=share: np.quantile(own, share, method="inverted_cdf"))
+        by_path = exact.set_axis(trace.files()["path"].reindex(exact.index))
+        ratio = (found.set_index("path")[name] / by_path).to_numpy()
+        assert (np.abs(np.log2(ratio)) <= np.log2(1 + error)).all() and (coarse == 0 or np.abs(ratio - 1).max() > 0.05)

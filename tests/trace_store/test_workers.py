@@ -1,16 +1,52 @@
-"""Traces count as larger than memory from the size of their decoded events on."""
+"""Workers: their number follows the memory limit, and tells each how much it may take."""
 
 import os
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from iotwin.trace_store.workers import _larger_than_memory
+from iotwin.common import memory
+from iotwin.common.errors import UsageError
+from iotwin.trace_store.workers import in_this_process, workers
 
 
-@pytest.mark.parametrize(("events", "larger"), [((10,), False), ((11,), True), ((5, 5), False), ((5, 6), True), ((), False)])
-def test_events_take_80_bytes_each(monkeypatch, events, larger):
-    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 8, "SC_PAGE_SIZE": 100}.__getitem__)
-    traces: Any = [SimpleNamespace(manifest=SimpleNamespace(events=each)) for each in events]
-    assert _larger_than_memory(traces) is larger
+@pytest.fixture(autouse=True)
+def default_afterwards():
+    yield
+    memory.limit_memory(None)
+
+
+@pytest.mark.parametrize(
+    ("limit", "number", "share"), [("471MiB", 1, 165), ("472MiB", 2, 64), ("1GiB", 2, 248), ("128MiB", 1, 0), (None, 2, 1953)]
+)
+def test_a_worker_needs_236_mib_of_the_limit(monkeypatch, limit, number, share):
+    monkeypatch.setattr(memory, "_half_of_free", lambda: 6140 << 20)
+    memory.limit_memory(limit)
+    assert (memory.workers_within_limit(2)[0], memory.workers_within_limit(2)[1] >> 20) == (number, share)
+
+
+@pytest.mark.parametrize(("limit", "rows"), [("128MiB", 1 << 14), ("1GiB", 1 << 17), ("256MiB", 1 << 15)])
+def test_a_batch_takes_an_eighth_of_the_limit(limit, rows):
+    memory.limit_memory(limit)
+    assert memory.rows_of_batch() == rows
+
+
+@pytest.mark.parametrize("text", ["127MiB", "1", "lots", "0"])
+def test_too_little_memory_is_refused(text):
+    with pytest.raises(UsageError, match="too small|not a positive number|at least one byte"):
+        memory.limit_memory(text)
+
+
+def test_few_events_and_little_memory_stay_in_this_process(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    memory.limit_memory("300MiB")
+    with workers(None, [], worth_processes=0) as each:
+        assert each is in_this_process
+    memory.limit_memory("1GiB")
+    with workers(None, [], worth_processes=1) as each:
+        assert each is in_this_process
+    with workers(None, [], worth_processes=0) as each:
+        assert list(each(_limit_of_worker, [1, 2])) == [memory.workers_within_limit(2)[1]] * 2
+
+
+def _limit_of_worker(item: int) -> int:
+    return memory.memory_limit()

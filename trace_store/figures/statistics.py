@@ -1,7 +1,8 @@
 """Calls, errors, bytes and times by operation, file or process, from tallies of bounded size.
 
 A tally counts calls by key (operation, file or process) and by a bucket of the duration, with 32 buckets per doubling. Tallies of
-stretches and traces add up exactly in any order. They yield percentiles without storing calls.
+stretches and traces add up exactly in any order. They yield percentiles without storing calls. A tally that takes an eighth of the
+memory limit joins pairs of buckets, which doubles the error of percentiles.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from iotwin.common.memory import memory_limit
 from iotwin.trace_store.columns import integers
 from iotwin.trace_store.figures.log_buckets import bucket_from_zero
 from iotwin.trace_store.fold import BUCKETS_PER_OCTAVE, Events, Ints, TraceStretch, fold_all
@@ -30,6 +32,8 @@ _ROW_MASK = (1 << _ROW_BITS) - 1
 _DURATION_BITS = 63 - _ROW_BITS
 _MOST_NS = (1 << _DURATION_BITS) - 1  # 26 days; percentiles count longer calls as this long
 _MOST_WAITING = 1 << 18  # calls
+_SHARE = 8  # a tally takes this part of the memory limit: while two are added up there are four, and then the table
+_MOST_COARSE = 5  # at most one bucket per doubling
 _EXACT = 1 << 53  # sums of whole numbers up to it are exact in floats
 
 
@@ -69,6 +73,7 @@ class Tally:
             written_bytes += written
         if place is not None:
             self._add_rows(place, sums, max_ns)
+        self._fit()
 
     def later(self, other: "Tally") -> None:
         """Add the sums of `other`, of the same trace."""
@@ -76,6 +81,16 @@ class Tally:
         self._grow(len(other.max_ns))
         self._add_rows(row, other.sums, other.max_ns)
         self._cells.later(other._cells, row)
+        self._fit()
+
+    @property
+    def percentile_error(self) -> float:
+        """The largest relative error of a percentile."""
+        return float(2 ** (2**self._cells.coarse / BUCKETS_PER_OCTAVE) - 1)
+
+    def _fit(self) -> None:
+        while self._cells.size > memory_limit() // _SHARE and self._cells.coarse < _MOST_COARSE:
+            self._cells.coarsen()
 
     def cells(self, group: Ints, into: "_Cells") -> None:
         """Add the buckets of durations to `into`, where the rows with a call have the numbers `group`."""
@@ -130,6 +145,18 @@ class _Cells:
 
     def __init__(self) -> None:
         self._ranges: list[_Range] = []
+        self.coarse = 0  # how often pairs of buckets were joined
+
+    @property
+    def size(self) -> int:
+        """The bytes that the cells and the waiting calls take."""
+        return sum(own.cells.nbytes + 8 * own.waiting for own in self._ranges)
+
+    def coarsen(self) -> None:
+        """Join pairs of neighbouring buckets of durations."""
+        for own in self._ranges:
+            own.cells = _coarsened(own.flushed(self.coarse), 1)
+        self.coarse += 1
 
     def add(self, row: Ints, events: Events, place: Ints | None) -> tuple[Ints, Ints | None, Ints]:
         """Add the calls `events`, which have the rows `place[row]`, or `row` if `place` is None.
@@ -139,7 +166,7 @@ class _Cells:
         """
         last, duration = int(row.max()), events.duration_ns
         if (last + 1) * _BUCKETS <= _DENSE:
-            cell = row * _BUCKETS + events.duration_bucket
+            cell = row * _BUCKETS + _joined(events.duration_bucket, self.coarse)
             calls = np.bincount(cell)
             found, total_ns = np.flatnonzero(calls), np.zeros(len(calls), np.int64)
             _add(total_ns, cell, duration)
@@ -150,13 +177,15 @@ class _Cells:
         order = np.argsort((at >> _ROW_BITS).astype(np.uint16), kind="stable")
         packed = ((at & _ROW_MASK) << _DURATION_BITS | np.minimum(duration, _MOST_NS))[order]
         for number, begin, end in _pieces(at[order] >> _ROW_BITS):
-            self._of(number).add(packed[begin:end])
+            self._of(number).add(packed[begin:end], self.coarse)
         return row, None, duration
 
     def later(self, other: "_Cells", row: Ints) -> None:
         """Add the cells of `other`, whose rows 0, 1, ... are the rows `row` here."""
+        while self.coarse < other.coarse:
+            self.coarsen()
         for number, own in enumerate(other._ranges):
-            cells = own.flushed()
+            cells = _coarsened(own.flushed(other.coarse), self.coarse - other.coarse)
             self._later(cells, row[(number << _ROW_BITS) + cells[0] // _BUCKETS])
 
     def _later(self, cells: Ints, row: Ints) -> None:
@@ -170,7 +199,7 @@ class _Cells:
 
     def __iter__(self) -> Iterator[tuple[int, Ints]]:
         """Yield the first row and the cells of each range of rows."""
-        return ((number << _ROW_BITS, own.flushed()) for number, own in enumerate(self._ranges))
+        return ((number << _ROW_BITS, own.flushed(self.coarse)) for number, own in enumerate(self._ranges))
 
     def _of(self, number: int) -> "_Range":
         self._ranges += [_Range() for _ in range(number + 1 - len(self._ranges))]
@@ -185,27 +214,38 @@ class _Range:
         self.waiting = 0
         self._pending: list[Ints] = []
 
-    def add(self, packed: Ints) -> None:
+    def add(self, packed: Ints, coarse: int) -> None:
         self._pending.append(packed.copy())
         self.waiting += len(packed)
         if self.waiting > max(_MOST_WAITING, 3 * self.cells.shape[1]):
-            self.flushed()
+            self.flushed(coarse)
 
     def merge(self, cells: Ints) -> None:
         together = np.concatenate((self.cells, cells), axis=1)
         order = np.argsort(together[0], kind="stable")
         self.cells = _runs(*(each[order] for each in together))
 
-    def flushed(self) -> Ints:
-        """Return the cells with all calls."""
+    def flushed(self, coarse: int) -> Ints:
+        """Return the cells with all calls. `coarse`: how often pairs of buckets were joined."""
         if self.waiting:
             packed = np.concatenate(self._pending)
             self.waiting, self._pending = 0, []
             packed.sort()  # one sort of numbers is several times faster than a sort by two keys
             duration = packed & _MOST_NS
-            cell = (packed >> _DURATION_BITS) * _BUCKETS + bucket_from_zero(duration, BUCKETS_PER_OCTAVE)
+            bucket = _joined(bucket_from_zero(duration, BUCKETS_PER_OCTAVE), coarse)
+            cell = (packed >> _DURATION_BITS) * _BUCKETS + bucket
             self.merge(_runs(cell, np.ones_like(cell), duration))
         return self.cells
+
+
+def _joined(bucket: Ints, times: int) -> Ints:
+    """Return the number of each bucket after pairs of them were joined so many times; bucket 0, of zeros, stays alone."""
+    return (bucket + (1 << times) - 1) >> times if times else bucket
+
+
+def _coarsened(cells: Ints, times: int) -> Ints:
+    row, bucket = np.divmod(cells[0], _BUCKETS)
+    return _runs(row * _BUCKETS + _joined(bucket, times), *cells[1:]) if times else cells
 
 
 def _add(sums: Ints, row: Ints, values: Ints | None = None) -> None:
@@ -239,7 +279,8 @@ def rows(tallies: Sequence[Tally], traces: Sequence[Trace], labels: Sequence[str
     `by`: one of BY, by default that of the tallies.
     A name is that of an operation, path and kind of a file, or trace (its label), pid, role and command of a process. Rows are in
     descending order of total time. `time_share` is the row's share of the total time of all rows. A percentile is the mean of the
-    durations in its bucket: exact if these are equal, else within 2.2 %. It is NaN if the tally has none.
+    durations in its bucket: exact if these are equal, else within `attrs["percentile_error"]` of it, usually 2.2 %. It is NaN if
+    the tally has none.
     """
     by = by or tallies[0].by
     names = _NAMES[by]
@@ -253,7 +294,9 @@ def rows(tallies: Sequence[Tally], traces: Sequence[Trace], labels: Sequence[str
         tally.cells(own, cells)
     _add_percentiles(table, cells)
     table["max_ns"] = groups["max_ns"].max().to_numpy()
-    return table.sort_values(["total_ns", "calls"], ascending=False, kind="stable", ignore_index=True)
+    table = table.sort_values(["total_ns", "calls"], ascending=False, kind="stable", ignore_index=True)
+    table.attrs["percentile_error"] = max(tally.percentile_error for tally in tallies)
+    return table
 
 
 def _named(tally: Tally, trace: Trace, label: str, by: str) -> pd.DataFrame:

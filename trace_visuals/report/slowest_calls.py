@@ -27,7 +27,8 @@ class SlowestCalls:
         chosen = calls.pick(calls.storage & (calls.duration_ns > limit))
         chosen = chosen if self._kept is None else _joined([self._kept, chosen])
         if len(chosen) > self._most:
-            chosen = chosen.pick(np.argpartition(-chosen.duration_ns, self._most)[: self._most])
+            # The sort is stable, so that of equally long calls the earlier ones are kept, whatever the batches.
+            chosen = chosen.pick(np.argsort(-chosen.duration_ns, kind="stable")[: self._most])
         self._kept = chosen
 
     def later(self, other: "SlowestCalls") -> None:

@@ -59,7 +59,7 @@ def test_what_is_read_stays_within_the_block_alone(files):
     wait_for(lambda: evict(files[0]) or not _cached(files).any(), "the file's leaving of the page cache")
 
 
-@pytest.mark.parametrize("short", [{"_free_bytes": lambda: 2 * _PAGES * mmap.PAGESIZE}, {"_MOST_FILES": 2}])
+@pytest.mark.parametrize("short", [{"free_bytes": lambda: 2 * _PAGES * mmap.PAGESIZE}, {"_MOST_FILES": 2}])
 def test_of_too_many_or_too_large_files_nothing_is_kept(files, monkeypatch, short):
     for name, value in short.items():
         monkeypatch.setattr(module, name, value)
