@@ -107,4 +107,3 @@ def workers(address: str | None, traces: Sequence[Trace], worth_processes: float
         client.close()
         if client.cluster is not None:
             client.cluster.close()
-

@@ -195,7 +195,7 @@ def test_sql_reaches_nothing_but_the_trace(traces, tmp_path, text):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("limit", "coarse"), [(80_000, 0), (4_000, 5)])
+@pytest.mark.parametrize(("limit", "coarse"), [(800_000, 0), (100_000, 4), (4_000, 5)])
 def test_percentiles_of_little_memory_keep_their_stated_error_and_all_else_is_equal(monkeypatch, tmp_path, limit, coarse):
     trace, rng = Trace(write_job(tmp_path / "t.trace", Job(files=8, epochs=1))), np.random.default_rng(1)
     calls = [

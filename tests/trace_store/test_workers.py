@@ -32,7 +32,7 @@ def test_a_batch_takes_an_eighth_of_the_limit(limit, rows):
 
 @pytest.mark.parametrize("text", ["127MiB", "1", "lots", "0"])
 def test_too_little_memory_is_refused(text):
-    with pytest.raises(UsageError, match="too small|not a positive number|at least one byte"):
+    with pytest.raises(UsageError, match=r"too small|not a positive number|at least one byte"):
         memory.limit_memory(text)
 
 

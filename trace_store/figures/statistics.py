@@ -1,8 +1,8 @@
 """Calls, errors, bytes and times by operation, file or process, from tallies of bounded size.
 
 A tally counts calls by key (operation, file or process) and by a bucket of the duration, with 32 buckets per doubling. Tallies of
-stretches and traces add up exactly in any order. They yield percentiles without storing calls. A tally that takes an eighth of the
-memory limit joins pairs of buckets, which doubles the error of percentiles.
+stretches and traces add up exactly in any order. They yield percentiles without storing calls. A tally that would take more than
+an eighth of the memory limit joins pairs of buckets, which doubles the error of percentiles.
 """
 
 from collections.abc import Iterator, Sequence
