@@ -237,7 +237,7 @@ def _folded(task: tuple[Trace, Sequence[int], Callable[[TraceStretch], Found], E
     trace, parts, make, where = task
     stretch = TraceStretch(trace, parts)
     found = make(stretch)
-    for batch in _large_batches(trace.events(found.columns, where, rows_of_batch(), parts)):
+    for batch in _large_batches(trace.events(found.columns, where, rows_of_batch(), parts=parts)):
         found.add(Events(batch, stretch.decoder))
     return found
 
