@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow.compute import Expression
 
-from iotwin.common.memory import rows_of_batch
+from iotwin.common.processes.memory import rows_of_batch
 from iotwin.common.progress import Advance
 from iotwin.trace_store.columns import integers
 from iotwin.trace_store.figures.log_buckets import bucket_from_zero

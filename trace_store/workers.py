@@ -11,8 +11,8 @@ from multiprocessing import get_context
 from typing import Any, Protocol, TypeVar
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.memory import limit_memory, workers_within_limit
 from iotwin.common.processes.children import safe_path
+from iotwin.common.processes.memory import limit_memory, workers_within_limit
 from iotwin.common.processes.parallel import in_order
 from iotwin.trace_store.reader import Trace
 

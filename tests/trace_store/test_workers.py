@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from iotwin.common import memory
 from iotwin.common.errors import UsageError
+from iotwin.common.processes import memory
 from iotwin.trace_store.workers import in_this_process, workers
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from iotwin.common.memory import memory_limit
+from iotwin.common.processes.memory import memory_limit
 from iotwin.trace_store.columns import integers
 from iotwin.trace_store.figures.log_buckets import bucket_from_zero
 from iotwin.trace_store.fold import BUCKETS_PER_OCTAVE, Events, Ints, TraceStretch, fold_all
