@@ -77,6 +77,15 @@ class Cost(msgspec.Struct):
     call_ns: Nanoseconds | None = None
 
 
+class Ring(msgspec.Struct):
+    """The end of a long recording, which is all that a trace of ``iotwin trace --ring`` has."""
+
+    size_bytes: Count  # most bytes of the records while recording
+    kept_from_ns: Nanoseconds = 0  # the trace has all calls that began at this time or later, and no others
+    overwritten_events: Count = 0
+    overwritten_bytes: Count = 0  # size of the records that were overwritten, of all kinds
+
+
 class MergedHost(msgspec.Struct):
     """One of the traces that a merged trace consists of."""
 
@@ -107,11 +116,12 @@ class Manifest(msgspec.Struct, omit_defaults=False):
     events: Count = 0
     counts: dict[str, Count] = {}  # number of events by operation
     lost: dict[str, Count] = {}  # number of lost events by cause
-    seen: Count | None = None  # calls that the kernel counted: seen = events + lost
+    seen: Count | None = None  # calls that the kernel counted: seen = events + lost + ring.overwritten_events
     exit_status: Status | None = None
     workload: str | None = None
     parameters: dict[str, str] = {}
     cost: Cost = msgspec.field(default_factory=Cost)
+    ring: Ring | None = None  # only if the recording kept its newest events alone
     hosts: list[MergedHost] = []  # only in a merged trace; its times are on the first host's clock
 
     @property

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from iotwin.command import Command, Outcome
 from iotwin.common.errors import UnfinishedTraceError, UsageError
 from iotwin.common.ranks import NodeTask, node_task
-from iotwin.common.units import counted, format_duration, parse_duration
+from iotwin.common.units import counted, format_duration, format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from iotwin.tracing_tools.targets.container import ContainerOptions
     from iotwin.tracing_tools.targets.target import TraceTarget
+
+_LEAST_RING_BYTES = 64 << 20
 
 
 class TraceCommand(Command):
@@ -58,6 +60,14 @@ class TraceCommand(Command):
             action="store_true",
             help="while the job runs, show its rates, latencies, files and lost events instead of its output",
         )
+        parser.add_argument(
+            "--ring", metavar="SIZE", help="keep only the newest events, in SIZE of records, for a recording without end"
+        )
+        parser.add_argument(
+            "--until",
+            metavar="CONDITION",
+            help="end the trace when 'stall>0.3 for 10s', at a signal (SIGUSR1) or the command's failure; the job goes on",
+        )
         parser.add_argument("--workload", metavar="NAME", help="label stored in the trace")
         parser.add_argument("--force", action="store_true", help="replace an earlier trace of that name")
         parser.add_argument("words", nargs=REMAINDER, metavar="-- COMMAND...", help="the command to run, after --")
@@ -67,6 +77,7 @@ class TraceCommand(Command):
         if args.jobs is not None:
             return _trace_jobs(args)
         from iotwin.trace_store.syscalls import parse_detail
+        from iotwin.tracing_tools.recorder.ending import parse_until
         from iotwin.tracing_tools.recorder.node_launch import trace_of, trace_task
         from iotwin.tracing_tools.recorder.session import TraceOptions, trace_target
 
@@ -89,6 +100,8 @@ class TraceCommand(Command):
             live=args.live and not (args.quiet or args.json),
             grace_ns=None if args.grace is None else parse_duration(args.grace),
             ignore_phases=args.phases == "none",
+            ring_bytes=_ring_bytes(args.ring),
+            until=None if args.until is None else parse_until(args.until),
         )
         try:
             if task is None:
@@ -140,6 +153,13 @@ class TraceCommand(Command):
             if verdict := _verdict(Path(document["trace"])):
                 note(f"  {verdict}")
             note(f"  next: iotwin report {shlex.quote(document['trace'])} -o report.html, or iotwin fit to build its twin")
+
+
+def _ring_bytes(text: str | None) -> int | None:
+    size_bytes = None if text is None else parse_size(text)
+    if size_bytes is not None and size_bytes < _LEAST_RING_BYTES:
+        raise UsageError(f"--ring {text} is less than the kernel's buffers hold; take {format_size(_LEAST_RING_BYTES)} or more")
+    return size_bytes
 
 
 def _verdict(output: Path) -> str:

@@ -87,7 +87,7 @@ def test_every_column_of_a_trace_is_documented(table):
 
 def test_every_field_of_the_manifest_is_documented():
     text = (ROOT / "docs" / "trace-format.md").read_text(encoding="utf-8")
-    for struct in (manifest.Manifest, manifest.Host, manifest.Target, manifest.Cost, manifest.ClockPair):
+    for struct in (manifest.Manifest, manifest.Host, manifest.Target, manifest.Cost, manifest.ClockPair, manifest.Ring):
         missing = [name for name in struct.__struct_fields__ if f"`{name}`" not in text]
         assert not missing, f"docs/trace-format.md says nothing of {struct.__name__}'s {missing}"
 

@@ -30,7 +30,7 @@ def test_chunks_are_the_stable_sort(tmp_path_factory, count, spread, torn, seed)
     records["offset"] = np.arange(count)
     path = tmp_path_factory.mktemp("raw") / "events.bin"
     path.write_bytes(records.tobytes() + bytes(torn))
-    chunks = list(sorted_chunks(path, EVENT, "start_ns", chunk_rows=5000))
+    chunks = list(sorted_chunks([path], EVENT, "start_ns", chunk_rows=5000))
     found = np.concatenate(chunks) if chunks else records[:0]
     assert (found == records[np.argsort(records["start_ns"], kind="stable")]).all() and len(found) == count
     if spread:

@@ -31,7 +31,7 @@ def test_records_are_cut_into_ranges(tmp_path, monkeypatch, rows, chunk_rows, ra
     records = np.zeros(rows, BLOCK)
     records["issue_ns"] = 1 + np.arange(rows)
     records.tofile(tmp_path / "blocks")
-    found = sorted_records._bounds(tmp_path / "blocks", BLOCK, "issue_ns", rows, chunk_rows)
+    found = sorted_records._bounds(sorted_records._blocks([tmp_path / "blocks"], BLOCK), BLOCK, "issue_ns", chunk_rows)
     assert len(found) == ranges - 1
     sizes = np.diff(np.concatenate([[1], found, [rows + 1]]))
     assert (np.abs(sizes - rows / ranges) <= 64 * 2).all()

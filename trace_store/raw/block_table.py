@@ -1,5 +1,6 @@
 """Convert the records of block requests to the table schema.BLOCK."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,14 +27,17 @@ FLAG_OF_BIT = {
 _CODE_OF_OP = np.array([schema.BLOCK_OPS.index(_OPS.get(op, "other")) for op in range(_OP_MASK + 1)], np.int16)
 
 
-def write_blocks(raw: Path, path: Path, files: FileTable) -> None:
-    """Convert the records in the file `raw` to the Parquet file `path` (schema.BLOCK), in order of issue."""
+def write_blocks(raw: Sequence[Path], path: Path, files: FileTable, since_ns: int) -> None:
+    """Convert the records in the files `raw` to the Parquet file `path` (schema.BLOCK), in order of issue.
+
+    Requests that were issued before `since_ns` are left out.
+    """
     with (
         open_whole(path, below=path.parent) as file,
         pq.ParquetWriter(file, schema.BLOCK, compression="zstd", write_page_checksum=True) as writer,
     ):
         for records in sorted_chunks(raw, BLOCK, "issue_ns"):
-            requests = records[_is_valid(records)]
+            requests = records[_is_valid(records) & (records["issue_ns"] >= since_ns)]
             writer.write_table(_table(requests, files.assign_blocks(requests)))
 
 

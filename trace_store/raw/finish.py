@@ -29,6 +29,7 @@ from iotwin.trace_store.manifest import (
     Count,
     Host,
     Manifest,
+    Ring,
     State,
     Target,
     read_manifest,
@@ -40,6 +41,7 @@ from iotwin.trace_store.raw.gpu_table import gpu_table
 from iotwin.trace_store.raw.process_table import process_table
 from iotwin.trace_store.raw.recording import BLOCKS_FILE, EVENTS_FILE, GPU_FILE, JOURNAL_FILE, NAMES_FILE, RAW, is_being_recorded
 from iotwin.trace_store.raw.records import EVENT, LAST_NS, LIFE_TYPES, RING_HEADER_BYTES, NameRecord, read_names
+from iotwin.trace_store.raw.ring import RUNNING_FILE, folders_from, record_folders
 from iotwin.trace_store.raw.sorted_records import sorted_chunks
 from iotwin.trace_store.syscalls import CALLS, NUMBER_OF_OP, OPEN_KINDS
 from iotwin.trace_store.trace_directory import leftovers
@@ -69,7 +71,16 @@ class _Container(msgspec.Struct):
     name: str
 
 
-_ENTRIES: dict[str, type[msgspec.Struct]] = {"clock": ClockPair, "ledger": _Ledger, "container": _Container}
+class _RingState(Ring, kw_only=True):
+    first: Count  # number of the oldest segment that was not overwritten
+
+
+_ENTRIES: dict[str, type[msgspec.Struct]] = {
+    "clock": ClockPair,
+    "ledger": _Ledger,
+    "container": _Container,
+    "ring": _RingState,
+}
 Convert = Callable[[Path, Manifest], None]  # converts a backend's own files in raw/ to records
 
 
@@ -83,7 +94,7 @@ def recover_trace(directory: Path, convert: Convert | None = None) -> Manifest:
         raise IotwinError(f"{directory} is already {manifest.status}; there is nothing to recover")
     if is_being_recorded(directory):
         raise IotwinError(f"{directory} is being recorded right now; end that iotwin trace first")
-    if not (directory / RAW / EVENTS_FILE).exists():
+    if not any((folder / EVENTS_FILE).exists() for folder in record_folders(directory / RAW)):
         raise IotwinError(f"{directory} has no raw records left; nothing can be recovered")
     manifest.notes.append("recovered: the recorder was cut off; events of its last moments may be missing")
     return finish_trace(directory, manifest, convert, status="recovered")
@@ -96,9 +107,9 @@ def _manifest_of_recording(directory: Path) -> Manifest:
         return read_manifest(directory)
     except IotwinError:
         is_lost = path.is_file() and not read_foreign(path, MOST_JSON_BYTES).strip(b"\0 \n") if path.exists() else True
-        if not is_lost or not (directory / RAW / EVENTS_FILE).is_file():
+        if not is_lost or not _existing(record_folders(directory / RAW), EVENTS_FILE):
             raise
-    for entry in _read_journal(directory / RAW / JOURNAL_FILE):
+    for entry in _read_journal(record_folders(directory / RAW)):
         if entry["kind"] == "manifest":
             with contextlib.suppress(msgspec.ValidationError):
                 return msgspec.convert(entry["manifest"], Manifest)
@@ -113,30 +124,40 @@ def finish_trace(directory: Path, manifest: Manifest, convert: Convert | None = 
     # Arrow's own pool does not return freed memory, which would be a large part of a tracer's memory.
     pa.set_memory_pool(pa.system_memory_pool())
     raw = directory / RAW
-    journal = _read_journal(raw / JOURNAL_FILE)
+    folders = record_folders(raw)
+    journal = _read_journal(folders)
     _apply_journal(manifest, journal)
     if convert is not None:
         convert(raw, manifest)
 
     files = FileTable(log_paths={os.fsencode(path.resolve()) for path in _logs(directory)})
-    lives = _read_names(raw / NAMES_FILE, files)
-    manifest.events = write_events(directory / "events.parquet", _event_tables(raw / EVENTS_FILE, files, manifest))
-    if (raw / BLOCKS_FILE).exists():
-        write_blocks(raw / BLOCKS_FILE, directory / "block.parquet", files)
+    first = max((entry["first"] for entry in journal if entry["kind"] == "ring"), default=0)
+    lives = _read_names(folders_from(folders, first - 1), files)
+    folders = folders_from(folders, first)
+    since_ns = manifest.ring.kept_from_ns if manifest.ring else 0
+    manifest.start_ns = max(manifest.start_ns, since_ns)
+    events = _event_tables(_existing(folders, EVENTS_FILE), files, manifest)
+    manifest.events = write_events(directory / "events.parquet", events)
+    if blocks := _existing(folders, BLOCKS_FILE):
+        write_blocks(blocks, directory / "block.parquet", files, since_ns)
     write_table(directory, "files.parquet", schema.FILES, files.table())
     dataset_bytes = files.dataset_bytes_by_pid()
     containers = {entry["cgroup"]: entry["name"] for entry in journal if entry["kind"] == "container"}
-    processes = process_table(lives, dataset_bytes, manifest.target.root_pid, containers)
+    processes = process_table(lives, dataset_bytes, manifest.target.root_pid, containers, since_ns)
     write_table(directory, "processes.parquet", schema.PROCESSES, processes)
-    if (raw / GPU_FILE).exists():
-        write_table(directory, "gpu.parquet", schema.GPU, gpu_table(raw / GPU_FILE))
-    jumps = _write_log_tables(directory, manifest)
-    _write_samples(directory, journal)
+    if calls := _existing(folders, GPU_FILE):
+        write_table(directory, "gpu.parquet", schema.GPU, gpu_table(calls, since_ns))
+    jumps = _write_log_tables(directory, manifest, since_ns)
+    _write_samples(directory, [entry for entry in journal if entry.get("time_ns", since_ns) >= since_ns])
 
     _close_ledger(manifest)
     manifest.notes += step_notes(manifest.clock)
     if jumps:
         move_to_virtual(directory, manifest, np.array(jumps, np.int64))
+    if manifest.ring is not None:
+        manifest.ring.kept_from_ns = manifest.start_ns
+        if overwritten := manifest.ring.overwritten_events:
+            manifest.notes.append(f"the ring overwrote the first {counted(overwritten, 'event')}; the trace begins after them")
     wall_s = max(manifest.end_ns - manifest.start_ns, 1) / 1e9
     manifest.cost.events_per_s = round(manifest.events / wall_s, 1)
     manifest.status = status
@@ -145,26 +166,35 @@ def finish_trace(directory: Path, manifest: Manifest, convert: Convert | None = 
     return manifest
 
 
-def _read_names(path: Path, files: FileTable) -> list[NameRecord]:
-    """Read the name records in the file `path`. Add records of files to `files`; return records of forks, execs and exits."""
+def _existing(folders: list[Path], name: str) -> list[Path]:
+    return [folder / name for folder in folders if (folder / name).is_file()]
+
+
+def _read_names(folders: list[Path], files: FileTable) -> list[NameRecord]:
+    """Read the name records in `folders`. Add records of files to `files`; return records of forks, execs and exits.
+
+    Of the processes and open files at the begins of a ring's segments, only those of the oldest count.
+    """
     lives: list[NameRecord] = []
-    if not path.is_file() or not path.stat().st_size:
-        return lives
-    with open_foreign(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for record in read_names(content):
-            if record.type in LIFE_TYPES:
-                lives.append(record)
-            else:
-                files.add_name(record)
+    for path in [*_existing(folders, RUNNING_FILE)[:1], *_existing(folders, NAMES_FILE)]:
+        if not path.stat().st_size:
+            continue
+        with open_foreign(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            for record in read_names(content):
+                if record.type in LIFE_TYPES:
+                    lives.append(record)
+                else:
+                    files.add_name(record)
     return lives
 
 
-def _read_journal(path: Path) -> list[dict[str, Any]]:
-    """Return the valid entries of the journal at `path`, without lines that a kill or a crash of the machine damaged."""
+def _read_journal(folders: list[Path]) -> list[dict[str, Any]]:
+    """Return the valid entries of the journals in `folders`, without lines that a kill or a crash of the machine damaged."""
     entries = []
-    for line in read_foreign_lines(path, MOST_JSON_BYTES) if path.is_file() else []:
-        with contextlib.suppress(IotwinError):
-            entries.append(decode_foreign(line, dict[str, Any], path))
+    for path in _existing(folders, JOURNAL_FILE):
+        for line in read_foreign_lines(path, MOST_JSON_BYTES):
+            with contextlib.suppress(IotwinError):
+                entries.append(decode_foreign(line, dict[str, Any], path))
     return [entry for entry in entries if _is_entry(entry)]
 
 
@@ -190,26 +220,30 @@ def _apply_journal(manifest: Manifest, journal: list[dict[str, Any]]) -> None:
             manifest.clock.append(ClockPair(entry["monotonic_ns"], entry["realtime_ns"], entry["uncertainty_ns"]))
         elif entry["kind"] == "ledger":
             manifest.seen, manifest.lost = entry["seen"], entry["lost"]
+        elif entry["kind"] == "ring":
+            manifest.ring = msgspec.convert({name: entry[name] for name in Ring.__struct_fields__}, Ring)
 
 
 def _close_ledger(manifest: Manifest) -> None:
     """Count calls that the kernel saw and did not drop, but that are in no table, as lost by the recorder."""
     if manifest.seen is None:
         return
-    unaccounted = manifest.seen - sum(manifest.lost.get(cause, 0) for cause in _SEEN_AND_LOST) - manifest.events
+    recorded = manifest.events + (manifest.ring.overwritten_events if manifest.ring else 0)
+    unaccounted = manifest.seen - sum(manifest.lost.get(cause, 0) for cause in _SEEN_AND_LOST) - recorded
     if unaccounted > 0:
         manifest.lost["recorder"] = max(unaccounted, manifest.lost.get("recorder", 0))
-    manifest.seen = max(manifest.seen, manifest.events)
+    manifest.seen = max(manifest.seen, recorded)
 
 
-def _event_tables(path: Path, files: FileTable, manifest: Manifest) -> Iterator[pa.Table]:
-    """Yield the events (schema.EVENTS) in the file `path` in order of start. Set counts, start and end of the manifest."""
+def _event_tables(paths: list[Path], files: FileTable, manifest: Manifest) -> Iterator[pa.Table]:
+    """Yield the events (schema.EVENTS) in the files `paths` in order of start. Set counts, start and end of the manifest."""
     counts = np.zeros(len(_OP_NAMES), np.int64)
     bounds = _clock_bounds(manifest.clock)
     damaged = 0
-    for records in sorted_chunks(path, EVENT, "start_ns"):
-        chunk = records[_is_valid(records, bounds)]
-        damaged += len(records) - len(chunk)
+    for records in sorted_chunks(paths, EVENT, "start_ns"):
+        valid = records[_is_valid(records, bounds)]
+        damaged += len(records) - len(valid)
+        chunk = _since(valid, manifest.ring)
         if not len(chunk):
             continue
         number = chunk["call_flags_cpu"] & np.uint32(1023)
@@ -223,6 +257,16 @@ def _event_tables(path: Path, files: FileTable, manifest: Manifest) -> Iterator[
     if damaged:
         manifest.notes.append(f"left out: {counted(damaged, 'damaged record')}, as a machine that goes down leaves them")
         manifest.lost["recorder"] = damaged
+
+
+def _since(records: NDArray[np.void], ring: Ring | None) -> NDArray[np.void]:
+    """Return those of `records` that began since `ring.kept_from_ns`, and count the others as overwritten."""
+    if ring is None:
+        return records
+    kept = records[records["start_ns"] >= ring.kept_from_ns]
+    ring.overwritten_events += len(records) - len(kept)
+    ring.overwritten_bytes += records.nbytes - kept.nbytes
+    return kept
 
 
 def _clock_bounds(clock: list[ClockPair]) -> tuple[int, int]:
@@ -278,10 +322,10 @@ def _event_table(
     return pa.Table.from_arrays(arrays, schema=schema.EVENTS)
 
 
-def _write_log_tables(directory: Path, manifest: Manifest) -> list[tuple[int, int]]:
+def _write_log_tables(directory: Path, manifest: Manifest, since_ns: int) -> list[tuple[int, int]]:
     """Write the tables of phases and parts of steps from the job's logs. Never raises because of what a log contains.
 
-    Returns the jumps of a virtual clock that the logs contain, as JobLog.jumps.
+    Phases and parts that began before `since_ns` are left out. Returns the jumps of a virtual clock, as JobLog.jumps.
     """
     phases, parts = rows_table([], schema.PHASES), rows_table([], schema.PARTS)
     jumps: list[tuple[int, int]] = []
@@ -289,6 +333,9 @@ def _write_log_tables(directory: Path, manifest: Manifest) -> list[tuple[int, in
         span_ns = manifest.clock[0].realtime_ns, manifest.clock[-1].realtime_ns
         try:
             logged = read_log(_logs(directory), one_by_one(realtime_to_monotonic(manifest.clock)), span_ns)
+            logged.phases, logged.parts = (
+                [row for row in rows if row["start_ns"] >= since_ns] for rows in (logged.phases, logged.parts)
+            )
             parts, jumps = rows_table(logged.parts, schema.PARTS), logged.jumps
             if manifest.parameters.get("phases") == NO_PHASES:
                 manifest.notes.append("the phases in the job's log are left out (--phases none)")

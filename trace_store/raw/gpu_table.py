@@ -1,5 +1,6 @@
 """Convert the records of CUDA calls to the table of accelerator activity (schema.GPU)."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,15 @@ _KIND_CODES = np.array([schema.GPU_KINDS.index(call.kind) for call in CUDA_CALLS
 _HAS_SIZE = np.array([call.size > 0 for call in CUDA_CALLS])
 
 
-def gpu_table(path: Path) -> pa.Table:
-    """Return a table of the calls in the file `path` (records.GPU_CALL) in order of start, without a cut-off last record."""
-    count = path.stat().st_size // GPU_CALL.itemsize
-    calls: NDArray[np.void] = np.fromfile(path, GPU_CALL, count)
-    calls = calls[_is_valid(calls)]
+def gpu_table(paths: Sequence[Path], since_ns: int) -> pa.Table:
+    """Return a table of the calls in the files `paths` (records.GPU_CALL) in order of start, without cut-off last records.
+
+    Calls that began before `since_ns` are left out.
+    """
+    calls: NDArray[np.void] = np.concatenate(
+        [np.fromfile(path, GPU_CALL, path.stat().st_size // GPU_CALL.itemsize) for path in paths]
+    )
+    calls = calls[_is_valid(calls) & (calls["start_ns"] >= since_ns)]
     calls = calls[np.argsort(calls["start_ns"], kind="stable")]
     function, rows = calls["function"], len(calls)
     no_direction = calls["direction"] == NO_DIRECTION

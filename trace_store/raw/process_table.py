@@ -13,11 +13,16 @@ from iotwin.trace_store.raw.records import NAME_EXEC, NAME_EXIT, NAME_FORK, Name
 
 
 def process_table(
-    names: list[NameRecord], dataset_bytes: dict[int, int], root_pid: int | None, containers: dict[int, str]
+    names: list[NameRecord],
+    dataset_bytes: dict[int, int],
+    root_pid: int | None,
+    containers: dict[int, str],
+    since_ns: int = 0,
 ) -> pa.Table:
     """Return the processes table (schema.PROCESSES) in order of start, from `names`: records of forks, execs and exits.
 
     `dataset_bytes`: number of data-set bytes that each process read, by pid. `containers`: names of containers, by cgroup id.
+    Processes that ended before `since_ns` are left out, and the start of those that began before it is null.
     """
     lives: list[dict[str, Any]] = []  # a row per process, several for a reused pid
     latest: dict[int, dict[str, Any]] = {}
@@ -29,7 +34,9 @@ def process_table(
         return row
 
     for record in sorted(names, key=lambda record: record.time_ns):
-        if record.type == NAME_FORK:
+        if record.type == NAME_FORK and _is_listed_twice(latest.get(record.pid)):
+            latest[record.pid]["start_ns"] = record.time_ns or None
+        elif record.type == NAME_FORK:
             begin(_started(record, latest.get(record.parent)))
             latest[record.pid]["container"] = containers.get(record.inode)
         elif record.type == NAME_EXEC:
@@ -52,10 +59,18 @@ def process_table(
         strict=True,
     ):
         row["role"] = role
+    lives = [row for row in lives if row["exit_ns"] is None or row["exit_ns"] >= since_ns]
+    for row in lives:
+        row["start_ns"] = None if (row["start_ns"] or 0) < since_ns else row["start_ns"]
     lives.sort(key=lambda row: row["start_ns"] or 0)
     if lives and not any(row["role"] == "rank" for row in lives):
         latest.get(root_pid or 0, lives[0])["role"] = "rank"
     return rows_table(lives, schema.PROCESSES)
+
+
+def _is_listed_twice(row: dict[str, Any] | None) -> bool:
+    """Return True if `row` is of a process found in /proc, whose fork was recorded, too, as it happened about then."""
+    return row is not None and row["start_ns"] is None and row["exit_ns"] is None and row["ppid"] is not None
 
 
 def _ended(row: dict[str, Any], record: NameRecord) -> None:

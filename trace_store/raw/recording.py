@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -89,6 +90,7 @@ class Recording:
         refuse_unusable(directory, force)
         self.directory = directory
         self.manifest = manifest
+        self.folder = RAW  # folder of the records within the trace's directory
         self.events_written = 0
         self._events = self._names = self._blocks = self._journal = self._lock = -1
         try:
@@ -104,12 +106,8 @@ class Recording:
         new_folder(directory / "logs")
         self._lock = open_append(raw / LOCK_FILE, 0o644)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._events = open_append(raw / EVENTS_FILE, 0o644)
-        self._names = open_append(raw / NAMES_FILE, 0o644)
-        self._journal = open_append(raw / JOURNAL_FILE, 0o644)
+        self._open_files(directory)
         write_manifest(directory, self.manifest)
-        # If a crash of the machine loses the manifest, a recovery uses the copy in the journal.
-        self.append_journal("manifest", {"manifest": msgspec.to_builtins(self.manifest)})
         # If the recording fills the disk, removing this reserve makes room for the counts of lost events.
         try:
             with open_new(raw / _RESERVE_FILE) as reserve:
@@ -117,6 +115,20 @@ class Recording:
         except OSError as error:
             if error.errno != errno.EFBIG:  # a limit on the size of files (ulimit -f) must not stop the job
                 raise
+
+    def _open_files(self, directory: Path) -> None:
+        self._events = open_append(directory / self.folder / EVENTS_FILE, 0o644)
+        self._names = open_append(directory / self.folder / NAMES_FILE, 0o644)
+        self._journal = open_append(directory / self.folder / JOURNAL_FILE, 0o644)
+        # If a crash of the machine loses the manifest, a recovery uses the copy in the journal.
+        self.append_journal("manifest", {"manifest": msgspec.to_builtins(self.manifest)})
+
+    def make_room(self, running: Callable[[], bytes]) -> bool:
+        """Before the backend is drained: return True if later records go to new files. Only a ring (ring.py) needs that.
+
+        `running` returns name records of the processes that run now and of their open files.
+        """
+        return False
 
     def __enter__(self) -> "Recording":
         return self
@@ -126,34 +138,37 @@ class Recording:
 
     def append_events(self, records: NDArray[np.void]) -> None:
         """Append event records (dtype records.EVENT)."""
-        write_all(self._events, records.view(np.uint8).data)
+        self._append(self._events, records.view(np.uint8).data)
         self.events_written += len(records)
 
     def append_blocks(self, records: NDArray[np.void]) -> None:
         """Append block requests (dtype records.BLOCK). Even an empty append marks block requests as traced."""
         if self._blocks < 0:
-            self._blocks = open_append(self.directory / RAW / BLOCKS_FILE, 0o644)
-        write_all(self._blocks, records.view(np.uint8).data)
+            self._blocks = open_append(self.directory / self.folder / BLOCKS_FILE, 0o644)
+        self._append(self._blocks, records.view(np.uint8).data)
 
     def append_gpu_calls(self, records: NDArray[np.void]) -> None:
         """Append calls of an accelerator's API (dtype records.GPU_CALL)."""
-        descriptor = open_append(self.directory / RAW / GPU_FILE, 0o644)
+        descriptor = open_append(self.directory / self.folder / GPU_FILE, 0o644)
         try:
-            write_all(descriptor, records.view(np.uint8).data)
+            self._append(descriptor, records.view(np.uint8).data)
         finally:
             os.close(descriptor)
 
     def append_names(self, content: bytes | memoryview) -> None:
         """Append name records as the kernel writes them to a ring buffer."""
-        write_all(self._names, memoryview(content))
+        self._append(self._names, memoryview(content))
 
     def append_journal(self, kind: str, values: dict[str, Any]) -> None:
         """Append one line to the journal: an entry of type `kind` with `values`, which must be JSON values."""
-        write_all(self._journal, memoryview(json.dumps({"kind": kind, **values}).encode() + b"\n"))
+        self._append(self._journal, memoryview(json.dumps({"kind": kind, **values}).encode() + b"\n"))
 
     def append_clock(self) -> None:
         """Append a reading of both clocks to the journal."""
         self.append_journal("clock", msgspec.to_builtins(read_clocks()))
+
+    def _append(self, descriptor: int, content: memoryview) -> None:
+        write_all(descriptor, content)
 
     def release_reserve(self) -> None:
         """Free the reserved disk space. Call this when only the ledger is left to write."""
@@ -161,10 +176,16 @@ class Recording:
 
     def close(self) -> None:
         """Close the files and release the lock."""
-        for descriptor in (self._events, self._names, self._blocks, self._journal, self._lock):
+        self._close_files()
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
+
+    def _close_files(self) -> None:
+        for descriptor in (self._events, self._names, self._blocks, self._journal):
             if descriptor >= 0:
                 os.close(descriptor)
-        self._events = self._names = self._blocks = self._journal = self._lock = -1
+        self._events = self._names = self._blocks = self._journal = -1
 
     def discard(self) -> None:
         """Close and remove the recording, because the job never started."""

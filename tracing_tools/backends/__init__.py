@@ -50,6 +50,11 @@ def convert(raw: Path, manifest: Manifest) -> None:
         converter(raw, manifest)
 
 
+def records_at_once(backend: Backend) -> bool:
+    """Return True if `backend` records calls while the job runs, False if it converts its own files when the job has ended."""
+    return backend.name not in _CONVERTERS
+
+
 def choose_backend(name: str, scope: Scope) -> tuple[Backend, list[str]]:
     """Return (the backend called `name`, notes on why better backends do not work). 'auto' means the best that works."""
     if name != "auto" and name not in _BACKENDS:

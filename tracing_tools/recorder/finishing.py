@@ -14,17 +14,19 @@ from pathlib import Path
 
 import msgspec
 
-from iotwin.common.errors import IotwinError
+from iotwin.common.errors import IotwinError, reason_of
 from iotwin.common.foreign_files import decode_foreign
-from iotwin.trace_store.manifest import Manifest, read_manifest
-from iotwin.trace_store.raw.finish import recover_trace
+from iotwin.common.progress import note
+from iotwin.trace_store.manifest import Manifest, read_manifest, write_manifest
+from iotwin.trace_store.raw.finish import finish_trace, recover_trace
 from iotwin.trace_store.raw.recording import is_being_recorded
 from iotwin.tracing_tools.backends import convert
 from iotwin.tracing_tools.recorder.unprivileged_process import answer_of, leave_root
 from iotwin.tracing_tools.targets.user import User
 
 _IMPORTED_LATE = ("numpy.ma", "pyarrow.compute")  # imported as root: the user may be unable to
-_DONE, _FAILED, _NO_MEMORY = b"+", b"-", b"m"
+_DONE, _FAILED, _OUT_OF_MEMORY = b"+", b"-", b"m"
+_NO_MEMORY = "the machine refused memory"
 
 
 def finish_as(user: User, directory: int, finish: Callable[[], Manifest]) -> Manifest:
@@ -35,6 +37,41 @@ def finish_as(user: User, directory: int, finish: Callable[[], Manifest]) -> Man
     for module in _IMPORTED_LATE:
         importlib.import_module(module)
     return _understood(answer_of(lambda answers: _work(user, {directory, answers}, finish)))
+
+
+def finish_recording(
+    descriptor: int, directory: Path, manifest: Manifest, user: User | None, failure: Exception | None
+) -> tuple[Manifest, Exception | None]:
+    """Convert the recording to tables, unless `failure` ended it. Return (manifest, `failure` or a later failure or None)."""
+    held = held_path(descriptor)
+    try:
+        write_manifest(held, manifest)  # a recovery reads from the manifest how the job ended
+        if user is not None:
+            give(descriptor, user)
+        if failure is not None:
+            return manifest, failure
+        note(f"finishing {directory}")
+        if user is None:
+            return finish_trace(held, manifest, convert), None
+        return finish_as(user, descriptor, lambda: finish_trace(held, manifest, convert)), None
+    except Exception as error:  # whatever fails, the job's exit status must be reported
+        return manifest, failure or _cannot_finish(directory, error)
+
+
+def _cannot_finish(directory: Path, error: Exception) -> IotwinError:
+    reason = reason_of(error) if isinstance(error, OSError) else reason_of_failure(error)
+    failure = IotwinError(f"{directory} cannot be finished: {reason}")
+    failure.__cause__ = error
+    return failure
+
+
+def reason_of_failure(failure: Exception) -> str:
+    """Return why a recording or its finishing failed, for a message."""
+    if isinstance(failure, MemoryError):
+        return _NO_MEMORY
+    if isinstance(failure, OSError):
+        return f"the trace cannot be written: {reason_of(failure)}"
+    return str(failure) if isinstance(failure, IotwinError) else f"{type(failure).__name__}: {failure}"
 
 
 def give(directory: int, user: User) -> None:
@@ -76,7 +113,7 @@ def _work(user: User, kept: set[int], finish: Callable[[], Manifest]) -> bytes:
         leave_root(user, kept, signal.SIG_DFL)
         return _DONE + msgspec.json.encode(finish())
     except MemoryError:
-        return _NO_MEMORY
+        return _OUT_OF_MEMORY
     except OSError as error:
         return _FAILED + (error.strerror or str(error)).encode()
     except BaseException as error:
@@ -86,7 +123,7 @@ def _work(user: User, kept: set[int], finish: Callable[[], Manifest]) -> bytes:
 def _understood(answer: bytes) -> Manifest:
     if answer.startswith(_DONE):
         return decode_foreign(answer[1:], Manifest, "the answer of the process that finishes the trace")
-    if answer.startswith(_NO_MEMORY):
+    if answer.startswith(_OUT_OF_MEMORY):
         raise MemoryError
     raise IotwinError(answer[1:].decode(errors="replace") or "the process that finishes it was ended")
 

@@ -50,7 +50,7 @@ class LiveDisplay:
         self._pid = fork_apart(lambda: _show(title, theirs, user, parent))
         theirs.close()
         self._control.setblocking(False)
-        self._missing = set(_FILES)
+        self._missing, self._folder = set(_FILES), RAW
         self._stderr = sys.stderr
 
     def __enter__(self) -> "LiveDisplay":
@@ -59,13 +59,19 @@ class LiveDisplay:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.end()
 
-    def watch(self, directory: Path) -> None:
-        """Send descriptors of the files that exist in the trace `directory`. From then on, notes appear above the tables."""
+    def watch(self, directory: Path, folder: str) -> None:
+        """Send descriptors of the files that exist in the trace `directory`. From then on, notes appear above the tables.
+
+        `folder`: the folder of the records within `directory`. If it changed, its files continue those of the folder before.
+        """
+        if folder != self._folder:
+            self._missing, self._folder = self._missing | {_EVENTS, _NAMES, _JOURNAL}, folder
         if sys.stderr is self._stderr and sys.stderr.isatty():
             sys.stderr = cast(TextIO, _NotesThroughDisplay(self._stderr, self._control))
         for name in sorted(self._missing):
             with contextlib.suppress(OSError):  # the file does not exist yet, or the display has ended
-                descriptor = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                path = directory / (folder + name.removeprefix(RAW) if name.startswith(RAW) else name)
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 try:
                     socket.send_fds(self._control, [name.encode()], [descriptor])
                     self._missing.remove(name)
@@ -157,13 +163,15 @@ class _Display:
         if message.startswith(_NOTE):
             self._view.print_note(message[len(_NOTE) :].decode().rstrip("\n"))
         elif message:
-            dtype, _ = self._takers[message.decode()]
-            self._readers[message.decode()] = _Growth(descriptors[0], dtype)
+            name = message.decode()
+            if name in self._readers:  # a ring began a new segment, so the old one is complete
+                self._read(name)
+            self._readers[name] = _Growth(descriptors[0], self._takers[name][0])
         return bool(message)
 
-    def _read(self) -> None:
-        for name, reader in self._readers.items():
-            for piece in reader.pieces():
+    def _read(self, *names: str) -> None:
+        for name in names or self._readers:
+            for piece in self._readers[name].pieces():
                 self._takers[name][1](piece)
 
     def _add_names(self, content: NDArray[Any]) -> None:

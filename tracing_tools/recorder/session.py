@@ -8,19 +8,21 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from iotwin.common.errors import IotwinError, UnfinishedTraceError, reason_of
+from iotwin.common.errors import IotwinError, UnfinishedTraceError
 from iotwin.common.progress import note
 from iotwin.common.signals import interrupts_held
 from iotwin.trace_store.manifest import Manifest, write_manifest
 from iotwin.trace_store.raw.file_table import readable
-from iotwin.trace_store.raw.finish import NO_PHASES, finish_trace
+from iotwin.trace_store.raw.finish import NO_PHASES
 from iotwin.trace_store.raw.recording import RAW, Recording, refuse_unusable
+from iotwin.trace_store.raw.ring import RingRecording
 from iotwin.trace_store.syscalls import DEFAULT_DETAIL
 from iotwin.tracing_tools.backend_base import Backend
-from iotwin.tracing_tools.backends import choose_backend, convert
+from iotwin.tracing_tools.backends import choose_backend, records_at_once
 from iotwin.tracing_tools.backends.preload import remove_stale_copies
 from iotwin.tracing_tools.recorder.call_costs import costs_of_calls
-from iotwin.tracing_tools.recorder.finishing import finish_as, give, held_path, hold
+from iotwin.tracing_tools.recorder.ending import RecordingEnd, Until
+from iotwin.tracing_tools.recorder.finishing import finish_recording, held_path, hold, reason_of_failure
 from iotwin.tracing_tools.recorder.host import host, version
 from iotwin.tracing_tools.recorder.interruption import Interruption
 from iotwin.tracing_tools.recorder.live_display import LiveDisplay
@@ -43,7 +45,6 @@ _LEDGER_EVERY_NS = 500_000_000  # if the recorder is killed, the losses since th
 _SHORTEST_SAMPLE_NS = 50_000_000  # shorter samples would be inexact, as the kernel counts CPU time in ticks of up to 10 ms
 _CONTAINERS_EVERY_NS = 100_000_000  # shorter than the life of a container, so that none is missed
 _SHOWN_S = 1.0  # longest wait for the job's last output to be shown before iotwin's messages
-_NO_MEMORY = "the machine refused memory"
 
 
 @dataclass
@@ -60,6 +61,8 @@ class TraceOptions:
     grace_ns: int | None = None  # time that the job may take to end after the first interrupt; None: any time
     live: bool = False  # show the live view instead of the job's output
     ignore_phases: bool = False  # leave out the phases in the job's log
+    ring_bytes: int | None = None  # keep only the newest records, of so many bytes together; None: keep all
+    until: Until | None = None  # end the trace when this happens; the target continues
 
 
 def trace_command(command: list[str], directory: Path, options: TraceOptions, limits: LimitedCgroups | None = None) -> Manifest:
@@ -91,6 +94,8 @@ def _trace(
     target = make_target()
     try:
         backend, notes = choose_backend(options.backend, replace(target.scope, detail=options.detail))
+        if options.ring_bytes is not None and not records_at_once(backend):
+            raise IotwinError(f"{backend.name} keeps the whole recording, and no ring; see `iotwin doctor` for libbpf and bcc")
         manifest = Manifest(
             status="recording",
             backend=backend.name,
@@ -106,7 +111,7 @@ def _trace(
         try:
             descriptor, session = _record(target, backend, directory, manifest, options, interruption, display)
             try:
-                manifest, failure = _finish(descriptor, directory, manifest, user, session.failure)
+                manifest, failure = finish_recording(descriptor, directory, manifest, user, session.failure)
                 _wait_for(target, session.tails, interruption)
             finally:
                 os.close(descriptor)
@@ -117,25 +122,10 @@ def _trace(
             status = target.exit_status
             ended = "" if status is None else f" (the command's own exit status is {status if status >= 0 else 128 - status})"
             mended = f"; once that is mended, finish the trace with: iotwin recover {directory}"
-            raise UnfinishedTraceError(f"{_reason(failure)}{mended}{ended}", status) from failure
+            raise UnfinishedTraceError(f"{reason_of_failure(failure)}{mended}{ended}", status) from failure
         return manifest
     finally:
         target.close()
-
-
-def _cannot_finish(directory: Path, error: Exception) -> IotwinError:
-    reason = reason_of(error) if isinstance(error, OSError) else _reason(error)
-    failure = IotwinError(f"{directory} cannot be finished: {reason}")
-    failure.__cause__ = error
-    return failure
-
-
-def _reason(failure: Exception) -> str:
-    if isinstance(failure, MemoryError):
-        return _NO_MEMORY
-    if isinstance(failure, OSError):
-        return f"the trace cannot be written: {reason_of(failure)}"
-    return str(failure) if isinstance(failure, IotwinError) else f"{type(failure).__name__}: {failure}"
 
 
 def _record(
@@ -146,7 +136,7 @@ def _record(
 
     The descriptor remains valid if the job renames or replaces the directory.
     """
-    with Recording(directory, manifest, options.force) as recording:
+    with _recording(directory, manifest, options) as recording:
         descriptor = hold(directory)
         recording.directory = held = held_path(descriptor)
         session = _Session(recording, backend, target, options, display, interruption)
@@ -168,6 +158,12 @@ def _record(
     return descriptor, session
 
 
+def _recording(directory: Path, manifest: Manifest, options: TraceOptions) -> Recording:
+    if options.ring_bytes is None:
+        return Recording(directory, manifest, options.force)
+    return RingRecording(directory, manifest, options.force, options.ring_bytes)
+
+
 def _wait_for(target: TraceTarget, tails: list[Tail], interruption: Interruption) -> None:
     while target.is_ours and not target.has_ended():
         time.sleep(_POLL_IDLE_S)
@@ -178,25 +174,6 @@ def _wait_for(target: TraceTarget, tails: list[Tail], interruption: Interruption
         pass
     while not target.has_shown_output(_POLL_IDLE_S) and not interruption.is_asked():
         pass
-
-
-def _finish(
-    descriptor: int, directory: Path, manifest: Manifest, user: User | None, failure: Exception | None
-) -> tuple[Manifest, Exception | None]:
-    """Convert the recording to tables, unless `failure` ended it. Return (manifest, `failure` or a later failure or None)."""
-    held = held_path(descriptor)
-    try:
-        write_manifest(held, manifest)  # a recovery reads from the manifest how the job ended
-        if user is not None:
-            give(descriptor, user)
-        if failure is not None:
-            return manifest, failure
-        note(f"finishing {directory}")
-        if user is None:
-            return finish_trace(held, manifest, convert), None
-        return finish_as(user, descriptor, lambda: finish_trace(held, manifest, convert)), None
-    except Exception as error:  # whatever fails, the job's exit status must be reported
-        return manifest, failure or _cannot_finish(directory, error)
 
 
 def _faults_of_children() -> int:
@@ -223,7 +200,8 @@ class _Session:
         self._containers: dict[int, str] = {}
         self._sample_due = self._clock_due = self._ledger_due = self._containers_due = 0
         self._pause_s = _POLL_BUSY_S
-        self._waiting = self._out_of_time = False
+        self._waiting = False
+        self._ending = RecordingEnd(options.duration_ns, options.until, target)
         self.failure: Exception | None = None  # what ended the recording early; the job continues
         self.tails: list[Tail] = []
         self.released = False
@@ -240,17 +218,19 @@ class _Session:
             self._recording.append_names(target.names())
             self._append_containers()
             if self._display is not None:
-                self._display.watch(self._recording.directory)
+                self._display.watch(self._recording.directory, self._recording.folder)
             elif self._options.forward_output and not target.show_output():
                 self.tails = output_tails(self._recording.directory / "logs")
             self._release()
         except BaseException:
             target.abandon()
             raise
-        while not self._is_over():
-            self._turn()
-            if self._interruption.heed():
-                break
+        with self._ending:
+            while not self._is_over():
+                self._turn()
+                if self._interruption.heed():
+                    break
+        manifest.notes += self._ending.missed()
         self._guarded(self._sample_the_end)
         manifest.end_ns = time.monotonic_ns()
         manifest.notes += target.closing_notes()
@@ -283,12 +263,7 @@ class _Session:
             self._fail(error)
 
     def _is_over(self) -> bool:
-        if self._out_of_time:
-            return True
-        duration_ns = self._options.duration_ns
-        if duration_ns is not None and time.monotonic_ns() >= self._recording.manifest.start_ns + duration_ns:
-            self._recording.manifest.notes.append("the trace ended after the requested duration; its target continues")
-            self._out_of_time = True
+        if self._ending.is_reached(self._recording.manifest):
             return True
         if not self._target.has_ended():
             return False
@@ -314,7 +289,10 @@ class _Session:
         try:
             before = self._recording.events_written
             with interrupts_held():  # an interrupt between the saving and the freeing of records would duplicate the records
+                is_new = self._recording.make_room(self._target.running_names)
                 busy = self._backend.drain(self._recording)
+            if is_new and self._display is not None:
+                self._display.watch(self._recording.directory, self._recording.folder)
             if self._recording.events_written - before > _BUSY_EVENTS:
                 self._pause_s = _POLL_BUSY_S
             self._journal()
@@ -334,7 +312,7 @@ class _Session:
         """End the recording because of `error`. The first error is reported when the job has ended."""
         if self.failure is None:
             self.failure = error.with_traceback(None)  # a traceback refers to the mapped ring buffer
-            note(f"{_reason(error)}; the job continues untraced")
+            note(f"{reason_of_failure(error)}; the job continues untraced")
 
     def _journal(self) -> None:
         now = time.monotonic_ns()
@@ -347,7 +325,9 @@ class _Session:
             self._ledger_due = now + _LEDGER_EVERY_NS
             self._append_ledger()
             if self._display is not None:
-                self._display.watch(self._recording.directory)  # a container's logs exist only once it starts
+                self._display.watch(
+                    self._recording.directory, self._recording.folder
+                )  # a container's logs exist only once it starts
         if now >= self._containers_due:
             self._containers_due = now + _CONTAINERS_EVERY_NS
             self._append_containers()

@@ -6,7 +6,7 @@ import resource
 import shutil
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -18,7 +18,7 @@ from iotwin.trace_store.raw.file_table import readable
 from iotwin.tracing_tools.backend_base import Backend, Scope
 from iotwin.tracing_tools.targets.cgroup import JobCgroup
 from iotwin.tracing_tools.targets.job_output import JobOutput
-from iotwin.tracing_tools.targets.processes import is_asleep, open_files, process_tree
+from iotwin.tracing_tools.targets.processes import is_asleep, open_files, process_tree, running_processes
 from iotwin.tracing_tools.targets.storage_limits import LimitedCgroups
 from iotwin.tracing_tools.targets.target import TraceTarget
 from iotwin.tracing_tools.targets.user import User, invoking_user
@@ -127,9 +127,16 @@ class CommandTarget(TraceTarget):
             return [self.root_pid]
         return super().remaining() + [pid for pid, runs in self._strays().items() if runs]
 
+    def running_names(self) -> bytes:
+        """Return name records of the job's processes that run now, and of their open files; the standard streams last."""
+        return running_processes(self._processes()) + self.names()
+
+    def _processes(self) -> Collection[int]:
+        return self.remaining() if self._own else process_tree(self.remaining())
+
     def signal(self, number: int) -> None:
         """Send the signal `number` to the job's processes, except the processes that received it with iotwin's process group."""
-        self._send(number, self.remaining() if self._own else process_tree(self.remaining()))
+        self._send(number, self._processes())
 
     def _send(self, number: int, pids: Iterable[int]) -> None:
         if number != signal.SIGKILL and self._started and self._started.output.was_signalled(number):

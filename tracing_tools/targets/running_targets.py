@@ -119,3 +119,7 @@ class MachineDuringCommand(CommandTarget):
     def names(self) -> bytes:
         """Return name records of all processes of the machine and of their open files."""
         return self._machine.names()
+
+    def running_names(self) -> bytes:
+        """Return name records of all processes of the machine that run now, and of their open files."""
+        return self._machine.names()

@@ -6,6 +6,7 @@ from typing import ClassVar
 from iotwin.trace_store.manifest import Target
 from iotwin.tracing_tools.backend_base import Backend, Scope
 from iotwin.tracing_tools.targets.cgroup import Cgroup
+from iotwin.tracing_tools.targets.processes import running_processes
 
 
 class TraceTarget:
@@ -41,6 +42,10 @@ class TraceTarget:
     def take_joined(self) -> bytes:
         """Return name records, as `names` does, of the commands that joined the target since the last call."""
         return b""
+
+    def running_names(self) -> bytes:
+        """Return name records of the target's processes that run now, and of their open files."""
+        return running_processes(self.remaining())
 
     def show_output(self) -> bool:
         """Start to copy the output to iotwin's own streams. Return False if the recorder must copy the output from the logs."""
