@@ -18,7 +18,7 @@ from typing import Any
 from iotwin.benchmark.emulator.clock import CHANGED, VirtualClock
 from iotwin.common.numbers.sleeper import LONGEST_DELAY_NS, Sleeper
 
-_STEP_OF_RANK_NS = 1_000_000  # most CPU time of a rank's step; measured 0.25 ms with 256 ranks
+_STEP_OF_RANK_NS = 2_000_000  # for a step's two wake-ups; with 256 ranks, a step took 0.3 ms of CPU, and twice that under load
 _POLL_S = 1e-3  # between two checks of a condition that nothing announces in real time
 _clock: VirtualClock | None = None
 _thread = threading.local()  # `slot`: this thread's; missing if the clock does not know the thread, such as one of a plug-in
@@ -78,7 +78,7 @@ def sleep(seconds: float) -> None:
 def new_sleeper(busy: bool = False, ranks_here: int = 1) -> Sleeper:
     """Return a `Sleeper` on the run's clock. `busy`: it keeps a CPU busy in place of sleeping.
 
-    Later sleeps are shortened by delays of up to 10 ms, plus 1 ms for each rank that shares a CPU. For ranks wake up at the same
+    Later sleeps are shortened by delays of up to 10 ms, plus 2 ms for each rank that shares a CPU. For ranks wake up at the same
     moment, and then wait for one another's CPU time, which ranks on real accelerators would not.
     """
     shared = ranks_here / len(os.sched_getaffinity(0))
