@@ -61,6 +61,11 @@ class TraceCommand(Command):
             help="while the job runs, show its rates, latencies, files and lost events instead of its output",
         )
         parser.add_argument(
+            "--metrics",
+            metavar="WHERE",
+            help="publish OpenMetrics while the job runs, on a PORT of this machine, at HOST:PORT, or in a FILE",
+        )
+        parser.add_argument(
             "--ring", metavar="SIZE", help="keep only the newest events, in SIZE of records, for a recording without end"
         )
         parser.add_argument(
@@ -101,6 +106,7 @@ class TraceCommand(Command):
             grace_ns=None if args.grace is None else parse_duration(args.grace),
             ignore_phases=args.phases == "none",
             ring_bytes=_ring_bytes(args.ring),
+            metrics=args.metrics,
             until=None if args.until is None else parse_until(args.until),
         )
         try:

@@ -33,6 +33,9 @@ _ROUNDS = 9
 _PREADS = 100_000
 _GETPPIDS = 1_000_000
 _SUSTAINED_S = int(os.environ.get("IOTWIN_PERF_SUSTAINED_S", "20"))
+_RING_S = int(os.environ.get("IOTWIN_PERF_RING_S", "60"))
+_METRIC_ROUNDS = 3
+_BLOCK_BYTES, _BLOCKS = 4096, 4096  # of load.c
 _FINISHED_EVENTS = int(os.environ.get("IOTWIN_PERF_FINISHED_EVENTS", "10000000"))
 
 
@@ -46,6 +49,8 @@ def measure() -> Iterator[Figure]:
         yield from _neighbour(directory)
         yield _start_up(directory)
         yield from _sustained(directory)
+        yield from _ring(directory)
+        yield from _metrics(directory)
         yield from _finish(directory)
 
 
@@ -157,6 +162,77 @@ def _sustained(directory: Path) -> Iterator[Figure]:
     size = sum(part.stat().st_size for part in (path / "events.parquet").iterdir())
     yield Figure("stored bytes per event", size / trace.manifest.events, 12, detail=f"{trace.manifest.events} events of that run")
     yield Figure("tracer's memory: MB at most, recording and finishing that run", memory, 150)
+
+
+def _ring(directory: Path) -> Iterator[Figure]:
+    """Two readers and two writers as fast as they can, of which a ring of 1 GiB keeps the newest calls."""
+    path = directory / "ring.trace"
+    command = [sys.executable, "-m", "iotwin", "trace", "--quiet", "--ring", "1GiB", "-o", str(path), "--"]
+    tracer = subprocess.Popen([*command, directory / "load", "busy", directory / "busy", str(_RING_S)])
+    memory = disk = 0.0
+    while tracer.poll() is None:
+        memory = peak_megabytes(tracer.pid) or memory
+        sizes = [_size_of(file) for file in path.glob("raw/segment-*/*")]
+        disk = max(disk, sum(sizes) / (1 << 30))
+        time.sleep(0.05)
+    trace = Trace(path)
+    made, manifest = int((path / "logs" / "stdout").read_text()), trace.manifest
+    kept = manifest.ring
+    assert kept is not None and manifest.seen is not None
+    detail = (
+        f"{made} calls in {_RING_S} s, {made / _RING_S / 1e3:.0f} thousand a second: {manifest.events} kept, "
+        f"{kept.overwritten_events} overwritten, {manifest.lost_events} lost; those of the last "
+        f"{(manifest.end_ns - kept.kept_from_ns) / 1e9:.1f} s are kept"
+    )
+    accounted = manifest.events + kept.overwritten_events + manifest.lost_events
+    others = manifest.seen - made  # calls of the loader and of the program's start
+    yield Figure(
+        "ring under full load: calls not accounted for", abs(manifest.seen - accounted) + max(-others, 0), 0, detail=detail
+    )
+    yield Figure("ring under full load: calls lost between the kept ones, or kept twice", _gaps(trace), 0, detail=detail)
+    yield Figure("ring under full load: share of calls lost", manifest.lost_events / made, detail=detail)
+    yield Figure(
+        "ring under full load: GiB on disk at most, of 1 GiB", disk, 1 + 1 / 16, detail=f"tracer's memory {memory:.0f} MB"
+    )
+
+
+def _size_of(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0  # overwritten meanwhile
+
+
+def _gaps(trace: Trace) -> int:
+    """Return how many times a process's next kept call is not on the next block. Each of its calls is on the next one."""
+    events = trace.events_frame(("start_ns", "op", "pid", "offset"))
+    calls = events[events["op"].isin(["pread64", "pwrite64"])].sort_values(["pid", "start_ns"], kind="stable")
+    block, pid = calls["offset"].to_numpy() // _BLOCK_BYTES, calls["pid"].to_numpy()
+    return int(((np.diff(block) % _BLOCKS != 1) & (np.diff(pid) == 0)).sum())
+
+
+def _metrics(directory: Path) -> Iterator[Figure]:
+    """CPU of the tracer, its display process included, with and without --metrics, for each call of the same load."""
+    rates: list[list[float]] = [[], []]
+
+    def cost(metrics: str | None) -> float:
+        command = [str(directory / "load"), "busy", str(directory / "busy"), "5"]
+        options = TraceOptions(forward_output=False, force=True, metrics=metrics)
+        manifest = trace_command(command, directory / "metrics.trace", options)
+        rates[metrics is not None].append(int((directory / "metrics.trace" / "logs" / "stdout").read_text()) / 5e3)
+        return manifest.cost.tracer_cpu_ns / manifest.events
+
+    without, under = interleaved(_METRIC_ROUNDS, lambda: cost(None), lambda: cost(str(directory / "load.prom")))
+    detail = (
+        f"{np.median(without):.0f} and {np.median(under):.0f} ns a call; {np.median(rates[0]):.0f} and {np.median(rates[1]):.0f} "
+        f"thousand calls a second, which fill all CPUs; {_METRIC_ROUNDS} rounds"
+    )
+    yield Figure(
+        "tracer's CPU time for a call: with --metrics / without", float(np.median(under) / np.median(without)), detail=detail
+    )
+    yield Figure(
+        "calls a second of a job that fills all CPUs: with --metrics / without", float(np.median(rates[1]) / np.median(rates[0]))
+    )
 
 
 def _finish(directory: Path) -> Iterator[Figure]:

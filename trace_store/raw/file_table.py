@@ -101,7 +101,7 @@ class FileTable:
     ) -> NDArray[np.int32]:
         identity = np.empty(len(inode), _IDENTITY)
         identity["inode"], identity["device"], identity["generation"] = inode, device, generation
-        codes, firsts = _factorize(identity)
+        codes, firsts = factorize(identity)
         ids = np.array([self._id_of(identity[i], int(file_type[i])) for i in firsts.tolist()], np.int32)
         return ids[codes]
 
@@ -271,7 +271,7 @@ class FileTable:
         return rows_table(rows, schema.FILES)
 
 
-def _factorize(identity: NDArray[np.void]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+def factorize(identity: NDArray[np.void]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Number the distinct rows. Return (number of each row, index of the first row with each number).
 
     Comparing 64-bit hashes is much faster than comparing rows. If a check finds that two hashes collide, rows are compared.

@@ -3,6 +3,7 @@
 import re
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Literal
@@ -47,8 +48,11 @@ def parse_until(text: str) -> Until:
 class RecordingEnd:
     """Decides whether a recording ends now, although its target goes on. SIGUSR1 counts within the `with` block."""
 
-    def __init__(self, duration_ns: int | None, until: Until | None, target: TraceTarget) -> None:
+    def __init__(
+        self, duration_ns: int | None, until: Until | None, target: TraceTarget, is_stalled: Callable[[], bool] | None = None
+    ) -> None:
         self._duration_ns, self._until, self._target = duration_ns, until, target
+        self._is_stalled = is_stalled if until is not None and until.kind == "stall" else None
         self._is_signalled = self._is_reached = False
         self._handler: Any = None
         if until is not None and until.kind == "failure" and not target.is_ours:
@@ -77,6 +81,8 @@ class RecordingEnd:
             return "the trace ended after the requested duration; its target continues"
         if self._is_signalled:
             return f"the trace ended at a {_SIGNAL.name} (--until signal); its target continues"
+        if self._is_stalled is not None and self._is_stalled():
+            return f"the trace ended at a stall (--until '{self._text()}'); its target continues"
         is_awaited = self._until is not None and self._until.kind == "failure"
         if is_awaited and self._target.has_ended() and self._target.exit_status:
             return f"the trace ended at the command's failure, with exit status {self._target.exit_status} (--until failure)"

@@ -17,31 +17,18 @@ from numpy.typing import NDArray
 from iotwin.common.progress import show_line
 from iotwin.common.terminal import console
 from iotwin.common.units import counted, format_duration, format_size
-from iotwin.trace_store.raw.file_table import readable
-from iotwin.trace_store.raw.records import NAME_INHERITED, NAME_OPENED, read_names
-from iotwin.trace_store.schema import GROUP_OF_OP, OP_GROUPS
-from iotwin.trace_store.syscalls import NUMBER_OF_OP
 from iotwin.tracing_tools.recorder.live_phases import LivePhases
+from iotwin.tracing_tools.recorder.live_tally import BUCKETS, BUCKETS_PER_OCTAVE, GROUP_OF_OP, GROUPS, READ, WRITE, LiveTally
 
 _EVERY_NS = 1_000_000_000
 _TOP_FILES = 8
-_MAX_FILES = 100_000  # number of files whose names and bytes are stored; calls on others count only in the rates
-_BUCKETS_PER_OCTAVE = 8
-_BUCKETS = 64 * _BUCKETS_PER_OCTAVE
-
-_IDENTITY = np.dtype([("device", "<u4"), ("inode", "<u8")])
-_GROUPS = [*OP_GROUPS, "other"]
-_GROUP_OF_NUMBER = np.full(1024, len(_GROUPS) - 1, np.int64)
-for _op, _number in NUMBER_OF_OP.items():
-    _GROUP_OF_NUMBER[_number] = _GROUPS.index(GROUP_OF_OP.get(_op, "other"))
-_READ, _WRITE = _GROUPS.index("read"), _GROUPS.index("write")
 
 
 def warm_up() -> None:
     """Import all modules that drawing requires, before the process becomes a user who may be unable to read them."""
     if not sys.stderr.isatty():
         return
-    view = LiveView("\u65e5")  # rich loads more tables for a wide character
+    view = LiveView("\u65e5", LiveTally())  # rich loads more tables for a wide character
     with redirect_stderr(io.StringIO()):
         view.draw(1.0, 0)
         view.print_note("")
@@ -49,47 +36,23 @@ def warm_up() -> None:
 
 
 class LiveView:
-    """Collects records and shows the rates of the last second, once a second."""
+    """Shows the rates of the last second, once a second."""
 
-    def __init__(self, title: str) -> None:
-        self._title, self._begin_ns = title, time.monotonic_ns()
-        self._names: dict[tuple[int, int], str] = {}
-        self._file_bytes: dict[tuple[int, int], int] = {}
-        self.phases = LivePhases()
+    def __init__(self, title: str, tally: LiveTally, is_shown: bool = True) -> None:
+        self._title, self._begin_ns, self._tally = title, time.monotonic_ns(), tally
+        self.phases, self._is_shown = LivePhases(), is_shown
         self._display: Any = None
         self._last_ns = self._begin_ns
-        self._clear()
+        self._before = self._sums()
+        self._calls, self._bytes, self._latencies = self._before
 
-    def _clear(self) -> None:
-        self._calls = np.zeros(len(_GROUPS), np.int64)
-        self._bytes = np.zeros(len(_GROUPS), np.int64)
-        self._latencies = np.zeros((len(_GROUPS), _BUCKETS), np.int64)
-
-    def add_events(self, records: NDArray[np.void]) -> None:
-        """Count event records (dtype records.EVENT)."""
-        group = _GROUP_OF_NUMBER[records["call_flags_cpu"] & np.uint32(1023)]
-        moved = np.maximum(records["result"], 0) * ((group == _READ) | (group == _WRITE))
-        bucket = np.log2(np.maximum(records["duration_ns"], 1)) * _BUCKETS_PER_OCTAVE
-        self._calls += np.bincount(group, minlength=len(_GROUPS))
-        self._bytes += np.bincount(group, weights=moved, minlength=len(_GROUPS)).astype(np.int64)
-        cells = group * _BUCKETS + np.minimum(bucket.astype(np.int64), _BUCKETS - 1)
-        self._latencies += np.bincount(cells, minlength=self._latencies.size).reshape(self._latencies.shape)
-        self._add_files(records["device"][moved > 0], records["inode"][moved > 0], moved[moved > 0])
-
-    def _add_files(self, device: NDArray[np.uint32], inode: NDArray[np.uint64], moved: NDArray[np.int64]) -> None:
-        identity = np.empty(len(moved), _IDENTITY)
-        identity["device"], identity["inode"] = device, inode
-        unique, inverse = np.unique(identity, return_inverse=True)
-        sums = np.bincount(inverse.ravel(), weights=moved, minlength=len(unique))
-        for key, size in zip(unique.tolist(), sums.tolist(), strict=True):  # one iteration per file, not per record
-            if key in self._file_bytes or len(self._file_bytes) < _MAX_FILES:
-                self._file_bytes[key] = self._file_bytes.get(key, 0) + int(size)
-
-    def add_names(self, content: bytes | memoryview) -> None:
-        """Store the names of opened files that the name records in `content` hold."""
-        for record in read_names(bytes(content)):
-            if record.type in (NAME_OPENED, NAME_INHERITED) and len(self._names) < _MAX_FILES:
-                self._names.setdefault((record.device, record.inode), readable(record.text))
+    def _sums(self) -> tuple[NDArray[np.int64], ...]:
+        """Return the calls, bytes and latencies so far, of shape (GROUPS,), (GROUPS,) and (GROUPS, BUCKETS)."""
+        tally, groups = self._tally, GROUP_OF_OP[[op for _, op in self._tally.pairs]]
+        sums = (np.zeros(len(GROUPS), np.int64), np.zeros(len(GROUPS), np.int64), np.zeros((len(GROUPS), BUCKETS), np.int64))
+        for found, rows in zip(sums, (tally.calls.sum(1), tally.bytes.sum(1), tally.latencies), strict=True):
+            np.add.at(found, groups, rows)
+        return sums
 
     def due_s(self) -> float:
         """Return the seconds until the next refresh is due; negative if it is overdue."""
@@ -100,13 +63,16 @@ class LiveView:
         now = time.monotonic_ns()
         if self.due_s() > 0:
             return
-        seconds = (now - self._last_ns) / 1e9
+        seconds, self._last_ns = (now - self._last_ns) / 1e9, now
+        if not self._is_shown:
+            return
+        sums = self._sums()
+        self._calls, self._bytes, self._latencies = (new - old for new, old in zip(sums, self._before, strict=True))
         if sys.stderr.isatty():
             self.draw(seconds, sum(lost.values()))
         else:
             show_line(self._line(seconds, sum(lost.values())))
-        self._last_ns = now
-        self._clear()
+        self._before = sums
 
     def print_note(self, text: str) -> None:
         """Print `text`, a note of the recorder, above the tables."""
@@ -128,7 +94,7 @@ class LiveView:
         moves = ", ".join(
             f"{name} {format_size(self._bytes[group] / seconds)}/s in {self._calls[group] / seconds:.0f} calls/s"
             f" (median {self._percentile(group, 0.5)}, 99 % {self._percentile(group, 0.99)})"
-            for name, group in (("read", _READ), ("write", _WRITE))
+            for name, group in (("read", READ), ("write", WRITE))
         )
         return f"{self._elapsed()}: {moves}, all {self._calls.sum() / seconds:.0f} calls/s, {lost} lost"
 
@@ -141,12 +107,12 @@ class LiveView:
 
         rates = Table("calls", "per second", "bytes per second", "median", "99 %", title_justify="left")
         for group in np.flatnonzero(self._calls).tolist():
-            moved = f"{format_size(self._bytes[group] / seconds)}" if group in (_READ, _WRITE) else ""
+            moved = f"{format_size(self._bytes[group] / seconds)}" if group in (READ, WRITE) else ""
             times = (self._percentile(group, share) for share in (0.5, 0.99))
-            rates.add_row(_GROUPS[group], f"{self._calls[group] / seconds:.0f}", moved, *times)
+            rates.add_row(GROUPS[group], f"{self._calls[group] / seconds:.0f}", moved, *times)
         files = Table("read and written so far", "file")
-        for key, size in sorted(self._file_bytes.items(), key=lambda item: -item[1])[:_TOP_FILES]:
-            files.add_row(format_size(size), Text(self._names.get(key, f"inode {key[1]}")))
+        for key, size in sorted(self._tally.file_bytes.items(), key=lambda item: -item[1])[:_TOP_FILES]:
+            files.add_row(format_size(size), Text(self._tally.name(key) or f"inode {key[0]}"))
         state = Text(f"{self._title}: {self._elapsed()}, ", style="bold")
         state.append(f"{counted(lost, 'event')} LOST" if lost else "none lost", style="bold red" if lost else "bold")
         if self._display is None:
@@ -159,4 +125,4 @@ class LiveView:
         if counts[-1] == 0:
             return "-"
         bucket = int(np.searchsorted(counts, math.ceil(share * int(counts[-1]))))
-        return format_duration(2 ** ((bucket + 0.5) / _BUCKETS_PER_OCTAVE))
+        return format_duration(2 ** ((bucket + 0.5) / BUCKETS_PER_OCTAVE))

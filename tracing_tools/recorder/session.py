@@ -25,7 +25,9 @@ from iotwin.tracing_tools.recorder.ending import RecordingEnd, Until
 from iotwin.tracing_tools.recorder.finishing import finish_recording, held_path, hold, reason_of_failure
 from iotwin.tracing_tools.recorder.host import host, version
 from iotwin.tracing_tools.recorder.interruption import Interruption
-from iotwin.tracing_tools.recorder.live_display import LiveDisplay
+from iotwin.tracing_tools.recorder.live_display import LiveDisplay, LiveOutputs
+from iotwin.tracing_tools.recorder.metrics import open_metrics
+from iotwin.tracing_tools.recorder.stall_watch import StallWatch
 from iotwin.tracing_tools.samplers.gpu import GpuSampler
 from iotwin.tracing_tools.samplers.machine import MachineSampler
 from iotwin.tracing_tools.targets.cgroup import Cgroup, remove_stale_cgroups
@@ -62,6 +64,7 @@ class TraceOptions:
     live: bool = False  # show the live view instead of the job's output
     ignore_phases: bool = False  # leave out the phases in the job's log
     ring_bytes: int | None = None  # keep only the newest records, of so many bytes together; None: keep all
+    metrics: str | None = None  # publish metrics on this port, HOST:PORT or in this file
     until: Until | None = None  # end the trace when this happens; the target continues
 
 
@@ -84,8 +87,17 @@ def trace_target(make_target: Callable[[], TraceTarget], directory: Path, option
     remove_stale_gates()
     remove_stale_copies()
     user = invoking_user()
-    with LiveDisplay(directory.name, user) if options.live else nullcontext() as display:
+    with _display(directory.name, user, options) as display:
         return _trace(make_target, directory, options, user, display)
+
+
+def _display(title: str, user: User | None, options: TraceOptions) -> "LiveDisplay | nullcontext[None]":
+    until = options.until
+    stall = StallWatch(until.share, until.window_ns) if until is not None and until.kind == "stall" else None
+    metrics = None if options.metrics is None else open_metrics(options.metrics)
+    if not (options.live or metrics or stall):
+        return nullcontext()
+    return LiveDisplay(title, user, LiveOutputs(options.live, metrics, stall))
 
 
 def _trace(
@@ -94,8 +106,9 @@ def _trace(
     target = make_target()
     try:
         backend, notes = choose_backend(options.backend, replace(target.scope, detail=options.detail))
-        if options.ring_bytes is not None and not records_at_once(backend):
-            raise IotwinError(f"{backend.name} keeps the whole recording, and no ring; see `iotwin doctor` for libbpf and bcc")
+        if (options.ring_bytes or options.metrics or (display and not options.live)) and not records_at_once(backend):
+            what = "--ring, --metrics and --until with a stall require a recording of calls as they happen"
+            raise IotwinError(f"{what}, which {backend.name} does not make; see `iotwin doctor` for libbpf and bcc")
         manifest = Manifest(
             status="recording",
             backend=backend.name,
@@ -201,7 +214,7 @@ class _Session:
         self._sample_due = self._clock_due = self._ledger_due = self._containers_due = 0
         self._pause_s = _POLL_BUSY_S
         self._waiting = False
-        self._ending = RecordingEnd(options.duration_ns, options.until, target)
+        self._ending = RecordingEnd(options.duration_ns, options.until, target, display.is_stalled if display else None)
         self.failure: Exception | None = None  # what ended the recording early; the job continues
         self.tails: list[Tail] = []
         self.released = False
@@ -219,7 +232,7 @@ class _Session:
             self._append_containers()
             if self._display is not None:
                 self._display.watch(self._recording.directory, self._recording.folder)
-            elif self._options.forward_output and not target.show_output():
+            if self._options.forward_output and not self._options.live and not target.show_output():
                 self.tails = output_tails(self._recording.directory / "logs")
             self._release()
         except BaseException:

@@ -17,6 +17,7 @@ from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.syscalls import NUMBER_OF_OP
 from iotwin.tracing_tools.recorder import live_view
 from iotwin.tracing_tools.recorder.live_phases import Lines, LivePhases
+from iotwin.tracing_tools.recorder.live_tally import LiveTally
 from iotwin.tracing_tools.recorder.live_view import LiveView
 from tests.conftest import PATIENCE_S, ROOT, run_iotwin
 from tests.processes import start
@@ -37,10 +38,11 @@ def name_of(inode: int, path: bytes) -> bytes:
 def test_rates_and_latencies_are_those_of_the_records(capsys, monkeypatch):
     now_ns = 5_000_000_000
     monkeypatch.setattr(live_view, "time", SimpleNamespace(monotonic_ns=lambda: now_ns))
-    view = LiveView("t")
-    view.add_events(events("pread64", 99, 1000, 4096))
-    view.add_events(events("pread64", 1, 1_000_000, -5))
-    view.add_events(events("pwrite64", 10, 50_000, 100))
+    tally = LiveTally()
+    view = LiveView("t", tally)
+    tally.add_events(events("pread64", 99, 1000, 4096))
+    tally.add_events(events("pread64", 1, 1_000_000, -5))
+    tally.add_events(events("pwrite64", 10, 50_000, 100))
     now_ns += 2_000_000_000
     view.refresh({"ring_full": 3})
     line = capsys.readouterr().err
@@ -55,10 +57,11 @@ def test_rates_and_latencies_are_those_of_the_records(capsys, monkeypatch):
 def test_a_terminal_shows_tables(monkeypatch, capfd):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "100")
-    view = LiveView("run.trace")
-    view.add_names(name_of(7, b"/data/a [bold]\xff") + name_of(8, b"/data/b"))
-    view.add_events(events("read", 5, 1000, 1 << 20))
-    view.add_events(events("read", 5, 1000, 1 << 21, inode=8))
+    tally = LiveTally()
+    view = LiveView("run.trace", tally)
+    tally.add_names(name_of(7, b"/data/a [bold]\xff") + name_of(8, b"/data/b"))
+    tally.add_events(events("read", 5, 1000, 1 << 20))
+    tally.add_events(events("read", 5, 1000, 1 << 21, inode=8))
     view._last_ns -= 1_000_000_000
     view.refresh({})
     view.close()

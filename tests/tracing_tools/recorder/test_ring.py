@@ -125,7 +125,7 @@ def test_conditions():
     ("options", "message"),
     [
         (["--ring", "1MiB"], "take 64 MiB or more"),
-        (["--ring", "64MiB", "--backend", "strace"], "strace keeps the whole recording"),
+        (["--ring", "64MiB", "--backend", "strace"], "which strace does not make"),
         (["--until", "never"], "is no condition"),
     ],
 )
