@@ -22,17 +22,19 @@ from iotwin.common.terminal import cleaned_streams
 
 # The commands, in the order in which a newcomer needs them.
 _COMMANDS = (
-    "doctor", "demo", "generate", "trace", "info", "advise", "stats", "overhead", "import", "recover", "merge", "fit", "emulate",
-    "compare", "twin", "size", "checkpoints", "checkfreq", "detrain", "dtr", "plot", "report", "view", "scale", "run", "export",
-    "attach-profile", "pipedream", "completion",
+    "doctor", "demo", "generate", "trace", "info", "advise", "stats", "overhead", "import", "recover", "set", "merge",
+    "fit", "emulate", "compare", "twin", "size", "checkpoints", "checkfreq", "detrain", "dtr", "plot", "report", "view",
+    "scale", "run", "export", "attach-profile", "pipedream", "completion",
 )  # fmt: skip
 # What the bare `iotwin` lists: commands by what they are for. A command in no group is listed last.
 _GROUPS = {
-    "measure a job": ("doctor", "trace", "info", "stats", "overhead", "recover", "merge", "import", "attach-profile", "export"),
+    "measure a job": (
+        "doctor", "trace", "info", "stats", "overhead", "recover", "set", "merge", "import", "attach-profile", "export",
+    ),
     "answer questions": ("advise", "size", "compare", "plot", "report", "view"),
     "build and run its twin": ("demo", "fit", "emulate", "twin", "generate", "scale", "run"),
     "training systems": ("checkpoints", "checkfreq", "detrain", "dtr", "pipedream"),
-}
+}  # fmt: skip
 _MODULES = {"import": "import_trace", "attach-profile": "attach_profile"}  # names of modules that differ from the command's name
 
 _Parsers = dict[str, argparse.ArgumentParser]  # parsers by the words that call their command: "info", "twin pack"

@@ -80,6 +80,7 @@ READERS_OF_OUR_OWN = {
     "tracing_tools/backends/kernel_types.py": "/sys/kernel/btf",
     "tracing_tools/backends/preload.py": "/proc",
     "tracing_tools/probes/__init__.py": "the package's probes",
+    "tracing_tools/recorder/socket_addresses.py": "/proc",
     "tracing_tools/probes/compilation.py": "the package's probes",
     "tracing_tools/targets/block_cgroup.py": "cgroups",
     "tracing_tools/targets/cgroup.py": "cgroups",

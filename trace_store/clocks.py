@@ -23,13 +23,13 @@ Times = NDArray[np.int64]
 def realtime_to_monotonic(clock: list[ClockPair]) -> Callable[[Times], Times]:
     """Return a function that converts UNIX times to CLOCK_MONOTONIC, both in ns. `clock` must hold at least one reading."""
     monotonic, real = _readings(clock)
-    return lambda times: times + _offset(times, real, monotonic - real)
+    return lambda times: times + interpolated(times, real, monotonic - real)
 
 
 def monotonic_to_realtime(clock: list[ClockPair]) -> Callable[[Times], Times]:
     """Return a function that converts CLOCK_MONOTONIC to UNIX times, both in ns. `clock` must hold at least one reading."""
     monotonic, real = _readings(clock)
-    return lambda times: times + _offset(times, monotonic, real - monotonic)
+    return lambda times: times + interpolated(times, monotonic, real - monotonic)
 
 
 def between_hosts(clock: list[ClockPair], reference: list[ClockPair]) -> Callable[[Times], Times]:
@@ -51,7 +51,8 @@ def _readings(clock: list[ClockPair]) -> tuple[Times, Times]:
     return monotonic, np.array([pair.realtime_ns for pair in clock], np.int64)
 
 
-def _offset(times: Times, at: Times, offsets: Times) -> Times:
+def interpolated(times: Times, at: Times, offsets: Times) -> Times:
+    """Return the offset at each of `times`, shape (n,), from `offsets` at the times `at`; constant before and after these."""
     # Times in ns exceed the precision of float64, but the small drift of the clocks does not. So only the drift is interpolated.
     drift = np.interp(times - at[0], at - at[0], offsets - offsets[0])
     whole: Times = offsets[0] + np.rint(drift).astype(np.int64)

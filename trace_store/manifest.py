@@ -21,6 +21,9 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Pid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Status = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
 State = Literal["recording", "complete", "recovered"]
+Evidence = Literal[
+    "one clock", "sockets", "collectives", "ntp", "none"
+]  # what bounds the difference between the clocks of two hosts
 
 
 class ClockPair(msgspec.Struct):
@@ -29,6 +32,9 @@ class ClockPair(msgspec.Struct):
     monotonic_ns: Nanoseconds
     realtime_ns: Nanoseconds
     uncertainty_ns: Nanoseconds  # half the time between the two readings of CLOCK_MONOTONIC
+    # The largest and the estimated error of CLOCK_REALTIME by adjtimex(2); None if it is not synchronised.
+    max_error_ns: Nanoseconds | None = None
+    estimated_error_ns: Nanoseconds | None = None
 
 
 class Host(msgspec.Struct):
@@ -40,6 +46,7 @@ class Host(msgspec.Struct):
     memory_bytes: Count
     architecture: str
     file_system: str = ""  # the file system that holds the trace
+    boot_id: str = ""  # differs for each boot of each machine; empty if unknown
 
 
 class TracedTask(msgspec.Struct):
@@ -87,15 +94,19 @@ class Ring(msgspec.Struct):
 
 
 class MergedHost(msgspec.Struct):
-    """One of the traces that a merged trace consists of."""
+    """One of the traces that a set or a merged trace consists of."""
 
     name: str  # host name, with a number added if several traces have the same; value of the columns `host`
     source: str  # path of the trace
     host: Host
-    shift_ns: Nanoseconds  # what merging added to the time of the first event
-    uncertainty_ns: Nanoseconds  # error of the clock readings, without the difference between the hosts' wall clocks
+    shift_ns: Nanoseconds  # what was added to the times at the trace's start
+    uncertainty_ns: Nanoseconds | None  # largest error of the moved times; None if nothing bounds it
     events: Count
     lost: Count
+    how: Evidence = "none"
+    status: Literal["complete", "recovered", "missing"] = "complete"
+    ranks: list[Pid] = []
+    note: str = ""  # why it is missing, or which evidence on its clock was dropped
 
 
 class Manifest(msgspec.Struct, omit_defaults=False):
@@ -122,7 +133,7 @@ class Manifest(msgspec.Struct, omit_defaults=False):
     parameters: dict[str, str] = {}
     cost: Cost = msgspec.field(default_factory=Cost)
     ring: Ring | None = None  # only if the recording kept its newest events alone
-    hosts: list[MergedHost] = []  # only in a merged trace; its times are on the first host's clock
+    hosts: list[MergedHost] = []  # only of a set or a merged trace; its times are on the first host's clock
 
     @property
     def lost_events(self) -> int:
@@ -157,7 +168,8 @@ def _traces_within(directory: Path) -> str:
     if not names:
         return ""
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f", but it contains the traces {', '.join(names[:_MOST_NAMED])}{more}; give one of them, as {directory / names[0]}"
+    one = f"give one of them, as {directory / names[0]}, or make them a set: iotwin set make {directory}"
+    return f", but it contains the traces {', '.join(names[:_MOST_NAMED])}{more}; {one}"
 
 
 def decode_manifest(content: bytes, path: Path) -> Manifest:

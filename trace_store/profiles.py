@@ -17,6 +17,7 @@ from iotwin.common.units import counted
 from iotwin.trace_store import schema
 from iotwin.trace_store.clocks import realtime_to_monotonic
 from iotwin.trace_store.columns import plain_labels
+from iotwin.trace_store.hosts.set_file import is_set
 from iotwin.trace_store.importers.chrome import GPU_CATEGORIES, Event, gpu_row, is_possible
 from iotwin.trace_store.importers.json_objects import object_pieces
 from iotwin.trace_store.manifest import write_manifest
@@ -48,6 +49,8 @@ def attach_profiles(trace: Trace, profiles: list[Path]) -> dict[str, Any]:
     Raises UsageError if a profile is attached already. Raises IotwinError if a profile is unreadable, has no accelerator work,
     has no times that relate to the trace's clock, or is of another run. If an error is raised, nothing is written.
     """
+    if is_set(trace.path):
+        raise UsageError(f"{trace.path} is a set of hosts; attach the profile to the trace of its host")
     manifest = trace.manifest
     attached = [f"attached the profile {path.name}" for path in profiles]
     for note in attached:

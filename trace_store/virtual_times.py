@@ -8,6 +8,7 @@ the real times follow.
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -111,4 +112,5 @@ def _moved_events(directory: Path, jumps: Jumps) -> Iterator[pa.Table]:
 
 def _moved_reading(pair: ClockPair, jumps: Jumps) -> ClockPair:
     skipped_ns = int(jumps.before_end(np.array([pair.monotonic_ns]))[0])
-    return ClockPair(pair.monotonic_ns + skipped_ns, pair.realtime_ns + skipped_ns, pair.uncertainty_ns)
+    moved = {"monotonic_ns": pair.monotonic_ns + skipped_ns, "realtime_ns": pair.realtime_ns + skipped_ns}
+    return msgspec.structs.replace(pair, **moved)

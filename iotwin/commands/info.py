@@ -9,6 +9,7 @@ from iotwin.command import Command, Outcome, add_memory_option
 from iotwin.common.units import counted
 
 _SHOWN, _MOST_OPERATIONS, _FEWEST_OPERATIONS, _MOST_NOTES = 3, 5, 2, 4
+_MOST_HOSTS = 6
 _SCREEN_LINES = 40
 _MOST_EVENTS = 2_000_000  # with more events, info does not fit a twin, since fit holds all events in memory
 _COUNTED = ("files", "calls", "read_bytes", "written_bytes")
@@ -86,6 +87,7 @@ def _head(document: dict[str, Any]) -> Iterator[str]:
     losses = f"{counted(lost, 'event')} LOST: {manifest['lost']}" if lost else "no event lost"
     duration = format_duration(manifest["end_ns"] - manifest["start_ns"])
     yield f"{counted(manifest['events'], 'event')} in {duration}, {losses}, exit status {manifest['exit_status']}"
+    yield from _hosts(manifest["hosts"])
     yield f"time in calls: {', '.join(_uses(document))}"
     yield f"processes: {', '.join(counted(count, role) for role, count in document['processes'].items())}"
     if document["phases"]:
@@ -99,6 +101,17 @@ def _head(document: dict[str, Any]) -> Iterator[str]:
     yield from (plain(f"note: {note}", 500) for note in shown)
     if len(shown) < len(notes):
         yield f"{counted(len(notes) - len(shown), 'more note')}: iotwin info --json"
+
+
+def _hosts(hosts: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for each host of a set or a merged trace, those first that have a problem; for many hosts, only some."""
+    from iotwin.loops.statistics_table import host_line
+
+    shown = sorted(hosts, key=lambda host: (host["status"] == "complete", not host["lost"], not host["note"]))
+    for host in shown[:_MOST_HOSTS]:
+        yield f"host {host_line(host['name'], host, host['uncertainty_ns'])}"
+    if len(shown) > _MOST_HOSTS:
+        yield f"{counted(len(shown) - _MOST_HOSTS, 'more host')}: iotwin info --json, iotwin stats --by host"
 
 
 def _uses(document: dict[str, Any]) -> Iterator[str]:

@@ -51,9 +51,9 @@ class PlotCommand(Command):
         )
         parser.add_argument(
             "--group",
-            choices=["all", "role", "rank", "process"],
+            choices=["all", "role", "host", "rank", "process"],
             default="all",
-            help="one set of rows for all processes, each role, each rank with its loaders, or each process (default all)",
+            help="one set of rows for all processes, or for each role, host, rank with its loaders, or process (default all)",
         )
 
         parser.add_argument("--paper", action="store_true", help="leave out titles, machine and CPU row, for a paper")

@@ -13,7 +13,7 @@ _USUAL_ERROR = 0.022  # of percentiles
 
 class StatsCommand(Command):
     name = "stats"
-    help = "count calls, errors, bytes and times by operation, file or process; or query the tables by SQL"
+    help = "count calls, errors, bytes and times by operation, file, process, host or rank; or query the tables by SQL"
     _latex = False  # set by `run` for `show`
     epilog = (
         "examples:\n  iotwin stats real.trace --by file\n"
@@ -24,7 +24,7 @@ class StatsCommand(Command):
         parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="trace to count; several are counted together")
         what = parser.add_mutually_exclusive_group()
         what.add_argument(
-            "--by", choices=["op", "file", "process"], default="op", help="one row per system call, file or process"
+            "--by", choices=["op", "file", "process", "host", "rank"], default="op", help="one row per system call, file, ..."
         )
         what.add_argument("--sql", metavar="SELECT", help="run this query on one trace; the tables are events, files, ...")
         parser.add_argument("--kind", metavar="KIND", help="--by file: only files of this kind, such as dataset or checkpoint")

@@ -1,10 +1,11 @@
-"""Time and memory to compare ten million events with ten million.
+"""Time and memory to compare ten million events with ten million, and to read a set of 64 hosts.
 
     python -m tests.perf.perf_tracesim [DIRECTORY]
 
 The traces are of eight loaders that read 20 000 files in a fresh order each epoch: open, 48 reads of 256 KiB, close.
 """
 
+import json
 import resource
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from iotwin.trace_store import schema
+from iotwin.trace_store.hosts.make_set import make_set
 from iotwin.trace_store.manifest import Host, Manifest, Target
 from iotwin.trace_store.writer import write_events, write_tables
 from tests.perf.figures import Figure
@@ -25,6 +27,19 @@ _EPOCHS, _FILES, _READS, _LOADERS = 10, 20_000, 48, 8
 _CALLS = _READS + 2
 _READ_BYTES = 256 << 10
 _CALL_NS = 110_000
+_HOSTS = 64
+# Opens a set and reads the first two million of its events; prints the time to open and the memory that both took.
+_READ_SET = """
+import json, resource, sys, time
+from iotwin.trace_store.reader import Trace
+list(zip(range(20), Trace(sys.argv[2]).events()))
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+before, begin = peak(), time.perf_counter()
+trace = Trace(sys.argv[1])
+opened = time.perf_counter() - begin
+list(zip(range(2_000_000 // (1 << 17)), trace.events()))
+print(json.dumps([opened, peak() - before]))
+"""
 
 
 def _events(epoch: int, rng: np.random.Generator) -> pa.Table:
@@ -79,6 +94,17 @@ def write_loader_trace(path: Path, seed: int, epochs: int = _EPOCHS) -> None:
     )
 
 
+def _set_figures(trace: Path, directory: Path) -> Iterator[Figure]:
+    """Yield the figures of a set whose hosts all have the same trace of ten million events."""
+    make_set(directory, [trace] * _HOSTS)
+    command = [sys.executable, "-c", _READ_SET, str(directory), str(trace)]
+    opened, mib = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    (copied,) = (path.stat().st_size for path in directory.iterdir())
+    events = f"{_HOSTS} x {_EPOCHS * _FILES * _CALLS / 1e6:.0f} million events"
+    yield Figure(f"open a set of {_HOSTS} hosts: s", opened, 3, detail=f"{events}; set.json has {copied:,} bytes")
+    yield Figure(f"read a set of {_HOSTS} hosts, memory a host: MiB", mib / _HOSTS, 10, detail="beyond that of reading one trace")
+
+
 def measure() -> Iterator[Figure]:
     """Yield the figures."""
     with tempfile.TemporaryDirectory(dir=sys.argv[1] if __name__ == "__main__" and len(sys.argv) > 1 else None) as scratch:
@@ -88,6 +114,7 @@ def measure() -> Iterator[Figure]:
         begin = time.perf_counter()
         subprocess.run([sys.executable, "-m", "iotwin", "compare", "--quiet", *map(str, traces)], check=True)
         seconds = time.perf_counter() - begin
+        yield from _set_figures(traces[0], Path(scratch) / "set")
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     events = f"{_EPOCHS * _FILES * _CALLS / 1e6:.0f} million"
     detail = f"largest process so far {peak:.0f} MiB"

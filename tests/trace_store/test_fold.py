@@ -89,7 +89,7 @@ def test_a_pass_reads_the_union_of_columns_once_in_any_number_of_stretches(trace
         found = fold(trace, _Both)
         assert found.starts.starts == frame["start_ns"].tolist() and len(found.bytes.starts) == len(frame)
         assert {columns for columns, _ in read} == {("start_ns", "op", "result")}
-        assert [part for _, parts in read for part in parts] == list(range(trace.event_parts)) and len(read) <= most
+        assert [part for _, parts in read for part in parts] == list(range(len(trace.part_rows))) and len(read) <= most
         assert len(read) == 1 if least == 10**9 else len(read) > 1
     rows: list[int] = []
     one, two = fold_all([trace, trace], [_Starts, _Starts], advance=rows.append)

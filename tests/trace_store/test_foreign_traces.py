@@ -12,9 +12,9 @@ import pytest
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.trace_store.figures.summary import summarise
+from iotwin.trace_store.hosts.merge import merge_traces
 from iotwin.trace_store.importers import import_trace
 from iotwin.trace_store.manifest import read_manifest, write_manifest
-from iotwin.trace_store.merge import merge_traces
 from iotwin.trace_store.raw.finish import finish_trace, recover_trace
 from iotwin.trace_store.raw.recording import Recording, refuse_unusable
 from iotwin.trace_store.raw.records import BLOCK, EVENT
@@ -47,7 +47,7 @@ def foreign_directories(parent: Path) -> list[Path]:
 
 def test_force_replaces_traces_and_nothing_else(tmp_path):
     (tmp_path / "fio.log").write_text("fio version 2 iolog\n/d/f read 0 4096\n")
-    traces = [Trace(write_job(tmp_path / name, _SMALL)) for name in ("a", "b")]
+    traces = [write_job(tmp_path / name, _SMALL) for name in ("a", "b")]
     for directory in foreign_directories(tmp_path):
         for replace in (
             lambda: Recording(directory, manifest(), force=True),  # noqa: B023
@@ -225,12 +225,12 @@ def test_a_merge_stays_in_its_directory(tmp_path, hostname):
         write_manifest(path, made)
         (path / "logs").mkdir()
         (path / "logs" / "stdout").write_text("said")
-        traces.append(Trace(path))
+        traces.append(path)
     before = set(tmp_path.rglob("*"))
     merged = merge_traces(traces, tmp_path / "deep" / "er" / "merged")
     new = set(tmp_path.rglob("*")) - before
     assert all(path.is_relative_to(tmp_path / "deep" / "er" / "merged") for path in new)
-    assert sum(path.name == "cpu.parquet" for path in new) == 2 and sum(path.parent.name == "logs" for path in new) == 2
+    assert sum(path.name == "cpu.parquet" for path in new) == 1 and sum(path.parent.name == "logs" for path in new) == 2
     assert merged.hosts[0].name == hostname
     Trace(tmp_path / "deep" / "er" / "merged")
 

@@ -133,7 +133,7 @@ def _table(traces, by):
 
 
 def test_two_traces_add_up_by_operation_and_path_and_stay_apart_by_process(traces):
-    by_op, by_file, by_process = (_table(traces, by) for by in statistics.BY)
+    by_op, by_file, by_process = (_table(traces, by) for by in statistics.BY[:3])
     frame = pd.concat([trace.events_frame() for trace in traces])
     assert by_op.set_index("op")["calls"].to_dict() == frame["op"].astype(str).value_counts().to_dict()
     assert not by_file["path"].duplicated().any() and by_file["calls"].sum() == len(frame)
@@ -157,7 +157,7 @@ def test_a_summary_counts_every_call(traces):
 
 def test_a_trace_without_calls_has_no_rows(tmp_path):
     idle = Trace(write_job(tmp_path / "idle.trace", Job(files=0, evaluation_files=0, checkpoint_every=0, epochs=1)))
-    assert all(_table([idle], by).empty for by in statistics.BY)
+    assert all(_table([idle], by).empty for by in statistics.BY[:3])
     assert summarise(idle)["operations"] == []
 
 

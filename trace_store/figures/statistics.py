@@ -1,4 +1,4 @@
-"""Calls, errors, bytes and times by operation, file or process, from tallies of bounded size.
+"""Calls, errors, bytes and times by operation, file, process, host or rank, from tallies of bounded size.
 
 A tally counts calls by key (operation, file or process) and by a bucket of the duration, with 32 buckets per doubling. Tallies of
 stretches and traces add up exactly in any order. They yield percentiles without storing calls. A tally that would take more than
@@ -15,15 +15,19 @@ import pandas as pd
 from iotwin.common.processes.memory import memory_limit
 from iotwin.trace_store.columns import integers
 from iotwin.trace_store.figures.log_buckets import bucket_from_zero
+from iotwin.trace_store.figures.process_ranks import places
 from iotwin.trace_store.fold import BUCKETS_PER_OCTAVE, Events, Ints, TraceStretch, fold_all
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers, in_this_process
 
-BY = ("op", "file", "process")
+BY = ("op", "file", "process", "host", "rank")
 PERCENTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99}
 
-_KEYS = {"op": ("op",), "file": ("file_id",), "process": ("pid",), "op and process": ("pid", "op")}
-_NAMES = {"op": ["op"], "file": ["path", "kind"], "process": ["trace", "pid", "role", "comm"]}
+_KEYS = {"op": ("op",), "file": ("file_id",), "op and process": ("pid", "op")} | dict.fromkeys(BY[2:], ("pid",))
+_NAMES = {
+    "op": ["op"], "file": ["path", "kind"], "process": ["trace", "host", "pid", "role", "comm"], "host": ["host"],
+    "rank": ["host", "rank"],
+}  # fmt: skip
 _SUMS = ("calls", "errors", "read_bytes", "written_bytes", "total_ns")
 _BUCKETS = 64 * BUCKETS_PER_OCTAVE + 1
 _DENSE = 1 << 20  # most cells of a batch that are counted in an array; more are sorted
@@ -114,7 +118,7 @@ class Tally:
             return self._placed(ops), op
         labels = events.batch.column("pid").dictionary_encode()
         pids, code = labels.dictionary.to_pylist(), integers(labels.indices)
-        if self.by == "process":
+        if self.by != "op and process":
             return self._placed(pids), code
         code = code * len(ops) + op
         used = np.flatnonzero(np.bincount(code))
@@ -277,7 +281,8 @@ def rows(tallies: Sequence[Tally], traces: Sequence[Trace], labels: Sequence[str
     """Return one row per name for the `tallies`, one of each of `traces`: calls, errors, bytes, times in ns.
 
     `by`: one of BY, by default that of the tallies.
-    A name is that of an operation, path and kind of a file, or trace (its label), pid, role and command of a process. Rows are in
+    A name is that of an operation or host, path and kind of a file, or host and number of a rank. That of a process is its trace
+    (the label), host (only in a set), pid, role and command. Rows are in
     descending order of total time. `time_share` is the row's share of the total time of all rows. A percentile is the mean of the
     durations in its bucket: exact if these are equal, else within `attrs["percentile_error"]` of it, usually 2.2 %. It is NaN if
     the tally has none.
@@ -294,6 +299,8 @@ def rows(tallies: Sequence[Tally], traces: Sequence[Trace], labels: Sequence[str
         tally.cells(own, cells)
     _add_percentiles(table, cells)
     table["max_ns"] = groups["max_ns"].max().to_numpy()
+    if by == "process" and table["host"].isna().all():
+        table = table.drop(columns="host")
     table = table.sort_values(["total_ns", "calls"], ascending=False, kind="stable", ignore_index=True)
     table.attrs["percentile_error"] = max(tally.percentile_error for tally in tallies)
     return table
@@ -310,7 +317,11 @@ def _named(tally: Tally, trace: Trace, label: str, by: str) -> pd.DataFrame:
         names = pd.DataFrame({"op": key})
         if by == "process":
             processes = trace.processes().drop_duplicates("pid", keep="last").set_index("pid")
-            names = processes[["role", "comm"]].reindex(key).astype(object).assign(trace=label, pid=np.array(key, np.int64))
+            names = (
+                processes[["host", "role", "comm"]].reindex(key).astype(object).assign(trace=label, pid=np.array(key, np.int64))
+            )
+        elif by != "op":
+            names = places(trace).reindex(key).fillna({"host": trace.manifest.host.hostname})[_NAMES[by]].astype(object)
     sums = dict(zip((*_SUMS, "max_ns"), (*tally.sums[:, used], tally.max_ns[used]), strict=True))
     return names.assign(**sums)
 

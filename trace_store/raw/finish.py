@@ -217,7 +217,7 @@ def _is_entry(entry: dict[str, Any]) -> bool:
 def _apply_journal(manifest: Manifest, journal: list[dict[str, Any]]) -> None:
     for entry in journal:
         if entry["kind"] == "clock":
-            manifest.clock.append(ClockPair(entry["monotonic_ns"], entry["realtime_ns"], entry["uncertainty_ns"]))
+            manifest.clock.append(msgspec.convert(entry, ClockPair))
         elif entry["kind"] == "ledger":
             manifest.seen, manifest.lost = entry["seen"], entry["lost"]
         elif entry["kind"] == "ring":

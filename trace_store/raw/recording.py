@@ -22,6 +22,7 @@ from iotwin.common.errors import IotwinError, UsageError, reason_of
 from iotwin.common.files import new_folder, open_append, open_new, write_fully
 from iotwin.common.removal import remove_file, remove_own
 from iotwin.trace_store.manifest import ClockPair, Manifest, write_manifest
+from iotwin.trace_store.raw.wall_clock_error import wall_clock_error
 from iotwin.trace_store.trace_directory import made_trace, refuse_foreign
 
 RAW = "raw"
@@ -39,12 +40,13 @@ _CLOCK_READINGS = 50
 def read_clocks() -> ClockPair:
     """Read both clocks several times, CLOCK_REALTIME between two readings of CLOCK_MONOTONIC. Return the most exact pair."""
     readings = []
+    error = wall_clock_error() or (None, None)
     for _ in range(_CLOCK_READINGS):
         before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         real = time.clock_gettime_ns(time.CLOCK_REALTIME)
         after = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         width = (after - before + 1) // 2
-        readings.append(ClockPair(before + width, real, width))
+        readings.append(ClockPair(before + width, real, width, *error))
     return min(readings, key=lambda reading: reading.uncertainty_ns)
 
 

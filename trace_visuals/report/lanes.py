@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from iotwin.trace_store.figures.process_ranks import process_title
 from iotwin.trace_visuals.call_columns import GROUPS, OPEN, OTHER, READ, SYNC, WAIT, WRITE, CallColumns, Ints
 
 _STORAGE = (READ, WRITE, OPEN, SYNC)
@@ -36,8 +37,7 @@ class LanePlan:
         self.names = [LaneName("storage", GROUPS[group], GROUPS[group]) for group in _STORAGE]
         self.names.append(LaneName("wait", GROUPS[WAIT], "rank in poll, select"))
         self.names += [LaneName("other", GROUPS[group], f"other files: {GROUPS[group]}") for group in _ELSEWHERE]
-        roles = known["role"].dropna().to_dict()
-        self.names += [LaneName("process", "", f"{roles.get(pid, 'process')} {pid}") for pid in self._shown.tolist()]
+        self.names += [LaneName("process", "", process_title(known, pid)) for pid in self._shown.tolist()]
 
     @property
     def process_base(self) -> int:

@@ -1,10 +1,11 @@
-"""Group processes into sets of rows: all processes, by role, by rank with its loaders, or each process separately."""
+"""Group processes into sets of rows: all processes, by role, by host, by rank with its loaders, or each process separately."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from iotwin.trace_store.figures.process_ranks import process_title, rank_process
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import PROCESS_ROLES
 from iotwin.trace_visuals.call_columns import Ints
@@ -31,18 +32,19 @@ _ALL = Grouping([""], "", np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int6
 
 
 def group_processes(trace: Trace, how: str, busiest: list[int], limit: int) -> Grouping:
-    """Group the processes by `how` (all, role, rank or process), into at most `limit` groups.
+    """Group the processes by `how` (all, role, host, rank or process), into at most `limit` groups.
 
     `busiest` lists the processes with storage calls, the most time in calls first. Other processes belong to no group.
     """
     if how == "all" or not busiest:
         return _ALL
     processes = trace.processes().drop_duplicates("pid", keep="last").set_index("pid")
-    if how == "role":
-        return _by_role(processes, busiest)
+    if how in ("role", "host"):
+        labels = processes["role"] if how == "role" else processes["host"].fillna(trace.manifest.host.hostname)
+        return _by_label(labels.astype(object).reindex(busiest), PROCESS_ROLES if how == "role" else (), limit)
     parent = dict(zip(processes.index.tolist(), processes["ppid"].tolist(), strict=True))
     ranks = set(processes.index[processes["role"] == "rank"].tolist())
-    owner = {pid: (_rank_of(pid, parent, ranks) if how == "rank" else pid) for pid in busiest}
+    owner = {pid: ((rank_process(pid, parent, ranks) or pid) if how == "rank" else pid) for pid in busiest}
     owners = list(dict.fromkeys(owner.values()))
     shown = sorted(owners[:limit], key=lambda pid: (_started(processes, pid), pid))
     note = f"{len(owners) - limit} more with less time in calls are left out" if len(owners) > limit else ""
@@ -51,12 +53,14 @@ def group_processes(trace: Trace, how: str, busiest: list[int], limit: int) -> G
     return Grouping(titles, note, *(np.array(column, dtype=np.int64) for column in zip(*members, strict=True)))
 
 
-def _by_role(processes: pd.DataFrame, busiest: list[int]) -> Grouping:
-    role = processes["role"].astype(object).reindex(busiest).fillna("helper")
-    shown = [name for name in PROCESS_ROLES if (role == name).any()]
-    pids = np.array(sorted(busiest), dtype=np.int64)
-    groups = np.array([shown.index(role[pid]) for pid in pids], dtype=np.int64)
-    return Grouping([f"{name}s ({int((role == name).sum())})" for name in shown], "", pids, groups)
+def _by_label(labels: pd.Series, known: tuple[str, ...], limit: int) -> Grouping:
+    """Group the processes, which are the index of `labels`, by label: a role of `known`, or without these a host."""
+    labels = labels.fillna("helper" if known else labels.dropna().min())
+    shown = [name for name in known or sorted(labels.unique())[:limit] if (labels == name).any()]
+    labels = labels[labels.isin(shown)].sort_index()
+    groups = np.array([shown.index(label) for label in labels], dtype=np.int64)
+    titles = [f"{name}s ({(labels == name).sum()})" if known else name for name in shown]
+    return Grouping(titles, "", labels.index.to_numpy(np.int64), groups)
 
 
 def _started(processes: pd.DataFrame, pid: int) -> float:
@@ -64,21 +68,6 @@ def _started(processes: pd.DataFrame, pid: int) -> float:
     return 0.0 if started is None or pd.isna(started) else float(started)
 
 
-def _rank_of(pid: int, parent: dict[int, int], ranks: set[int]) -> int:
-    """Return the pid of the nearest rank among process `pid` and its ancestors; `pid` if there is none."""
-    seen: set[int] = set()
-    current = pid
-    while current in parent and current not in seen:
-        if current in ranks:
-            return current
-        seen.add(current)
-        current = parent[current]
-    return pid
-
-
 def _title(processes: pd.DataFrame, pid: int, how: str) -> str:
-    if pid not in processes.index:
-        return f"pid {pid}"
-    role = processes.at[pid, "role"]
-    role = role if isinstance(role, str) else "process"
-    return f"{role} {pid} with its processes" if how == "rank" and role == "rank" else f"{role} {pid}"
+    is_rank = pid in processes.index and processes.at[pid, "role"] == "rank"
+    return process_title(processes, pid) + (" with its processes" if how == "rank" and is_rank else "")

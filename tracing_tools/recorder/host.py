@@ -6,7 +6,9 @@ import socket
 from importlib import metadata
 from pathlib import Path
 
+from iotwin.common.errors import IotwinError
 from iotwin.common.files import file_system_of
+from iotwin.common.foreign_files import read_foreign_text
 from iotwin.trace_store.manifest import Host
 
 
@@ -23,4 +25,13 @@ def host(directory: Path) -> Host:
     """Return the description of this machine for a manifest, with the file system of `directory`, the trace's."""
     system = os.uname()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Host(socket.gethostname(), system.release, os.cpu_count() or 1, memory, system.machine, file_system_of(directory))
+    return Host(
+        socket.gethostname(), system.release, os.cpu_count() or 1, memory, system.machine, file_system_of(directory), _boot_id()
+    )
+
+
+def _boot_id() -> str:
+    try:
+        return read_foreign_text(Path("/proc/sys/kernel/random/boot_id"), 64).strip()
+    except (IotwinError, OSError):
+        return ""

@@ -27,6 +27,7 @@ from iotwin.tracing_tools.recorder.host import host, version
 from iotwin.tracing_tools.recorder.interruption import Interruption
 from iotwin.tracing_tools.recorder.live_display import LiveDisplay, LiveOutputs
 from iotwin.tracing_tools.recorder.metrics import open_metrics
+from iotwin.tracing_tools.recorder.socket_addresses import SocketAddresses
 from iotwin.tracing_tools.recorder.stall_watch import StallWatch
 from iotwin.tracing_tools.samplers.gpu import GpuSampler
 from iotwin.tracing_tools.samplers.machine import MachineSampler
@@ -211,6 +212,7 @@ class _Session:
         path = target.cgroup_path()
         self._cgroup = Cgroup(path) if path else None
         self._containers: dict[int, str] = {}
+        self._sockets = SocketAddresses()
         self._sample_due = self._clock_due = self._ledger_due = self._containers_due = 0
         self._pause_s = _POLL_BUSY_S
         self._waiting = False
@@ -350,6 +352,8 @@ class _Session:
         for sampler in self._samplers:
             for kind, row in sampler.sample():
                 self._recording.append_journal(kind, row)
+        if names := self._sockets.names(self._target.remaining()):
+            self._recording.append_names(names)
 
     def _sample_the_end(self) -> None:
         """Sample the last, incomplete interval, unless it is too short for the kernel's ticks of CPU time."""

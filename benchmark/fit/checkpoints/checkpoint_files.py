@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from iotwin.benchmark.fit.recorded.files import common_folder
 from iotwin.benchmark.fit.traced_job import Job
 from iotwin.trace_store import schema
+from iotwin.trace_store.figures.process_ranks import rank_process
 
 Format = Literal["zip", "legacy", "dcp"]
 
@@ -144,10 +145,7 @@ def without_leaving(path: str) -> str:
 def _rank_of(job: Job, pid: int) -> int:
     """Return the pid of the rank that process `pid` is or descends from; `pid` if there is none."""
     roles, parents = job.roles(), dict(zip(job.processes["pid"], job.processes["ppid"], strict=True))
-    line = [pid]
-    while roles.get(line[-1]) != "rank" and parents.get(line[-1]) in roles and parents[line[-1]] not in line:
-        line.append(int(parents[line[-1]]))
-    return line[-1] if roles.get(line[-1]) == "rank" else pid
+    return rank_process(pid, parents, {each for each, role in roles.items() if role == "rank"}) or pid
 
 
 def _seen_file(file_id: int, opened_path: str, renamed_to: str | None, calls: _Calls, rank: int) -> SeenFile:

@@ -19,7 +19,6 @@ from iotwin.loops.answers.recipe import Recipe, identity_of
 from iotwin.loops.answers.training_view import TrainingView, training_view
 from iotwin.loops.answers.twin_runs import TrainingFigures, TwinVariant, ratios, run_variants
 from iotwin.loops.answers.verdict import JobVerdict, verdict_of
-from iotwin.trace_store.manifest import MANIFEST_NAME
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim.verdict.caveats import others_cpus
 
@@ -141,7 +140,7 @@ def _recipe_of(trace: Trace, recipe: Recipe, twin: Path, variants: Sequence[Twin
     for row, each in zip(found["variants"], variants, strict=True):
         row["cache"] = "cold" if each.is_cold else "warm"
     digests = {name: found[name] and {"sha256": found[name]["sha256"]} for name in ("twin", "recording")}
-    return {"trace": identity_of(trace.path / MANIFEST_NAME), "runs": runs, "clock": "virtual"} | found | digests
+    return {"trace": identity_of(trace.document), "runs": runs, "clock": "virtual"} | found | digests
 
 
 def _is_followed(finding: JobFinding, twin: Path) -> bool:

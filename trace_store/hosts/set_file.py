@@ -1,0 +1,61 @@
+"""The file set.json of a set of hosts: which traces belong to it, and how their clocks relate to the first host's clock."""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import make_folder, struct_json, write_whole
+from iotwin.common.foreign_files import MOST_JSON_BYTES, read_foreign_struct
+from iotwin.trace_store.manifest import MANIFEST_NAME, Evidence, Nanoseconds, Pid
+
+SET_NAME = "set.json"
+PIDS_PER_HOST = 1 << 22  # the kernel's greatest pid_max (include/linux/threads.h)
+MAX_HOSTS = (1 << 31) // PIDS_PER_HOST - 1
+_STEEPEST = 0.01  # a host's clock cannot gain or lose more than this share against another's
+
+
+class SetHost(msgspec.Struct):
+    """A host of a set."""
+
+    host: str  # name, with a number added if several traces have the same
+    trace: str  # path of its trace, relative to the set
+    shift_ns: Nanoseconds  # what to add to the host's times at the start of its trace
+    error_ns: Nanoseconds | None  # largest error of the moved times; None if nothing bounds it
+    how: Evidence
+    status: Literal["complete", "recovered", "missing"]
+    ranks: list[Pid]  # in the order of the ranks that the host logged, or of the starts of its rank processes
+    shifts: list[tuple[Nanoseconds, Nanoseconds]] = []  # (time on the host's clock, shift then); between two, it changes evenly
+    note: str = ""  # why the trace is missing, or which evidence on its clock was dropped
+
+
+class HostSet(msgspec.Struct):
+    """The content of set.json."""
+
+    version: Literal[1]
+    hosts: list[SetHost]
+
+
+def is_set(directory: Path) -> bool:
+    """Return True if `directory` is a set of hosts."""
+    return (directory / SET_NAME).is_file() and not (directory / MANIFEST_NAME).exists()
+
+
+def write_set(directory: Path, hosts: list[SetHost]) -> None:
+    """Write set.json in `directory`, which is made if it is missing."""
+    make_folder(directory)
+    write_whole(directory / SET_NAME, struct_json(HostSet(1, hosts)))
+
+
+def read_set(directory: Path) -> list[SetHost]:
+    """Return the hosts of the set `directory`. Raises IotwinError if its file is damaged, or has shifts that no clocks have."""
+    path = directory / SET_NAME
+    hosts = read_foreign_struct(path, HostSet, MOST_JSON_BYTES).hosts
+    for each in hosts:
+        for (begin, shift), (end, later) in zip(each.shifts, each.shifts[1:], strict=False):
+            if end <= begin or abs(later - shift) > _STEEPEST * (end - begin) + 1:
+                raise IotwinError(f"{path}: the shifts of {each.host:.100} are not those of a clock; run iotwin set make again")
+    if len(hosts) > MAX_HOSTS:
+        raise IotwinError(f"{path} has {len(hosts)} hosts; at most {MAX_HOSTS} are read")
+    return hosts
