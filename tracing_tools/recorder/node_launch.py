@@ -24,6 +24,7 @@ from iotwin.tracing_tools.targets.node_tasks import (
     listen,
     socket_name,
 )
+from iotwin.tracing_tools.targets.user import invoking_user
 
 _WATCH_S = 0.2  # between two checks of signals and of the output's keeper
 _SHOW_S = 0.04
@@ -47,7 +48,7 @@ def trace_task(command: list[str], task: NodeTask, directory: Path, options: Tra
     program_of(command)
     trace = trace_of(directory, task)
     name = socket_name(task, trace)
-    make_folder(directory)
+    _make_set(directory)
     while True:
         if listener := listen(name):
             with listener:
@@ -62,6 +63,14 @@ def trace_task(command: list[str], task: NodeTask, directory: Path, options: Tra
                 tracer.close()
             if status is not None:
                 return status
+
+
+def _make_set(directory: Path) -> None:
+    """Create the directory of the set, if it is missing, for the user who called sudo."""
+    user = None if directory.is_dir() else invoking_user()
+    make_folder(directory)
+    if user is not None:
+        os.chown(directory, user.user_id, user.group_id, follow_symlinks=False)
 
 
 def _reason_against(trace: Path, task: NodeTask) -> str | None:

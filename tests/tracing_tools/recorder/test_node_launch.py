@@ -108,7 +108,8 @@ def test_a_killed_tracer_ends_no_task(tmp_path, target):
     joined = task(1, 3, tmp_path / "set", "sh", "-c", f"cat {target} {tmp_path}/second; exit 5")
     wait_for(lambda: (trace / "logs" / "rank-1.stdout").exists() and _tasks(trace) == [0, 1], "the second task")
     opened = os.open(tmp_path / "second", os.O_WRONLY)
-    wait_for(lambda: (trace / "raw" / "events.bin").stat().st_size > 0, "events")
+    ledgers = _ledgers(trace)
+    wait_for(lambda: _ledgers(trace) > ledgers + 1, "a drain after the second task's reads")
     tracer.kill()
     tracer.communicate()
     os.close(opened)
@@ -120,6 +121,10 @@ def test_a_killed_tracer_ends_no_task(tmp_path, target):
     assert call("recover", trace).returncode == 0
     assert Trace(trace).manifest.status == "recovered" and _tasks(trace) == [0, 1]
     assert len(on_path(Trace(trace), str(target)))
+
+
+def _ledgers(trace: Path) -> int:
+    return (trace / "raw" / "journal.jsonl").read_text().count('"kind": "ledger"')
 
 
 def _tasks(trace: Path) -> list[int]:
