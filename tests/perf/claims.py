@@ -155,7 +155,7 @@ SECTIONS = [
     ),
     Section(
         "Planning",
-        "Plans are computed in seconds, equal to the exact optimum where one can be computed.",
+        "Plans are computed in seconds, and are optimal wherever the exact optimum can be computed.",
         [
             Claim("PipeDream: slowest plan", "pipedream", r"optimize: slowest .*", "s"),
             Claim("PipeDream: gap to the exact optimum", "pipedream", r".* straight: gap to .*"),
