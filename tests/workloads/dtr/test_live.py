@@ -504,6 +504,22 @@ def test_full_file_system_is_noted_and_tensors_are_computed_again(
         Rematerialize(1, device="cpu", offload=tmp_path / "none")
 
 
+@pytest.mark.parametrize("heuristic", ["LRU", "RandomStorage"])
+def test_inputs_that_wait_are_given_up_where_a_budget_is_tight(heuristic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These heuristics evict so much that an operation's inputs do not fit beside what is needed to compute one of them again."""
+    locks, before_step = [], Rematerialize._before_step
+
+    def note_locks(session: Rematerialize, *arguments: Any) -> None:
+        locks.extend(value.locks for value in gc.get_objects() if type(value) is values.Value)
+        before_step(session, *arguments)
+
+    monkeypatch.setattr(Rematerialize, "_before_step", note_locks)
+    found = train(BudgetedTraining("resnet18", steps=1), ratio=0.6, heuristic=heuristic, compare_plain=True)
+    assert found["gradients_equal"] and found["weights_equal"] and found["over_budget"] == 0
+    assert found["least_bytes"] <= found["budget_bytes"]
+    assert locks and not any(locks)
+
+
 def test_impossible_budget_ends_in_one_line() -> None:
     text = "a memory budget of 1000 bytes cannot be kept: .* must be at least 4096 bytes"
     with pytest.raises(BudgetError, match=text) as error, Rematerialize(1000, device="cpu"):

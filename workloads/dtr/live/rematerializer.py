@@ -23,6 +23,20 @@ from iotwin.workloads.dtr.simulator.heuristics import Heuristic
 _COPIED_BYTES = 1 << 16
 
 
+# How often one operation of the program may give up values that its inputs wait for: each of them is computed once more then.
+_MOST_UNLOCKED = 100
+
+
+class _Readers:
+    """The values that an operation reads, all locked but `unlocked`. `operation`: to be run again, or None for the program's."""
+
+    def __init__(self, operation: Operation | None, inputs: list[Value]) -> None:
+        self.operation, self.inputs, self.unlocked = operation, inputs, list[Value]()
+
+    def first_missing(self) -> Value | None:
+        return next((value for value in self.inputs if not value.resident), None)
+
+
 class Rematerializer(DtrMemory):
     """Brings values to memory: computes evicted ones again, and prepares for writes into what others were computed from."""
 
@@ -75,15 +89,55 @@ class Rematerializer(DtrMemory):
             self.release(values)
 
     def acquire(self, values: list[Value]) -> None:
-        """Bring `values` to memory, and keep them there until they are released."""
+        """Bring `values` to memory, and keep them there until they are released.
+
+        A value that was evicted is computed again, and before it what it is computed from, as far as that was evicted, too.
+        """
         self._lock(values)
+        waiting, rest = [_Readers(None, values)], _MOST_UNLOCKED
         try:
-            for value in values:
-                if not value.resident:
-                    self._compute(value)
+            while (missing := waiting[-1].first_missing()) or len(waiting) > 1:
+                least = self.least
+                try:
+                    self._go_on(waiting, missing)
+                except BudgetError:
+                    rest -= 1
+                    if not rest or not self._unlock_below(waiting):
+                        raise
+                    self.least = least
         except BaseException:
-            self.release(values)
+            for readers in waiting:
+                self.release([value for value in readers.inputs if value not in readers.unlocked])
             raise
+
+    def _go_on(self, waiting: list["_Readers"], missing: Value | None) -> None:
+        """Bring the value to memory that the last of `waiting` misses, or run the last of `waiting` again."""
+        operation = waiting[-1].operation
+        if missing is None:
+            if operation is not None and self._repeat(operation):
+                self.release(waiting.pop().inputs)
+                self._lock(waiting[-1].unlocked)
+                waiting[-1].unlocked = []
+        elif missing.saved is not None:
+            self._load(missing)
+        elif missing.operation is not None:
+            self._lock(missing.operation.inputs)
+            waiting.append(_Readers(missing.operation, missing.operation.inputs))
+        else:
+            raise RuntimeError("a value is missing that no operation computes")
+
+    def _unlock_below(self, waiting: list["_Readers"]) -> bool:
+        """Allow the eviction of what all but the last of `waiting` read. Return False if there is nothing.
+
+        What is evicted so is computed once more, while what took so much memory is kept as a result only.
+        """
+        found = False
+        for readers in waiting[:-1]:
+            unlocked = [value for value in readers.inputs if value.slot and value.resident and value not in readers.unlocked]
+            self.release(unlocked)
+            readers.unlocked += unlocked
+            found = found or any(not value.locks for value in unlocked)
+        return found
 
     def _lock(self, values: list[Value]) -> None:
         for value in values:
@@ -99,26 +153,6 @@ class Rematerializer(DtrMemory):
             value.locks -= 1
             if value.slot and not value.locks and value.resident:
                 self.candidates.unlock(value.slot)
-
-    def _compute(self, value: Value) -> None:
-        """Compute an evicted value, and first what it is computed from, as far as that was evicted."""
-        waiting: list[Operation] = []
-        try:
-            while not value.resident:
-                missing = _first_missing(waiting[-1]) if waiting else value
-                if missing is None:
-                    if self._repeat(waiting[-1]):
-                        self.release(waiting.pop().inputs)
-                elif missing.saved is not None:
-                    self._load(missing)
-                elif missing.operation is not None:
-                    self._lock(missing.operation.inputs)
-                    waiting.append(missing.operation)
-                else:
-                    raise RuntimeError("a value is missing that no operation computes")
-        finally:
-            for operation in waiting:
-                self.release(operation.inputs)
 
     def _load(self, value: Value) -> None:
         """Read an evicted value back from the file."""
@@ -308,10 +342,6 @@ def _may_be_overwritten(value: Value) -> bool:
 @cache
 def _plans(device: torch.device) -> AllocationPlans:
     return AllocationPlans(DeviceMemory(device))
-
-
-def _first_missing(operation: Operation) -> Value | None:
-    return next((value for value in operation.inputs if not value.resident), None)
 
 
 _USED_BY_RUNTIME = 1  # the use count of a storage that only an object of Python refers to
