@@ -14,7 +14,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow.compute import Expression
 
-from iotwin.common.processes.memory import rows_of_batch
 from iotwin.common.progress import Advance
 from iotwin.trace_store.columns import integers
 from iotwin.trace_store.figures.log_buckets import bucket_from_zero
@@ -237,7 +236,7 @@ def _folded(task: tuple[Trace, Sequence[int], Callable[[TraceStretch], Found], E
     trace, parts, make, where = task
     stretch = TraceStretch(trace, parts)
     found = make(stretch)
-    for batch in _large_batches(trace.events(found.columns, where, rows_of_batch(), parts=parts)):
+    for batch in _large_batches(trace.events(found.columns, where, parts=parts)):
         found.add(Events(batch, stretch.decoder))
     return found
 

@@ -8,11 +8,12 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow.compute import Expression
 
+from iotwin.common.processes.memory import rows_of_batch
 from iotwin.trace_store import schema
 from iotwin.trace_store.hosts.set_file import SET_NAME, is_set
 from iotwin.trace_store.hosts.set_tables import SetTables, open_set
 from iotwin.trace_store.manifest import MANIFEST_NAME, Manifest
-from iotwin.trace_store.trace_tables import BATCH_ROWS, SAMPLES, TraceTables
+from iotwin.trace_store.trace_tables import SAMPLES, TraceTables
 
 
 class Trace:
@@ -60,21 +61,22 @@ class Trace:
         self,
         columns: Sequence[str] | None = None,
         where: Expression | None = None,
-        batch_rows: int = BATCH_ROWS,
+        batch_rows: int | None = None,
         parts: Sequence[int] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the events in order of start, in batches of at most `batch_rows` rows.
+        """Yield the events in order of start, in batches of at most `batch_rows` rows; None: as the memory limit permits.
 
         `where`: a pyarrow expression that selects events, such as ``pc.field("op") == "read"``. `parts`: consecutive indices of
         the parts to read, None for all.
         """
-        return self._tables.events(columns, where, batch_rows, parts)
+        return self._tables.events(columns, where, batch_rows or rows_of_batch(), parts)
 
     def events_frame(self, columns: Sequence[str] | None = None, where: Expression | None = None) -> pd.DataFrame:
         """Return the events as one frame in order of start; the column `op` is categorical. The events must fit in memory."""
         names = schema.EVENTS.names if columns is None else list(columns)
         expected = pa.schema([schema.EVENTS.field(name) for name in names])
         frame: pd.DataFrame = pa.Table.from_batches(self.events(names, where), expected).unify_dictionaries().to_pandas()
+        pa.default_memory_pool().release_unused()  # a second copy of all events, which Arrow would keep for later
         return frame
 
     def files(self) -> pd.DataFrame:

@@ -4,6 +4,8 @@ fit needs only the traced calls. If the job logged the passes of a pipeline, its
 lists under `twin.assumptions` what the trace does not show.
 """
 
+from dataclasses import replace
+
 from iotwin.benchmark.fit.batches.labels import describe_labels, label_calls
 from iotwin.benchmark.fit.coverage import describe_coverage
 from iotwin.benchmark.fit.fitted import Fitted, failure
@@ -51,6 +53,7 @@ def quiet_fit(trace: Trace) -> Fitted:
                 return fitted
     job = look(trace)
     labelled = label_calls(job)
+    job = replace(job, calls=job.calls.iloc[:0].copy())  # a recording reads its calls itself, and those of a job take much memory
     fitted = fit_recorded(job, labelled)
     fitted.evidence["labels"] = describe_labels(job, labelled)
     return fitted

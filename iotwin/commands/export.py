@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from iotwin.command import Command, Outcome
+from iotwin.command import Command, Outcome, add_memory_option
 from iotwin.common.units import counted
 
 
@@ -30,6 +30,7 @@ class ExportCommand(Command):
             metavar="DIR",
             help="fio: directory whose files the replay reads and writes (default FILE.files)",
         )
+        add_memory_option(parser)
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.trace_store.reader import Trace

@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from iotwin.command import Command, Outcome, accept_dropped_options
+from iotwin.command import Command, Outcome, accept_dropped_options, add_memory_option
 
 
 class FitCommand(Command):
@@ -22,12 +22,15 @@ class FitCommand(Command):
             help="write the job's parameters as a DLIO-style YAML instead; its samples must be whole files",
         )
         parser.add_argument("--force", action="store_true", help="replace TWIN.yaml even if it was edited")
+        add_memory_option(parser)
         accept_dropped_options(parser, "--kind")
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.benchmark.fit import fit
         from iotwin.benchmark.fit.parameters.parameters import fit_parameters
+        from iotwin.common.errors import IotwinError
         from iotwin.common.files import check_output, check_type
+        from iotwin.common.processes.memory import EVENT_BYTES, holds_events
         from iotwin.trace_store.reader import Trace
         from iotwin.workload_yaml import check_unedited
 
@@ -37,6 +40,9 @@ class FitCommand(Command):
         if not args.force:
             check_unedited(args.output)  # before the work
         trace = Trace(args.trace)
+        if args.memory_limit and not holds_events(trace.manifest.events):
+            least = -(-trace.manifest.events * EVENT_BYTES >> 20)
+            raise IotwinError(f"{args.trace}: to fit {trace.manifest.events:,} events takes more; give --memory {least}MiB")
         fitted = fit_parameters(trace) if args.parameters else fit(trace)
         fitted.write(args.output, args.force)
         return Outcome({"twin": str(args.output), **fitted.to_document()})

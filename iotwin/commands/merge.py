@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from iotwin.command import Command, Outcome
+from iotwin.command import Command, Outcome, add_memory_option
 from iotwin.common.units import counted
 
 
@@ -17,6 +17,7 @@ class MergeCommand(Command):
         parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="a set, or the traces of one job, one a host")
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="TRACE", help="trace to write")
         parser.add_argument("--force", action="store_true", help="replace an earlier trace of that name")
+        add_memory_option(parser)
 
     def run(self, args: Namespace) -> Outcome:
         import msgspec

@@ -57,7 +57,9 @@ def label_calls(job: Job) -> Labelled:
     """Return the job's calls with their labels."""
     kinds = job.files["kind"].astype(str)
     on_file = np.append(kinds.isin(_KINDS).to_numpy(np.bool_), False)[job.calls["file_id"]]  # the last element: calls on no file
-    calls = job.calls[on_file & (job.calls["result"] >= 0)].sort_values(["pid", "start_ns"], kind="stable")
+    chosen = np.flatnonzero(on_file & (job.calls["result"] >= 0).to_numpy())
+    pid, start_ns = (job.calls[name].to_numpy()[chosen] for name in ("pid", "start_ns"))
+    calls = job.calls.iloc[chosen[np.lexsort((start_ns, pid))]]
     is_data = (kinds == "dataset").to_numpy()[calls["file_id"]]
     delivered = deliveries(job)
     has_loaders = len(delivered.batches) > 0

@@ -1,6 +1,6 @@
 """The calls of a trace that a recording keeps: those that succeeded, on files that storage holds and on pipes."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,7 @@ _NOT_STORAGE = ("/dev/", "/proc/", "/sys/", "pipe:", "socket:", "anon_inode:", "
 _LARGE_BYTES = 1 << 24
 _COPIES = ("sendfile", "splice", "copy_file_range")
 _Ints = NDArray[np.int64]
+_Mask = NDArray[np.bool_]
 
 _OPS: dict[str, int] = {
     **dict.fromkeys(schema.OPEN_OPS, Op.OPEN), **dict.fromkeys(schema.READ_OPS, Op.READ),
@@ -52,7 +53,7 @@ def find_replayable(job: Job) -> Replayable:
     calls, pipes = match_pipes(found)
     tree = grow(job, calls)
     thread_of = {tid: index for index, tid in enumerate(tree.tid)}
-    calls = calls.assign(thread=calls["tid"].map(thread_of).astype(np.int64), subject=calls["file"])
+    calls = calls.assign(thread=calls["tid"].map(thread_of).astype(np.int32), subject=calls["file"])
     return Replayable(calls, pipes, tree, thread_of, made)
 
 
@@ -75,7 +76,7 @@ def _calls(job: Job) -> tuple[pd.DataFrame, pd.DataFrame]:
     if not on_file.any():
         raise IotwinError(f"{trace.path}: no call on a file of a storage device is in this trace: there is nothing to replay")
     is_pipe = np.append(on_pipe.to_numpy(np.bool_), False)[calls["file"]]
-    calls.loc[is_pipe, "op"] = calls.loc[is_pipe, "op"].map(_of_pipe).fillna(POLL - 1).astype(np.int64)
+    calls.loc[is_pipe, "op"] = calls.loc[is_pipe, "op"].map(_of_pipe).astype(np.int8)
     moved = is_pipe & (calls["op"] >= 0) & (calls["moved"] > 0)
     kept = on_file | moved | (calls["op"] == POLL).to_numpy(np.bool_)
     return made.loc[made["result"] >= 0, ["op", "file_id", "result"]], calls[kept].reset_index(drop=True)
@@ -87,14 +88,15 @@ def _of_pipe(op: int) -> int:
 
 
 def _rows(frame: pd.DataFrame, files: pd.DataFrame) -> pd.DataFrame:
-    names = frame["op"].astype(str)
-    frame = frame[names.isin(list(_OPS)) & (frame["result"] >= 0)]
-    names = frame["op"].astype(str)
-    file = frame["file_id"].fillna(-1).to_numpy(np.int64)
-    op = np.array(names.map(_OPS), np.int64)
+    names = frame["op"].cat.categories.tolist()
+    frame = frame[frame["op"].isin(list(_OPS)) & (frame["result"] >= 0)]
+    code = frame["op"].cat.codes.to_numpy()
+    file = frame["file_id"].fillna(-1).to_numpy(np.int32)
+    op = np.array([_OPS.get(name, POLL) for name in names], np.int8)[code]
     start, result = frame["start_ns"].to_numpy(np.int64), frame["result"].to_numpy(np.int64)
     requested = frame["requested"].fillna(frame["result"]).to_numpy(np.int64)
-    _mark_copies(op, names.to_numpy(), file, frame["tid"].to_numpy(np.int64), start, files)
+    copies, targets = (np.isin(names, [f"{name}{half}" for name in _COPIES])[code] for half in ("", "_to"))
+    _mark_copies(op, copies, targets, file, frame["tid"].to_numpy(np.int32), start, files)
     # A read that requests gigabytes and finds less must not make the replay allocate them. Smaller requests keep their size.
     asked = np.where(requested <= _LARGE_BYTES, requested, np.minimum(requested, result + 4096))
     size = np.select(
@@ -102,15 +104,21 @@ def _rows(frame: pd.DataFrame, files: pd.DataFrame) -> pd.DataFrame:
     )
     return pd.DataFrame({
         "at": start, "end": start + np.maximum(frame["duration_ns"].to_numpy(np.int64), 0), "op": op,
-        "pid": frame["pid"].to_numpy(np.int64), "tid": frame["tid"].to_numpy(np.int64), "file": file,
-        "fd": frame["fd"].to_numpy(np.int64), "offset": frame["offset"].fillna(-1).to_numpy(np.int64),
-        "size": np.clip(size, 0, (1 << 31) - 1), "flags": frame["flags"].to_numpy(np.int64) & 31, "moved": result,
+        "pid": frame["pid"].to_numpy(np.int32), "tid": frame["tid"].to_numpy(np.int32), "file": file,
+        "fd": frame["fd"].to_numpy(np.int32), "offset": frame["offset"].fillna(-1).to_numpy(np.int64),
+        "size": np.clip(size, 0, (1 << 31) - 1), "flags": frame["flags"].to_numpy(np.int32) & 31, "moved": result,
     })  # fmt: skip
 
 
-def _mark_copies(op: _Ints, names: NDArray[Any], file: _Ints, tid: _Ints, start: _Ints, files: pd.DataFrame) -> None:
-    """Set `op` of the two rows of a call that copies between two recorded files to COPY and COPY_TO."""
+def _mark_copies(
+    op: NDArray[np.int8], copies: _Mask, targets: _Mask, file: NDArray[np.int32], tid: NDArray[np.int32], start: _Ints,
+    files: pd.DataFrame,
+) -> None:  # fmt: skip
+    """Set `op` of the two rows of a call that copies between two recorded files to COPY and COPY_TO.
+
+    `copies` and `targets`: whether a row may be the first one, and the second one.
+    """
     is_pipe = np.append((files["kind"] == "pipe").to_numpy(np.bool_), True)[file]
-    first = np.isin(names[:-1], _COPIES) & np.isin(names[1:], [f"{name}_to" for name in _COPIES]) & (tid[:-1] == tid[1:])
+    first = copies[:-1] & targets[1:] & (tid[:-1] == tid[1:])
     first &= (start[:-1] == start[1:]) & ~is_pipe[:-1] & ~is_pipe[1:]
     op[:-1][first], op[1:][first] = Op.COPY, Op.COPY_TO

@@ -43,12 +43,13 @@ def name_files(calls: pd.DataFrame, table: pd.DataFrame) -> Named:
     # Opened for writing and still empty, for example a file without a name (O_TMPFILE).
     empty = table["size_bytes"].reindex(calls["file"]).eq(0).to_numpy()
     changed |= (calls["op"] == Op.OPEN) & (calls["flags"] & FLAG_WRITABLE > 0) & empty
-    first = calls.sort_values("at", kind="stable").drop_duplicates("file")
+    order = np.argsort(calls["at"].to_numpy(), kind="stable")
+    first = calls.iloc[order[np.unique(calls["file"].to_numpy()[order], return_index=True)[1]]]
     made = set(first.loc[(first["op"] == Op.OPEN) & (first["flags"] & FLAG_CREATE > 0), "file"].tolist())
     written = np.isin(ids, calls.loc[changed, "file"].to_numpy())
     # A page fault brings the file's last page whole, with what lies behind the file's end.
     unsized = table["size_bytes"].reindex(calls["file"]).isna().to_numpy()
-    moved = calls[calls["op"].isin([Op.READ, Op.COPY]) | (calls["op"] == Op.TOUCH) & unsized]
+    moved = calls.loc[calls["op"].isin([Op.READ, Op.COPY]) | (calls["op"] == Op.TOUCH) & unsized, ["file", "offset", "moved"]]
     reached = (moved["offset"].clip(lower=0) + moved["moved"]).groupby(moved["file"]).max()
     known = table["path"].astype(str)
     rooted = bool(known.iloc[ids].str.startswith("/").any())  # imported traces may have relative paths alone

@@ -34,13 +34,13 @@ def match_pipes(calls: pd.DataFrame) -> tuple[pd.DataFrame, list[Pipe]]:
             sizes.loc[writes.index] = 1
         parts.append(rows.assign(file=len(pipes), size=sizes)[sizes > 0])
         pipes.append(Pipe(messages=bool(in_messages)))
-    found = pd.concat([calls[kept], *parts]).sort_index(kind="stable") if parts else calls[kept]
+    found = pd.concat([calls[kept], *parts]).sort_index(kind="stable").astype(calls.dtypes) if parts else calls[kept]
     return _with_polls(found), pipes
 
 
 def _with_polls(calls: pd.DataFrame) -> pd.DataFrame:
     """Return the calls with only those waits for descriptors that precede a read of a pipe; several in a row become one."""
-    calls = calls.sort_values(["tid", "at"], kind="stable").reset_index(drop=True)
+    calls = calls.iloc[np.lexsort((calls["at"], calls["tid"]))].reset_index(drop=True)
     is_poll, tid = (calls["op"] == POLL).to_numpy(np.bool_), calls["tid"].to_numpy()
     rows = np.arange(len(calls))
     following = np.where(is_poll, len(calls), rows)

@@ -35,7 +35,7 @@ def marks_of(job: Job) -> tuple[list[Mark], NDArray[np.int64]]:
 
 def assemble(tree: Tree, calls: pd.DataFrame, marks_ns: NDArray[np.int64], rank: int) -> tuple[dict[str, NDArray[Any]], int]:
     """Return the columns of the recording's rows and the number of channels; `calls` have `subject` and `thread`."""
-    rows = calls.assign(order=1)
+    rows = calls[["thread", "at", "end", "op", "subject", "fd", "offset", "size", "flags"]].assign(order=np.int8(1))
     threads = _threads(tree, rows)
     begins = {thread: at for _, at, _, thread in threads}
     added, channels = hand_overs(tree, rows, begins)
@@ -56,8 +56,8 @@ def _with(rows: pd.DataFrame, added: Sequence[tuple[int, int, int, int]]) -> pd.
         thread, at, op, subject = (np.array(column, np.int64) for column in zip(*added, strict=True))
         more = pd.DataFrame({"thread": thread, "at": at, "end": at, "op": op, "subject": subject})
         more = more.assign(fd=-1, offset=-1, size=0, flags=0, order=np.where(op == Op.END, 2, 0))
-        rows = pd.concat([rows, more], ignore_index=True)
-    return rows.sort_values(["thread", "at", "order"], kind="stable").reset_index(drop=True)
+        rows = pd.concat([rows, more.astype(rows.dtypes)], ignore_index=True)
+    return rows.iloc[np.lexsort((rows["order"], rows["at"], rows["thread"]))].reset_index(drop=True)
 
 
 def _threads(tree: Tree, rows: pd.DataFrame) -> list[tuple[int, int, int, int]]:
@@ -104,7 +104,7 @@ def _joins(tree: Tree, rows: pd.DataFrame) -> list[tuple[int, int, int, int]]:
 
 
 def _columns(tree: Tree, rows: pd.DataFrame) -> dict[str, NDArray[Any]]:
-    thread, at, op = (rows[name].to_numpy(np.int64) for name in ("thread", "at", "op"))
+    thread, at, op = (rows[name].to_numpy() for name in ("thread", "at", "op"))
     begins = np.array([tree.begin_ns[process] for process in tree.process], np.int64)
     for number in np.flatnonzero(op == Op.THREAD):
         begins[rows["subject"].iloc[number]] = at[number]
@@ -114,7 +114,5 @@ def _columns(tree: Tree, rows: pd.DataFrame) -> dict[str, NDArray[Any]]:
     before = np.where(first, begins[thread], np.append(0, ends[:-1]))
     think = np.where(np.isin(op, _ZERO_THINK), 0, np.maximum(at - before, 0))
     at_ns = np.where(np.isin(op, _ENDS_COUNT), rows["end"], at) - tree.begin_ns[0]
-    values = {"thread": thread, "at_ns": at_ns, "think_ns": think, "op": op} | {
-        name: rows[name].to_numpy(np.int64) for name in ("subject", "fd", "offset", "size", "flags")
-    }
+    values = {"at_ns": at_ns, "think_ns": think} | {name: rows[name].to_numpy() for name in COLUMNS if name in rows}
     return {name: values[name].astype(kind) for name, kind in COLUMNS.items()}

@@ -34,10 +34,10 @@ def fit_recorded(job: Job, labelled: Labelled) -> Fitted:
     """Return the recorded twin of the job. Raises IotwinError if the job made no call on storage."""
     calls, pipes, tree, thread_of, made = find_replayable(job)
     on_file = calls["op"] < Op.PIPE_WRITE
-    named = name_files(calls[on_file], job.files)
+    named = name_files(calls.loc[on_file, ["at", "op", "file", "offset", "moved", "flags"]], job.files)
     calls = calls.assign(
-        subject=np.where(on_file, named.index[np.where(on_file, calls["file"], -1)], calls["file"]),
-        flags=calls["flags"] | _renamed(calls, on_file) | _duplicated(calls, on_file),
+        subject=np.where(on_file, named.index[np.where(on_file, calls["file"], -1)], calls["file"]).astype(np.int32),
+        flags=(calls["flags"] | _renamed(calls, on_file) | _duplicated(calls, on_file)).astype(np.int32),
     )
     marks, marks_ns = marks_of(job)
     ranks = job.processes.loc[job.processes["role"] == "rank", "pid"].astype(int).tolist()
