@@ -83,7 +83,9 @@ class LiveTally:
         moved = np.maximum(records["result"], 0) * ((group == READ) | (group == WRITE))
         kind = self._kinds(records, group, moved)
         encoded = column(records["pid"], pa.uint32()).dictionary_encode()
-        codes, pids = np.asarray(encoded.indices), encoded.dictionary.to_pylist()
+        # Arrow's own conversion to numpy would import pandas: it takes half a second, and the user may be unable to read it.
+        codes = np.frombuffer(encoded.indices.buffers()[1], np.int32, len(records))
+        pids = encoded.dictionary.to_pylist()
         pair = self._pairs(np.array([self._slot(self.rank(pid)) for pid in pids])[codes] * len(OPS) + op)
         self._add_cells(pair, kind, moved, records["duration_ns"].astype(np.float64))
         reads = (kind == _DATASET) & (group == READ)

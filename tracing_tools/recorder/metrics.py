@@ -1,12 +1,12 @@
 """The sums of a recording as OpenMetrics, on a port for Prometheus, or in a file for node_exporter's textfile collector."""
 
 import errno
+import importlib
 import re
 import socket
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +46,7 @@ def open_metrics(where: str) -> MetricsOutput:
     if address is None:
         check_output(Path(where))
         return MetricsOutput(path=Path(where).absolute())
+    importlib.import_module("http.server")  # as root: the user may be unable to
     host, port = (address["host"] or _LOOPBACK).strip("[]"), int(address["port"])
     try:
         if port > _LAST_PORT:
@@ -80,6 +81,8 @@ class MetricsPage:
             self._has_failed = True
 
     def _serve(self, listener: socket.socket) -> None:
+        from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
         page = self
 
         class Handler(BaseHTTPRequestHandler):
