@@ -506,7 +506,7 @@ def test_full_file_system_is_noted_and_tensors_are_computed_again(
 
 @pytest.mark.parametrize("heuristic", ["LRU", "RandomStorage"])
 def test_inputs_that_wait_are_given_up_where_a_budget_is_tight(heuristic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """These heuristics evict so much that an operation's inputs do not fit together with what is needed to compute one of them again."""
+    """These heuristics evict so much that inputs of an operation do not fit together with what computes one of them again."""
     locks, before_step = [], Rematerialize._before_step
 
     def note_locks(session: Rematerialize, *arguments: Any) -> None:
