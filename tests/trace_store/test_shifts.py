@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from iotwin.trace_store import schema
 from iotwin.trace_store.clocks import interpolated
-from iotwin.trace_store.hosts.shifts import estimate_shifts
+from iotwin.trace_store.hosts.shifts import ShiftBounds, estimate_shifts
 from iotwin.trace_store.hosts.socket_order import socket_orders
 from iotwin.trace_store.manifest import ClockPair, Host, Manifest, Target
 from iotwin.trace_store.raw import recording, wall_clock_error
@@ -226,3 +226,9 @@ def test_bounds_of_the_time_daemon(monkeypatch, status, largest, estimated, expe
 def test_the_kernel_answers():
     found = wall_clock_error.wall_clock_error()
     assert found is None or 0 < found[1] <= 16 * SECOND
+
+
+def test_the_bound_holds_between_messages_too():
+    """Halfway between two messages at which the shift is known, it can be off by what 0.1 % make of the time to either."""
+    bounds = ShiftBounds(0, np.array([0, 10 * SECOND]), np.zeros(2), np.zeros(2))
+    assert bounds.shift("sockets", "").error_ns == pytest.approx(5 * MS, abs=10)
