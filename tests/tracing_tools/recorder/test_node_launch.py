@@ -18,7 +18,6 @@ from iotwin.tracing_tools.backends import unavailable_reason
 from iotwin.tracing_tools.recorder import node_launch
 from iotwin.tracing_tools.targets import node_tasks
 from tests.conftest import PATIENCE_S, ROOT
-from tests.forked_programs import ForkedProgram
 from tests.processes import call, left_behind, one_line, wait_for
 from tests.tracing_tools.recorder.test_capture import on_path
 
@@ -47,7 +46,7 @@ def task(rank: int, tasks: int, directory: Path, *command: str | Path, options: 
     """Start `iotwin trace` as one of so many tasks of this machine."""
     words = [sys.executable, "-m", "iotwin", "trace", "-o", str(directory), *options, "--", *map(str, command)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **launched(rank, tasks)}
-    return ForkedProgram(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def reader(target: Path, reads: int, status: int = 0) -> list[str]:
