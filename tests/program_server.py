@@ -37,7 +37,8 @@ def program_server(folder: Path, packages: Sequence[str], environment: Mapping[s
     """Run a server that has imported the packages; its socket's path."""
     path = folder / "socket"
     command = [sys.executable, "-P", "-m", "tests.program_server", str(path), *packages]
-    with Popen(command, env=environment, stdout=PIPE, text=True) as server:
+    root = str(Path(__file__).parent.parent)  # where this module is found, whatever the folder and the environment
+    with Popen(command, env={**environment, "PYTHONPATH": root}, stdout=PIPE, text=True) as server:
         assert server.stdout is not None and server.stdout.readline() == "ready\n"
         yield path
         server.kill()
