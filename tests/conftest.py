@@ -17,7 +17,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from iotwin.common.progress import set_quiet
-from tests.forked_programs import programs_of, used_for_programs
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 300  # for what takes moments where nothing else runs: only a test that fails waits so long
@@ -150,34 +149,13 @@ def run_iotwin(*arguments: str | Path, **options: object) -> subprocess.Complete
     return subprocess.run(command, **{**defaults, **options})
 
 
-@pytest.fixture(scope="session")
-def torch_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[subprocess.Popen[Any]]]:
-    """The class that starts Python's programs in forks of a process that has PyTorch, as `forked_programs` uses it."""
-    pytest.importorskip("torch")
-    with programs_of(tmp_path_factory.mktemp("torch"), ["torch._dynamo"]) as program:  # the first optimizer imports it
-        yield program
+@pytest.fixture
+def forked_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run what the test starts as `python -m MODULE` in forks of this process, which has PyTorch already."""
+    pytest.importorskip("torch._dynamo")  # the first optimizer imports it
+    from tests.forked_programs import ForkedProgram
 
-
-@pytest.fixture(scope="module")
-def forked_programs(torch_programs: type[subprocess.Popen[Any]]) -> Iterator[None]:
-    """Run what a module's tests start as `python ...` in forks of a process that has PyTorch already."""
-    with used_for_programs(torch_programs):
-        yield
-
-
-@pytest.fixture(scope="session")
-def tensorflow_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[subprocess.Popen[Any]]]:
-    """The same with TensorFlow, as `forked_tensorflow` uses it."""
-    pytest.importorskip("tensorflow")
-    with programs_of(tmp_path_factory.mktemp("tensorflow"), ["tensorflow"], TF_CPP_MIN_LOG_LEVEL="2") as program:
-        yield program
-
-
-@pytest.fixture(scope="module")
-def forked_tensorflow(tensorflow_programs: type[subprocess.Popen[Any]]) -> Iterator[None]:
-    """Run what a module's tests start as `python ...` in forks of a process that has TensorFlow already."""
-    with used_for_programs(tensorflow_programs):
-        yield
+    monkeypatch.setattr(subprocess, "Popen", ForkedProgram)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -17,13 +18,9 @@ from iotwin.trace_store.raw.recording import Recording
 from iotwin.trace_store.reader import Trace
 from tests.benchmark.loader_job import LoaderJob
 from tests.conftest import ROOT
-from tests.program_server import CLIENT, program_server
+from tests.docs.program_server import CLIENT, PACKAGES
 from tests.synthetic import MILLISECOND, Job, write_job
 
-_PACKAGES = (
-    "torch._dynamo", "pandas", "pyarrow.compute", "pyarrow.dataset", "numba", "matplotlib.figure",
-    "matplotlib.backends.backend_agg", "rich.table",
-)  # fmt: skip
 JOB = {
     "files": 20,
     "evaluation_files": 4,
@@ -96,8 +93,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def quick_environment(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The same, but what an example calls runs in forks of a process that has imported PyTorch, pandas and others."""
     folder = tmp_path_factory.mktemp("forked")
-    packages = [name for name in _PACKAGES if find_spec(name.partition(".")[0])]
+    packages = [name for name in PACKAGES if find_spec(name.partition(".")[0])]
     (folder / "client.py").write_text(CLIENT)
     _write_programs(folder, f"{sys.executable} -I -S {folder}/client.py {folder}/socket")
-    with program_server(folder, packages, environment):
+    command = [sys.executable, "-P", "-m", "tests.docs.program_server", folder / "socket", *packages]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None and server.stdout.readline() == "ready\n"
         yield {**environment, "PATH": f"{folder}:{environment['PATH']}"}
+        server.kill()

@@ -16,10 +16,7 @@ from iotwin.workloads.bert.shards import find_shards
 from tests.conftest import ROOT
 from tests.workloads.mllog import entries, intervals, parts
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
-    pytest.mark.usefixtures("forked_tensorflow"),
-]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 
 SAMPLES = 400
 

@@ -15,10 +15,7 @@ from tests.conftest import ROOT
 from tests.workloads.bert.test_job import options
 from tests.workloads.killed import indices, lines_of, same, until
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
-    pytest.mark.usefixtures("forked_tensorflow"),
-]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 
 STEPS, SAMPLES, BATCH = 6, 40, 4
 

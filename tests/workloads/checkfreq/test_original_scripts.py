@@ -17,7 +17,7 @@ from iotwin.workloads.checkfreq.manager import CFManager, CFMode
 from tests.conftest import ROOT
 from tests.workloads.checkfreq.job import BATCH, SAMPLES, Job
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("forked_programs")]
+pytestmark = pytest.mark.torch
 COMPAT = ROOT / "workloads" / "checkfreq" / "compat"
 TRAINER = ROOT / "tests" / "workloads" / "checkfreq" / "imagenet_trainer.py"
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("forked_tensorflow")
-
 pytest.importorskip("tensorflow")
 ZOO = Path(__file__).parent / "zoo"
 

@@ -16,8 +16,6 @@ from iotwin.workloads.dtr.simulator.heuristics import heuristic_named
 from iotwin.workloads.dtr.simulator.log_format import read_log
 from iotwin.workloads.dtr.simulator.simulate import SimulationSettings, simulate
 
-pytestmark = pytest.mark.usefixtures("forked_programs")
-
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:

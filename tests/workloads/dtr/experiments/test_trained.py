@@ -8,7 +8,7 @@ from tests.processes import call
 from tests.workloads.dtr.experiments import written
 
 torch = pytest.importorskip("torch")
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("forked_programs")]
+pytestmark = pytest.mark.torch
 
 
 def test_budgets_are_ratios_of_the_measured_peak_and_are_kept(tmp_path):

@@ -14,8 +14,6 @@ from iotwin.workloads.pipedream import convert_graph_to_model, main, optimizer_g
 from iotwin.workloads.pipedream.converter.weights import read_weights
 from tests.workloads.pipedream.runtime.ranks import results, run_ranks
 
-pytestmark = pytest.mark.usefixtures("forked_programs")
-
 CLASSES = 3
 
 

@@ -20,8 +20,6 @@ from tests.conftest import ROOT
 from tests.processes import wait_for
 from tests.workloads.pipedream.runtime.ranks import die_in_update, run_ranks, write_conf
 
-pytestmark = pytest.mark.usefixtures("forked_programs")
-
 
 def driver_file(folder, ranks, **keys):
     write_conf(folder, *[1] * ranks).rename(folder / "conf.json")

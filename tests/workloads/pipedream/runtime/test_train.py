@@ -20,8 +20,6 @@ from iotwin.workloads.pipedream.runtime.learning_rate import LearningRate
 from tests.workloads.mllog import entries
 from tests.workloads.pipedream.runtime.ranks import checkpoint_names, die_in_checkpoint, results, run_ranks, write_conf
 
-pytestmark = pytest.mark.usefixtures("forked_programs")
-
 IMAGES, CLASSES, BATCH = 42, 3, 4
 COMMON = ("--preset", "tiny", "-b", BATCH, "-j", 0, "--lr", 0.02)
 OPTIONS = """
