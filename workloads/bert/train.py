@@ -58,7 +58,7 @@ class BertJob:
         if self._slept is None:
             self._model = Bert(config.layers, config.hidden, config.heads, config.sequence)
             self._optimizer = Adam(self._model.trainable_variables, config.learning_rate, config.steps)
-            # No condition and no loop depends on a tensor. AutoGraph would only take seconds, and write files for temporary use.
+            # AutoGraph writes temporary files. It is not needed, since no condition and no loop depends on a tensor.
             self._compiled_step = tf.function(self._distributed_step, autograph=False)
             self._compiled_evaluation = tf.function(
                 lambda batch: self._model.losses(batch, self._model.encode(batch)), autograph=False

@@ -520,6 +520,17 @@ def test_inputs_that_wait_are_given_up_where_a_budget_is_tight(heuristic: str, m
     assert locks and not any(locks)
 
 
+def test_an_input_is_given_up_while_another_is_computed() -> None:
+    with Rematerialize(1_050_000, heuristic="LRU", device="cpu") as session:
+        session.pin(given := torch.ones(25_000))  # 100 kB
+        summed = given.repeat(8).view(8, -1).sum(0)
+        moved = given + 1
+        torch.ones(200_000)  # evicts `summed`
+        product = moved * summed
+        assert session.account.rematerializations == 3  # 800 kB and their sum, for which `moved` is evicted, then `moved`
+        assert int(product[0]) == 16
+
+
 def test_impossible_budget_ends_in_one_line() -> None:
     text = "a memory budget of 1000 bytes cannot be kept: .* must be at least 4096 bytes"
     with pytest.raises(BudgetError, match=text) as error, Rematerialize(1000, device="cpu"):

@@ -152,7 +152,7 @@ class DtrMemory:
             elif not self.release_dropped():
                 raise BudgetError(
                     f"a memory budget of {self.budget} bytes cannot be kept: {purpose} needs {size} bytes, besides {self.used} "
-                    f"that it reads or that cannot be computed again; now it must be at least {self.least} bytes"
+                    f"that it reads or that cannot be computed again; here the budget must be at least {self.least} bytes"
                 )
         self.peak = max(self.peak, self.used + size)
         device.unseen += device.spare(size)

@@ -21,14 +21,16 @@ from iotwin.workloads.dtr.simulator.heuristics import Heuristic
 # Content of up to this size is copied before it is overwritten, if something that was computed from it can be evicted: the
 # running means of batch normalisation, for example. For larger content, the shorter way is taken.
 _COPIED_BYTES = 1 << 16
-
-
-# How often one operation of the program may give up values that its inputs wait for: each of them is computed once more then.
+# How often inputs that are in memory may be given up while the inputs of one operation are computed again. The limit ends a
+# computation that makes no progress.
 _MOST_UNLOCKED = 100
 
 
-class _Readers:
-    """The values that an operation reads, all locked but `unlocked`. `operation`: to be run again, or None for the program's."""
+class _WaitingOperation:
+    """An operation whose inputs are brought to memory. They are locked, except `unlocked`, which may be evicted meanwhile.
+
+    `operation`: what runs again once they are there; None for the operation that the program has called.
+    """
 
     def __init__(self, operation: Operation | None, inputs: list[Value]) -> None:
         self.operation, self.inputs, self.unlocked = operation, inputs, list[Value]()
@@ -91,10 +93,10 @@ class Rematerializer(DtrMemory):
     def acquire(self, values: list[Value]) -> None:
         """Bring `values` to memory, and keep them there until they are released.
 
-        A value that was evicted is computed again, and before it what it is computed from, as far as that was evicted, too.
+        An evicted value is computed again. Before that, its evicted inputs are computed again, and so on.
         """
         self._lock(values)
-        waiting, rest = [_Readers(None, values)], _MOST_UNLOCKED
+        waiting, rest = [_WaitingOperation(None, values)], _MOST_UNLOCKED
         try:
             while (missing := waiting[-1].first_missing()) or len(waiting) > 1:
                 least = self.least
@@ -102,19 +104,19 @@ class Rematerializer(DtrMemory):
                     self._go_on(waiting, missing)
                 except BudgetError:
                     rest -= 1
-                    if not rest or not self._unlock_below(waiting):
+                    if not rest or not self._unlock_all_but_last(waiting):
                         raise
                     self.least = least
         except BaseException:
-            for readers in waiting:
-                self.release([value for value in readers.inputs if value not in readers.unlocked])
+            for each in waiting:
+                self.release([value for value in each.inputs if value not in each.unlocked])
             raise
 
-    def _go_on(self, waiting: list["_Readers"], missing: Value | None) -> None:
-        """Bring the value to memory that the last of `waiting` misses, or run the last of `waiting` again."""
-        operation = waiting[-1].operation
+    def _go_on(self, waiting: list[_WaitingOperation], missing: Value | None) -> None:
+        """Run the last operation again; if its input `missing` is not None, load it or append the operation that computes it."""
+        last = waiting[-1]
         if missing is None:
-            if operation is not None and self._repeat(operation):
+            if last.operation is not None and self._repeat(last.operation):
                 self.release(waiting.pop().inputs)
                 self._lock(waiting[-1].unlocked)
                 waiting[-1].unlocked = []
@@ -122,20 +124,20 @@ class Rematerializer(DtrMemory):
             self._load(missing)
         elif missing.operation is not None:
             self._lock(missing.operation.inputs)
-            waiting.append(_Readers(missing.operation, missing.operation.inputs))
+            waiting.append(_WaitingOperation(missing.operation, missing.operation.inputs))
         else:
             raise RuntimeError("a value is missing that no operation computes")
 
-    def _unlock_below(self, waiting: list["_Readers"]) -> bool:
-        """Allow the eviction of what all but the last of `waiting` read. Return False if there is nothing.
+    def _unlock_all_but_last(self, waiting: list[_WaitingOperation]) -> bool:
+        """Let the inputs of all operations but the last be evicted. Return False if that frees nothing.
 
-        What is evicted so is computed once more, while what took so much memory is kept as a result only.
+        Evicted inputs are computed once more, after the computation that needs their memory now.
         """
         found = False
-        for readers in waiting[:-1]:
-            unlocked = [value for value in readers.inputs if value.slot and value.resident and value not in readers.unlocked]
+        for each in waiting[:-1]:
+            unlocked = [value for value in each.inputs if value.slot and value.resident and value not in each.unlocked]
             self.release(unlocked)
-            readers.unlocked += unlocked
+            each.unlocked += unlocked
             found = found or any(not value.locks for value in unlocked)
         return found
 
