@@ -58,6 +58,10 @@ if [ "$mode" = test ]; then
     need libc6-dev "tests that compile a C program are skipped" compiles_c
     need fio "generation and emulation are not held against fio" has_program fio
     need openmpi-bin "tests of several nodes by MPI are skipped" has_open_mpi
+    need munge "tests of several nodes by SLURM are skipped" has_program munged
+    need slurm-client "tests of several nodes by SLURM are skipped" has_program srun
+    need slurmctld "tests of several nodes by SLURM are skipped" has_program slurmctld
+    need slurmd "tests of several nodes by SLURM are skipped" has_program slurmd
     need docker.io "tests in containers are skipped" has_program dockerd
     need docker-cli "tests in containers are skipped" has_program docker # of its own since Debian 13, before that in docker.io
     need debootstrap "the tests' base image cannot be built, and tests of the workloads' images are skipped" has_program debootstrap

@@ -10,7 +10,8 @@ import pytest
 from tests.conftest import PATIENCE_S, ROOT
 
 _TOOLS = ("bash", "cat", "chmod", "dirname", "echo", "env", "grep", "head", "id", "mkdir", "rm", "sha256sum", "tee")
-_THERE = ("clang", "strace", "dockerd", "docker", "debootstrap", "busybox", "bpftrace", "bpftool", "chromedriver", "chromium")
+_THERE = ("clang", "strace", "dockerd", "docker", "debootstrap", "busybox", "bpftrace", "bpftool", "chromedriver", "chromium",
+          "munged", "srun", "slurmctld", "slurmd")  # fmt: skip
 _APT = """
 [ "$1" = update ] && exit 0
 shift; packages=

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.trace_store.raw import records
@@ -29,30 +30,15 @@ from iotwin.tracing_tools.recorder.stall_watch import StallWatch
 from tests.conftest import ROOT
 from tests.processes import wait_for
 
-SAMPLE = re.compile(r'(\w+)(?:\{((?:\w+="[^"\\\n]*",?)+)\})? (-?[\d.e+-]+)')
-SUFFIXES = {"counter": {"_total"}, "histogram": {"_bucket", "_count", "_sum"}}
 RANK, LOADER, HELPER = 40, 41, 50  # pids
 FILES = {7: (b"/data/a.npy", "dataset"), 8: (b"/ckpt/model.pt", "checkpoint"), 9: (b"/usr/lib/x.so", "library")}
 
 
 def parsed(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Samples by name and labels. Fails unless the text is OpenMetrics: families in one piece, suffixes as the type has them."""
-    *lines, end, rest = text.split("\n")
-    assert (end, rest) == ("# EOF", "")
-    found, family, kind, closed = {}, "", "", set()
-    for line in lines:
-        if line.startswith("# TYPE "):
-            closed.add(family)
-            family, kind = line.split()[2:]
-            assert family not in closed
-        elif line.startswith("# HELP "):
-            assert line.split()[2] == family
-        else:
-            name, labels, value = SAMPLE.fullmatch(line).groups()
-            assert name.removeprefix(family) in SUFFIXES[kind], line
-            key = name, tuple(tuple(part.split("=", 1)) for part in (labels or "").replace('"', "").split(",") if part)
-            assert key not in found
-            found[key] = float(value)
+    """Samples by name and labels, as Prometheus's own client reads them; it refuses what is no OpenMetrics."""
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    found = {(sample.name, tuple(sample.labels.items())): sample.value for sample in samples}
+    assert len(found) == len(samples)
     return found
 
 
