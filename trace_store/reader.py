@@ -8,12 +8,14 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow.compute import Expression
 
-from iotwin.common.processes.memory import rows_of_batch
+from iotwin.common.processes.memory import memory_limit, rows_of_batch
 from iotwin.trace_store import schema
 from iotwin.trace_store.hosts.set_file import SET_NAME, is_set
 from iotwin.trace_store.hosts.set_tables import SetTables, open_set
 from iotwin.trace_store.manifest import MANIFEST_NAME, Manifest
 from iotwin.trace_store.trace_tables import SAMPLES, TraceTables
+
+EVENT_BYTES = 450  # most memory for each event in work that holds all events at once, such as a fit
 
 
 class Trace:
@@ -40,6 +42,11 @@ class Trace:
     def document(self) -> Path:
         """The file that describes the trace or set: its content changes if another trace or set replaces it."""
         return self.path / (SET_NAME if is_set(self.path) else MANIFEST_NAME)
+
+    @property
+    def fits_in_memory(self) -> bool:
+        """True if work that holds all events at once, such as a fit, stays within the memory limit."""
+        return self.manifest.events * EVENT_BYTES <= memory_limit()
 
     @property
     def part_rows(self) -> list[int]:

@@ -10,7 +10,6 @@ _LEAST_BYTES = 128 << 20
 _PROCESS_BYTES = 140 << 20  # of a worker process before it reads: Python with numpy, Arrow and pandas
 _WORK_BYTES = 96 << 20  # least memory with which a worker reads in batches of full size
 _ROW_BYTES = 1 << 10  # of all columns and their intermediate results, for each row of a batch
-EVENT_BYTES = 450  # most that a fit takes for each event of a trace
 _LEAST_ROWS, _MOST_ROWS = 1 << 12, 1 << 17
 
 _limit_bytes: int | None = None
@@ -47,11 +46,6 @@ def workers_within_limit(most: int) -> tuple[int, int]:
     """Return how many worker processes, 1 to `most`, the limit permits, and the bytes of it that each may take to work."""
     number = max(1, min(most, memory_limit() // (_PROCESS_BYTES + _WORK_BYTES)))
     return number, max(memory_limit() - number * _PROCESS_BYTES, 0) // (number + 1)
-
-
-def holds_events(number: int) -> bool:
-    """Return whether a fit of so many events, all of which are in memory then, stays within the limit."""
-    return number * EVENT_BYTES <= memory_limit()
 
 
 def rows_of_batch() -> int:

@@ -30,8 +30,7 @@ class FitCommand(Command):
         from iotwin.benchmark.fit.parameters.parameters import fit_parameters
         from iotwin.common.errors import IotwinError
         from iotwin.common.files import check_output, check_type
-        from iotwin.common.processes.memory import EVENT_BYTES, holds_events
-        from iotwin.trace_store.reader import Trace
+        from iotwin.trace_store.reader import EVENT_BYTES, Trace
         from iotwin.workload_yaml import check_unedited
 
         if args.output.suffix:
@@ -40,7 +39,7 @@ class FitCommand(Command):
         if not args.force:
             check_unedited(args.output)  # before the work
         trace = Trace(args.trace)
-        if args.memory_limit and not holds_events(trace.manifest.events):
+        if args.memory_limit and not trace.fits_in_memory:
             least = -(-trace.manifest.events * EVENT_BYTES >> 20)
             raise IotwinError(f"{args.trace}: to fit {trace.manifest.events:,} events takes more; give --memory {least}MiB")
         fitted = fit_parameters(trace) if args.parameters else fit(trace)

@@ -27,7 +27,6 @@ class InfoCommand(Command):
     def run(self, args: Namespace) -> Outcome:
         import msgspec
 
-        from iotwin.common.processes.memory import holds_events
         from iotwin.loops.answers.verdict import quick_verdict
         from iotwin.trace_store.clocks import summarise_clock
         from iotwin.trace_store.figures.summary import summarise
@@ -36,7 +35,7 @@ class InfoCommand(Command):
         trace = Trace(args.trace)
         summary = summarise(trace)
         summary["twin"] = None
-        if 0 < trace.manifest.events <= _MOST_EVENTS and holds_events(trace.manifest.events):
+        if 0 < trace.manifest.events <= _MOST_EVENTS and trace.fits_in_memory:
             from iotwin.benchmark.fit import predict_twin
 
             summary["twin"] = predict_twin(trace)

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.processes.memory import holds_events
 from iotwin.trace_store.reader import Trace
 
 _MOST_EVENTS = 10_000_000  # from more events, inferring phases would take too long for a picture
@@ -14,7 +13,7 @@ def open_with_phases(path: Path) -> Trace:
     from iotwin.benchmark.fit.inferred_phases import inferred_phases
 
     trace = Trace(path)
-    if not trace.phases().empty or trace.manifest.events > _MOST_EVENTS or not holds_events(trace.manifest.events):
+    if not trace.phases().empty or trace.manifest.events > _MOST_EVENTS or not trace.fits_in_memory:
         return trace
     try:
         return Trace(path, inferred_phases(trace))

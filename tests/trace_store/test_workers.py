@@ -7,6 +7,7 @@ import pytest
 
 from iotwin.common.errors import UsageError
 from iotwin.common.processes import memory
+from iotwin.trace_store import reader
 from iotwin.trace_store.workers import in_this_process, workers
 from tests.processes import call, one_line
 from tests.synthetic import Job, write_job
@@ -58,7 +59,7 @@ def _limit_of_worker(item: int) -> int:
 def test_a_fit_that_would_exceed_the_limit_is_refused_and_left_out_of_info(tmp_path, monkeypatch):
     trace, twin = write_job(tmp_path / "t.trace", Job(files=4, epochs=1)), tmp_path / "twin.yaml"
     for event_bytes, fits in ((1 << 16, True), (1 << 22, False)):
-        monkeypatch.setattr(memory, "EVENT_BYTES", event_bytes)
+        monkeypatch.setattr(reader, "EVENT_BYTES", event_bytes)
         fitted, info = call("fit", trace, "-o", twin, "--memory", "128MiB"), call("info", trace, "--json", "--memory", "128MiB")
         assert fitted.returncode == (not fits) and (fits or "give --memory" in one_line(fitted))
         assert (json.loads(info.stdout)["twin"] is not None, json.loads(info.stdout)["verdict"] is not None) == (fits, fits)

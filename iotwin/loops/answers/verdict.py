@@ -8,7 +8,6 @@ import pandas as pd
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from iotwin.common.processes.memory import holds_events
 from iotwin.common.units import format_duration
 from iotwin.trace_store.reader import Trace
 
@@ -45,8 +44,7 @@ class JobVerdict:
 
 def quick_verdict(trace: Trace) -> dict[str, Any] | None:
     """Return the verdict on the job of `trace` as a document; None if the trace is too large to judge it in passing."""
-    events = trace.manifest.events
-    return asdict(verdict_of(trace)) if 0 < events <= _MOST_EVENTS and holds_events(events) else None
+    return asdict(verdict_of(trace)) if 0 < trace.manifest.events <= _MOST_EVENTS and trace.fits_in_memory else None
 
 
 def verdict_of(trace: Trace) -> JobVerdict:
