@@ -1,6 +1,7 @@
-"""Captions of pictures: names of traces, the machine, lost events, and the cost of tracing."""
+"""Captions of pictures and lines of tables: names of traces, the machine, hosts of a set, lost events, the cost of tracing."""
 
 from pathlib import Path
+from typing import Any
 
 from iotwin.common.units import counted, format_duration, format_size
 from iotwin.trace_store.manifest import Host, Manifest
@@ -32,6 +33,18 @@ def command_line(manifest: Manifest) -> str:
 def machine_line(manifest: Manifest) -> str:
     """Return the machine and backend of a trace: host, kernel, CPUs, memory, file system, backend."""
     return ", ".join([*machine_words(manifest.host), f"backend {manifest.backend}"])
+
+
+def host_line(name: str, host: dict[str, Any], error_ns: int | None) -> str:
+    """Return a line on a host of a set: status, shift and its error, events and losses if they are known, and the note."""
+    words = [host["status"]]
+    if host["status"] != "missing":
+        shift = f"{'-' if host['shift_ns'] < 0 else ''}{format_duration(abs(host['shift_ns']))}"
+        error = "error unknown" if error_ns is None else f"±{format_duration(error_ns)} by {host['how']}"
+        words.append(f"moved by {shift} ({error})")
+        if "events" in host:
+            words += [counted(host["events"], "event"), f"{host['lost']:,} LOST" if host["lost"] else "none lost"]
+    return plain(f"{name}: {', '.join(words)}" + (f"; {host['note']}" if host["note"] else ""), 300)
 
 
 def machine_words(host: Host) -> list[str]:

@@ -105,7 +105,7 @@ def _head(document: dict[str, Any]) -> Iterator[str]:
 
 def _hosts(hosts: list[dict[str, Any]]) -> Iterator[str]:
     """Yield a line for each host of a set or a merged trace, those first that have a problem; for many hosts, only some."""
-    from iotwin.loops.statistics_table import host_line
+    from iotwin.trace_visuals.labels import host_line
 
     shown = sorted(hosts, key=lambda host: (host["status"] == "complete", not host["lost"], not host["note"]))
     for host in shown[:_MOST_HOSTS]:

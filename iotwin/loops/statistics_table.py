@@ -102,18 +102,3 @@ def _cell(name: str, value: float | None) -> str:
     if name == "time_share":
         return f"{100 * value:.1f}"
     return format_size(value) if name.endswith("_bytes") else f"{value:,.0f}"
-
-
-def host_line(name: str, host: dict[str, Any], error_ns: int | None) -> str:
-    """Return a line on a host of a set: status, shift and its error, events and losses if they are known, and the note."""
-    from iotwin.common.units import counted, format_duration
-    from iotwin.trace_visuals.labels import plain
-
-    words = [host["status"]]
-    if host["status"] != "missing":
-        shift = f"{'-' if host['shift_ns'] < 0 else ''}{format_duration(abs(host['shift_ns']))}"
-        error = "error unknown" if error_ns is None else f"±{format_duration(error_ns)} by {host['how']}"
-        words.append(f"moved by {shift} ({error})")
-        if "events" in host:
-            words += [counted(host["events"], "event"), f"{host['lost']:,} LOST" if host["lost"] else "none lost"]
-    return plain(f"{name}: {', '.join(words)}" + (f"; {host['note']}" if host["note"] else ""), 300)

@@ -23,8 +23,7 @@ class SetCheckCommand(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         from iotwin.common.units import counted
-        from iotwin.loops.statistics_table import host_line
-        from iotwin.trace_visuals.labels import plain
+        from iotwin.trace_visuals.labels import host_line, plain
 
         events = counted(sum(each["events"] for each in document["hosts"]), "event")
         print(f"{document['set']}: {events} of {counted(len(document['hosts']), 'host')}")

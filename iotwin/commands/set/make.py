@@ -25,7 +25,7 @@ class SetMakeCommand(Command):
         return Outcome({"set": str(args.directory), "version": 1, "hosts": msgspec.to_builtins(hosts)})
 
     def show(self, document: dict[str, Any]) -> None:
-        from iotwin.loops.statistics_table import host_line
+        from iotwin.trace_visuals.labels import host_line
 
         print(f"{document['set']}: {sum(each['status'] != 'missing' for each in document['hosts'])} of "
               f"{len(document['hosts'])} hosts")  # fmt: skip
