@@ -30,7 +30,7 @@ def process_title(processes: pd.DataFrame, pid: int) -> str:
     return f"{host} {title} {pid % PIDS_PER_HOST}" if isinstance(host, str) else f"{title} {pid}"
 
 
-def places(trace: Trace) -> pd.DataFrame:
+def hosts_and_ranks(trace: Trace) -> pd.DataFrame:
     """Return the host and the rank of each process by pid. The rank is null for a process that works for no rank.
 
     Ranks are those of launched tasks or of the set. Else ranks count from 0 in order of the starts of their processes.

@@ -15,7 +15,7 @@ import pandas as pd
 from iotwin.common.processes.memory import memory_limit
 from iotwin.trace_store.columns import integers
 from iotwin.trace_store.figures.log_buckets import bucket_from_zero
-from iotwin.trace_store.figures.process_ranks import places
+from iotwin.trace_store.figures.process_ranks import hosts_and_ranks
 from iotwin.trace_store.fold import BUCKETS_PER_OCTAVE, Events, Ints, TraceStretch, fold_all
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers, in_this_process
@@ -280,12 +280,12 @@ def _runs(cell: Ints, *values: Ints) -> Ints:
 def rows(tallies: Sequence[Tally], traces: Sequence[Trace], labels: Sequence[str], by: str | None = None) -> pd.DataFrame:
     """Return one row per name for the `tallies`, one of each of `traces`: calls, errors, bytes, times in ns.
 
-    `by`: one of BY, by default that of the tallies.
-    A name is that of an operation or host, path and kind of a file, or host and number of a rank. That of a process is its trace
-    (the label), host (only in a set), pid, role and command. Rows are in
-    descending order of total time. `time_share` is the row's share of the total time of all rows. A percentile is the mean of the
-    durations in its bucket: exact if these are equal, else within `attrs["percentile_error"]` of it, usually 2.2 %. It is NaN if
-    the tally has none.
+    `by`: one of BY, by default that of the tallies. A name is that of an operation or host, path and kind of a file, or host and
+    number of a rank. That of a process is its trace (the label), host (only in a set), pid, role and command.
+
+    Rows are in descending order of total time. `time_share` is the row's share of the total time of all rows. A percentile is the
+    mean of the durations in its bucket: exact if these are equal, else within `attrs["percentile_error"]` of it, usually 2.2 %.
+    It is NaN if the tally has none.
     """
     by = by or tallies[0].by
     names = _NAMES[by]
@@ -321,7 +321,8 @@ def _named(tally: Tally, trace: Trace, label: str, by: str) -> pd.DataFrame:
                 processes[["host", "role", "comm"]].reindex(key).astype(object).assign(trace=label, pid=np.array(key, np.int64))
             )
         elif by != "op":
-            names = places(trace).reindex(key).fillna({"host": trace.manifest.host.hostname})[_NAMES[by]].astype(object)
+            found = hosts_and_ranks(trace).reindex(key).astype({"host": object})  # ranks remain whole numbers, or null
+            names = found.fillna({"host": trace.manifest.host.hostname})[_NAMES[by]]
     sums = dict(zip((*_SUMS, "max_ns"), (*tally.sums[:, used], tally.max_ns[used]), strict=True))
     return names.assign(**sums)
 
