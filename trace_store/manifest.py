@@ -11,6 +11,7 @@ from iotwin.common.foreign_files import decode_foreign, read_foreign
 from iotwin.trace_store.schema import SCHEMA_VERSION
 
 MANIFEST_NAME = "manifest.json"
+SET_NAME = "set.json"  # the file of a set of hosts, which has no manifest
 KIND = "iotwin trace"
 _MOST_MANIFEST_BYTES = 1 << 26
 _MOST_NAMED = 5  # traces that an error message names
@@ -21,9 +22,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Pid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Status = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
 State = Literal["recording", "complete", "recovered"]
-Evidence = Literal[
-    "one clock", "sockets", "collectives", "ntp", "none"
-]  # what bounds the difference between the clocks of two hosts
+# What bounds the difference between the clocks of two hosts.
+Evidence = Literal["one clock", "sockets", "collectives", "ntp", "none"]
 
 
 class ClockPair(msgspec.Struct):
@@ -156,15 +156,23 @@ def read_manifest(directory: Path) -> Manifest:
     except NotADirectoryError:
         raise IotwinError(f"{directory} is a file; a trace is a directory, with a {MANIFEST_NAME} in it") from None
     except FileNotFoundError:
+        if (directory / SET_NAME).exists():
+            raise IotwinError(f"{directory} is a set of hosts, not a trace; give the traces of its hosts") from None
         raise IotwinError(f"{directory} is not an iotwin trace: it has no {MANIFEST_NAME}{_traces_within(directory)}") from None
     if not content.strip(b"\0 \n"):
         raise IotwinError(f"{path} is empty: the machine went down or the disk was full; try: iotwin recover {directory}")
     return decode_manifest(content, path)
 
 
+def traces_in(directory: Path) -> list[Path]:
+    """Return the traces in `directory`, finished or not, in order of their names. Other directories may have a manifest, too."""
+    manifests = sorted(directory.glob(f"[!.]*/{MANIFEST_NAME}"))
+    return [path.parent for path in manifests if any((path.parent / name).exists() for name in ("events.parquet", "raw"))]
+
+
 def _traces_within(directory: Path) -> str:
     """Return words on the traces that `directory` contains, for an error message; an empty string if it contains none."""
-    names = sorted(path.parent.name for path in directory.glob("*/events.parquet"))
+    names = [path.name for path in traces_in(directory)]
     if not names:
         return ""
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""

@@ -10,9 +10,9 @@ from pyarrow.compute import Expression
 
 from iotwin.common.processes.memory import memory_limit, rows_of_batch
 from iotwin.trace_store import schema
-from iotwin.trace_store.hosts.set_file import SET_NAME, is_set
+from iotwin.trace_store.hosts.set_file import is_set
 from iotwin.trace_store.hosts.set_tables import SetTables, open_set
-from iotwin.trace_store.manifest import MANIFEST_NAME, Manifest
+from iotwin.trace_store.manifest import MANIFEST_NAME, SET_NAME, Manifest
 from iotwin.trace_store.trace_tables import SAMPLES, TraceTables
 
 EVENT_BYTES = 450  # most memory for each event in work that holds all events at once, such as a fit

@@ -15,7 +15,7 @@ class MergeCommand(Command):
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="a set, or the traces of one job, one a host")
-        parser.add_argument("-o", "--output", type=Path, required=True, metavar="TRACE", help="trace to write")
+        parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="trace to write")
         parser.add_argument("--force", action="store_true", help="replace an earlier trace of that name")
         add_memory_option(parser)
 
@@ -29,7 +29,7 @@ class MergeCommand(Command):
         return Outcome({"trace": str(args.output), "events": manifest.events, "lost": manifest.lost_events, "hosts": hosts})
 
     def show(self, document: dict[str, Any]) -> None:
-        from iotwin.loops.statistics_table import host_line
+        from iotwin.trace_visuals.labels import host_line
 
         events, hosts = counted(document["events"], "event"), counted(len(document["hosts"]), "host")
         print(f"{document['trace']}: {events} of {hosts}, {document['lost']} lost")

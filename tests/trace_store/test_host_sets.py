@@ -4,6 +4,7 @@ import json
 import pickle
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,15 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from iotwin.common.errors import IotwinError, UsageError
+from iotwin.loops.similarity_results import compare_folders, is_folder_of_traces
 from iotwin.trace_store import schema, writer
-from iotwin.trace_store.figures.process_ranks import places
-from iotwin.trace_store.figures.statistics import statistics
+from iotwin.trace_store.figures.process_ranks import hosts_and_ranks
+from iotwin.trace_store.figures.statistics import document, statistics
 from iotwin.trace_store.fold import TraceStretch
 from iotwin.trace_store.hosts import set_tables
 from iotwin.trace_store.hosts.check_set import check_set
 from iotwin.trace_store.hosts.make_set import make_set
 from iotwin.trace_store.hosts.merge import merge_traces
-from iotwin.trace_store.hosts.set_file import PIDS_PER_HOST, read_set
+from iotwin.trace_store.hosts.set_file import PIDS_PER_HOST, read_set, write_set
 from iotwin.trace_store.manifest import ClockPair, TracedTask, read_manifest, write_manifest
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_visuals.timeline.grouping import group_processes
@@ -145,7 +147,7 @@ def test_rows_by_host_and_by_rank(tmp_path):
     ranks = statistics([whole], ["x"], "rank")
     assert sorted(zip(ranks["host"], ranks["rank"], strict=True)) == [("node0", 0), ("node1", 1), ("node2", 2)]
     assert ranks["calls"].sum() == whole.manifest.events
-    assert places(Trace(paths[2]))["rank"].unique().tolist() == [0]
+    assert hosts_and_ranks(Trace(paths[2]))["rank"].unique().tolist() == [0]
     busiest = whole.processes()["pid"].tolist()
     groups = group_processes(whole, "host", busiest, 12)
     assert groups.titles == ["node0", "node1", "node2"]
@@ -182,10 +184,10 @@ def test_ranks_of_launched_tasks_are_those_of_their_processes(tmp_path):
     assert [each.ranks for each in make_set(tmp_path, [])] == [[7], [4]]
     whole = Trace(tmp_path)
     assert set(whole.phases()["rank"]) == {4, 7}  # each host logged rank 0
-    found = places(whole)
+    found = hosts_and_ranks(whole)
     assert set(zip(found["host"], found["rank"], strict=True)) == {("node0", 7), ("node1", 4)}
     assert [(task.rank, task.pid // PIDS_PER_HOST) for task in whole.manifest.target.tasks] == [(7, 0), (4, 1)]
-    assert set(places(Trace(paths[0]))["rank"]) == {7}
+    assert set(hosts_and_ranks(Trace(paths[0]))["rank"]) == {7}
 
 
 def test_hosts_with_a_fault_are_named_and_the_rest_goes_on(tmp_path):
@@ -241,11 +243,78 @@ def test_what_is_no_set(tmp_path):
         (tmp_path / "set.json").write_text(text.replace('"version": 1', change))
         with pytest.raises(IotwinError, match=r"set\.json"):
             Trace(tmp_path)
-    document = json.loads(text)
-    document["hosts"][1]["shifts"] = [[0, 0], [100, 50]]
-    (tmp_path / "set.json").write_text(json.dumps(document))
-    with pytest.raises(IotwinError, match="not those of a clock"):
-        Trace(tmp_path)
+    changes = (
+        ({"shifts": [[0, 0], [100, 50]]}, "not those of a clock"),
+        ({"host": "node0"}, "two hosts are called node0"),
+        ({"shift_ns": -(1 << 62)}, "shift_ns"),
+        ({"shifts": [[0, 1 << 62]]}, "shifts"),
+    )
+    for change, words in changes:
+        content = json.loads(text)
+        content["hosts"][1] |= change
+        (tmp_path / "set.json").write_text(json.dumps(content))
+        with pytest.raises(IotwinError, match=words):
+            Trace(tmp_path)
+    for other in (paths[0], tmp_path / "nowhere", tmp_path / "set.json"):
+        with pytest.raises(IotwinError, match="is no set of hosts"):
+            check_set(other)
+
+
+def test_default_traces_of_a_set_are_traces_alone(tmp_path):
+    make_hosts(tmp_path)
+    for other in ("data", ".left.partial"):
+        (tmp_path / other).mkdir()
+        (tmp_path / other / "manifest.json").write_text('{"kind": "iotwin data set"}')
+    (tmp_path / "cut.trace" / "raw").mkdir(parents=True)
+    (tmp_path / "cut.trace" / "manifest.json").write_text("")
+    assert [(each.trace, each.status) for each in make_set(tmp_path, [])] == [
+        ("cut.trace", "missing"), ("node0.trace", "complete"), ("node1.trace", "complete")
+    ]  # fmt: skip
+
+
+def test_names_of_hosts_remain_if_they_differ(tmp_path):
+    names = ("node-1", "node", "node", "node-2")
+    paths = [host_trace(tmp_path / f"{index}", name, BOOTED, files=2, epochs=1) for index, name in enumerate(names)]
+    assert [each.host for each in make_set(tmp_path / "set", paths)] == ["node-1", "node", "node-3", "node-2"]
+
+
+def test_one_trace_is_one_host(tmp_path):
+    paths = make_hosts(tmp_path / "job")
+    (tmp_path / "link").symlink_to(paths[0])
+    for again in (paths[0], tmp_path / "job" / "." / ".." / "job" / paths[0].name, tmp_path / "link"):
+        for make in (lambda traces: make_set(tmp_path / "set", traces), lambda traces: merge_traces(traces, tmp_path / "one")):
+            with pytest.raises(UsageError, match="same trace"):
+                make([*paths, again])
+    make_set(tmp_path / "job", paths)
+    for traces in (paths, [tmp_path / "job"]):
+        with pytest.raises(UsageError, match="one of the traces"):
+            merge_traces(traces, paths[1], force=True)
+    assert "is a set" in make_set(tmp_path / "set", [tmp_path / "job", tmp_path / "link"])[0].note
+    assert make_set(tmp_path / "job", [tmp_path / "job" / ".." / "link"])[0].trace == str(tmp_path / "link")
+    make_set(tmp_path / "job", paths)
+    merge_traces([tmp_path / "job"], tmp_path / "one")
+    paths[1].rename(tmp_path / "away")
+    (tmp_path / "one").rename(paths[1])
+    assert "merged trace" in Trace(tmp_path / "job").manifest.hosts[1].note
+
+
+def test_processes_of_no_rank_leave_the_ranks_whole_numbers(tmp_path):
+    make_hosts(tmp_path)
+    hosts = make_set(tmp_path, [])
+    write_set(tmp_path, [hosts[0], msgspec.structs.replace(hosts[1], ranks=[])])
+    rows = {each["host"]: each["rank"] for each in document(statistics([Trace(tmp_path)], ["x"], "rank"))}
+    assert rows == {"node0": 0, "node1": None} and isinstance(rows["node0"], int)
+
+
+def test_a_set_is_no_folder_of_traces_to_compare(tmp_path):
+    (tmp_path / "set").mkdir()
+    paths = make_hosts(tmp_path / "set", files=2, epochs=1)
+    assert is_folder_of_traces(tmp_path / "set")
+    make_set(tmp_path / "set", paths)
+    assert not is_folder_of_traces(tmp_path / "set")
+    host_trace(tmp_path / "twins" / "a.trace", "node0", BOOTED, files=2, epochs=1)
+    found = compare_folders(tmp_path / "set", tmp_path / "twins", None)
+    assert (found["rows"], found["columns"]) == (["set"], ["a.trace"])
 
 
 def test_files_that_hosts_may_share_are_named(tmp_path):

@@ -8,8 +8,7 @@ import msgspec
 from iotwin.common.errors import IotwinError
 from iotwin.trace_store import schema
 from iotwin.trace_store.hosts.set_file import read_set
-from iotwin.trace_store.hosts.set_tables import SetTables
-from iotwin.trace_store.trace_tables import TraceTables
+from iotwin.trace_store.hosts.set_tables import SetTables, trace_of_host
 
 
 def check_set(directory: Path) -> dict[str, Any]:
@@ -38,7 +37,7 @@ def check_set(directory: Path) -> dict[str, Any]:
 
 def _can_be_read(path: Path) -> bool:
     try:
-        TraceTables(path)
+        trace_of_host(path)
     except IotwinError:
         return False
     return True

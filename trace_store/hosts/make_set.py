@@ -1,16 +1,16 @@
 """Make a set of the traces that the hosts of one job recorded: names, ranks, and the shifts between the hosts' clocks."""
 
-import os
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.trace_store import schema
 from iotwin.trace_store.hosts.set_file import MAX_HOSTS, SetHost, write_set
-from iotwin.trace_store.hosts.set_tables import logged_ranks
+from iotwin.trace_store.hosts.set_tables import logged_ranks, trace_of_host
 from iotwin.trace_store.hosts.shifts import estimate_shifts
-from iotwin.trace_store.manifest import MANIFEST_NAME
+from iotwin.trace_store.manifest import MANIFEST_NAME, traces_in
 from iotwin.trace_store.trace_tables import TraceTables
 
 
@@ -21,7 +21,7 @@ def make_set(directory: Path, traces: Sequence[Path]) -> list[SetHost]:
     """
     if (directory / MANIFEST_NAME).exists():
         raise UsageError(f"{directory} is a trace; choose another directory for the set")
-    traces = traces or sorted(path.parent for path in directory.glob(f"*/{MANIFEST_NAME}"))
+    traces = traces or traces_in(directory)
     if not 0 < len(traces) <= MAX_HOSTS:
         raise UsageError(f"a set has 1 to {MAX_HOSTS} traces, not {len(traces)}; give the traces, or copy them into {directory}")
     hosts = set_of(directory, traces)
@@ -34,43 +34,42 @@ def make_set(directory: Path, traces: Sequence[Path]) -> list[SetHost]:
 def set_of(directory: Path, traces: Sequence[Path]) -> list[SetHost]:
     """Return the hosts of a set of `traces`, whose paths become relative to `directory` if they are in it, else absolute.
 
-    A trace that is unfinished, damaged, absent, or itself of several hosts counts as missing.
+    A trace that is unfinished, damaged, absent, or itself of several hosts counts as missing. Raises UsageError if a trace is
+    given twice.
     """
+    folder, paths = directory.resolve(), [path.parent.resolve() / path.name for path in traces]
+    real = [path.resolve() for path in paths]
+    if repeated := next((path for index, path in enumerate(traces) if real[index] in real[:index]), None):
+        raise UsageError(f"{repeated} is the same trace as another one of the set; give each trace once")
     found: dict[int, TraceTables] = {}
     reasons: dict[int, str] = {}
     for index, path in enumerate(traces):
         try:
-            found[index] = _of_one_host(path)
+            found[index] = trace_of_host(path)
         except IotwinError as error:
             reasons[index] = str(error)
     names = _unique([found[index].manifest.host.hostname if index in found else path.stem for index, path in enumerate(traces)])
     shifts = dict(zip(found, estimate_shifts(list(found.values())), strict=True))
     ranks = dict(zip(found, _ranks(list(found.values())), strict=True))
     hosts = []
-    for index, (name, path) in enumerate(zip(names, traces, strict=True)):
-        place = os.path.relpath(path, directory) if path.absolute().is_relative_to(directory.absolute()) else str(path.absolute())
+    for index, (name, path) in enumerate(zip(names, paths, strict=True)):
+        stored = str(path.relative_to(folder) if path.is_relative_to(folder) else path)
         if index in reasons:
-            hosts.append(SetHost(name, place, 0, None, "none", "missing", [], note=reasons[index]))
+            hosts.append(SetHost(name, stored, 0, None, "none", "missing", [], note=reasons[index]))
             continue
         shift, manifest = shifts[index], found[index].manifest
         state: Literal["complete", "recovered"] = "complete" if manifest.status == "complete" else "recovered"
         begin_ns = shift.at(manifest.start_ns)
-        hosts.append(SetHost(name, place, begin_ns, shift.error_ns, shift.how, state, ranks[index], shift.knots, shift.note))
+        hosts.append(SetHost(name, stored, begin_ns, shift.error_ns, shift.how, state, ranks[index], shift.knots, shift.note))
     return hosts
 
 
-def _of_one_host(path: Path) -> TraceTables:
-    tables = TraceTables(path)
-    if tables.manifest.hosts:
-        raise IotwinError(f"{path} is a merged trace; give the traces of its hosts")
-    return tables
-
-
 def _unique(names: list[str]) -> list[str]:
+    """Return `names`, with a number added to each that occurred before."""
     unique: list[str] = []
     for name in names:
-        taken = sum(other == name or other.startswith(f"{name}-") for other in unique)
-        unique.append(f"{name}-{taken + 1}" if taken else name)
+        numbered = (f"{name}-{number}" for number in count(2))
+        unique.append(next(each for each in numbered if each not in (*names, *unique)) if name in unique else name)
     return unique
 
 

@@ -26,7 +26,8 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 def merge_traces(traces: Sequence[Path], directory: Path, force: bool = False) -> Manifest:
     """Write the traces of several hosts, or those of one set, as one trace at `directory`. Return its manifest.
 
-    Holds a batch of each trace in memory. Raises UsageError for too few or too many traces or a `directory` in use.
+    Holds a batch of each trace in memory. Raises UsageError for too few or too many traces, or if `directory` is in use or is one
+    of the traces.
     """
     refuse_unusable(directory, force)
     if len(traces) == 1 and is_set(traces[0]):
@@ -37,6 +38,8 @@ def merge_traces(traces: Sequence[Path], directory: Path, force: bool = False) -
         raise UsageError(f"give a set, or 2 to {MAX_HOSTS} traces to merge, not {len(traces)}")
     if len(tables.hosts) < 2 and tables.left_out:
         raise UsageError(f"only one trace can be read, so there is nothing to merge: {next(iter(tables.left_out.values()))}")
+    if directory.resolve() in (host.tables.path.resolve() for host in tables.hosts):
+        raise UsageError(f"{directory} is one of the traces to merge; choose another name")
     with made_trace(directory) as made:
         write_events(made / "events.parquet", (pa.Table.from_batches([batch]) for batch in tables.events()))
         samples = {f"{SAMPLES}{kind}": columns for kind, columns in schema.SAMPLES.items()}

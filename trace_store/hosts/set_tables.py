@@ -21,9 +21,9 @@ from iotwin.common.progress import note
 from iotwin.trace_store import schema
 from iotwin.trace_store.clocks import interpolated
 from iotwin.trace_store.columns import column, integers, plain_labels
-from iotwin.trace_store.hosts.set_file import PIDS_PER_HOST, SET_NAME, SetHost, read_set
+from iotwin.trace_store.hosts.set_file import PIDS_PER_HOST, SetHost, read_set
 from iotwin.trace_store.hosts.set_manifest import set_manifest
-from iotwin.trace_store.manifest import Manifest, TracedTask
+from iotwin.trace_store.manifest import SET_NAME, Manifest, TracedTask
 from iotwin.trace_store.trace_tables import BATCH_ROWS, SAMPLES, TraceTables
 
 _PART_ROWS = 1 << 20
@@ -104,6 +104,14 @@ class HostTables:
                 yield table
 
 
+def trace_of_host(path: Path) -> TraceTables:
+    """Open the trace at `path`. Raises IotwinError if it cannot be read, or is itself of several hosts."""
+    tables = TraceTables(path)
+    if tables.manifest.hosts:
+        raise IotwinError(f"{path} is a merged trace; give the traces of its hosts")
+    return tables
+
+
 def logged_ranks(tables: TraceTables) -> list[int | None]:
     """Return the ranks that the phases and parts of a trace have, in order; None, for rows without a rank, is the last."""
     found: set[int | None] = set()
@@ -125,7 +133,7 @@ class SetTables:
             try:
                 if entry.status == "missing":
                     raise IotwinError(entry.note or "it was missing when the set was made")
-                tables = TraceTables(directory / entry.trace)
+                tables = trace_of_host(directory / entry.trace)
             except IotwinError as error:
                 self.left_out[entry.host] = str(error)
                 continue
