@@ -23,18 +23,21 @@ MPI_VARIABLES = (
 _TORCHRUN = ("RANK", "WORLD_SIZE")
 # Number of processes on this machine, by the variable of the rank.
 _LOCAL_SIZES = {"OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK": "MPI_LOCALNRANKS", "RANK": "LOCAL_WORLD_SIZE"}
-# Variables that together differ between two launches, by the variable of the rank.
+# Variables that together differ between two launches, by the variable of the rank. torchrun's MASTER_PORT and TORCHELASTIC_RUN_ID
+# may be the same in every launch, but its file is FOLDER_OF_THE_LAUNCH/attempt_N/RANK/error.json.
 _LAUNCH_IDS = {
     "OMPI_COMM_WORLD_RANK": ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
-    "PMI_RANK": ("PMI_JOBID", "HYDI_CONTROL_FD"),
+    "PMI_RANK": ("PMI_JOBID",),
     "SLURM_PROCID": ("SLURM_JOB_ID", "SLURM_STEP_ID"),
-    "RANK": ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),
+    "RANK": ("TORCHELASTIC_ERROR_FILE",),
 }
+_ATTEMPT = "/attempt_"
 _FIRST_PORT, _PORTS_END = 29500, 65000
 _MOST_NODES = 1 << 16
+_MOST_DIGITS = 9  # of a rank or a number of processes
 _REPORT_STAGGER_S = 3.0  # delay between two ranks that report the same error
 _LONGEST_WAIT_TO_REPORT_S = 6.0
-_LATEST_START_S = 10.0  # rank 0 may start so many seconds later than the other ranks
+_LATEST_START_S = 10.0  # longest delay between the first rank's start and that of rank 0
 
 
 class Launched(NamedTuple):
@@ -69,8 +72,9 @@ def node_task() -> NodeTask | None:
     name, (rank, size) = _launcher((*MPI_VARIABLES, _TORCHRUN))
     if size == 1:
         return None
+    ids = (os.environ.get(variable, "").partition(_ATTEMPT)[0] for variable in _LAUNCH_IDS[name])
     # The tasks of one machine are children of the same process, unless a wrapper such as sudo starts each.
-    launch = ".".join(filter(None, (os.environ.get(variable) for variable in _LAUNCH_IDS[name]))) or f"parent {os.getppid()}"
+    launch = ".".join(filter(None, ids)) or f"parent {os.getppid()}"
     here = _slurm_tasks_here() if name == "SLURM_PROCID" else _natural(_LOCAL_SIZES[name], 0)
     return NodeTask(rank, os.environ.get("SLURMD_NODENAME") or os.uname().nodename, launch, here or None)
 
@@ -86,7 +90,7 @@ def _slurm_tasks_here() -> int:
 
 def _natural(name: str, otherwise: int) -> int:
     text = os.environ.get(name, "")
-    return int(text) if text.isdecimal() else otherwise
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else otherwise
 
 
 def _mpi() -> Any:

@@ -50,18 +50,26 @@ def test_a_rank_that_there_cannot_be_is_refused(monkeypatch, rank, size):
             (3, HERE, "9", 2),
         ),
         ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "1", "PMI_JOBID": "7"}, (1, HERE, "7", 1)),
-        (
-            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"},
-            (1, HERE, "a.29500", 2),
+        (  # MPICH's descriptor is the same in every launch
+            {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "HYDI_CONTROL_FD": "7"},
+            (1, HERE, f"parent {os.getppid()}", 2),
         ),
+        (  # and so are torchrun's port and run, unless somebody chooses them; the folder is not
+            {
+                "RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500",
+                "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_x/none_y/attempt_0/1/error.json",
+            },
+            (1, HERE, "/tmp/torchelastic_x/none_y", 2),
+        ),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, (1, HERE, f"parent {os.getppid()}", None)),
+        ({"RANK": "9" * 23, "WORLD_SIZE": "2"}, (0, HERE, f"parent {os.getppid()}", None)),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_JOB_ID": "42"}, None),
         ({}, None),
     ],
 )  # fmt: skip
 def test_a_task_knows_its_node_and_its_launch(monkeypatch, variables, expected):
-    for name in [
-        name for name in os.environ if name.startswith(("SLURM", "OMPI", "PMI", "MPI", "RANK", "WORLD", "LOCAL_", "MASTER"))
-    ]:
+    launchers = ("SLURM", "OMPI", "PMI", "MPI", "RANK", "WORLD", "LOCAL_", "MASTER", "TORCHEL")
+    for name in [name for name in os.environ if name.startswith(launchers)]:
         monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
