@@ -1,6 +1,5 @@
 """Parse and format sizes and durations as people write them."""
 
-import math
 import re
 
 from iotwin.common.errors import UsageError
@@ -19,6 +18,7 @@ _DURATION_UNITS = {
     "min": 60_000_000_000,
     "h": 3_600_000_000_000,
 }
+_MOST = 1 << 62  # bytes or nanoseconds, so that the sum of two fits in 64 bits
 
 
 def _parse(text: str, what: str, units: dict[str, int], example: str) -> int:
@@ -30,7 +30,7 @@ def _parse(text: str, what: str, units: dict[str, int], example: str) -> int:
     if unit not in units:
         raise UsageError(f"{what} '{text}' has the unknown unit '{match[2]}'; write for example {example}")
     number = float(match[1]) * units[unit]
-    if math.isinf(number):
+    if number > _MOST:
         raise UsageError(f"{what} '{text}' is larger than any that can be measured; write for example {example}")
     return round(number)
 

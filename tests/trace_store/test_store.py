@@ -196,7 +196,7 @@ def test_sizes(text, expected):
     assert parse_size(text) == expected
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "", "MiB", "1 parsec", "1MiB2", "0.1", "nan", "1_000"])
+@pytest.mark.parametrize("text", ["0", "-1", "", "MiB", "1 parsec", "1MiB2", "0.1", "nan", "1_000", "9999999TiB"])
 def test_sizes_that_are_none(text):
     with pytest.raises(UsageError):
         parse_size(text)
