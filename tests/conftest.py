@@ -20,6 +20,7 @@ from iotwin.common.progress import set_quiet
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 300  # for what takes moments where nothing else runs: only a test that fails waits so long
+STARTED: set[int] = set()  # pids of the command lines that tests of this process started
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 # No machine is too slow for an example, and every run draws the same ones; --hypothesis-profile default draws others each time.
@@ -145,8 +146,17 @@ def run_iotwin(*arguments: str | Path, **options: object) -> subprocess.Complete
     """Run the command line in a process of its own, as a user would."""
     command = [sys.executable, "-m", "iotwin", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    defaults: dict = {"capture_output": True, "text": True, "timeout": PATIENCE_S, "env": environment, "check": False}
-    return subprocess.run(command, **{**defaults, **options})
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    settings: dict = {**streams, "text": True, "timeout": PATIENCE_S, "env": environment, **options}
+    timeout_s = settings.pop("timeout")
+    with subprocess.Popen(command, **settings) as process:
+        STARTED.add(process.pid)
+        try:
+            output, errors = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from unittest import mock
 
 from iotwin.common.progress import set_quiet
 from iotwin.main import main
-from tests.conftest import PATIENCE_S, ROOT
+from tests.conftest import PATIENCE_S, ROOT, STARTED
 
 
 def one_line(result: subprocess.CompletedProcess[str]) -> str:
@@ -53,7 +53,9 @@ def start(*arguments: str | Path, program: Sequence[str] = ("-m", "iotwin"), **o
         "start_new_session": True,
         "env": {**os.environ, "PYTHONPATH": str(ROOT)},
     }
-    return subprocess.Popen(command, **{**defaults, **options})
+    process = subprocess.Popen(command, **{**defaults, **options})
+    STARTED.add(process.pid)
+    return process
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
@@ -119,9 +121,10 @@ def name_of(pid: int) -> str:
 
 
 def left_behind() -> list[Path]:
-    """Cgroups of recorders that are gone, of our pid namespace."""
+    """Cgroups of recorders that are gone, if these tests started them: other tests run at the same time."""
     from iotwin.tracing_tools.targets.cgroup import _own_cgroup, _pid_namespace
 
     own = _own_cgroup()
     found = own.glob(f"iotwin-*-{_pid_namespace()}-*") if own else []
-    return [path for path in found if not Path(f"/proc/{path.name.split('-')[1]}").exists()]
+    recorders = {path: int(path.name.split("-")[1]) for path in found}
+    return [path for path, pid in recorders.items() if pid in STARTED and not Path(f"/proc/{pid}").exists()]

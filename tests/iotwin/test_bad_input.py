@@ -16,6 +16,9 @@ from tests.processes import call, one_line
         (["doctro"], "unknown command 'doctro' (did you mean 'doctor'?)"),
         (["--vresion"], "unknown option '--vresion' (did you mean '--version'?)"),
         (["compare"], "the following arguments are required: A, B"),
+        (["set", "make"], "the following arguments are required: DIR;"),
+        (["advise"], "the following arguments are required: TRACE;"),
+        (["detrain", "run"], "the following arguments are required: SCRIPT"),
         (["doctor", "now"], "unexpected argument 'now'"),
         (["info", "TRACE", "--jsn"], "iotwin info: unknown option '--jsn' (did you mean '--json'?)"),
         (["report", "TRACE", "--outptu=x"], "required"),
@@ -134,7 +137,7 @@ def test_a_place_that_is_not_there_is_named_before_any_work(command, trace, tmp_
 
 def test_a_full_disk_under_stdout_is_one_line(trace):
     with Path("/dev/full").open("w") as full:
-        result = run_iotwin("info", trace, "--json", capture_output=False, stdout=full, stderr=-1)
+        result = run_iotwin("info", trace, "--json", stdout=full, stderr=-1)
     assert result.returncode == 1
     assert "No space left" in one_line(result)
 
@@ -142,7 +145,7 @@ def test_a_full_disk_under_stdout_is_one_line(trace):
 def test_a_reader_that_goes_away_is_no_error(trace):
     reading, writing = os.pipe()
     os.close(reading)
-    result = run_iotwin("info", trace, capture_output=False, stdout=writing, stderr=-1)
+    result = run_iotwin("info", trace, stdout=writing, stderr=-1)
     os.close(writing)
     assert result.returncode == 0 and result.stderr == ""
 

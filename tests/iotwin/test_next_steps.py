@@ -19,7 +19,7 @@ def traces(tmp_path_factory):
 
 
 def test_without_a_command_every_command_is_listed_once_in_a_group():
-    done = run_iotwin(check=False)
+    done = run_iotwin()
     lines = done.stdout.splitlines()
     titles = [line for line in lines if line.endswith(":")]
     assert titles == ["measure a job:", "answer questions:", "build and run its twin:", "training systems:", "more:"]
@@ -34,17 +34,17 @@ def test_without_a_command_every_command_is_listed_once_in_a_group():
 
 
 def test_a_wrong_choice_gets_a_guess(traces):
-    done = run_iotwin("stats", traces[0], "--by", "fil", check=False)
+    done = run_iotwin("stats", traces[0], "--by", "fil")
     assert done.returncode == 2 and "(did you mean 'file'?)" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_a_folder_of_traces_is_refused_with_the_names_of_its_traces(traces, tmp_path):
-    done = run_iotwin("info", traces[0].parent, check=False)
+    done = run_iotwin("info", traces[0].parent)
     assert done.returncode == 1
     assert f"contains the traces real.trace, rerun.trace; give one of them, as {traces[0]}" in done.stderr
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "manifest.json").write_text("{}")  # a data set's
-    assert "contains" not in run_iotwin("info", tmp_path, check=False).stderr
+    assert "contains" not in run_iotwin("info", tmp_path).stderr
 
 
 def test_fit_and_compare_name_the_next_command(traces, tmp_path):
@@ -95,7 +95,7 @@ def test_on_a_terminal_lines_break_between_words(monkeypatch, capsys):
 def test_trace_names_the_next_command(tmp_path):
     done = run_iotwin("trace", "-o", tmp_path / "run.trace", "--", "true")
     assert f"next: iotwin report {tmp_path / 'run.trace'} -o report.html" in done.stderr
-    failed = run_iotwin("trace", "-o", tmp_path / "bad.trace", "--", "false", check=False)
+    failed = run_iotwin("trace", "-o", tmp_path / "bad.trace", "--", "false")
     assert "next:" not in failed.stderr
 
 
@@ -126,7 +126,7 @@ def test_fit_replaces_its_own_twin_but_none_that_somebody_edited(tmp_path):
     for edited in (written.replace("data_folder: ", "data_folder: /elsewhere"), written + "# mine\n", "mine: true\n", ""):
         assert edited != written
         twin.write_text(edited)
-        done = run_iotwin(*arguments, check=False)
+        done = run_iotwin(*arguments)
         assert done.returncode == 2 and "--force" in done.stderr and len(done.stderr.splitlines()) == 1
         assert twin.read_text() == edited
     run_iotwin(*arguments, "--force")
