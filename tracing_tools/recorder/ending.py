@@ -13,7 +13,7 @@ from iotwin.common.units import format_duration, parse_duration
 from iotwin.trace_store.manifest import Manifest
 from iotwin.tracing_tools.targets.target import TraceTarget
 
-_SIGNAL = signal.SIGUSR1
+END_SIGNAL = signal.SIGUSR1
 _STALL = re.compile(r"stall\s*>\s*(?P<share>\d*\.?\d+)\s*(?P<percent>%?)(?:\s+for\s+(?P<window>\S+))?")
 _WINDOW = "10s"
 _EXAMPLES = "write signal, failure or 'stall>0.3 for 10s'"
@@ -60,14 +60,14 @@ class RecordingEnd:
 
     def __enter__(self) -> None:
         if self._until is not None and self._until.kind == "signal":
-            self._handler = signal.signal(_SIGNAL, self._receive)
+            self._handler = signal.signal(END_SIGNAL, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._is_signalled = True
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._handler is not None:
-            signal.signal(_SIGNAL, self._handler)
+            signal.signal(END_SIGNAL, self._handler)
 
     def is_reached(self, manifest: Manifest) -> bool:
         """Return True if the recording ends now. The first time, a note in `manifest` gives the reason."""
@@ -80,12 +80,12 @@ class RecordingEnd:
         if self._duration_ns is not None and time.monotonic_ns() >= manifest.start_ns + self._duration_ns:
             return "the trace ended after the requested duration; its target continues"
         if self._is_signalled:
-            return f"the trace ended at a {_SIGNAL.name} (--until signal); its target continues"
+            return f"the trace ended at a {END_SIGNAL.name} (--until signal); its target continues"
         if self._is_stalled is not None and self._is_stalled():
             return f"the trace ended at a stall (--until '{self._text()}'); its target continues"
         is_awaited = self._until is not None and self._until.kind == "failure"
-        if is_awaited and self._target.has_ended() and self._target.exit_status:
-            return f"the trace ended at the command's failure, with exit status {self._target.exit_status} (--until failure)"
+        if is_awaited and (status := self._target.failed_status()):
+            return f"the trace ended at the command's failure, with exit status {status} (--until failure)"
         return None
 
     def missed(self) -> list[str]:

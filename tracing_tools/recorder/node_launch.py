@@ -17,6 +17,7 @@ from iotwin.tracing_tools.recorder.interruption import Interruption
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_target
 from iotwin.tracing_tools.targets.command import become_command, program_of
 from iotwin.tracing_tools.targets.node_tasks import (
+    ANSWER_S,
     JoiningTarget,
     NodeTarget,
     NodeTracer,
@@ -49,7 +50,8 @@ def trace_task(command: list[str], task: NodeTask, directory: Path, options: Tra
     trace = trace_of(directory, task)
     name = socket_name(task, trace)
     _make_set(directory)
-    while True:
+    until_s = time.monotonic() + ANSWER_S
+    while time.monotonic() < until_s:
         if listener := listen(name):
             with listener:
                 if reason := _reason_against(trace, task):
@@ -63,6 +65,8 @@ def trace_task(command: list[str], task: NodeTask, directory: Path, options: Tra
                 tracer.close()
             if status is not None:
                 return status
+            until_s = time.monotonic() + ANSWER_S
+    raise IotwinError(f"{trace}: the process that holds the name of the node's tracer does not answer; choose another -o")
 
 
 def _make_set(directory: Path) -> None:

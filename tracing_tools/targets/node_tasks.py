@@ -9,6 +9,7 @@ exit status. The tracer answers the first two by a `_Reply`. If the connection e
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import socket
@@ -30,9 +31,10 @@ from iotwin.tracing_tools.targets.processes import open_files, process_tree
 
 _MOST_BYTES = 1 << 16  # of a message
 _CREDENTIALS = struct.Struct("iII")  # struct ucred of socket(7): pid, user id, group id
-_ANSWER_S = 60.0  # how long a task waits for the tracer, which loads its probes meanwhile; then its command runs untraced
+ANSWER_S = 60.0  # how long a task waits for the tracer, which loads its probes meanwhile; then its command runs untraced
 _LATEST_TASK_S = 60.0  # how long the tracer waits for the tasks that the launcher announces
 _RETRY_S = 0.005
+_BACKLOG = 1024  # tasks that may wait for the tracer to accept them
 
 
 class TracerGoneError(IotwinError):
@@ -76,14 +78,16 @@ def socket_name(task: NodeTask, trace: Path) -> str:
 
 
 def listen(name: str) -> socket.socket | None:
-    """Return a socket that listens under `name`; None if another process has the name."""
+    """Return a socket that listens under `name`; None if another process has the name. Raises OSError if no socket can."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(name)
-    except OSError:
+    except OSError as error:
         listener.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
         return None
-    listener.listen(1024)
+    listener.listen(_BACKLOG)
     listener.setblocking(False)
     return listener
 
@@ -178,7 +182,7 @@ class NodeTarget(CommandTarget):
 
     def _serve(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while True:
+            for _ in range(_BACKLOG):
                 connection, _ = self._listener.accept()
                 if _is_ours(connection):
                     self._members.append(_Member(connection))
@@ -226,14 +230,24 @@ class NodeTarget(CommandTarget):
         joined, self._joined = self._joined, b""
         return joined
 
+    def failed_status(self) -> int | None:
+        """Return the exit status of a task's command that failed, None if none has."""
+        self.has_ended()  # receives the statuses
+        statuses = (self.exit_status, *(member.task.exit_status for member in self._members))
+        return next(filter(None, statuses), None)
+
     def remaining(self) -> list[int]:
         """Return the pids of the processes of all tasks, as far as they are known."""
         others = [member.task.pid for member in self._members if member.connection and member.task.pid]
         return super().remaining() if self._own else super().remaining() + others
 
     def signal(self, number: int) -> None:
-        """Send the signal to this task's command and its descendants only, since each task passes on its own signals."""
-        if self.root_pid is not None:
+        """Send the signal to this task's command and its descendants only, since each task passes on its own signals.
+
+        Tasks that have not begun are waited for no longer: whoever ends a launch begins no more of its tasks.
+        """
+        self._wait_until_s = 0.0
+        if self.root_pid is not None and self.exit_status is None:
             self._send(number, process_tree([self.root_pid]))
 
     def closing_notes(self) -> list[str]:
@@ -265,12 +279,12 @@ class NodeTracer(Backend):
         self._connection, self._rank = connection, rank
         self._words: list[str] = []
         self._is_lost = False
-        connection.settimeout(_ANSWER_S)
 
     @classmethod
     def find(cls, name: str, rank: int) -> "NodeTracer | None":
         """Return the tracer that listens under the socket's name; None if none does, or a process of another user."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.settimeout(ANSWER_S)
         try:
             connection.connect(name)
         except OSError:
@@ -320,7 +334,7 @@ class NodeTracer(Backend):
             self._connection.send(_encoded(request))
             content = self._connection.recv(_MOST_BYTES)
         except TimeoutError:
-            raise TracerGoneError(f"the tracer of this node did not answer within {_ANSWER_S:g} s") from None
+            raise TracerGoneError(f"the tracer of this node did not answer within {ANSWER_S:g} s") from None
         except OSError:
             return None
         return decode_foreign(content, _Reply, "the answer of the tracer") if content else None

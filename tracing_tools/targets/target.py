@@ -64,6 +64,10 @@ class TraceTarget:
     def abandon(self) -> None:
         """Undo `start` without letting the target run."""
 
+    def failed_status(self) -> int | None:
+        """Return the exit status of a command that failed, None if none has."""
+        return (self.exit_status or None) if self.has_ended() else None
+
     def has_ended(self) -> bool:
         """Return True if the target's main process has ended, and set `exit_status`."""
         return not self.remaining()

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from iotwin.trace_store.reader import Trace
 from iotwin.tracing_tools.backends import unavailable_reason
 from iotwin.tracing_tools.recorder import node_launch
 from iotwin.tracing_tools.targets import node_tasks
-from tests.conftest import PATIENCE_S, ROOT
+from tests.conftest import PATIENCE_S, ROOT, STARTED
 from tests.processes import call, left_behind, one_line, wait_for
 from tests.tracing_tools.recorder.test_capture import on_path
 
@@ -42,11 +43,16 @@ def launched(rank: int, tasks: int) -> dict[str, str]:
     return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in names.items()} | {"PMIX_NAMESPACE": "4711"}
 
 
-def task(rank: int, tasks: int, directory: Path, *command: str | Path, options: Sequence[str] = ()) -> subprocess.Popen[str]:
+def task(
+    rank: int, tasks: int, directory: Path, *command: str | Path, options: Sequence[str] = (), stdin: int | None = None
+) -> subprocess.Popen[str]:
     """Start `iotwin trace` as one of so many tasks of this machine."""
     words = [sys.executable, "-m", "iotwin", "trace", "-o", str(directory), *options, "--", *map(str, command)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **launched(rank, tasks)}
-    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    streams = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(words, env=environment, text=True, **streams)
+    STARTED.add(process.pid)
+    return process
 
 
 def reader(target: Path, reads: int, status: int = 0) -> list[str]:
@@ -128,6 +134,44 @@ def _ledgers(trace: Path) -> int:
 
 def _tasks(trace: Path) -> list[int]:
     return [each.rank for each in read_manifest(trace).target.tasks]
+
+
+@pytest.mark.root
+def test_the_failure_of_another_task_ends_the_trace(tmp_path):
+    options = ["--until", "failure"]
+    tracer = task(0, 2, tmp_path / "set", "sh", "-c", "read line", options=options, stdin=subprocess.PIPE)
+    trace = tmp_path / "set" / f"{NODE}.trace"
+    wait_for(lambda: (trace / "raw" / "lock").exists(), "the recording")
+    failed = task(1, 2, tmp_path / "set", "sh", "-c", "exit 3", options=options)
+    wait_for(lambda: (trace / "events.parquet").exists() and not (trace / "raw").exists(), "the end of the trace")
+    assert tracer.poll() is None
+    tracer.communicate("\n", timeout=PATIENCE_S)
+    failed.communicate(timeout=PATIENCE_S)
+    assert (tracer.returncode, failed.returncode) == (0, 3)
+    assert any("with exit status 3 (--until failure)" in text for text in Trace(trace).manifest.notes)
+
+
+@pytest.mark.root
+def test_an_interrupt_ends_the_wait_for_tasks_that_never_come(tmp_path):
+    tracer = task(0, 2, tmp_path / "set", "sh", "-c", "echo $$")
+    assert tracer.stdout is not None
+    command = int(tracer.stdout.readline())
+    wait_for(lambda: not Path(f"/proc/{command}/exe").exists(), "the end of the command")  # a zombie has no program
+    tracer.terminate()
+    assert "1 of the 2 tasks of this node are not in the trace" in tracer.communicate(timeout=PATIENCE_S)[1]
+    assert tracer.returncode == 0
+
+
+def test_a_name_that_nobody_can_use_is_one_line(tmp_path, monkeypatch):
+    """Another process has it and answers nothing, or the kernel grants none."""
+    mine = node_launch.NodeTask(0, NODE, "4711", 2)
+    monkeypatch.setattr(node_launch, "ANSWER_S", 0.05)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        other.bind(node_tasks.socket_name(mine, tmp_path / f"{NODE}.trace"))
+        with pytest.raises(node_launch.IotwinError, match="does not answer"):
+            node_launch.trace_task(["true"], mine, tmp_path, node_launch.TraceOptions())
+    with pytest.raises(OSError, match="too long"):
+        node_tasks.listen("\0" + "x" * 200)
 
 
 @pytest.fixture
