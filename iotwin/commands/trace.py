@@ -14,6 +14,7 @@ from iotwin.common.ranks import NodeTask, node_task
 from iotwin.common.units import counted, format_duration, format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
+    from iotwin.tracing_tools.recorder.ending import Until
     from iotwin.tracing_tools.targets.container import ContainerOptions
     from iotwin.tracing_tools.targets.target import TraceTarget
 
@@ -82,7 +83,6 @@ class TraceCommand(Command):
         if args.jobs is not None:
             return _trace_jobs(args)
         from iotwin.trace_store.syscalls import parse_detail
-        from iotwin.tracing_tools.recorder.ending import parse_until
         from iotwin.tracing_tools.recorder.node_launch import trace_of, trace_task
         from iotwin.tracing_tools.recorder.session import TraceOptions, trace_target
 
@@ -107,7 +107,7 @@ class TraceCommand(Command):
             ignore_phases=args.phases == "none",
             ring_bytes=_ring_bytes(args.ring),
             metrics=args.metrics,
-            until=None if args.until is None else parse_until(args.until),
+            until=_until(args.until),
         )
         try:
             if task is None:
@@ -166,6 +166,16 @@ def _ring_bytes(text: str | None) -> int | None:
     if size_bytes is not None and size_bytes < _LEAST_RING_BYTES:
         raise UsageError(f"--ring {text} is less than the kernel's buffers hold; take {format_size(_LEAST_RING_BYTES)} or more")
     return size_bytes
+
+
+def _until(text: str | None) -> "Until | None":
+    from iotwin.tracing_tools.recorder.ending import END_SIGNAL, parse_until
+
+    until = None if text is None else parse_until(text)
+    if until is not None and until.kind == "signal":
+        # The signal must not kill iotwin while it finishes the trace, nor if another task traces. The job inherits no handler.
+        signal.signal(END_SIGNAL, lambda number, frame: None)
+    return until
 
 
 def _verdict(output: Path) -> str:
@@ -319,11 +329,15 @@ def _trace_jobs(args: Namespace) -> Outcome:
 
     if args.words:
         raise UsageError("--jobs names the commands; leave out what stands after the options")
-    common = ["--backend", args.backend, "--interval", args.interval, "--detail", args.detail]
-    common += ["--phases", args.phases]
-    common += ["--duration", args.duration] if args.duration else []
-    common += ["--force"] if args.force else []
-    documents = trace_jobs(read_jobs(args.jobs), args.output, common)
+    if args.live or args.metrics is not None:
+        raise UsageError("--live and --metrics show one job; leave them out with --jobs")
+    until = _until(args.until)
+    common = ["--force"] if args.force else []
+    for name in ("backend", "interval", "detail", "phases", "duration", "grace", "ring", "until", "workload"):
+        if (value := getattr(args, name)) is not None:
+            common.append(f"--{name}={value}")
+    is_signal_awaited = until is not None and until.kind == "signal"
+    documents = trace_jobs(read_jobs(args.jobs), args.output, common, is_signal_awaited)
     status = next((job["exit_status"] for job in documents.values() if job["exit_status"]), 0)
     return Outcome({"directory": str(args.output), "jobs": documents}, _shell_status(status))
 

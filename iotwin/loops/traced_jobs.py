@@ -5,6 +5,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from iotwin.command_lines import own_command
@@ -13,6 +14,7 @@ from iotwin.common.files import make_folder
 from iotwin.common.foreign_files import decode_foreign
 from iotwin.common.processes import children
 from iotwin.common.signals import interrupts_held
+from iotwin.tracing_tools.recorder.ending import END_SIGNAL
 from iotwin.workload_yaml.yaml12 import parse, read_text
 
 _OPTIONS = ("image", "container", "pid", "cgroup", "attach", "volume", "gpus", "container_option", "workload")
@@ -49,14 +51,23 @@ def _check_words(path: Path, name: str, job: dict[str, Any]) -> None:
                 raise UsageError(f"{path}: job {name} has a NUL in {key}, which no program can be given; leave it out")
 
 
-def trace_jobs(jobs: dict[str, dict[str, Any]], directory: Path, common: Sequence[str]) -> dict[str, dict[str, Any]]:
+def trace_jobs(
+    jobs: dict[str, dict[str, Any]], directory: Path, common: Sequence[str], passes_end_signal: bool = False
+) -> dict[str, dict[str, Any]]:
     """Trace the jobs at the same time into DIRECTORY/NAME.trace, and return the document that each tracer prints, by job name.
 
-    `common`: options of every tracer. An interrupt is passed on to every tracer, which ends its job and finishes its trace. If a
-    tracer fails, it prints the reason, and its document has only `exit_status`.
+    `common`: options of every tracer. An interrupt is passed on to every tracer, which ends its job and finishes its trace. So is
+    END_SIGNAL if `passes_end_signal`. If a tracer fails, it prints the reason, and its document has only `exit_status`.
     """
     make_folder(directory)
     tracers: dict[str, subprocess.Popen[bytes]] = {}
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        for tracer in tracers.values():
+            tracer.send_signal(number)
+
+    if passes_end_signal:
+        signal.signal(END_SIGNAL, pass_on)
     try:
         _start(tracers, jobs, directory, common)
     except BaseException:

@@ -6,9 +6,10 @@ import signal
 
 import pytest
 
+from iotwin.loops import traced_jobs
 from iotwin.trace_store.reader import Trace
 from tests.conftest import PATIENCE_S, run_iotwin
-from tests.processes import start, wait_for
+from tests.processes import call, one_line, start, wait_for
 
 
 @pytest.mark.root
@@ -39,6 +40,33 @@ def test_an_interrupt_ends_all(tmp_path):
     _, errors = tracer.communicate(timeout=PATIENCE_S)
     assert tracer.returncode not in (0, None), errors
     assert {Trace(path.parent).manifest.status for path in manifests} == {"complete"}
+
+
+_TRACER = """
+trap 'printf "{\\"exit_status\\": 0, \\"words\\": \\"%s\\"}" "$*"; exit' USR1
+touch $$.ready
+while :; do test $(ls *.ready | wc -l) = 2 && kill -USR1 $PPID; sleep 0.05; done
+"""
+
+
+def test_options_and_the_signal_of_until_reach_every_tracer(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs.yaml").write_text("a: {command: [job]}\nb: {command: [job]}\n")
+    monkeypatch.setattr(traced_jobs, "own_command", lambda *words: ["sh", "-c", _TRACER, *map(str, words)])
+    options = {
+        "--backend": "strace", "--detail": "all", "--duration": "9s", "--grace": "1s", "--interval": "2s", "--ring": "64MiB",
+        "--until": "signal", "--workload": "mine",
+    }  # fmt: skip
+    words = [word for pair in options.items() for word in pair]
+    result = call("trace", "-o", "out", "--jobs", "jobs.yaml", "--force", "--json", *words)
+    for job in json.loads(result.stdout)["jobs"].values():
+        assert {"--force", *map("=".join, options.items())} <= set(job["words"].split())
+
+
+@pytest.mark.parametrize("option", [["--live"], ["--metrics", "0"]])
+def test_options_for_one_job_are_refused(tmp_path, option):
+    result = call("trace", "-o", tmp_path / "out", "--jobs", tmp_path / "jobs.yaml", *option)
+    assert result.returncode == 2 and "show one job" in one_line(result)
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,14 @@ print("done")
 
 
 @pytest.mark.root
+def test_further_signals_do_not_end_iotwin(here):
+    """The first one ends the recording; the others arrive while the trace is finished, and while iotwin waits for the job."""
+    job = "for number in 1 2 3 4 5 6; do kill -USR1 $PPID; sleep 0.1; done; exit 3"
+    assert call("trace", "-o", "t", "--until", "signal", "--", "sh", "-c", job).returncode == 3
+    assert any("SIGUSR1" in text for text in Trace(Path("t")).manifest.notes)
+
+
+@pytest.mark.root
 @pytest.mark.parametrize(("status", "note"), [(4, "at the command's failure, with exit status 4"), (0, "(failure) never held")])
 def test_a_failure_ends_the_recording(here, status, note):
     """Processes that a failed command left are not waited for."""
@@ -127,6 +135,7 @@ def test_conditions():
         (["--ring", "1MiB"], "take 64 MiB or more"),
         (["--ring", "64MiB", "--backend", "strace"], "which strace does not make"),
         (["--until", "never"], "is no condition"),
+        (["--ring", "9999999TiB"], "larger than any"),
     ],
 )
 def test_wrong_requests(here, options, message):
