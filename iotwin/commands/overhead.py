@@ -30,7 +30,7 @@ class OverheadCommand(Command):
         command = args.words[1:] if args.words[:1] == ["--"] else args.words
         if not command:
             raise UsageError("no command given; write it after --, for example: iotwin overhead -- python train.py")
-        options = TraceOptions(args.backend, forward_output=False, detail=parse_detail(args.detail))
+        options = TraceOptions(args.backend, forward_output=False, detail=parse_detail(args.detail), is_scratch=True)
         return Outcome(measure_overhead(command, args.runs, options))
 
     def show(self, document: dict[str, Any]) -> None:

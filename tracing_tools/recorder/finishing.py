@@ -16,7 +16,6 @@ import msgspec
 
 from iotwin.common.errors import IotwinError, reason_of
 from iotwin.common.foreign_files import decode_foreign
-from iotwin.common.progress import note
 from iotwin.trace_store.manifest import Manifest, read_manifest, write_manifest
 from iotwin.trace_store.raw.finish import finish_trace, recover_trace
 from iotwin.trace_store.raw.recording import is_being_recorded
@@ -50,7 +49,6 @@ def finish_recording(
             give(descriptor, user)
         if failure is not None:
             return manifest, failure
-        note(f"finishing {directory}")
         if user is None:
             return finish_trace(held, manifest, convert), None
         return finish_as(user, descriptor, lambda: finish_trace(held, manifest, convert)), None

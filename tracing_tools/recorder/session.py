@@ -67,6 +67,7 @@ class TraceOptions:
     ring_bytes: int | None = None  # keep only the newest records, of so many bytes together; None: keep all
     metrics: str | None = None  # publish metrics on this port, HOST:PORT or in this file
     until: Until | None = None  # end the trace when this happens; the target continues
+    is_scratch: bool = False  # the caller removes the trace, so no line announces that it is finished
 
 
 def trace_command(command: list[str], directory: Path, options: TraceOptions, limits: LimitedCgroups | None = None) -> Manifest:
@@ -125,6 +126,8 @@ def _trace(
         try:
             descriptor, session = _record(target, backend, directory, manifest, options, interruption, display)
             try:
+                if session.failure is None and not options.is_scratch:
+                    note(f"finishing {directory}")
                 manifest, failure = finish_recording(descriptor, directory, manifest, user, session.failure)
                 _wait_for(target, session.tails, interruption)
             finally:

@@ -19,7 +19,8 @@ from iotwin.common.progress import note
 from iotwin.common.units import format_duration
 from iotwin.loops.experiments.run import machine
 from iotwin.trace_store.manifest import Manifest
-from iotwin.tracing_tools.backend_base import Backend
+from iotwin.tracing_tools.backend_base import Backend, Scope
+from iotwin.tracing_tools.backends import choose_backend
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_target
 from iotwin.tracing_tools.targets.command import CommandTarget
 
@@ -41,8 +42,10 @@ def measure_overhead(command: list[str], runs: int, options: TraceOptions) -> di
     """Run `command` `runs` times with and `runs` times without the tracer, and return the document of ``iotwin overhead``.
 
     A run without the tracer comes first and does not count: it fills the page cache. Every other pair of runs begins with the
-    traced run, so a machine that slowly becomes faster or slower favours neither. Raises IotwinError if a run fails.
+    traced run, so a machine that slowly becomes faster or slower favours neither. Raises IotwinError if a run fails, or if no run
+    could be traced.
     """
+    choose_backend(options.backend, Scope(detail=options.detail))[0].stop(None)  # before a first run that may take hours
     order = [("warm-up", False)]
     for number in range(1, runs + 1):
         order += [(f"run {number} of {runs}", is_traced) for is_traced in ((False, True) if number % 2 else (True, False))]

@@ -9,6 +9,7 @@ import pytest
 from iotwin.loops.answers import overhead
 from iotwin.loops.answers.overhead import TimedRun, overhead_document
 from iotwin.trace_store.manifest import Host, Manifest, Target
+from iotwin.tracing_tools.backend_base import Backend
 from iotwin.tracing_tools.recorder.session import TraceOptions
 from tests.processes import call, one_line
 
@@ -44,6 +45,7 @@ def test_every_other_pair_begins_with_the_traced_run(monkeypatch, capsys):
     def once(kind, found):
         return lambda command, directory, *rest: order.append(kind) or replace(found, wall_ns=1000 + len(order))
 
+    monkeypatch.setattr(overhead, "choose_backend", lambda name, scope: (Backend(scope), []))
     monkeypatch.setattr(overhead, "_untraced", once("u", TimedRun(0, 1)))
     monkeypatch.setattr(overhead, "_traced", once("t", traced(0)))
     document = overhead.measure_overhead(["job"], 4, TraceOptions())
@@ -70,9 +72,20 @@ def test_a_real_command(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("failing", "title"), [(1, "warm-up, untraced"), (3, "run 1 of 1, traced")])
 def test_a_command_that_fails_ends_the_measurement(tmp_path, failing, title):
     script = f"echo x >> {tmp_path}/runs; test $(wc -l < {tmp_path}/runs) -lt {failing} || {{ echo no data >&2; exit 7; }}"
-    result = call("overhead", "--runs", "1", "--quiet", "--", "sh", "-c", script)
+    result = call("overhead", "--runs", "1", "--", "sh", "-c", script)
+    *progress, error = result.stderr.splitlines()
     assert result.returncode == 1
-    assert one_line(result) == f"iotwin overhead: {title}: the command ended with exit status 7, so nothing is measured: no data"
+    assert error == f"iotwin overhead: {title}: the command ended with exit status 7, so nothing is measured: no data"
+    assert [line.partition(":")[0] for line in progress] == ["warm-up, untraced", "run 1 of 1, untraced"][: failing - 1]
+
+
+def test_the_command_does_not_run_if_it_cannot_be_traced(monkeypatch, tmp_path):
+    def choose(name, scope):
+        raise overhead.IotwinError("this machine cannot trace")
+
+    monkeypatch.setattr(overhead, "choose_backend", choose)
+    result = call("overhead", "--", "touch", tmp_path / "ran")
+    assert result.returncode == 1 and "cannot trace" in one_line(result) and not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("words", [["--"], ["--runs", "0", "--", "true"], ["--detail", "dta", "--", "true"]])
