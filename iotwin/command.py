@@ -33,7 +33,7 @@ def add_memory_option(parser: ArgumentParser) -> None:
         "--memory",
         dest="memory_limit",
         metavar="SIZE",
-        help="most memory to take, such as 1GiB, besides 200 MiB for the program (default: half of what is free)",
+        help="limit of memory, such as 1GiB; the interpreter may take 200 MiB more (default: half of the free memory)",
     )
 
 

@@ -19,7 +19,12 @@ class AdviseCommand(Command):
     def prepare_parser(self, parser: ArgumentParser) -> None:
         parser.add_argument("trace", type=Path, metavar="TRACE", help="trace of the job")
         parser.add_argument(
-            "reruns", type=Path, nargs="*", metavar="RERUN", help="traces of further runs, which show what varies by chance"
+            "reruns",
+            type=Path,
+            nargs="*",
+            default=[],
+            metavar="RERUN",
+            help="traces of further runs, which show what varies by chance",
         )
         parser.add_argument(
             "--runs",

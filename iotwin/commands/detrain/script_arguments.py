@@ -7,7 +7,7 @@ from typing import Any
 
 def add_script_arguments(parser: ArgumentParser) -> None:
     """Add the script's own arguments, a list called `arguments`."""
-    parser.add_argument("arguments", nargs="*", metavar="ARG", help="the script's own arguments, after --")
+    parser.add_argument("arguments", nargs="*", default=[], metavar="ARG", help="the script's own arguments, after --")
     parse: Any = parser.parse_known_args  # overloaded, which an alias cannot express
 
     def parse_known_args(words: Sequence[str], namespace: Namespace | None = None) -> tuple[Namespace, list[str]]:

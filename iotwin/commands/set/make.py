@@ -14,7 +14,9 @@ class SetMakeCommand(Command):
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         parser.add_argument("directory", type=Path, metavar="DIR", help="directory of the set, which is made if it is missing")
-        parser.add_argument("traces", type=Path, nargs="*", metavar="TRACE", help="traces, one a host (default: all in DIR)")
+        parser.add_argument(
+            "traces", type=Path, nargs="*", default=[], metavar="TRACE", help="traces, one a host (default: all in DIR)"
+        )
 
     def run(self, args: Namespace) -> Outcome:
         import msgspec
