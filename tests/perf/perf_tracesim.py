@@ -6,7 +6,9 @@ The traces are of eight loaders that read 20 000 files in a fresh order each epo
 """
 
 import json
+import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -96,7 +98,10 @@ def write_loader_trace(path: Path, seed: int, epochs: int = _EPOCHS) -> None:
 
 def _set_figures(trace: Path, directory: Path) -> Iterator[Figure]:
     """Yield the figures of a set whose hosts all have the same trace of ten million events."""
-    make_set(directory, [trace] * _HOSTS)
+    hosts = [trace.with_name(f"host-{number}.trace") for number in range(_HOSTS)]
+    for path in hosts:  # hard links: a set takes each path once
+        shutil.copytree(trace, path, copy_function=os.link)
+    make_set(directory, hosts)
     command = [sys.executable, "-c", _READ_SET, str(directory), str(trace)]
     opened, mib = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     (copied,) = (path.stat().st_size for path in directory.iterdir())
