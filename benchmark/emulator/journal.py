@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.checkpoints.background import Written
-from iotwin.benchmark.emulator.checkpoints.frequency import Decided
 from iotwin.benchmark.emulator.data.dataset import DataSetFacts
 from iotwin.benchmark.emulator.loaders.base import Fetched
 from iotwin.benchmark.emulator.ranks import Rank
 from iotwin.common.mllog import FOR_TRACERS, MlLog
 from iotwin.common.processes.process_settings import shared_memory_bytes
+from iotwin.workloads.policies.checkpoint_frequency import Decided
 
 _BLOCK_BYTES = 512  # unit of ru_inblock, bytes fetched from storage (include/linux/task_io_accounting_ops.h)
 COLUMNS = (

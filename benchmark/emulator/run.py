@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from typing import TextIO
 
 from iotwin.benchmark.emulator import waits
-from iotwin.benchmark.emulator.checkpoints.frequency import Frequency
 from iotwin.benchmark.emulator.checkpoints.writer import Checkpoints, CheckpointWriter, open_checkpoints
 from iotwin.benchmark.emulator.data.dataset import DataSetFacts, open_dataset
 from iotwin.benchmark.emulator.data.order import Batch, epoch_batches
@@ -27,6 +26,7 @@ from iotwin.workload_yaml import Config, TwinResume
 from iotwin.workload_yaml.step_time_models import step_time
 from iotwin.workload_yaml.step_times import NamedStepTime
 from iotwin.workload_yaml.train_section import step_factor
+from iotwin.workloads.policies.checkpoint_frequency import Frequency
 
 
 def emulate(

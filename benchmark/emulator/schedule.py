@@ -4,12 +4,12 @@ from collections import Counter
 from typing import NamedTuple
 
 from iotwin.benchmark.emulator import waits
-from iotwin.benchmark.emulator.checkpoints.frequency import Frequency
 from iotwin.benchmark.emulator.ranks import CHECKPOINT, STOP
 from iotwin.common.errors import UsageError
 from iotwin.common.units import counted
 from iotwin.workload_yaml import Config
 from iotwin.workloads.policies.cadence import LoopPosition, checkpoint_policy, evaluation_cadence
+from iotwin.workloads.policies.checkpoint_frequency import Frequency
 
 
 class Due(NamedTuple):

@@ -2,14 +2,25 @@
 
 import re
 from argparse import Namespace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from iotwin.common.errors import UsageError
 from iotwin.common.ranks import launched_by_torchrun
 from iotwin.workloads.policies.cadence import Cadence, Policy
+from iotwin.workloads.policies.checkpoint_frequency import Frequency, MeasuredPolicy
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _EVERY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(epochs?|batch(?:es)?|s|min|h)")
+
+
+@dataclass
+class CheckFreqSettings:
+    """The settings of --policy checkfreq. Scripts may be short, so fewer steps are timed than in CheckFreq (100)."""
+
+    overhead: float = 0.05
+    mtbf: float | None = None
+    profile_steps: int = 10
 
 
 class Every(NamedTuple):
@@ -44,10 +55,17 @@ def check_options(options: Namespace) -> None:
     """Raise UsageError if options contradict one another or the script is no file."""
     if not options.script.is_file():
         raise UsageError(f"{options.script}: is no file; name a training script")
-    if options.output is None and (options.every or options.at):
-        raise UsageError("--every, --at: name a directory for the checkpoints: -o DIR")
+    if options.output is None and saves(options):
+        raise UsageError("--every, --at, --policy: name a directory for the checkpoints: -o DIR")
+    if options.every and options.policy:
+        raise UsageError("--every and --policy both decide when to save; give one of them")
     launched_by_torchrun()
     policy_of(options, 0.0)
+
+
+def saves(options: Namespace) -> bool:
+    """Return whether the run saves checkpoints."""
+    return bool(options.every or options.at or options.policy)
 
 
 def check_one_process(command: str) -> None:
@@ -58,12 +76,15 @@ def check_one_process(command: str) -> None:
 
 def policy_of(options: Namespace, now: float) -> Policy:
     """Return the policy by which checkpoints are due. Raises UsageError for an invalid interval or list of batches."""
+    listed = points(options.at) if options.at else ()
+    if options.policy:
+        return MeasuredPolicy(Frequency(CheckFreqSettings(), in_flight=1), listed)
     period = every(options.every) if options.every else None
     count = int(period.amount) if period and period.unit != "s" else 0
     return Policy(
         epochs=Cadence(count, count).due if period and period.unit == "epochs" else None,
         steps=Cadence(count, count) if period and period.unit == "batches" else None,
         seconds=period.amount if period and period.unit == "s" else None,
-        listed=points(options.at) if options.at else (),
+        listed=listed,
         now=now,
     )

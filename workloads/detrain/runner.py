@@ -30,7 +30,7 @@ from iotwin.workloads.detrain.instrumentation import (
     changed_sources,
     read_instrumentation,
 )
-from iotwin.workloads.detrain.options import check_options, policy_of
+from iotwin.workloads.detrain.options import check_options, policy_of, saves
 from iotwin.workloads.detrain.rewrite import (
     MARKS,
     SESSION,
@@ -41,6 +41,8 @@ from iotwin.workloads.detrain.rewrite import (
 )
 from iotwin.workloads.detrain.saving.script_store import ScriptStore
 from iotwin.workloads.detrain.script_ranks import ScriptRanks, path_of_rank
+from iotwin.workloads.policies.cadence import Policy
+from iotwin.workloads.policies.checkpoint_frequency import MeasuredPolicy
 
 if TYPE_CHECKING:
     from iotwin.workloads.detrain.randomness.determinism import AppliedProfile
@@ -163,18 +165,17 @@ def _session(
     make_folder(output)
     store = ScriptStore(output, {"script": options.script.name}, options.keep, sources_sha256(found), ranks)
     with store.store:
-        saves = options.every or options.at
         begin_ns = time.monotonic_ns()
         resumed = _resumed(store, options)
         if resumed is not None:
             session.phases.part(LOAD, begin_ns)
-        session.store = store if saves else None
+        session.store = store if saves(options) else None
         session.resume, session.certifies = (None, resumed) if options.replay == "full" else (resumed, None)
         if found.batch is None and found.kind != "FRAMEWORK":
             markers.use(session)
         if session.resume is not None and session.resume.replay == "replay-data":
             loaders.replays(session.resume.state["passes"], session.resume.state["last_batches"])
-        handler = signal.signal(signal.SIGUSR1, lambda *_: policy.ask()) if saves else None
+        handler = signal.signal(signal.SIGUSR1, lambda *_: policy.ask()) if saves(options) else None
         try:
             yield session
             session.finish()
@@ -219,11 +220,20 @@ def _document(
         "steps": session.progress.step,
         "ranks": session.ranks.world_size,
         "checkpoints": session.saved,
+        "interval": _interval(session.policy),
         "nondeterministic_ops": profile.nondeterministic_ops(),
         "entropy": profile.entropy(),
         "manifest": session.manifest(),
         "overhead_s_per_batch": session.overhead_s / max(steps, 1),
     }
+
+
+def _interval(policy: Policy) -> dict[str, Any] | None:
+    """Return what --policy checkfreq has decided: the batches between checkpoints, by the batch from which on they hold."""
+    decided = policy.frequency.decided if isinstance(policy, MeasuredPolicy) else None
+    if decided is None:
+        return None
+    return {"batches": decided.intervals, "step_s": decided.step_s, "checkpoint_s": decided.stall_s}
 
 
 @dataclass(frozen=True)

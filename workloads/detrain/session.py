@@ -309,6 +309,7 @@ class Session:
         reason = self._reason if fetched else self._due(progress.batch)
         if reason is None:
             return
+        begin = time.monotonic()
         state = self._state.capture(frame, self.gradients)
         loop, unrestorable = self.loaders.states(fetched)
         replays = self._state.unsaved or unrestorable or not self._starts
@@ -321,7 +322,7 @@ class Session:
         point = ResumePoint(progress.epoch, progress.batch, progress.step)
         with self.phases.checkpoint():
             self.saved.append(self.store.save(point, reason, state))
-        self.policy.restart(time.monotonic())
+        self.policy.saved(time.monotonic() - begin, time.monotonic())
 
     def _resumes(self, resume: Resumption, frame: types.FrameType) -> bool:
         """Restore the checkpoint. Return False if objects of the script lack their variables until a first step was made."""

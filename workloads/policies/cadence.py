@@ -74,6 +74,10 @@ class Policy:
         """Restart the period of `seconds` at `now`, for example at the end of a checkpoint."""
         self._due_s = now + self._seconds if self._seconds is not None else float("inf")
 
+    def saved(self, seconds: float, now: float) -> None:
+        """Record that a checkpoint has taken `seconds`, and has ended at `now`."""
+        self.restart(now)
+
     def _reason(self, position: LoopPosition, now: float) -> str | None:
         if self._asked:
             return "signal"

@@ -14,6 +14,7 @@ from iotwin.benchmark.emulator.threads import ClockThread
 from iotwin.common.numbers.draws import DrawnTime
 from iotwin.common.numbers.keyed import Purpose
 from iotwin.workload_yaml import Duration
+from iotwin.workloads.policies.checkpoint_frequency import Took
 
 
 class Written(NamedTuple):
@@ -24,13 +25,6 @@ class Written(NamedTuple):
     size_bytes: int
     start_ns: int
     duration_ns: int  # time until the file has its final name, including fsync
-
-
-class Took(NamedTuple):
-    """The cost of a checkpoint in the background: seconds until it was written, and seconds of processor time."""
-
-    seconds: float
-    work_s: float
 
 
 class Background(Future[list[Written]]):

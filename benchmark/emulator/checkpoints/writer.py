@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.checkpoints import folders, recovery
-from iotwin.benchmark.emulator.checkpoints.background import Background, EmulatedSnapshot, Took, Written
+from iotwin.benchmark.emulator.checkpoints.background import Background, EmulatedSnapshot, Written
 from iotwin.benchmark.emulator.checkpoints.one_file import LARGEST_BYTES, CheckpointContent, FileWriter, PlannedFile
 from iotwin.benchmark.emulator.checkpoints.own_files import claim
 from iotwin.benchmark.emulator.checkpoints.plan import CheckpointPlan, Number, checkpoint_name, rank_read
@@ -30,6 +30,7 @@ from iotwin.common.numbers.sleeper import Sleeper
 from iotwin.common.removal import unlink_beneath
 from iotwin.common.units import counted
 from iotwin.workload_yaml import Config, Duration, TwinCheckpoint
+from iotwin.workloads.policies.checkpoint_frequency import Took
 
 
 class Checkpoints(Protocol):

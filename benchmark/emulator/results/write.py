@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any
 
 from iotwin.benchmark.emulator import waits
-from iotwin.benchmark.emulator.checkpoints.frequency import Decided
 from iotwin.benchmark.emulator.clock import VirtualClock, write_jumps
 from iotwin.benchmark.emulator.journal import Measured, RankTotals, ResumedRun, RunSpan, run_span
 from iotwin.benchmark.emulator.results.dlio_log import epoch_stats, local_time, log_lines, rank_output
@@ -21,6 +20,7 @@ from iotwin.common.files import make_folder, struct_json, write_whole
 from iotwin.common.removal import remove_file
 from iotwin.workload_yaml import Config
 from iotwin.workload_yaml.rematerialized import facts
+from iotwin.workloads.policies.checkpoint_frequency import Decided
 
 SUMMARY_NAME = "summary.json"
 METRICS_NAME = "metrics.parquet"

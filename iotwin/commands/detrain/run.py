@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome
@@ -33,10 +34,12 @@ class DetrainRunCommand(Command):
 
         check_options(args)
         is_first = launched_by_torchrun().rank == 0  # rank 0 alone writes run.json
+        written = args.output / "run.json" if args.output else None
+        before = _version(written)
         command = [sys.executable, "-m", "iotwin.workloads.detrain", *as_arguments(args)]
         status = _status(command, os.environ | environment(args.determinism, args.seed))
-        written = args.output / "run.json" if args.output else None
-        document = read_foreign_json(written) if is_first and written and written.is_file() else {}
+        # A run that ends before it begins training leaves the document of an earlier run as it is.
+        document = read_foreign_json(written) if is_first and written and _version(written) != before else {}
         return Outcome({**document, "exit_status": status}, status)
 
     def show(self, document: dict[str, Any]) -> None:
@@ -45,12 +48,23 @@ class DetrainRunCommand(Command):
         resumed = f", resumed from {document['resumed_from']} ({document['replay']})" if document["resumed_from"] else ""
         print(f"{counted(document['steps'], 'step')} in {counted(document['epochs'], 'epoch')}{resumed}")
         print(f"checkpoints: {', '.join(document['checkpoints']) or 'none'}")
+        if interval := document["interval"]:
+            times = f"a step takes {interval['step_s']:.3g} s, a checkpoint {interval['checkpoint_s']:.3g} s"
+            print(f"saved every {counted(interval['batches'][-1][1], 'batch')}: {times}")
         for what in document["differs_from_saved"]:
             print(f"not on the same machine as the checkpoint: {what}")
         for entropy in document["entropy"]:
             print(f"{entropy['file']}:{entropy['line']}: {entropy['source']} draws without a seed; a rerun differs")
         for found in document["nondeterministic_ops"]:
             print(f"{found['file']}:{found['line']}: {found['op']} has no deterministic implementation; a rerun may differ")
+
+
+def _version(file: Path | None) -> tuple[int, int] | None:
+    """Return numbers that change if a file is written anew; None if there is no such file."""
+    if file is None or not file.is_file():
+        return None
+    state = file.stat()
+    return state.st_ino, state.st_mtime_ns
 
 
 def _status(command: list[str], environment: dict[str, str]) -> int:

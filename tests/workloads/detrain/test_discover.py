@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from iotwin.common.errors import IotwinError
 from iotwin.main import main
 from iotwin.workloads.detrain.discover import analyse, discover
 from iotwin.workloads.detrain.instrumentation import SURE, changed_sources, read_instrumentation
+from iotwin.workloads.detrain.source_analysis import inference
 from tests.conftest import ROOT
 from tests.workloads.detrain.shapes_in_text import SHAPES_IN_TEXT
 
@@ -99,6 +101,30 @@ def test_a_method_that_fetches_and_trains_for_the_loop_of_another_module_is_the_
     found = discover(SHAPES / "wrapped_step.py")
     assert found.wrapper and (found.wrapper.module, found.wrapper.function) == ("step_of_other_module.trainer", "Trainer.step")
     assert discover(SHAPES / "trainer_class.py").wrapper is None
+
+
+def test_the_library_of_a_checkout_is_read_only_if_the_script_has_no_clear_loop(tmp_path):
+    library, script = tmp_path / "library" / "__init__.py", tmp_path / "examples" / "train.py"
+    for each in (library, script):
+        each.parent.mkdir()
+    loop = "for batch in loader:\n    model(batch).backward()\n    optimizer.step()\n"
+    library.write_text("no Python")
+    script.write_text(f"from library import loader, model, optimizer\n{loop}")
+    found = discover(script)
+    assert (found.batch.line, found.confidence) == (2, 0.95) and set(found.sources) == {str(script)}
+    library.write_text(f"def train(loader, model, optimizer):\n{indent(loop, '    ')}")
+    script.write_text("import library\nlibrary.train(loader, model, optimizer)\n")
+    found = discover(script)
+    assert (found.batch.file, found.batch.line) == (str(library), 2) and found.confidence == 0.95
+
+
+def test_functions_that_call_one_another_in_endlessly_many_ways_are_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(inference, "_MOST_INFERRED", 300)
+    ways = "".join(f"def f{i}(x):\n    return f{i + 1}(x) or f{i + 1}(x)\n" for i in range(12))
+    text = f"def f12(x):\n    return x\n{ways}for batch in f0(loader):\n    model(batch).backward()\n    optimizer.step()\n"
+    (tmp_path / "train.py").write_text(text)
+    found = discover(tmp_path / "train.py")
+    assert found.confidence < 0.6 and "more ways through its functions" in found.reasons[-1]
 
 
 def test_all_sinks_are_listed():

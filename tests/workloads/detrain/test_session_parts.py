@@ -1,7 +1,9 @@
 """The parts of a run that need no script: options, the point of a resumption, steps' digests, and the marks."""
 
 import json
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +13,11 @@ import pytest
 import torch
 
 from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.files import write_json
 from iotwin.workloads.detrain import markers, steps_log
 from iotwin.workloads.detrain.options import Every, check_one_process, check_options, every, points, policy_of
 from iotwin.workloads.detrain.resumption import Resumption, certify, check_inputs
-from iotwin.workloads.detrain.saving.script_store import ResumePoint
+from iotwin.workloads.detrain.saving.script_store import ResumePoint, ScriptStore
 from iotwin.workloads.detrain.steps_log import StepsLog, inputs_sha256
 from iotwin.workloads.policies.cadence import LoopPosition
 
@@ -47,7 +50,7 @@ def test_lists_of_batches():
 
 
 def options(**changes: Any) -> Namespace:
-    return Namespace(**{"script": Path(__file__), "output": Path("run"), "every": None, "at": None, **changes})
+    return Namespace(**{"script": Path(__file__), "output": Path("run"), "every": None, "at": None, "policy": None, **changes})
 
 
 def due(policy: Any, *positions: tuple[int, int, bool, int], now: float = 0.0) -> list[str | None]:
@@ -66,6 +69,47 @@ def test_policies():
     assert due(policy_of(options(), 0.0), (1, 1, True, 0), now=1e9) == [None]
 
 
+def checkpoints_of(policy: Any, epochs: list[int], checkpoint_s: Callable[[int], float]) -> list[int]:
+    """Run epochs with these numbers of batches of 1 s, and 30 s between them. Return the batches before which it saved."""
+    now, step, saved = 0.0, 0, []
+    for epoch, batches in enumerate(epochs):
+        for batch in range(batches):
+            ends = epoch > 0 and batch == 0
+            reasons = [LoopPosition(epoch, step, epoch_ended=True)] if ends else []
+            if any(policy.due(each, now) for each in (*reasons, LoopPosition(epoch, step, batch=batch))):
+                now += checkpoint_s(step)
+                policy.saved(checkpoint_s(step), now)
+                saved.append(step)
+            now, step = now + 1.0, step + 1
+        now += 30.0
+    return saved
+
+
+def test_checkpoints_add_at_most_a_twentieth_to_the_time_of_training():
+    policy = policy_of(options(policy="checkfreq"), 0.0)
+    saved = checkpoints_of(policy, [300], lambda step: 2.0)
+    assert saved[:2] == [10, 12], "two checkpoints measure what one takes"
+    gaps = {after - before for before, after in pairwise(saved[1:])}
+    assert min(gaps) * 0.05 >= 2.0 and max(gaps) <= 50
+    decided = policy.frequency.decided
+    assert (decided.step_s, decided.stall_s) == (1.0, 2.0)
+
+
+def test_what_passes_between_epochs_is_no_step():
+    policy = policy_of(options(policy="checkfreq"), 0.0)
+    checkpoints_of(policy, [8] * 30, lambda step: 0.5)
+    assert policy.frequency.decided.step_s == 1.0
+
+
+def test_dearer_checkpoints_become_rarer_and_listed_batches_are_saved_too():
+    policy = policy_of(options(policy="checkfreq", at="0:3,0:250"), 0.0)
+    saved = checkpoints_of(policy, [900], lambda step: 0.5 if step < 300 else 5.0)
+    assert saved[0] == 3 and 250 in saved
+    early = [after - before for before, after in pairwise(each for each in saved if 12 <= each < 250)]
+    late = [after - before for before, after in pairwise(each for each in saved if each > 500)]
+    assert max(early) < 20 and min(late) >= 50
+
+
 def test_contradictions(monkeypatch, tmp_path):
     check_options(options(every="1s"))
     check_options(options(output=None))
@@ -73,6 +117,8 @@ def test_contradictions(monkeypatch, tmp_path):
         (options(script=tmp_path), "is no file"),
         (options(output=None, every="1s"), "name a directory"),
         (options(output=None, at="0:1"), "name a directory"),
+        (options(output=None, policy="checkfreq"), "name a directory"),
+        (options(every="1s", policy="checkfreq"), "both decide"),
         (options(at="0"), "lists no batches"),
     ):
         with pytest.raises(UsageError, match=message):
@@ -82,6 +128,32 @@ def test_contradictions(monkeypatch, tmp_path):
     check_options(options())
     with pytest.raises(UsageError, match="WORLD_SIZE is 2: iotwin detrain verify starts the ranks itself; start it once, with"):
         check_one_process("verify")
+
+
+def test_a_run_that_does_not_begin_is_not_reported_by_the_document_of_an_earlier_run(monkeypatch, tmp_path, capsys):
+    from iotwin.commands.detrain import run as command
+
+    (tmp_path / "script.py").write_text("")
+    (tmp_path / "run.json").write_text("{}")
+    parser = ArgumentParser()
+    command.DetrainRunCommand().prepare_parser(parser)
+    given = parser.parse_args([str(tmp_path / "script.py"), "-o", str(tmp_path)])
+    monkeypatch.setattr(command, "_status", lambda *_: 1)
+    assert command.DetrainRunCommand().run(given).document == {"exit_status": 1}
+    monkeypatch.setattr(command, "_status", lambda *_: write_json(tmp_path / "run.json", {"steps": 3}) or 0)
+    assert command.DetrainRunCommand().run(given).document == {"steps": 3, "exit_status": 0}
+
+
+def test_a_checkpoint_that_does_not_exist_is_named_with_those_that_do(tmp_path):
+    store = ScriptStore(tmp_path, {"script": "train.py"})
+    assert store.find("auto") is None
+    with pytest.raises(IotwinError, match=r"--resume step-7: .* has no such checkpoint; it has none"):
+        store.find("step-7")
+    with store.store:
+        store.save(ResumePoint(0, 3, 3), "list", {})
+    with pytest.raises(IotwinError, match=r"--resume step-7: .* has no such checkpoint; it has step-3"):
+        store.find("step-7")
+    assert store.find("never") is None and store.find("step-3").name == store.find("auto").name == "step-3"
 
 
 # The point of a resumption

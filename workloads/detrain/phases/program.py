@@ -129,7 +129,10 @@ def _sure_loops(script: Path) -> Instrumentation:
 
 def _add_all(modules: _LabelledModules, script: Path, found: Instrumentation) -> Path:
     """Instrument the script and its local modules, and return the script's path. Raises IotwinError if they log phases."""
-    local = LocalModules(script)
+    local = LocalModules(script, checkout=False)
+    loops = {Path(line.file) for line in (found.epoch, found.batch, found.update) if line is not None}
+    if not loops <= {module.path for module in local.all()}:
+        local = LocalModules(script)
     for module in local.all():
         if _LOGS_ITSELF in module.text.lower():
             raise IotwinError(f"{module.path} logs phases itself: it mentions MLLOG")

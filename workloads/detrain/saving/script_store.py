@@ -68,8 +68,12 @@ class ScriptStore:
         return found
 
     def _chosen(self, wanted: str) -> Found | None:
-        if wanted == NEVER or (wanted == AUTO and not (self.directory.is_dir() and checkpoints(self.directory))):
+        known = [each.name for each in checkpoints(self.directory)] if self.directory.is_dir() else []
+        if wanted == NEVER or (wanted == AUTO and not known):
             return None
+        if wanted not in (AUTO, *known):
+            here = f"it has {', '.join(known)}" if known else "it has none"
+            raise IotwinError(f"--resume {wanted}: {self.directory} has no such checkpoint; {here}")
         return open_checkpoint(self.directory if wanted == AUTO else self.directory / wanted, note)
 
     def read(self, found: Found) -> tuple[ResumePoint, dict[str, Any]]:

@@ -25,6 +25,7 @@ from iotwin.workloads.detrain.source_analysis.values import (
 MOST_DEPTH = 30  # calls within calls
 _MOST_NESTED = 60  # expressions inferred within one another
 _MOST_VALUES = 12
+_MOST_INFERRED = 40_000  # expressions in frames; functions that call one another in many ways have endlessly many
 
 
 class Inference(NameLookup):
@@ -42,7 +43,7 @@ class Inference(NameLookup):
         key = (id(expression), id(frame))
         if key in self._known:
             return self._known[key]
-        if self._nested >= _MOST_NESTED:
+        if self._nested >= _MOST_NESTED or self.truncated:
             return []
         self._known[key] = []  # unknown if the expression depends on itself
         self._pinned += [expression, frame]
@@ -53,6 +54,11 @@ class Inference(NameLookup):
             self._nested -= 1
         self._known[key] = found
         return found
+
+    @property
+    def truncated(self) -> bool:
+        """True if so many expressions were inferred that further ones count as unknown."""
+        return len(self._known) >= _MOST_INFERRED
 
     def of_all(self, arguments: Iterable[Argument]) -> list[Value]:
         """Return the values of several expressions."""

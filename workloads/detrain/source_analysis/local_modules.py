@@ -78,8 +78,8 @@ class SourceModule:
         return {(alias.asname or alias.name).partition(".")[0] for node in imports for alias in node.names}
 
     @cached_property
-    def _index(self) -> tuple[list[ast.AST], dict[ast.AST, ast.AST], dict[ast.AST, tuple[int, int]]]:
-        """All nodes, each before what it contains; the parent of each; and which range of the nodes each consists of.
+    def _index(self) -> tuple[list[ast.AST], dict[ast.AST, ast.AST]]:
+        """All nodes, each before what it contains; and the parent of each.
 
         Operators and the contexts of names (Load, Store) are left out: the parser uses one object for all of a kind.
         """
@@ -99,10 +99,16 @@ class SourceModule:
             for child in children:
                 parents[child] = node
             left += reversed(children)
+        return nodes, parents
+
+    @cached_property
+    def _ranges(self) -> dict[ast.AST, tuple[int, int]]:
+        """Which range of `nodes` each node consists of."""
+        nodes, parents = self._index
         sizes = dict.fromkeys(nodes, 1)
         for node in reversed(nodes[1:]):
             sizes[parents[node]] += sizes[node]
-        return nodes, parents, {node: (begin, begin + sizes[node]) for begin, node in enumerate(nodes)}
+        return {node: (begin, begin + sizes[node]) for begin, node in enumerate(nodes)}
 
     @property
     def nodes(self) -> list[ast.AST]:
@@ -111,7 +117,7 @@ class SourceModule:
 
     def within(self, node: ast.AST) -> list[ast.AST]:
         """Return the node and all that it contains."""
-        begin, end = self._index[2][node]
+        begin, end = self._ranges[node]
         return self._index[0][begin:end]
 
     def parent(self, node: ast.AST) -> ast.AST | None:
@@ -133,11 +139,13 @@ class SourceModule:
 class LocalModules:
     """The script and the modules that it imports, directly or not, from its own folder and from packages around it.
 
-    Installed packages are never read.
+    Installed packages are never read. `checkout`: read packages of the folders above, too, such as the library whose examples
+    the script is one of. `skipped` is True if there are any and they were not read.
     """
 
-    def __init__(self, script: Path) -> None:
+    def __init__(self, script: Path, checkout: bool = True) -> None:
         """Raises IotwinError if the script cannot be read or is no Python."""
+        self._checkout, self.skipped = checkout, False
         self._by_path: dict[Path, SourceModule | None] = {}
         self._named: dict[str, SourceModule | None] = {}
         self._found: dict[tuple[Path, str], SourceModule | None] = {}
@@ -176,7 +184,8 @@ class LocalModules:
         for above in list(self._roots[0].parents)[:_MOST_FOLDERS_ABOVE]:  # a package that was installed from where it lies
             for root in (above, above / "src"):
                 if (root / name.partition(".")[0] / "__init__.py").is_file():
-                    return self._beneath(root, name)
+                    self.skipped |= not self._checkout
+                    return self._beneath(root, name) if self._checkout else None
         return None
 
     def imported(self, module: SourceModule, name: str | None, level: int) -> SourceModule | None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from iotwin.benchmark.emulator.checkpoints.background import Background, Took
-from iotwin.benchmark.emulator.checkpoints.frequency import Frequency
+from iotwin.benchmark.emulator.checkpoints.background import Background
 from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
 from iotwin.benchmark.emulator.results.write import write_results
 from iotwin.benchmark.emulator.run import emulate
@@ -29,6 +28,7 @@ from iotwin.workload_yaml import (
     Workflow,
 )
 from iotwin.workload_yaml.checked_config import checked_config
+from iotwin.workloads.policies.checkpoint_frequency import Frequency, Took
 
 STEP_S = 1.0
 

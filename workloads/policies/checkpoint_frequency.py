@@ -1,22 +1,38 @@
 """Decide when checkpoints are due, from the measured costs of steps and checkpoints, as CheckFreq jobs do.
 
 `Frequency` times the first steps, measures a checkpoint, plans the interval from both, and then lets a controller correct it.
+`MeasuredPolicy` lets it decide for a job whose training waits for each checkpoint.
 """
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple, Protocol
 
-from iotwin.benchmark.emulator.checkpoints.background import Took
-from iotwin.workload_yaml import CheckpointPolicy
 from iotwin.workloads.policies.adaptive_interval import AIMED, CheckpointProfile, Controller, plan
+from iotwin.workloads.policies.cadence import LoopPosition, Policy
 from iotwin.workloads.policies.goodput import FailingJob, goodput
 
 _WARM_UP = 5  # number of first steps that are not counted
 _PROBES = 2  # checkpoints before the plan; the first one only warms up
 _WRITES = 3  # number of latest writes whose median is used
+
+
+class Took(NamedTuple):
+    """The cost of a checkpoint in the background: seconds until it was written, and seconds of processor time."""
+
+    seconds: float
+    work_s: float
+
+
+class FrequencySettings(Protocol):
+    """The settings of the policy, as in the section `CheckpointPolicy` of a workload's YAML."""
+
+    overhead: float  # time that checkpoints may add, as a share of the steps' time
+    mtbf: float | None  # mean time between failures in seconds
+    profile_steps: int  # steps timed before the first checkpoint that the policy takes
 
 
 @dataclass(frozen=True)
@@ -44,7 +60,7 @@ class Frequency:
     `on_processors`: the job trains on the same processors that write, so the processor time of writes counts as a cost.
     """
 
-    def __init__(self, policy: CheckpointPolicy, in_flight: int, on_processors: bool = False) -> None:
+    def __init__(self, policy: FrequencySettings, in_flight: int, on_processors: bool = False) -> None:
         self._policy, self._in_flight, self._on_processors = policy, in_flight, on_processors
         self._steps = 0
         self._timed: list[float] = []
@@ -120,3 +136,35 @@ class Frequency:
         if not self._intervals or self._probed_s is None:
             return None
         return Decided(tuple(self._intervals), self._step_s, self._probed_s, median(self._writes), self._in_flight)
+
+
+class MeasuredPolicy(Policy):
+    """Saves as often as `frequency` decides, at the batches `listed`, and on request.
+
+    The job must ask `due` before each batch, and call `saved` after each checkpoint. The time between two batches of an epoch is
+    the time of a step. The first batch of an epoch ends no step, since the job may evaluate before it.
+    """
+
+    def __init__(self, frequency: Frequency, listed: Collection[tuple[int, int]] = ()) -> None:
+        super().__init__(listed=listed)
+        self.frequency = frequency
+        self._step: int | None = None  # the step under way
+        self._began_s = self._stall_s = 0.0  # when it began, and what its checkpoint took
+        self._took_checkpoint = False
+
+    def saved(self, seconds: float, now: float) -> None:
+        """Record that the job waited `seconds` for a checkpoint, which ended at `now`."""
+        super().saved(seconds, now)
+        self._stall_s, self._took_checkpoint = seconds, True
+        self.frequency.saved(seconds)
+
+    def _reason(self, position: LoopPosition, now: float) -> str | None:
+        is_due = False
+        if position.batch >= 0 and position.step != self._step:
+            if position.step - 1 == self._step and position.batch > 0:
+                is_due = self.frequency.time_is_up(now)
+                # Nothing is written concurrently, so what was written cost training no more than its stall.
+                written = [Took(0.0, 0.0)] if self._took_checkpoint else []
+                self.frequency.stepped(max(0.0, now - self._began_s - self._stall_s), 0.0, False, written)
+            self._step, self._began_s, self._stall_s, self._took_checkpoint = position.step, now, 0.0, False
+        return super()._reason(position, now) or ("frequency" if is_due else None)
