@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import pickle
 
 import numpy as np
 import pandas as pd
@@ -87,7 +88,7 @@ def test_tallies_of_any_parts_add_up_to_what_plain_counting_gives(dense, calls, 
         for by, key in (("op", "op"), ("file", "file_id"), ("process", "pid")):
             cut = tallied(parts[0], by)
             for part in parts[1:]:
-                cut.later(tallied(part, by))
+                cut.later(pickle.loads(pickle.dumps(tallied(part, by))))  # as a worker returns it
             assert _rows_of(cut) == _rows_of(tallied(events, by))
             expected, frame = _plain_sums(events, key)
             sums, cells = _rows_of(cut)
@@ -99,6 +100,20 @@ def test_tallies_of_any_parts_add_up_to_what_plain_counting_gives(dense, calls, 
                 .agg(["size", "sum"])
             )
             assert cells == sorted(((*at, *row) for at, row in zip(plain.index, plain.to_numpy().tolist(), strict=True)), key=str)
+
+
+@pytest.mark.parametrize("coarse", [0, 1, 5])
+def test_a_worker_returns_few_bytes_for_each_file_and_cell(coarse):
+    """By the durations and files of tests.perf.perf_tracesim, of which four million calls may take 164 bytes for each file."""
+    rng = np.random.default_rng(1)
+    rows = [(i, int(rng.integers(20_000, 90_000)), "read", 1, 1, i % 100, 3, 0, 1, 1, 0, 0) for i in range(20_000)]
+    rows += [(i, 1 << i - 20_000, "read", 1, 1, 100, 3, 0, 1, 1, 0, 0) for i in range(20_000, 20_060)]
+    tally = tallied(event_table(rows), "file")
+    for _ in range(coarse):
+        tally._cells.coarsen()
+    content = pickle.dumps(tally)
+    assert len(pa.compress(content, "zstd")) < 100 * 164 + 1000  # for what does not depend on the number of files
+    assert _rows_of(pickle.loads(content)) == _rows_of(tally) and pickle.loads(content).percentile_error == tally.percentile_error
 
 
 def test_the_longest_calls_count_in_full(tmp_path):

@@ -38,6 +38,8 @@ _MOST_NS = (1 << _DURATION_BITS) - 1  # 26 days; percentiles count longer calls 
 _MOST_WAITING = 1 << 18  # calls
 _SHARE = 8  # a tally takes this part of the memory limit: while two are added up there are four, and then the table
 _MOST_COARSE = 5  # at most one bucket per doubling
+_PART_BITS = 8
+_PARTS = np.array([round(2 ** (_PART_BITS + part / BUCKETS_PER_OCTAVE)) for part in range(BUCKETS_PER_OCTAVE)], np.int64)
 _EXACT = 1 << 53  # sums of whole numbers up to it are exact in floats
 
 
@@ -201,6 +203,13 @@ class _Cells:
             shift = np.array([[(target << _ROW_BITS) * _BUCKETS], [0], [0]])
             self._of(target).merge(moved[:, begin:end] - shift)
 
+    def __getstate__(self) -> tuple[int, list[bytes]]:
+        """Return what a worker sends: numbers near 0, their bytes apart by weight, which compress to a tenth of the memory."""
+        return self.coarse, [_packed(own.flushed(self.coarse), self.coarse) for own in self._ranges]
+
+    def __setstate__(self, state: tuple[int, list[bytes]]) -> None:
+        self.coarse, self._ranges = state[0], [_Range(_unpacked(packed, state[0])) for packed in state[1]]
+
     def __iter__(self) -> Iterator[tuple[int, Ints]]:
         """Yield the first row and the cells of each range of rows."""
         return ((number << _ROW_BITS, own.flushed(self.coarse)) for number, own in enumerate(self._ranges))
@@ -213,8 +222,8 @@ class _Cells:
 class _Range:
     """The cells of a range of rows, and calls that wait to be added to them, as row << _DURATION_BITS | duration."""
 
-    def __init__(self) -> None:
-        self.cells = np.zeros((3, 0), np.int64)
+    def __init__(self, cells: Ints | None = None) -> None:
+        self.cells = np.zeros((3, 0), np.int64) if cells is None else cells
         self.waiting = 0
         self._pending: list[Ints] = []
 
@@ -250,6 +259,26 @@ def _joined(bucket: Ints, times: int) -> Ints:
 def _coarsened(cells: Ints, times: int) -> Ints:
     row, bucket = np.divmod(cells[0], _BUCKETS)
     return _runs(row * _BUCKETS + _joined(bucket, times), *cells[1:]) if times else cells
+
+
+def _packed(cells: Ints, coarse: int) -> bytes:
+    """Return `cells` as the steps between cells, the calls, and the time above the least that the bucket of the calls has."""
+    cell, calls, total_ns = cells
+    small = np.stack([np.diff(cell, prepend=0), calls, total_ns - calls * _least_ns(cell, coarse)])
+    return small.view(np.uint8).reshape(-1, 8).T.tobytes()
+
+
+def _unpacked(packed: bytes, coarse: int) -> Ints:
+    """Return the cells that `_packed` packed."""
+    steps, calls, above_ns = np.frombuffer(packed, np.uint8).reshape(8, -1).T.copy().view(np.int64).reshape(3, -1)
+    cell = np.cumsum(steps)
+    return np.stack([cell, calls, above_ns + calls * _least_ns(cell, coarse)])
+
+
+def _least_ns(cell: Ints, coarse: int) -> Ints:
+    """Return about the least duration in the bucket of each cell. Whole numbers, so that all machines compute the same."""
+    octave, part = np.divmod(np.maximum(cell % _BUCKETS - 1, 0) << coarse, BUCKETS_PER_OCTAVE)
+    return _PARTS[part] << octave >> _PART_BITS
 
 
 def _add(sums: Ints, row: Ints, values: Ints | None = None) -> None:
