@@ -16,6 +16,7 @@ from iotwin.trace_store.columns import column
 from iotwin.trace_store.raw.file_table import factorize, readable
 from iotwin.trace_store.raw.records import (
     FILE_TYPE_MASK,
+    LAST_NS,
     NAME_EXEC,
     NAME_EXIT,
     NAME_FORK,
@@ -54,7 +55,8 @@ class LiveTally:
     """Sums over all records that were added. Rows of the arrays are pairs of rank and operation, in order of their first call.
 
     `calls` and `bytes` have shape (pairs, KINDS), `latencies` (pairs, BUCKETS), `seconds` (pairs,). A rank stalls while its main
-    thread is in a call that waits or that reads the data set; `stall_s` has the sum of these times by rank.
+    thread is in a call that waits or that reads the data set; `stall_s` has the sum of these times by rank. It trains from its
+    first read of the data set, or the first stall counted for it, until it ends.
     """
 
     def __init__(self) -> None:
@@ -71,8 +73,11 @@ class LiveTally:
         self._row_of = np.zeros(0, np.int64)  # by slot * len(OPS) + op; -1 if there was no such call
         self._rank_of: dict[int, int] = {}
         self._parents: dict[int, int] = {}  # of forked processes that have executed no program
-        self._mains: set[int] = set()  # pids of ranks
-        self._ended: dict[int, None] = {}  # pids of processes that ended
+        self._mains: dict[int, int] = {}  # pids of ranks, and when they began to train
+        self._ended: dict[int, int] = {}  # pids of processes that ended, and when
+        self._earlier_ns: dict[
+            int, int
+        ] = {}  # time for which earlier processes trained, by rank: other processes have their pids
 
     def add_events(self, records: NDArray[np.void]) -> None:
         """Add event records (dtype records.EVENT)."""
@@ -89,9 +94,14 @@ class LiveTally:
         pair = self._pairs(np.array([self._slot(self.rank(pid)) for pid in pids])[codes] * len(OPS) + op)
         self._add_cells(pair, kind, moved, records["duration_ns"].astype(np.float64))
         reads = (kind == _DATASET) & (group == READ)
-        for code in np.flatnonzero(np.bincount(codes[reads], minlength=len(pids))).tolist():
-            self._mains.add(self._parents.get(pids[code], pids[code]))  # a rank, or the rank that forked this loader
         chosen = (reads | _IS_WAIT[op]) & (records["pid"] == records["tid"])
+        begins: dict[int, int] = {}
+        for code in np.flatnonzero(np.bincount(codes[reads], minlength=len(pids))).tolist():
+            main = self._parents.get(pids[code], pids[code])  # a rank, or the rank that forked this loader
+            if main not in self._mains:
+                counted = (reads & (codes == code)) | (chosen & (records["pid"] == main))
+                begins[main] = min(begins.get(main, LAST_NS), int(records["start_ns"][counted].min()))
+        self._mains |= begins
         sums = np.bincount(codes[chosen], weights=records["duration_ns"][chosen], minlength=len(pids))
         for pid, duration_ns in zip(pids, sums.tolist(), strict=True):
             if pid in self._mains:
@@ -170,7 +180,14 @@ class LiveTally:
 
     def running_ranks(self) -> int:
         """Return the number of ranks that run: processes that read the data set, or whose loaders do."""
-        return len(self._mains - self._ended.keys())
+        return len(self._mains.keys() - self._ended.keys())
+
+    def training_s(self, now_ns: int) -> dict[int, float]:
+        """Return for how many seconds each rank has trained until `now_ns`, summed over its processes."""
+        found = dict(self._earlier_ns)
+        for pid, begin_ns in self._mains.items():
+            found[self.rank(pid)] = found.get(self.rank(pid), 0) + max(self._ended.get(pid, now_ns) - begin_ns, 0)
+        return {rank: ns / 1e9 for rank, ns in found.items()}
 
     def rank(self, pid: int) -> int:
         """Return the rank of a process: from its environment, else that of its parent, else of this process, else 0."""
@@ -188,15 +205,18 @@ class LiveTally:
             if record.type in (NAME_OPENED, NAME_INHERITED):
                 _remember(self._opened, (record.inode, record.device, record.generation), record)
             elif record.type == NAME_FORK:
+                if record.pid in self._mains:
+                    rank, begin_ns = self.rank(record.pid), self._mains.pop(record.pid)
+                    trained_ns = max(self._ended.get(record.pid, record.time_ns) - begin_ns, 0)
+                    self._earlier_ns[rank] = self._earlier_ns.get(rank, 0) + trained_ns
                 for table in (self._rank_of, self._ended):
                     table.pop(record.pid, None)
-                self._mains.discard(record.pid)
                 _remember(self._parents, record.pid, record.parent)
             elif record.type == NAME_EXEC and b"multiprocessing" not in record.text:
                 self._parents.pop(record.pid, None)
                 self._rank_of.pop(record.pid, None)
             elif record.type == NAME_EXIT:
-                _remember(self._ended, record.pid, None)
+                _remember(self._ended, record.pid, record.time_ns)
 
 
 def _remember(table: dict[_Key, _Value], key: _Key, value: _Value) -> None:

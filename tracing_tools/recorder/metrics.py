@@ -5,6 +5,7 @@ import importlib
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ HELPS = {
     "iotwin_io_calls": ("counter", "Finished calls."),
     "iotwin_io_seconds": ("histogram", "Time in calls, from entry to exit."),
     "iotwin_stall_seconds": ("counter", "Time in which the main thread of a rank waited or read the data set."),
+    "iotwin_training_seconds": ("counter", "Time since a rank first read the data set, until it ended."),
+    "iotwin_au_ratio": ("gauge", "Share of a rank's training time in which it did not stall, so far."),
     "iotwin_lost_events": ("counter", "Calls that are missing from the trace and from the other metrics."),
 }
 
@@ -70,7 +73,8 @@ class MetricsPage:
 
     def update(self, tally: LiveTally, lost: Mapping[str, int]) -> None:
         """Publish the sums of `tally` and the number of events lost so far, by cause."""
-        self._content = "".join(f"{line}\n" for line in metric_lines(tally, lost)).encode()
+        lines = metric_lines(tally, lost, time.monotonic_ns())
+        self._content = "".join(f"{line}\n" for line in lines).encode()
         if self._path is None:
             return
         try:
@@ -107,8 +111,8 @@ class MetricsPage:
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
-def metric_lines(tally: LiveTally, lost: Mapping[str, int]) -> Iterator[str]:
-    """Yield the lines of the OpenMetrics text of `tally`, without ends of lines."""
+def metric_lines(tally: LiveTally, lost: Mapping[str, int], now_ns: int) -> Iterator[str]:
+    """Yield the lines of the OpenMetrics text of `tally` at the time `now_ns`, without ends of lines."""
     labels = [f'rank="{rank}",op="{OPS[op]}"' for rank, op in tally.pairs]
     moves = np.isin(GROUP_OF_OP[[op for _, op in tally.pairs]], (READ, WRITE))
     yield from _head("iotwin_io_bytes")
@@ -127,6 +131,14 @@ def metric_lines(tally: LiveTally, lost: Mapping[str, int]) -> Iterator[str]:
     yield from _head("iotwin_stall_seconds")
     for rank, stall_s in sorted(tally.stall_s.items()):
         yield f'iotwin_stall_seconds_total{{rank="{rank}"}} {stall_s:.9f}'
+    training_s = sorted(tally.training_s(now_ns).items())
+    yield from _head("iotwin_training_seconds")
+    for rank, trained_s in training_s:
+        yield f'iotwin_training_seconds_total{{rank="{rank}"}} {trained_s:.9f}'
+    yield from _head("iotwin_au_ratio")
+    for rank, trained_s in training_s:
+        if trained_s:
+            yield f'iotwin_au_ratio{{rank="{rank}"}} {max(1 - tally.stall_s.get(rank, 0.0) / trained_s, 0.0):.6f}'
     yield from _head("iotwin_lost_events")
     yield f"iotwin_lost_events_total {sum(lost.values())}"
     yield "# EOF"

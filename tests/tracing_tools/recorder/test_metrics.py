@@ -46,8 +46,8 @@ def opened(inode: int, path: bytes, size: int = 1000) -> bytes:
     return records.pack_name(records.NameRecord(5, records.NAME_OPENED, 1, 1, inode=inode, device=1, size=size, text=path))
 
 
-def life(type_: int, pid: int, parent: int = 1, text: bytes = b"x") -> bytes:
-    return records.pack_name(records.NameRecord(5, type_, pid, pid, parent=parent, text=text))
+def life(type_: int, pid: int, parent: int = 1, text: bytes = b"x", time_ns: int = 5) -> bytes:
+    return records.pack_name(records.NameRecord(time_ns, type_, pid, pid, parent=parent, text=text))
 
 
 def calls(count: int, seed: int) -> np.ndarray:
@@ -58,6 +58,7 @@ def calls(count: int, seed: int) -> np.ndarray:
     made["inode"], made["device"] = draw.choice([0, *FILES], count), 1
     made["device"][made["inode"] == 0] = 0
     made["pid"] = made["tid"] = draw.choice([RANK, LOADER, HELPER], count)
+    made["start_ns"] = draw.integers(1, 10**12, count)
     return made
 
 
@@ -75,6 +76,14 @@ def test_metrics_equal_a_naive_count(tally):
     batches = [calls(count, seed) for seed, count in enumerate((0, 1, 700, 3000))]
     for batch in batches:
         tally.add_events(batch)
+    now_ns, first = 10**14, batches[2]
+    ops = first["call_flags_cpu"] & 1023
+    reads = np.isin(ops, [NUMBER_OF_OP["read"], NUMBER_OF_OP["pread64"]]) & (first["inode"] == 7)
+    polls = ops == NUMBER_OF_OP["poll"]
+    begins = {
+        3: first["start_ns"][np.isin(first["pid"], (RANK, LOADER)) & reads | (first["pid"] == RANK) & polls].min(),
+        0: first["start_ns"][(first["pid"] == HELPER) & (reads | polls)].min(),
+    }
     name_of = {number: op for op, number in NUMBER_OF_OP.items()}
     expected: Counter = Counter()
     buckets = [2**octave for octave in range(10, 35, 2)]
@@ -94,11 +103,18 @@ def test_metrics_equal_a_naive_count(tally):
         if call["pid"] != LOADER and (op == "poll" or is_read):  # HELPER reads the data set, too, so it counts as rank 0
             expected["iotwin_stall_seconds_total", rank] += int(call["duration_ns"]) / 1e9
     expected["iotwin_lost_events_total", ()] = 5
-    found = parsed("\n".join(metric_lines(tally, {"ring_full": 2, "entry_missed": 3})) + "\n")
+    for number, begin_ns in begins.items():
+        rank = (("rank", str(number)),)
+        trains_s = expected["iotwin_training_seconds_total", rank] = (now_ns - int(begin_ns)) / 1e9
+        expected["iotwin_au_ratio", rank] = round(1 - expected["iotwin_stall_seconds_total", rank] / trains_s, 6)
+    found = parsed("\n".join(metric_lines(tally, {"ring_full": 2, "entry_missed": 3}, now_ns)) + "\n")
     assert {key: value for key, value in found.items() if value} == pytest.approx({k: v for k, v in expected.items() if v})
     assert {name for name, _ in found} >= {"iotwin_io_bytes_total", "iotwin_io_calls_total"} and tally.running_ranks() == 2
-    tally.add_names(life(records.NAME_EXIT, HELPER))
-    assert tally.running_ranks() == 1
+    tally.add_names(life(records.NAME_EXIT, HELPER, time_ns=int(begins[0]) + 7 * 10**9))
+    assert tally.running_ranks() == 1 and tally.training_s(now_ns)[0] == pytest.approx(7)
+    tally.add_names(life(records.NAME_FORK, HELPER, time_ns=now_ns))  # another process has its pid
+    tally.add_names(life(records.NAME_FORK, RANK, time_ns=int(begins[3]) + 9 * 10**9))  # the end of the first was lost
+    assert tally.running_ranks() == 0 and tally.training_s(now_ns) == pytest.approx({0: 7, 3: 9})
 
 
 def test_the_first_read_or_write_decides_a_files_kind(tally):
@@ -114,7 +130,7 @@ def test_the_first_read_or_write_decides_a_files_kind(tally):
 
 
 def test_an_empty_recording_has_every_family():
-    found = "\n".join(metric_lines(LiveTally(), {})) + "\n"
+    found = "\n".join(metric_lines(LiveTally(), {}, 0)) + "\n"
     assert parsed(found) == {("iotwin_lost_events_total", ()): 0}
     assert re.findall(r"# TYPE (\w+) ", found) == list(HELPS)
 
@@ -168,7 +184,7 @@ def test_a_port_serves_the_last_metrics_on_the_loopback_address(tally, capsys):
 
 def test_a_stall_is_the_mean_share_of_the_ranks_that_run():
     tally, watch, second = LiveTally(), StallWatch(0.3, 10 * 10**9), 10**9
-    tally._mains = {1, 2}
+    tally._mains = {1: 0, 2: 0}
     for now in range(30):  # rank 0 waits all the time, the other never: half of the time in the mean
         tally.stall_s[0] = float(now)
         assert watch.is_stalled(tally, now * second) == (now >= 10)
@@ -176,10 +192,10 @@ def test_a_stall_is_the_mean_share_of_the_ranks_that_run():
         tally.stall_s[0] += 0.2
         is_stalled = watch.is_stalled(tally, now * second)
         assert is_stalled == (now < 34)  # 6.8 s of 10 at 33, less than 6 s afterwards
-    tally._ended[1] = None
+    tally._ended[1] = 0
     tally.stall_s[0] += 3.5
     assert watch.is_stalled(tally, 60 * second)  # one rank is left
-    tally._ended[2] = None
+    tally._ended[2] = 0
     assert not watch.is_stalled(tally, 61 * second)
 
 
@@ -201,7 +217,10 @@ def test_metrics_of_a_real_job_equal_its_trace(tmp_path, monkeypatch):
     assert by_op.total() == made.seen and by_op["pread64"] >= 3000
     data = (("rank", "5"), ("op", "pread64"), ("kind", "dataset"))
     assert found["iotwin_io_bytes_total", data] == 300_000 and found["iotwin_io_calls_total", data] == 3000
-    assert found["iotwin_stall_seconds_total", (("rank", "5"),)] > 0
+    stalled_s, trained_s, au = (
+        found[f"iotwin_{name}", (("rank", "5"),)] for name in ("stall_seconds_total", "training_seconds_total", "au_ratio")
+    )
+    assert 0 < stalled_s < trained_s and au == pytest.approx(1 - stalled_s / trained_s, abs=1e-6)
     assert made.events == len(Trace(Path("t")).events_frame())
 
 
@@ -232,7 +251,8 @@ def queries() -> list[str]:
 
 def test_the_dashboard_queries_exactly_these_metrics():
     asked = {name for query in queries() for name in re.findall(r"\biotwin_\w+", query)}
-    suffixes = {name: ("_bucket", "_count", "_sum") if kind == "histogram" else ("_total",) for name, (kind, _) in HELPS.items()}
+    of_kind = {"histogram": ("_bucket", "_count", "_sum"), "counter": ("_total",), "gauge": ("",)}
+    suffixes = {name: of_kind[kind] for name, (kind, _) in HELPS.items()}
     assert asked == {name + suffix for name, found in suffixes.items() for suffix in found}
     labels = {name for query in queries() for name in re.findall(r"\bby \(([\w, ]+)\)", query)}
     assert {each for names in labels for each in names.split(", ")} <= {"rank", "op", "kind", "le", "instance"}
