@@ -4,6 +4,7 @@ A replay is a closed loop: calls take as long as they take here, and the thread 
 from a pipe waits for the bytes that another thread writes, as in the job.
 """
 
+import ctypes
 import mmap
 import os
 import queue
@@ -11,7 +12,10 @@ import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -38,7 +42,7 @@ from iotwin.benchmark.emulator.recorded.shared_state import (
 from iotwin.benchmark.emulator.recorded.slow_reads import read_slowly
 from iotwin.common.direct_io import write_direct
 from iotwin.trace_store.schema import FLAG_DIRECT
-from iotwin.workload_yaml.recording import CALLS, DUPLICATED, RENAMED, Op, TwinRecording
+from iotwin.workload_yaml.recording import CALLS, DUPLICATED, RENAMED, Op, RecordedFile, TwinRecording
 
 _CHUNK = 4096  # rows that are converted to Python numbers at a time
 _BLOCK_BYTES = 1 << 22
@@ -47,6 +51,9 @@ _FRESH_BYTES = 1 << 17
 _TICK_S = 0.5
 _NEXT_LOOK_S = 0.0002  # seconds between two checks whether the other ranks have arrived
 _EMPTY_CALLS = 201  # calls that are timed to find the cost of one
+_LIBC = ctypes.CDLL(None)
+_NO_WORK = _LIBC.getppid  # the kernel only returns a number; arguments are ignored
+_OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC  # those of JobFiles.open
 _INSTANT = frozenset({Op.POST, Op.START, Op.THREAD, Op.MARK, Op.END, Op.STEP})
 _WAITS = frozenset({Op.WAIT, Op.JOIN})
 _FIRST_PIPE_OP = int(Op.PIPE_WRITE)  # operations with a smaller number are calls on files
@@ -111,7 +118,7 @@ class Player:
         """
         shared, board, does = self._process.shared, self._board, self._does
         word, deadline_ns, longest_ns = shared.board.word, shared.deadline_ns, self.longest_delay_ns
-        now_ns, sleep, own_ns = self.now_ns, self.sleep, shared.call_cost_ns
+        now_ns, sleep, own_ns = self.now_ns, self.sleep, shared.own_costs_ns
         counts, late, moved_bytes, spent_ns = [0] * len(Op), [0] * BUCKETS, [0] * len(Op), self._spent_ns
         logical = self._begin_ns
         board[STATE] = RUNNING
@@ -132,7 +139,7 @@ class Player:
             ended = now_ns()
             counts[op] += 1
             if op < _FIRST_PIPE_OP:
-                took = ended - begun - own_ns
+                took = ended - begun - own_ns[op]
                 logical = due + took if took > 0 else due
                 moved_bytes[op] += moved
             else:
@@ -302,16 +309,42 @@ def _write_once(descriptor: int, parts: Sequence[memoryview], offset: int) -> in
     return os.pwritev(descriptor, parts, offset) if offset >= 0 else os.writev(descriptor, parts)
 
 
-def call_cost_ns(now_ns: Callable[[], int]) -> int:
-    """Return the median time in ns, on the clock `now_ns`, that a player itself spends on a read, without the kernel's work."""
-    null, scratch, took = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), memoryview(bytearray(1)), []
-    fds = Descriptors(lambda file, flags: null)
-    fds.opened(0, 0, null)
+def own_costs_ns(now_ns: Callable[[], int]) -> list[int]:
+    """Return the median time in ns, on the clock `now_ns`, that a player itself spends on a call of each Op.
+
+    It is measured on /dev/null. A read of no bytes is the player's own work alone. From an open and a close, the kernel's part is
+    subtracted: how much longer the system call takes than one that only returns a number. Other operations count as a read.
+    """
+    does = _player_on_null()._does
+    timed_ops = {Op.OPEN: does[Op.OPEN], Op.READ: does[Op.READ], Op.CLOSE: does[Op.CLOSE]}
+    whole, kernel = {op: list[int]() for op in timed_ops}, {Op.OPEN: list[int](), Op.CLOSE: list[int]()}
+
+    def timed(call: Callable[..., int], *arguments: object) -> tuple[int, int]:
+        begun = now_ns()
+        result = call(*arguments)
+        return now_ns() - begun, result
+
+    folder = os.open("/dev", os.O_RDONLY | os.O_CLOEXEC)
     try:
         for _ in range(_EMPTY_CALLS):
-            begun = now_ns()
-            os.preadv(fds.of(0, 0, 0), [scratch[:0]], 0)
-            took.append(now_ns() - begun)
+            for op, call in timed_ops.items():
+                whole[op].append(timed(call, 0, 0, 0, 0, 0)[0])
+            nothing_ns, _ = timed(_NO_WORK, folder, b"null", _OPEN_FLAGS)
+            took_ns, descriptor = timed(_LIBC.openat, folder, b"null", _OPEN_FLAGS)
+            kernel[Op.OPEN].append(took_ns - nothing_ns)
+            nothing_ns, _ = timed(_NO_WORK, descriptor)
+            kernel[Op.CLOSE].append(timed(_LIBC.close, descriptor)[0] - nothing_ns)
     finally:
-        os.close(null)
-    return sorted(took)[_EMPTY_CALLS // 2]
+        os.close(folder)
+    costs = [int(median(whole[Op.READ]))] * len(Op)
+    for op, taken in kernel.items():
+        costs[op] = max(int(median(whole[op]) - median(taken)), 0)
+    return costs
+
+
+def _player_on_null() -> Player:
+    """Return a player whose only file is /dev/null."""
+    files = JobFiles([RecordedFile("null")], Path("/dev"), Path("/dev"), 1, Path("/dev"))
+    fds = Descriptors(lambda file, flags: files.open(file, False, flags))
+    shared = SimpleNamespace(board=Board(1), read_latency_s=0.0, noise=bytearray(1))
+    return Player(cast(Home, SimpleNamespace(shared=shared, files=files, fds=fds, maps=[])), 0, 0)

@@ -17,7 +17,7 @@ from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
 from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits, copies_folder, edits_of, replays, waits_for_batches
 from iotwin.benchmark.emulator.recorded.edits.resumption import resumed_record
 from iotwin.benchmark.emulator.recorded.files import JobFiles
-from iotwin.benchmark.emulator.recorded.player import call_cost_ns
+from iotwin.benchmark.emulator.recorded.player import own_costs_ns
 from iotwin.benchmark.emulator.recorded.process import ReplayedProcess, ReplayWatch
 from iotwin.benchmark.emulator.recorded.shared_state import (
     BUCKETS,
@@ -165,7 +165,7 @@ def _once(
     os.set_blocking(failures[0], False)
     shared = Shared(
         recording, recording.starts(), board, points, pipes, files, log, _noise(), settings.think_scale, settings.read_latency,
-        deadline_ns, failures, virtual, call_cost_ns(waits.now_ns), rank.arrive,
+        deadline_ns, failures, virtual, own_costs_ns(waits.now_ns), rank.arrive,
     )  # fmt: skip
     root, watch = ReplayedProcess(shared, 0), ReplayWatch(shared)
     watch.start()

@@ -130,7 +130,7 @@ class Shared:
     deadline_ns: int
     failures: tuple[int, int]  # ends of a pipe for error messages
     virtual: VirtualReplay | None  # None: time is real
-    call_cost_ns: int  # time that a player itself spends on a call, without the kernel's work
+    own_costs_ns: list[int]  # by Op: time that a player itself spends on a call, without the kernel's work
     arrive: Callable[[], Callable[[], bool]]  # announces this rank to the others; the result returns whether all have arrived
 
     def now_ns(self) -> int:

@@ -5,10 +5,12 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from iotwin.benchmark.emulator.recorded.player import Player, call_cost_ns
+from iotwin.benchmark.emulator.recorded import player
+from iotwin.benchmark.emulator.recorded.player import Player, own_costs_ns
 from iotwin.benchmark.emulator.recorded.slots import PipeTimes
 from iotwin.benchmark.emulator.recorded.virtual_player import VirtualPlayer
 from iotwin.loops.emulation import EmulationOptions, run_workload
@@ -47,7 +49,7 @@ def test_a_slow_player_does_not_delay_what_is_handed_over(tmp_path: Path, monkey
     monkeypatch.setattr(Player, "_end", noting)
     monkeypatch.setattr(Player, "_start", starting)
     monkeypatch.setattr(VirtualPlayer, "_rows", slowly)
-    monkeypatch.setattr("iotwin.benchmark.emulator.recorded.run.call_cost_ns", lambda now_ns: 1 << 62)
+    monkeypatch.setattr("iotwin.benchmark.emulator.recorded.run.own_costs_ns", lambda now_ns: [1 << 62] * len(Op))
     run_workload(load(path, ["++twin.clock=virtual"]), EmulationOptions())
     os.close(notes[1])
     with os.fdopen(notes[0]) as lines:
@@ -79,5 +81,29 @@ def test_bytes_are_received_when_their_message_was_due(monkeypatch: pytest.Monke
 
 
 def test_the_players_own_part_of_a_call_is_a_time_of_its_clock() -> None:
+    """Each look at the clock finds it 3 ns later, so that a call of the player takes 3 ns, and the kernel nothing."""
     ticks = iter(range(0, 10**9, 3))
-    assert call_cost_ns(lambda: next(ticks)) == 3
+    assert own_costs_ns(lambda: next(ticks)) == [3] * len(Op)
+
+
+def test_the_kernels_part_of_an_open_and_a_close_is_not_the_players(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open moves the clock by 700 ns, a close by 300: the player's own work if the bare system calls take none, else none."""
+    now, opened, closed = [0], os.open, os.close
+
+    def slow_open(*words: object, **named: object) -> int:
+        now[0] += 700
+        return opened(*words, **named)
+
+    def slow_close(descriptor: int) -> None:
+        now[0] += 300
+        closed(descriptor)
+
+    monkeypatch.setattr(os, "open", slow_open)
+    monkeypatch.setattr(os, "close", slow_close)
+    costs = own_costs_ns(lambda: now[0])
+    assert costs[Op.OPEN] == 700 and costs[Op.CLOSE] == 300 and costs[Op.READ] == 0
+    slow_libc = SimpleNamespace(
+        openat=lambda *words: slow_open(words[1], words[2], dir_fd=words[0]), close=lambda descriptor: slow_close(descriptor) or 0
+    )
+    monkeypatch.setattr(player, "_LIBC", slow_libc)
+    assert own_costs_ns(lambda: now[0])[Op.OPEN] == own_costs_ns(lambda: now[0])[Op.CLOSE] == 0
