@@ -4,7 +4,8 @@ A point is a row with the operation STEP. Its columns are:
 
 * `subject`: the training pass, counted from 0 for each rank; `fd`: the number of its steps;
 * `size`: a StepPoint;
-* `offset`: 0 if the rank reads its batches itself; else 1, plus the time (ns) for which it unpacks those after the first;
+* `offset`: 0 if the rank reads its batches itself; else 1, plus a time in ns: at END, the time for which it unpacks batches after
+  the first; at STARTED, the time for which it works while the recording has it wait for another thread (see working_waits_ns);
 * `flags`: the point's index in `StepPoints`.
 """
 
@@ -55,8 +56,8 @@ class StepPoints:
     def passes(self, recording: TwinRecording, first_rank: int, think_scale: float = 1.0) -> list[TrainedPass]:
         """Return the passes that the replay of `recording` has ended. `first_rank`: number of the recording's first rank.
 
-        The time of unpacking batches counts as waiting for data: the rank has no data yet on which it could compute.
-        `think_scale`: factor for the recorded times between calls.
+        The time of unpacking batches counts as waiting for data: the rank has no data yet on which it could compute. Waits for
+        other threads while it computes do not. `think_scale`: factor for the recorded times between calls.
         """
         columns = recording.columns
         rows = np.flatnonzero(columns["op"] == Op.STEP)
@@ -69,8 +70,9 @@ class StepPoints:
                 continue  # the replay was stopped before
             row, parts = rows[begin], times[StepPoint.END] - times[StepPoint.STARTED]
             after_ns, reads, writes, waits, meets = parts.tolist()
-            if unpacking := int(columns["offset"][rows[begin + StepPoint.END]]):
-                waits += int((unpacking - 1) * think_scale)
+            working, unpacking = columns["offset"][rows[[begin + StepPoint.STARTED, begin + StepPoint.END]]].tolist()
+            if unpacking:
+                waits = max(waits + int((unpacking - working) * think_scale), 0)
             else:
                 waits, reads = waits + reads, 0
             found.append(
@@ -102,10 +104,12 @@ def with_points(recording: TwinRecording) -> TwinRecording:
         at_ns = columns["at_ns"][own]
         if not each.training or not len(at_ns) or moments[-1] > at_ns[-1]:
             continue
-        unpacked = unpacking_ns(recording, int(bounds[index]), int(bounds[index + 1])).sum()
+        part = int(bounds[index]), int(bounds[index + 1])
+        unpacked, worked = int(unpacking_ns(recording, *part).sum()), working_waits_ns(recording, *part)
+        times_ns = {StepPoint.STARTED: worked, StepPoint.END: unpacked}
         for point, moment in zip(StepPoint, moments, strict=True):
             before.append(own.start + int(np.searchsorted(at_ns, moment)))
-            values.append((thread, moment, len(earlier), point, each.batches, 1 + int(unpacked) if each.depth else 0))
+            values.append((thread, moment, len(earlier), point, each.batches, 1 + times_ns.get(point, 0) if each.depth else 0))
         earlier.append(moments[-1])
     order = sorted(range(len(before)), key=lambda point: (before[point], values[point][1]))
     return _inserted(recording, np.array(before, np.int64)[order], np.array(values, np.int64).reshape(-1, 6)[order])
@@ -118,12 +122,38 @@ def unpacking_ns(recording: TwinRecording, first: int, end: int) -> NDArray[np.i
     """
     batches, columns = recording.batches, recording.columns
     taken, computed = (np.array(each[first:end], np.int64) for each in (batches.taken_ns, batches.computed_ns))
-    process = next(each.process for each, begin in zip(batches.passes, pass_bounds(batches), strict=False) if begin == first)
-    main = columns["thread"] == np.searchsorted(recording.header.threads, process)
-    ends = columns["at_ns"][main & np.isin(columns["op"], _WAITS)]
+    own = _main_rows(recording, first)
+    ends = columns["at_ns"][own][np.isin(columns["op"][own], _WAITS)]
     last = np.append(-1, ends)[np.searchsorted(ends, taken[1:], side="right")]
     found: NDArray[np.int64] = np.where(last >= computed[:-1], taken[1:] - last, 0)
     return found
+
+
+def working_waits_ns(recording: TwinRecording, first: int, end: int) -> int:
+    """Return how long a rank unpacked and computed on a pass's batches after the first while it waits in the recording, in ns.
+
+    In a recording, a thread that makes no calls of its own waits for the thread that acts for it, such as one that sends its
+    requests to loaders. `first`, `end`: bounds of the pass's batches.
+    """
+    batches, columns = recording.batches, recording.columns
+    taken, computed = (np.array(each[first + 1 : end], np.int64) for each in (batches.taken_ns, batches.computed_ns))
+    if not len(taken):
+        return 0
+    begun = taken - unpacking_ns(recording, first, end)
+    bounds = np.maximum.accumulate(np.stack([begun, computed], axis=1).ravel())
+    worked = np.append(0, np.cumsum(np.diff(bounds) * (np.arange(len(bounds) - 1) % 2 == 0)))  # until each of the bounds
+    own = _main_rows(recording, first)
+    at_ns, waits = columns["at_ns"][own], np.flatnonzero(columns["op"][own] == Op.WAIT)
+    before, after = (np.interp(at_ns[rows], bounds, worked) for rows in (np.maximum(waits - 1, 0), waits))
+    return int((after - before).sum())
+
+
+def _main_rows(recording: TwinRecording, first: int) -> slice:
+    """Return the rows of the main thread of the rank whose pass has the batch at index `first` as its first."""
+    batches, starts = recording.batches, recording.starts()
+    process = next(each.process for each, begin in zip(batches.passes, pass_bounds(batches), strict=False) if begin == first)
+    thread = int(np.searchsorted(recording.header.threads, process))
+    return slice(int(starts[thread]), int(starts[thread + 1]))
 
 
 def numbered(recording: TwinRecording) -> TwinRecording:

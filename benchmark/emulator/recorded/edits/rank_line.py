@@ -108,7 +108,7 @@ class RankLine:
             each.time_steps()
         for each, is_rare in zip(training, rare, strict=True):
             each.leave_out(is_rare)
-        self._computation = StepComputation(training, rare, self._edits.computation)
+        self._computation = StepComputation(training, rare, self._edits.computation, self._edits.decode)
 
     def _recorded_loaders(self, kept: NDArray[np.bool_]) -> dict[int, RecordedLoader]:
         found = {}

@@ -41,7 +41,7 @@ class RankPass:
             np.array(each, np.int64)[own] for each in (batches.requested_ns, batches.taken_ns, batches.computed_ns)
         )
         self._late_ns = waits_for_ranks(batches, every)
-        self._unpacking_ns = int(unpacking_ns(recording, own.start, own.stop).sum()) if self.depth else 0
+        self.unpacking_ns = unpacking_ns(recording, own.start, own.stop) if self.depth else np.zeros(0, np.int64)
         if self.depth:  # what other threads do while the rank waits for its next batch counts as part of the step
             computed = np.append(taken[1:], computed[-1:])
         self.moments = np.stack([taken if self.depth else np.maximum(taken, requested), computed], axis=1).ravel()
@@ -62,7 +62,7 @@ class RankPass:
     @property
     def unpacking_share(self) -> float:
         """Return the share (0 to 1) of unpacking batches in `computation_ns`."""
-        return min(self._unpacking_ns / max(int(self.computation_ns.sum()), 1), 1.0)
+        return min(int(self.unpacking_ns.sum()) / max(int(self.computation_ns.sum()), 1), 1.0)
 
     def ahead(self, count: int, batches: int, prefetch: int | None) -> int:
         """Return how many of the `batches` of an edited pass with `count` loaders are requested before the first one is taken.

@@ -9,17 +9,18 @@ from iotwin.benchmark.emulator.recorded.edits.rank_pass import RankPass
 from iotwin.benchmark.emulator.recorded.edits.streams import DealtSample
 from iotwin.benchmark.emulator.recorded.step_points import StepPoint
 
+_PROMPT = 0.25  # this quantile of unpacking is assumed to wait for no decoding
 _PROPORTIONAL = 0.5  # 1: the time of a recorded short batch was proportional to its samples; 0: it took as long as others
 
 
 class StepComputation:
     """The computation of steps. `training`: the recorded passes that train; `rare`: by pass, the mask of its rare steps.
 
-    `factor`: factor for computation, but not for unpacking the batches of loaders.
+    `factor`: factor for computation, but not for unpacking the batches of loaders; `decode`: factor for the loaders' decoding.
     """
 
-    def __init__(self, training: Sequence[RankPass], rare: Sequence[NDArray[np.bool_]], factor: float) -> None:
-        self._factor, self._unpacked_ns = factor, 0
+    def __init__(self, training: Sequence[RankPass], rare: Sequence[NDArray[np.bool_]], factor: float, decode: float) -> None:
+        self._factor, self._decode, self._unpacked_ns = factor, decode, 0
         shares = [_share_saved(each, is_rare) for each, is_rare in zip(training, rare, strict=True)]
         known = [share for share in shares if share is not None]
         self._follows_samples = bool(known) and float(np.median(known)) > _PROPORTIONAL
@@ -38,15 +39,29 @@ class StepComputation:
         found = float(weights @ each.computation_ns)
         if weights.any() and not self._follows_samples:
             found *= whole / each.size / float(weights.sum())
-        unpacking = found * each.unpacking_share
-        self._unpacked_ns += int(unpacking) * has_loaders
-        return (found - unpacking) * self._factor + unpacking * has_loaders
+        recorded = found * each.unpacking_share
+        unpacking = recorded * unpacking_left(each.unpacking_ns, self._decode) * has_loaders
+        self._unpacked_ns += int(unpacking)
+        return (found - recorded) * self._factor + unpacking
 
     def offset_at(self, point: StepPoint) -> int:
         """Return the `offset` of a step point of a pass with loaders (see step_points)."""
         if point == StepPoint.STARTED:
             self._unpacked_ns = 0
         return 1 + self._unpacked_ns
+
+
+def unpacking_left(unpacking_ns: NDArray[np.int64], decode: float) -> float:
+    """Return the share (0 to 1) of the time of unpacking that is left if loaders decode for `decode` times as long.
+
+    A rank unpacks with the help of a thread of the loader, which waits while the loader decodes. So a shorter decoding shortens
+    what exceeds the quickest quarter of `unpacking_ns`, the times for the batches of a pass.
+    """
+    whole = int(unpacking_ns.sum())
+    if not whole:
+        return 1.0
+    prompt = min(float(np.quantile(unpacking_ns, _PROMPT)) * len(unpacking_ns) / whole, 1.0)
+    return prompt + (1 - prompt) * min(decode, 1.0)
 
 
 def _share_saved(each: RankPass, rare: NDArray[np.bool_]) -> float | None:

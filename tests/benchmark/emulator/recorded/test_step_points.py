@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iotwin.benchmark.emulator.recorded.step_points import StepPoint, StepPoints, numbered, with_points
+from iotwin.benchmark.emulator.recorded.edits.step_computation import unpacking_left
+from iotwin.benchmark.emulator.recorded.step_points import (
+    StepPoint,
+    StepPoints,
+    numbered,
+    unpacking_ns,
+    with_points,
+    working_waits_ns,
+)
 from iotwin.loops.emulation import EmulationOptions, run_workload
 from iotwin.workload_yaml.recording import Mark, Op, RecordedBatches, RecordedPass
 from tests.benchmark.emulator.recorded import test_data_wait
@@ -54,6 +62,14 @@ def test_unpacking_counts_as_waiting_and_follows_the_batch_but_not_the_accelerat
     assert found["compute_s"] == pytest.approx((steps - 1) * compute_s, rel=0.1)
     # An edited step ends when the next batch is unpacked, so the first step has unpacked the second batch.
     assert found["data_wait_s"] > 0.95 * (steps - 2) * unpack_s
+
+
+@pytest.mark.parametrize(("decode", "left"), [(0.0, 0.2), (0.5, 0.6), (1.0, 1.0), (3.0, 1.0)])
+def test_unpacking_that_waits_for_a_loaders_decoding_is_shorter_with_less_decoding(decode, left):
+    """The quickest quarter of a pass's batches is unpacked in 1 ms, as all would be without decoding; the mean is 5 ms."""
+    unpacking_ns = np.array([7, 1, 1, 7, 7, 1, 7, 9]) * 1_000_000
+    assert unpacking_left(unpacking_ns, decode) == pytest.approx(left)
+    assert unpacking_left(unpacking_ns[:0], decode) == unpacking_left(unpacking_ns * 0, decode) == 1
 
 
 def test_an_edited_replay_measures_its_own_steps_and_epochs(tmp_path):
@@ -132,8 +148,23 @@ def test_points_change_no_time_of_any_other_row(others, ends):
     assert (times[points].reshape(-1, 3)[:, StepPoint.END] == whole).all()
 
 
+def test_a_rank_that_waits_for_the_thread_that_sends_its_requests_has_worked_meanwhile():
+    """The rank takes three batches of a loader at 10, 30 and 60 ms, after 2 ms of unpacking, and computes for 15 ms on each.
+
+    The sending thread posts when the rank has taken the second batch, and after its last step.
+    """
+    reads = [(Op.PIPE_READ, 8), (Op.PIPE_READ, 27), (Op.WAIT, 31), (Op.PIPE_READ, 58), (Op.MARK, 66), (Op.WAIT, 80), (Op.END, 90)]
+    made = recording([row(0, op, at_ns=at * 1_000_000) for op, at in reads], [])
+    times = ([0, 0, 0], [5, 5, 5], [8, 27, 58], [10, 30, 60], [25, 45, 75])  # requested, received, delivered, taken, computed
+    one = RecordedPass(process=0, training=True, batches=3, depth=2)
+    made.header.batches = RecordedBatches([one], [1] * 3, [4] * 3, *([at * 1_000_000 for at in each] for each in times))
+    assert (unpacking_ns(made, 0, 3) == [3_000_000, 2_000_000]).all()
+    assert working_waits_ns(made, 0, 3) == (31 - 27 + 75 - 66) * 1_000_000
+    assert working_waits_ns(made, 0, 1) == 0  # only a first batch
+
+
 def test_the_passes_are_the_differences_between_their_points():
-    rows = [row(0, Op.STEP, size=point, fd=4, offset=1 + 3) for point in StepPoint]
+    rows = [row(0, Op.STEP, size=point, fd=4, offset=1 + time) for point, time in zip(StepPoint, (0, 1, 4), strict=True)]
     made = numbered(recording(rows, []))
     points, spent_ns = StepPoints(3), [0] * len(Op)
     for index, (at_ns, read_ns, written_ns, waited_ns, met_ns) in enumerate(
