@@ -4,8 +4,8 @@ A point is a row with the operation STEP. Its columns are:
 
 * `subject`: the training pass, counted from 0 for each rank; `fd`: the number of its steps;
 * `size`: a StepPoint;
-* `offset`: 0 if the rank reads its batches itself; else 1, plus a time in ns: at END, the time for which it unpacks batches after
-  the first; at STARTED, the time for which it works while the recording has it wait for another thread (see working_waits_ns);
+* `offset`: 0 if the rank reads its batches itself. Else 1, plus a time in ns. That of END is how long the rank unpacks batches
+  after the first. That of STARTED is how long it works while the recording has it wait for another thread (working_waits_ns);
 * `flags`: the point's index in `StepPoints`.
 """
 
@@ -132,8 +132,8 @@ def unpacking_ns(recording: TwinRecording, first: int, end: int) -> NDArray[np.i
 def working_waits_ns(recording: TwinRecording, first: int, end: int) -> int:
     """Return how long a rank unpacked and computed on a pass's batches after the first while it waits in the recording, in ns.
 
-    In a recording, a thread that makes no calls of its own waits for the thread that acts for it, such as one that sends its
-    requests to loaders. `first`, `end`: bounds of the pass's batches.
+    A rank that makes no call at the end of a step is recorded as waiting for the thread that sends its next request to a loader.
+    `first`, `end`: bounds of the pass's batches.
     """
     batches, columns = recording.batches, recording.columns
     taken, computed = (np.array(each[first + 1 : end], np.int64) for each in (batches.taken_ns, batches.computed_ns))
