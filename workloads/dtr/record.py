@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, manual_seed
-from torch import device as torch_device
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from iotwin.common.files import write_whole
+from iotwin.workloads.dtr.live.device_memory import usable_device
 from iotwin.workloads.dtr.live.operations import facts_of, tensors_in
 from iotwin.workloads.dtr.live.session import Rematerialize
 from iotwin.workloads.dtr.live.train import sgd
@@ -42,7 +42,7 @@ def record_model(
     manual_seed(seed)
     samples = batch or default_batch(name)
     with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext():
-        with torch_device(device):
+        with usable_device(device, present=not fake):
             module, make_inputs, loss = build(name, preset)
             inputs = make_inputs(samples)
         optimizer, step = sgd(module), partial(loss, module, *inputs)

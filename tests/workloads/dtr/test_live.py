@@ -7,7 +7,9 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from iotwin.common.errors import UsageError  # noqa: E402
-from iotwin.workloads.dtr.live import values  # noqa: E402
+from iotwin.workloads.dtr.live import rematerializer, values  # noqa: E402
 from iotwin.workloads.dtr.live.device_memory import DeviceMemory  # noqa: E402
 from iotwin.workloads.dtr.live.memory import BudgetError  # noqa: E402
 from iotwin.workloads.dtr.live.offload import OffloadFile  # noqa: E402
@@ -531,8 +533,24 @@ def test_an_input_is_given_up_while_another_is_computed() -> None:
         assert int(product[0]) == 16
 
 
+def test_inputs_that_evict_one_another_too_often_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rematerializer, "_MOST_UNLOCKED", 1)
+    with pytest.raises(BudgetError, match=r"inputs that wait for it evict one another; no budget below 10[01]"):
+        test_an_input_is_given_up_while_another_is_computed()
+
+
+def test_refused_training_names_the_least_budget_of_a_whole_step() -> None:
+    """Although the first operations need less."""
+    training = BudgetedTraining("mlp", batch=4, steps=2)
+    with pytest.raises(BudgetError) as error:
+        train(training, 150_000)
+    least = error.value.least_bytes
+    assert str(error.value).endswith(f"; no budget below {least} bytes is possible")
+    assert 2 * 150_000 < least <= train_plain(training)["peak_bytes"]
+
+
 def test_impossible_budget_ends_in_one_line() -> None:
-    text = "a memory budget of 1000 bytes cannot be kept: .* must be at least 4096 bytes"
+    text = "a memory budget of 1000 bytes cannot be kept: .* no budget below 4096 bytes is possible"
     with pytest.raises(BudgetError, match=text) as error, Rematerialize(1000, device="cpu"):
         torch.ones(32, 32)
     assert "\n" not in str(error.value)
@@ -575,13 +593,66 @@ def test_one_budget_at_a_time() -> None:
     assert failed
 
 
+def test_threads_read_evicted_tensors() -> None:
+    """Threads that start within the budget, and older ones that get work there, compute within it; numbers stay exact."""
+    torch.manual_seed(0)
+    module, batch = layers(nn.Tanh), torch.randn(256, 32)
+    before = [activation.sum() for activation in activations(module, batch)]
+    square(module, batch).backward()
+    gradients = [parameter.grad for parameter in module.parameters()]
+    module.zero_grad()
+    old = ThreadPoolExecutor(1)
+    old.submit(int).result()  # starts its thread
+    with old, Rematerialize(450_000, device="cpu") as session, ThreadPoolExecutor(1) as new:
+        for pool in (old, new):
+            found = activations(module, batch)
+            assert session.account.evictions > 0
+            computed = session.account.rematerializations
+            assert all(map(torch.equal, pool.submit(lambda found=found: [each.sum() for each in found]).result(), before))
+            assert session.account.rematerializations > computed
+            del found
+        loss = square(module, batch)
+        thread = threading.Thread(target=loss.backward)
+        thread.start()
+        thread.join()
+        assert session.account.over_budget == 0
+    assert all(torch.equal(one.grad, other) for one, other in zip(module.parameters(), gradients, strict=True))
+
+
+def activations(module: nn.Module, batch: Tensor) -> list[Tensor]:
+    with torch.no_grad():
+        return list(accumulate(module, lambda given, layer: layer(given), initial=batch))
+
+
+def test_thread_that_outlives_the_budget_computes_without_it() -> None:
+    ended, results = threading.Event(), []
+
+    def wait_and_compute() -> None:
+        ended.wait(60)
+        results.append(torch.ones(1000, 1000).sum())
+
+    with Rematerialize(100_000, device="cpu") as session:
+        thread = threading.Thread(target=wait_and_compute)
+        thread.start()
+    ended.set()
+    thread.join()
+    assert results == [1_000_000] and session.account.peak_bytes <= 100_000
+
+
+def test_cpu_with_an_index_is_the_cpu() -> None:
+    with pytest.raises(BudgetError), Rematerialize(1000, device="cpu:1"):
+        torch.ones(32, 32)
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         ({"budget": 0}, "not above 0"),
         ({"budget": "1 quart"}, "unknown unit"),
         ({"budget": 1, "heuristic": "best"}, "unknown heuristic"),
-        ({"budget": 1, "device": "meta"}, "for the device cpu or cuda"),
+        ({"budget": 1, "device": "meta"}, "the device must be cpu or cuda, not meta"),
+        ({"budget": 1, "device": "gpu"}, "the device 'gpu' is unknown"),
+        ({"budget": 1, "device": "cuda:99"}, "the device cuda:99 needs a GPU"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], text: str) -> None:

@@ -6,10 +6,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from iotwin.common.errors import UsageError
 from iotwin.workloads.dtr.live.operations import AllocationPlan
 
 _UNSPLIT = 1 << 20
 _CUDA_BLOCK = 512  # PyTorch's allocator rounds sizes up to multiples of it
+
+
+def usable_device(name: str, present: bool = True) -> torch.device:
+    """Return the CPU or the GPU with this name. Raises UsageError if it is neither, or if PyTorch cannot use that GPU.
+
+    `present`: False if the GPU need not be there.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"the device '{name}' is unknown; choose cpu, cuda or, of several GPUs, for example cuda:1") from None
+    if device.type == "cpu":
+        return torch.device("cpu")  # without an index, as the storages have none
+    if device.type != "cuda":
+        raise UsageError(f"the device must be cpu or cuda, not {device.type}")
+    if present and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"the device {name} needs a GPU that PyTorch can use; it has {torch.cuda.device_count()}")
+    return device
 
 
 class DeviceMemory:

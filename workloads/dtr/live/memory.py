@@ -21,7 +21,14 @@ _FIRST_CALL_BYTES = 32 << 20
 
 
 class BudgetError(IotwinError):
-    """The budget is too small for an operation, even if all that can be evicted is evicted."""
+    """The budget is too small for an operation, even if all that can be evicted is evicted.
+
+    `reason` describes the operation. With a budget below `least_bytes`, no choice of evictions would have been enough.
+    """
+
+    def __init__(self, reason: str, least_bytes: int) -> None:
+        super().__init__(f"{reason}; no budget below {least_bytes} bytes is possible")
+        self.reason, self.least_bytes = reason, least_bytes
 
 
 class DtrMemory:
@@ -152,7 +159,8 @@ class DtrMemory:
             elif not self.release_dropped():
                 raise BudgetError(
                     f"a memory budget of {self.budget} bytes cannot be kept: {purpose} needs {size} bytes, besides {self.used} "
-                    f"that it reads or that cannot be computed again; here the budget must be at least {self.least} bytes"
+                    "that cannot be evicted",
+                    self.least,
                 )
         self.peak = max(self.peak, self.used + size)
         device.unseen += device.spare(size)

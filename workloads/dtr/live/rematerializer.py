@@ -102,11 +102,13 @@ class Rematerializer(DtrMemory):
                 least = self.least
                 try:
                     self._go_on(waiting, missing)
-                except BudgetError:
-                    rest -= 1
-                    if not rest or not self._unlock_all_but_last(waiting):
+                except BudgetError as error:
+                    if not self._unlock_all_but_last(waiting):
                         raise
-                    self.least = least
+                    self.least = least  # what waits need not be in memory
+                    rest -= 1
+                    if not rest:
+                        raise BudgetError(f"{error.reason}, as inputs that wait for it evict one another", least) from None
         except BaseException:
             for each in waiting:
                 self.release([value for value in each.inputs if value not in each.unlocked])

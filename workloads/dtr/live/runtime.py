@@ -38,7 +38,7 @@ class Runtime(TorchDispatchMode):
         self.memory = Rematerializer(budget, heuristic, device, **choice)
         self.untracked = False  # True: results are never evicted
         self._lock = threading.RLock()
-        self._forked = False
+        self._inert = False  # True: operations are not seen, in a forked process or after the end
         os.register_at_fork(after_in_child=_Forget(self))
 
     @classmethod
@@ -50,10 +50,12 @@ class Runtime(TorchDispatchMode):
         if kwargs is None:
             kwargs = {}
         facts = known_facts.get(id(func)) or facts_of(func)
-        if (facts.view and CAN_SWAP) or self._forked:  # for a view, no data need be in memory; forked: in a loader
+        if (facts.view and CAN_SWAP) or self._inert:  # for a view, no data need be in memory
             return func(*args, **kwargs)
-        # On a GPU, autograd's threads run operations, too. One thread at a time may change what is in memory.
+        # Several threads may run operations, such as autograd's of a GPU. One at a time may change what is in memory.
         with self._lock:
+            if self._inert:  # since the end, for which this thread has waited
+                return func(*args, **kwargs)
             return self._view(func, args, kwargs) if facts.view else self._run(func, facts, args, kwargs)
 
     @contextmanager
@@ -83,7 +85,7 @@ class Runtime(TorchDispatchMode):
 
     def pin(self, tensor: Tensor) -> None:
         """Bring a tensor to memory, and never evict it again."""
-        if is_plain(tensor) and not self._forked:
+        if is_plain(tensor) and not self._inert:
             with self._alone():
                 self.memory.pin(self.memory.find(storage_of(tensor)))
 
@@ -106,6 +108,7 @@ class Runtime(TorchDispatchMode):
                 self.memory.pin_all()
             finally:
                 self.memory.end()
+                self._inert = True
 
     def keep_dependants(self, tensors: list[Tensor]) -> None:
         """Compute what was computed from `tensors` and is evicted, and never evict it again: they are about to change."""
@@ -230,7 +233,7 @@ class _Forget:
     def __call__(self) -> None:
         runtime = self._runtime()
         if runtime is not None:
-            runtime._forked = True
+            runtime._inert = True
 
 
 def _unseen(stored: Stored) -> Value:

@@ -17,8 +17,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from iotwin.common.errors import UsageError
 from iotwin.common.units import parse_size
+from iotwin.workloads.dtr.live.device_memory import usable_device
 from iotwin.workloads.dtr.live.offload import OffloadFile
 from iotwin.workloads.dtr.live.runtime import Runtime
+from iotwin.workloads.dtr.live.threads import shared_with_threads
 from iotwin.workloads.dtr.live.values import storage_of
 from iotwin.workloads.dtr.simulator.heuristics import heuristic_named
 
@@ -79,11 +81,7 @@ class Rematerialize(ExitStack):
         limit = parse_size(budget) if isinstance(budget, str) else budget
         if limit is not None and limit <= 0:
             raise UsageError(f"a memory budget of {limit} bytes is not above 0")
-        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if chosen.type not in ("cpu", "cuda"):
-            raise UsageError(f"a memory budget is for the device cpu or cuda, not {chosen.type}")
-        if chosen.type == "cuda" and not torch.cuda.is_available():
-            raise UsageError("a memory budget for cuda needs a GPU that PyTorch can use")
+        chosen = usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         file = None if offload is None else OffloadFile(Path(offload))
         self._runtime = Runtime(
             limit if limit is not None else _NO_LIMIT, heuristic_named(heuristic), chosen,
@@ -97,7 +95,7 @@ class Rematerialize(ExitStack):
         self.callback(self._runtime.end)
         self.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code allocates without operations
         self.enter_context(_pinning_readers(self._runtime))
-        self.enter_context(self._runtime)
+        self.enter_context(shared_with_threads(self._runtime))
         self.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         self.callback(register_optimizer_step_post_hook(self._after_step).remove)
         return self

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from iotwin.common.units import format_size
 from iotwin.workloads.dtr.live.memory import BudgetError
 from iotwin.workloads.dtr.live.session import Account, Rematerialize
 from iotwin.workloads.models import build, default_batch
@@ -64,8 +63,8 @@ def train(training: BudgetedTraining, budget: int | None = None, *, ratio: float
         with Rematerialize(budget, device=training.device, **choice) as session:
             trained = _train(training)
     except BudgetError as error:
-        least = _without_limit(training).least_bytes
-        raise BudgetError(f"{error}; a step without recomputation needs {format_size(least)} for its largest operation") from None
+        # Training that was refused early has not seen the operation that needs most.
+        raise BudgetError(error.reason, max(error.least_bytes, _without_limit(training).least_bytes)) from None
     document = _document(training, trained, session.account.document())
     if compare_plain:
         plain = _train(training)
