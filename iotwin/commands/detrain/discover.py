@@ -26,15 +26,19 @@ class DetrainDiscoverCommand(Command):
         parser.add_argument(
             "--timeout", type=at_least(1, float), default=60.0, metavar="S", help="seconds that --confirm may take (default 60)"
         )
+        parser.add_argument("--perturb", type=at_least(1), metavar="N", help="of no effect: the source shows what the loader is")
         parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the result, as inst.json")
         parser.add_argument("--emit-patch", action="store_true", help="print a patch that puts marks into the loops")
         add_script_arguments(parser)
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.common.errors import IotwinError
+        from iotwin.common.progress import note
         from iotwin.workloads.detrain.discover import analyse, no_loop
         from iotwin.workloads.detrain.instrumentation import write_instrumentation
 
+        if args.perturb is not None:
+            note("--perturb is of no effect: the source shows what the loader is, so no run on other data is needed")
         found = analyse(args.script)
         if found.kind == "NONE" and not args.json:
             raise IotwinError(no_loop(found))

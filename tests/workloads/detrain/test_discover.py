@@ -118,6 +118,12 @@ def test_the_library_of_a_checkout_is_read_only_if_the_script_has_no_clear_loop(
     assert (found.batch.file, found.batch.line) == (str(library), 2) and found.confidence == 0.95
 
 
+def test_a_run_on_other_data_is_reported_to_be_needless(capfd):
+    assert main(["detrain", "discover", str(SHAPES / "while_steps.py"), "--perturb", "2"]) == 0
+    out, err = capfd.readouterr()
+    assert "NEXT_CALL, confidence" in out and "--perturb is of no effect" in err
+
+
 def test_functions_that_call_one_another_in_endlessly_many_ways_are_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(inference, "_MOST_INFERRED", 300)
     ways = "".join(f"def f{i}(x):\n    return f{i + 1}(x) or f{i + 1}(x)\n" for i in range(12))

@@ -413,6 +413,77 @@ def test_command_lines_are_read_as_python_reads_them(options, by_module, argumen
     assert (found.script, found.module) == ((None, "package.train") if by_module else ("train.py", None))
 
 
+# Stands in for Keras, whose import takes seconds.
+KERAS = """
+import sys
+from types import SimpleNamespace
+
+class LambdaCallback:
+    def __init__(self, **methods):
+        vars(self).update(methods)
+
+class CallbackList:
+    def __init__(self, callbacks):
+        self.callbacks = callbacks
+    def append(self, callback):
+        self.callbacks.append(callback)
+
+class Model:
+    def fit(self, x, y=None, batch_size=None, epochs=1, verbose="auto", callbacks=None, validation_data=None):
+        own = getattr(callbacks, "callbacks", callbacks)
+        print(len(own), type(callbacks).__name__)
+        tell = own[-1]
+        for epoch in range(epochs):
+            tell.on_epoch_begin(epoch, logs=None)
+            for batch in x:
+                tell.on_train_batch_begin(batch, logs=None)
+                tell.on_train_batch_end(batch, logs={})
+            if validation_data:
+                tell.on_test_begin(logs=None)
+                tell.on_test_end(logs={})
+            tell.on_epoch_end(epoch, logs={})
+        return self
+
+callbacks = SimpleNamespace(LambdaCallback=LambdaCallback, CallbackList=CallbackList)
+"""
+
+
+def stand_in_for_keras(folder: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(write(folder, KERAS, "site-packages/keras.py").parent))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        ("[1, 2], epochs=1", "1 list"),
+        ("[1, 2], callbacks=None", "1 list"),
+        ("[1, 2], callbacks=own", "2 list"),
+        ("[1, 2], None, 8, 1, 0, own", "2 list"),
+        ("[1, 2], callbacks=own[0]", "2 list"),
+        ("[1, 2], None, 8, 1, 0, keras.callbacks.CallbackList([*own])", "2 CallbackList"),
+    ],
+)
+def test_the_epochs_and_steps_of_keras_fit(tmp_path, monkeypatch, arguments, printed):
+    stand_in_for_keras(tmp_path, monkeypatch)
+    write(tmp_path, f"import keras\nown = [object()]\nmodel = keras.Model()\nmodel.fit({arguments})\nprint(len(own))\n")
+    done = run([sys.executable, "train.py"], tmp_path, monkeypatch)
+    assert own(done.stdout).splitlines() == [printed, "1"] and logged(done.stdout) == EPOCH, done.stderr
+
+
+def test_several_calls_of_fit_and_evaluations(tmp_path, monkeypatch):
+    stand_in_for_keras(tmp_path, monkeypatch)
+    other = "class Scaler:\n    def fit(self, x):\n        return x\nScaler().fit([1])\n"
+    write(
+        tmp_path, f"import keras\n{other}model = keras.Model()\nmodel.fit([1], validation_data=[1])\nmodel.fit([1], epochs=2)\n"
+    )
+    done = run([sys.executable, "train.py"], tmp_path, monkeypatch)
+    first, *others = ([("epoch", n), ("step", 1), ("step", -1), ("epoch", -n)] for n in (1, 2, 3))
+    found = [*first[:-1], ("evaluation", 1), ("evaluation", -1), first[-1], *others[0], *others[1]]
+    assert logged(done.stdout) == found, done.stderr
+    command = labelled_command([sys.executable, str(tmp_path / "train.py")], 200)
+    assert command.note.endswith(f"epochs and steps by {tmp_path}/train.py:7 and {tmp_path}/train.py:8"), command.note
+
+
 @pytest.mark.torch
 def test_a_script_of_pytorch_with_loaders(tmp_path, monkeypatch):
     script = str(Path(__file__).with_name("zoo") / "cnn.py")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _STDOUT = 1
+_CALLBACKS = 5  # index of `callbacks` among the arguments of Keras's `fit`
 _HELD = ("step", "checkpoint")  # ends of these phases are written with the next line: one write per step
 
 
@@ -137,6 +138,35 @@ class PhaseSession:
 
         return save
 
+    def fits(self, fit: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `fit` of a Keras model to log its epochs, steps and evaluations. Return other functions as they are."""
+        callbacks = _callbacks_of(fit)
+        if callbacks is None:
+            return fit
+
+        def fitted(*arguments: Any, **options: Any) -> Any:
+            own = callbacks.LambdaCallback(
+                on_epoch_begin=lambda *_, **__: self._begin_pass(),
+                on_epoch_end=lambda *_, **__: self._end_pass(),
+                on_train_batch_begin=lambda *_, **__: self._begin_step(),
+                on_train_batch_end=lambda *_, **__: self._end("step"),
+            )
+            own.on_test_begin = lambda *_, **__: self._begin("evaluation")
+            own.on_test_end = lambda *_, **__: self._end("evaluation")
+            is_named = len(arguments) <= _CALLBACKS
+            given = (options.get("callbacks") if is_named else arguments[_CALLBACKS]) or []
+            if isinstance(given, callbacks.CallbackList):
+                given.append(own)
+            else:
+                given = [*(given if isinstance(given, list | tuple) else [given]), own]
+            if is_named:
+                options["callbacks"] = given
+            else:
+                arguments = (*arguments[:_CALLBACKS], given, *arguments[_CALLBACKS + 1 :])
+            return fit(*arguments, **options)
+
+        return fitted
+
     def _begin_pass(self) -> None:
         self._end_pass()
         self._rank = _rank(self._is_forked)
@@ -199,6 +229,13 @@ def _rank(is_forked: bool) -> int | None:
         return int(distributed.get_rank())
     rank: bytes = posix.environ.get(b"RANK", b"0")
     return None if is_forked else int(rank) if rank.isdigit() else 0
+
+
+def _callbacks_of(fit: Any) -> Any:
+    """Return Keras's module of callbacks if `fit` is a method of a Keras model, else None."""
+    names = (each.__module__.partition(".")[0] for each in type(getattr(fit, "__self__", None)).__mro__)
+    keras: Any = next((sys.modules[name] for name in names if name in ("keras", "tf_keras") and name in sys.modules), None)
+    return keras and keras.callbacks
 
 
 def begin(name: str, output: int, has_epochs: bool, is_for: bool, fetches: bool) -> None:

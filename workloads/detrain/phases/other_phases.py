@@ -1,7 +1,7 @@
-"""Finds, in the source of a script, the loops that evaluate and the calls that save checkpoints, as far as they are certain."""
+"""Finds, in the source of a script, what trains, evaluates or saves without being one of its training loops."""
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from iotwin.workloads.detrain.rewrite import SESSION
 
@@ -32,13 +32,21 @@ def label_evaluations(tree: ast.Module) -> list[int]:
 
 def label_saves(tree: ast.Module) -> list[int]:
     """Wrap the calls of `torch.save` in a module, so that the session logs them. Returns their lines."""
-    lines = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.save":
-            node.func = _called("saves", node.func)
-            lines.append(node.lineno)
+    return _label_calls(tree, "saves", lambda function: ast.unparse(function) == "torch.save")
+
+
+def label_fits(tree: ast.Module) -> None:
+    """Wrap the calls of methods `fit` in a module, so that the session logs those of Keras models."""
+    _label_calls(tree, "fits", lambda function: isinstance(function, ast.Attribute) and function.attr == "fit")
+
+
+def _label_calls(tree: ast.Module, name: str, is_labelled: Callable[[ast.expr], bool]) -> list[int]:
+    """Pass the functions of calls through the session's method `name`. Returns the lines of the calls."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and is_labelled(node.func)]
+    for node in calls:
+        node.func = _called(name, node.func)
     ast.fix_missing_locations(tree)
-    return lines
+    return [node.lineno for node in calls]
 
 
 def _modes(body: Iterable[ast.stmt]) -> Iterator[tuple[int, bool]]:

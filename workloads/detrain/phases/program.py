@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from iotwin.common.errors import IotwinError
 from iotwin.workloads.detrain.discover import discover
-from iotwin.workloads.detrain.instrumentation import SURE, Instrumentation, SourceLine
-from iotwin.workloads.detrain.phases.other_phases import label_evaluations, label_saves
+from iotwin.workloads.detrain.instrumentation import KERAS_FIT, SURE, Instrumentation, SourceLine
+from iotwin.workloads.detrain.phases.other_phases import label_evaluations, label_fits, label_saves
 from iotwin.workloads.detrain.phases.python_command import interpreter_of, module_file, python_command
 from iotwin.workloads.detrain.rewrite import SESSION, instrumented
 from iotwin.workloads.detrain.source_analysis.local_modules import LocalModules, SourceModule
@@ -48,20 +48,26 @@ class LabelledCommand:
 
 @dataclass
 class _LabelledModules:
-    """The instrumented modules by path, including the script, and the lines of their evaluations and checkpoints."""
+    """The instrumented modules by path, including the script, and the lines of what is labelled besides training loops."""
 
     trees: dict[Path, ast.Module] = field(default_factory=dict)
     sources: dict[Path, bytes] = field(default_factory=dict)
     evaluations: list[SourceLine] = field(default_factory=list)
     saves: list[SourceLine] = field(default_factory=list)
+    fits: list[SourceLine] = field(default_factory=list)
 
     def add(self, module: SourceModule, found: Instrumentation) -> None:
         """Instrument a module, unless nothing in it is to be labelled."""
         loops = [line for line in (found.epoch, found.batch) if line is not None and Path(line.file) == module.path]
+        calls = [line for line in found.sinks if found.wrapper == KERAS_FIT and Path(line.file) == module.path]
+        loops += calls
         if module.error or not (loops or module.is_entry or any(word in module.text for word in _WORDS)):
             return
         tree, file = instrumented(module.source, module.path, found), str(module.path)
         evaluations, saves = label_evaluations(tree), label_saves(tree)
+        if calls:
+            label_fits(tree)
+            self.fits += [SourceLine(file, line) for line in sorted({call.line for call in calls})]
         if loops or evaluations or saves or module.is_entry:
             self.trees[module.path], self.sources[module.path] = tree, module.source
             self.evaluations += [SourceLine(file, line) for line in evaluations]
@@ -103,7 +109,7 @@ def labelled_command(words: Sequence[str], descriptor: int) -> LabelledCommand:
     others = (path for path in modules.trees if file is None or path != entry)
     settings = {
         "session": _SESSION,
-        "session_settings": (SESSION, descriptor, found.epoch is not None, *_facts(modules.trees, found)),
+        "session_settings": (SESSION, descriptor, *_facts(modules.trees, found)),
         "argv": argv,
         "command": list(words),
         "folder": None if python.safe_path else folder,
@@ -120,6 +126,8 @@ def labelled_command(words: Sequence[str], descriptor: int) -> LabelledCommand:
 
 def _sure_loops(script: Path) -> Instrumentation:
     found = discover(script)
+    if found.wrapper == KERAS_FIT:  # several calls of fit are no reason against labels
+        return found
     if found.kind == "FRAMEWORK":
         raise IotwinError(found.reasons[0])
     if found.confidence < SURE or found.batch is None:
@@ -141,13 +149,17 @@ def _add_all(modules: _LabelledModules, script: Path, found: Instrumentation) ->
     return local.entry.path
 
 
-def _facts(trees: dict[Path, ast.Module], found: Instrumentation) -> tuple[bool, bool]:
-    """Return (whether the batch loop is a `for`, whether its body reports each batch that it fetches)."""
+def _facts(trees: dict[Path, ast.Module], found: Instrumentation) -> tuple[bool, bool, bool]:
+    """Return what the session must know: whether there is a loop over epochs, whether the batch loop is a `for`, and whether
+    the body of that loop reports each batch that it fetches.
+    """
+    if found.batch is None:  # Keras's fit
+        return True, True, False
     tree = next(tree for path, tree in trees.items() if found.batch is not None and path == Path(found.batch.file))
     loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.AsyncFor | ast.While)]
     loop = next(node for node in loops if found.batch is not None and node.lineno == found.batch.line)
     calls = (node.func for node in ast.walk(loop) if isinstance(node, ast.Call))
-    return not isinstance(loop, ast.While), any(ast.unparse(each) == f"{SESSION}.data" for each in calls)
+    return found.epoch is not None, not isinstance(loop, ast.While), any(ast.unparse(each) == f"{SESSION}.data" for each in calls)
 
 
 def _begin_with(tree: ast.Module, settings: dict[str, Any]) -> None:
@@ -168,7 +180,8 @@ def _begin_with(tree: ast.Module, settings: dict[str, Any]) -> None:
 
 def _note(found: Instrumentation, modules: _LabelledModules) -> str:
     parts: dict[str, Sequence[SourceLine | None]] = {
-        "epochs": [found.epoch], "steps": [found.batch], "evaluations": modules.evaluations, "checkpoints": modules.saves,
+        "epochs and steps": modules.fits, "epochs": [found.epoch], "steps": [found.batch],
+        "evaluations": modules.evaluations, "checkpoints": modules.saves,
     }  # fmt: skip
     named = [f"{name} by {_shown(lines)}" for name, lines in parts.items() if any(lines)]
     return f"phases are labelled by the loops of the script: {', '.join(named)}"
