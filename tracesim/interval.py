@@ -24,9 +24,14 @@ def confidence_interval(
         return None
     generator = np.random.default_rng(_SEED)
     scores = []
+    known: dict[bytes, float] = {}  # few occurrences have few samples, most of which are drawn repeatedly
     for _ in range(_DRAWS):
         positions = generator.random(max(a.occurrences.number, b.occurrences.number))
-        scores.append(score(summarise(a, weights_at(a, positions)), summarise(b, weights_at(b, positions))))
+        of_a, of_b = weights_at(a, positions), weights_at(b, positions)
+        sample = of_a.tobytes() + of_b.tobytes()
+        if sample not in known:
+            known[sample] = score(summarise(a, of_a), summarise(b, of_b))
+        scores.append(known[sample])
     tail = (1.0 - _CONFIDENCE) / 2
     low, high = np.quantile(scores, [tail, 1.0 - tail])
     return float(low), float(high)

@@ -163,7 +163,8 @@ def test_the_interval_holds_95_of_100_samples_of_a_score_and_five_lie_beyond_eac
         drawn.append(float(next(numbers)))
         return drawn[-1]
 
-    run = SimpleNamespace(trainings=2, occurrences=SimpleNamespace(number=2, phase=np.array([TRAINING] * 2)))
+    phase = np.array([TRAINING] * 50)  # so many that all samples differ, since equal ones are scored once
+    run = SimpleNamespace(trainings=50, occurrences=SimpleNamespace(number=50, phase=phase))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("iotwin.tracesim.interval.summarise", lambda *_: None)
         low, high = confidence_interval(run, run, score)

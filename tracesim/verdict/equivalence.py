@@ -35,6 +35,7 @@ _STORAGE_TOLERANCE = 0.10  # how far the score of a dimension that depends on th
 _OVERALL_TOLERANCE = 0.02  # how far the overall score may be below 1
 _RERUNS_DISTANCES = 2.0  # in addition, a twin's score may be lower by this many mean distances between reruns
 _DRAWS = 60  # bootstrap samples for the confidence interval
+_MOST_KEPT = 20  # bootstrap samples whose scores are kept
 _SEED = 20_261_122
 _LATENCY_BOUND = ("timing", "bursts", "steps", "concurrency", "timeline")
 _NOT_THE_JOBS = "block"  # dimension that is left out, since block requests depend on the page cache before the run
@@ -267,11 +268,16 @@ def _bootstrap(test: _Test, job: Sequence[TraceProfile], twin: TraceProfile) -> 
     generator = np.random.default_rng(_SEED)
     longest = max(run.occurrences.number for run in every)
     drawn = _Runs([summarise(run) for run in every])
+    known: dict[bytes, _Runs] = {}  # few occurrences have few samples, which are drawn repeatedly
     ratios = []
     for _ in range(_DRAWS):
         if by_phase:
             positions = generator.random(longest)
-            drawn = _Runs([summarise(run, weights_at(run, positions)) for run in every])
+            weights = [weights_at(run, positions) for run in every]
+            sample = b"".join(each.tobytes() for each in weights)
+            drawn = known.get(sample) or _Runs([summarise(run, each) for run, each in zip(every, weights, strict=True)])
+            if len(known) < _MOST_KEPT:
+                known[sample] = drawn
         chosen = _two_or_more(generator, len(job))
         among = test.among(drawn, sorted(set(chosen)))
         if among:
