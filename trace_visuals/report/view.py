@@ -113,6 +113,7 @@ class _Server(ThreadingHTTPServer):
     """Serves at most _MOST_CONNECTIONS connections. A further one replaces the oldest whose request is still incomplete."""
 
     daemon_threads = True
+    request_queue_size = 128  # connections not yet accepted; a client that finds the queue full tries again a second later
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
