@@ -116,16 +116,22 @@ def with_points(recording: TwinRecording) -> TwinRecording:
 
 
 def unpacking_ns(recording: TwinRecording, first: int, end: int) -> NDArray[np.int64]:
-    """Return how long a rank unpacked each batch of a pass after the first: from the end of its wait for it to taking it, in ns.
+    """Return how long a rank unpacked before it took each batch of a pass after the first, in ns.
 
-    `first`, `end`: bounds of the pass's batches. A batch for which no wait follows the computation before counts as 0.
+    That is the time from the end of its computation until it takes the batch, without its waits. It may unpack others, too.
+    `first`, `end`: bounds of the pass's batches. A batch for which the rank does not wait after its computation counts as 0.
     """
     batches, columns = recording.batches, recording.columns
     taken, computed = (np.array(each[first:end], np.int64) for each in (batches.taken_ns, batches.computed_ns))
+    free, taken = computed[:-1], taken[1:]
     own = _main_rows(recording, first)
-    ends = columns["at_ns"][own][np.isin(columns["op"][own], _WAITS)]
-    last = np.append(-1, ends)[np.searchsorted(ends, taken[1:], side="right")]
-    found: NDArray[np.int64] = np.where(last >= computed[:-1], taken[1:] - last, 0)
+    at_ns, waits = columns["at_ns"][own], np.flatnonzero(np.isin(columns["op"][own], _WAITS))
+    ends, begins = at_ns[waits], at_ns[np.maximum(waits - 1, 0)] + columns["think_ns"][own][waits]
+    batch = np.searchsorted(taken, ends)
+    within = (batch < len(taken)) & (ends >= np.append(free, 0)[batch])
+    batch, waited = batch[within], (ends - np.maximum(begins, np.append(free, 0)[batch]))[within]
+    spent = np.bincount(batch, waited.clip(0), len(taken)).astype(np.int64)
+    found: NDArray[np.int64] = np.where(np.bincount(batch, minlength=len(taken)) > 0, (taken - free - spent).clip(0), 0)
     return found
 
 

@@ -9,7 +9,6 @@ from iotwin.benchmark.emulator.recorded.edits.rank_pass import RankPass
 from iotwin.benchmark.emulator.recorded.edits.streams import DealtSample
 from iotwin.benchmark.emulator.recorded.step_points import StepPoint
 
-_PROMPT = 0.25  # this quantile of unpacking is assumed to wait for no decoding
 _PROPORTIONAL = 0.5  # 1: the time of a recorded short batch was proportional to its samples; 0: it took as long as others
 
 
@@ -55,12 +54,12 @@ def unpacking_left(unpacking_ns: NDArray[np.int64], decode: float) -> float:
     """Return the share (0 to 1) of the time of unpacking that is left if loaders decode for `decode` times as long.
 
     A rank unpacks with the help of a thread of the loader, which waits while the loader decodes. So a shorter decoding shortens
-    what exceeds the quickest quarter of `unpacking_ns`, the times for the batches of a pass.
+    what exceeds the quickest of `unpacking_ns`, the times for the batches of a pass; 0: nothing was unpacked.
     """
-    whole = int(unpacking_ns.sum())
-    if not whole:
+    unpacked = unpacking_ns[unpacking_ns > 0]
+    if not len(unpacked):
         return 1.0
-    prompt = min(float(np.quantile(unpacking_ns, _PROMPT)) * len(unpacking_ns) / whole, 1.0)
+    prompt = float(unpacked.min() / unpacked.mean())
     return prompt + (1 - prompt) * min(decode, 1.0)
 
 

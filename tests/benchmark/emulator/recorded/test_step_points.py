@@ -66,8 +66,8 @@ def test_unpacking_counts_as_waiting_and_follows_the_batch_but_not_the_accelerat
 
 @pytest.mark.parametrize(("decode", "left"), [(0.0, 0.2), (0.5, 0.6), (1.0, 1.0), (3.0, 1.0)])
 def test_unpacking_that_waits_for_a_loaders_decoding_is_shorter_with_less_decoding(decode, left):
-    """The quickest quarter of a pass's batches is unpacked in 1 ms, as all would be without decoding; the mean is 5 ms."""
-    unpacking_ns = np.array([7, 1, 1, 7, 7, 1, 7, 9]) * 1_000_000
+    """A pass's quickest batch is unpacked in 1 ms, as all would be without decoding; the mean is 5 ms. Two came unpacked."""
+    unpacking_ns = np.array([0, 7, 2, 1, 7, 0, 5, 8]) * 1_000_000
     assert unpacking_left(unpacking_ns, decode) == pytest.approx(left)
     assert unpacking_left(unpacking_ns[:0], decode) == unpacking_left(unpacking_ns * 0, decode) == 1
 
@@ -151,14 +151,17 @@ def test_points_change_no_time_of_any_other_row(others, ends):
 def test_a_rank_that_waits_for_the_thread_that_sends_its_requests_has_worked_meanwhile():
     """The rank takes three batches of a loader at 10, 30 and 60 ms, after 2 ms of unpacking, and computes for 15 ms on each.
 
-    The sending thread posts when the rank has taken the second batch, and after its last step.
+    The sending thread posts when the rank has taken the second batch, and after its last step. Before the third batch, the rank
+    reads another one, and unpacks it for 4 ms.
     """
-    reads = [(Op.PIPE_READ, 8), (Op.PIPE_READ, 27), (Op.WAIT, 31), (Op.PIPE_READ, 58), (Op.MARK, 66), (Op.WAIT, 80), (Op.END, 90)]
-    made = recording([row(0, op, at_ns=at * 1_000_000) for op, at in reads], [])
+    reads = [(Op.PIPE_READ, 8), (Op.PIPE_READ, 27), (Op.WAIT, 31), (Op.PIPE_READ, 50), (Op.PIPE_READ, 58), (Op.MARK, 66)]
+    rows = [row(0, op, at_ns=at * 1_000_000) for op, at in [*reads, (Op.WAIT, 80), (Op.END, 90)]]
+    rows[4]["think_ns"] = 4_000_000
+    made = recording(rows, [])
     times = ([0, 0, 0], [5, 5, 5], [8, 27, 58], [10, 30, 60], [25, 45, 75])  # requested, received, delivered, taken, computed
     one = RecordedPass(process=0, training=True, batches=3, depth=2)
     made.header.batches = RecordedBatches([one], [1] * 3, [4] * 3, *([at * 1_000_000 for at in each] for each in times))
-    assert (unpacking_ns(made, 0, 3) == [3_000_000, 2_000_000]).all()
+    assert (unpacking_ns(made, 0, 3) == [3_000_000, 4_000_000 + 2_000_000]).all()
     assert working_waits_ns(made, 0, 3) == (31 - 27 + 75 - 66) * 1_000_000
     assert working_waits_ns(made, 0, 1) == 0  # only a first batch
 
