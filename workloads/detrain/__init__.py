@@ -10,6 +10,7 @@ _MODULES = {
     "CountedSampler": "randomness.keyed_data",
     "KeyedIterableDataset": "randomness.keyed_stream",
     **dict.fromkeys(("record_epoch", "record_batch", "ignore_start", "ignore_end", "checkpoint", "next_batch"), "markers"),
+    **dict.fromkeys(("register_iter", "enter_main", "train_loop_start", "train_loop_end", "hint"), "markers"),
 }
 
 

@@ -97,7 +97,7 @@ def test_checkpoints_add_at_most_a_twentieth_to_the_time_of_training():
 
 def test_what_passes_between_epochs_is_no_step():
     policy = policy_of(options(policy="checkfreq"), 0.0)
-    checkpoints_of(policy, [8] * 30, lambda step: 0.5)
+    checkpoints_of(policy, [2] * 60, lambda step: 0.5)
     assert policy.frequency.decided.step_s == 1.0
 
 
@@ -339,6 +339,11 @@ def test_marks_without_a_run_do_nothing_but_keep_generators(monkeypatch):
 def test_marks_of_checkpoints_and_batches_reach_the_session(monkeypatch):
     session = FakeSession(None)
     monkeypatch.setattr(markers, "_session", session)
-    markers.checkpoint()
+    markers.checkpoint("model", "optimizer")  # as scripts for the original call it
+    from iotwin.workloads import detrain
+
+    for name in ("enter_main", "train_loop_start", "train_loop_end", "hint"):
+        assert getattr(detrain, name)("x", use=["y"]) is None
+    assert detrain.register_iter(len) is len
     assert markers.next_batch(lambda value: value + 1)(2) == 3
     assert (session.asked, session.fetched) == (1, [3])
