@@ -20,6 +20,7 @@ from iotwin.common.beneath import stays_within
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import open_whole
 from iotwin.common.foreign_files import decode_foreign, open_foreign
+from iotwin.trace_store.columns import numbers
 
 SUFFIX = ".recording"
 _KEY = b"iotwin.recording"
@@ -221,7 +222,7 @@ def read_recording(path: Path) -> TwinRecording:
     for name in table.column_names:
         if table[name].null_count:
             raise _damaged(path, f"{name} has gaps")
-    recording = TwinRecording(header, {name: table[name].to_numpy() for name in table.column_names})
+    recording = TwinRecording(header, {name: numbers(table[name]) for name in table.column_names})
     if problem := _problem(recording):
         raise _damaged(path, problem)
     return recording

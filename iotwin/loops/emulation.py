@@ -184,9 +184,10 @@ def make_copies(config: "Config", file: str, ranks: int) -> None:
     from iotwin.datagen.generate import generate
     from iotwin.datagen.layouts import RecordedLayout
     from iotwin.datagen.manifest import MANIFEST_NAME
-    from iotwin.loops.page_cache import cache_in_pages, found_in_pages, page_faults
 
     if needed := copies_needed(config, file, ranks):
+        from iotwin.loops.page_cache import cache_in_pages, found_in_pages, page_faults  # imports pandas
+
         files, folder, edited = needed
         are_new = not os.path.lexists(folder / MANIFEST_NAME)
         note(f"{folder}: {counted(len(files), 'copy')} of files of the data set, {format_size(sum(size for _, size in files))}")
