@@ -68,9 +68,9 @@ def _kind_of_memory_or_system(path: str, is_written: bool, is_read: bool) -> str
 
 
 def _is_library(path: str) -> bool:
-    suffix, folder = _suffix(PurePosixPath(path)), PurePosixPath(path).parent.name
     if path.startswith(_LIBRARY) or any(part in path for part in _LIBRARY_PARTS):
         return True
+    suffix, folder = _suffix(PurePosixPath(path)), PurePosixPath(path).parent.name
     is_program = folder in _PROGRAM_FOLDERS and (not suffix or suffix[1:].isdigit())
     return is_program or suffix in _LIBRARY_SUFFIXES or ".so." in path or path.endswith("/pyvenv.cfg")
 

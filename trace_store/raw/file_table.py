@@ -3,6 +3,7 @@
 import os
 import struct
 from bisect import bisect_right
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -225,6 +226,7 @@ class FileTable:
         for file, first, last in zip(files.tolist(), start_ns[firsts].tolist(), start_ns[lasts].tolist(), strict=True):
             self._read_at[file] = (self._read_at.get(file, (first, last))[0], last)
 
+    @cached_property
     def _kinds(self) -> list[str]:
         kinds = [self._kind(row) for row in self._rows]
         read = [i for i, row in enumerate(self._rows) if row["read_bytes"] and not row["written_bytes"] and i in self._read_at]
@@ -250,7 +252,7 @@ class FileTable:
 
     def dataset_bytes_by_pid(self) -> dict[int, int]:
         """Return the number of data-set bytes that each process read, by pid. Call this after the last `assign`."""
-        is_dataset = [kind == "dataset" for kind in self._kinds()]
+        is_dataset = [kind == "dataset" for kind in self._kinds]
         totals: dict[int, int] = {}
         for (pid, file), size in self._pid_file_bytes.items():
             if is_dataset[file]:
@@ -266,7 +268,7 @@ class FileTable:
                 "renamed_to": None if row["renamed_to"] is None else readable(row["renamed_to"]),
                 "kind": kind,
             }
-            for row, kind in zip(self._rows, self._kinds(), strict=True)
+            for row, kind in zip(self._rows, self._kinds, strict=True)
         ]
         return rows_table(rows, schema.FILES)
 
