@@ -17,7 +17,6 @@ from iotwin.workloads.common.program import plain_configuration
 from iotwin.workloads.common.steps import StepMeter
 from iotwin.workloads.dtr.config import DtrConfig
 from iotwin.workloads.dtr.live.session import Account, Rematerialize
-from iotwin.workloads.dtr.other_budgets import log_other_budgets
 from iotwin.workloads.dtr.record import record_step
 from iotwin.workloads.dtr.tasks import training_task
 from iotwin.workloads.state.batches import ResumableBatches
@@ -104,6 +103,8 @@ class DtrJob:
         """Log what other budgets would cost, if the operations of a step are wanted."""
         config = self._config
         if config.operations:
+            from iotwin.workloads.dtr.other_budgets import log_other_budgets  # imports numba
+
             log_other_budgets(self._operations, config.operations, config.heuristic, config.budget_bytes, self._log)
 
     def _log_parts(self, begin_ns: int, before: Account, after: Account, where: dict[str, Any]) -> None:

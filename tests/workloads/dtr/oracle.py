@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from iotwin.workloads.dtr.simulator import eviction
+from iotwin.workloads.dtr.simulator import kernel_codes
 from iotwin.workloads.dtr.simulator.graph import Graph, Step
 from iotwin.workloads.dtr.simulator.heuristics import Heuristic
 
@@ -114,7 +114,7 @@ class Oracle:
         for number in graph.results(op):
             alias = int(graph.tensor_alias[number])
             storage = parents[alias].storage if alias >= 0 else Storage(int(graph.tensor_size[number]))
-            if alias < 0 and self.heuristic.cost == eviction.SETS:
+            if alias < 0 and self.heuristic.cost == kernel_codes.SETS:
                 storage.group = Group(0)
             tensor = Tensor(number, op, int(graph.op_cost[op]), int(graph.tensor_size[number]), storage, list(parents), made)
             storage.tensors.append(tensor)
@@ -127,7 +127,7 @@ class Oracle:
             for parent in parents:
                 if parent.storage is not tensor.storage:
                     parent.storage.dependents.add(tensor.number)
-        if self.heuristic.cost == eviction.NEIGHBOURHOOD and not self.better:
+        if self.heuristic.cost == kernel_codes.NEIGHBOURHOOD and not self.better:
             self.pending = [tensor.storage for tensor in made if tensor.storage.state == "uncomputed"]
         self.perform(made[0], first=True)
         self.pending, self.aware = [], set()
@@ -174,7 +174,7 @@ class Oracle:
             other.storage.state = "resident"
         for storage in back:
             self.pool.append(storage)
-            if self.heuristic.cost == eviction.SETS:
+            if self.heuristic.cost == kernel_codes.SETS:
                 self.find(storage.group)
                 self.find(storage.group).total -= storage.cost()
                 storage.group = None
@@ -219,7 +219,7 @@ class Oracle:
                     parent.storage.dependents.add(tensor.number)
         if storage in self.aware:
             self.aware |= self.sources(storage)
-        if self.heuristic.cost == eviction.SETS:
+        if self.heuristic.cost == kernel_codes.SETS:
             storage.group = Group(storage.cost())
             for other in self.around(storage):
                 left, right = self.find(other.group), self.find(storage.group)
@@ -248,7 +248,7 @@ class Oracle:
     # ---- scores ----
 
     def choose(self) -> Storage:
-        if self.heuristic.choice == eviction.RANDOM:
+        if self.heuristic.choice == kernel_codes.RANDOM:
             self.evaluations += 1
             self.accesses += 1
             return self.pool[int(next(self.draws) * len(self.pool))]
@@ -265,19 +265,19 @@ class Oracle:
     def score(self, storage: Storage) -> float:
         self.evaluations += 1
         self.accesses += 1
-        if self.heuristic.choice == eviction.LEAST_RECENT:
+        if self.heuristic.choice == kernel_codes.LEAST_RECENT:
             return storage.accessed
         cost, accessed = 1, storage.accessed
-        if self.heuristic.cost != eviction.UNIT:
+        if self.heuristic.cost != kernel_codes.UNIT:
             cost = storage.cost()
-        if self.heuristic.cost == eviction.SETS:
+        if self.heuristic.cost == kernel_codes.SETS:
             cost += sum(group.total for group in {self.find(other.group): None for other in self.around(storage)})
-        if self.heuristic.cost in (eviction.NEIGHBOURHOOD, eviction.ANCESTORS):
+        if self.heuristic.cost in (kernel_codes.NEIGHBOURHOOD, kernel_codes.ANCESTORS):
             cost += sum(other.cost() for other in self.reach(storage, down=False))
-        if self.heuristic.cost == eviction.NEIGHBOURHOOD:
+        if self.heuristic.cost == kernel_codes.NEIGHBOURHOOD:
             cost += sum(other.cost() for other in self.reach(storage, down=True))
             cost += sum(other.cost() for other in self.pending if storage in self.aware)
-        if self.heuristic.cost == eviction.UNION:
+        if self.heuristic.cost == kernel_codes.UNION:
             near = self.reach(storage, True, not self.better) | self.reach(storage, False, not self.better)
             cost += sum(other.cost() for other in near)
             accessed = max([accessed, *(other.accessed for other in near)])

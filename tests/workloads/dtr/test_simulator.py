@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from iotwin.common.errors import IotwinError, UsageError
-from iotwin.workloads.dtr.simulator import eviction, telemetry
+from iotwin.workloads.dtr.simulator import kernel_codes, telemetry
 from iotwin.workloads.dtr.simulator.chain import chain_budget, run_chain, unit_chain
 from iotwin.workloads.dtr.simulator.compiler import has_numba
 from iotwin.workloads.dtr.simulator.graph import Graph, GraphBuilder
@@ -82,7 +82,7 @@ def test_neighbourhoods_are_those_of_a_plain_search_at_every_score(tmp_path, bet
 def victims(graph: Graph, run: SimulatedRun) -> list[int]:
     """First tensors of the storages that the budget evicted, in order."""
     assert run.events is not None
-    return [int(graph.storage_root[s]) for s in run.events.ident[run.events.kind == eviction.E_EVICT]]
+    return [int(graph.storage_root[s]) for s in run.events.ident[run.events.kind == kernel_codes.E_EVICT]]
 
 
 def evicted_names(budget: int, better: bool, *operators: tuple[str, int, tuple[str, ...]]) -> list[str]:

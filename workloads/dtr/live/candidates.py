@@ -8,7 +8,7 @@ import numpy as np
 from iotwin.workloads.dtr.live.evicted_sets import EvictedSets
 from iotwin.workloads.dtr.live.graph import EVICTABLE, ValueGraph
 from iotwin.workloads.dtr.live.neighbourhoods import Neighbourhoods
-from iotwin.workloads.dtr.simulator import eviction
+from iotwin.workloads.dtr.simulator import kernel_codes
 from iotwin.workloads.dtr.simulator.heuristics import Heuristic
 
 _SMALL = 0.01  # share of the mean size: `ignore_small` does not evict smaller values (DTR's prototype)
@@ -21,7 +21,7 @@ class Candidates(ValueGraph):
         super().__init__()
         self._heuristic, self._sampling, self._ignore_small = heuristic, sampling, ignore_small
         self._random = np.random.default_rng(seed)
-        self._sets = EvictedSets(self) if heuristic.cost == eviction.SETS else None
+        self._sets = EvictedSets(self) if heuristic.cost == kernel_codes.SETS else None
         self._neighbourhoods = Neighbourhoods(self)
         self.search_ns = 0
         self.cost_ns = 0
@@ -54,7 +54,7 @@ class Candidates(ValueGraph):
         """Return what computing the value of the row again costs, by the heuristic: with what must be computed before it."""
         if self._sets is not None:
             self._sets.settle()
-        found = self._numerators(np.array([slot])) if self._heuristic.cost != eviction.UNIT else [self.cost[slot]]
+        found = self._numerators(np.array([slot])) if self._heuristic.cost != kernel_codes.UNIT else [self.cost[slot]]
         return float(found[0])
 
     def choose(self, clock: int) -> Any:
@@ -80,10 +80,10 @@ class Candidates(ValueGraph):
 
     def _lowest(self, pool: Any, clock: int) -> int:
         rule = self._heuristic
-        if rule.choice == eviction.RANDOM:
+        if rule.choice == kernel_codes.RANDOM:
             return int(self._random.choice(pool))
         accessed = self.view("accessed")[pool]
-        if rule.choice == eviction.LEAST_RECENT:
+        if rule.choice == kernel_codes.LEAST_RECENT:
             return int(pool[accessed.argmin()])
         if rule.plug_in is not None:
             rows = ((self.size[row], self.cost[row], max(clock - self.accessed[row], 1)) for row in pool)
@@ -92,7 +92,7 @@ class Candidates(ValueGraph):
         if self._sets is not None:
             self._sets.settle()
         scores = self._numerators(pool)
-        if rule.cost == eviction.UNION:
+        if rule.cost == kernel_codes.UNION:
             accessed = self._neighbourhoods.latest(pool)
         if rule.by_size:
             scores = scores / self.view("size")[pool]
@@ -102,9 +102,9 @@ class Candidates(ValueGraph):
 
     def _numerators(self, pool: Any) -> Any:
         kind = self._heuristic.cost
-        if kind == eviction.UNIT:
+        if kind == kernel_codes.UNIT:
             return np.ones(len(pool))
         cost = self.view("cost")[pool]
-        if kind == eviction.LOCAL:
+        if kind == kernel_codes.LOCAL:
             return cost
-        return cost + (self.view("charges")[pool] if kind == eviction.SETS else self._neighbourhoods.costs(pool, kind))
+        return cost + (self.view("charges")[pool] if kind == kernel_codes.SETS else self._neighbourhoods.costs(pool, kind))

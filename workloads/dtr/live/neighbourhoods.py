@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from iotwin.workloads.dtr.live.graph import EVICTED, ValueGraph
-from iotwin.workloads.dtr.simulator import eviction
+from iotwin.workloads.dtr.simulator import kernel_codes
 
 _UP, _DOWN = 0, 1
 
@@ -20,9 +20,9 @@ class Neighbourhoods:
     def costs(self, rows: Any, kind: int) -> Any:
         """Return for each row the cost of what it reaches, on the sides that the numerator `kind` names."""
         cost = self._graph.cost
-        if kind == eviction.ANCESTORS:
+        if kind == kernel_codes.ANCESTORS:
             return np.array([sum(cost[other] for other in self._search(row, _UP)) for row in rows.tolist()])
-        if kind == eviction.UNION:
+        if kind == kernel_codes.UNION:
             return np.array([sum(cost[other] for other in self._both(row)) for row in rows.tolist()])
         return np.array([sum(cost[other] for side in (_UP, _DOWN) for other in self._search(row, side)) for row in rows.tolist()])
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from iotwin.common.errors import UsageError, nearest
-from iotwin.workloads.dtr.simulator import eviction
+from iotwin.workloads.dtr.simulator import kernel_codes
 
 
 @dataclass(frozen=True)
@@ -17,23 +17,23 @@ class Heuristic:
 
     name: str
     title: str
-    cost: int = eviction.UNIT
+    cost: int = kernel_codes.UNIT
     by_size: bool = False
     by_staleness: bool = False
-    choice: int = eviction.SCORE
+    choice: int = kernel_codes.SCORE
     plug_in: Callable[[int, int, int, int], float] | None = None  # (size, cost, staleness, clock) -> score
 
     @property
     def random(self) -> bool:
         """True if the heuristic chooses at random, so that experiments need several trials."""
-        return self.choice == eviction.RANDOM
+        return self.choice == kernel_codes.RANDOM
 
 
 _COSTS = {
-    "E": (eviction.NEIGHBOURHOOD, "e*"),
-    "Eq": (eviction.SETS, "eq. class"),
-    "Local": (eviction.LOCAL, "local"),
-    "": (eviction.UNIT, "no cost"),
+    "E": (kernel_codes.NEIGHBOURHOOD, "e*"),
+    "Eq": (kernel_codes.SETS, "eq. class"),
+    "Local": (kernel_codes.LOCAL, "local"),
+    "": (kernel_codes.UNIT, "no cost"),
 }
 
 
@@ -45,20 +45,20 @@ def _ablation() -> list[Heuristic]:
             title = f"{text}, {'size' if size else 'no size'}, {'staleness' if stale else 'no staleness'}"
             if name != "Ab":
                 found.append(Heuristic(name, title, cost, size, stale))
-    return [*found, Heuristic("AbRandom", "no cost, no size, no staleness (random)", choice=eviction.RANDOM)]
+    return [*found, Heuristic("AbRandom", "no cost, no size, no staleness (random)", choice=kernel_codes.RANDOM)]
 
 
 ABLATION = _ablation()
 MAIN = [
-    Heuristic("DTR", "h_DTR", eviction.NEIGHBOURHOOD, True, True),
-    Heuristic("DTREqClass", "h_DTR, eq. class", eviction.SETS, True, True),
-    Heuristic("DTRLocal", "h_DTR, local", eviction.LOCAL, True, True),
-    Heuristic("MSPS", "h_MSPS", eviction.ANCESTORS, True),
-    Heuristic("LRU", "h_LRU", choice=eviction.LEAST_RECENT),
-    Heuristic("LargestStorage", "h_size", eviction.UNIT, True),
-    Heuristic("RandomStorage", "h_rand", choice=eviction.RANDOM),
+    Heuristic("DTR", "h_DTR", kernel_codes.NEIGHBOURHOOD, True, True),
+    Heuristic("DTREqClass", "h_DTR, eq. class", kernel_codes.SETS, True, True),
+    Heuristic("DTRLocal", "h_DTR, local", kernel_codes.LOCAL, True, True),
+    Heuristic("MSPS", "h_MSPS", kernel_codes.ANCESTORS, True),
+    Heuristic("LRU", "h_LRU", choice=kernel_codes.LEAST_RECENT),
+    Heuristic("LargestStorage", "h_size", kernel_codes.UNIT, True),
+    Heuristic("RandomStorage", "h_rand", choice=kernel_codes.RANDOM),
 ]
-UNOPTIMISED = Heuristic("DTRUnopt", "h_DTR, one set", eviction.UNION, True, True)
+UNOPTIMISED = Heuristic("DTRUnopt", "h_DTR, one set", kernel_codes.UNION, True, True)
 HEURISTICS = {heuristic.name: heuristic for heuristic in [*MAIN, UNOPTIMISED, *ABLATION]}
 ALIASES = {
     "dtr-eq": "DTREqClass", "eq": "DTREqClass", "h_eq": "DTREqClass", "h_dtr": "DTR", "dtr-local": "DTRLocal",
@@ -87,4 +87,4 @@ def _plug_in(name: str) -> Heuristic:
         raise UsageError(f"heuristic '{name}' cannot be imported: {error}") from None
     if not callable(found):
         raise UsageError(f"heuristic '{name}' is not a function; give one of (size, cost, staleness, clock)")
-    return Heuristic(name, name, eviction.PLUG_IN, plug_in=found)
+    return Heuristic(name, name, kernel_codes.PLUG_IN, plug_in=found)

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from iotwin.common.errors import IotwinError
-from iotwin.workloads.dtr.simulator import eviction
+from iotwin.workloads.dtr.simulator import eviction, kernel_codes
 from iotwin.workloads.dtr.simulator.compiler import PLAIN, has_numba
 from iotwin.workloads.dtr.simulator.graph import Graph, Ints
 from iotwin.workloads.dtr.simulator.heuristics import HEURISTICS, Heuristic
 
-POLICIES = {"eager": eviction.EAGER, "ignore": eviction.IGNORE, "banish": eviction.BANISH}
-RESULTS = {eviction.PASS: "pass", eviction.OUT_OF_MEMORY: "oom", eviction.THRASH: "thrash"}
+POLICIES = {"eager": kernel_codes.EAGER, "ignore": kernel_codes.IGNORE, "banish": kernel_codes.BANISH}
+RESULTS = {kernel_codes.PASS: "pass", kernel_codes.OUT_OF_MEMORY: "oom", kernel_codes.THRASH: "thrash"}
 UNLIMITED = 1 << 62
 _FIRST_DRAWS = 1 << 12
 _MOST_WORDS = 1 << 26  # most 64-bit words (512 MiB) for the rows of bits; if more are needed, no rows are stored
@@ -180,16 +180,16 @@ def _state(graph: Graph, settings: SimulationSettings, rooms: dict[str, int]) ->
     """Return the kernel's initial state. `rooms`: lengths of the arrays that may have to grow. Unused arrays have one element."""
     model = graph.prepared or _model(graph)
     graph.prepared.update(model)
-    nodes = rooms["nodes"] if settings.heuristic.cost == eviction.SETS else 1
+    nodes = rooms["nodes"] if settings.heuristic.cost == kernel_codes.SETS else 1
     arrays = {name: model[name].copy() for name in ("run", "storages", "tensors", "ops")}
     arrays |= {name: model[name] for name in ("slots", "items", "links")}
-    searching = settings.heuristic.cost in (eviction.NEIGHBOURHOOD, eviction.ANCESTORS)
+    searching = settings.heuristic.cost in (kernel_codes.NEIGHBOURHOOD, kernel_codes.ANCESTORS)
     words = -(-graph.storages // eviction.WORD) if searching and model["ordered"] else 0
     words = 0 if 2 * len(model["storages"]) * words > _MOST_WORDS else min(words, 1) if settings.plain else words
     arrays["run"]["words"], arrays["run"]["word"] = words, graph.storages if settings.plain else eviction.WORD
     arrays["reach"] = _records("reach", 2 * len(model["storages"]) if searching else 1)
     arrays["bits"] = np.zeros(2 * len(model["storages"]) * words + 1, dtype=np.int64)
-    arrays["near"] = np.zeros(model["near"] + 1 if settings.heuristic.cost == eviction.SETS else 1, dtype=np.int64)
+    arrays["near"] = np.zeros(model["near"] + 1 if settings.heuristic.cost == kernel_codes.SETS else 1, dtype=np.int64)
     arrays |= {"nodes": _records("nodes", nodes), "events": _records("events", rooms["events"])}
     arrays["dependent"] = np.zeros(model["flags"] * (settings.dealloc == "banish") + 1, dtype=np.int64)
     arrays["aux"] = np.zeros(model["aux"], dtype=np.int64)
@@ -267,7 +267,7 @@ def simulate(graph: Graph, settings: SimulationSettings, compute: int | None = N
     while True:
         state = _state(graph, settings, rooms)
         status = int(module.run(state, rules))
-        if status != eviction.GROW:
+        if status != kernel_codes.GROW:
             break
         rooms = {name: 4 * room for name, room in rooms.items()}
     return _outcome(settings, state, status, time.process_time() - begin)

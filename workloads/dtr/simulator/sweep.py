@@ -18,7 +18,7 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.files import make_folder, write_whole
 from iotwin.common.foreign_files import read_foreign_json
 from iotwin.common.progress import progress
-from iotwin.workloads.dtr.simulator import eviction
+from iotwin.workloads.dtr.simulator import kernel_codes
 from iotwin.workloads.dtr.simulator.graph import Graph
 from iotwin.workloads.dtr.simulator.heuristics import ABLATION, HEURISTICS, MAIN, Heuristic
 from iotwin.workloads.dtr.simulator.logs import LoggedModel, load_graph
@@ -29,7 +29,7 @@ _COLUMNS = (
     "study", "model", "heuristic", "dealloc", "ratio", "budget_bytes", "trial", "result", "overhead", "accesses", "evaluations",
 )  # fmt: skip
 _RUNTIME = {"eager": "V2EagerOptimized", "ignore": "V2EagerOptimized", "banish": "V1"}
-_FEATURES = {eviction.NEIGHBOURHOOD: ["regions"], eviction.ANCESTORS: ["regions"], eviction.SETS: ["eq_class"]}
+_FEATURES = {kernel_codes.NEIGHBOURHOOD: ["regions"], kernel_codes.ANCESTORS: ["regions"], kernel_codes.SETS: ["eq_class"]}
 
 
 @dataclass(frozen=True)

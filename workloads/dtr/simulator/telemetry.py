@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from iotwin.common.files import make_folder, write_whole
-from iotwin.workloads.dtr.simulator import eviction
+from iotwin.workloads.dtr.simulator import kernel_codes
 from iotwin.workloads.dtr.simulator.graph import Graph
 from iotwin.workloads.dtr.simulator.simulate import SimulatedRun
 
 KINDS = {
-    eviction.E_PENDING: "pending", eviction.E_USE: "use", eviction.E_REUSE: "reuse", eviction.E_LOCK: "lock",
-    eviction.E_UNLOCK: "unlock", eviction.E_PRESSURE: "pressure", eviction.E_COMPUTE: "compute",
-    eviction.E_RECOMPUTE: "recompute", eviction.E_ALSO_COMPUTED: "also_computed",
-    eviction.E_ALSO_RECOMPUTED: "also_recomputed", eviction.E_EVICT: "evict", eviction.E_FREE: "free",
-    eviction.E_BANISH: "banish", eviction.E_PIN: "pin", eviction.E_BIRTH: "birth", eviction.E_DEATH: "death",
+    kernel_codes.E_PENDING: "pending", kernel_codes.E_USE: "use", kernel_codes.E_REUSE: "reuse", kernel_codes.E_LOCK: "lock",
+    kernel_codes.E_UNLOCK: "unlock", kernel_codes.E_PRESSURE: "pressure", kernel_codes.E_COMPUTE: "compute",
+    kernel_codes.E_RECOMPUTE: "recompute", kernel_codes.E_ALSO_COMPUTED: "also_computed",
+    kernel_codes.E_ALSO_RECOMPUTED: "also_recomputed", kernel_codes.E_EVICT: "evict", kernel_codes.E_FREE: "free",
+    kernel_codes.E_BANISH: "banish", kernel_codes.E_PIN: "pin", kernel_codes.E_BIRTH: "birth", kernel_codes.E_DEATH: "death",
 }  # fmt: skip
 _OF_STORAGES = {"lock", "unlock", "evict", "free", "banish", "pin"}
 STORAGE_COLUMNS = (
