@@ -82,7 +82,7 @@ def is_plain(value: Any) -> bool:
 
 @settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=INPUTS)
-def test_any_content_is_read_or_refused_in_one_line(tmp_path, content):
+def test_any_content_is_read_or_decoded_or_refused_in_one_line(tmp_path, content):
     path = tmp_path / "a stranger's"
     path.write_bytes(content)
     for name, read in READERS.items():
@@ -90,11 +90,6 @@ def test_any_content_is_read_or_refused_in_one_line(tmp_path, content):
             assert is_plain(read(path)), name
         except IotwinError as error:
             assert str(path) in str(error) and "\n" not in str(error), name
-
-
-@settings(max_examples=500)
-@given(content=INPUTS)
-def test_a_message_is_decoded_or_refused_in_one_line(content):
     for kind in (object, Layer, dict[str, float], int):
         try:
             assert is_plain(decode_foreign(content, kind, "the message"))

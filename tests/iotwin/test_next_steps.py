@@ -9,6 +9,7 @@ from iotwin.commands.trace import _merged
 from iotwin.common.terminal import print_wrapped
 from iotwin.main import load_commands
 from tests.conftest import run_iotwin
+from tests.processes import call
 from tests.synthetic import Job, write_job
 
 
@@ -19,7 +20,7 @@ def traces(tmp_path_factory):
 
 
 def test_without_a_command_every_command_is_listed_once_in_a_group():
-    done = run_iotwin()
+    done = call()
     lines = done.stdout.splitlines()
     titles = [line for line in lines if line.endswith(":")]
     assert titles == ["measure a job:", "answer questions:", "build and run its twin:", "training systems:", "more:"]
@@ -34,23 +35,23 @@ def test_without_a_command_every_command_is_listed_once_in_a_group():
 
 
 def test_a_wrong_choice_gets_a_guess(traces):
-    done = run_iotwin("stats", traces[0], "--by", "fil")
+    done = call("stats", traces[0], "--by", "fil")
     assert done.returncode == 2 and "(did you mean 'file'?)" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_a_folder_of_traces_is_refused_with_the_names_of_its_traces(traces, tmp_path):
-    done = run_iotwin("info", traces[0].parent)
+    done = call("info", traces[0].parent)
     assert done.returncode == 1
     assert f"contains the traces real.trace, rerun.trace; give one of them, as {traces[0]}" in done.stderr
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "manifest.json").write_text("{}")  # a data set's
-    assert "contains" not in run_iotwin("info", tmp_path).stderr
+    assert "contains" not in call("info", tmp_path).stderr
 
 
 def test_fit_and_compare_name_the_next_command(traces, tmp_path):
-    fitted = run_iotwin("fit", traces[0], "-o", tmp_path / "twin.yaml")
+    fitted = call("fit", traces[0], "-o", tmp_path / "twin.yaml")
     assert fitted.stdout.splitlines()[-1] == f"next: iotwin emulate {tmp_path / 'twin.yaml'}"
-    compared = run_iotwin("compare", *traces)
+    compared = call("compare", *traces)
     assert compared.stdout.splitlines()[-1] == f"next: iotwin report {traces[0]} {traces[1]} -o report.html"
 
 
@@ -101,33 +102,33 @@ def test_trace_names_the_next_command(tmp_path):
 
 def test_info_leads_with_the_verdict_and_separates_storage_from_polling(tmp_path):
     trace = write_job(tmp_path / "job.trace", Job(log_waits=True, pipes=True))
-    lines = run_iotwin("info", trace).stdout.splitlines()
+    lines = call("info", trace).stdout.splitlines()
     assert lines[0].startswith("Not limited by storage: the rank waits for data for ")
     (uses,) = (line for line in lines if line.startswith("time in calls: "))
     assert "storage " in uses and "polling " in uses and "pipes and sockets " in uses
-    document = json.loads(run_iotwin("info", trace, "--json").stdout)
+    document = json.loads(call("info", trace, "--json").stdout)
     storage = sum(row["calls"] for row in document["files"] if row["kind"] in ("dataset", "checkpoint", "log"))
     assert f" in {storage:,} calls, polling" in uses
 
 
 def test_fit_writes_yaml_only_and_names_the_suffix(tmp_path):
     write_job(tmp_path / "t", Job())
-    done = run_iotwin("fit", tmp_path / "t", "-o", tmp_path / "twin.json")
+    done = call("fit", tmp_path / "t", "-o", tmp_path / "twin.json")
     assert done.returncode == 2 and ".yaml" in done.stderr and not (tmp_path / "twin.json").exists()
 
 
 def test_fit_replaces_its_own_twin_but_none_that_somebody_edited(tmp_path):
     write_job(tmp_path / "t", Job())
     arguments, twin = ("fit", tmp_path / "t", "-o", tmp_path / "twin.yaml"), tmp_path / "twin.yaml"
-    run_iotwin(*arguments)
+    call(*arguments)
     written = twin.read_text()
-    run_iotwin(*arguments)
+    call(*arguments)
     assert twin.read_text() == written
     for edited in (written.replace("data_folder: ", "data_folder: /elsewhere"), written + "# mine\n", "mine: true\n", ""):
         assert edited != written
         twin.write_text(edited)
-        done = run_iotwin(*arguments)
+        done = call(*arguments)
         assert done.returncode == 2 and "--force" in done.stderr and len(done.stderr.splitlines()) == 1
         assert twin.read_text() == edited
-    run_iotwin(*arguments, "--force")
+    call(*arguments, "--force")
     assert twin.read_text() == written
