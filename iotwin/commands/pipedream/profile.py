@@ -33,6 +33,12 @@ class PipeDreamProfileCommand(Command):
         parser.add_argument(
             "--data-dir", type=Path, metavar="DIR", help="images to load, as generate checkfreq makes them (default: random data)"
         )
+        parser.add_argument(
+            "--activations",
+            type=Path,
+            metavar="DIR",
+            help="write the outputs of the last minibatch's layers, and their gradients",
+        )
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.common.files import make_folder, write_json
@@ -43,7 +49,15 @@ class PipeDreamProfileCommand(Command):
 
         found = profile(
             ProfileOptions(
-                args.model, args.preset, args.batch_size, args.device, args.minibatches, args.warm_up, args.data_dir, args.threads
+                args.model,
+                args.preset,
+                args.batch_size,
+                args.device,
+                args.minibatches,
+                args.warm_up,
+                args.data_dir,
+                args.threads,
+                activations=args.activations,
             )
         )
         make_folder(args.output)
@@ -61,3 +75,8 @@ class PipeDreamProfileCommand(Command):
             f"{document['graph']}: {counted(document['layers'], 'layer')}, forward {document['forward_s']:.4g} s, backward "
             f"{document['backward_s']:.4g} s per minibatch of {document['batch_size']}; loading {document['load_s']:.4g} s"
         )
+        if found := document["activations"]:
+            print(
+                f"{found['directory']}: outputs are {found['output_sparsity']:.1%} zeros and compress "
+                f"{found['output_compression_ratio']:.2f} times"
+            )

@@ -17,6 +17,7 @@ from iotwin.workloads.common.parts import Parts
 from iotwin.workloads.models import IMAGE_CLASSIFIERS, IMAGE_SIDE, MODELS, build
 from iotwin.workloads.pipedream.converter.layers import description, is_item, node_ids, trace_layers
 from iotwin.workloads.pipedream.plan.graph import LayerGraph, LayerNode
+from iotwin.workloads.pipedream.profile.activations import ActivationFiles
 from iotwin.workloads.pipedream.profile.timing import LayerTimer, LayerTimes
 
 _SHAPES = (getattr, "size", "dim", "numel")  # calls that compute nothing
@@ -38,6 +39,7 @@ class ProfileOptions:
     data_dir: Path | None = None
     threads: int | None = None
     seed: int = 1
+    activations: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,10 @@ def profile(options: ProfileOptions) -> ModelProfile:
     built = build(options.model, options.preset, batches.classes or None)
     traced = trace_layers(built.module.to(device))
     timer = LayerTimer(traced, device)
+    activations = ActivationFiles(options.activations, traced) if options.activations else None
     count = sum(node.op == "placeholder" for node in traced.graph.nodes)
     loads_s = []
-    for _ in range(options.warm_up + options.minibatches):
+    for rest in reversed(range(options.warm_up + options.minibatches)):
         begin_s = time.perf_counter()
         tensors = batches.load()
         loads_s.append(time.perf_counter() - begin_s)
@@ -72,8 +75,11 @@ def profile(options: ProfileOptions) -> ModelProfile:
         def criterion(output: Tensor, moved: Sequence[Tensor] = moved) -> Tensor:
             return built.loss(lambda *_: output, *[None] * count, *moved[count:])
 
+        timer.observe = activations.write if activations and not rest else None
         timer.run(moved[:count], criterion)
-    return _described(options, traced, timer, loads_s)
+    found = _described(options, traced, timer, loads_s)
+    found.document["activations"] = activations.document() if activations else None
+    return found
 
 
 def _device(name: str) -> torch.device:

@@ -17,6 +17,8 @@ from torch.utils import _pytree as pytree
 from iotwin.workloads.pipedream.converter.layers import value_of
 
 Criterion = Callable[[Tensor], Tensor]  # the model's output -> a scalar
+# Called with a call of the model, its outputs and their gradients, both by the index of the output.
+Observe = Callable[[fx.Node, dict[int, Tensor], dict[int, Tensor]], None]
 
 
 @dataclass
@@ -41,8 +43,11 @@ class _Computed:
 class LayerTimer:
     """Times the calls of a traced model on a device, "cpu" or "cuda".
 
-    `times` has the times of each call. A parameter that several calls use counts as one of the first of them.
+    `times` has the times of each call. A parameter that several calls use counts as one of the first of them. `observe`, if set,
+    gets the results of each call before its backward pass.
     """
+
+    observe: Observe | None = None
 
     def __init__(self, traced: fx.GraphModule, device: torch.device) -> None:
         self._traced, self._device = traced, device
@@ -116,6 +121,8 @@ class LayerTimer:
     def _backward(self, node: fx.Node, computed: _Computed, gradients: dict[fx.Node, dict[int, Tensor]]) -> None:
         arrived = gradients.pop(node, {})
         values = pytree.tree_leaves(computed.result)
+        if self.observe is not None:
+            self.observe(node, {index: each for index, each in enumerate(values) if isinstance(each, Tensor)}, arrived)
         ends = [index for index in arrived if values[index].requires_grad]
         into = [leaf for _, _, leaf in computed.inputs] + computed.parameters
         times = self.times[node].backward_s

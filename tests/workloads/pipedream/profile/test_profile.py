@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -150,6 +151,24 @@ def test_the_command_writes_the_profile_and_pictures(tmp_path, capsys):
     assert document["load_s"] == pytest.approx(graph.nodes[0].forward_ms / 1000)
     assert [Path(path).read_text()[:5] for path in document["pictures"]] == ["<?xml"] * 2
     assert len(json.loads((tmp_path / "profile.json").read_text())["quartiles"]) == 8
+
+
+def test_outputs_and_gradients_are_written_with_their_zeros(tmp_path, capsys):
+    """The gradient of a layer's output before a ReLU is 0 where the output of the ReLU is."""
+    folder = tmp_path / "outputs"
+    options = ["--minibatches", "1", "--warm-up", "0", "--threads", "1", "--activations", str(folder), "--json"]
+    assert iotwin(["pipedream", "profile", "resnet18", "-b", "2", "-o", str(tmp_path / "p"), *options]) == 0
+    found = json.loads(capsys.readouterr().out)["activations"]
+    nodes = [node for node in read_graph(tmp_path / "p" / "graph.txt").nodes if not node.is_input]
+    assert [layer["id"] for layer in found["layers"]] == [node.id for node in nodes] and found["directory"] == str(folder)
+    arrays = [dict(np.load(folder / f"{node.id}.npz", allow_pickle=False)) for node in nodes]
+    assert [each["output0"].nbytes for each in arrays] == [node.activation_bytes for node in nodes]
+    (index, *_) = (index for index, node in enumerate(nodes) if node.description.startswith("ReLU"))
+    zeros = arrays[index]["output0"] == 0
+    assert (arrays[index - 1]["gradient0"][zeros] == 0).all() and found["layers"][index]["output_sparsity"] == zeros.mean() > 0
+    every = np.concatenate([each["output0"].ravel() for each in arrays])
+    assert found["output_sparsity"] == pytest.approx((every == 0).mean()) and found["output_compression_ratio"] > 1
+    assert found["gradient_sparsity"] > 0 and found["gradient_compression_ratio"] > 1
 
 
 @pytest.mark.parametrize(("words", "text"), [
