@@ -54,6 +54,7 @@ class Analysis:
     lane_names: list[LaneName]
     lanes: CallLanes
     processes_left_out: int  # number of processes without a row in the timeline
+    hosts_left_out: int  # number of hosts without a row in the timeline
     every_call: tuple[CallColumns, Ints] | None  # all calls, and the lane of each; None if too many for the page
     ops: list[str]
     operations: OperationTable
@@ -99,7 +100,7 @@ class _Analyses(Combined):
         self.slowest, self.phase_bytes = SlowestCalls(_SLOWEST), PhaseBytes(leading_phases(trace))
         self.bins, self.every = LaneBins(Grid.covering(begin, end, detail.bins), len(self._plan.names)), EveryCall()
         before = calls_of(stretch.in_flight(COLUMNS), self._ops)
-        for lane in (self._plan.by_operation(before), self._plan.by_process(before)):
+        for lane in self._plan.lanes(before):
             self.bins.begin_with(before, lane)
 
     def add(self, events: Events) -> None:
@@ -116,11 +117,11 @@ class _Analyses(Combined):
         ):
             analysis.add(calls)
         self.phase_bytes.add(calls.start_ns, np.where(calls.storage, calls.group, -1), calls.size_bytes)
-        lane = self._plan.by_operation(calls)
-        self.bins.add(calls, lane)
-        self.bins.add(calls, self._plan.by_process(calls))
+        lanes = self._plan.lanes(calls)
+        for lane in lanes:
+            self.bins.add(calls, lane)
         if self._keep:
-            self.every.add(calls, lane)
+            self.every.add(calls, lanes[0])
 
 
 def analyse(
@@ -139,8 +140,8 @@ def _analysis(trace: Trace, label: str, zero_ns: int, surveyed: Survey, found: _
     names, lanes = with_requests(trace, plan.names, found.bins.result())
     every = found.every.result() if surveyed.calls <= detail.most_calls else None
     return Analysis(
-        label, trace, zero_ns, surveyed, names, lanes, plan.left_out, every, surveyed.ops, found.operations,
-        found.files.frame(files, surveyed.extent_bytes), found.processes.frame(processes),
+        label, trace, zero_ns, surveyed, names, lanes, plan.processes_left_out, plan.hosts_left_out, every, surveyed.ops,
+        found.operations, found.files.frame(files, surveyed.extent_bytes), found.processes.frame(processes),
         found.slowest.frame(surveyed.ops, files), found.reads.result(), found.writes.result(), leading_phases(trace),
         analyse_block(trace, found.phase_bytes, lanes, names), found.reads_during_checkpoints,
     )  # fmt: skip

@@ -74,11 +74,11 @@ function wireToggles(timeline, traces, served) {
   }
   const note = document.getElementById("detail-note"), filter = document.getElementById("timeline-filter");
   const complete = traces.every((trace) => trace.calls), finest = Math.max(...traces.map((trace) => trace.lanes[0].levels[0].width));
-  const left = Math.max(...traces.map((trace) => trace.processes_left_out));
+  const left = (what) => Math.max(...traces.map((trace) => trace[`${what}_left_out`]));
   note.textContent = complete ? "Every call is on this page: zoom in to see each one."
     : `The page holds bins of ${formatDuration(finest * 1e9)}, not every call: finer than that, bars show a bin's mean.`;
   if (served) note.textContent = "Finer detail comes from the server as you zoom in, down to single calls.";
-  if (left) note.textContent += ` Only the busiest processes have a row; not shown: ${left}.`;
+  for (const what of ["processes", "hosts"]) if (left(what)) note.textContent += ` Only the busiest ${what} have a row; not shown: ${left(what)}.`;
   if (!complete) {
     filter.disabled = true;
     filter.title = "This trace has too many calls for the page to hold each one, so the page cannot filter them by file.";

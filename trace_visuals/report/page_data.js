@@ -59,7 +59,7 @@ async function loadCalls(packed, lanes) {
   counts.fill(0);
   for (let i = 0; i < lane.length; i += 1) indices[lane[i]][counts[lane[i]]++] = i;
   lanes.forEach((target, place) => {
-    if (["process", "block", "device", "part"].includes(target.section)) return;
+    if (["process", "host", "block", "device", "part"].includes(target.section)) return;
     let reach = -Infinity;
     const reaches = Float64Array.from(indices[place], (i) => (reach = Math.max(reach, start[i] + duration[i] / 1e9)));
     target.calls = { indices: indices[place], reaches };

@@ -67,7 +67,7 @@ def trace_document(analysis: Analysis, verdict: Mapping[str, Any] | None = None)
         "phases": _phases(analysis), "passes": _passes(analysis), "phases_inferred": analysis.trace.inferred is not None,
         "samples": _samples(analysis), "lanes": lanes_document(analysis, lanes_shown(analysis)),
         "calls": calls_document(analysis, lanes_shown(analysis)), "block": _block(analysis),
-        "processes_left_out": analysis.processes_left_out,
+        "processes_left_out": analysis.processes_left_out, "hosts_left_out": analysis.hosts_left_out,
         "operations": _table(_operations(analysis), _OPERATION_COLUMNS, _MOST_FILES),
         "files": _table(_files(analysis), _FILE_COLUMNS, _MOST_FILES),
         "processes": _table(_processes(analysis), _PROCESS_COLUMNS, _MOST_PROCESSES),

@@ -25,7 +25,7 @@ class Timeline {
     this.canvas = document.getElementById("timeline-canvas");
     this.box = document.getElementById("canvas-box");
     this.tooltip = document.getElementById("tooltip");
-    this.sections = new Set(["storage", "block", "device", "part", "wait"]);
+    this.sections = new Set(["storage", "host", "block", "device", "part", "wait"]);
     this.shifts = new Map(); // seconds by which a trace's rows are ahead of the time axis, so that phases are aligned
     this.keep = null; // by trace, for each file whether its calls are shown; null shows all
     const from = Math.min(...traces.map((trace) => trace.span_s[0])), to = Math.max(...traces.map((trace) => trace.span_s[1]));

@@ -223,12 +223,12 @@ class _DetailReader:
             where = (pc.field("start_ns") >= begin - self._longest_ns) & (pc.field("start_ns") < end)
             for calls in read_calls(analysis.trace, ops, where):
                 calls = calls.pick(np.flatnonzero(calls.end_ns >= begin))
-                lane = self._plan.by_operation(calls)
-                bins.add(calls, lane)
-                bins.add(calls, self._plan.by_process(calls))
+                of_calls = self._plan.lanes(calls)
+                for lane in of_calls:
+                    bins.add(calls, lane)
                 found += len(calls)
                 if found <= _DETAIL_CALLS:
-                    every.add(calls, lane)
+                    every.add(calls, of_calls[0])
             names, lanes = with_requests(analysis.trace, self._plan.names, bins.result())
         calls_found = every.result() if found <= _DETAIL_CALLS else None
         here = dataclasses.replace(analysis, lane_names=names, lanes=lanes, every_call=calls_found, ops=ops)

@@ -15,13 +15,17 @@ from hypothesis import strategies as st
 
 from iotwin.commands.report import ReportCommand
 from iotwin.common.errors import IotwinError, UsageError
+from iotwin.trace_store.hosts.make_set import make_set
+from iotwin.trace_store.hosts.set_file import PIDS_PER_HOST
+from iotwin.trace_store.reader import Trace
 from iotwin.trace_visuals import report as report_module
-from iotwin.trace_visuals.report import write_report
+from iotwin.trace_visuals.report import lanes, write_report
 from iotwin.trace_visuals.report.diagnosis import describe, headline
 from iotwin.trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
 from tests.conftest import run_iotwin
 from tests.synthetic import MILLISECOND, Job, write_job
-from tests.trace_visuals.common import stall
+from tests.trace_store.test_host_sets import make_hosts
+from tests.trace_visuals.common import make_calls, stall
 from tests.trace_visuals.hostile import COMMAND, MARK, NAMES, write_hostile
 
 
@@ -112,6 +116,27 @@ def test_every_call_is_on_the_page(page, traces):
     names = [calls["files"][int(place)] for place in _unpack(calls["file"])]
     paths = pq.read_table(traces[0] / "files.parquet")["path"].to_pylist()
     assert names == [paths[int(file_id)] for file_id in shown["file_id"]]
+
+
+def test_each_host_of_a_set_has_a_row_with_its_calls(tmp_path, monkeypatch):
+    make_hosts(tmp_path / "set", 3, files=3, epochs=1)
+    make_set(tmp_path / "set", [])
+    whole = Trace(tmp_path / "set")
+    calls = {f"host {name}": 0 for name in ("node0", "node1", "node2")}
+    storage = set(whole.files().query("kind == 'dataset' or kind == 'checkpoint'")["file_id"])
+    for pid, file_id in whole.events_frame()[["pid", "file_id"]].itertuples(index=False):
+        calls[f"host node{pid // PIDS_PER_HOST}"] += file_id in storage
+    write_report([tmp_path / "set"], tmp_path / "page.html")
+    (trace,) = _document(tmp_path / "page.html")["traces"]
+    names, counts = trace["lanes"]["names"], _unpack(trace["lanes"]["calls"]).reshape(-1, trace["lanes"]["count"]).sum(1)
+    found = {name["title"]: count for name, count in zip(names, counts, strict=True) if name["section"] == "host"}
+    assert found == calls and trace["hosts_left_out"] == 0
+    monkeypatch.setattr(lanes, "_MOST_HOSTS", 2)
+    (busiest, *_, first) = whole.processes()["pid"].sort_values(ascending=False).tolist()
+    plan = lanes.LanePlan(whole.processes(), [busiest, first])
+    assert [name.title for name in plan.names if name.section == "host"] == ["host node0", "host node2"]
+    calls = make_calls([0, 1, 2], [1, 1, 1], pid=[busiest, first, busiest], storage=[True, True, False])
+    assert plan.hosts_left_out == 1 and plan.lanes(calls)[2].tolist() == [len(plan.names) - 1, len(plan.names) - 2, -1]
 
 
 def test_comparison_is_tracesim_s(page):
