@@ -1,6 +1,7 @@
 """Generator of docs/performance.md: the claims of claims.py, each with the records that hold it."""
 
 import re
+import textwrap
 from collections.abc import Iterable
 
 from tests.conftest import ROOT
@@ -10,6 +11,7 @@ from tests.perf.subjects import SUBJECTS
 
 PAGE = ROOT / "docs" / "performance.md"
 OUTDATED = " †"
+_WIDTH = 130  # characters of a line
 
 
 def records_of(claim: Claim) -> list[Record]:
@@ -22,7 +24,8 @@ def page() -> str:
     # A kernel's build, after its version, is no property of a machine that a reader could look for.
     builds = re.compile(r"(?<=Linux )([\d.]+)[^\s,]*")
     machines = {builds.sub(r"\1", record.machine): None for subject in SUBJECTS for record in read_records(subject)}
-    parts = ["\n".join([f"{INTRODUCTION}* Measured on:", *(f"  * {machine}" for machine in machines), ""])]
+    measured_on = textwrap.fill(f"* Measured on: {'; '.join(machines)}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    parts = [f"{INTRODUCTION}{measured_on}\n"]
     for section in SECTIONS:
         parts.append(f"## {section.title}\n\n{section.text}\n")
         rows = [_row(claim, records) for claim in section.claims if (records := records_of(claim))]
