@@ -110,7 +110,6 @@ def replay(
     clock = waits.virtual_clock()
     begin_ns = waits.now_ns() if starts_anew or rank.count > 1 else started_ns
     deadline_ns = _NEVER_NS if limit_s is None else waits.now_ns() + int(limit_s * 1e9)
-    gc.collect()
     gc.freeze()  # so that garbage collection in forked processes does not copy the shared pages
     for turn in range(config.train.epochs if batches is None else 1):
         if turn:
