@@ -3,16 +3,12 @@
     python -m tests.perf.perf_virtual [PART ...]
 
 Twins of parameters, the twin of a pipeline's plan and the twin of the demo's job run on both clocks, alternately. Then they run
-once on each clock under strace, which shows whether each thread makes the same calls in the same order. The part "demo" also
-compares the real clock with that of a commit in which twins of parameters had no virtual one. The part "without I/O" runs on
-synthetic samples, which show what the emulator's own loop leaves of the utilisation.
+once on each clock under strace, which shows whether each thread makes the same calls in the same order. The part "without I/O"
+runs on synthetic samples, which show what the emulator's own loop leaves of the utilisation.
 """
 
 import argparse
-import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -34,12 +30,11 @@ from iotwin.workload_yaml import Config, dump, load
 from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
 from tests.benchmark.thread_calls import calls_by_thread
 from tests.conftest import ROOT
-from tests.perf.figures import Figure, interleaved, median_ratio
+from tests.perf.figures import Figure
 from tests.perf.records import record_figures
 
 _ROUNDS, _STEP_S, _STEPS = 3, 0.25, 40
-_SPEED_UP, _AU_POINTS, _EPOCH_PERCENT, _REAL_PATH_PERCENT = 10, 2, 3, 2
-_BEFORE = "6a4e21b4"  # the last commit in which twins of parameters had no virtual clock
+_SPEED_UP, _AU_POINTS, _EPOCH_PERCENT = 10, 2, 3
 _LOOP = {0.001: (2000, 99), 0.00025: (8000, 97)}  # steps and the least AU in %, by computation time
 _IMAGES = ["dataset.format=npy", "dataset.record_length_bytes=200000", "reader.batch_size=2", "reader.read_threads=2"]
 _PARAMETERS = {
@@ -69,10 +64,9 @@ def measure(names: Sequence[str] = ()) -> Iterator[Figure]:
             folder.mkdir()
             if part == _WITHOUT_IO:
                 yield from _without_io(folder)
-            elif part == "demo":
-                yield from _demo(folder)
             else:
-                yield from _figures((_pipeline if part == "pipeline" else partial(_parameters, part))(folder), folder)
+                made = {"pipeline": _pipeline, "demo": _demo}.get(part, partial(_parameters, part))(folder)
+                yield from _figures(made, folder)
 
 
 def _parameters(name: str, folder: Path) -> _Twin:
@@ -101,8 +95,8 @@ def _pipeline(folder: Path) -> _Twin:
     return _Twin("pipeline", folder / "twin.yaml", 2)
 
 
-def _demo(folder: Path) -> Iterator[Figure]:
-    """Yield the figures of the demo's twin, and how much longer its epochs take in real time than with the code of `_BEFORE`."""
+def _demo(folder: Path) -> _Twin:
+    """Trace the job of `iotwin demo`, and return its twin."""
     from iotwin.benchmark.fit import fit
 
     generate(Unet3dLayout(0.3), folder / "data", size_bytes=384 << 20, seed=1)
@@ -112,33 +106,7 @@ def _demo(folder: Path) -> Iterator[Figure]:
     fitted.config.checkpoint.checkpoint_folder = str(folder / "checkpoints")
     fitted.config.output.folder = str(folder / "output")
     fitted.write(folder / "twin.yaml", force=True)
-    (folder / "before").mkdir()
-    archive = subprocess.run(["git", "archive", _BEFORE], cwd=ROOT, check=True, capture_output=True).stdout
-    subprocess.run(["tar", "-x", "-C", str(folder / "before")], input=archive, check=True)
-    lines = (folder / "twin.yaml").read_text().splitlines(keepends=True)
-    # The earlier code does not know this key, which is 1 here.
-    (folder / "before.yaml").write_text("".join(line for line in lines if "computation_scale: 1.0" not in line))
-    twin, runs = _Twin("demo", folder / "twin.yaml", must_be_fast=False), dict[str, list[dict[str, Any]]]()
-    sides = {
-        "real": (ROOT, twin.yaml, "real"),
-        "virtual": (ROOT, twin.yaml, "virtual"),
-        "before": (folder / "before", folder / "before.yaml", "real"),
-    }
-    work = (partial(_epochs_s, *side, runs.setdefault(name, [])) for name, side in sides.items())
-    real, _, before = interleaved(_ROUNDS, *work)
-    yield from _clocks_compared(twin, runs["real"], runs["virtual"])
-    slower = 100 * (median_ratio(real, before) - 1)
-    detail = f"{', '.join(f'{s:.2f}' for s in real)} s; before: {', '.join(f'{s:.2f}' for s in before)} s"
-    yield Figure("real clock, demo: epochs, % longer than before the virtual clock", slower, _REAL_PATH_PERCENT, detail=detail)
-    yield _call_order(twin, folder)
-
-
-def _epochs_s(code: Path, yaml: Path, clock: str, runs: list[dict[str, Any]]) -> float:
-    """Run the twin by the code in the folder `code`, append its summary to `runs`, and return the seconds of its epochs."""
-    command = [sys.executable, "-m", "iotwin", "emulate", str(yaml), f"++twin.clock={clock}", "--json", "--quiet"]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(code)}, check=True, capture_output=True, cwd=code)
-    runs.append(json.loads(done.stdout))
-    return sum(runs[-1]["iotwin"]["training"]["epoch_s"])
+    return _Twin("demo", folder / "twin.yaml", must_be_fast=False)
 
 
 def _figures(twin: _Twin, folder: Path) -> Iterator[Figure]:
