@@ -100,14 +100,15 @@ def test_every_picture_and_control_has_a_name(browser, pages):
         assert levels[0] == 1 and all(after - before <= 1 for before, after in itertools.pairwise(levels))
 
 
-@pytest.mark.skipif("AXE" not in os.environ, reason="AXE does not name the axe.min.js of npm's package axe-core")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_violation(browser, pages, screen, scheme):
+    """AXE may name the axe.min.js of a newer axe-core than that of the package."""
+    axe = Path(os.environ.get("AXE") or Path(pytest.importorskip("axe_core_python").__file__).with_name("axe.min.js")).read_text()
     for size in ((1440, 900), (400, 800)):
         screen(*size, scheme)
         for page in ("pair.html", "block.html"):
             _open(browser, pages / page)
-            browser.execute_script(Path(os.environ["AXE"]).read_text())
+            browser.execute_script(axe)
             found = browser.execute_async_script("axe.run().then(arguments[0])")
             assert found["violations"] == [] and len(found["passes"]) > 20, json.dumps(found["violations"])[:3000]
 
