@@ -104,12 +104,13 @@ def with_points(recording: TwinRecording) -> TwinRecording:
         at_ns = columns["at_ns"][own]
         if not each.training or not len(at_ns) or moments[-1] > at_ns[-1]:
             continue
-        part = int(bounds[index]), int(bounds[index + 1])
-        unpacked, worked = int(unpacking_ns(recording, *part).sum()), working_waits_ns(recording, *part)
-        times_ns = {StepPoint.STARTED: worked, StepPoint.END: unpacked}
-        for point, moment in zip(StepPoint, moments, strict=True):
+        offsets = [0, 0, 0]
+        if each.depth:
+            part = int(bounds[index]), int(bounds[index + 1])
+            offsets = [1, 1 + working_waits_ns(recording, *part), 1 + int(unpacking_ns(recording, *part).sum())]
+        for point, moment, offset in zip(StepPoint, moments, offsets, strict=True):
             before.append(own.start + int(np.searchsorted(at_ns, moment)))
-            values.append((thread, moment, len(earlier), point, each.batches, 1 + times_ns.get(point, 0) if each.depth else 0))
+            values.append((thread, moment, len(earlier), point, each.batches, offset))
         earlier.append(moments[-1])
     order = sorted(range(len(before)), key=lambda point: (before[point], values[point][1]))
     return _inserted(recording, np.array(before, np.int64)[order], np.array(values, np.int64).reshape(-1, 6)[order])
@@ -139,7 +140,7 @@ def working_waits_ns(recording: TwinRecording, first: int, end: int) -> int:
     """Return how long a rank unpacked and computed on a pass's batches after the first while it waits in the recording, in ns.
 
     A rank that makes no call at the end of a step is recorded as waiting for the thread that sends its next request to a loader.
-    `first`, `end`: bounds of the pass's batches.
+    The point END divides a wait that lasts beyond the pass, so this wait does not count. `first`, `end`: bounds of the batches.
     """
     batches, columns = recording.batches, recording.columns
     taken, computed = (np.array(each[first + 1 : end], np.int64) for each in (batches.taken_ns, batches.computed_ns))
@@ -149,7 +150,8 @@ def working_waits_ns(recording: TwinRecording, first: int, end: int) -> int:
     bounds = np.maximum.accumulate(np.stack([begun, computed], axis=1).ravel())
     worked = np.append(0, np.cumsum(np.diff(bounds) * (np.arange(len(bounds) - 1) % 2 == 0)))  # until each of the bounds
     own = _main_rows(recording, first)
-    at_ns, waits = columns["at_ns"][own], np.flatnonzero(columns["op"][own] == Op.WAIT)
+    at_ns = columns["at_ns"][own]
+    waits = np.flatnonzero(columns["op"][own][: np.searchsorted(at_ns, computed[-1])] == Op.WAIT)
     before, after = (np.interp(at_ns[rows], bounds, worked) for rows in (np.maximum(waits - 1, 0), waits))
     return int((after - before).sum())
 

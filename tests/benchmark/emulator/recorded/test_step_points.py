@@ -152,18 +152,26 @@ def test_a_rank_that_waits_for_the_thread_that_sends_its_requests_has_worked_mea
     """The rank takes three batches of a loader at 10, 30 and 60 ms, after 2 ms of unpacking, and computes for 15 ms on each.
 
     The sending thread posts when the rank has taken the second batch, and after its last step. Before the third batch, the rank
-    reads another one, and unpacks it for 4 ms.
+    reads another one, and unpacks it for 4 ms. From the end of the first step on, the rank waits for data for 2 and 3 ms before
+    the second batch, and for 5, 4, 4 and 2 ms before the third.
     """
     reads = [(Op.PIPE_READ, 8), (Op.PIPE_READ, 27), (Op.WAIT, 31), (Op.PIPE_READ, 50), (Op.PIPE_READ, 58), (Op.MARK, 66)]
     rows = [row(0, op, at_ns=at * 1_000_000) for op, at in [*reads, (Op.WAIT, 80), (Op.END, 90)]]
-    rows[4]["think_ns"] = 4_000_000
+    for index, think in ((1, 17), (3, 14), (4, 4), (5, 8)):
+        rows[index]["think_ns"] = think * 1_000_000
     made = recording(rows, [])
     times = ([0, 0, 0], [5, 5, 5], [8, 27, 58], [10, 30, 60], [25, 45, 75])  # requested, received, delivered, taken, computed
     one = RecordedPass(process=0, training=True, batches=3, depth=2)
     made.header.batches = RecordedBatches([one], [1] * 3, [4] * 3, *([at * 1_000_000 for at in each] for each in times))
     assert (unpacking_ns(made, 0, 3) == [3_000_000, 4_000_000 + 2_000_000]).all()
-    assert working_waits_ns(made, 0, 3) == (31 - 27 + 75 - 66) * 1_000_000
+    assert working_waits_ns(made, 0, 3) == (31 - 27) * 1_000_000
     assert working_waits_ns(made, 0, 1) == 0  # only a first batch
+    points, spent_ns = StepPoints(3), [0] * len(Op)
+    for index, (at, read, waited) in enumerate([(1, 0, 0), (25, 8, 0), (75, 8 + 2 + 5 + 4, 31 - 27)]):
+        spent_ns[Op.PIPE_READ], spent_ns[Op.WAIT] = read * 1_000_000, waited * 1_000_000
+        points.record(index, at * 1_000_000, spent_ns)
+    (found,) = points.passes(numbered(with_points(made)), 0)
+    assert (found.compute_ns, found.data_wait_ns) == (2 * 15 * 1_000_000, (2 + 3 + 5 + 4 + 4 + 2) * 1_000_000)
 
 
 def test_the_passes_are_the_differences_between_their_points():
