@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, fx
 
-from iotwin.common.files import make_folder
+from iotwin.common.files import make_folder, open_whole
 from iotwin.workloads.pipedream.converter.layers import node_ids
 
 
@@ -29,7 +29,8 @@ class ActivationFiles:
             for index, tensor in tensors.items()
         }
         path = self._folder / f"{self._ids[node]}.npz"
-        np.savez_compressed(path, **arrays)
+        with open_whole(path) as file:
+            np.savez_compressed(file, **arrays)
         with zipfile.ZipFile(path) as written:
             compressed = {each.filename.removesuffix(".npy"): each.compress_size for each in written.infolist()}
         layer: dict[str, Any] = {"id": self._ids[node]}

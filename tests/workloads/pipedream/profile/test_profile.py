@@ -1,5 +1,6 @@
 """Profiles: the times, sizes and edges of a model's layers, as graph.txt and as inputs of the optimizer."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -8,12 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from iotwin.common.errors import IotwinError
 from iotwin.main import main as iotwin
 from iotwin.workloads.models import build
 from iotwin.workloads.pipedream.converter.layers import trace_layers
 from iotwin.workloads.pipedream.plan.graph_file import format_graph, parse_graph, read_graph
 from iotwin.workloads.pipedream.plan.report import optimize
 from iotwin.workloads.pipedream.profile import model_profile, timing
+from iotwin.workloads.pipedream.profile.activations import ActivationFiles
 from iotwin.workloads.pipedream.profile.model_profile import ProfileOptions, profile
 from iotwin.workloads.pipedream.profile.timing import LayerTimer
 from tests.workloads.pipedream.common import options
@@ -169,6 +172,27 @@ def test_outputs_and_gradients_are_written_with_their_zeros(tmp_path, capsys):
     every = np.concatenate([each["output0"].ravel() for each in arrays])
     assert found["output_sparsity"] == pytest.approx((every == 0).mean()) and found["output_compression_ratio"] > 1
     assert found["gradient_sparsity"] > 0 and found["gradient_compression_ratio"] > 1
+
+
+def test_files_of_activations_replace_links_and_are_whole_or_missing(tmp_path, monkeypatch):
+    traced = trace_layers(nn.Sequential(nn.ReLU()))
+    (node,) = (each for each in traced.graph.nodes if each.op.startswith("call_"))
+    other, path = tmp_path / "other", tmp_path / "outputs" / "node2.npz"
+    written = ActivationFiles(path.parent, traced)
+    other.write_text("somebody's")
+    path.symlink_to(other)
+    written.write(node, {0: torch.ones(2)}, {})
+    assert other.read_text() == "somebody's" and (np.load(path, allow_pickle=False)["output0"] == 1).all()
+    path.unlink()
+
+    def write_part(file, **arrays):
+        file.write(b"PK")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "savez_compressed", write_part)
+    with pytest.raises(IotwinError, match=r"node2\.npz cannot be written: No space left on device"):
+        written.write(node, {0: torch.ones(2)}, {})
+    assert not list(path.parent.iterdir())
 
 
 @pytest.mark.parametrize(("words", "text"), [
