@@ -56,6 +56,9 @@ class DtrRunCommand(Command):
             return Outcome(_listed(experiment, machine))
         if args.output is None:
             raise UsageError("name the directory of the results, with -o DIR")
+        from iotwin.workloads.dtr.live.device_memory import usable_device  # imports torch
+
+        usable_device(args.device)  # otherwise each run would refuse it
         document = run_experiment(experiment, args.output, machine, draw, args.resume, url)
         lost = document["webhook"] is not None and not document["webhook"]["success"]
         if lost:

@@ -337,6 +337,7 @@ def test_the_command_lists_runs_and_models(tmp_path):
         (["CONFIG"], "with -o DIR"),
         (["missing.json", "--dry-run"], "missing.json cannot be read"),
         (["CONFIG", "-o", "x", "--webhook", "hooks"], "--webhook hooks"),
+        (["CONFIG", "-o", "x", "--device", "foo"], "the device 'foo' is unknown"),
     ],
 )
 def test_what_the_command_refuses(tmp_path, words, message):
