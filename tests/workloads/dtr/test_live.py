@@ -554,6 +554,8 @@ def test_impossible_budget_ends_in_one_line() -> None:
     with pytest.raises(BudgetError, match=text) as error, Rematerialize(1000, device="cpu"):
         torch.ones(32, 32)
     assert "\n" not in str(error.value)
+    copied = pickle.loads(pickle.dumps(error.value))  # as of a job's process
+    assert (str(copied), copied.reason, copied.least_bytes) == (str(error.value), error.value.reason, 4096)
 
 
 @pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy"])

@@ -30,6 +30,9 @@ class BudgetError(IotwinError):
         super().__init__(f"{reason}; no budget below {least_bytes} bytes is possible")
         self.reason, self.least_bytes = reason, least_bytes
 
+    def __reduce__(self) -> tuple[type, tuple[str, int]]:
+        return type(self), (self.reason, self.least_bytes)  # else a pool of processes could not pass the error on
+
 
 class DtrMemory:
     """The storages that operations have touched, their contents, and the budget in bytes of those on one device."""
