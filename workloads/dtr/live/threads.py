@@ -26,8 +26,8 @@ def shared_with_threads(mode: TorchDispatchMode) -> Iterator[None]:
         def enter_and_work(*args: Any, **kwargs: Any) -> Any:
             if hasattr(entered, "mode"):  # a pool's work in a thread that started within the block
                 return work(*args, **kwargs)
-            # The mode's own __enter__ keeps the state of one thread.
-            entered.mode = _python_dispatch._push_mode(mode)
+            _python_dispatch._push_mode(mode)  # the mode's own __enter__ keeps the state of one thread
+            entered.mode = mode
             try:
                 return work(*args, **kwargs)
             finally:
