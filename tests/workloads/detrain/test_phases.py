@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iotwin.common.errors import IotwinError
+from iotwin.workloads.detrain.phases import light_session
 from iotwin.workloads.detrain.phases.program import labelled_command
 from iotwin.workloads.detrain.phases.python_command import python_command
 
@@ -482,6 +484,13 @@ def test_several_calls_of_fit_and_evaluations(tmp_path, monkeypatch):
     assert logged(done.stdout) == found, done.stderr
     command = labelled_command([sys.executable, str(tmp_path / "train.py")], 200)
     assert command.note.endswith(f"epochs and steps by {tmp_path}/train.py:7 and {tmp_path}/train.py:8"), command.note
+
+
+@pytest.mark.parametrize("module", ["keras.own", None, 3])
+def test_objects_that_only_look_like_models_of_keras_have_no_callbacks(monkeypatch, module):
+    """A job may have a module keras of its own, and a class may have any value as its `__module__`."""
+    monkeypatch.setitem(sys.modules, "keras", SimpleNamespace())
+    assert light_session._callbacks_of(type("Own", (), {"__module__": module, "fit": lambda self: None})().fit) is None
 
 
 @pytest.mark.torch

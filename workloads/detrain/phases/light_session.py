@@ -233,9 +233,9 @@ def _rank(is_forked: bool) -> int | None:
 
 def _callbacks_of(fit: Any) -> Any:
     """Return Keras's module of callbacks if `fit` is a method of a Keras model, else None."""
-    names = (each.__module__.partition(".")[0] for each in type(getattr(fit, "__self__", None)).__mro__)
-    keras: Any = next((sys.modules[name] for name in names if name in ("keras", "tf_keras") and name in sys.modules), None)
-    return keras and keras.callbacks
+    packages = {str(each.__module__).partition(".")[0] for each in type(getattr(fit, "__self__", None)).__mro__}
+    keras = next((sys.modules[name] for name in ("keras", "tf_keras") if name in packages and name in sys.modules), None)
+    return getattr(keras, "callbacks", None)  # None for a module of the job that happens to have Keras's name
 
 
 def begin(name: str, output: int, has_epochs: bool, is_for: bool, fetches: bool) -> None:
