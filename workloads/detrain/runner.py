@@ -229,7 +229,7 @@ def _document(
 
 
 def _interval(policy: Policy) -> dict[str, Any] | None:
-    """Return what --policy checkfreq has decided: the batches between checkpoints, by the batch from which on they hold."""
+    """Return what --policy checkfreq has decided. `batches`: pairs (batch of the run, batches between checkpoints from it on)."""
     decided = policy.frequency.decided if isinstance(policy, MeasuredPolicy) else None
     if decided is None:
         return None

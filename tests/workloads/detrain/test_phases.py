@@ -475,13 +475,13 @@ def test_the_epochs_and_steps_of_keras_fit(tmp_path, monkeypatch, arguments, pri
 def test_several_calls_of_fit_and_evaluations(tmp_path, monkeypatch):
     stand_in_for_keras(tmp_path, monkeypatch)
     other = "class Scaler:\n    def fit(self, x):\n        return x\nScaler().fit([1])\n"
-    write(
-        tmp_path, f"import keras\n{other}model = keras.Model()\nmodel.fit([1], validation_data=[1])\nmodel.fit([1], epochs=2)\n"
-    )
+    fits = "model.fit([1], callbacks=listed, validation_data=[1])\nmodel.fit([1], callbacks=listed, epochs=2)\n"
+    write(tmp_path, f"import keras\n{other}model, listed = keras.Model(), keras.callbacks.CallbackList([])\n{fits}")
     done = run([sys.executable, "train.py"], tmp_path, monkeypatch)
     first, *others = ([("epoch", n), ("step", 1), ("step", -1), ("epoch", -n)] for n in (1, 2, 3))
     found = [*first[:-1], ("evaluation", 1), ("evaluation", -1), first[-1], *others[0], *others[1]]
     assert logged(done.stdout) == found, done.stderr
+    assert own(done.stdout).splitlines() == ["1 CallbackList"] * 2  # the callback of the first call is gone
     command = labelled_command([sys.executable, str(tmp_path / "train.py")], 200)
     assert command.note.endswith(f"epochs and steps by {tmp_path}/train.py:7 and {tmp_path}/train.py:8"), command.note
 

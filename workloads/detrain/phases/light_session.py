@@ -154,8 +154,9 @@ class PhaseSession:
             own.on_test_begin = lambda *_, **__: self._begin("evaluation")
             own.on_test_end = lambda *_, **__: self._end("evaluation")
             is_named = len(arguments) <= _CALLBACKS
-            given = (options.get("callbacks") if is_named else arguments[_CALLBACKS]) or []
-            if isinstance(given, callbacks.CallbackList):
+            given: Any = (options.get("callbacks") if is_named else arguments[_CALLBACKS]) or []
+            is_theirs = isinstance(given, callbacks.CallbackList)  # an object of the script, which may use it again
+            if is_theirs:
                 given.append(own)
             else:
                 given = [*(given if isinstance(given, list | tuple) else [given]), own]
@@ -163,7 +164,11 @@ class PhaseSession:
                 options["callbacks"] = given
             else:
                 arguments = (*arguments[:_CALLBACKS], given, *arguments[_CALLBACKS + 1 :])
-            return fit(*arguments, **options)
+            try:
+                return fit(*arguments, **options)
+            finally:
+                if is_theirs and own in given.callbacks:
+                    given.callbacks.remove(own)
 
         return fitted
 

@@ -31,7 +31,7 @@ from iotwin.workloads.dtr.simulator.heuristics import Heuristic
 
 
 class Runtime(TorchDispatchMode):
-    """While it is entered, the storages of `device` that its thread's operations touch take at most `budget` bytes together."""
+    """While it is entered, the storages of `device` that its threads' operations touch take at most `budget` bytes together."""
 
     def __init__(self, budget: int, heuristic: Heuristic, device: torch.device, **choice: Any) -> None:
         super().__init__()
