@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @contextmanager
 def shared_with_threads(mode: TorchDispatchMode) -> Iterator[None]:
-    """Enter `mode`. All threads that start within the block enter it, too, and so does what a thread pool is given there to do.
+    """Enter `mode`. Threads that start within the block enter it, too, and so does work submitted there to a ThreadPoolExecutor.
 
     A thread that outlives the block stays in the mode.
     """
