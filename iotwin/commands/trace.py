@@ -15,6 +15,7 @@ from iotwin.common.units import counted, format_duration, format_size, parse_dur
 
 if TYPE_CHECKING:
     from iotwin.tracing_tools.recorder.ending import Until
+    from iotwin.tracing_tools.recorder.session import TraceOptions
     from iotwin.tracing_tools.targets.container import ContainerOptions
     from iotwin.tracing_tools.targets.target import TraceTarget
 
@@ -80,35 +81,19 @@ class TraceCommand(Command):
 
     def run(self, args: Namespace) -> Outcome:
         _refuse_removed_directory(args.output)
+        if args.image is None and (args.volume or args.gpus or args.container_option):
+            raise UsageError("--volume, --gpus and --container-option belong to --image, or to a job in the file of --jobs")
+        options = _options(args)
         if args.jobs is not None:
-            return _trace_jobs(args)
-        from iotwin.trace_store.syscalls import parse_detail
+            return _trace_jobs(args, options)
         from iotwin.tracing_tools.recorder.node_launch import trace_of, trace_task
-        from iotwin.tracing_tools.recorder.session import TraceOptions, trace_target
+        from iotwin.tracing_tools.recorder.session import trace_target
 
         command = args.words[1:] if args.words[:1] == ["--"] else args.words
         if args.all or args.container or args.image:
             _accept_interrupts()
         make_target = _labelled(_target(args, command), args, command)
         task = _task_of(args)
-        interval_ns = parse_duration(args.interval)
-        if interval_ns < 1_000_000:
-            raise UsageError(f"--interval {args.interval} is too short; take 1ms or more")
-        options = TraceOptions(
-            args.backend,
-            interval_ns,
-            args.workload,
-            args.force,
-            forward_output=not args.json,
-            detail=parse_detail(args.detail),
-            duration_ns=None if args.duration is None else parse_duration(args.duration),
-            live=args.live and not (args.quiet or args.json),
-            grace_ns=None if args.grace is None else parse_duration(args.grace),
-            ignore_phases=args.phases == "none",
-            ring_bytes=_ring_bytes(args.ring),
-            metrics=args.metrics,
-            until=_until(args.until),
-        )
         try:
             if task is None:
                 manifest = trace_target(make_target, args.output, options)
@@ -159,6 +144,33 @@ class TraceCommand(Command):
             if verdict := _verdict(Path(document["trace"])):
                 note(f"  {verdict}")
             note(f"  next: iotwin report {shlex.quote(document['trace'])} -o report.html, or iotwin fit to build its twin")
+
+
+def _options(args: Namespace) -> "TraceOptions":
+    """Return the options of the recording. Raises UsageError if a value is wrong."""
+    from iotwin.trace_store.syscalls import parse_detail
+    from iotwin.tracing_tools.backends import check_name
+    from iotwin.tracing_tools.recorder.session import TraceOptions
+
+    check_name(args.backend)
+    interval_ns = parse_duration(args.interval)
+    if interval_ns < 1_000_000:
+        raise UsageError(f"--interval {args.interval} is too short; take 1ms or more")
+    return TraceOptions(
+        args.backend,
+        interval_ns,
+        args.workload,
+        args.force,
+        forward_output=not args.json,
+        detail=parse_detail(args.detail),
+        duration_ns=None if args.duration is None else parse_duration(args.duration),
+        live=args.live and not (args.quiet or args.json),
+        grace_ns=None if args.grace is None else parse_duration(args.grace),
+        ignore_phases=args.phases == "none",
+        ring_bytes=_ring_bytes(args.ring),
+        metrics=args.metrics,
+        until=_until(args.until),
+    )
 
 
 def _ring_bytes(text: str | None) -> int | None:
@@ -278,8 +290,6 @@ def _target(args: Namespace, command: list[str]) -> "Callable[[], TraceTarget]":
     from iotwin.tracing_tools.targets.running_targets import CgroupTarget, MachineDuringCommand, MachineTarget, ProcessTarget
 
     _interpret_attach(args)
-    if args.image is None and (args.volume or args.gpus or args.container_option):
-        raise UsageError("--volume, --gpus and --container-option belong to --image")
     if command and (args.pid is not None or args.cgroup or args.attach):
         raise UsageError("what runs already needs no command; leave out what stands after --")
     if args.image is not None:
@@ -323,7 +333,7 @@ def _labelled(make_target: "Callable[[], TraceTarget]", args: Namespace, command
     return (lambda: not_labelled(make_target())) if starts_elsewhere else lambda: LabelledTarget(command)
 
 
-def _trace_jobs(args: Namespace) -> Outcome:
+def _trace_jobs(args: Namespace, options: "TraceOptions") -> Outcome:
     """Trace the jobs of a YAML file. The exit status is the status of the first job that failed, else 0."""
     from iotwin.loops.traced_jobs import read_jobs, trace_jobs
 
@@ -331,12 +341,11 @@ def _trace_jobs(args: Namespace) -> Outcome:
         raise UsageError("--jobs names the commands; leave out what stands after the options")
     if args.live or args.metrics is not None:
         raise UsageError("--live and --metrics show one job; leave them out with --jobs")
-    until = _until(args.until)
-    common = ["--force"] if args.force else []
+    common = [f"--{name}" for name in ("force", "debug") if getattr(args, name)]
     for name in ("backend", "interval", "detail", "phases", "duration", "grace", "ring", "until", "workload"):
         if (value := getattr(args, name)) is not None:
             common.append(f"--{name}={value}")
-    is_signal_awaited = until is not None and until.kind == "signal"
+    is_signal_awaited = options.until is not None and options.until.kind == "signal"
     documents = trace_jobs(read_jobs(args.jobs), args.output, common, is_signal_awaited)
     status = next((job["exit_status"] for job in documents.values() if job["exit_status"]), 0)
     return Outcome({"directory": str(args.output), "jobs": documents}, _shell_status(status))

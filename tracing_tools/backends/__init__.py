@@ -55,10 +55,15 @@ def records_at_once(backend: Backend) -> bool:
     return backend.name not in _CONVERTERS
 
 
-def choose_backend(name: str, scope: Scope) -> tuple[Backend, list[str]]:
-    """Return (the backend called `name`, notes on why better backends do not work). 'auto' means the best that works."""
+def check_name(name: str) -> None:
+    """Raise UsageError unless `name` is 'auto' or the name of a backend."""
     if name != "auto" and name not in _BACKENDS:
         raise UsageError(f"unknown backend '{name}'{nearest(name, BACKEND_NAMES)}; known: auto, {', '.join(BACKEND_NAMES)}")
+
+
+def choose_backend(name: str, scope: Scope) -> tuple[Backend, list[str]]:
+    """Return (the backend called `name`, notes on why better backends do not work). 'auto' means the best that works."""
+    check_name(name)
     notes: list[str] = []
     for candidate in BACKEND_NAMES if name == "auto" else [name]:
         try:

@@ -58,15 +58,29 @@ def test_options_and_the_signal_of_until_reach_every_tracer(tmp_path, monkeypatc
         "--until": "signal", "--workload": "mine",
     }  # fmt: skip
     words = [word for pair in options.items() for word in pair]
-    result = call("trace", "-o", "out", "--jobs", "jobs.yaml", "--force", "--json", *words)
+    result = call("trace", "-o", "out", "--jobs", "jobs.yaml", "--force", "--debug", "--json", *words)
     for job in json.loads(result.stdout)["jobs"].values():
-        assert {"--force", *map("=".join, options.items())} <= set(job["words"].split())
+        assert {"--force", "--debug", *map("=".join, options.items())} <= set(job["words"].split())
 
 
-@pytest.mark.parametrize("option", [["--live"], ["--metrics", "0"]])
-def test_options_for_one_job_are_refused(tmp_path, option):
-    result = call("trace", "-o", tmp_path / "out", "--jobs", tmp_path / "jobs.yaml", *option)
-    assert result.returncode == 2 and "show one job" in one_line(result)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--live"], "show one job"),
+        (["--metrics", "0"], "show one job"),
+        (["--volume", "a:b"], "or to a job in the file of --jobs"),
+        (["--gpus", "all"], "or to a job in the file of --jobs"),
+        (["--ring", "1MiB"], "64 MiB or more"),
+        (["--interval", "0s"], "take 1ms or more"),
+        (["--detail", "dta"], "did you mean 'data'"),
+        (["--backend", "libbfp"], "did you mean 'libbpf'"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_wrong_options_are_refused_once_before_any_job_starts(tmp_path, options, says):
+    (tmp_path / "jobs.yaml").write_text("a: {command: [job]}\nb: {command: [job]}\n")
+    result = call("trace", "-o", tmp_path / "out", "--jobs", tmp_path / "jobs.yaml", *options)
+    assert result.returncode == 2 and says in one_line(result) and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -81,6 +95,6 @@ def test_options_for_one_job_are_refused(tmp_path, option):
 )
 def test_files_that_are_wrong(tmp_path, text, says):
     (tmp_path / "jobs.yaml").write_text(text)
-    result = run_iotwin("trace", "-o", tmp_path / "out", "--jobs", tmp_path / "jobs.yaml")
-    assert result.returncode == 2 and says in result.stderr and len(result.stderr.splitlines()) == 1
+    result = call("trace", "-o", tmp_path / "out", "--jobs", tmp_path / "jobs.yaml")
+    assert result.returncode == 2 and says in one_line(result)
     assert not (tmp_path / "out").exists()
