@@ -165,8 +165,9 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def traces_in(directory: Path) -> list[Path]:
-    """Return the traces in `directory`, finished or not, in order of their names. Other directories may have a manifest, too."""
+    """Return the traces in `directory`, finished or not, in order of their names."""
     manifests = sorted(directory.glob(f"[!.]*/{MANIFEST_NAME}"))
+    # Data sets have a manifest, too.
     return [path.parent for path in manifests if any((path.parent / name).exists() for name in ("events.parquet", "raw"))]
 
 

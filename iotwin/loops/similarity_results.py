@@ -9,20 +9,18 @@ from iotwin.common.errors import UsageError
 from iotwin.common.files import make_folder, write_json, write_whole
 from iotwin.common.progress import progress
 from iotwin.trace_store.hosts.set_file import is_set
-from iotwin.trace_store.manifest import MANIFEST_NAME
+from iotwin.trace_store.manifest import MANIFEST_NAME, traces_in
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim import Similarity, compare_all, score_all
 
 
 def is_folder_of_traces(path: Path) -> bool:
     """Return whether `path` is a directory that holds traces and is neither a trace nor a set of hosts."""
-    return path.is_dir() and not (path / MANIFEST_NAME).exists() and not is_set(path) and bool(_traces_in(path))
+    return path.is_dir() and not (path / MANIFEST_NAME).exists() and not is_set(path) and bool(_finished(path))
 
 
-def _traces_in(path: Path) -> list[Path]:
-    return sorted(
-        manifest.parent for manifest in path.glob(f"*/{MANIFEST_NAME}") if (manifest.parent / "events.parquet").exists()
-    )
+def _finished(path: Path) -> list[Path]:
+    return [trace for trace in traces_in(path) if (trace / "events.parquet").exists()]
 
 
 def compare_folders(a: Path, b: Path, output: Path | None) -> dict[str, Any]:
@@ -30,7 +28,7 @@ def compare_folders(a: Path, b: Path, output: Path | None) -> dict[str, Any]:
 
     With `output`, write each pair's result to REAL__EMULATED.json and .png in that folder, and the matrix to matrix.csv and .png.
     """
-    rows, columns = (_traces_in(path) if is_folder_of_traces(path) else [path] for path in (a, b))
+    rows, columns = (_finished(path) if is_folder_of_traces(path) else [path] for path in (a, b))
     for path in (a, b):
         if not path.is_dir():
             raise UsageError(f"{path}: no such trace or folder of traces; check the path")
