@@ -16,7 +16,9 @@ def add_run_options(parser: ArgumentParser) -> None:
     parser.add_argument("--every", metavar="PERIOD", help="save every 2epochs, 100batches, 5min or 30s")
     parser.add_argument("--at", metavar="E:B,...", help="save before these batches, as EPOCH:BATCH, both from 0")
     parser.add_argument(
-        "--policy", choices=POLICIES, help="checkfreq: save as often as checkpoints add at most 5 %% to the time of training"
+        "--policy",
+        choices=POLICIES,
+        help="checkfreq: save so often that checkpoints add at most 5 %% to the time of training",
     )
     parser.add_argument("--keep", type=int, default=0, metavar="N", help="keep the N newest checkpoints (default: all)")
     parser.add_argument("--resume", default="auto", metavar="NAME", help="auto (default: the newest), never, or a checkpoint")

@@ -24,7 +24,7 @@ _TORCHRUN = ("RANK", "WORLD_SIZE")
 # Number of processes on this machine, by the variable of the rank.
 _LOCAL_SIZES = {"OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK": "MPI_LOCALNRANKS", "RANK": "LOCAL_WORLD_SIZE"}
 # Variables that together differ between two launches, by the variable of the rank. torchrun's MASTER_PORT and TORCHELASTIC_RUN_ID
-# may be the same in every launch, but its file is FOLDER_OF_THE_LAUNCH/attempt_N/RANK/error.json.
+# may be the same in every launch, but its error file is FOLDER_OF_THE_LAUNCH/attempt_N/RANK/error.json.
 _LAUNCH_IDS = {
     "OMPI_COMM_WORLD_RANK": ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
     "PMI_RANK": ("PMI_JOBID",),

@@ -204,7 +204,7 @@ class _Cells:
             self._of(target).merge(moved[:, begin:end] - shift)
 
     def __getstate__(self) -> tuple[int, list[bytes]]:
-        """Return what a worker sends: numbers near 0, their bytes apart by weight, which compress to a tenth of the memory."""
+        """Return the state that a worker sends: the cells as `_packed`, which compresses to a tenth of the memory."""
         return self.coarse, [_packed(own.flushed(self.coarse), self.coarse) for own in self._ranges]
 
     def __setstate__(self, state: tuple[int, list[bytes]]) -> None:
@@ -262,7 +262,11 @@ def _coarsened(cells: Ints, times: int) -> Ints:
 
 
 def _packed(cells: Ints, coarse: int) -> bytes:
-    """Return `cells` as the steps between cells, the calls, and the time above the least that the bucket of the calls has."""
+    """Return `cells` as bytes that compress well: small numbers, whose bytes are sorted by significance.
+
+    The numbers are the differences between neighbouring cells, the calls, and the time by which the calls exceed as many calls of
+    the shortest duration in their bucket.
+    """
     cell, calls, total_ns = cells
     small = np.stack([np.diff(cell, prepend=0), calls, total_ns - calls * _least_ns(cell, coarse)])
     return small.view(np.uint8).reshape(-1, 8).T.tobytes()
@@ -276,7 +280,7 @@ def _unpacked(packed: bytes, coarse: int) -> Ints:
 
 
 def _least_ns(cell: Ints, coarse: int) -> Ints:
-    """Return about the least duration in the bucket of each cell. Whole numbers, so that all machines compute the same."""
+    """Return the approximate shortest duration in the bucket of each cell, in ns, computed equally on all machines."""
     octave, part = np.divmod(np.maximum(cell % _BUCKETS - 1, 0) << coarse, BUCKETS_PER_OCTAVE)
     return _PARTS[part] << octave >> _PART_BITS
 

@@ -75,5 +75,5 @@ class _LaneOfProcess:
         """Return the index of the lane of each call; -1 if its process has none, or the call is not on storage."""
         if not len(self._pids):
             return np.full(len(calls), -1, dtype=np.int64)
-        place = np.minimum(np.searchsorted(self._pids, calls.pid), len(self._pids) - 1)
-        return np.where(calls.storage & (self._pids[place] == calls.pid), self._lane[place], -1)
+        index = np.minimum(np.searchsorted(self._pids, calls.pid), len(self._pids) - 1)
+        return np.where(calls.storage & (self._pids[index] == calls.pid), self._lane[index], -1)

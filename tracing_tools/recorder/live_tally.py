@@ -75,9 +75,8 @@ class LiveTally:
         self._parents: dict[int, int] = {}  # of forked processes that have executed no program
         self._mains: dict[int, int] = {}  # pids of ranks, and when they began to train
         self._ended: dict[int, int] = {}  # pids of processes that ended, and when
-        self._earlier_ns: dict[
-            int, int
-        ] = {}  # time for which earlier processes trained, by rank: other processes have their pids
+        # Time for which processes trained whose pids other processes have now, by rank.
+        self._earlier_ns: dict[int, int] = {}
 
     def add_events(self, records: NDArray[np.void]) -> None:
         """Add event records (dtype records.EVENT)."""

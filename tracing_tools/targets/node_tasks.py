@@ -78,7 +78,7 @@ def socket_name(task: NodeTask, trace: Path) -> str:
 
 
 def listen(name: str) -> socket.socket | None:
-    """Return a socket that listens under `name`; None if another process has the name. Raises OSError if no socket can."""
+    """Return a socket that listens under `name`; None if another process has the name. Raises OSError if the name is invalid."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(name)
@@ -244,7 +244,7 @@ class NodeTarget(CommandTarget):
     def signal(self, number: int) -> None:
         """Send the signal to this task's command and its descendants only, since each task passes on its own signals.
 
-        Tasks that have not begun are waited for no longer: whoever ends a launch begins no more of its tasks.
+        Stop waiting for tasks that have not begun, since a launcher that ends a launch starts no more of its tasks.
         """
         self._wait_until_s = 0.0
         if self.root_pid is not None and self.exit_status is None:
