@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -313,6 +314,7 @@ def test_a_set_is_no_folder_of_traces_to_compare(tmp_path):
     make_set(tmp_path / "set", paths)
     assert not is_folder_of_traces(tmp_path / "set")
     host_trace(tmp_path / "twins" / "a.trace", "node0", BOOTED, files=2, epochs=1)
+    shutil.copytree(tmp_path / "twins" / "a.trace", tmp_path / "twins" / ".b.trace.part")  # as of a trace that is being made
     found = compare_folders(tmp_path / "set", tmp_path / "twins", None)
     assert (found["rows"], found["columns"]) == (["set"], ["a.trace"])
 
