@@ -279,13 +279,13 @@ def test_names_of_hosts_remain_if_they_differ(tmp_path):
     assert [each.host for each in make_set(tmp_path / "set", paths)] == ["node-1", "node", "node-3", "node-2"]
 
 
-def test_one_trace_is_one_host(tmp_path):
+def test_a_trace_that_is_given_twice_is_named_and_none_is_replaced_by_the_merge(tmp_path, capsys):
     paths = make_hosts(tmp_path / "job")
     (tmp_path / "link").symlink_to(paths[0])
     for again in (paths[0], tmp_path / "job" / "." / ".." / "job" / paths[0].name, tmp_path / "link"):
-        for make in (lambda traces: make_set(tmp_path / "set", traces), lambda traces: merge_traces(traces, tmp_path / "one")):
-            with pytest.raises(UsageError, match="same trace"):
-                make([*paths, again])
+        assert len(make_set(tmp_path / "set", [*paths, again])) == len(paths) + 1
+        assert f"note: {again} is the same trace as another one of the set" in capsys.readouterr().err
+        assert len({each.host for each in make_set(tmp_path / "set", [*paths, again])}) == len(paths) + 1
     make_set(tmp_path / "job", paths)
     for traces in (paths, [tmp_path / "job"]):
         with pytest.raises(UsageError, match="one of the traces"):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.progress import note
 from iotwin.trace_store import schema
 from iotwin.trace_store.hosts.set_file import MAX_HOSTS, SetHost, write_set
 from iotwin.trace_store.hosts.set_tables import logged_ranks, trace_of_host
@@ -34,13 +35,13 @@ def make_set(directory: Path, traces: Sequence[Path]) -> list[SetHost]:
 def set_of(directory: Path, traces: Sequence[Path]) -> list[SetHost]:
     """Return the hosts of a set of `traces`, whose paths become relative to `directory` if they are in it, else absolute.
 
-    A trace that is unfinished, damaged, absent, or itself of several hosts counts as missing. Raises UsageError if a trace is
-    given twice.
+    A trace that is unfinished, damaged, absent, or itself of several hosts counts as missing. One that is given twice counts as
+    two hosts, with a note.
     """
     folder, paths = directory.resolve(), [path.parent.resolve() / path.name for path in traces]
     real = [path.resolve() for path in paths]
     if repeated := next((path for index, path in enumerate(traces) if real[index] in real[:index]), None):
-        raise UsageError(f"{repeated} is the same trace as another one of the set; give each trace once")
+        note(f"note: {repeated} is the same trace as another one of the set, and counts as another host")
     found: dict[int, TraceTables] = {}
     reasons: dict[int, str] = {}
     for index, path in enumerate(traces):

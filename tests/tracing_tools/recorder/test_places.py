@@ -59,12 +59,13 @@ def test_what_needs_a_temporary_directory_says_which_setting_names_one(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "words", [["trace", "--backend", "strace"], ["generate", "unet3d", "--samples", "1"], ["merge", "t", "t"]]
+    "words", [["trace", "--backend", "strace"], ["generate", "unet3d", "--samples", "1"], ["merge", "t", "u"]]
 )
 def test_a_read_only_place_is_named_as_it_was_given(tmp_path, words):
     (tmp_path / "ro").mkdir()
     if words[0] == "merge":
         assert run_iotwin("trace", "-o", tmp_path / "t", "--backend", "strace", "--quiet", "--", "true").returncode == 0
+        shutil.copytree(tmp_path / "t", tmp_path / "u")
     command = ["--", "touch", str(tmp_path / "ran")] if words[0] == "trace" else []
     script = 'mount -t tmpfs -o ro none "$1/ro"; cd "$1"; shift; exec "$@"'
     done = among_mounts(script, tmp_path, *IOTWIN, *words, "-o", tmp_path / "ro" / "out", *command)
