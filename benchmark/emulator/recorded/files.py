@@ -28,6 +28,13 @@ class JobFiles:
         self._folders: OrderedDict[tuple[Path, str], int] = OrderedDict()
         self._located: dict[tuple[int, bool], tuple[int, str]] = {}  # results of _locate, while all their folders are open
 
+    def close(self) -> None:
+        """Close the folders that are open. Another call opens them again."""
+        for folder in self._folders.values():
+            os.close(folder)
+        self._folders.clear()
+        self._located.clear()
+
     def claim(self) -> None:
         """Add the files that the replay writes to the note of emulators' files (see OwnFiles).
 

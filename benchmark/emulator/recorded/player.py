@@ -315,7 +315,8 @@ def own_costs_ns(now_ns: Callable[[], int]) -> list[int]:
     It is measured on /dev/null. A read of no bytes is the player's own work alone. From an open and a close, the kernel's part is
     subtracted: how much longer the system call takes than one that only returns a number. Other operations count as a read.
     """
-    does = _player_on_null()._does
+    player = _player_on_null()
+    does = player._does
     timed_ops = {Op.OPEN: does[Op.OPEN], Op.READ: does[Op.READ], Op.CLOSE: does[Op.CLOSE]}
     whole, kernel = {op: list[int]() for op in timed_ops}, {Op.OPEN: list[int](), Op.CLOSE: list[int]()}
 
@@ -336,6 +337,7 @@ def own_costs_ns(now_ns: Callable[[], int]) -> list[int]:
             kernel[Op.CLOSE].append(timed(_LIBC.close, descriptor)[0] - nothing_ns)
     finally:
         os.close(folder)
+        player._process.files.close()
     costs = [int(median(whole[Op.READ]))] * len(Op)
     for op, taken in kernel.items():
         costs[op] = max(int(median(whole[op]) - median(taken)), 0)

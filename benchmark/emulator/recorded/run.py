@@ -111,20 +111,23 @@ def replay(
     begin_ns = waits.now_ns() if starts_anew or rank.count > 1 else started_ns
     deadline_ns = _NEVER_NS if limit_s is None else waits.now_ns() + int(limit_s * 1e9)
     gc.freeze()  # so that garbage collection in forked processes does not copy the shared pages
-    for turn in range(config.train.epochs if batches is None else 1):
-        if turn:
-            files.prepare()
-            begin_ns = waits.now_ns()
-        virtual = None if clock is None else VirtualReplay(clock, recording.header)
-        board = _once(recording, files, log, settings, deadline_ns, begin_ns, measured, rank, virtual)
-        if virtual is not None:
-            virtual.end_all()
-        if batches is not None:
-            waited_s = _data_wait_s(board, recording, batches, edits or Edits())
-            measured.data_wait_s = (measured.data_wait_s or 0.0) + waited_s
-        if measured.stopped_early:
-            break
-    gc.unfreeze()
+    try:
+        for turn in range(config.train.epochs if batches is None else 1):
+            if turn:
+                files.prepare()
+                begin_ns = waits.now_ns()
+            virtual = None if clock is None else VirtualReplay(clock, recording.header)
+            board = _once(recording, files, log, settings, deadline_ns, begin_ns, measured, rank, virtual)
+            if virtual is not None:
+                virtual.end_all()
+            if batches is not None:
+                waited_s = _data_wait_s(board, recording, batches, edits or Edits())
+                measured.data_wait_s = (measured.data_wait_s or 0.0) + waited_s
+            if measured.stopped_early:
+                break
+    finally:
+        gc.unfreeze()
+        files.close()
     before.note_end(measured)
     return measured
 

@@ -39,7 +39,7 @@ class RankLine:
         self._line = ProcessLine(builder, process)
         bounds = pass_bounds(batches)
         of_process = [[i for i, each in enumerate(batches.passes) if each.process == rank] for rank in self._ranks(process)]
-        self._passes = [RankPass(recording, own, bounds, others) for own, *others in zip(*of_process, strict=True)]
+        self._passes = [RankPass(recording, own, bounds, others, edits.decode) for own, *others in zip(*of_process, strict=True)]
         ahead = kept & read_ahead_rows(recording, process)
         self._cut(ProcessRows(recording, process, kept & ~ahead))
         self._training = [number for number, each in enumerate(self._passes) if each.training]
@@ -108,7 +108,7 @@ class RankLine:
             each.time_steps()
         for each, is_rare in zip(training, rare, strict=True):
             each.leave_out(is_rare)
-        self._computation = StepComputation(training, rare, self._edits.computation, self._edits.decode)
+        self._computation = StepComputation(training, rare, self._edits.computation)
 
     def _recorded_loaders(self, kept: NDArray[np.bool_]) -> dict[int, RecordedLoader]:
         found = {}

@@ -20,9 +20,10 @@ class RankPass:
     """A recorded pass of the rank: its stretches, its batches, and its loaders in the order of their first batch.
 
     `others`: the passes of other ranks that are dealt with it. `dealt`: the batches of all of them, step by step.
+    `decode`: factor for the decoding of loaders.
     """
 
-    def __init__(self, recording: TwinRecording, index: int, bounds: _Ints, others: Sequence[int]) -> None:
+    def __init__(self, recording: TwinRecording, index: int, bounds: _Ints, others: Sequence[int], decode: float) -> None:
         batches = recording.batches
         own = slice(int(bounds[index]), int(bounds[index + 1]))
         self.training, self.depth = batches.passes[index].training, batches.passes[index].depth
@@ -41,7 +42,8 @@ class RankPass:
             np.array(each, np.int64)[own] for each in (batches.requested_ns, batches.taken_ns, batches.computed_ns)
         )
         self._late_ns = waits_for_ranks(batches, every)
-        self.unpacking_ns = unpacking_ns(recording, own.start, own.stop) if self.depth else np.zeros(0, np.int64)
+        unpacked = unpacking_ns(recording, own.start, own.stop) if self.depth else np.zeros(0, np.int64)
+        self._unpacking_ns, self.unpacking_left = int(unpacked.sum()), unpacking_left(unpacked, decode)
         if self.depth:  # what other threads do while the rank waits for its next batch counts as part of the step
             computed = np.append(taken[1:], computed[-1:])
         self.moments = np.stack([taken if self.depth else np.maximum(taken, requested), computed], axis=1).ravel()
@@ -62,7 +64,7 @@ class RankPass:
     @property
     def unpacking_share(self) -> float:
         """Return the share (0 to 1) of unpacking batches in `computation_ns`."""
-        return min(int(self.unpacking_ns.sum()) / max(int(self.computation_ns.sum()), 1), 1.0)
+        return min(self._unpacking_ns / max(int(self.computation_ns.sum()), 1), 1.0)
 
     def ahead(self, count: int, batches: int, prefetch: int | None) -> int:
         """Return how many of the `batches` of an edited pass with `count` loaders are requested before the first one is taken.
@@ -84,6 +86,19 @@ class RankPass:
             for index in np.flatnonzero(rare).tolist():
                 step = self.steps[index]
                 self.steps[index] = replace(step, rows=step.rows[:0], at=step.at[:0], others=[])
+
+
+def unpacking_left(unpacking_ns: NDArray[np.int64], decode: float) -> float:
+    """Return the share (0 to 1) of the time of unpacking that is left if loaders decode for `decode` times as long.
+
+    A rank unpacks with the help of a thread of the loader, which waits while the loader decodes. So a shorter decoding shortens
+    what exceeds the quickest of `unpacking_ns`, the times for the batches of a pass; 0: nothing was unpacked.
+    """
+    unpacked = unpacking_ns[unpacking_ns > 0]
+    if not len(unpacked):
+        return 1.0
+    prompt = float(unpacked.min() / unpacked.mean())
+    return prompt + (1 - prompt) * min(decode, 1.0)
 
 
 def are_dealt_shuffled(recording: TwinRecording, passes: Sequence[RankPass], training: bool) -> bool:

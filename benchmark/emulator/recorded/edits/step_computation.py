@@ -15,11 +15,11 @@ _PROPORTIONAL = 0.5  # 1: the time of a recorded short batch was proportional to
 class StepComputation:
     """The computation of steps. `training`: the recorded passes that train; `rare`: by pass, the mask of its rare steps.
 
-    `factor`: factor for computation, but not for unpacking the batches of loaders; `decode`: factor for the loaders' decoding.
+    `factor`: factor for computation, but not for unpacking the batches of loaders.
     """
 
-    def __init__(self, training: Sequence[RankPass], rare: Sequence[NDArray[np.bool_]], factor: float, decode: float) -> None:
-        self._factor, self._decode, self._unpacked_ns = factor, decode, 0
+    def __init__(self, training: Sequence[RankPass], rare: Sequence[NDArray[np.bool_]], factor: float) -> None:
+        self._factor, self._unpacked_ns = factor, 0
         shares = [_share_saved(each, is_rare) for each, is_rare in zip(training, rare, strict=True)]
         known = [share for share in shares if share is not None]
         self._follows_samples = bool(known) and float(np.median(known)) > _PROPORTIONAL
@@ -39,7 +39,7 @@ class StepComputation:
         if weights.any() and not self._follows_samples:
             found *= whole / each.size / float(weights.sum())
         recorded = found * each.unpacking_share
-        unpacking = recorded * unpacking_left(each.unpacking_ns, self._decode) * has_loaders
+        unpacking = recorded * each.unpacking_left * has_loaders
         self._unpacked_ns += int(unpacking)
         return (found - recorded) * self._factor + unpacking
 
@@ -48,19 +48,6 @@ class StepComputation:
         if point == StepPoint.STARTED:
             self._unpacked_ns = 0
         return 1 + self._unpacked_ns
-
-
-def unpacking_left(unpacking_ns: NDArray[np.int64], decode: float) -> float:
-    """Return the share (0 to 1) of the time of unpacking that is left if loaders decode for `decode` times as long.
-
-    A rank unpacks with the help of a thread of the loader, which waits while the loader decodes. So a shorter decoding shortens
-    what exceeds the quickest of `unpacking_ns`, the times for the batches of a pass; 0: nothing was unpacked.
-    """
-    unpacked = unpacking_ns[unpacking_ns > 0]
-    if not len(unpacked):
-        return 1.0
-    prompt = float(unpacked.min() / unpacked.mean())
-    return prompt + (1 - prompt) * min(decode, 1.0)
 
 
 def _share_saved(each: RankPass, rare: NDArray[np.bool_]) -> float | None:

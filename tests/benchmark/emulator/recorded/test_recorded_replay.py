@@ -53,6 +53,12 @@ def test_what_is_written_and_counted_is_what_was_recorded(tmp_path: Path) -> Non
     assert json.loads((tmp_path / "results" / "summary.json").read_text())["iotwin"] == own
 
 
+def test_a_replay_leaves_no_folder_open(tmp_path: Path) -> None:
+    replay(load(write_twin(tmp_path, recording(one_thread(), FILES))), None)
+    still_open = {link.resolve() for link in Path("/proc/self/fd").iterdir()}
+    assert not [place for place in still_open if place == Path("/dev") or place.is_relative_to(tmp_path)]
+
+
 @pytest.mark.parametrize("name", ["part/out.tmp", "out.pt"])
 def test_files_that_no_emulator_wrote_are_spared(tmp_path: Path, name: str) -> None:
     """The folder of written files may be the job's own; what an emulator wrote there may be written again."""

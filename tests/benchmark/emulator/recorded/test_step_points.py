@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iotwin.benchmark.emulator.recorded.edits.step_computation import unpacking_left
+from iotwin.benchmark.emulator.recorded.edits.rank_pass import unpacking_left
 from iotwin.benchmark.emulator.recorded.step_points import (
     StepPoint,
     StepPoints,
