@@ -153,7 +153,11 @@ def test_a_job_that_only_writes_has_a_twin_that_packs_and_runs(tmp_path, monkeyp
     if reason := nothing_can_trace():
         pytest.skip(reason)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    program = f"import time\nfor i in range(3):\n open('{tmp_path}/w%d.ckpt' % i, 'wb').write(bytes(500_000))\n time.sleep(0.05)"
+    # The first sleep is as long as the twin may be late with its first write, which otherwise would be nearer to the second.
+    program = (
+        "import time\ntime.sleep(0.5)\n"
+        f"for i in range(3):\n open('{tmp_path}/w%d.ckpt' % i, 'wb').write(bytes(500_000))\n time.sleep(0.05)"
+    )
     options = TraceOptions(forward_output=False)
     assert trace_command([sys.executable, "-S", "-c", program], tmp_path / "w.trace", options).exit_status == 0
     document = make_twin([tmp_path / "w.trace"], tmp_path / "twin", force=False, clock="virtual")
