@@ -77,13 +77,14 @@ class Accelerator:
         evaluation = config.evaluation.eval_time
         self._evaluation = DrawnTime(evaluation, seed, Purpose.EVALUATION_STEP, even_strata(evaluation_steps))
 
-    def step(self, phase: str, epoch: int, step: int, flags: int) -> tuple[int, int, int]:
+    def step(self, phase: str, epoch: int, step: int, flags: int, since_ns: int) -> tuple[int, int, int]:
         """Compute one step of a phase, train or evaluation; epochs and steps count from 1.
 
+        The emulated job began to compute at `since_ns` (CLOCK_MONOTONIC), and the emulator has worked for itself since then.
         Returns (ns of computation, ns of waiting for other ranks, flags that any rank has set).
         """
         seconds = self._seconds(phase, epoch, step)
-        self._sleeper.sleep(seconds)
+        self._sleeper.sleep(seconds, since_ns)
         waited_ns = 0
         if self._waits:
             begin_ns = waits.now_ns()
@@ -257,8 +258,8 @@ class _Loop:
             ready_ns = max(asked_ns, fetched.ready_ns or waits.now_ns())
             wait_ns = ready_ns - asked_ns
             step += 1
-            self._sleeper.add_delay(waits.now_ns() - own_ns - wait_ns)
-            compute_ns, barrier_ns, schedule.flags = self._accelerator.step(phase, epoch, step, schedule.wishes())
+            flags = schedule.wishes()
+            compute_ns, barrier_ns, schedule.flags = self._accelerator.step(phase, epoch, step, flags, own_ns + wait_ns)
             stalled_s = 0.0
             if self._writer is not None and asynchronous:
                 stalled_s = self._writer.settle()

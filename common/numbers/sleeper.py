@@ -24,21 +24,28 @@ class Sleeper:
         self._delay_ns = 0
         self.shortened_ns = 0  # by how much sleeps were shortened, in sum
         self._longest_ns = longest_delay_ns
-        self.set_ns = 0  # time at which the present delay was measured, at the end of the last sleep
+        self.set_ns = 0  # time at which the present delay was measured, as at the end of the last sleep
         self._busy, self._now_ns, self._sleep = busy, now_ns, sleep
 
-    def sleep(self, seconds: float) -> None:
-        """Sleep for `seconds` minus the present delay. If `seconds` is not positive, return at once."""
-        if seconds <= 0:
+    def sleep(self, seconds: float, since_ns: int | None = None) -> None:
+        """Sleep for `seconds` minus the present delay. If `seconds` is not positive, return at once.
+
+        `since_ns`: when the emulated job began to sleep, in CLOCK_MONOTONIC ns. The emulator has spent the time since then on its
+        own work, which adds to the delay.
+        """
+        now_ns = self._now_ns()
+        if since_ns is not None:
+            self.set_ns, self._delay_ns = now_ns, min(self._delay_ns + now_ns - since_ns, self._longest_ns)
+        length_ns = int(seconds * 1e9)
+        if length_ns <= 0:
             return
-        self.shortened_ns += min(self._delay_ns, int(seconds * 1e9))
-        due_ns = self.due_ns() + int(seconds * 1e9)
-        left_ns = due_ns - self._now_ns()
+        self.shortened_ns += min(self._delay_ns, length_ns)
+        due_ns = now_ns - self._delay_ns + length_ns
         if self._busy:
             while self._now_ns() < due_ns:
                 pass
-        elif left_ns > 0:
-            self._sleep(left_ns / 1e9)
+        elif due_ns > now_ns:
+            self._sleep((due_ns - now_ns) / 1e9)
         self.set_due(due_ns)
 
     def due_ns(self) -> int:
@@ -49,7 +56,3 @@ class Sleeper:
         """Set the time in CLOCK_MONOTONIC ns at which the emulated job would have reached the present state."""
         self.set_ns = self._now_ns()
         self._delay_ns = min(max(0, self.set_ns - due_ns), self._longest_ns)
-
-    def add_delay(self, took_ns: int) -> None:
-        """Add `took_ns`, which the emulator spent on its own work, to the delay."""
-        self._delay_ns = min(self._delay_ns + took_ns, self._longest_ns)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.data.order import Batch
 from iotwin.benchmark.emulator.loaders.base import Fetched, Fetcher, Loader
 from iotwin.common.errors import IotwinError
@@ -61,6 +62,7 @@ class TorchLoader(Loader):
                 "reader.data_loader pytorch needs PyTorch; install it with: pip install 'iotwin[torch]', or use native"
             ) from None
         self._keys = _Keys()
+        self._on_demand = not workers and tensor_type is None  # making a tensor is work of the job
         parallel: dict[str, Any] = {}
         if workers:
             parallel = {
@@ -83,6 +85,7 @@ class TorchLoader(Loader):
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
         self._keys.epoch, self._keys.batches = epoch, batches
+        asked_ns = waits.now_ns()
         try:
             with safe_path():  # spawned workers must import no module from the current directory
                 loading = iter(self._loader)
@@ -90,6 +93,8 @@ class TorchLoader(Loader):
                 if problem:
                     raise IotwinError(problem)
                 samples, size_bytes, read_ns, preprocess_ns, start_ns = map(int, numbers)
-                yield Fetched(samples, size_bytes, read_ns, preprocess_ns, start_ns=start_ns)
+                fetched = Fetched(samples, size_bytes, read_ns, preprocess_ns, start_ns=start_ns)
+                yield fetched.read_on_demand(asked_ns) if self._on_demand else fetched
+                asked_ns = waits.now_ns()
         except RuntimeError as error:  # a worker was killed
             raise IotwinError(f"PyTorch's DataLoader failed in epoch {epoch}: {' '.join(str(error).split())}") from None

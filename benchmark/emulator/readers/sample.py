@@ -5,7 +5,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.benchmark.emulator.readers.access import scratch
 from iotwin.common.errors import IotwinError
 from iotwin.common.units import counted
 
@@ -57,8 +56,8 @@ class Synthetic:
     """Delivers samples of `record_bytes` bytes without reading files, to measure the cost of the loop without storage."""
 
     def __init__(self, record_bytes: int) -> None:
-        self._record_bytes = record_bytes
+        self._sample = Sample(np.zeros(record_bytes, np.uint8), 0)
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
         """Return a sample that is not read from any file."""
-        return Sample(scratch(self._record_bytes), 0)
+        return self._sample

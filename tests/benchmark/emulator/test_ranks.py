@@ -71,7 +71,7 @@ def test_ranks_that_share_a_processor_make_up_for_longer_delays(monkeypatch: pyt
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     for count, longest_ms in ((2, 12), (256, 266)):
         sleeper = waits.new_sleeper(ranks_here=count)
-        sleeper.add_delay(10**12)
+        sleeper.sleep(0, waits.now_ns() - 10**12)
         before_ns = waits.now_ns()
         due_ns = sleeper.due_ns()
         assert before_ns - due_ns <= longest_ms * 1_000_000 <= waits.now_ns() - due_ns

@@ -346,7 +346,7 @@ class RecordingSleeper(Sleeper):
         super().__init__(busy=False)
         self.slept: list[float] = []
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float, since_ns: int | None = None) -> None:
         self.slept.append(seconds)
 
 
@@ -355,7 +355,7 @@ def computed(*words: str) -> list[float]:
     config = select([*SMALL, *words]).config
     sleeper = RecordingSleeper()
     accelerator = Accelerator(config, Rank(), sleeper, 8, 8)
-    return [accelerator.step(phase, 1, 2, 0)[0] / 1e9 for phase in ("train", "evaluation")]
+    return [accelerator.step(phase, 1, 2, 0, 0)[0] / 1e9 for phase in ("train", "evaluation")]
 
 
 QUANTILES = "++workload.train.computation_time={type: quantiles, values: [0.1, 0.2, 0.4]}"

@@ -60,9 +60,9 @@ def test_a_paused_machine_does_not_cancel_the_sleeps_after_it(clock: Clock) -> N
 def test_what_the_emulator_takes_comes_off_the_next_sleep(clock: Clock) -> None:
     sleeper = clock.sleeper()
     for _ in range(100):
+        begin_ns = clock.now_ns
         clock.now_ns += MILLISECOND
-        sleeper.add_delay(MILLISECOND)
-        sleeper.sleep(0.005)
+        sleeper.sleep(0.005, begin_ns)
     assert clock.now_ns == 500 * MILLISECOND
 
 
@@ -80,6 +80,16 @@ def test_ranks_that_meet_do_not_add_up_the_delays_of_each(clock: Clock) -> None:
         for sleeper in (first, second):
             sleeper.set_due(max(due_ns for _, due_ns in ends))
     assert clock.now_ns == 501 * MILLISECOND
+
+
+@pytest.mark.parametrize("clock", [0], indirect=True)
+def test_a_delay_lasts_until_there_is_a_sleep_that_it_shortens(clock: Clock) -> None:
+    sleeper = clock.sleeper()
+    clock.now_ns = 3 * MILLISECOND
+    sleeper.sleep(0, MILLISECOND)
+    assert sleeper.set_ns == 3 * MILLISECOND
+    sleeper.sleep(0.005)
+    assert (clock.now_ns, sleeper.shortened_ns) == (6 * MILLISECOND, 2 * MILLISECOND)
 
 
 @pytest.mark.parametrize("clock", [MILLISECOND], indirect=True)
@@ -100,6 +110,5 @@ def test_real_sleeps_are_never_shorter_in_sum() -> None:
 def test_only_so_much_comes_off_the_next_sleep_and_is_counted(longest_ms: int, next_ms: int) -> None:
     clock = Clock(0)
     sleeper = Sleeper(False, clock.monotonic_ns, clock.sleep, longest_ms * MILLISECOND)
-    sleeper.add_delay(300 * MILLISECOND)
-    sleeper.sleep(0.1)
+    sleeper.sleep(0.1, -300 * MILLISECOND)
     assert (clock.now_ns, sleeper.shortened_ns) == (next_ms * MILLISECOND, (100 - next_ms) * MILLISECOND)
