@@ -16,7 +16,7 @@ from pyarrow.compute import Expression
 
 from iotwin.common.progress import Advance
 from iotwin.trace_store.columns import integers
-from iotwin.trace_store.figures.log_buckets import bucket_from_zero
+from iotwin.trace_store.figures.log_buckets import BUCKETS_PER_OCTAVE, bucket_from_zero
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import FILE_KINDS, GROUP_OF_OP, OP_GROUPS
 from iotwin.trace_store.workers import Workers, in_this_process
@@ -24,7 +24,6 @@ from iotwin.trace_store.workers import Workers, in_this_process
 Ints = NDArray[np.int64]
 
 GROUPS = (*OP_GROUPS, "other")
-BUCKETS_PER_OCTAVE = 32  # of durations
 READ, WRITE, OPEN, CLOSE, SYNC, MAP, NAME, WAIT = range(8)
 _LEAST_EVENTS = 4_000_000  # least events per stretch; with fewer, combining summaries takes longer than parallel work saves
 _FEW_ROWS = 1 << 14  # of a batch

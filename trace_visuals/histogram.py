@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from iotwin.trace_store.figures.log_buckets import bucket_from_zero
+from iotwin.trace_store.figures.log_buckets import BUCKETS_PER_OCTAVE, bucket_from_zero
 from iotwin.trace_visuals.bins import Floats
 from iotwin.trace_visuals.call_columns import Ints
 
-BUCKETS_PER_OCTAVE = 32
 # A percentile is the mean of the values in its bucket: exact if these are equal, else wrong by less than the bucket's width.
 RELATIVE_ERROR = 2 ** (1 / BUCKETS_PER_OCTAVE) - 1
 _BUCKETS = 64 * BUCKETS_PER_OCTAVE + 1  # bucket 0 holds the zeros; the others reach to 2**64

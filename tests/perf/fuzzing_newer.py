@@ -22,7 +22,7 @@ def subjects() -> list[Subject]:
     from iotwin.trace_visuals.report.response import response_document
     from iotwin.workloads.checkfreq.profile import recall_theirs
     from iotwin.workloads.dtr.simulator.log_format import read_log
-    from iotwin.workloads.dtr.simulator.logs import read_manifest
+    from iotwin.workloads.dtr.simulator.log_manifest import read_manifest
     from iotwin.workloads.dtr.simulator.measured import panels_of
     from iotwin.workloads.dtr.static.graph import read_dag
     from iotwin.workloads.pipedream.plan.driver_file import read_driver

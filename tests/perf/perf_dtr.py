@@ -21,7 +21,7 @@ from typing import Any
 
 from iotwin.workloads.dtr.simulator.heuristics import HEURISTICS
 from iotwin.workloads.dtr.simulator.log_format import read_log
-from iotwin.workloads.dtr.simulator.logs import load_graph, read_manifest
+from iotwin.workloads.dtr.simulator.log_manifest import load_graph, read_manifest
 from iotwin.workloads.dtr.simulator.simulate import SimulatedRun, SimulationSettings, baseline, simulate
 from iotwin.workloads.dtr.static.graph import training_chain
 from iotwin.workloads.dtr.static.solve import plan

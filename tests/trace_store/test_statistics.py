@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from iotwin.common.errors import UsageError
 from iotwin.trace_store.figures import statistics
-from iotwin.trace_store.figures.log_buckets import bucket_from_zero
+from iotwin.trace_store.figures.log_buckets import BUCKETS_PER_OCTAVE, bucket_from_zero
 from iotwin.trace_store.figures.sql import plain_rows, query
 from iotwin.trace_store.figures.summary import summarise
 from iotwin.trace_store.fold import EventDecoder, Events
@@ -93,7 +93,7 @@ def test_tallies_of_any_parts_add_up_to_what_plain_counting_gives(dense, calls, 
             expected, frame = _plain_sums(events, key)
             sums, cells = _rows_of(cut)
             assert sums == expected
-            buckets = pd.Series(bucket_from_zero(frame["duration_ns"].to_numpy(), statistics.BUCKETS_PER_OCTAVE))
+            buckets = pd.Series(bucket_from_zero(frame["duration_ns"].to_numpy(), BUCKETS_PER_OCTAVE))
             plain = (
                 frame["duration_ns"]
                 .groupby([frame[key].fillna(-1) if by == "file" else frame[key], buckets])
@@ -133,7 +133,7 @@ def test_percentiles_are_within_a_bucket_of_the_exact_ones(tmp_path):
     row = statistics.rows([tallied(event_table(rows), "op")], [trace], ["t"]).iloc[0]
     for name, share in statistics.PERCENTILES.items():
         exact = np.quantile(durations, share, method="inverted_cdf")
-        assert abs(row[name] / exact - 1) < 2 ** (1 / statistics.BUCKETS_PER_OCTAVE) - 1
+        assert abs(row[name] / exact - 1) < 2 ** (1 / BUCKETS_PER_OCTAVE) - 1
     assert row["max_ns"] == durations.max() and row["total_ns"] == durations.sum() and row["time_share"] == 1
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+BUCKETS_PER_OCTAVE = 32  # of histograms from which percentiles are computed
 _TABLED = 1 << 17  # values below it are looked up, which takes a fifth of the time of a logarithm
 
 

@@ -14,9 +14,9 @@ import pandas as pd
 
 from iotwin.common.processes.memory import memory_limit
 from iotwin.trace_store.columns import integers
-from iotwin.trace_store.figures.log_buckets import bucket_from_zero
+from iotwin.trace_store.figures.log_buckets import BUCKETS_PER_OCTAVE, bucket_from_zero
 from iotwin.trace_store.figures.process_ranks import hosts_and_ranks
-from iotwin.trace_store.fold import BUCKETS_PER_OCTAVE, Events, Ints, TraceStretch, fold_all
+from iotwin.trace_store.fold import Events, Ints, TraceStretch, fold_all
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers, in_this_process
 

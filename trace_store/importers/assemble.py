@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 from iotwin.common.errors import IotwinError
 from iotwin.common.units import counted
 from iotwin.trace_store import schema
-from iotwin.trace_store.classify import process_roles
 from iotwin.trace_store.columns import rows_table
 from iotwin.trace_store.importers.imported_events import ImportedEvents
 from iotwin.trace_store.importers.sorted_calls import Runs
 from iotwin.trace_store.manifest import ClockPair, Host, Manifest, Target
+from iotwin.trace_store.process_roles import process_roles
 from iotwin.trace_store.trace_directory import made_trace
 from iotwin.trace_store.writer import write_event_parts, write_tables
 

@@ -7,8 +7,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iotwin.trace_store import schema
-from iotwin.trace_store.classify import file_kind
 from iotwin.trace_store.columns import column, labels, numbers, rows_table
+from iotwin.trace_store.file_kinds import file_kind
 from iotwin.trace_store.importers.sorted_calls import Runs
 from iotwin.trace_store.raw.records import TYPE_REGULAR
 

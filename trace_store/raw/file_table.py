@@ -11,8 +11,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iotwin.trace_store import schema
-from iotwin.trace_store.classify import FileReading, file_kind, is_named_checkpoint, kinds_by_use
 from iotwin.trace_store.columns import column, rows_table
+from iotwin.trace_store.file_kinds import FileReading, file_kind, is_named_checkpoint, kinds_by_use
 from iotwin.trace_store.raw.call_paths import CallPaths
 from iotwin.trace_store.raw.records import (
     FILE_TYPE_MASK,

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 
 from iotwin.trace_store import schema
-from iotwin.trace_store.classify import process_roles
 from iotwin.trace_store.columns import rows_table
+from iotwin.trace_store.process_roles import process_roles
 from iotwin.trace_store.raw.file_table import readable
 from iotwin.trace_store.raw.records import NAME_EXEC, NAME_EXIT, NAME_FORK, NameRecord
 

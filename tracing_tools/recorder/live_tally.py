@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from iotwin.common.ranks import MPI_VARIABLES
 from iotwin.trace_store import schema
-from iotwin.trace_store.classify import file_kind
 from iotwin.trace_store.columns import column
+from iotwin.trace_store.file_kinds import file_kind
 from iotwin.trace_store.raw.file_table import factorize, readable
 from iotwin.trace_store.raw.records import (
     FILE_TYPE_MASK,

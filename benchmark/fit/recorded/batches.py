@@ -13,7 +13,7 @@ from iotwin.benchmark.fit.batches.deliveries import Deliveries
 from iotwin.benchmark.fit.batches.labels import Labelled
 from iotwin.benchmark.fit.batches.repeated_regions import regions_of
 from iotwin.benchmark.fit.logged_phases import NEVER_NS, logged_end, logged_evaluations
-from iotwin.benchmark.fit.recorded.batch_passes import are_training, begin_of_pass, pass_numbers
+from iotwin.benchmark.fit.recorded.pass_boundaries import are_training, begin_of_pass, pass_numbers
 from iotwin.benchmark.fit.recorded.process_tree import Tree
 from iotwin.benchmark.fit.recorded.taken_times import depth_of, with_computation
 from iotwin.benchmark.fit.traced_job import Job

@@ -70,7 +70,7 @@ class DtrSimulateCommand(Command):
     def run(self, args: Namespace) -> Outcome:
         from iotwin.commands.dtr.options import listed, note_missing_numba
         from iotwin.workloads.dtr.simulator.heuristics import heuristic_named
-        from iotwin.workloads.dtr.simulator.logs import load_graph, models_of
+        from iotwin.workloads.dtr.simulator.log_manifest import load_graph, models_of
         from iotwin.workloads.dtr.simulator.simulate import baseline
 
         heuristics = listed(args.heuristic, "--heuristic", heuristic_named)

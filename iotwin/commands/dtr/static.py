@@ -82,7 +82,7 @@ class DtrStaticCommand(Command):
 
 def _graph(text: str) -> "Dag":
     from iotwin.common.errors import UsageError
-    from iotwin.workloads.dtr.simulator.logs import load_graph
+    from iotwin.workloads.dtr.simulator.log_manifest import load_graph
     from iotwin.workloads.dtr.simulator.rewrite import rewrite_for_planners
     from iotwin.workloads.dtr.static.graph import from_graph, read_dag, training_chain
 

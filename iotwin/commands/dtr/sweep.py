@@ -26,7 +26,7 @@ class DtrSweepCommand(Command):
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.commands.dtr.options import note_missing_numba
-        from iotwin.workloads.dtr.simulator.logs import models_of
+        from iotwin.workloads.dtr.simulator.log_manifest import models_of
         from iotwin.workloads.dtr.simulator.sweep import STUDIES, run_sweep
 
         note_missing_numba()

@@ -10,7 +10,7 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.workloads.dtr.simulator.graph import Step
 from iotwin.workloads.dtr.simulator.heuristics import HEURISTICS
 from iotwin.workloads.dtr.simulator.log_format import LogError, read_log, write_line
-from iotwin.workloads.dtr.simulator.logs import LoggedModel, load_graph, models_of, read_manifest, write_manifest
+from iotwin.workloads.dtr.simulator.log_manifest import LoggedModel, load_graph, models_of, read_manifest, write_manifest
 from iotwin.workloads.dtr.simulator.rewrite import collapse_aliases, eliminate_constants, merge_tuples, rewrite_for_planners
 from iotwin.workloads.dtr.simulator.simulate import SimulationSettings, baseline, simulate
 from iotwin.workloads.dtr.simulator.sweep import run_sweep

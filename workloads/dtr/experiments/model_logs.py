@@ -8,7 +8,7 @@ from iotwin.common.files import make_folder
 from iotwin.workloads.dtr.experiments.config import DtrExperiment
 from iotwin.workloads.dtr.experiments.settings import Setting
 from iotwin.workloads.dtr.experiments.trials import Machine, reason_of_failure
-from iotwin.workloads.dtr.simulator.logs import LoggedModel, read_manifest, write_manifest
+from iotwin.workloads.dtr.simulator.log_manifest import LoggedModel, read_manifest, write_manifest
 
 
 def write_log(setting: Setting, experiment: DtrExperiment, machine: Machine, folder: Path, stamp: str) -> None:

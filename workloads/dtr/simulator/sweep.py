@@ -21,7 +21,7 @@ from iotwin.common.progress import progress
 from iotwin.workloads.dtr.simulator import kernel_codes
 from iotwin.workloads.dtr.simulator.graph import Graph
 from iotwin.workloads.dtr.simulator.heuristics import ABLATION, HEURISTICS, MAIN, Heuristic
-from iotwin.workloads.dtr.simulator.logs import LoggedModel, load_graph
+from iotwin.workloads.dtr.simulator.log_manifest import LoggedModel, load_graph
 from iotwin.workloads.dtr.simulator.simulate import Baseline, SimulatedRun, SimulationSettings, baseline, simulate
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)

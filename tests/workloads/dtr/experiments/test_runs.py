@@ -18,7 +18,7 @@ from iotwin.workloads.dtr.experiments import trials, webhook
 from iotwin.workloads.dtr.experiments.config import read_experiment
 from iotwin.workloads.dtr.experiments.stages import run_experiment
 from iotwin.workloads.dtr.experiments.trials import ActionResult, Machine
-from iotwin.workloads.dtr.simulator.logs import read_manifest
+from iotwin.workloads.dtr.simulator.log_manifest import read_manifest
 from tests.processes import call, members, one_line
 from tests.workloads.dtr.experiments import CONFIG, StandIn, changed, value_of, written
 

@@ -1,13 +1,10 @@
-"""Decide the kinds of files (dataset, checkpoint, library, ...) and the roles of processes (rank, loader, helper)."""
+"""Decide the kinds of files: dataset, checkpoint, library, ..."""
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-
-import numpy as np
-from numpy.typing import NDArray
 
 from iotwin.trace_store.raw.records import TYPE_BLOCK, TYPE_CHARACTER, TYPE_DIRECTORY, TYPE_PIPE, TYPE_SOCKET
 
@@ -179,23 +176,3 @@ def _kind_of_written(path: str, written_bytes: int) -> str:
     if suffix == ".pyc":
         return "library"
     return "checkpoint" if written_bytes >= _CHECKPOINT_MINIMUM_BYTES and suffix not in _RESULT_SUFFIXES else "other"
-
-
-def process_roles(
-    pids: Sequence[int], parents: Sequence[int], has_executed: Sequence[bool], dataset_bytes: NDArray[np.int64]
-) -> list[str]:
-    """Return the role of each process. All arguments have one entry per process.
-
-    A loader is a fork (without exec) that reads the data set. A rank is the parent of loaders, or another process that reads the
-    data set. All other processes are helpers.
-    """
-    known = set(pids)
-    loader = [
-        not ran and parent in known and bool(size)
-        for parent, ran, size in zip(parents, has_executed, dataset_bytes.tolist(), strict=True)
-    ]
-    fed = {parent for parent, is_loader in zip(parents, loader, strict=True) if is_loader}
-    roles = []
-    for pid, is_loader, size in zip(pids, loader, dataset_bytes.tolist(), strict=True):
-        roles.append("loader" if is_loader else "rank" if pid in fed or size else "helper")
-    return roles

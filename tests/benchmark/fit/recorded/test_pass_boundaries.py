@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from iotwin.benchmark.fit.logged_phases import logged_end
-from iotwin.benchmark.fit.recorded.batch_passes import pass_numbers
+from iotwin.benchmark.fit.recorded.pass_boundaries import pass_numbers
 
 NO_LOG = pd.DataFrame({"start_ns": [], "end_ns": []})
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from iotwin.trace_store.classify import FileReading, file_kind, is_named_checkpoint, kinds_by_use
+from iotwin.trace_store.file_kinds import FileReading, file_kind, is_named_checkpoint, kinds_by_use
 from iotwin.trace_store.raw.records import TYPE_REGULAR
 
 
