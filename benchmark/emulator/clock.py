@@ -244,9 +244,11 @@ def write_jumps(clock: VirtualClock, folder: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    real_ns, skipped_ns = clock.jumps().T
+    from iotwin.trace_store.columns import column
+
+    columns = [column(values, pa.int64()) for values in clock.jumps().T]
     with open_whole(folder / JUMPS_NAME) as file:
-        pq.write_table(pa.table({"real_ns": real_ns, "skipped_ns": skipped_ns}), file, compression="zstd")
+        pq.write_table(pa.Table.from_arrays(columns, ["real_ns", "skipped_ns"]), file, compression="zstd")
 
 
 def log_jumps(clock: VirtualClock, log: MlLog) -> None:

@@ -12,20 +12,27 @@ as `module.Class`. A plug-in is a factory that is called with keyword arguments:
 """
 
 import importlib
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from iotwin.common.errors import UsageError, nearest
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
+
     from iotwin.workload_yaml import Config
 
 READERS, LOADERS, SAMPLERS, CHECKPOINTS = (f"iotwin.{kind}" for kind in ("readers", "loaders", "samplers", "checkpoints"))
 
 
+def _entry_points(group: str) -> "EntryPoints":
+    from importlib.metadata import entry_points  # takes 20 ms, too long for runs without plug-ins
+
+    return entry_points(group=group)
+
+
 def plugin_names(group: str) -> list[str]:
     """Return the names of the installed plug-ins of `group`."""
-    return sorted(entry_points(group=group).names)
+    return sorted(_entry_points(group).names)
 
 
 def imported_by_name(config: "Config") -> list[tuple[str, str]]:
@@ -47,7 +54,7 @@ def load_plugin(group: str, name: str, key: str, known: list[str]) -> Any:
 
     Raises UsageError, which names the YAML's `key`, if there is no such plug-in or it cannot be imported.
     """
-    found = entry_points(group=group, name=name)
+    found = _entry_points(group).select(name=name)
     module, _, attribute = name.rpartition(".")
     try:
         if found:

@@ -14,7 +14,11 @@ from tests.docs.pages import PAGES, Block, blocks, prose
 
 _LANGUAGES = ("sh", "console", "python", "yaml", "sql", "text")
 _WORD = re.compile(r"[A-Za-z_]{3,}")
-TRAINING = {"detrain.md", "dtr.md"}
+# Pages with many commands that import pandas, Matplotlib or PyTorch.
+IMPORTING = {
+    "checkpoints.md", "compare.md", "detrain.md", "dtr.md", "pipedream.md", "plot.md", "report.md", "tutorial_figure.md",
+    "twin.md",
+}  # fmt: skip
 WITH_EXAMPLES = [page for page in PAGES if blocks(page)]
 
 
@@ -65,8 +69,8 @@ def _run_block(block: Block, directory: Path, environment: dict[str, str]) -> No
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_run(page, page_directory, request):
-    """Programs start as a user starts them, or, on pages that train much, in processes that have PyTorch already."""
-    own = request.getfixturevalue("quick_environment" if page.name in TRAINING else "environment")
+    """Programs start as a user starts them, or, on pages that import much, in processes that have the packages already."""
+    own = request.getfixturevalue("quick_environment" if page.name in IMPORTING else "environment")
     to_run = [block for block in blocks(page) if "not run" not in block.markers]
     if any("iotwin trace" in block.text for block in to_run) and (reason := nothing_can_trace()):
         pytest.skip(reason)

@@ -1,17 +1,15 @@
-"""Jobs killed at a step, in processes of their own: what they consumed, and how what resumes them ends.
+"""Jobs killed at a step, in processes of their own: what they consumed, and how what resumes them ends."""
 
-As a program, ``python -m tests.workloads.killed STEP MODULE [OPTION...]``: one rank of a job, which kills itself after that step
-(0: never), for frameworks that do not survive a fork.
-"""
-
-import importlib
 import json
 import multiprocessing
 import os
 import signal
 import sys
 from collections import Counter
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
+from typing import NamedTuple
+from unittest import mock
 
 from iotwin.common.ranks import claimed_ports
 from iotwin.workloads.state import keeper
@@ -28,27 +26,43 @@ def _die_after(step):
     keeper.Keeper.consumed = then_die
 
 
-def _rank(main, arguments, environment, killed_at, report):
+class Ended(NamedTuple):
+    """How a rank ended: its exit status (-signal if one ended it), and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+
+def tensorflow_server():
+    """Return how to start processes that have TensorFlow: a server forks them that imported it and started none of its threads.
+
+    A fork of the tests' own process does not survive if TensorFlow computed in it, and importing it takes most of a job's time.
+    """
+    forkserver.set_forkserver_preload(["tensorflow"])
+    with mock.patch.dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES=""):
+        forkserver.ensure_running()
+    return multiprocessing.get_context("forkserver")
+
+
+def _rank(main, arguments, environment, killed_at, printed):
     os.environ |= environment
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    os.dup2(os.open(report, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    for number, path in enumerate(printed, 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     if killed_at:
         _die_after(killed_at)
-    os._exit(main(arguments))
+    status = main(arguments)
+    sys.stdout.flush()
+    os._exit(status)
 
 
-def run(main, arguments, tmp_path, output, ranks=1, killed_at=0):
-    """Run a job of PyTorch's in processes of its own, all killed at a step; return the result and the index log's lines."""
-    import torch._dynamo  # noqa: F401 - what the first optimizer imports, two seconds long: here once for all jobs that are forked
-
-    log = tmp_path / f"{output}.{len(list(tmp_path.iterdir()))}.log"
-    arguments = [*map(str, arguments), "--output", str(tmp_path / output), "--index-log", str(log)]
-    context = multiprocessing.get_context("fork")
-    reports = [tmp_path / f"stderr.{rank}" for rank in range(ranks)]
+def end_of(context, main, arguments, folder, ranks=1, killed_at=0):
+    """Run the ranks of a job in processes of their own, all killed at a step; return how each ended."""
+    printed = [[folder / f"{stream}.{rank}" for stream in ("stdout", "stderr")] for rank in range(ranks)]
     with claimed_ports(1) as port:
         environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
         processes = [
-            context.Process(target=_rank, args=(main, arguments, environment | {"RANK": str(rank)}, killed_at, reports[rank]))
+            context.Process(target=_rank, args=(main, arguments, environment | {"RANK": str(rank)}, killed_at, printed[rank]))
             for rank in range(ranks)
         ]
         for process in processes:
@@ -59,8 +73,24 @@ def run(main, arguments, tmp_path, output, ranks=1, killed_at=0):
                 process.kill()
         for process in processes:
             process.join()
-    expected = -signal.SIGKILL if killed_at else 0
-    assert [process.exitcode for process in processes] == [expected] * ranks, [each.read_text() for each in reports]
+    return [
+        Ended(process.exitcode, *(path.read_text() for path in each)) for process, each in zip(processes, printed, strict=True)
+    ]
+
+
+def run(main, arguments, tmp_path, output, ranks=1, killed_at=0):
+    """Run a job of PyTorch's in forks of this process, all killed at a step; return the result and the index log's lines."""
+    import torch._dynamo  # noqa: F401 - what the first optimizer imports, two seconds long: here once for all jobs that are forked
+
+    return result_of(multiprocessing.get_context("fork"), main, arguments, tmp_path, output, ranks, killed_at)
+
+
+def result_of(context, main, arguments, tmp_path, output, ranks=1, killed_at=0):
+    """The same, in the processes of `context`."""
+    log = tmp_path / f"{output}.{len(list(tmp_path.iterdir()))}.log"
+    arguments = [*map(str, arguments), "--output", str(tmp_path / output), "--index-log", str(log)]
+    ended = end_of(context, main, arguments, tmp_path, ranks, killed_at)
+    assert [each.status for each in ended] == [-signal.SIGKILL if killed_at else 0] * ranks, [each.err for each in ended]
     return None if killed_at else json.loads((tmp_path / output / "result.json").read_text()), lines_of(log)
 
 
@@ -82,9 +112,3 @@ def same(whole, resumed, *logs):
     assert resumed["weights_sha256"] == whole_result["weights_sha256"]
     assert resumed["order_sha256"] == whole_result["order_sha256"]
     assert indices(*logs) == indices(whole_log)
-
-
-if __name__ == "__main__":
-    if int(sys.argv[1]):
-        _die_after(int(sys.argv[1]))
-    sys.exit(importlib.import_module(f"{sys.argv[2]}.__main__").main(sys.argv[3:]))

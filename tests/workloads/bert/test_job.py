@@ -5,6 +5,8 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from iotwin.datagen.layouts import BertLayout
 from iotwin.workloads.bert.__main__ import main
 from iotwin.workloads.bert.shards import find_shards
 from tests.conftest import ROOT
+from tests.workloads.killed import end_of, tensorflow_server
 from tests.workloads.mllog import entries, intervals, parts
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
@@ -36,9 +39,9 @@ def options(data, output, **changes):
     return [text for name, value in values.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 
 
-def run(data, output, *launcher, **changes):
-    command = [sys.executable, "-m", *(launcher or ["iotwin.workloads.bert"]), *options(data, output, **changes)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+def run(data, output, **changes):
+    with tempfile.TemporaryDirectory() as folder:
+        return end_of(tensorflow_server(), main, options(data, output, **changes), Path(folder))[0]
 
 
 @pytest.fixture(scope="session")
@@ -46,8 +49,8 @@ def trained(data, tmp_path_factory):
     """The original job, once."""
     output = tmp_path_factory.mktemp("original")
     done = run(data, output)
-    assert done.returncode == 0, done.stderr
-    return output, json.loads((output / "result.json").read_text()), entries(done.stdout)
+    assert done.status == 0, done.err
+    return output, json.loads((output / "result.json").read_text()), entries(done.out)
 
 
 def test_the_loss_falls(trained):
@@ -77,7 +80,8 @@ def test_checkpoints_and_log(trained):
 def test_two_ranks_instrumented(data, tmp_path):
     """Each rank logs the parts of its steps, which fill the time of computing; rank 0 alone says the rest, and evaluates."""
     changes = {"variant": "instrumented", "steps": 3, "eval_steps": 2, "batch_size": 2}
-    done = run(data, tmp_path, "iotwin.workloads.launch", "2", "iotwin.workloads.bert", **changes)
+    words = [sys.executable, "-m", "iotwin.workloads.launch", "2", "iotwin.workloads.bert", *options(data, tmp_path, **changes)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "result.json").read_text())["world_size"] == 2
     log = entries(done.stdout)
@@ -95,7 +99,7 @@ def test_two_ranks_instrumented(data, tmp_path):
 
 def test_profiler_writes_a_timeline_of_the_chosen_steps(data, tmp_path):
     done = run(data, tmp_path, variant="profiler", steps=7, profile_every=3, eval_steps=0)
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.err
     assert sorted(path.name for path in tmp_path.glob("timeline-*")) == ["timeline-3.json", "timeline-6.json"]
     events = json.loads((tmp_path / "timeline-6.json").read_text())["traceEvents"]
     timed = [event for event in events if event["ph"] == "X"]
@@ -103,18 +107,20 @@ def test_profiler_writes_a_timeline_of_the_chosen_steps(data, tmp_path):
     assert {event["pid"] for event in timed} <= {event["pid"] for event in events if event["name"] == "process_name"}
 
 
-def test_every_record_is_read_and_parsed(data):
+def print_number_of_records(data):
+    import tensorflow as tf
+
+    from iotwin.workloads.bert.data import parsed_batches
+
+    names = [str(path) for path in [*find_shards(data, 1), data / "eval_10k"]]
+    print(sum(len(batch["input_ids"]) for batch in parsed_batches(tf.data.TFRecordDataset(names), 20)))
+    return 0
+
+
+def test_every_record_is_read_and_parsed(data, tmp_path):
     """A CRC error or a record that does not parse would end the program."""
-    program = f"""
-import tensorflow as tf
-from pathlib import Path
-from iotwin.workloads.bert.data import parsed_batches
-from iotwin.workloads.bert.shards import find_shards
-names = [str(path) for path in [*find_shards(Path({str(data)!r}), 1), Path({str(data)!r}) / "eval_10k"]]
-print(sum(len(batch["input_ids"]) for batch in parsed_batches(tf.data.TFRecordDataset(names), 20)))
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.split()[-1] == str(SAMPLES + BertLayout().evaluation_samples(SAMPLES)), done.stderr
+    (done,) = end_of(tensorflow_server(), print_number_of_records, data, tmp_path)
+    assert done.out.split()[-1] == str(SAMPLES + BertLayout().evaluation_samples(SAMPLES)), done.err
 
 
 def test_a_damaged_shard_is_said(data, tmp_path):
@@ -124,8 +130,8 @@ def test_a_damaged_shard_is_said(data, tmp_path):
         content[200] ^= 1
         shard.write_bytes(content)
     done = run(copy, tmp_path / "out", variant="sleep", sleep=0, steps=50)
-    assert done.returncode == 1
-    assert "bert: a shard is damaged" in done.stderr.splitlines()[-1]
+    assert done.status == 1
+    assert "bert: a shard is damaged" in done.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

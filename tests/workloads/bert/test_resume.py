@@ -1,19 +1,15 @@
 """BERT killed at a step and resumed: exactly where its pipeline is deterministic, else with other records, and it says so."""
 
 import importlib.util
-import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import BertLayout
 from iotwin.workloads.bert.__main__ import main
-from tests.conftest import ROOT
 from tests.workloads.bert.test_job import options
-from tests.workloads.killed import indices, lines_of, same, until
+from tests.workloads.killed import end_of, indices, result_of, same, tensorflow_server, until
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 
@@ -27,19 +23,14 @@ def data(tmp_path_factory):
     return directory
 
 
-def start(data, tmp_path, output, ranks=1, killed_at=0, flags=("--deterministic",), **changes):
-    log = tmp_path / f"{output}.{len(list(tmp_path.iterdir()))}.log"
-    values = {"batch_size": BATCH, "steps": STEPS, "eval_steps": 0, "sequence": 32, "index_log": log, **changes}
-    launcher = ["iotwin.workloads.launch", str(ranks)] if ranks > 1 else []
-    job = ["tests.workloads.killed", str(killed_at), "iotwin.workloads.bert", *options(data, tmp_path / output, **values), *flags]
-    return subprocess.run([sys.executable, "-m", *launcher, *job], cwd=ROOT, capture_output=True, text=True), log
+def arguments(data, flags=("--deterministic",), **changes):
+    values = {"batch_size": BATCH, "steps": STEPS, "eval_steps": 0, "sequence": 32, **changes}
+    return [*options(data, values.pop("output", ""), **values), *flags]
 
 
 def run(data, tmp_path, output, ranks=1, killed_at=0, **changes):
     """Run a job, all of its ranks killed at a step; return the result and the index log's lines."""
-    done, log = start(data, tmp_path, output, ranks, killed_at, **changes)
-    assert (done.returncode == 0) == (not killed_at), done.stderr
-    return None if killed_at else json.loads((tmp_path / output / "result.json").read_text()), lines_of(log)
+    return result_of(tensorflow_server(), main, arguments(data, **changes), tmp_path, output, ranks, killed_at)
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +69,12 @@ def test_the_index_log_names_records_by_shard_and_place(whole):
 def test_without_a_deterministic_pipeline_it_is_resumed_statistically_and_says_so(data, whole, killed):
     directory, _ = killed
     shutil.copytree(directory / "out", directory / "statistical")
-    done, log = start(data, directory, "statistical", flags=(), resume="auto")
-    assert done.returncode == 0, done.stderr
+    result, log = run(data, directory, "statistical", flags=(), resume="auto")
     said = "bert: resumed statistically: the records after step 2 are others than those of an uninterrupted job"
-    assert done.stderr.splitlines()[-1].startswith(said)
-    result = json.loads((directory / "statistical" / "result.json").read_text())
+    assert (directory / "stderr.0").read_text().splitlines()[-1].startswith(said)
     assert result["resumed_exactly"] is False and result["steps"] == STEPS - 2
     assert result["order_sha256"] != whole[0]["order_sha256"]
-    assert [line[2] for line in lines_of(log)] == [3, 4, 5, 6]
+    assert [line[2] for line in log] == [3, 4, 5, 6]
 
 
 # Three tests, as starting TensorFlow takes most of their time: none comes near the limit of one.
@@ -125,9 +114,10 @@ def test_two_ranks_killed_and_resumed_end_as_if_nothing_had_been(data, whole_of_
 
 def test_what_cannot_be_resumed_is_one_line(data, killed):
     directory, _ = killed
-    done, _ = start(data, directory, "other", resume=directory / "out" / "checkpoints", batch_size=8)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "is of batch size 4, this job is of batch size 8" in done.stderr.splitlines()[-1]
+    words = arguments(data, output=directory / "other", resume=directory / "out" / "checkpoints", batch_size=8)
+    (done,) = end_of(tensorflow_server(), main, words, directory)
+    assert done.status == 1 and "Traceback" not in done.err
+    assert "is of batch size 4, this job is of batch size 8" in done.err.splitlines()[-1]
 
 
 def test_the_variant_sleep_has_no_state(data, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Runs scripts under `python -m iotwin.workloads.detrain`, each in a process of its own that need not import PyTorch anew."""
+"""Runs scripts, plain or by `python -m iotwin.workloads.detrain`, each in its own process, which need not import PyTorch anew."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple, Self
 # the collection of all that PyTorch's import has made, which takes longer than most runs. A run that hangs prints the stacks of
 # its threads as errors, and ends with status 1.
 _PROGRAM = """
-import atexit, faulthandler, gc, json, os, sys
+import atexit, faulthandler, gc, json, os, runpy, sys
 import torch._dynamo
 from iotwin.common.processes.process_end import exit_status_of
 from iotwin.workloads.detrain import discover, runner, session, steps_log
@@ -41,6 +41,9 @@ if os.getpid() != parent:
     os.chdir(request["folder"])
     os.environ.update(request["variables"])
     sys.argv[1:] = request["arguments"]
+    if request["plain"]:
+        del sys.argv[0]
+        main = lambda: runpy.run_path(sys.argv[0], run_name="__main__")
     status = exit_status_of(main)
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -79,16 +82,17 @@ class ScriptServer:
         assert pipe is not None
         return pipe
 
-    def start(self, arguments: Sequence[object], **variables: str) -> int:
-        """Start a run with environment `variables`, and return the id of its process."""
-        self.pid = self.start_ranks(arguments, [variables])[0]
+    def start(self, arguments: Sequence[object], plain: bool = False, **variables: str) -> int:
+        """Start a run with environment `variables`, and return the id of its process. `plain`: the script without detrain."""
+        self.pid = self.start_ranks(arguments, [variables], plain)[0]
         return self.pid
 
-    def start_ranks(self, arguments: Sequence[object], variables: Sequence[Mapping[str, str]]) -> list[int]:
+    def start_ranks(self, arguments: Sequence[object], variables: Sequence[Mapping[str, str]], plain: bool = False) -> list[int]:
         """Start a process for each of `variables`, and return their ids. Output of later ones goes to out.txt.1, err.txt.1 ..."""
         requests: list[dict[str, Any]] = [
             {
                 "arguments": list(map(str, arguments)), "variables": dict(each), "folder": str(self.folder),
+                "plain": plain,
                 **{name: str(self._output(name, rank)) for name in ("out", "err")},
             }
             for rank, each in enumerate(variables)
@@ -117,7 +121,7 @@ class ScriptServer:
         files = ([self._output(name, rank).read_text() for name in ("out", "err")] for rank in range(len(statuses)))
         return [Ended(status, *texts) for status, texts in zip(statuses, files, strict=True)]
 
-    def run(self, arguments: Sequence[object], **variables: str) -> Ended:
+    def run(self, arguments: Sequence[object], plain: bool = False, **variables: str) -> Ended:
         """Start a run and wait for its end."""
-        self.start(arguments, **variables)
+        self.start(arguments, plain, **variables)
         return self.wait()

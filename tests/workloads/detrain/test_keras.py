@@ -1,8 +1,12 @@
-"""Scripts that train by Keras's fit resume equal at any batch, with their callbacks, validation and order of samples."""
+"""Scripts that train by Keras's fit resume equal at any batch, with their callbacks, validation and order of samples.
+
+Scripts with loops of their own do, too, although Keras makes their variables in the first step.
+"""
 
 import json
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +14,7 @@ pytest.importorskip("tensorflow")
 
 from tests.workloads.detrain.script_server import Ended, ScriptServer
 
+ZOO = Path(__file__).with_name("zoo")
 SCRIPTS = {
     # The first step makes the model's variables. The callback draws what the dropout's seeds do not.
     "arrays": """
@@ -194,3 +199,17 @@ def test_data_that_depend_on_steps_are_refused(server):
     ended, _ = run(server, "depends", text)
     assert ended.status == 1
     assert ended.err.splitlines()[-1].endswith("its draws depend on steps; resume with --replay full")
+
+
+@pytest.mark.parametrize(
+    ("name", "replay", "profile"), [("tf_music", "restore", "strict"), ("tf_pipeline", "replay-data", "off")]
+)
+def test_later_steps_of_a_resumed_loop_are_equal(server, name, replay, profile):
+    text = (ZOO / f"{name}.py").read_text()
+    whole, steps = run(server, name, text, "--determinism", profile, "--at", "1:2")
+    resumed, later = run(server, name, text, "--determinism", profile)
+    assert (whole.status, resumed.status) == (0, 0), whole.err + resumed.err
+    assert later == steps[-len(later) :]
+    assert (later[0]["epoch"], later[0]["batch"]) == (1, 2)
+    assert len({step["parameters_sha256"] for step in steps}) == len(steps)
+    assert replay_of(server, name) == replay

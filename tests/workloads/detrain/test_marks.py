@@ -1,8 +1,9 @@
 """Marks that a script sets itself, and the patch that puts them into a script."""
 
 import subprocess
-import sys
-from pathlib import Path
+
+from tests.processes import call
+from tests.workloads.detrain.script_server import ScriptServer
 
 SCRIPT = """from __future__ import annotations
 
@@ -33,26 +34,26 @@ main()
 """
 
 
-def run(*words: object, folder: Path) -> str:
-    command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_a_patched_script_runs_as_before_and_resumes_equal(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (script := tmp_path / "train.py").write_text(SCRIPT)
-    whole = run(script, folder=tmp_path)
-    patch = run("-m", "iotwin", "detrain", "discover", script, "--emit-patch", folder=tmp_path)
-    subprocess.run(["patch", "-s", "-p1"], input=patch, cwd=tmp_path, text=True, check=True)
-    added = [line[1:] for line in patch.splitlines() if line.startswith("+") and not line.startswith("+++")]
-    assert [line.strip() for line in added] == [
-        "from iotwin.workloads.detrain import record_batch, record_epoch", "record_epoch()", "if not record_batch():", "continue",
-    ]  # fmt: skip
-    assert run(script, folder=tmp_path) == whole
-    marked = ("-m", "iotwin.workloads.detrain", "-o", "run")
-    assert run(*marked, "--at", "1:2", script, folder=tmp_path) == whole
-    resumed = run(*marked, script, folder=tmp_path)
-    assert resumed.splitlines()[1:] == whole.splitlines()[1:]
-    assert resumed.splitlines()[0] == f"0 {(0.0).hex()} 0", "batches before the checkpoint are skipped"
+    with ScriptServer(tmp_path) as server:
+
+        def run(*words: object, plain: bool = False) -> str:
+            ended = server.run(words, plain)
+            assert ended.status == 0, ended.err
+            return ended.out
+
+        whole = run(script, plain=True)
+        patch = call("detrain", "discover", script, "--emit-patch").stdout
+        subprocess.run(["patch", "-s", "-p1"], input=patch, cwd=tmp_path, text=True, check=True)
+        added = [line[1:] for line in patch.splitlines() if line.startswith("+") and not line.startswith("+++")]
+        assert [line.strip() for line in added] == [
+            "from iotwin.workloads.detrain import record_batch, record_epoch", "record_epoch()", "if not record_batch():",
+            "continue",
+        ]  # fmt: skip
+        assert run(script, plain=True) == whole
+        assert run("-o", "run", "--at", "1:2", script) == whole
+        resumed = run("-o", "run", script).splitlines()
+    assert resumed[1:] == whole.splitlines()[1:]
+    assert resumed[0] == f"0 {(0.0).hex()} 0", "batches before the checkpoint are skipped"

@@ -2,14 +2,15 @@
 
 import contextlib
 import multiprocessing
-import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.workloads.killed import tensorflow_server
 
 ZOO = Path(__file__).with_name("zoo")
 TORCH = (
@@ -29,6 +30,7 @@ TORCH = (
 TENSORFLOW = ("tf_music", "tf_pipeline")
 READ_FILES = {"gnn", "recommender", "iterable_text"}  # their data are files in the folder --data
 EPOCHS = 4
+_FORK = multiprocessing.get_context("fork")
 _LOSS = re.compile(r"(?:loss|error|train|loss_d)\W{0,3}([0-9.]+)", re.IGNORECASE)
 # How far the loss of the last epoch must fall below that of the first. The losses of a GAN need not fall at all.
 _SHARE = {"gan": None, "lstm": 0.99, "dropout_mlp": None}
@@ -46,9 +48,9 @@ def _run(words: list[str], output: Path) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
-def _lines(words: list[str], output: Path) -> list[str]:
-    """Run a script in a process that has PyTorch already; return the lines that it prints."""
-    process = multiprocessing.get_context("fork").Process(target=_run, args=(words, output))
+def _lines(words: list[str], output: Path, context: Any = _FORK) -> list[str]:
+    """Run a script in a process of `context`, which has PyTorch or TensorFlow already; return the lines that it prints."""
+    process = context.Process(target=_run, args=(words, output))
     process.start()
     process.join()
     assert process.exitcode == 0
@@ -79,10 +81,7 @@ def test_trains(name, _imported, tmp_path):
 def test_trains_in_tensorflow(name, tmp_path):
     pytest.importorskip("tensorflow")
     words = command(name, tmp_path, "--epochs", str(EPOCHS))
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr
-    _assert_trains(name, done.stdout.splitlines())
+    _assert_trains(name, _lines(words, tmp_path / "output", tensorflow_server()))
 
 
 @pytest.mark.torch
