@@ -102,6 +102,12 @@ def test_tallies_of_any_parts_add_up_to_what_plain_counting_gives(dense, calls, 
             assert cells == sorted(((*at, *row) for at, row in zip(plain.index, plain.to_numpy().tolist(), strict=True)), key=str)
 
 
+@given(st.lists(st.integers(-3, 30) | st.integers(0, 1 << 40), min_size=1))
+def test_numbers_are_numbered_in_ascending_order_whatever_their_range(values):
+    distinct, index = statistics._numbered(np.array(values))
+    assert distinct.tolist() == sorted(set(values)) and distinct[index].tolist() == values
+
+
 @pytest.mark.parametrize("coarse", [0, 1, 5])
 def test_a_worker_returns_few_bytes_for_each_file_and_cell(coarse):
     """By the durations and files of tests.perf.perf_tracesim, of which four million calls may take 164 bytes for each file."""
