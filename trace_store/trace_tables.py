@@ -18,6 +18,7 @@ from iotwin.trace_store.manifest import Manifest, read_manifest
 from iotwin.trace_store.table_checks import check_columns, check_rows
 
 BATCH_ROWS = 1 << 17
+_FAR_NS = 1 << 62
 SAMPLES = "samples/"  # the name of a table of samples is SAMPLES + a key of schema.SAMPLES
 
 
@@ -43,19 +44,21 @@ class TraceTables:
         """Return the start in ns of the first event of the Parquet file with the index `part`; 0 if it is empty."""
         return next((int(batch["start_ns"][0].as_py()) for batch in self.events(["start_ns"], parts=[part]) if batch.num_rows), 0)
 
-    def in_flight(self, time_ns: int, parts: int | None, columns: Sequence[str]) -> pa.Table:
+    def in_flight(self, time_ns: int, parts: int | None, columns: Sequence[str], until_ns: int | None = None) -> pa.Table:
         """Return the events of the first `parts` Parquet files, None for all, that end after `time_ns`, in order of start.
 
-        Row groups whose statistics rule out such an event are not read.
+        Events that begin after `until_ns` are left out. Row groups whose statistics rule out such an event are not read.
         """
         found = [schema.EVENTS.empty_table().select(list(columns))]
+        start = pc.field("start_ns")
+        where = start + pc.field("duration_ns") > time_ns
+        where = where if until_ns is None else where & (start <= until_ns)
         with _damage_in_one_line(self.path / "events.parquet"):
             for fragment in itertools.islice(self._events.get_fragments(), parts):
-                late = [group.id for group in fragment.row_groups if _may_end_after(group.statistics, time_ns)]
-                if late:
-                    ends = pc.field("start_ns") + pc.field("duration_ns")
-                    rows = fragment.subset(row_group_ids=late)
-                    found.append(rows.to_table(schema.EVENTS, columns=list(columns), filter=ends > time_ns))
+                groups = [group.id for group in fragment.row_groups if _may_end_after(group.statistics, time_ns, until_ns)]
+                if groups:
+                    rows = fragment.subset(row_group_ids=groups)
+                    found.append(rows.to_table(schema.EVENTS, columns=list(columns), filter=where))
         table = pa.concat_tables(found).unify_dictionaries()
         check_rows(table, "events", self.path / "events.parquet", self.number_of_files)
         return table
@@ -89,6 +92,26 @@ class TraceTables:
         batches = events.to_batches(
             columns=wanted, filter=where, batch_size=batch_rows, use_threads=False, batch_readahead=1, fragment_readahead=1
         )
+        yield from self._checked(batches)
+
+    def events_by_page(self, columns: list[str], begin_ns: int, end_ns: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield the events of all row groups that may have an event that begins from `begin_ns` to `end_ns`, in order of start.
+
+        `events` decodes a row group at once. This decodes a page at a time: a tenth of the memory, for more CPU time.
+        """
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for part in self._events.files:
+                with pq.ParquetFile(part, read_dictionary=["op"], page_checksum_verification=True) as file:
+                    starts = [_starts(file.metadata.row_group(index)) for index in range(file.num_row_groups)]
+                    groups = [index for index, (first, last) in enumerate(starts) if first <= end_ns and last >= begin_ns]
+                    for batch in file.iter_batches(batch_rows, groups, columns, use_threads=False) if groups else ():
+                        yield batch.select(columns).cast(pa.schema([schema.EVENTS.field(name) for name in columns]))
+
+        yield from self._checked(batches())
+
+    def _checked(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield `batches` of events. Raises IotwinError, in one line, if they cannot be read or are invalid."""
         while True:
             # An error within this block means a damaged file. So the `yield`, where the caller may fail, is outside.
             with _damage_in_one_line(self.path / "events.parquet"):
@@ -119,21 +142,25 @@ class TraceTables:
         _footer(path, expected)
         return _dataset(str(path), expected)
 
-    def row_groups(self) -> Iterator[tuple[int | None, int]]:
-        """Yield the least start in ns, None if that is unknown, and the number of rows of each row group of the events."""
+    def row_groups(self) -> Iterator[tuple[int, int]]:
+        """Yield the least start in ns, or the start of the trace if that is unknown, and the rows of each row group of events."""
         for part in self._events.files:
             footer = _footer(Path(part))
-            for index in range(footer.num_row_groups):
-                group = footer.row_group(index)
-                start = next(each for each in map(group.column, range(group.num_columns)) if each.path_in_schema == "start_ns")
-                known = start.statistics is not None and start.statistics.has_min_max
-                yield int(start.statistics.min) if known else None, group.num_rows
+            for group in map(footer.row_group, range(footer.num_row_groups)):
+                first = _starts(group)[0]
+                yield self.manifest.start_ns if first == -_FAR_NS else first, group.num_rows
 
 
-def _may_end_after(statistics: Mapping[str, Mapping[str, int]], time_ns: int) -> bool:
-    """Return False if no event of a row group with these `statistics` ends after `time_ns`."""
-    start, duration = (statistics.get(name, {"max": time_ns + 1})["max"] for name in ("start_ns", "duration_ns"))
-    return start + duration > time_ns
+def _starts(group: pq.RowGroupMetaData) -> tuple[int, int]:
+    """Return the least and the greatest start of a row group's events in ns, as far as its statistics have them."""
+    known = next(each for each in map(group.column, range(group.num_columns)) if each.path_in_schema == "start_ns").statistics
+    return (int(known.min), int(known.max)) if known is not None and known.has_min_max else (-_FAR_NS, _FAR_NS)
+
+
+def _may_end_after(statistics: Mapping[str, Mapping[str, int]], time_ns: int, until_ns: int | None) -> bool:
+    """Return False if no event of a row group with these `statistics` ends after `time_ns` and begins by `until_ns`."""
+    start, duration = (statistics.get(name, {"min": -_FAR_NS, "max": _FAR_NS}) for name in ("start_ns", "duration_ns"))
+    return start["max"] + duration["max"] > time_ns and (until_ns is None or start["min"] <= until_ns)
 
 
 def _dataset(files: str | list[str], columns: pa.Schema) -> ds.Dataset:

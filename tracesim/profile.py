@@ -30,6 +30,7 @@ from iotwin.tracesim.steps_and_waits import StepTimes
 Floats = NDArray[np.float64]
 REREAD_ONE = 20 * BINS_PER_OCTAVE  # histogram bin of files read exactly once; bin 0 is for files of which a millionth is read
 _NEVER = np.iinfo(np.int64).max
+_NUMBER = re.compile("0*([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -235,8 +236,8 @@ def _data_bytes(files: pd.DataFrame) -> NDArray[np.int64]:
 def _name_ranks(files: pd.DataFrame) -> NDArray[np.int64]:
     """Return each data-set file's rank in order of path, by file_id. Digits in paths compare as numbers: 9 precedes 10."""
     data = np.flatnonzero((files["kind"] == FILE_KINDS[0]).to_numpy())
-    paths = files["path"].astype(str).to_numpy()
-    keys = [[int(part) if at % 2 else part for at, part in enumerate(re.split(r"([0-9]+)", paths[i]))] for i in data]
+    # Each number gets its length in front, which sorts as numbers do. Lists of parts would take four times the memory.
+    keys = [_NUMBER.sub(lambda found: f"\0{len(found[1]):03}{found[1]}", str(path)) for path in files["path"].iloc[data]]
     ranks = np.zeros(len(files), dtype=np.int64)
     for rank, position in enumerate(sorted(range(len(data)), key=keys.__getitem__)):
         ranks[data[position]] = rank

@@ -25,6 +25,7 @@ from iotwin.trace_store.hosts.merge import merge_traces
 from iotwin.trace_store.hosts.set_file import PIDS_PER_HOST, read_set, write_set
 from iotwin.trace_store.manifest import ClockPair, TracedTask, read_manifest, write_manifest
 from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.trace_tables import TraceTables
 from iotwin.trace_visuals.timeline.grouping import group_processes
 from iotwin.tracesim.phases import phases_of
 from iotwin.tracesim.similarity import compare
@@ -86,6 +87,9 @@ def test_a_set_reads_as_one_trace_and_copies_nothing(tmp_path):
     assert again.manifest == whole.manifest
 
 
+_STARTS = pa.schema([("start_ns", pa.int64())])
+
+
 def test_parts_of_a_set_are_stretches_of_time(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "_ROWS_PER_GROUP", 50)
     monkeypatch.setattr(set_tables, "_PART_ROWS", 90)
@@ -103,6 +107,18 @@ def test_parts_of_a_set_are_stretches_of_time(tmp_path, monkeypatch):
         expected = events[(events["start_ns"] < begin) & (events["start_ns"] + events["duration_ns"] > begin)]
         assert flight["pid"].tolist() == expected["pid"].tolist()
     assert TraceStretch(whole, [0]).in_flight(["start_ns"]).batch.num_rows == 0
+    tables, own = TraceTables(tmp_path / "node0.trace"), Trace(tmp_path / "node0.trace").events_frame()
+    end = own["start_ns"] + own["duration_ns"]
+    start_ns = own["start_ns"].tolist()
+    for begin_ns, until_ns in ((start_ns[60], start_ns[60]), (start_ns[40], start_ns[-2]), (start_ns[49], start_ns[50]), (0, 0)):
+        flight = tables.in_flight(begin_ns, None, ["start_ns"], until_ns)["start_ns"].to_pylist()
+        assert flight == own.loc[(end > begin_ns) & (own["start_ns"] <= until_ns), "start_ns"].tolist()
+        groups = pa.Table.from_batches(tables.events_by_page(["start_ns"], begin_ns, until_ns, 20), _STARTS)[
+            "start_ns"
+        ].to_pylist()
+        at = own.index[(own["start_ns"] >= begin_ns) & (own["start_ns"] <= until_ns)]
+        whole_groups = range(at.min() // 50 * 50, min(at.max() // 50 * 50 + 50, len(own))) if len(at) else []
+        assert groups == own["start_ns"].iloc[list(whole_groups)].tolist()
 
 
 @pytest.mark.parametrize(

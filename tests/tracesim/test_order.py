@@ -1,15 +1,28 @@
 """The order of files: its statistics and their variances against sums over all orders."""
 
+import re
 from itertools import pairwise, product
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from iotwin.tracesim.calls import FILE_KINDS, GROUPS
 from iotwin.tracesim.dimensions import DEFINITIONS
 from iotwin.tracesim.order import order_of
 from iotwin.tracesim.phases import EVALUATION, PHASES, TRAINING
+from iotwin.tracesim.profile import _name_ranks
+
+
+@given(st.lists(st.text("0129ab/-.\x01z", max_size=6), max_size=12))
+def test_names_are_ranked_with_their_numbers_as_numbers(names):
+    kinds = [FILE_KINDS[0]] * len(names)
+    parts = [[int(part) if at % 2 else part for at, part in enumerate(re.split("([0-9]+)", name))] for name in names]
+    expected = sorted(range(len(names)), key=parts.__getitem__)
+    assert np.argsort(_name_ranks(pd.DataFrame({"path": names, "kind": kinds}))).tolist() == expected
 
 
 def exact_footrule(n):

@@ -55,14 +55,9 @@ class HostTables:
         tasks = self.tables.manifest.target.tasks
         return [msgspec.structs.replace(task, pid=task.pid + self._bases["pid"]) for task in tasks]
 
-    def span(self, begin_ns: int, end_ns: int) -> Expression:
-        """Return a condition that all events between two times of the set fulfil, and few others."""
-        start = pc.field("start_ns")
-        return (start >= begin_ns - int(self._shifts.max())) & (start <= end_ns - int(self._shifts.min()))
-
-    def earliest(self, time_ns: int) -> int:
-        """Return a time of the host that is at or shortly before the set's `time_ns`."""
-        return time_ns - int(self._shifts.max())
+    def span(self, begin_ns: int, end_ns: int) -> tuple[int, int]:
+        """Return two times of the host between which all its events between two times of the set lie, and few others."""
+        return begin_ns - int(self._shifts.max()), end_ns - int(self._shifts.min())
 
     @cached_property
     def _ranks(self) -> dict[int | None, int]:
@@ -92,16 +87,13 @@ class HostTables:
             table = table.set_column(index, field, values)
         return table
 
-    def events(self, columns: list[str], begin_ns: int | None, end_ns: int | None, batch_rows: int) -> Iterator[pa.Table]:
-        """Yield the events from `begin_ns` to before `end_ns`, which are times of the set, in order of start; None: all."""
-        where = None if begin_ns is None or end_ns is None else self.span(begin_ns, end_ns)
-        for batch in self.tables.events(columns, where, batch_rows):
+    def events(self, columns: list[str], begin_ns: int, end_ns: int, batch_rows: int) -> Iterator[pa.Table]:
+        """Yield the events from `begin_ns` to before `end_ns`, which are times of the set, in order of start."""
+        for batch in self.tables.events_by_page(columns, *self.span(begin_ns, end_ns), batch_rows):
             table = self.changed(pa.Table.from_batches([batch]), "events")
-            if begin_ns is not None and end_ns is not None:
-                first, last = np.searchsorted(integers(table["start_ns"]), [begin_ns, end_ns])
-                table = table.slice(int(first), int(last - first))
-            if table.num_rows:
-                yield table
+            first, last = np.searchsorted(integers(table["start_ns"]), [begin_ns, end_ns])
+            if first < last:
+                yield table.slice(int(first), int(last - first))
 
 
 def trace_of_host(path: Path) -> TraceTables:
@@ -155,9 +147,7 @@ class SetTables:
         counts: list[int] = []
         for host in self.hosts:
             groups = list(host.tables.row_groups())
-            starts.append(
-                host.moved(np.array([host.tables.manifest.start_ns if at is None else at for at, _ in groups], np.int64))
-            )
+            starts.append(host.moved(np.array([at for at, _ in groups], np.int64)))
             counts += [rows for _, rows in groups]
         start, rows = np.concatenate(starts), np.array(counts, np.int64)
         order = np.argsort(start, kind="stable")
@@ -181,8 +171,8 @@ class SetTables:
         names = list(dict.fromkeys((*columns, "start_ns", "duration_ns")))
         found = [_empty(names)]
         for host in self.hosts if parts else []:
-            late = host.tables.in_flight(host.earliest(time_ns), None, names)
-            found.append(host.changed(late, "events"))
+            earliest_ns, latest_ns = host.span(time_ns, time_ns)
+            found.append(host.changed(host.tables.in_flight(earliest_ns, None, names, latest_ns), "events"))
         table = pa.concat_tables(found).unify_dictionaries().sort_by("start_ns")
         start = integers(table["start_ns"])
         chosen = (start < time_ns) & (start + integers(table["duration_ns"]) > time_ns)
@@ -206,9 +196,9 @@ class SetTables:
             chosen = table if where is None else table.filter(where)
             yield from chosen.select(wanted).combine_chunks().to_batches(max_chunksize=batch_rows)
 
-    def _times(self, parts: Sequence[int] | None) -> tuple[int | None, int | None]:
+    def _times(self, parts: Sequence[int] | None) -> tuple[int, int]:
         if parts is None:
-            return None, None
+            return _EARLIEST, -_EARLIEST
         begins = [*self._parts[0].tolist(), -_EARLIEST]
         if not parts or len(begins) == 1:
             return 0, 0
