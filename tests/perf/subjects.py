@@ -44,6 +44,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "pipedream_partition": ("workloads/pipedream/converter", "workloads/pipedream/plan", "workloads/pipedream/profile"),
     "dtr": ("workloads/dtr",),
     "dtr_live": ("workloads/dtr/live", "workloads/dtr/simulator"),
+    "dtr_rivals": ("workloads/dtr/live",),
     "detrain": ("workloads/detrain",),
     "court": ("workloads/detrain/court",),
     "checkpoints": ("common", "workloads/common", "workloads/state"),
