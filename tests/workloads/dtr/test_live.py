@@ -5,6 +5,9 @@ import errno
 import gc
 import os
 import pickle
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -619,6 +622,32 @@ def test_threads_read_evicted_tensors() -> None:
         thread.join()
         assert session.account.over_budget == 0
     assert all(torch.equal(one.grad, other) for one, other in zip(module.parameters(), gradients, strict=True))
+
+
+_OLD_THREAD = """
+import threading, torch
+from iotwin import dtr
+go, done = threading.Event(), threading.Event()
+rest = []
+thread = threading.Thread(target=lambda: (go.wait(), print(%s), done.set()), daemon=True)
+thread.start()
+with dtr(200_000, device="cpu") as session:
+    first = torch.ones(100, 100) + 1
+    rest += [first + index for index in range(8)]
+    go.set()
+    done.wait(60)
+"""
+
+
+@pytest.mark.parametrize("read", ["[each.sum().item() for each in rest]", "__import__('ctypes').string_at(8)"])
+def test_old_threads_that_read_evicted_tensors_end_the_process_with_one_line(read: str) -> None:
+    """Other wrong addresses end it as without a budget."""
+    found = subprocess.run([sys.executable, "-c", _OLD_THREAD % read], capture_output=True, text=True, timeout=120)
+    if "rest" in read:
+        assert (found.returncode, found.stdout, found.stderr.count("\n")) == (1, "", 1)
+        assert "a tensor was read after its eviction" in found.stderr
+    else:
+        assert (found.returncode, found.stderr) == (-signal.SIGSEGV, "")
 
 
 def activations(module: nn.Module, batch: Tensor) -> list[Tensor]:

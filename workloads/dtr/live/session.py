@@ -18,10 +18,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from iotwin.common.errors import UsageError
 from iotwin.common.units import parse_size
 from iotwin.workloads.dtr.live.device_memory import usable_device
+from iotwin.workloads.dtr.live.evicted_reads import explained_reads
 from iotwin.workloads.dtr.live.offload import OffloadFile
 from iotwin.workloads.dtr.live.runtime import Runtime
 from iotwin.workloads.dtr.live.threads import shared_with_threads
-from iotwin.workloads.dtr.live.values import storage_of
+from iotwin.workloads.dtr.live.values import NOWHERE, storage_of
 from iotwin.workloads.dtr.simulator.heuristics import heuristic_named
 
 # Methods of tensors that read memory without an operation of PyTorch, or pass its address on.
@@ -92,6 +93,7 @@ class Rematerialize(ExitStack):
         if not _entered.acquire(blocking=False):
             raise UsageError("a memory budget is in force already; PyTorch's tensors can have only one at a time")
         self.callback(_entered.release)
+        self.enter_context(explained_reads(NOWHERE, 2 * NOWHERE))
         self.callback(self._runtime.end)
         self.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code allocates without operations
         self.enter_context(_pinning_readers(self._runtime))

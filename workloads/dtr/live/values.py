@@ -17,7 +17,7 @@ CAN_SWAP = hasattr(UntypedStorage, "_swap_data_ptr_")
 storage_of = torch._C.TensorBase.untyped_storage
 # An address that no process may read, on any processor of 64 bits and on GPUs: reading it ends the process at once, rather than
 # giving wrong numbers. Bit 55 belongs neither to a user's addresses nor to the bits that ARM ignores.
-_NOWHERE = 1 << 55
+NOWHERE = 1 << 55
 
 
 class Value:
@@ -113,7 +113,7 @@ class Stored(weakref.ref[UntypedStorage]):
         if storage is None:
             return False
         if CAN_SWAP:
-            storage._swap_data_ptr_(torch._C._construct_storage_from_data_pointer(_NOWHERE, storage.device, storage.nbytes()))
+            storage._swap_data_ptr_(torch._C._construct_storage_from_data_pointer(NOWHERE, storage.device, storage.nbytes()))
         else:
             storage.resize_(0)
         self.resident = False
