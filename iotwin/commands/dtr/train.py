@@ -30,6 +30,9 @@ class DtrTrainCommand(Command):
             "--compare-plain", action="store_true", help="also train without a budget, and compare times and results"
         )
         parser.add_argument("--offload", metavar="DIR", help="save evicted tensors to a file in DIR if that is faster")
+        parser.add_argument(
+            "--no-search", action="store_true", help="do not look for a budget that is enough if the given one is not"
+        )
         parser.add_argument("--sampling", action="store_true", help="consider only a random sample of tensors for eviction")
         parser.add_argument("--ignore-small", action="store_true", help="never evict tensors below 1 %% of the mean size")
 
@@ -56,7 +59,7 @@ class DtrTrainCommand(Command):
             return Outcome(train_plain(training))
         return Outcome(train(
             training, None if args.budget is None else parse_size(args.budget), ratio=share, compare_plain=args.compare_plain,
-            heuristic=args.heuristic, sampling=args.sampling, ignore_small=args.ignore_small, offload=args.offload,
+            heuristic=args.heuristic, search=not args.no_search, sampling=args.sampling, ignore_small=args.ignore_small, offload=args.offload,
         ))  # fmt: skip
 
     def show(self, document: dict[str, Any]) -> None:

@@ -546,10 +546,20 @@ def test_refused_training_names_the_least_budget_of_a_whole_step() -> None:
     """Although the first operations need less."""
     training = BudgetedTraining("mlp", batch=4, steps=2)
     with pytest.raises(BudgetError) as error:
-        train(training, 150_000)
+        train(training, 150_000, search=False)
     least = error.value.least_bytes
     assert str(error.value).endswith(f"; no budget below {least} bytes is possible")
     assert 2 * 150_000 < least <= train_plain(training)["peak_bytes"]
+
+
+def test_refused_training_names_a_budget_that_is_enough() -> None:
+    """The bytes below which no budget is possible are not enough for this heuristic; what is named is."""
+    training = BudgetedTraining("transformer", batch=1, steps=2)
+    with pytest.raises(BudgetError) as error:
+        train(training, 100_000, heuristic="LargestStorage")
+    least, enough = error.value.least_bytes, error.value.enough_bytes or 0
+    assert str(error.value).endswith(f"no budget below {least} bytes is possible, and {enough} bytes were enough for two steps")
+    assert train(training, enough, heuristic="LargestStorage")["over_budget"] == 0
 
 
 def test_impossible_budget_ends_in_one_line() -> None:

@@ -74,7 +74,7 @@ class Machine:
         ]  # fmt: skip
         if setting.is_baseline:
             return [*words, "--plain"]
-        words += ["--budget", str(setting.budget_bytes or _NO_BUDGET)]
+        words += ["--budget", str(setting.budget_bytes or _NO_BUDGET), "--no-search"]
         if "heuristic" in setting.params:
             words += ["--heuristic", setting.params["heuristic"]]
         words += ["--sampling"] if setting.samples_candidates else []

@@ -24,14 +24,16 @@ class BudgetError(IotwinError):
     """The budget is too small for an operation, even if all that can be evicted is evicted.
 
     `reason` describes the operation. With a budget below `least_bytes`, no choice of evictions would have been enough.
+    `enough_bytes`: a budget that was enough; None if unknown.
     """
 
-    def __init__(self, reason: str, least_bytes: int) -> None:
-        super().__init__(f"{reason}; no budget below {least_bytes} bytes is possible")
-        self.reason, self.least_bytes = reason, least_bytes
+    def __init__(self, reason: str, least_bytes: int, enough_bytes: int | None = None) -> None:
+        enough = "" if enough_bytes is None else f", and {enough_bytes} bytes were enough for two steps"
+        super().__init__(f"{reason}; no budget below {least_bytes} bytes is possible{enough}")
+        self.reason, self.least_bytes, self.enough_bytes = reason, least_bytes, enough_bytes
 
-    def __reduce__(self) -> tuple[type, tuple[str, int]]:
-        return type(self), (self.reason, self.least_bytes)  # else a pool of processes could not pass the error on
+    def __reduce__(self) -> tuple[type, tuple[str, int, int | None]]:
+        return type(self), (self.reason, self.least_bytes, self.enough_bytes)  # else a pool of processes could not pass it on
 
 
 class DtrMemory:

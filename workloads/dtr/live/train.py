@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from math import isqrt
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -18,6 +19,8 @@ from iotwin.workloads.models import build, default_batch
 from iotwin.workloads.models.built import Built
 
 _WARM_UP = 2  # first steps, which are not part of the slowdown
+_SEARCHED_S = 20  # how long to search for a budget that is enough, after one that was refused
+_PRECISION = 0.05  # by what share of it a budget that is enough may exceed one that was refused
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,12 @@ class TrainedModel:
 
 
 def train(training: BudgetedTraining, budget: int | None = None, *, ratio: float | None = None, compare_plain: bool = False,
-          **choice: Any) -> dict[str, Any]:  # fmt: skip
+          search: bool = True, **choice: Any) -> dict[str, Any]:  # fmt: skip
     """Train under a budget in bytes, or under `ratio` of the peak memory without a budget; return a document.
 
-    choice: the options of `Rematerialize`, such as `heuristic`. With `compare_plain`, the document has the ratio of step times
-    (`slowdown`, from medians), and whether gradients, losses and weights are equal bit for bit.
+    search: look for a budget that is enough if the given one is not. choice: the options of `Rematerialize`, such as `heuristic`.
+    With `compare_plain`, the document has the ratio of step times (`slowdown`, from medians), and whether gradients, losses and
+    weights are equal bit for bit.
     Raises BudgetError if the budget cannot be kept, UsageError if the model or an option is unknown.
     """
     if ratio is not None:
@@ -63,8 +67,7 @@ def train(training: BudgetedTraining, budget: int | None = None, *, ratio: float
         with Rematerialize(budget, device=training.device, **choice) as session:
             trained = _train(training)
     except BudgetError as error:
-        # Training that was refused early has not seen the operation that needs most.
-        raise BudgetError(error.reason, max(error.least_bytes, _without_limit(training).least_bytes)) from None
+        raise _with_enough(error, training, _SEARCHED_S if search else 0, choice) from None
     document = _document(training, trained, session.account.document())
     if compare_plain:
         plain = _train(training)
@@ -92,6 +95,26 @@ def _document(training: BudgetedTraining, trained: TrainedModel, account: dict[s
         "losses": trained.losses, "weights_sha256": trained.weights_sha256, "slowdown": None, "gradients_equal": None,
         "weights_equal": None,
     }  # fmt: skip
+
+
+def _with_enough(error: BudgetError, training: BudgetedTraining, limit_s: float, choice: dict[str, Any]) -> BudgetError:
+    """Return the error with the bytes below which no budget is possible, and with a budget that was enough for two steps.
+
+    The latter is found by trying budgets until `limit_s` seconds have passed. If it is 0, it is not looked for.
+    """
+    free, until = _without_limit(training), perf_counter() + limit_s
+    # Training that was refused early has not seen the operation that needs most.
+    least = low = max(error.least_bytes, free.least_bytes)
+    enough = max(least, free.peak_bytes)
+    while enough > low * (1 + _PRECISION) and perf_counter() < until:
+        budget = isqrt(low * enough)
+        try:
+            with Rematerialize(budget, device=training.device, **choice):
+                _train(training, steps=2)
+            enough = budget
+        except BudgetError:
+            low = budget
+    return BudgetError(error.reason, least, enough if limit_s else None)
 
 
 def _without_limit(training: BudgetedTraining) -> Account:

@@ -64,10 +64,10 @@ def test_the_arguments_of_a_training(tmp_path):
     fixed = machine.words(named(tmp_path, "cmd-1-dtr-fixed-2-4000000.0-unet.csv"), experiment, 1)
     assert fixed == [
         "train", "unet:height=48", "--batch", "2", "--steps", "4", "--preset", "tiny", "--device", "cpu", "--seed", "8",
-        "--budget", "4000000", "--ignore-small",
+        "--budget", "4000000", "--no-search", "--ignore-small",
     ]  # fmt: skip
     swept = machine.words(named(tmp_path, "cmd-2-dtr-sweep-3-6000000.0-unet.csv"), experiment, 0)
-    assert swept[-5:] == ["6000000", "--heuristic", "LRU", "--sampling", "--ignore-small"]
+    assert swept[-6:] == ["6000000", "--no-search", "--heuristic", "LRU", "--sampling", "--ignore-small"]
     plain = machine.words(named(tmp_path, "cmd-0-baseline-3-unet.csv"), experiment, 0)
     assert plain[-3:] == ["--seed", "7", "--plain"] and "--budget" not in plain
     ratio = with_peak(named(tmp_path, "cmd-1-dtr-ratio-0.9-lstm.csv"), 1000)
