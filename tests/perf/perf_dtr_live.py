@@ -98,26 +98,6 @@ def _layer_figures() -> Iterator[Figure]:
         yield Figure(f"dtr live: search and cost, share of a step, {where}", search, 0.05)
 
 
-def _offload_figures() -> Iterator[Figure]:
-    """A tight budget with and without a file for evicted tensors, on the storage of the temporary folder."""
-    free = _layers(None).account
-    budget = round(free.least_bytes + 0.15 * (free.peak_bytes - free.least_bytes))
-    saved: list[Account] = []
-    with tempfile.TemporaryDirectory() as folder:
-
-        def limited() -> float:
-            return _layers(budget).step_s
-
-        def offloaded() -> float:
-            run = _layers(budget, offload=folder)
-            saved.append(run.account)
-            return run.step_s
-
-        limited_s, offloaded_s, plain_s = interleaved(_ROUNDS, limited, offloaded, lambda: _layers("plain").step_s)
-    detail = f"without a file {median_ratio(limited_s, plain_s):.3f}; {saved[-1].offloaded_bytes >> 20} MiB saved in 5 steps"
-    yield Figure("dtr live: step time at 0.15 of the activations with a file", median_ratio(offloaded_s, plain_s), detail=detail)
-
-
 def _gradients(name: str, budget: int | str | None) -> tuple[list[Tensor | None], Account | None]:
     torch.manual_seed(0)
     with torch.device(_DEVICE):
@@ -193,6 +173,5 @@ def measure() -> Iterator[Figure]:
     """Measure all figures. Convolutions on a GPU are only repeatable with this setting of PyTorch."""
     torch.backends.cudnn.deterministic = True
     yield from _layer_figures()
-    yield from _offload_figures()
     yield from _table_figures()
     yield from _prediction_figures()

@@ -45,6 +45,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "dtr": ("workloads/dtr",),
     "dtr_live": ("workloads/dtr/live", "workloads/dtr/simulator"),
     "dtr_rivals": ("workloads/dtr/live",),
+    "dtr_offload": ("workloads/dtr/live",),
     "detrain": ("workloads/detrain",),
     "court": ("workloads/detrain/court",),
     "checkpoints": ("common", "workloads/common", "workloads/state"),

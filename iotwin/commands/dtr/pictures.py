@@ -1,4 +1,4 @@
-"""Draws the pictures of an experiment's data for ``iotwin dtr run`` and ``iotwin dtr plot``."""
+"""Draws the pictures of ``iotwin dtr run``, ``iotwin dtr plot`` and ``iotwin dtr chain``."""
 
 from pathlib import Path
 from typing import Any
@@ -16,3 +16,24 @@ def draw(document: dict[str, Any], output: Path) -> None:
     with scratch_folder() as scratch:
         write_json(scratch / "curves.json", document)
         plot_curves([scratch / "curves.json"], output)
+
+
+def draw_residency(rows: list[list[int]], title: str, output: Path) -> None:
+    """Draw which tensors are in memory: `rows` has a row of 0 and 1 for each tensor, and a column for each unit of time."""
+    import matplotlib as mpl
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+
+    from iotwin.common.files import check_output, check_type
+    from iotwin.trace_visuals.style import BLUE, FIGURE_RC, PICTURE_TYPES, save_figure
+
+    check_type(output, PICTURE_TYPES)
+    check_output(output)
+    with mpl.rc_context(FIGURE_RC):
+        figure = Figure((5, 3.2), layout="constrained")
+        axes = figure.subplots()
+        axes.imshow(rows, ListedColormap(["white", BLUE]), vmin=0, vmax=1, aspect="auto", origin="lower", interpolation="nearest")
+        axes.set_title(title)
+        axes.set_xlabel("operations so far")
+        axes.set_ylabel("tensor, in order of first computation")
+        save_figure(figure, output)

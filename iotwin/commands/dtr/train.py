@@ -59,7 +59,8 @@ class DtrTrainCommand(Command):
             return Outcome(train_plain(training))
         return Outcome(train(
             training, None if args.budget is None else parse_size(args.budget), ratio=share, compare_plain=args.compare_plain,
-            heuristic=args.heuristic, search=not args.no_search, sampling=args.sampling, ignore_small=args.ignore_small, offload=args.offload,
+            search=not args.no_search, heuristic=args.heuristic, sampling=args.sampling, ignore_small=args.ignore_small,
+            offload=args.offload,
         ))  # fmt: skip
 
     def show(self, document: dict[str, Any]) -> None:

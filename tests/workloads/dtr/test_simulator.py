@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from iotwin.common.errors import IotwinError, UsageError
+from iotwin.main import main
 from iotwin.workloads.dtr.simulator import kernel_codes, telemetry
 from iotwin.workloads.dtr.simulator.chain import chain_budget, run_chain, unit_chain
 from iotwin.workloads.dtr.simulator.compiler import has_numba
@@ -213,21 +214,23 @@ def test_a_long_chain_needs_no_recursion():
     assert run.result == "pass" and run.rematerializations > 1000
 
 
-def test_an_adversary_makes_every_heuristic_recompute():
-    # The adversary of theorem 3.2: `budget` chains start at one root, and each step extends a chain without resident tensors.
-    steps, budget = 60, 6
-    settings = SimulationSettings(HEURISTICS["DTR"], budget, overhead_limit=float("inf"), events=True)
-    chains: list[list[int]] = [[] for _ in range(budget)]
-    builder = GraphBuilder()
-    root = builder.add("root", 1, [], [("root", 1, -1)])[0]
-    builder.pin(root)
-    for step in range(steps):
-        graph = builder.build()
-        _, resident = telemetry.replay(graph, simulate(graph, settings))
-        target = next((chain for chain in chains if not resident & set(chain)), min(chains, key=len))
-        before = target[-1] if target else root
-        target.append(builder.add(f"s{step}", 1, [before], [(f"s{step}", 1, -1)])[0])
-    assert simulate(builder.build(), settings).clock - 1 > 2 * (steps + 1)
+@pytest.mark.parametrize("name", ["DTR", "LRU"])
+def test_an_adversary_makes_every_heuristic_recompute(name):
+    """By Theorem 3.2, in proportion to steps / budget; with a budget that does not suffice, the graph ends early."""
+    found = run_chain(40, "6", HEURISTICS[name], against=True)
+    assert found["model_ops"] == 41 and found["remat_ops"] > 2 * 41
+    assert run_chain(40, "1", HEURISTICS[name], against=True)["model_ops"] == 2
+
+
+def test_residency_of_a_chain_is_its_budget_and_its_picture_has_each_tensor(tmp_path):
+    rows = np.array(run_chain(30, "8", HEURISTICS["DTR"], residency=True)["residency"])
+    run = simulate(unit_chain(30), SimulationSettings(HEURISTICS["DTR"], 8, events=True))
+    in_memory = dict(telemetry.replay(unit_chain(30), run)[0])  # after the last event of each time
+    assert len(rows) == 60 and rows.sum(0).max() <= 8
+    assert {clock: int(rows[:, clock - 1].sum()) for clock in in_memory} == in_memory
+    growth, memory = tmp_path / "a.svg", tmp_path / "b.svg"
+    assert main(["dtr", "chain", "--layers", "16,30", "--budget", "8", "-o", str(growth), "--residency", str(memory)]) == 0
+    assert "Treeverse" in growth.read_text() and "operations so far" in memory.read_text()
 
 
 def test_budgets_of_chains_are_numbers_or_functions():

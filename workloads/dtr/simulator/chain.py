@@ -1,10 +1,12 @@
-"""Simulates the chain of the DTR paper's theory: n operations forward and n backward, with unit costs and tensors of size 1."""
+"""Simulates what the DTR paper's theory is about, with unit costs and sizes: training steps of chains, and an adversary."""
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 from iotwin.common.errors import UsageError
+from iotwin.workloads.dtr.simulator import telemetry
 from iotwin.workloads.dtr.simulator.graph import Graph, GraphBuilder
 from iotwin.workloads.dtr.simulator.heuristics import Heuristic
 from iotwin.workloads.dtr.simulator.simulate import SimulationSettings, simulate
@@ -40,6 +42,27 @@ def unit_chain(layers: int) -> Graph:
     return builder.build()
 
 
+def adversary(steps: int, settings: SimulationSettings) -> Graph:
+    """Return the graph of Theorem 3.2, in which any heuristic recomputes much: as many chains as fit tensors, from one root.
+
+    Each step extends a chain of which the heuristic has no tensor in memory. The graph is shorter if the budget does not suffice.
+    """
+    chains: list[list[int]] = [[] for _ in range(settings.budget)]
+    builder = GraphBuilder()
+    root = builder.add("root", 1, [], [("root", 1, -1)])[0]
+    builder.pin(root)
+    for step in range(steps):
+        graph = builder.build()
+        run = simulate(graph, replace(settings, overhead_limit=math.inf, events=True))
+        if run.result != "pass":
+            break
+        _, resident = telemetry.replay(graph, run)
+        target = next((chain for chain in chains if not resident & set(chain)), min(chains, key=len))
+        before = target[-1] if target else root
+        target.append(builder.add(f"s{step}", 1, [before], [(f"s{step}", 1, -1)])[0])
+    return builder.build()
+
+
 def chain_budget(text: str, layers: int) -> int:
     """Return the budget in tensors: `text` is a number or a function of `layers` like `2sqrt`. Else raises UsageError."""
     if re.fullmatch(r"[0-9]+", text):
@@ -50,10 +73,18 @@ def chain_budget(text: str, layers: int) -> int:
     return int(BOUNDS[name](layers))
 
 
-def run_chain(layers: int, budget: str, heuristic: Heuristic, limit: float = math.inf, seed: int = 0) -> dict[str, Any]:
-    """Simulate a chain. Return the outcome as a JSON object, with the recomputed operations and the metadata accesses."""
+def run_chain(
+    layers: int, budget: str, heuristic: Heuristic, limit: float = math.inf, *, against: bool = False, residency: bool = False
+) -> dict[str, Any]:
+    """Simulate a chain of so many layers, or with `against` the adversary's graph of so many steps. Return a JSON object.
+
+    It has the recomputed operations and the metadata accesses. With `residency`, it also has which tensors are in memory: 0 or 1,
+    in a row for each tensor and a column for each unit of time.
+    """
     tensors = chain_budget(budget, layers)
-    run = simulate(unit_chain(layers), SimulationSettings(heuristic, tensors, overhead_limit=limit, seed=seed))
+    settings = SimulationSettings(heuristic, tensors, overhead_limit=limit, events=residency)
+    graph = adversary(layers, settings) if against else unit_chain(layers)
+    run = simulate(graph, settings)
     return {
         "layers": layers,
         "budget": tensors,
@@ -61,9 +92,10 @@ def run_chain(layers: int, budget: str, heuristic: Heuristic, limit: float = mat
         "heuristic": heuristic.name,
         "result": run.result,
         "remat_ops": run.rematerializations,
-        "model_ops": 2 * layers,
+        "model_ops": graph.operators,
         "extra_per_layer": run.rematerializations / layers if run.result == "pass" else None,
         "accesses": run.accesses,
+        **({"residency": telemetry.residency(graph, run).tolist()} if residency else {}),
     }
 
 
@@ -77,3 +109,19 @@ def theory_lines(layers: list[int]) -> dict[str, list[float]]:
         return 2.0 if n <= 1 else n / 2 + 2 * treeverse(n / 2)
 
     return {"Chen": [float(n) for n in layers], "Treeverse": [treeverse(n) for n in layers]}
+
+
+def growth(document: dict[str, Any]) -> dict[str, Any]:
+    """Return curves of the recomputed operations over the length, of the runs that passed and in theory, for a picture."""
+    curves: dict[str, dict[int, float]] = {}
+    for run in document["runs"]:
+        if run["remat_ops"] and run["result"] == "pass":  # the axis is logarithmic
+            curves.setdefault(f"{run['heuristic']}, {run['bound']}", {})[run["layers"]] = run["remat_ops"]
+    theory = document.get("theory", {})
+    curves |= {name: dict(zip(theory["layers"], theory[name], strict=True)) for name in theory if name != "layers"}
+    return {
+        "title": "Recomputation in chains",
+        "x": {"label": "layers or steps"},
+        "y": {"label": "operations computed again", "scale": "log"},
+        "series": [{"name": name, "x": list(points), "y": list(points.values())} for name, points in curves.items()],
+    }

@@ -155,6 +155,18 @@ def replay(graph: Graph, run: SimulatedRun) -> tuple[list[tuple[int, int]], set[
     return line, resident
 
 
+def residency(graph: Graph, run: SimulatedRun) -> Any:
+    """Return which storages of `run` are in memory: 0 or 1, with a row for each storage, and a column for each unit of time."""
+    found = np.zeros((graph.storages, run.clock), dtype=np.int8)
+    for kind, clock, ident in _named(run):
+        if kind in ("compute", "recompute"):
+            for tensor in graph.results(int(graph.tensor_op[ident])):
+                found[graph.tensor_storage[tensor], clock - 1 :] = 1
+        elif kind in ("evict", "free"):
+            found[ident, clock - 1 :] = 0
+    return found
+
+
 def held(graph: Graph, run: SimulatedRun) -> list[dict[str, int]]:
     """Return {"clock", "locked_bytes", "pinned_bytes"} after each event that locks, unlocks or pins a storage."""
     locked: set[int] = set()
