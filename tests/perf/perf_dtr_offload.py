@@ -33,7 +33,7 @@ def _convolutions() -> tuple[nn.Module, torch.Tensor]:
 
 
 # budgets are shares of the activations
-_NETWORKS = (("matrix products", _products, 0.12), ("convolutions", _convolutions, 0.4), ("convolutions", _convolutions, 0.3))
+_NETWORKS = (("matrix products", _products, 0.12), ("convolutions", _convolutions, 0.35), ("convolutions", _convolutions, 0.3))
 
 
 def _train(make: Callable[[], tuple[nn.Module, torch.Tensor]], context: Any) -> float:
@@ -87,7 +87,7 @@ def measure() -> Iterator[Figure]:
             yield Figure(
                 f"dtr offload: {name} at {share} of the activations, step with a file over one that computes again",
                 median_ratio(saved, again),
-                1.0,
+                None if make is _products else 1.0,
             )
             yield Figure(
                 f"dtr offload: {name} at {share} of the activations, most bytes over the budget",

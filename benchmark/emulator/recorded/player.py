@@ -39,7 +39,7 @@ from iotwin.benchmark.emulator.recorded.shared_state import (
     Board,
     Shared,
 )
-from iotwin.benchmark.emulator.recorded.slow_reads import read_slowly
+from iotwin.benchmark.emulator.recorded.slow_reads import read_slowly, repeated
 from iotwin.common.direct_io import write_direct
 from iotwin.trace_store.schema import FLAG_DIRECT
 from iotwin.workload_yaml.recording import CALLS, DUPLICATED, RENAMED, Op, RecordedFile, TwinRecording
@@ -187,9 +187,12 @@ class Player:
         actual, latency_s = self._fds.of(fd, file, flags), self._latency_s
         if latency_s:
             return read_slowly(actual, size, offset, self._scratch, partial(self.sleep, latency_s))
-        if size >= _FRESH_BYTES and offset >= 0:
+        if flags & FLAG_DIRECT:  # into whole pages, as O_DIRECT requires
+            buffers = repeated(size, self._scratch)
+        elif size >= _FRESH_BYTES and offset >= 0:
             return len(os.pread(actual, size, offset))
-        buffers = [self._scratch[:size]]
+        else:
+            buffers = [self._scratch[:size]]
         return os.preadv(actual, buffers, offset) if offset >= 0 else os.readv(actual, buffers)
 
     def _write(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:

@@ -13,7 +13,7 @@ def read_slowly(descriptor: int, size: int, offset: int, scratch: memoryview, de
     """
     at_position = offset < 0
     begin = os.lseek(descriptor, 0, os.SEEK_CUR) if at_position else offset
-    buffers = _buffers(size, scratch)
+    buffers = repeated(size, scratch)
     try:
         held = os.preadv(descriptor, buffers, begin, os.RWF_NOWAIT)
     except BlockingIOError:
@@ -24,7 +24,7 @@ def read_slowly(descriptor: int, size: int, offset: int, scratch: memoryview, de
     return moved
 
 
-def _buffers(size: int, scratch: memoryview) -> list[memoryview]:
+def repeated(size: int, scratch: memoryview) -> list[memoryview]:
     """Return memory for `size` bytes that consists of the same `scratch` again and again; the bytes are not needed."""
     whole, rest = divmod(size, len(scratch))
     return [*[scratch] * min(whole, _MOST_BUFFERS - 1), scratch[:rest]]

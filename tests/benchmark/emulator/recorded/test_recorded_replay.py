@@ -99,7 +99,7 @@ def test_the_kernel_sees_the_calls_in_the_order_of_the_recording(tmp_path: Path)
 
 
 @needs_strace
-def test_writes_go_past_the_page_cache_as_recorded(tmp_path: Path) -> None:
+def test_writes_and_large_reads_go_past_the_page_cache_as_recorded(tmp_path: Path) -> None:
     """Whether the file was opened so or switched by fcntl(2), for each write; one that fills no block goes through the cache."""
     rows = [
         each
@@ -108,13 +108,14 @@ def test_writes_go_past_the_page_cache_as_recorded(tmp_path: Path) -> None:
             row(0, Op.OPEN, file, fd=4, flags=opened),
             row(0, Op.WRITE, file, fd=4, offset=0, size=8192, flags=FLAG_DIRECT),
             row(0, Op.WRITE, file, fd=4, offset=8192, size=5 << 20, flags=FLAG_DIRECT),
+            row(0, Op.READ, file, fd=4, offset=8192, size=5 << 20, flags=FLAG_DIRECT),
             row(0, Op.WRITE, file, fd=4, offset=8192 + (5 << 20), size=17),
             row(0, Op.CLOSE, file, fd=4),
         )
     ]
     files = [RecordedFile(name, written=True, made=True) for name in ("a.pt", "b.pt")]
     path = write_twin(tmp_path, recording([*rows, row(0, Op.END)], files))
-    told = ["strace", "-f", "-y", "-s", "0", "-e", "trace=openat,fcntl,pwritev,pwritev2", "-o", str(tmp_path / "calls")]
+    told = ["strace", "-f", "-y", "-s", "0", "-e", "trace=openat,fcntl,pwritev,pwritev2,preadv,preadv2", "-o", str(tmp_path / "calls")]
     command = [sys.executable, "-m", "iotwin", "emulate", str(path), "--quiet"]
     subprocess.run([*told, *command], check=True, capture_output=True)
     there = knows_direct(tmp_path)
@@ -124,9 +125,9 @@ def test_writes_go_past_the_page_cache_as_recorded(tmp_path: Path) -> None:
         for line in lines:
             if "openat(" in line or "F_SETFL" in line:
                 direct = "O_DIRECT" in line
-            elif "pwritev" in line:
+            elif "pwritev" in line or "preadv" in line:
                 seen.append((int(line.rpartition("= ")[2].split()[0]), direct))
-        assert seen == [(8192, there), (5 << 20, there), (17, False)]
+        assert seen == [(8192, there), (5 << 20, there), (5 << 20, there), (17, False)]
 
 
 def two_processes() -> list[dict[str, int]]:
