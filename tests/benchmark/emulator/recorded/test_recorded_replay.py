@@ -115,7 +115,8 @@ def test_writes_and_large_reads_go_past_the_page_cache_as_recorded(tmp_path: Pat
     ]
     files = [RecordedFile(name, written=True, made=True) for name in ("a.pt", "b.pt")]
     path = write_twin(tmp_path, recording([*rows, row(0, Op.END)], files))
-    told = ["strace", "-f", "-y", "-s", "0", "-e", "trace=openat,fcntl,pwritev,pwritev2,preadv,preadv2", "-o", str(tmp_path / "calls")]
+    calls = "trace=openat,fcntl,pwritev,pwritev2,preadv,preadv2"
+    told = ["strace", "-f", "-y", "-s", "0", "-e", calls, "-o", str(tmp_path / "calls")]
     command = [sys.executable, "-m", "iotwin", "emulate", str(path), "--quiet"]
     subprocess.run([*told, *command], check=True, capture_output=True)
     there = knows_direct(tmp_path)
