@@ -27,7 +27,8 @@ from iotwin.workloads.models import build
 from iotwin.workloads.pipedream.plan.costs import CostOptions, Level
 from iotwin.workloads.pipedream.plan.plan_file import plan_document, read_plan
 from iotwin.workloads.pipedream.plan.report import optimize
-from iotwin.workloads.pipedream.profile.model_profile import ProfileOptions, profile
+from iotwin.workloads.pipedream.profile.model_profile import ProfileOptions
+from iotwin.workloads.pipedream.profile.on_ranks import profile_on_ranks
 from iotwin.workloads.pipedream.runtime.engine import StageRank, training_of
 from iotwin.workloads.pipedream.runtime.weights import SgdVersions
 from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
@@ -41,8 +42,8 @@ _BANDWIDTH = 1e9  # bytes per second between two ranks of a machine
 
 
 def _plan_of(model: str) -> PipelinePlan:
-    """Return the fastest plan with two stages of one rank, by a profile on one thread."""
-    found = profile(ProfileOptions(model, "tiny", _MODELS[model], minibatches=10, warm_up=2, threads=1))
+    """Return the fastest plan with two stages of one rank, by a profile of two ranks with one thread each."""
+    found = profile_on_ranks(ProfileOptions(model, "tiny", _MODELS[model], minibatches=10, warm_up=2, threads=1), _RANKS)
     machines = (Level(_RANKS, _BANDWIDTH),)
     return optimize(found.graph, CostOptions(machines, straight=True, exact_workers=True, compression=1.0)).plan
 

@@ -23,6 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--num_minibatches", default="100")
     parser.add_argument("--preset", default="paper")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--forward_only", action="store_true")
     parser.add_argument("--log_activations", action="store_true")
     parser.add_argument("--log_activations_directory", default="activations")
     args, others = parser.parse_known_args(argv)
@@ -30,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{' '.join(others)}: of no effect on the profile", file=sys.stderr)
     call = ["pipedream", "profile", args.arch, "-o", str(args.profile_directory / args.arch), "-b", args.batch_size]
     call += ["--minibatches", args.num_minibatches, "--preset", args.preset, "--device", args.device]
+    call += ["--forward-only"] if args.forward_only else []
     call += ["--activations", args.log_activations_directory] if args.log_activations else []
     return iotwin(call + (["--data-dir", args.data_dir] if args.data_dir and not args.synthetic_data else []))
 

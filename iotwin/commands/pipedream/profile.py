@@ -39,27 +39,37 @@ class PipeDreamProfileCommand(Command):
             metavar="DIR",
             help="write the outputs of the last minibatch's layers, and their gradients",
         )
+        parser.add_argument(
+            "--ranks",
+            type=at_least(2),
+            metavar="N",
+            help="measure on N ranks of this machine that compute at once, and how fast they exchange tensors",
+        )
+        parser.add_argument(
+            "--forward-only", "--forward_only", action="store_true", help="measure no backward passes and updates, for inference"
+        )
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.common.files import make_folder, write_json
         from iotwin.workloads.pipedream.plan.draw import draw
         from iotwin.workloads.pipedream.plan.graph_file import write_graph
         from iotwin.workloads.pipedream.profile.model_profile import ProfileOptions, profile
+        from iotwin.workloads.pipedream.profile.on_ranks import profile_on_ranks
         from iotwin.workloads.pipedream.profile.pictures import draw_layers
 
-        found = profile(
-            ProfileOptions(
-                args.model,
-                args.preset,
-                args.batch_size,
-                args.device,
-                args.minibatches,
-                args.warm_up,
-                args.data_dir,
-                args.threads,
-                activations=args.activations,
-            )
+        options = ProfileOptions(
+            args.model,
+            args.preset,
+            args.batch_size,
+            args.device,
+            args.minibatches,
+            args.warm_up,
+            args.data_dir,
+            args.threads,
+            activations=args.activations,
+            forward_only=args.forward_only,
         )
+        found = profile(options) if args.ranks is None else profile_on_ranks(options, args.ranks)
         make_folder(args.output)
         write_graph(found.graph, args.output / "graph.txt")
         pictures = {"graph.svg": draw, "layers.svg": draw_layers}

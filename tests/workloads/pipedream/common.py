@@ -35,6 +35,7 @@ def random_graph(seed: int, most: int = 9) -> LayerGraph:
             *(draw.choice((0, 1)) * draw.randint(1, 50) for _ in range(2)),
             float(draw.randint(0, 40)) * 1e6,
             float(draw.choice((0, draw.randint(1, 90)))) * 1e6,
+            update_ms=float(seed % 3 * number),
         )
         for number in range(count)
     )

@@ -1,5 +1,7 @@
 """The layer graph: its file, its order, its states, its compression."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,12 +10,12 @@ from hypothesis import strategies as st
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.workloads.pipedream.plan.compress import compress
 from iotwin.workloads.pipedream.plan.costs import points_of
-from iotwin.workloads.pipedream.plan.graph import LayerGraph, LayerNode, bits, is_series_parallel, partition
-from iotwin.workloads.pipedream.plan.graph_file import format_graph, parse_graph, read_graph
+from iotwin.workloads.pipedream.plan.graph import ExchangeCost, LayerGraph, LayerNode, bits, is_series_parallel, partition
+from iotwin.workloads.pipedream.plan.graph_file import format_graph, parse_graph, read_graph, write_graph
 from iotwin.workloads.pipedream.plan.prepare import folded, runs_of, without_inputs
 from iotwin.workloads.pipedream.plan.states.antichains import Antichains, states_of
 from iotwin.workloads.pipedream.plan.states.lattice import count_states, lattice_of
-from tests.workloads.pipedream.common import DATA, profile, random_graph
+from tests.workloads.pipedream.common import DATA, chain, profile, random_graph
 
 FILES = sorted(DATA.glob("*.graph.txt"))
 TIMES = "forward_compute_time=1.0, backward_compute_time=2.0, activation_size=3.0, parameter_size=4.0"
@@ -157,7 +159,7 @@ def test_runs_keep_totals_and_their_states_are_states(seed):
     assert sum(members) == graph.everything
     closed = set(states_of(graph).closures)
     assert {sum(members[run] for run in bits(each)) for each in states_of(runs).closures} <= closed
-    for total in ("forward_ms", "backward_ms", "parameter_bytes"):
+    for total in ("forward_ms", "backward_ms", "update_ms", "parameter_bytes"):
         assert sum(getattr(n, total) for n in runs.nodes) == pytest.approx(sum(getattr(n, total) for n in graph.nodes))
 
 
@@ -200,11 +202,29 @@ def test_compression_is_that_of_the_original():
     assert format_graph(compress(profile("resnet50"))) == (DATA / "resnet50.compressed.graph.txt").read_text()
 
 
+def test_updates_and_exchanges_are_in_a_second_file_that_a_graph_without_them_has_not(tmp_path):
+    graph = chain(1.0, 2.0)
+    nodes = tuple(replace(node, update_ms=0.25) for node in graph.nodes)
+    graph = replace(graph, nodes=nodes, exchange=ExchangeCost(0.001, 1e9))
+    write_graph(graph, path := tmp_path / "graph.txt")
+    assert path.read_text() == format_graph(replace(graph, exchange=None)) and "update" not in path.read_text()
+    found = read_graph(path)
+    assert found.exchange == graph.exchange and found.nodes == graph.nodes and found.nodes[1].update_ms == 0.25
+    (second,) = tmp_path.glob("*.json")
+    for wrong in ('{"update_ms": {"node99": 1}}', '{"exchange": {"latency_s": -1, "bytes_per_s": 1}}', "{",
+                  '{"exchange": {"latency_s": 1, "bytes_per_s": 0}}'):  # fmt: skip
+        second.write_text(wrong)
+        with pytest.raises(UsageError, match=r"graph\.measured\.json.*profile the model again"):
+            read_graph(path)
+    write_graph(profile("vgg16"), path)
+    assert not second.exists() and read_graph(path).exchange is None
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_compression_keeps_times_parameters_and_order(seed):
     graph = random_graph(seed, 14)
     smaller = compress(graph)
-    for total in ("forward_ms", "backward_ms", "parameter_bytes"):
+    for total in ("forward_ms", "backward_ms", "update_ms", "parameter_bytes"):
         assert sum(getattr(n, total) for n in smaller.nodes) == pytest.approx(sum(getattr(n, total) for n in graph.nodes))
     assert len(smaller.topological) == len(smaller.nodes) <= len(graph.nodes)
 

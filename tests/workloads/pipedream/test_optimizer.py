@@ -4,13 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
 
 from iotwin.common.errors import IotwinError
+from iotwin.workloads.pipedream.plan.convert import convert
 from iotwin.workloads.pipedream.plan.costs import Costs, points_of
+from iotwin.workloads.pipedream.plan.graph import ExchangeCost
 from iotwin.workloads.pipedream.plan.latency import optimize_latency
 from iotwin.workloads.pipedream.plan.optimizer import Split, _Search, plan_seconds, seconds_by_workers, solve
 from iotwin.workloads.pipedream.plan.prepare import folded, prepared_points, without_inputs
@@ -90,7 +93,8 @@ ASKED = {
 @pytest.mark.parametrize("seed", range(300))
 def test_no_partition_is_better(seed):
     """Brute force: every chain of states, with every number of replicas, of a random graph."""
-    graph = random_graph(seed, 7 if seed % 10 else 9)
+    exchange = ExchangeCost(0.002, 5e9) if seed % 20 >= 10 else None
+    graph = replace(random_graph(seed, 7 if seed % 10 else 9), exchange=exchange)
     points = points_of(graph, states_of(graph))
     name = list(ASKED)[seed % len(ASKED)]
     machines = 1 + seed // 10 % 4
@@ -110,6 +114,19 @@ def test_no_partition_is_better(seed):
     assert found.seconds == pytest.approx(best, rel=1e-12, abs=1e-15)
     assert plan_seconds(points, asked, found.levels) == pytest.approx(found.seconds, rel=1e-12, abs=1e-15)
     assert _fits(points, asked, found.levels[0])
+
+
+def test_a_stage_s_time_has_its_updates_and_its_exchanges_at_both_cuts():
+    """Layers of 10, 20 and 30 ms with outputs of 1 MB, which take 1 ms, as do two messages at 0.5 ms."""
+    graph = replace(chain(10, 20, 30), exchange=ExchangeCost(0.0005, 1e9))
+    nodes = tuple(replace(node, activation_bytes=1e6, update_ms=1.0 + number) for number, node in enumerate(graph.nodes))
+    graph = replace(graph, nodes=nodes)
+    found = optimize(graph, options([3], [1e12], straight=True, exact_workers=True))
+    times = [pytest.approx(each) for each in ((0.010, 0.003), (0.022, 0.004), (0.032, 0.003))]
+    assert [(stage.forward_s, stage.backward_s) for stage in found.plan.stages] == times
+    assert found.document["stage_time_s"] == pytest.approx(0.035) == found.plan.bottleneck.busy_s
+    assert [(stage.forward_s, stage.backward_s) for stage in convert(found.partition).plan.stages] == times
+    assert evaluate(graph, options([3], [1e12]), found.plan)["stages"][1]["compute_s"] == pytest.approx(0.026)
 
 
 @pytest.mark.parametrize("seed", range(40))

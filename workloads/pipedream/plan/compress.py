@@ -52,6 +52,7 @@ class _Compression:
             sum(node.backward_ms for node in nodes),
             nodes[-1].activation_bytes,
             sum(node.parameter_bytes for node in nodes),
+            update_ms=sum(node.update_ms for node in nodes),
         )
 
     def result(self) -> LayerGraph:
@@ -60,7 +61,7 @@ class _Compression:
         edges = [(index[source], index[name]) for name in self.found for source in self.incoming.get(name, ())]
         # Without `written`, numbers are formatted anew when the graph is written, as in the original.
         nodes = tuple(replace(node, written=None) for node in self.found.values())
-        return LayerGraph(nodes, tuple(edges), self.graph.name)
+        return LayerGraph(nodes, tuple(edges), self.graph.name, exchange=self.graph.exchange)
 
 
 def compress(graph: LayerGraph) -> LayerGraph:

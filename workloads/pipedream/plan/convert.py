@@ -115,12 +115,15 @@ def _plan(graph: LayerGraph, replicas: list[int]) -> PipelinePlan:
         costed = [node for node in own if not node.is_input]
         before = sum(1 << i for i, node in enumerate(graph.nodes) if (node.stage or 0) < index and not node.is_input)
         until = sum(1 << i for i, node in enumerate(graph.nodes) if (node.stage or 0) <= index and not node.is_input)
+        received = crossing_bytes(graph, before) if index else 0.0
+        sent = crossing_bytes(graph, until)
+        backward_s = sum(node.backward_ms + node.update_ms for node in costed) / 1000
         stages.append(Stage(
-            index, tuple(range(first, first + count)), sum(node.forward_ms for node in costed) / 1000,
-            sum(node.backward_ms for node in costed) / 1000, crossing_bytes(graph, before) if index else entering,
-            crossing_bytes(graph, until), sum(node.parameter_bytes for node in costed),
-            sum(node.activation_bytes for node in costed), nodes=tuple(node.id for node in own),
-            kinds=tuple(node.kind for node in own),
+            index, tuple(range(first, first + count)),
+            sum(node.forward_ms for node in costed) / 1000 + graph.exchange_s(received),
+            backward_s + graph.exchange_s(sent if index + 1 < len(replicas) else 0.0), received if index else entering, sent,
+            sum(node.parameter_bytes for node in costed), sum(node.activation_bytes for node in costed),
+            nodes=tuple(node.id for node in own), kinds=tuple(node.kind for node in own),
         ))  # fmt: skip
         first += count
     return PipelinePlan(tuple(stages))

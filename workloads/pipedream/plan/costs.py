@@ -71,8 +71,9 @@ class CostOptions:
 class Points:
     """The points of a graph. Each array has an entry per point, for example the totals of all layers before it.
 
-    `closures` are the sets of these layers. `seconds` is the time of both passes of a minibatch; `parameters` and `activations`
-    are bytes. `output` is the bytes across the cut. `reach[a, b]` is True if a stage can be between points a and b.
+    `closures` are the sets of these layers. `seconds` is the time of both passes of a minibatch and of the optimizer's update;
+    `parameters` and `activations` are bytes. `output` is the bytes across the cut, and `exchange_s` the time in which a rank
+    sends and receives them, 0 unless the profile has it. `reach[a, b]` is True if a stage can be between points a and b.
     """
 
     closures: list[int]
@@ -81,12 +82,17 @@ class Points:
     parameters: Array
     activations: Array
     output: Array
+    exchange_s: Array
     reach: npt.NDArray[np.bool_]
 
     @property
     def last(self) -> int:
         """Return the point after all layers."""
         return len(self.closures) - 1
+
+    def busy_s(self, begin: Any, end: Any) -> Any:
+        """Return the seconds per minibatch of a stage between two points on one unit, with its exchanges at both cuts."""
+        return self.seconds[end] - self.seconds[begin] + self.exchange_s[begin] + self.exchange_s[end]
 
 
 def points_of(graph: LayerGraph, states: States) -> Points:
@@ -111,17 +117,18 @@ def chain_points(graph: LayerGraph, closures: list[int]) -> Points:
 
 def _totals(graph: LayerGraph, closures: list[int], fronts: list[int], reach: npt.NDArray[np.bool_]) -> Points:
     nodes = graph.nodes
-    forward = np.array([node.forward_ms for node in nodes]) / 1000
-    backward = np.array([node.backward_ms for node in nodes]) / 1000
     activation = np.array([node.activation_bytes for node in nodes])
     inside = _members(closures, len(nodes))
+    output = _members(fronts, len(nodes)) @ activation
+    inner = [0.0, *map(graph.exchange_s, output[1:-1]), 0.0]
     return Points(
         closures,
-        inside @ (forward + backward),
-        inside @ forward,
+        inside @ (np.array([node.compute_ms for node in nodes]) / 1000),
+        inside @ (np.array([node.forward_ms for node in nodes]) / 1000),
         inside @ np.array([node.parameter_bytes for node in nodes]),
         inside @ activation,
-        _members(fronts, len(nodes)) @ activation,
+        output,
+        np.array(inner),
         reach,
     )
 

@@ -15,7 +15,8 @@ from iotwin.common.errors import UsageError
 class LayerNode:
     """A layer or operation, with times in milliseconds per minibatch and sizes in bytes. `stage` is None before optimisation.
 
-    `written` holds the text of these numbers in the node's file, so that they are written unchanged.
+    `update_ms` is the time in which SGD updates the layer's parameters, 0 if the profile did not measure it. `written` holds the
+    text of the other numbers in the node's file, so that they are written unchanged.
     """
 
     id: str
@@ -26,6 +27,12 @@ class LayerNode:
     parameter_bytes: float = 0.0
     stage: int | None = None
     written: str | None = field(default=None, compare=False)
+    update_ms: float = 0.0
+
+    @property
+    def compute_ms(self) -> float:
+        """Return the milliseconds of both passes and of the update."""
+        return self.forward_ms + self.backward_ms + self.update_ms
 
     @property
     def kind(self) -> str:
@@ -60,16 +67,29 @@ class Cycle(UsageError):
 
 
 @dataclass(frozen=True)
+class ExchangeCost:
+    """The processor time in which a rank sends a message and receives one of the same size. `latency_s` is that of tiny ones."""
+
+    latency_s: float
+    bytes_per_s: float
+
+    def seconds(self, size_bytes: float) -> float:
+        """Return the seconds for tensors of `size_bytes`; 0 if there are none. A message with the shape precedes each tensor."""
+        return 2 * self.latency_s + size_bytes / self.bytes_per_s if size_bytes else 0.0
+
+
+@dataclass(frozen=True)
 class LayerGraph:
     """A graph: nodes in the order of their file, and edges (source, target) as indices of nodes.
 
-    The edges into a node are in the order of the layer's arguments.
+    The edges into a node are in the order of the layer's arguments. `exchange` is None if the profile did not measure it.
     """
 
     nodes: tuple[LayerNode, ...]
     edges: tuple[tuple[int, int], ...]
     name: str = "the graph"
     ending: str = ""  # end of the last line of the graph's file: nothing, or a newline
+    exchange: ExchangeCost | None = None
 
     @cached_property
     def successors(self) -> list[list[int]]:
@@ -152,12 +172,15 @@ class LayerGraph:
         kept = [index for index in range(len(self.nodes)) if index not in gone]
         index_of = {number: new for new, number in enumerate(kept)}
         edges = tuple((index_of[a], index_of[b]) for a, b in self.edges if a not in gone and b not in gone)
-        return LayerGraph(tuple(self.nodes[number] for number in kept), edges, self.name, self.ending)
+        return replace(self, nodes=tuple(self.nodes[number] for number in kept), edges=edges)
 
     def with_stages(self, stages: dict[str, int]) -> "LayerGraph":
         """Return the graph with the stage of each node taken from `stages`, by node id."""
-        nodes = tuple(replace(node, stage=stages[node.id]) for node in self.nodes)
-        return LayerGraph(nodes, self.edges, self.name, self.ending)
+        return replace(self, nodes=tuple(replace(node, stage=stages[node.id]) for node in self.nodes))
+
+    def exchange_s(self, size_bytes: float) -> float:
+        """Return the seconds that a rank is busy with one exchange of tensors of `size_bytes`, 0 if that was not measured."""
+        return self.exchange.seconds(size_bytes) if self.exchange else 0.0
 
 
 def _by_node(pairs: Iterable[tuple[int, int]], count: int) -> list[list[int]]:

@@ -5,26 +5,57 @@
 
 Times are milliseconds per minibatch, sizes bytes. An activation size may be a list, ``[1.0; 2.0]``, whose sum counts.
 The nodes of an optimised graph end in `` -- stage_id=K``.
+
+What PipeDream's format has no place for is in a second file, graph.measured.json: the milliseconds of each layer's update, and the
+cost of an exchange between two ranks.
 """  # noqa: E501
 
 import hashlib
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from iotwin.common.errors import IotwinError, UsageError
-from iotwin.common.files import write_whole
-from iotwin.common.foreign_files import read_foreign_text
-from iotwin.workloads.pipedream.plan.graph import Cycle, LayerGraph, LayerNode
+from iotwin.common.files import write_json, write_whole
+from iotwin.common.foreign_files import read_foreign_struct, read_foreign_text
+from iotwin.workloads.pipedream.plan.graph import Cycle, ExchangeCost, LayerGraph, LayerNode
 
 _SEPARATOR = " -- "
 _KEYS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 _STAGE = re.compile(r"stage_id=(\d{1,9})")
+_MEASURED = ".measured.json"
+
+
+class _Measured(msgspec.Struct, forbid_unknown_fields=True):
+    update_ms: dict[str, float] = {}
+    exchange: ExchangeCost | None = None
 
 
 def read_graph(path: Path) -> LayerGraph:
-    """Return the graph in the file `path`. Raises UsageError, with file and line, if a line is neither a node nor an edge."""
-    return parse_graph(_text(path), str(path))
+    """Return the graph in the file `path`, with the times in its second file, if there is one.
+
+    Raises UsageError, with file and line, if a line is neither a node nor an edge, or if the second file is of another graph.
+    """
+    graph, second = parse_graph(_text(path), str(path)), path.with_suffix(_MEASURED)
+    return _with_measured(graph, second) if second.is_file() else graph
+
+
+def _with_measured(graph: LayerGraph, path: Path) -> LayerGraph:
+    try:
+        found = read_foreign_struct(path, _Measured)
+    except (OSError, IotwinError) as error:
+        raise UsageError(f"{path} cannot be read: {error}; profile the model again, or remove the file") from None
+    cost = found.exchange
+    numbers = [*found.update_ms.values(), *((cost.latency_s, cost.bytes_per_s) if cost else ())]
+    if not found.update_ms.keys() <= graph.index.keys() or not all(0 <= each < math.inf for each in numbers):
+        raise UsageError(f"{path} is of another graph, or has times that are not finite; profile the model again, or remove it")
+    if cost and not cost.bytes_per_s:
+        raise UsageError(f"{path}: bytes_per_s must be above 0; profile the model again, or remove the file")
+    nodes = tuple(replace(node, update_ms=found.update_ms.get(node.id, 0.0)) for node in graph.nodes)
+    return replace(graph, nodes=nodes, exchange=cost)
 
 
 def file_sha256(path: Path) -> str:
@@ -137,5 +168,10 @@ def format_graph(graph: LayerGraph) -> str:
 
 
 def write_graph(graph: LayerGraph, path: Path) -> None:
-    """Write the graph's file atomically. Raises IotwinError on failure."""
+    """Write the graph's file atomically, and its second file if there is anything for it. Raises IotwinError on failure."""
     write_whole(path, format_graph(graph).encode())
+    updates, second = {node.id: node.update_ms for node in graph.nodes if node.update_ms}, path.with_suffix(_MEASURED)
+    if updates or graph.exchange:
+        write_json(second, msgspec.to_builtins(_Measured(updates, graph.exchange)))
+    else:
+        second.unlink(missing_ok=True)

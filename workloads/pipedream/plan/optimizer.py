@@ -54,15 +54,14 @@ class _Search:
     def __init__(self, points: Points, options: CostOptions, stages: Array | None = None) -> None:
         self.points, self.options, self.costs = points, options, Costs(options)
         # A matrix per level: entry [i, j] is the seconds in which one unit of the level computes a stage from point i to j.
-        # For the innermost level, None means that these are differences of `points.seconds`.
+        # For the innermost level, None means that these are `points.busy_s`.
         self.inner: list[Array | None] = [stages]
         self._matrices: dict[tuple[int, int, bool], Array] = {}
 
     def compute(self, level: int, begin: int, ends: np.ndarray) -> Array:
         """Return the seconds in which one unit of `level` computes a stage from point `begin` to each of `ends`."""
         inner = self.inner[level]
-        seconds = self.points.seconds
-        found: Array = seconds[ends] - seconds[begin] if inner is None else inner[begin, ends]
+        found: Array = self.points.busy_s(begin, ends) if inner is None else inner[begin, ends]
         return found
 
     def most(self, level: int) -> int:
@@ -101,7 +100,7 @@ class _Search:
         count = points.last + 1
         compute = self.inner[level]
         if compute is None:
-            compute = points.seconds[None, :] - points.seconds[:, None]
+            compute = points.busy_s(np.arange(count)[:, None], np.arange(count)[None, :])
         parameters = points.parameters[None, :] - points.parameters[:, None]
         if first:
             times = self.costs.first(level, compute, parameters, replicas)
@@ -156,7 +155,7 @@ class _Search:
         inner = self.inner[level]
         for end in range(1, last + 1):
             begins = np.flatnonzero(points.reach[1:end, end]) + 1
-            compute = points.seconds[end] - points.seconds[begins] if inner is None else inner[begins, end]
+            compute = points.busy_s(begins, end) if inner is None else inner[begins, end]
             parameters = points.parameters[end] - points.parameters[begins]
             leaving = 0.0 if end == last else points.output[end]
             times = self.costs.later(level, compute, parameters, points.output[begins], leaving, replicas)
@@ -281,7 +280,8 @@ def arrange(points: Points, options: CostOptions) -> Solution:
     Raises IotwinError if there are too few workers or too little memory.
     """
     seconds = np.full((points.last + 1,) * 2, np.inf)
-    seconds[np.arange(points.last), np.arange(1, points.last + 1)] = np.diff(points.seconds)
+    begins = np.arange(points.last)
+    seconds[begins, begins + 1] = points.busy_s(begins, begins + 1)
     return _solve(points, options, seconds)
 
 
@@ -351,7 +351,7 @@ def plan_seconds(points: Points, options: CostOptions, levels: tuple[tuple[Split
 
     def seconds(level: int, begin: int, end: int) -> float:
         if level < 0:
-            return float(points.seconds[end] - points.seconds[begin])
+            return float(points.busy_s(begin, end))
         inside = [split for split in levels[level] if begin <= split.begin and split.end <= end]
         worst = 0.0
         for split in inside:

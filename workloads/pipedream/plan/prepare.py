@@ -39,6 +39,7 @@ def runs_of(graph: LayerGraph) -> tuple[LayerGraph, list[int]]:
                 node,
                 forward_ms=so_far.forward_ms + node.forward_ms,
                 backward_ms=so_far.backward_ms + node.backward_ms,
+                update_ms=so_far.update_ms + node.update_ms,
                 parameter_bytes=so_far.parameter_bytes + node.parameter_bytes,
             )
             members[run[number]] |= 1 << number
@@ -47,7 +48,7 @@ def runs_of(graph: LayerGraph) -> tuple[LayerGraph, list[int]]:
             nodes.append(node)
             members.append(1 << number)
     edges = tuple((run[a], run[b]) for a, b in graph.edges if run[a] != run[b])
-    return LayerGraph(tuple(nodes), edges, graph.name), members
+    return LayerGraph(tuple(nodes), edges, graph.name, exchange=graph.exchange), members
 
 
 def prepared_points(graph: LayerGraph) -> tuple[States, Points]:

@@ -148,8 +148,8 @@ def plan_of(
     for index, split in enumerate(splits):
         own = [node for node in partition.nodes if node.stage == index]
         parameters = float(points.parameters[split.end] - points.parameters[split.begin])
-        seconds = float(points.seconds[split.end] - points.seconds[split.begin])
-        forward = float(points.forward_s[split.end] - points.forward_s[split.begin])
+        seconds = float(points.busy_s(split.begin, split.end))
+        forward = float(points.forward_s[split.end] - points.forward_s[split.begin] + points.exchange_s[split.begin])
         entering = crossing_bytes(kept, points.closures[split.begin]) if index else input_bytes
         stages.append(Stage(
             index, tuple(range(ranks, ranks + split.replicas)), forward, seconds - forward, entering,
@@ -347,4 +347,4 @@ def with_stages_of(graph: LayerGraph, partition: LayerGraph) -> LayerGraph:
     unknown = next((name for name in stages if name not in graph.index), None)
     if unknown is not None:
         raise UsageError(f"{partition.name}: node {unknown} is not in {graph.name}; the partition is of another graph")
-    return LayerGraph(tuple(replace(node, stage=stages.get(node.id)) for node in graph.nodes), graph.edges, graph.name)
+    return replace(graph, nodes=tuple(replace(node, stage=stages.get(node.id)) for node in graph.nodes), ending="")

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -27,7 +27,8 @@ _SHAPES = (getattr, "size", "dim", "numel")  # calls that compute nothing
 class ProfileOptions:
     """What to profile. `data_dir` is a folder of images with train/CLASS/*.JPEG; None means random data.
 
-    The first `warm_up` minibatches do not count. `threads` limits the CPU threads of a layer; None means all CPUs.
+    The first `warm_up` minibatches do not count. `threads` limits the CPU threads of a layer; None means all CPUs. With
+    `forward_only`, backward passes and updates take no time, as in inference.
     """
 
     model: str
@@ -40,6 +41,7 @@ class ProfileOptions:
     threads: int | None = None
     seed: int = 1
     activations: Path | None = None
+    forward_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def profile(options: ProfileOptions) -> ModelProfile:
             return built.loss(lambda *_: output, *[None] * count, *moved[count:])
 
         timer.observe = activations.write if activations and not rest else None
-        timer.run(moved[:count], criterion)
+        timer.run(moved[:count], None if options.forward_only else criterion)
     found = _described(options, traced, timer, loads_s)
     found.document["activations"] = activations.document() if activations else None
     return found
@@ -129,11 +131,14 @@ def _described(options: ProfileOptions, traced: fx.GraphModule, timer: LayerTime
             continue
         times = timer.times[node]
         free = is_item(node) or node.target in _SHAPES
-        forward, backward = (
-            [0.0] * 3 if free else _quartiles_ms(each[options.warm_up :]) for each in (times.forward_s, times.backward_s)
+        forward, backward, update = (
+            [0.0] * 3 if free or not each else _quartiles_ms(each[options.warm_up :])
+            for each in (times.forward_s, times.backward_s, times.update_s)
         )
-        nodes.append(_layer_node(name, description(node, traced), forward[1], backward[1], times))
-        layers.append({"id": name, "description": nodes[-1].description, "forward_ms": forward, "backward_ms": backward})
+        layer = _layer_node(name, description(node, traced), forward[1], backward[1], times)
+        nodes.append(replace(layer, update_ms=update[1]))
+        quartiles_ms = {"forward_ms": forward, "backward_ms": backward, "update_ms": update}
+        layers.append({"id": name, "description": layer.description, **quartiles_ms})
     edges = [(index[before], index[node]) for node in ids for before in node.all_input_nodes if before in index]
     graph = LayerGraph(tuple(nodes), tuple(edges), f"profile of {options.model}")
     costed = [node for node in nodes if not node.is_input]
@@ -141,7 +146,8 @@ def _described(options: ProfileOptions, traced: fx.GraphModule, timer: LayerTime
         "model": options.model, "preset": options.preset, "batch_size": options.batch_size or MODELS[options.model],
         "device": _device_name(options.device), "threads": torch.get_num_threads(), "minibatches": options.minibatches,
         "layers": len(costed), "forward_s": sum(node.forward_ms for node in costed) / 1000,
-        "backward_s": sum(node.backward_ms for node in costed) / 1000, "load_s": load[1] / 1000,
+        "backward_s": sum(node.backward_ms for node in costed) / 1000,
+        "update_s": sum(node.update_ms for node in costed) / 1000, "load_s": load[1] / 1000,
         "parameter_bytes": sum(node.parameter_bytes for node in costed),
         "activation_bytes": sum(node.activation_bytes for node in costed), "quartiles": layers,
     }  # fmt: skip

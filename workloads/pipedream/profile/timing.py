@@ -1,10 +1,12 @@
 """Times the forward and backward pass of each layer on stock PyTorch.
 
 Each layer computes on detached inputs, so that its backward pass can run and be timed alone. The gradients of its inputs are then
-the starting points of the layers before it. Nothing is hooked or patched.
+the starting points of the layers before it. Nothing is hooked or patched. With one CPU thread, times are its processor time, so
+that other programs do not lengthen them.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from iotwin.workloads.pipedream.converter.layers import value_of
+from iotwin.workloads.pipedream.runtime.weights import SgdVersions
 
 Criterion = Callable[[Tensor], Tensor]  # the model's output -> a scalar
 # Called with a call of the model, its outputs and their gradients, both by the index of the output.
@@ -23,10 +26,11 @@ Observe = Callable[[fx.Node, dict[int, Tensor], dict[int, Tensor]], None]
 
 @dataclass
 class LayerTimes:
-    """The seconds of a call's passes, one number for each minibatch, and the bytes of its outputs and of its parameters."""
+    """The seconds of a call's passes and update, one number for each minibatch, and the bytes of its outputs and parameters."""
 
     forward_s: list[float] = field(default_factory=list)
     backward_s: list[float] = field(default_factory=list)
+    update_s: list[float] = field(default_factory=list)
     output_bytes: list[float] = field(default_factory=list)
     parameter_bytes: float = 0.0
 
@@ -51,13 +55,16 @@ class LayerTimer:
 
     def __init__(self, traced: fx.GraphModule, device: torch.device) -> None:
         self._traced, self._device = traced, device
+        self._clock = time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
         self._calls = [node for node in traced.graph.nodes if node.op.startswith("call_")]
         self.times = {node: LayerTimes() for node in self._calls}
-        seen: set[Tensor] = set()
+        self._optimizer = SgdVersions()
+        self._due: dict[fx.Node, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        self._owners: dict[Tensor, fx.Node] = {}
         for node in self._calls:
             for parameter in self._parameters(node):
-                self.times[node].parameter_bytes += 0 if parameter in seen else parameter.nbytes
-                seen.add(parameter)
+                self.times[node].parameter_bytes += 0 if parameter in self._owners else parameter.nbytes
+                self._owners.setdefault(parameter, node)
 
     def _parameters(self, node: fx.Node) -> list[Tensor]:
         found: list[Tensor] = [value_of(self._traced, each) for each in node.all_input_nodes if each.op == "get_attr"]
@@ -65,8 +72,11 @@ class LayerTimer:
             found += self._traced.get_submodule(str(node.target)).parameters()
         return [each for each in found if each.requires_grad]
 
-    def run(self, inputs: Sequence[Tensor], criterion: Criterion) -> None:
-        """Compute and time both passes of a minibatch. The loss is not timed, since it belongs to no layer."""
+    def run(self, inputs: Sequence[Tensor], criterion: Criterion | None) -> None:
+        """Compute and time both passes of a minibatch, and the update. Without `criterion`, only the forward pass.
+
+        The loss is not timed, since it belongs to no layer.
+        """
         waiting = iter(inputs)
         results: dict[fx.Node, Any] = {}
         computed: dict[fx.Node, _Computed] = {}
@@ -76,15 +86,16 @@ class LayerTimer:
                 results[node] = next(waiting)
             elif node.op == "get_attr":
                 results[node] = value_of(self._traced, node)
-            elif node.op == "output":
+            elif node.op == "output" and criterion is not None:
                 output = results[node.args[0]].detach().requires_grad_()
                 gradients[node.args[0]] = {0: torch.autograd.grad(criterion(output), output)[0]}
-            else:
+            elif node.op != "output":
                 computed[node] = self._forward(node, results)
                 results[node] = computed[node].result
         results.clear()
         for node in reversed(self._calls):
             self._backward(node, computed.pop(node), gradients)
+        self._update()
 
     def _forward(self, node: fx.Node, results: dict[fx.Node, Any]) -> _Computed:
         inputs: list[tuple[fx.Node, int, Tensor]] = []
@@ -136,15 +147,27 @@ class LayerTimer:
             if gradient is not None:
                 so_far = gradients.setdefault(before, {})
                 so_far[index] = so_far[index] + gradient if index in so_far else gradient
+        for weight, gradient in zip(computed.parameters, found[len(computed.inputs) :], strict=True):
+            if gradient is not None and self._owners[weight] is node:
+                self._due[node].append((weight, gradient))
+
+    def _update(self) -> None:
+        """Make the next version of all weights, which nobody uses, as training does after a backward pass."""
+        with torch.no_grad():
+            for node, updated in self._due.items():
+                with self._timed(self.times[node].update_s):
+                    for index, (weight, gradient) in enumerate(updated):
+                        self._optimizer.next_value(f"{node.name}.{index}", weight, gradient)
+        self._due.clear()
 
     @contextmanager
     def _timed(self, times: list[float]) -> Iterator[None]:
         """Append the seconds in which the device executes the block."""
-        begin_s = time.perf_counter()
+        begin_s = self._clock()
         yield
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        times.append(time.perf_counter() - begin_s)
+        times.append(self._clock() - begin_s)
 
 
 def _writes_to_inputs(node: fx.Node, traced: fx.GraphModule) -> bool:

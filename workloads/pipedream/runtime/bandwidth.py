@@ -80,7 +80,7 @@ def run_rank(sizes: Sequence[int], ranks: TorchRanks) -> MeasuredRates:
     found = MeasuredRates([], [])
     for size in sizes:
         tensor = torch.zeros(max(1, size // 4), device=ranks.device)
-        both_ways_s = _median_s(lambda: _there_and_back(tensor, ranks), ranks)  # noqa: B023 - called at once
+        both_ways_s = _median_s(lambda: there_and_back(tensor, ranks), ranks)  # noqa: B023 - called at once
         found.point_to_point.append(_exchange(tensor.nbytes, both_ways_s / 2, tensor.nbytes))
         reduced_s = _median_s(lambda: distributed.all_reduce(tensor), ranks)  # noqa: B023 - called at once
         # By a ring all-reduce, each rank sends this many bytes.
@@ -93,7 +93,8 @@ def _exchange(size_bytes: int, seconds: float, sent_bytes: float) -> Exchange:
     return Exchange(size_bytes, sent_bytes / max(seconds, 1e-9), seconds)
 
 
-def _there_and_back(tensor: torch.Tensor, ranks: TorchRanks) -> None:
+def there_and_back(tensor: torch.Tensor, ranks: TorchRanks) -> None:
+    """Send a tensor from rank 0 to the last rank and back; other ranks return at once."""
     last = ranks.world_size - 1
     if ranks.rank == 0:
         distributed.send(tensor, last)

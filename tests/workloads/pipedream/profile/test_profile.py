@@ -2,6 +2,8 @@
 
 import errno
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +11,19 @@ import pytest
 import torch
 from torch import nn
 
-from iotwin.common.errors import IotwinError
+from iotwin.common.errors import IotwinError, UsageError
 from iotwin.main import main as iotwin
+from iotwin.workloads.common.torch_ranks import TorchRanks
+from iotwin.workloads.launch import Ending
 from iotwin.workloads.models import build
 from iotwin.workloads.pipedream.converter.layers import trace_layers
+from iotwin.workloads.pipedream.plan.graph import ExchangeCost
 from iotwin.workloads.pipedream.plan.graph_file import format_graph, parse_graph, read_graph
 from iotwin.workloads.pipedream.plan.report import optimize
-from iotwin.workloads.pipedream.profile import model_profile, timing
+from iotwin.workloads.pipedream.profile import model_profile, on_ranks, timing
 from iotwin.workloads.pipedream.profile.activations import ActivationFiles
 from iotwin.workloads.pipedream.profile.model_profile import ProfileOptions, profile
+from iotwin.workloads.pipedream.profile.on_ranks import profile_on_ranks
 from iotwin.workloads.pipedream.profile.timing import LayerTimer
 from tests.workloads.pipedream.common import options
 
@@ -30,6 +36,8 @@ class _Clock:
 
     def perf_counter(self):
         return self.now_s
+
+    thread_time = perf_counter
 
 
 class _Advancing(torch.autograd.Function):
@@ -68,13 +76,18 @@ def clock(monkeypatch):
     return found
 
 
-def test_times_are_those_of_each_layer_s_passes(clock):
+def test_times_are_those_of_each_layer_s_passes_and_update(clock, monkeypatch):
+    def next_value(self, name, weight, gradient, out=None):
+        clock.now_s += 7
+
+    monkeypatch.setattr(timing.SgdVersions, "next_value", next_value)
     model = nn.Sequential(_Layer(clock), nn.Identity(), _Layer(clock))
     timer = LayerTimer(trace_layers(model), torch.device("cpu"))
     for _ in range(4):
         timer.run([torch.ones(2, 5)], torch.sum)
     first, between, last = timer.times.values()
     assert first.forward_s == last.forward_s == [100, 1, 2, 3] and first.backward_s == last.backward_s == [3] * 4
+    assert first.update_s == last.update_s == [7] * 4 and not between.update_s
     assert between.forward_s == between.backward_s == [0] * 4
     assert first.output_bytes == [40] and first.parameter_bytes == 20 and between.parameter_bytes == 0
 
@@ -128,7 +141,42 @@ def test_a_profile_is_a_graph_in_pipedream_s_format_and_the_optimizer_reads_it()
     assert last.activation_bytes == 4 * 8 * 4 * 64 and last.parameter_bytes == 4 * (16 * 64 + 64)
     plan = optimize(found.graph, options([2], [1e9])).plan
     total = sum(stage.forward_s + stage.backward_s for stage in plan.stages)
-    assert total == pytest.approx(found.document["forward_s"] + found.document["backward_s"])
+    assert total == pytest.approx(sum(found.document[each] for each in ("forward_s", "backward_s", "update_s")))
+    assert found.document["update_s"] > 0
+
+
+def test_inference_has_no_backward_pass_and_no_update():
+    found = profile(ProfileOptions("skip4", minibatches=2, warm_up=0, forward_only=True))
+    assert found.document["forward_s"] > 0 == found.document["backward_s"] == found.document["update_s"]
+    assert found.document["parameter_bytes"] == 4 * 4 * (16 * 16 + 16)
+
+
+def test_ranks_profile_at_once_and_measure_their_exchanges(monkeypatch, tmp_path):
+    """One forked rank alone exchanges nothing, so the launch and the exchange are replaced; the files between are real."""
+    options = ProfileOptions("skip4", minibatches=1, warm_up=0, activations=tmp_path / "outputs")
+
+    class _Plan:
+        def __init__(self, words, ranks, port, folder):
+            self.folder = folder
+            assert ranks == 3 and words == [on_ranks.__name__, str(folder)]
+
+        def run(self):
+            on_ranks._run_rank(self.folder)
+            return Ending([0])
+
+    monkeypatch.setattr(on_ranks, "local_plan", _Plan)
+    monkeypatch.setattr(on_ranks, "join_ranks", lambda gpu: nullcontext(TorchRanks(0, 1, torch.device("cpu"))))
+    monkeypatch.setattr(on_ranks.distributed, "barrier", lambda: None)
+    sizes = []
+    monkeypatch.setattr(on_ranks, "there_and_back", lambda tensor, _: sizes.append(tensor.nbytes))
+    times = iter([0.0, 0.02, 0.0, 0.02 + 20 * (on_ranks._LARGE - on_ranks._SMALL) / 1e6])
+    monkeypatch.setattr(on_ranks.time, "process_time", lambda: next(times))
+    found = profile_on_ranks(options, 3)
+    assert found.graph.exchange == ExchangeCost(pytest.approx(0.001), pytest.approx(1e6)) and set(sizes) == {1 << 10, 4 << 20}
+    assert len(list((tmp_path / "outputs").iterdir())) == 8 and found.document["minibatches"] == 1
+    assert sum(node.update_ms for node in found.graph.nodes) / 1000 == pytest.approx(found.document["update_s"])
+    with pytest.raises(UsageError, match="compute on CPUs; leave out --ranks"):
+        profile_on_ranks(replace(options, device="cuda"), 2)
 
 
 def test_edges_into_a_layer_are_in_the_order_of_its_arguments():

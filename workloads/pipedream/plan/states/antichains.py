@@ -114,14 +114,14 @@ def some_states_of(graph: LayerGraph, most: int) -> States:
     equal shares. From each share, the state with the fewest output bytes is returned.
     """
     found = {graph.everything}
-    total_ms = sum(node.forward_ms + node.backward_ms for node in graph.nodes)
+    total_ms = sum(node.compute_ms for node in graph.nodes)
     for rule in ("ready", "latest", "bytes", "parameters"):
         least: dict[int, tuple[float, int]] = {}
         left = [len(after) for after in graph.successors]
         closure, carried, ran_ms = 0, 0.0, 0.0
         for node in _order(graph, rule):
             closure |= 1 << node
-            ran_ms += graph.nodes[node].forward_ms + graph.nodes[node].backward_ms
+            ran_ms += graph.nodes[node].compute_ms
             carried += graph.nodes[node].activation_bytes
             for before in graph.predecessors[node]:
                 left[before] -= 1

@@ -90,7 +90,7 @@ class _Builder:
             opened[new, [index_of[each] for each in bits(antichains.augment(1 << number))]] = True
         self.open = np.packbits(opened, axis=1, bitorder="little").view(np.uint64)
         nodes = [graph.nodes[number] for number in self.order]
-        self.layer_seconds = np.array([node.forward_ms + node.backward_ms for node in nodes]) / 1000
+        self.layer_seconds = np.array([node.compute_ms for node in nodes]) / 1000
         self.layer_parameters = np.array([node.parameter_bytes for node in nodes])
         activation = np.pad([node.activation_bytes for node in nodes], (0, width * 8 - count))
         values = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
