@@ -160,7 +160,9 @@ class StageRank:
         updates = [self.training.update_of(self.stage, minibatch) for minibatch in backward]
         sizes = Counter(self.training.update_of(self.stage, minibatch) for minibatch in range(minibatches))
         done = 0
-        for kind, minibatch in passes:
+        for (kind, minibatch), following in zip(passes, [*passes[1:], None], strict=True):
+            if following is not None:
+                self._expect(*following)
             if kind == "F":
                 self._forward(minibatch, version_of[minibatch], load)
                 continue
@@ -173,6 +175,16 @@ class StageRank:
             self._update(update, sizes[update])
         self._links.settle()
         self.trained += minibatches
+
+    def _expect(self, kind: str, minibatch: int) -> None:
+        """Let the inputs of the next pass arrive while this rank computes the present one, after its own inputs."""
+        if kind == "F":
+            for edge, sender in self._to_me.values():
+                self._links.expect(self._peer(sender, minibatch), minibatch, edge)
+        elif minibatch in self._flying:  # else its forward pass, which decides which gradients will arrive, comes first
+            for edge, name, to in self._from_me:
+                if name in self._flying[minibatch].differentiable:
+                    self._links.expect(self._peer(to, minibatch), minibatch, edge, backward=True)
 
     def evaluate(self, load: Load, minibatches: int) -> None:
         """Compute the forward passes of `minibatches` minibatches with the newest weights, without any update.

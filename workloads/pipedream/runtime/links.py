@@ -1,7 +1,14 @@
-"""Sends tensors between the ranks of a pipeline. A header with the shape precedes each tensor, so that batch sizes may differ."""
+"""Sends tensors between the ranks of a pipeline. A header with the shape precedes each tensor, so that batch sizes may differ.
 
+gloo transfers a tensor only after the receiver has asked for it. Therefore a thread receives the input of the next pass while a
+rank computes, as in PipeDream's runtime.
+"""
+
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from queue import SimpleQueue
 
 import torch
 from torch import Tensor, distributed
@@ -27,6 +34,8 @@ class Links:
         self._edges = edges
         self.sent_bytes = self.received_bytes = 0
         self._sent: list[tuple[distributed.Work | None, Tensor, int]] = []
+        self._expected: dict[tuple[int, int], Future[Tensor]] = {}  # by the rank that sends, and the tag
+        self._asked: SimpleQueue[tuple[int, int]] | None = None
 
     def send(self, tensor: Tensor, rank: int, minibatch: int, edge: int, backward: bool = False) -> None:
         """Send a tensor to `rank`. The receiver's copy requires a gradient if `tensor` does."""
@@ -43,18 +52,31 @@ class Links:
             with _naming(rank):
                 self._sent.append((distributed.isend(content, rank, tag=tag + part), content, rank))
 
+    def expect(self, rank: int, minibatch: int, edge: int, backward: bool = False) -> None:
+        """Let a thread receive a tensor from `rank`, for which `receive` will ask. Tensors arrive in the order of these calls."""
+        if self._asked is None:
+            self._asked = SimpleQueue()
+            threading.Thread(target=self._receive_expected, args=(self._asked,), name="receiver", daemon=True).start()
+        key = (rank, self._tag(minibatch, edge, backward))
+        self._expected[key] = Future()
+        self._asked.put(key)
+
+    def _receive_expected(self, asked: "SimpleQueue[tuple[int, int]]") -> None:
+        while True:
+            key = asked.get()
+            future = self._expected[key]
+            try:
+                future.set_result(_received(*key))
+            except Exception as error:
+                future.set_exception(error)
+
     def receive(self, rank: int, minibatch: int, edge: int, backward: bool = False) -> Tensor:
         """Wait for a tensor from `rank` and return it as a leaf, which requires a gradient if the sender's tensor did."""
-        tag = self._tag(minibatch, edge, backward)
-        header = torch.empty(_HEADER, dtype=torch.int64)
-        with _naming(rank):
-            distributed.recv(header, rank, tag=tag)
-        kind, needs_gradient, dimensions, *sizes = header.tolist()
-        tensor = torch.empty(sizes[:dimensions], dtype=_DTYPES[kind])
-        with _naming(rank):
-            distributed.recv(tensor, rank, tag=tag + 1)
+        key = (rank, self._tag(minibatch, edge, backward))
+        tensor = self._expected[key].result() if key in self._expected else _received(*key)
+        self._expected.pop(key, None)
         self.received_bytes += tensor.nbytes
-        return tensor.requires_grad_(bool(needs_gradient))
+        return tensor
 
     def settle(self) -> None:
         """Wait until all that was sent has been received."""
@@ -66,6 +88,17 @@ class Links:
 
     def _tag(self, minibatch: int, edge: int, backward: bool) -> int:
         return (((minibatch % _MOST_IN_FLIGHT) * self._edges + edge) * 2 + backward) * 2
+
+
+def _received(rank: int, tag: int) -> Tensor:
+    header = torch.empty(_HEADER, dtype=torch.int64)
+    with _naming(rank):
+        distributed.recv(header, rank, tag=tag)
+    kind, needs_gradient, dimensions, *sizes = header.tolist()
+    tensor = torch.empty(sizes[:dimensions], dtype=_DTYPES[kind])
+    with _naming(rank):
+        distributed.recv(tensor, rank, tag=tag + 1)
+    return tensor.requires_grad_(bool(needs_gradient))
 
 
 @contextmanager
